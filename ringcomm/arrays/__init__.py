@@ -1,0 +1,1 @@
+"""Between the caller's arrays and the flat ones that travel."""

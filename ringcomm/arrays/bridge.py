@@ -1,0 +1,71 @@
+"""NumPy arrays of any layout as flat, native, contiguous ones, and back.
+
+Ranks may hold the same matrix in different memory orders, so what travels is always C order.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Tuple
+
+import numpy as np
+
+from ..dtypes import code_of
+from ..errors import Misuse
+
+
+def as_array(value: Any) -> np.ndarray[Any, Any]:
+    """The value as an array whose elements can travel.
+
+    Raises:
+        UnsupportedDtypeError: its elements cannot.
+    """
+    array = np.asarray(value)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    code_of(array.dtype)
+    return array
+
+
+def flat_copy(value: Any) -> Tuple[np.ndarray[Any, Any], Tuple[int, ...]]:
+    """A new flat array with the value's elements in C order, and the value's shape."""
+    array = as_array(value)
+    return np.array(array, order="C", copy=True).reshape(-1), array.shape
+
+
+def flat_view(value: Any) -> Tuple[np.ndarray[Any, Any], Tuple[int, ...]]:
+    """A flat array with the value's elements in C order, sharing its memory if it can; its shape."""
+    array = as_array(value)
+    return np.ascontiguousarray(array).reshape(-1), array.shape
+
+
+class InPlace:
+    """An array that is to be overwritten, as a flat one.
+
+    :attr:`flat` shares the array's memory where the layout allows; otherwise it is a copy that
+    :meth:`finish` writes back.
+
+    Raises:
+        Misuse: the value is not an array, or is read-only.
+        UnsupportedDtypeError: its elements cannot travel.
+    """
+
+    def __init__(self, array: Any, what: str) -> None:
+        if not isinstance(array, np.ndarray):
+            raise Misuse(
+                f"{what} works in place, so it needs a numpy array, not {type(array).__name__}. "
+                f"Without the trailing underscore it returns a new array."
+            )
+        if not array.flags.writeable:
+            raise Misuse(f"{what} works in place, but this array is read-only. Pass a copy of it.")
+        self.array = array
+        self.shape = array.shape
+        direct = array.flags.c_contiguous and array.dtype.isnative
+        self.flat = array.reshape(-1) if direct else flat_copy(array)[0]
+        self._shared = direct
+        code_of(self.flat.dtype)
+
+    def finish(self) -> np.ndarray[Any, Any]:
+        """Write a copy back, if it was one; the caller's own array."""
+        if not self._shared:
+            self.array[...] = self.flat.reshape(self.shape)
+        return self.array

@@ -1,0 +1,1 @@
+"""Running schedules: the arithmetic and the one executor."""

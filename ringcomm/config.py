@@ -1,0 +1,317 @@
+"""The one place that reads the environment.
+
+Two frozen objects come out of it: :class:`Settings`, the tunables, and :class:`Membership`, how
+this process takes part in a job (who it is, where the rendezvous listens, what proves that it
+belongs). Nothing else in ringcomm looks at ``os.environ``. ``docs/configuration.md`` is written
+by :func:`document` from the same table, and a test keeps the two together.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+from .errors import ConfigError
+
+PREFIX = "RINGCOMM_"
+
+
+def _positive_s(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise ValueError("must be more than zero seconds")
+    return value
+
+
+def _bytes(text: str) -> int:
+    """``262144``, ``256K``, ``256KiB`` or ``1M``."""
+    digits = text.strip().lower()
+    for suffix in ("ib", "b"):
+        if digits.endswith(suffix):
+            digits = digits[: -len(suffix)]
+            break
+    factor = 1
+    if digits and digits[-1] in "kmg":
+        factor = 1024 ** ("kmg".index(digits[-1]) + 1)
+        digits = digits[:-1]
+    value = int(digits) * factor
+    if value < 1:
+        raise ValueError("must be at least one byte")
+    return value
+
+
+def _flag(text: str) -> bool:
+    word = text.strip().lower()
+    if word in ("1", "true", "yes", "on"):
+        return True
+    if word in ("", "0", "false", "no", "off"):
+        return False
+    raise ValueError("must be 1 or 0")
+
+
+def _microseconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1e6:
+        raise ValueError("must lie between 0 and 1000000 microseconds")
+    return value
+
+
+def _setting(default: Any, variable: str, parse: Callable[[str], Any], doc: str) -> Any:
+    metadata = {"variable": PREFIX + variable, "parse": parse, "doc": doc}
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The tunables, each defined exactly once: default, variable, parser and description."""
+
+    iface: str = _setting(
+        "", "IFACE", str,
+        "Which network interfaces may carry traffic: names, globs, CIDRs and exclusions, separated by "
+        "commas (`eth0`, `en*`, `192.168.1.0/24`, `!docker*`). Empty: every interface that proves to work.",
+    )  # fmt: skip
+    start_timeout_s: float = _setting(
+        60.0, "START_TIMEOUT", _positive_s,
+        "Seconds that ranks wait for each other in `init`.",
+    )  # fmt: skip
+    timeout_s: float = _setting(
+        600.0, "TIMEOUT", _positive_s,
+        "Seconds without a single byte from a peer after which a collective gives up and names that peer.",
+    )  # fmt: skip
+    segment_bytes: int = _setting(
+        256 * 1024, "SEGMENT_BYTES", _bytes,
+        "How much is received before it is reduced. Should stay in the processor's cache.",
+    )  # fmt: skip
+    spin_us: float = _setting(
+        200.0, "SPIN_US", _microseconds,
+        "Microseconds for which a waiting call polls before it sleeps. Polling is left out when the "
+        "ranks on a host outnumber its cores.",
+    )  # fmt: skip
+    algorithm: str = _setting(
+        "", "ALGORITHM", str,
+        "Forces the allreduce algorithm: `one_shot`, `direct`, `doubling` or `ring`. Empty: chosen by size.",
+    )  # fmt: skip
+    verbose: bool = _setting(
+        False, "VERBOSE", _flag,
+        "Rank 0 logs the table of links and which interface each one uses.",
+    )  # fmt: skip
+
+    @classmethod
+    def from_environment(cls, environ: Optional[Mapping[str, str]] = None) -> Settings:
+        """The effective settings: defaults, overridden by ``RINGCOMM_*`` variables.
+
+        Raises:
+            ConfigError: a variable does not parse; the message names it, its value and what fits.
+        """
+        environ = os.environ if environ is None else environ
+        changes: Dict[str, Any] = {}
+        for item in fields(cls):
+            variable = item.metadata["variable"]
+            if variable in environ:
+                try:
+                    changes[item.name] = item.metadata["parse"](environ[variable])
+                except ValueError as problem:
+                    raise ConfigError(
+                        f"{variable}={environ[variable]!r} cannot be used: {problem}. "
+                        f"It means: {item.metadata['doc']}"
+                    ) from None
+        return replace(cls(), **changes)
+
+    def to_environment(self) -> Dict[str, str]:
+        """The variables that give another process these same settings (only what differs)."""
+        plain = Settings()
+        changed: Dict[str, str] = {}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if value != getattr(plain, item.name):
+                changed[item.metadata["variable"]] = str(int(value) if isinstance(value, bool) else value)
+        return changed
+
+
+class Slot(NamedTuple):
+    """A place for one process: the n-th of the hosts in the order given, and the place on it."""
+
+    host_index: int
+    local: int
+
+
+@dataclass(frozen=True)
+class Membership:
+    """How this process takes part in a job.
+
+    Attributes:
+        size: number of ranks; 1 needs neither rendezvous nor key.
+        rendezvous: where the rendezvous may be reached, ``(address, port)``; any one will do.
+        key: the job's secret, at least 16 bytes.
+        job: the job's public name; ranks of other jobs are refused.
+        slot: the place the launcher gave this process, or None if it joins on its own.
+        rank: the rank it asks for, or None to be given one.
+        host: what this host is called in messages, or None for its own hostname.
+    """
+
+    size: int = 1
+    rendezvous: Tuple[Tuple[str, int], ...] = ()
+    key: bytes = field(default=b"", repr=False)
+    job: str = "default"
+    slot: Optional[Slot] = None
+    rank: Optional[int] = None
+    host: Optional[str] = None
+
+    @classmethod
+    def from_environment(cls, environ: Optional[Mapping[str, str]] = None) -> Membership:
+        """Read the variables that ``ringrun`` sets, or that a user sets by hand without it.
+
+        Raises:
+            ConfigError: a variable is missing or does not parse.
+        """
+        environ = os.environ if environ is None else environ
+        size = _integer(environ, "SIZE", 1, low=1) or 1
+        if size == 1:
+            return cls()
+        where = environ.get(PREFIX + "RENDEZVOUS", "")
+        if not where:
+            raise ConfigError(
+                f"{PREFIX}SIZE={size} says that this is one of {size} processes, but {PREFIX}RENDEZVOUS "
+                "does not say where they meet. Start the program with ringrun, or set it to host:port."
+            )
+        return cls(
+            size=size,
+            rendezvous=tuple(parse_endpoint(item) for item in where.split(",")),
+            key=_key(environ),
+            job=environ.get(PREFIX + "JOB", "default"),
+            slot=_slot(environ),
+            rank=_integer(environ, "RANK", None, low=0, high=size - 1),
+            host=environ.get(PREFIX + "HOST") or None,
+        )
+
+
+def _integer(
+    environ: Mapping[str, str], name: str, default: Optional[int], low: int, high: Optional[int] = None
+) -> Optional[int]:
+    text = environ.get(PREFIX + name, "")
+    if not text:
+        return default
+    try:
+        value = int(text)
+    except ValueError:
+        raise ConfigError(f"{PREFIX}{name}={text!r} is not a whole number.") from None
+    if value < low or (high is not None and value > high):
+        limits = f"at least {low}" if high is None else f"from {low} to {high}"
+        raise ConfigError(f"{PREFIX}{name}={value} is out of range: it must be {limits}.")
+    return value
+
+
+def _slot(environ: Mapping[str, str]) -> Optional[Slot]:
+    text = environ.get(PREFIX + "SLOT", "")
+    if not text:
+        return None
+    try:
+        host_index, index = text.split(":")
+        return Slot(int(host_index), int(index))
+    except ValueError:
+        raise ConfigError(f"{PREFIX}SLOT={text!r} is not of the form HOST_INDEX:SLOT, like 1:0.") from None
+
+
+def _key(environ: Mapping[str, str]) -> bytes:
+    """The job's key: from an inherited descriptor (``ringrun``), a file, or a variable."""
+    if environ.get(PREFIX + "KEY_FD"):
+        descriptor = _integer(environ, "KEY_FD", None, low=0)
+        assert descriptor is not None
+        try:
+            raw = os.pread(descriptor, 4096, 0)
+        except OSError as problem:
+            raise ConfigError(
+                f"{PREFIX}KEY_FD={descriptor}: the descriptor that carries the job's key cannot be read "
+                f"({problem.strerror}). A wrapper between ringrun and this process closed it; let it pass "
+                "descriptors on, or start the program directly."
+            ) from None
+        key = _decode_key(raw.decode("ascii", "replace"), f"{PREFIX}KEY_FD")
+    elif environ.get(PREFIX + "KEY_FILE"):
+        path = Path(environ[PREFIX + "KEY_FILE"])
+        try:
+            key = _decode_key(path.read_text("ascii", "replace"), f"the key file {path}")
+        except OSError as problem:
+            raise ConfigError(f"The key file {path} cannot be read: {problem.strerror}.") from None
+    elif environ.get(PREFIX + "KEY"):
+        key = _decode_key(environ[PREFIX + "KEY"], f"{PREFIX}KEY")
+    else:
+        raise ConfigError(
+            "No key for this job: ranks only talk to each other with a shared secret. Start the program "
+            f"with ringrun, which makes one, or write 32 random hex digits or more into a file and set "
+            f"{PREFIX}KEY_FILE on every host."
+        )
+    return key
+
+
+def _decode_key(text: str, where: str) -> bytes:
+    try:
+        key = bytes.fromhex(text.strip())
+    except ValueError:
+        raise ConfigError(f"{where} must hold hex digits only.") from None
+    if len(key) < 16:
+        raise ConfigError(f"{where} holds {len(key)} bytes; a key needs at least 16 (32 hex digits).")
+    return key
+
+
+def parse_endpoint(text: str) -> Tuple[str, int]:
+    """``host:port`` or ``[v6]:port`` as (host, port).
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    text = text.strip()
+    host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        host = ""  # an IPv6 address without brackets: which colon starts the port is a guess
+    if not host or not colon or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ConfigError(f"{text!r} is not an address: write host:port, or [address]:port for IPv6.")
+    return host, int(port)
+
+
+def format_endpoint(address: str, port: int) -> str:
+    """The inverse of :func:`parse_endpoint`."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+_MEMBERSHIP_VARIABLES = (
+    ("SIZE", "Number of ranks. Unset or 1: this process is the whole job."),
+    ("RENDEZVOUS", "Where the ranks meet: `host:port`, or several separated by commas."),
+    ("RANK", "The rank this process asks for. Unset: the rendezvous assigns one."),
+    ("KEY_FILE", "A file that holds the job's key in hex digits, the same on every host."),
+    ("KEY", "The key itself. A file is better: other users may see environments."),
+    ("KEY_FD", "A descriptor that holds the key; `ringrun` passes it."),
+    ("JOB", "The job's name. Ranks of another job are refused."),
+    ("HOST", "What this host is called in messages. Unset: its hostname."),
+    ("SLOT", "`HOST_INDEX:SLOT`, the place that `ringrun` gave this process."),
+)
+
+
+def document() -> str:
+    """The configuration page, as Markdown."""
+    plain = Settings()
+    lines: List[str] = [
+        "# Configuration",
+        "",
+        "Written by `python -m ringcomm.config` from the table in `ringcomm/config.py`.",
+        "",
+        "## Settings",
+        "",
+        "| variable | default | meaning |",
+        "| --- | --- | --- |",
+    ]
+    for item in fields(Settings):
+        default = getattr(plain, item.name)
+        shown = "off" if default is False else f"`{default}`" if default != "" else "empty"
+        lines.append(f"| `{item.metadata['variable']}` | {shown} | {item.metadata['doc']} |")
+    lines += ["", "## Taking part in a job", "", "`ringrun` sets these. By hand they are enough to join.", ""]
+    lines += ["| variable | meaning |", "| --- | --- |"]
+    lines += [f"| `{PREFIX}{name}` | {doc} |" for name, doc in _MEMBERSHIP_VARIABLES]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(document(), end="")

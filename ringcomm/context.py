@@ -1,0 +1,408 @@
+"""One process's part in one job: its rank, its links, and the collectives.
+
+A :class:`Context` holds everything; nothing is global. The functions of :mod:`ringcomm` are a
+convenience over a default one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any, List, Optional, Sequence, Tuple
+
+import cloudpickle
+import numpy as np
+
+from .arrays.bridge import InPlace, flat_copy, flat_view
+from .collective.runner import Runner
+from .config import Membership, Settings
+from .errors import Misuse
+from .ops import Collective, ReduceOp
+from .rendezvous.client import Joined, Peer, join
+from .rendezvous.embedded import EmbeddedRendezvous
+from .schedule.steps import even_bounds
+from .transport.base import Fabric
+from .transport.tcp import SocketFabric
+
+logger = logging.getLogger("ringcomm")
+
+
+class Context:
+    """A rank of a job. Make one with :meth:`start`, end it with :meth:`close`, or use ``with``.
+
+    Its methods may be called from several threads; they run one after another. All ranks must
+    make the same calls in the same order.
+
+    Args:
+        fabric: links to the other ranks.
+        peers: all ranks, in rank order, this one included.
+        settings: tunables.
+        joined: the rendezvous' side of it, if there is one.
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        peers: Sequence[Peer],
+        settings: Settings,
+        joined: Optional[Joined] = None,
+        embedded: Optional[EmbeddedRendezvous] = None,
+    ) -> None:
+        self.rank = fabric.rank
+        self.size = fabric.size
+        self.peers = tuple(peers)
+        self.settings = settings
+        self.generation = joined.generation if joined is not None else 0
+        self._fabric = fabric
+        self._joined = joined
+        self._embedded = embedded
+        self._closed = False
+        own = self.peers[self.rank]
+        self.host = own.host
+        self.local_rank = own.local_rank
+        self.local_size = sum(1 for peer in self.peers if peer.host_index == own.host_index)
+        across = [peer for peer in self.peers if peer.local_rank == own.local_rank]
+        self.cross_rank = [peer.rank for peer in across].index(self.rank)
+        self.cross_size = len(across)
+        spin_s = settings.spin_us * 1e-6 if self.local_size <= usable_cores() else 0.0
+        reporter = joined.control if joined is not None else None
+        self._runner = Runner(fabric, settings, self.generation, spin_s, reporter)
+
+    @classmethod
+    def start(cls, membership: Optional[Membership] = None, settings: Optional[Settings] = None) -> Context:
+        """Join the job that the environment (or the arguments) describe, and link up with everybody.
+
+        Raises:
+            ConfigError: a setting makes no sense.
+            StartupError: (or one of its kinds) the job could not be put together.
+        """
+        settings = Settings.from_environment() if settings is None else settings
+        membership = Membership.from_environment() if membership is None else membership
+        if membership.size == 1:
+            return cls(
+                SocketFabric(0, {}), [Peer(0, membership.host or "localhost", 0, 0, os.getpid())], settings
+            )
+        embedded = EmbeddedRendezvous.start_if_ours(membership, settings)
+        try:
+            joined = join(membership, settings)
+        except BaseException:
+            if embedded is not None:
+                embedded.stop()
+            raise
+        if settings.verbose and joined.rank == 0:
+            logger.info("%s", joined.table)
+        return cls(joined.fabric, joined.peers, settings, joined, embedded)
+
+    def close(self, reason: str = "it called shutdown()", ok: bool = True) -> None:
+        """Leave the job. Others that still need this rank get an error that names it and ``reason``.
+
+        Args:
+            ok: False if this rank leaves because something went wrong; then everybody is told.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if self._joined is not None:
+            self._joined.control.leave(reason, ok)
+        self._fabric.close()
+        if self._embedded is not None:
+            self._embedded.stop()
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.close(f"{kind.__name__}: {error}", ok=False)
+
+    @property
+    def is_homogeneous(self) -> bool:
+        """Whether every host runs the same number of ranks."""
+        counts = [0] * (1 + max(peer.host_index for peer in self.peers))
+        for peer in self.peers:
+            counts[peer.host_index] += 1
+        return len(set(counts)) == 1
+
+    # ---- reductions --------------------------------------------------------------------------
+
+    def allreduce(
+        self,
+        array: Any,
+        op: ReduceOp = ReduceOp.AVERAGE,
+        name: Optional[str] = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+    ) -> np.ndarray[Any, Any]:
+        """Combine an array of the same shape and type from every rank; every rank gets the result.
+
+        Args:
+            op: Average (the default), Sum, Min, Max or Product.
+            name: checked to be the same on all ranks; optional.
+            prescale_factor: multiplies every contribution before, ``postscale_factor`` the result after.
+
+        Returns:
+            a new C-ordered array of the same shape, bit-identical on all ranks.
+
+        Raises:
+            UnsupportedDtypeError: the elements cannot be sent, or the op means nothing for them.
+            MismatchError: ranks disagree about the call.
+            PeerLostError: a rank is gone.
+        """
+        flat, shape = flat_copy(array)
+        self._runner.all_reduce(
+            flat, _op(op), name or "", shape, float(prescale_factor), float(postscale_factor)
+        )
+        return flat.reshape(shape)
+
+    def allreduce_(
+        self,
+        array: np.ndarray[Any, Any],
+        op: ReduceOp = ReduceOp.AVERAGE,
+        name: Optional[str] = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+    ) -> np.ndarray[Any, Any]:
+        """Like :meth:`allreduce`, overwriting ``array`` (without any copy if it is C-contiguous)."""
+        target = InPlace(array, "allreduce_")
+        self._runner.all_reduce(
+            target.flat, _op(op), name or "", target.shape, float(prescale_factor), float(postscale_factor)
+        )
+        return target.finish()
+
+    def reducescatter(
+        self,
+        array: Any,
+        op: ReduceOp = ReduceOp.AVERAGE,
+        name: Optional[str] = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+    ) -> np.ndarray[Any, Any]:
+        """Like :meth:`allreduce`, but every rank gets only its rows of the result.
+
+        Returns:
+            ``rows`` of the first dimension: the first ``n % size`` ranks get one row more.
+
+        Raises:
+            Misuse: the array has no first dimension; otherwise as for :meth:`allreduce`.
+        """
+        flat, shape = flat_copy(array)
+        mine = self._reduce_scatter(flat, shape, op, name, prescale_factor, postscale_factor)
+        # A copy, so that a small result does not keep the whole input's memory alive.
+        return np.array(mine)
+
+    def reducescatter_(
+        self,
+        array: np.ndarray[Any, Any],
+        op: ReduceOp = ReduceOp.AVERAGE,
+        name: Optional[str] = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+    ) -> np.ndarray[Any, Any]:
+        """Like :meth:`reducescatter`, using ``array`` as working space.
+
+        Returns:
+            this rank's rows, as a view of ``array``. The other rows hold intermediate sums.
+        """
+        target = InPlace(array, "reducescatter_")
+        self._reduce_scatter(target.flat, target.shape, op, name, prescale_factor, postscale_factor)
+        rows = even_bounds(target.shape[0], self.size)
+        own: np.ndarray[Any, Any] = target.finish()[rows[self.rank] : rows[self.rank + 1]]
+        return own
+
+    def _reduce_scatter(
+        self,
+        flat: np.ndarray[Any, Any],
+        shape: Tuple[int, ...],
+        op: ReduceOp,
+        name: Optional[str],
+        prescale: float,
+        postscale: float,
+    ) -> np.ndarray[Any, Any]:
+        row_items = _row_items(shape, "reducescatter")
+        rows = even_bounds(shape[0], self.size)
+        bounds = tuple(row * row_items for row in rows)
+        self._runner.reduce_scatter(
+            flat, bounds, _op(op), name or "", shape, float(prescale), float(postscale)
+        )
+        mine = flat[bounds[self.rank] : bounds[self.rank + 1]]
+        return mine.reshape((rows[self.rank + 1] - rows[self.rank], *shape[1:]))
+
+    # ---- movement ----------------------------------------------------------------------------
+
+    def allgather(self, array: Any, name: Optional[str] = None) -> np.ndarray[Any, Any]:
+        """Concatenate every rank's array along the first dimension, in rank order.
+
+        The first dimension may differ from rank to rank, and may be 0; the others must agree. A
+        zero-dimensional array counts as one row.
+        """
+        flat, shape = flat_view(array)
+        shape = shape or (1,)
+        row_items = _row_items(shape, "allgather")
+        rows = self._runner.exchange([shape[0]], Collective.ALLGATHER, flat.dtype, name or "", shape[1:])[
+            :, 0
+        ]
+        bounds = _cumulative(rows, row_items)
+        gathered = np.empty(bounds[-1], flat.dtype)
+        gathered[bounds[self.rank] : bounds[self.rank + 1]] = flat
+        self._runner.all_gather(gathered, bounds, name or "", shape[1:])
+        return gathered.reshape((int(rows.sum()), *shape[1:]))
+
+    def allgather_(self, array: np.ndarray[Any, Any], name: Optional[str] = None) -> np.ndarray[Any, Any]:
+        """Complete an array of which every rank holds its rows: the inverse of :meth:`reducescatter_`.
+
+        Rank r contributes the rows that :meth:`reducescatter` would give it; the others' rows are
+        overwritten with theirs.
+        """
+        target = InPlace(array, "allgather_")
+        row_items = _row_items(target.shape, "allgather_")
+        bounds = tuple(row * row_items for row in even_bounds(target.shape[0], self.size))
+        self._runner.all_gather(target.flat, bounds, name or "", target.shape)
+        return target.finish()
+
+    def broadcast(self, array: Any, root_rank: int = 0, name: Optional[str] = None) -> np.ndarray[Any, Any]:
+        """Copy the root's array to every rank. All pass an array of the same shape and type.
+
+        Returns:
+            a new C-ordered array.
+        """
+        flat, shape = flat_copy(array)
+        self._runner.broadcast(flat, self._root(root_rank), name or "", shape)
+        return flat.reshape(shape)
+
+    def broadcast_(
+        self, array: np.ndarray[Any, Any], root_rank: int = 0, name: Optional[str] = None
+    ) -> np.ndarray[Any, Any]:
+        """Overwrite ``array`` on every rank with the root's."""
+        target = InPlace(array, "broadcast_")
+        self._runner.broadcast(target.flat, self._root(root_rank), name or "", target.shape)
+        return target.finish()
+
+    def alltoall(self, array: Any, splits: Optional[Sequence[int]] = None, name: Optional[str] = None) -> Any:
+        """Send a part of the rows to every rank and receive a part from every rank.
+
+        Args:
+            array: at least one dimension; all but the first agree on all ranks.
+            splits: how many rows go to each rank, in rank order. Without it the rows are dealt out
+                evenly, and their number must be a multiple of the number of ranks.
+
+        Returns:
+            the received rows in rank order; with ``splits``, a pair of them and of the number of
+            rows that came from each rank (int32).
+
+        Raises:
+            Misuse: the splits do not fit the array.
+        """
+        flat, shape = flat_view(array)
+        row_items = _row_items(shape, "alltoall")
+        counts = self._splits(shape[0], splits)
+        matrix = self._runner.exchange(counts, Collective.ALLTOALL, flat.dtype, name or "", shape[1:])
+        received = matrix[:, self.rank]
+        recv_bounds = _cumulative(received, row_items)
+        output = np.empty(recv_bounds[-1], flat.dtype)
+        send_bounds = _cumulative(np.asarray(counts, np.int64), row_items)
+        self._runner.all_to_all(flat, output, send_bounds, recv_bounds, name or "", shape[1:])
+        result = output.reshape((int(received.sum()), *shape[1:]))
+        return result if splits is None else (result, received.astype(np.int32))
+
+    def alltoall_(self, array: np.ndarray[Any, Any], name: Optional[str] = None) -> np.ndarray[Any, Any]:
+        """Like :meth:`alltoall` with even splits, overwriting ``array``."""
+        target = InPlace(array, "alltoall_")
+        target.flat[:] = np.asarray(self.alltoall(target.flat.reshape(target.shape), name=name)).reshape(-1)
+        return target.finish()
+
+    def _splits(self, rows: int, splits: Optional[Sequence[int]]) -> List[int]:
+        if splits is None:
+            if rows % self.size:
+                raise Misuse(
+                    f"alltoall without splits deals out rows evenly, but {rows} is not an even multiple of the "
+                    f"number of workers ({self.size}). Pass splits=[...], one number per rank."
+                )
+            return [rows // self.size] * self.size
+        array = np.asarray(splits)
+        if array.ndim != 1 or array.size != self.size or array.dtype.kind not in "iu":
+            raise Misuse(
+                f"alltoall: splits must be {self.size} whole numbers, one per rank; got {array.tolist()!r}."
+            )
+        counts = [int(number) for number in array]
+        if min(counts) < 0 or sum(counts) != rows:
+            raise Misuse(
+                f"alltoall: the splits {counts} do not add up to the {rows} rows of the array, or are negative."
+            )
+        return counts
+
+    # ---- coordination ------------------------------------------------------------------------
+
+    def barrier(self, name: Optional[str] = None) -> None:
+        """Return once every rank has called it."""
+        self._runner.barrier(name or "")
+
+    def broadcast_object(self, value: Any = None, root_rank: int = 0, name: Optional[str] = None) -> Any:
+        """Send any object (pickled by cloudpickle) from the root to all; what others pass is ignored.
+
+        Returns:
+            the root's own object on the root, an equal copy elsewhere.
+        """
+        root = self._root(root_rank)
+        payload = np.frombuffer(cloudpickle.dumps(value) if self.rank == root else b"", np.uint8)
+        length = np.array([payload.size], np.int64)
+        self._runner.broadcast(length, root, name or "", (1,))
+        data = payload.copy() if self.rank == root else np.empty(int(length[0]), np.uint8)
+        self._runner.broadcast(data, root, name or "", data.shape)
+        # Only ranks that proved to hold the job's key, running the same user's program, get here.
+        return value if self.rank == root else cloudpickle.loads(data.tobytes())
+
+    def allgather_object(self, value: Any, name: Optional[str] = None) -> List[Any]:
+        """Collect any object (pickled by cloudpickle) from every rank: a list in rank order."""
+        payload = np.frombuffer(cloudpickle.dumps(value), np.uint8)
+        lengths = self._runner.exchange([payload.size], Collective.ALLGATHER, payload.dtype, name or "", ())
+        bounds = _cumulative(lengths[:, 0], 1)
+        gathered = np.empty(bounds[-1], np.uint8)
+        gathered[bounds[self.rank] : bounds[self.rank + 1]] = payload
+        self._runner.all_gather(gathered, bounds, name or "", ())
+        return [
+            value
+            if rank == self.rank
+            else cloudpickle.loads(gathered[bounds[rank] : bounds[rank + 1]].tobytes())
+            for rank in range(self.size)
+        ]
+
+    def _root(self, root_rank: int) -> int:
+        if not 0 <= root_rank < self.size:
+            raise Misuse(f"root_rank={root_rank}: this job has ranks 0 to {self.size - 1}.")
+        return int(root_rank)
+
+
+def _op(op: Any) -> ReduceOp:
+    try:
+        return ReduceOp(op)
+    except ValueError:
+        names = ", ".join(item.name.capitalize() for item in ReduceOp)
+        raise Misuse(f"op={op!r} is no reduction; there are {names}.") from None
+
+
+def _row_items(shape: Sequence[int], what: str) -> int:
+    """How many elements a row of the first dimension has."""
+    if not shape:
+        raise Misuse(f"{what} divides the first dimension, and a zero-dimensional array has none.")
+    items = 1
+    for length in shape[1:]:
+        items *= int(length)
+    return items
+
+
+def _cumulative(rows: np.ndarray[Any, Any], row_items: int) -> Tuple[int, ...]:
+    """Chunk boundaries in elements for so many rows from each rank."""
+    bounds = [0]
+    for count in rows:
+        bounds.append(bounds[-1] + int(count) * row_items)
+    return tuple(bounds)
+
+
+def usable_cores() -> int:
+    """How many processor cores this process may run on."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1

@@ -1,0 +1,73 @@
+"""Element types that can travel, their codes on the wire, and what sums of them are kept in."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Optional, Tuple
+
+import numpy as np
+
+from .errors import UnsupportedDtypeError
+from .ops import ReduceOp
+
+_NAMES: Tuple[str, ...] = (
+    "bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64",
+    "float16", "float32", "float64", "complex64", "complex128", "bfloat16",
+)  # fmt: skip
+_CODE_OF_NAME: Dict[str, int] = {name: code for code, name in enumerate(_NAMES, start=1)}
+
+HALF_TYPES = frozenset(("float16", "bfloat16"))
+
+Dtype = "np.dtype[Any]"
+
+
+def code_of(dtype: np.dtype[Any]) -> int:
+    """The wire code of a numpy element type.
+
+    Raises:
+        UnsupportedDtypeError: it cannot travel; the message lists what can.
+    """
+    try:
+        return _CODE_OF_NAME[dtype.name]
+    except KeyError:
+        raise UnsupportedDtypeError(
+            f"elements of type {dtype} cannot be sent. These can: {', '.join(_NAMES)}. "
+            "For anything else there are broadcast_object and allgather_object."
+        ) from None
+
+
+def name_of_code(code: int) -> str:
+    """The name of the type with this code.
+
+    Raises:
+        KeyError: no type has it.
+    """
+    if not 1 <= code <= len(_NAMES):
+        raise KeyError(code)
+    return _NAMES[code - 1]
+
+
+def check_reducible(dtype: np.dtype[Any], op: ReduceOp) -> None:
+    """Raise UnsupportedDtypeError if the reduction has no meaning for these elements."""
+    if dtype.kind == "b" and op == ReduceOp.AVERAGE:
+        raise UnsupportedDtypeError(
+            "an average of booleans has no meaning. Use op=Sum or Max (any), op=Product or Min (all), "
+            "or convert to a number type."
+        )
+    if dtype.kind == "c" and op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+        raise UnsupportedDtypeError(f"complex numbers have Sum and Average only, not {op.name.capitalize()}.")
+
+
+def accumulator(dtype: np.dtype[Any], op: ReduceOp, scaled: bool) -> Optional[np.dtype[Any]]:
+    """The wider type in which contributions are combined before they are rounded once, or None.
+
+    Half-precision sums and products are kept in float32. Integer averages, and any integer result
+    that is to be scaled, are kept in 64-bit integers, so that the sum of small types cannot wrap
+    before it is divided.
+    """
+    if dtype.name in HALF_TYPES:
+        if op in (ReduceOp.MIN, ReduceOp.MAX) and not scaled:
+            return None
+        return np.dtype(np.float32)
+    if dtype.kind in "iu" and (op == ReduceOp.AVERAGE or scaled):
+        return np.dtype(np.uint64 if dtype == np.uint64 else np.int64)
+    return None

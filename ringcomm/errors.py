@@ -1,0 +1,97 @@
+"""The exception tree.
+
+Two branches matter to whoever catches: :class:`Recoverable` (a peer is gone or silent; a fresh
+generation may go on without it) and :class:`Misuse` (somebody's program is wrong; trying again
+fails again). Start-up problems have a branch of their own, because no collective has run yet.
+
+Every error is composed for the person who reads it: who, doing what, with whom, how far, how
+long, what to try. The facts are attributes too, so that programs need not parse the text.
+"""
+
+from __future__ import annotations
+
+from typing import Optional
+
+
+class RingcommError(Exception):
+    """Base of everything that ringcomm raises on purpose."""
+
+
+class Misuse(RingcommError):
+    """A program asked for something that cannot work, however often it is tried."""
+
+
+class ConfigError(Misuse, ValueError):
+    """A setting, environment variable or argument has a value that makes no sense."""
+
+
+class NotInitializedError(Misuse, ValueError):
+    """A collective or a question about rank and size came before ``init()`` or after ``shutdown()``."""
+
+
+class UnsupportedDtypeError(Misuse, TypeError):
+    """The element type cannot be carried, or the operation has no meaning for it."""
+
+
+class MismatchError(Misuse):
+    """Ranks met in different operations: another collective, type, shape, op or root.
+
+    Attributes:
+        rank: the rank that noticed.
+        peer: the rank whose message did not fit.
+    """
+
+    def __init__(self, message: str, *, rank: Optional[int] = None, peer: Optional[int] = None) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.peer = peer
+
+
+class StartupError(RingcommError):
+    """The job could not be put together."""
+
+
+class StartTimeoutError(StartupError, TimeoutError):
+    """Somebody who was expected did not come in time; the message says who."""
+
+
+class RefusedError(StartupError):
+    """The rendezvous answered, and said no; the message carries its reason."""
+
+
+class AuthenticationError(StartupError):
+    """The other side could not prove that it holds this job's key, or we could not."""
+
+
+class NoRouteError(StartupError):
+    """Two hosts share no network path; the message lists what was tried and why each failed."""
+
+
+class Recoverable(RingcommError):
+    """Somebody else is in trouble. This rank's program is fine, its job is not."""
+
+
+class PeerLostError(Recoverable, ConnectionError):
+    """A rank died, left, or its connection broke while others needed it.
+
+    Attributes:
+        rank: the rank that is gone (None if it could not be told).
+        host: the host it ran on, as the job calls it.
+    """
+
+    def __init__(self, message: str, *, rank: Optional[int] = None, host: Optional[str] = None) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.host = host
+
+
+class PeerStalledError(PeerLostError, TimeoutError):
+    """A rank is connected but moved nothing for longer than allowed."""
+
+
+class BrokenInvariantError(RingcommError, AssertionError):
+    """ringcomm itself is wrong. Please report it with the message."""
+
+
+class ProtocolError(RingcommError):
+    """The other side sent bytes that mean nothing here: another version, or not ringcomm at all."""

@@ -1,0 +1,131 @@
+"""Whose fault it is: from reports that contradict and follow each other to one verdict.
+
+When a rank dies, its neighbours see their connections break, give up, and break their own; the
+first report to arrive need not be about the first who failed. So reports are collected for a
+moment, and whoever is lost *without having lost somebody itself* is named.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
+
+from ..config import Slot
+from .roster import Member
+
+EVIDENCE_S = 1.0
+"""How long to wait for the cause when all that is known is that a connection broke."""
+SETTLE_S = 0.3
+"""How long to wait for other reports that may name an earlier cause."""
+_ROUNDING_S = 1e-3
+
+NOBODY = -1
+VANISHED = "it vanished without a word"
+
+
+class Suspicion(NamedTuple):
+    """A report that somebody is lost.
+
+    Attributes:
+        reporter: the rank that lost it, or ``NOBODY`` for the rendezvous itself.
+        peer: who is lost.
+        doing: the collective that the reporter was in.
+        why: what the reporter saw.
+        kind: ``lost``, ``stalled`` or ``vanished``.
+        due_s: when to judge.
+    """
+
+    reporter: int
+    peer: int
+    doing: str
+    why: str
+    kind: str
+    due_s: float
+
+
+class Verdict(NamedTuple):
+    """What every rank is told.
+
+    Attributes:
+        kind: ``lost``, ``stalled`` or ``mismatch``.
+        text: one paragraph.
+        culprit: whose fault it is, if that can be told.
+    """
+
+    kind: str
+    text: str
+    culprit: Optional[Member]
+
+
+class Blame:
+    """Collects what is known about failures of one generation."""
+
+    def __init__(self) -> None:
+        self._suspicions: List[Suspicion] = []
+        self._mismatches: Dict[int, str] = {}
+        self._mismatch_due_s = 0.0
+        self._exits: Dict[Slot, Tuple[str, bool]] = {}
+
+    def forget_reports(self) -> None:
+        """A new generation starts. How processes ended stays known."""
+        self._suspicions.clear()
+        self._mismatches.clear()
+
+    def exited(self, slot: Slot, how: str, ok: bool) -> None:
+        """The launcher says how a process ended."""
+        self._exits[slot] = (how, ok)
+
+    def exit_of(self, slot: Optional[Slot]) -> Optional[str]:
+        """How the process in this place ended, if it has."""
+        known = self._exits.get(slot) if slot is not None else None
+        return known[0] if known is not None else None
+
+    def suspect(self, suspicion: Suspicion) -> None:
+        """Somebody reports a loss."""
+        self._suspicions.append(suspicion)
+
+    def mismatch(self, rank: int, text: str, now_s: float) -> None:
+        """Somebody reports that another rank makes a different call."""
+        if not self._mismatches:
+            self._mismatch_due_s = now_s + SETTLE_S
+        self._mismatches[rank] = text
+
+    def due(self, members: Mapping[int, Member], now_s: float) -> Optional[Verdict]:
+        """The verdict, once there has been enough time for better evidence; members by rank."""
+        if self._mismatches and now_s >= self._mismatch_due_s - _ROUNDING_S:
+            texts = [self._mismatches[rank] for rank in sorted(self._mismatches)]
+            return Verdict("mismatch", "\n".join(texts), None)
+        if any(now_s >= item.due_s - _ROUNDING_S for item in self._suspicions):
+            first = next(item for item in self._suspicions if now_s >= item.due_s - _ROUNDING_S)
+            return self._judge(members, first.peer)
+        return None
+
+    def _judge(self, members: Mapping[int, Member], accused: int) -> Verdict:
+        seen: Set[int] = set()
+        while accused not in seen:
+            seen.add(accused)
+            earlier = next(
+                (item for item in self._suspicions if item.reporter == accused and item.peer not in seen),
+                None,
+            )
+            if earlier is None or members[accused].gone == VANISHED:
+                break
+            accused = earlier.peer
+        return self.sentence(members, members[accused])
+
+    def sentence(self, members: Mapping[int, Member], culprit: Member) -> Verdict:
+        """The verdict that names this member."""
+        doing = next((item.doing for item in self._suspicions if item.doing), "")
+        during = f" while others were in {doing}" if doing else ""
+        reports = [item for item in self._suspicions if item.peer == culprit.rank and item.reporter != NOBODY]
+        cause = culprit.gone or culprit.left or VANISHED
+        if reports and culprit.gone is None and culprit.left is None:
+            cause = f"{members[reports[0].reporter].name()} reports: {reports[0].why}"
+        how = self.exit_of(culprit.slot)
+        if how is not None and how not in cause:
+            cause = f"{cause}, {how}"
+        if culprit.left is not None and culprit.gone is None:
+            text = f"has finished ({cause}){during}. Every rank must make the same calls before it ends."
+            return Verdict("lost", f"{culprit.name()} {text}", culprit)
+        if reports and reports[0].kind == "stalled" and culprit.gone is None:
+            return Verdict("stalled", f"{culprit.name()} is silent{during}: {cause}.", culprit)
+        return Verdict("lost", f"{culprit.name()} was lost{during}: {cause}.", culprit)

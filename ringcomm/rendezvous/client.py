@@ -1,0 +1,281 @@
+"""A rank's side of the rendezvous: join, find the way to every peer, stay in touch."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import platform
+import socket
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from ..clock import Deadline
+from ..config import Membership, Settings, format_endpoint
+from ..errors import (
+    AuthenticationError,
+    ProtocolError,
+    RefusedError,
+    RingcommError,
+    StartTimeoutError,
+    StartupError,
+)
+from ..transport.connect import READ, Dial, Reactor
+from ..transport.nics import LOOPBACK, own_addresses
+from ..transport.tcp import SocketFabric
+from ..version import __version__
+from ..wire.auth import Claim, Purpose, job_digest
+from ..wire.messages import MAX_MESSAGE_BYTES, Message, MessageReader, encode
+from .control import ControlChannel, error_from
+from .mesh import Mesh
+
+logger = logging.getLogger("ringcomm.rendezvous")
+
+_RETRY_S = 0.25
+_DIAL_S = 5.0
+
+
+class Peer(NamedTuple):
+    """A rank of the job, as every rank knows it."""
+
+    rank: int
+    host: str
+    host_index: int
+    local_rank: int
+    pid: int
+
+
+class Joined(NamedTuple):
+    """What :func:`join` gives: a place in a job and the links to everybody else."""
+
+    rank: int
+    generation: int
+    peers: Tuple[Peer, ...]
+    fabric: SocketFabric
+    control: ControlChannel
+    table: str
+
+
+def join(membership: Membership, settings: Settings) -> Joined:
+    """Become a rank of the job.
+
+    Raises:
+        StartupError: (or one of its kinds) the job could not be put together; the message says why.
+        ConfigError: ``settings.iface`` makes no sense on this machine.
+    """
+    joiner = _Joiner(membership, settings)
+    try:
+        return joiner.run()
+    except BaseException:
+        joiner.abandon()
+        raise
+    finally:
+        joiner.reactor.close()
+
+
+class _Joiner:
+    """The steps of joining, driven by one reactor and one deadline."""
+
+    def __init__(self, membership: Membership, settings: Settings) -> None:
+        self.membership = membership
+        self.settings = settings
+        self.reactor = Reactor()
+        # The server's own limit comes first and knows who is missing; ours is for when it is silent.
+        self._deadline = Deadline(settings.start_timeout_s + _DIAL_S)
+        self._reader = MessageReader(MAX_MESSAGE_BYTES)
+        self._control: Optional[socket.socket] = None
+        self._unsent = b""
+        self._failure: Optional[RingcommError] = None
+        self._assignment: Optional[Message] = None
+        self._go: Optional[Message] = None
+        self._mesh: Optional[Mesh] = None
+
+    def run(self) -> Joined:
+        interfaces = own_addresses(self.settings.iface)
+        if all(_is_loopback(host) for host, _ in self.membership.rendezvous):
+            # Everybody who can reach such a rendezvous is on this machine.
+            interfaces = [item for item in interfaces if item.kind == LOOPBACK]
+        self._control = self._dial_rendezvous()
+        mesh = self._mesh = Mesh(
+            self.reactor, interfaces, self.membership.key, job_digest(self.membership.job), self._tell
+        )
+        self.reactor.watch(self._control, READ, self._readable)
+        self._tell(self._introduction(mesh.offers()))
+        while self._go is None:
+            if self._failure is not None:
+                raise self._failure
+            if self._deadline.expired():
+                raise StartTimeoutError(
+                    f"The rendezvous did not bring the job's {self.membership.size} ranks together within "
+                    f"{self._deadline.timeout_s:g} s, and did not say why."
+                )
+            self.reactor.turn(self._deadline.remaining_s())
+        assert self._assignment is not None
+        rank = int(self._assignment["rank"])
+        self.reactor.forget(self._control)
+        control = ControlChannel(self._control, self._reader)
+        return Joined(
+            rank,
+            int(self._assignment["generation"]),
+            tuple(
+                Peer(
+                    int(m["rank"]), str(m["host"]), int(m["host_index"]), int(m["local_rank"]), int(m["pid"])
+                )
+                for m in self._assignment["members"]
+            ),
+            SocketFabric(rank, mesh.take_links(), control),
+            control,
+            str(self._go["table"]),
+        )
+
+    def abandon(self) -> None:
+        """Close everything that joining had opened."""
+        if self._mesh is not None:
+            self._mesh.close()
+        if self._control is not None:
+            self._control.close()
+
+    # ---- the rendezvous ----------------------------------------------------------------------
+
+    def _dial_rendezvous(self) -> socket.socket:
+        """Dial every endpoint at once, again and again until one answers; keep the first."""
+        while True:
+            dials: List[Dial] = []
+            claim = Claim(Purpose.CONTROL, job_digest(self.membership.job))
+            pending = [len(self.membership.rendezvous)]
+
+            def finished(_: Dial, pending: List[int] = pending) -> None:
+                pending[0] -= 1
+
+            problems: List[str] = []
+            for host, port in self.membership.rendezvous:
+                for address in _resolve(host, problems):
+                    dials.append(
+                        Dial(self.reactor, (address, port), self.membership.key, claim, finished, _DIAL_S)
+                    )
+            pending[0] = len(dials)
+            while pending[0] > 0 and not any(dial.sock for dial in dials):
+                self.reactor.turn(_DIAL_S)
+            winner = next((dial for dial in dials if dial.sock is not None), None)
+            for dial in dials:
+                if dial is not winner:
+                    dial.give_up("another endpoint answered first")
+                    if dial.sock is not None:
+                        dial.sock.close()
+            if winner is not None and winner.sock is not None:
+                return winner.sock
+            tried = [f"  {format_endpoint(*dial.address)}: {dial.reason}" for dial in dials] + problems
+            wrong_key = next((dial for dial in dials if dial.refused_by_key), None)
+            if wrong_key is not None:
+                raise AuthenticationError(
+                    f"The rendezvous at {format_endpoint(*wrong_key.address)} was not accepted: "
+                    f"{wrong_key.reason}. Every process of a job needs the same key and job name."
+                )
+            if self._deadline.expired() or self._deadline.remaining_s() <= _DIAL_S:
+                raise StartTimeoutError(
+                    f"No answer from the rendezvous within {self._deadline.elapsed_s():.0f} s. Tried:\n"
+                    + "\n".join(tried)
+                    + "\nIs ringrun (or the process that serves the rendezvous) still running, and does a "
+                    "firewall allow this host to reach it?"
+                )
+            pause = Deadline(_RETRY_S)
+            while not pause.expired():
+                self.reactor.turn(pause.remaining_s())
+
+    def _introduction(self, addresses: List[Dict[str, Any]]) -> Message:
+        who = self.membership
+        message: Message = {
+            "type": "join",
+            "version": __version__,
+            "python": platform.python_version(),
+            "hostname": socket.gethostname(),
+            "machine": _machine(),
+            "pid": os.getpid(),
+            "addresses": addresses,
+        }
+        if who.slot is not None:
+            message["slot"] = list(who.slot)
+        if who.rank is not None:
+            message["rank"] = who.rank
+        if who.host is not None:
+            message["host"] = who.host
+        return message
+
+    def _tell(self, message: Message) -> None:
+        assert self._control is not None
+        try:
+            self._control.settimeout(_DIAL_S)
+            self._control.sendall(encode(message))
+            self._control.setblocking(False)
+        except OSError as problem:
+            self._failure = self._failure or StartupError(
+                f"The connection to the rendezvous broke while the job was starting: {problem.strerror or problem}."
+            )
+
+    def _readable(self) -> None:
+        assert self._control is not None
+        try:
+            data = self._control.recv(65536)
+            if not data:
+                raise ConnectionError("it closed the connection")
+            for message in self._reader.feed(data):
+                self._handle(message)
+        except (BlockingIOError, InterruptedError):
+            return
+        except (OSError, ProtocolError) as problem:
+            self.reactor.forget(self._control)
+            self._failure = self._failure or StartupError(
+                f"The rendezvous left while the job was starting: {problem}. Its own output says why."
+            )
+
+    def _handle(self, message: Message) -> None:
+        kind = message["type"]
+        mesh = self._mesh
+        assert mesh is not None
+        if kind == "refused":
+            self._failure = RefusedError(f"The rendezvous refused this process: {message['reason']}.")
+        elif kind == "abort":
+            self._failure = error_from(message)
+        elif kind == "probe":
+            self._assignment = message
+            mesh.become(int(message["rank"]), int(message["generation"]))
+            if message["targets"]:
+                mesh.probe(message["targets"])
+        elif kind == "link":
+            mesh.link(message["routes"], self._deadline)
+        elif kind == "go":
+            self._go = message
+        else:
+            raise ProtocolError(f"the rendezvous may not send {kind!r}")
+
+
+def _resolve(host: str, problems: List[str]) -> Sequence[str]:
+    """The numeric addresses of a host that the user named; problems are noted, not raised."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as problem:
+        problems.append(f"  {host}: {problem.strerror or problem}")
+        return []
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _machine() -> str:
+    """Tells two machines (or two network namespaces) with equal hostnames apart."""
+    parts = []
+    for path in ("/proc/sys/kernel/random/boot_id",):
+        try:
+            parts.append(Path(path).read_text().strip())
+        except OSError:
+            parts.append("")
+    try:
+        parts.append(os.readlink("/proc/self/ns/net"))
+    except OSError:
+        parts.append("")
+    return "/".join(parts)

@@ -1,0 +1,72 @@
+"""The rendezvous without a launcher: served by one of the ranks, or by a process of its own."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from typing import Optional
+
+from ..config import Membership, Settings
+from ..errors import StartupError
+from ..transport.nics import own_addresses
+from .actions import Notice
+from .server import RendezvousServer
+
+logger = logging.getLogger("ringcomm.rendezvous")
+
+_FAREWELL_S = 10.0
+"""How long the rank that serves waits, when it is done, for the others to be done too."""
+
+
+class EmbeddedRendezvous:
+    """A rendezvous server inside a rank, for jobs without a launcher."""
+
+    def __init__(self, server: RendezvousServer) -> None:
+        self._server = server
+
+    @classmethod
+    def start_if_ours(cls, membership: Membership, settings: Settings) -> Optional[EmbeddedRendezvous]:
+        """Serve the rendezvous, if no launcher does, its address is ours and nobody else has it.
+
+        Several ranks of one host may try: the one whose bind succeeds serves the others.
+        """
+        if membership.slot is not None or membership.rank not in (None, 0) or len(membership.rendezvous) != 1:
+            return None
+        host, port = membership.rendezvous[0]
+        own = {item.address for item in own_addresses()}
+        try:
+            found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+        except OSError:
+            return None  # join() resolves it again, and reports the failure with everything it tried.
+        addresses = sorted(found & own)
+        if not addresses:
+            return None
+        server = RendezvousServer(
+            key=membership.key,
+            job=membership.job,
+            size=membership.size,
+            addresses=addresses,
+            start_timeout_s=settings.start_timeout_s,
+            notify=_log,
+            port=port,
+        )
+        try:
+            server.start()
+        except StartupError as problem:
+            logger.debug("this rank does not serve the rendezvous: %s", problem)
+            return None
+        return cls(server)
+
+    def stop(self) -> None:
+        """Stop serving once all others have left too (or after a while)."""
+        if not self._server.wait_idle(_FAREWELL_S):
+            logger.warning(
+                "this rank served the rendezvous and ends now, although others have not left after %g s",
+                _FAREWELL_S,
+            )
+        self._server.stop()
+
+
+def _log(notice: Notice) -> None:
+    level = logging.WARNING if notice.kind in ("failed", "refused") else logging.INFO
+    logger.log(level, "%s", notice.text)

@@ -1,0 +1,172 @@
+"""Who may take part, and who becomes which rank."""
+
+from __future__ import annotations
+
+from typing import Any, Collection, Dict, List, Optional, Sequence, Tuple
+
+from ..config import Slot
+from ..wire.messages import Message
+from .actions import Seat
+
+
+class Refusal(Exception):
+    """Somebody may not join; the text says why."""
+
+
+class Member:
+    """Somebody who has joined.
+
+    Attributes:
+        connection: number of the control connection.
+        slot: the place it was started for, if a launcher planned the job.
+        host: what its host is called.
+        wanted: the rank it asks for, if any.
+        rank, host_index, local_rank: its place in the job, once assigned.
+        linked: whether it has links to all others.
+        left: the reason it gave when it said goodbye.
+        gone: how it ended, if it failed.
+    """
+
+    def __init__(self, connection: int, message: Message, slot: Optional[Slot], host: str) -> None:
+        self.connection = connection
+        self.slot = slot
+        self.host = host
+        self.hostname: str = message["hostname"]
+        self.machine: str = str(message.get("machine", ""))
+        self.pid: int = message["pid"]
+        self.wanted: Optional[int] = message.get("rank")
+        self.addresses: List[Dict[str, Any]] = message["addresses"]
+        self.rank = -1
+        self.host_index = -1
+        self.local_rank = -1
+        self.linked = False
+        self.left: Optional[str] = None
+        self.gone: Optional[str] = None
+
+    def name(self) -> str:
+        """Like ``rank 2 (jetson2)``."""
+        return f"rank {self.rank} ({self.host})" if self.rank >= 0 else f"a rank on {self.host}"
+
+    def describe(self) -> Dict[str, Any]:
+        """What every other rank is told about this one."""
+        return {
+            "rank": self.rank,
+            "host": self.host,
+            "host_index": self.host_index,
+            "local_rank": self.local_rank,
+            "pid": self.pid,
+        }
+
+
+class Roster:
+    """The places of a job: planned by a launcher, or taken as people come.
+
+    Args:
+        size: number of ranks.
+        seats: in rank order, if a launcher planned the job.
+        version: ringcomm's version; members must have the same.
+    """
+
+    def __init__(self, size: int, seats: Sequence[Seat], version: str) -> None:
+        self.size = size
+        self.seats = list(seats)
+        self.version = version
+
+    def place(self, message: Message) -> Tuple[Optional[Slot], str]:
+        """The place of somebody who asks to join, and what its host is called.
+
+        Raises:
+            Refusal: it has another version, or a place that does not exist.
+        """
+        host = str(message.get("host") or message["hostname"])
+        if message["version"] != self.version:
+            raise Refusal(
+                f"{host} has ringcomm {message['version']}, but this job runs {self.version}. "
+                f"Install the same on every host: pip install ringcomm=={self.version}"
+            )
+        rank = message.get("rank")
+        if rank is not None and (not isinstance(rank, int) or not 0 <= rank < self.size):
+            raise Refusal(f"{host} asks for rank {rank!r}; this job has ranks 0 to {self.size - 1}")
+        place = message.get("slot")
+        if place is None:
+            if self.seats:
+                raise Refusal(
+                    f"{host} (process {message['pid']}) was not started by this job's launcher, which "
+                    "planned a place for every rank"
+                )
+            return None, host
+        try:
+            slot = Slot(int(place[0]), int(place[1]))
+        except (TypeError, ValueError, IndexError, KeyError):
+            raise Refusal(f"{host} names a place that is none: {place!r}") from None
+        for seat in self.seats:
+            if seat.slot == slot:
+                return slot, seat.host
+        if self.seats:
+            raise Refusal(
+                f"{host} asks for place {slot.local} of host number {slot.host_index}, which was not planned"
+            )
+        return slot, host
+
+    def assign(self, members: Sequence[Member]) -> List[Member]:
+        """Give every member its rank and its place on its host; the members in rank order.
+
+        With seats the rank is the seat's. Otherwise it is the one asked for; those who do not ask
+        get the rest, ordered by hostname and process id.
+
+        Raises:
+            Refusal: two ask for the same rank.
+        """
+        if self.seats:
+            rank_of = {seat.slot: rank for rank, seat in enumerate(self.seats)}
+            for member in members:
+                assert member.slot is not None
+                member.rank = rank_of[member.slot]
+        else:
+            self._deal_out(members)
+        ordered = sorted(members, key=lambda member: member.rank)
+        hosts: Dict[Any, int] = {}
+        counts: Dict[int, int] = {}
+        for member in ordered:
+            by_plan = self.seats and member.slot is not None
+            identity: Any = (
+                member.slot.host_index if by_plan and member.slot else (member.hostname, member.machine)
+            )
+            member.host_index = hosts.setdefault(identity, len(hosts))
+            member.local_rank = counts.get(member.host_index, 0)
+            counts[member.host_index] = member.local_rank + 1
+        return ordered
+
+    def _deal_out(self, members: Sequence[Member]) -> None:
+        wanted: Dict[int, Member] = {}
+        for member in members:
+            member.rank = -1
+            if member.wanted is None:
+                continue
+            first = wanted.setdefault(member.wanted, member)
+            if first is not member:
+                raise Refusal(
+                    f"two processes ask for rank {member.wanted}: one on {first.host} and one on {member.host}. "
+                    "Give every process its own RINGCOMM_RANK, or none at all"
+                )
+            member.rank = member.wanted
+        free = iter(rank for rank in range(self.size) if rank not in wanted)
+        for member in sorted(members, key=_join_order):
+            if member.rank < 0:
+                member.rank = next(free)
+
+    def missing(self, present: Collection[Optional[Slot]]) -> List[Tuple[int, Seat]]:
+        """The planned ranks that nobody has taken."""
+        return [(rank, seat) for rank, seat in enumerate(self.seats) if seat.slot not in present]
+
+    def who_is_missing(self, members: Sequence[Member]) -> str:
+        """The same in words, as far as it can be told."""
+        absent = [f"rank {rank} ({seat.host})" for rank, seat in self.missing([m.slot for m in members])]
+        if self.seats:
+            return ", ".join(absent[:8]) + (f" and {len(absent) - 8} more" if len(absent) > 8 else "")
+        here = ", ".join(f"{member.host} (process {member.pid})" for member in members)
+        return f"{self.size - len(members)} more; here are: {here}"
+
+
+def _join_order(member: Member) -> Tuple[str, Slot, int]:
+    return (member.hostname, member.slot or Slot(0, 0), member.pid)

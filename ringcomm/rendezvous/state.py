@@ -1,0 +1,363 @@
+"""The rendezvous as a state machine: who is here, who is missing, what happens next.
+
+Events go in (somebody joined, left, vanished, reported), actions come out (tell somebody, refuse
+somebody, tell the launcher). There is no socket, thread or clock in here; :mod:`.server` is the
+shell around it. A generation goes through these phases::
+
+    JOINING  ->  PROBING  ->  LINKING  ->  RUNNING  ->  (all left) JOINING of the next generation
+        \\____________\\____________\\____________\\______  ABORTED
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from ..config import Slot
+from ..transport.routes import Attempt, choose_route, explain_no_route
+from ..wire.messages import Message
+from .actions import Action, Drop, Notice, Seat, Tell, Timer
+from .blame import EVIDENCE_S, NOBODY, SETTLE_S, VANISHED, Blame, Suspicion
+from .roster import Member, Refusal, Roster
+from .table import link_rows, link_table
+
+
+class Phase(Enum):
+    """How far a generation has come."""
+
+    JOINING = "joining"
+    PROBING = "probing"
+    LINKING = "linking"
+    RUNNING = "running"
+    ABORTED = "aborted"
+
+
+class Rendezvous:
+    """All that the rendezvous knows.
+
+    Args:
+        size: number of ranks.
+        seats: in rank order, if a launcher planned the job.
+        version: ringcomm's version; members must have the same.
+        start_timeout_s: how long the first who joined waits for the last.
+    """
+
+    def __init__(self, size: int, seats: Sequence[Seat], version: str, start_timeout_s: float) -> None:
+        self.size = size
+        self.start_timeout_s = start_timeout_s
+        self.generation = 0
+        self.phase = Phase.JOINING
+        self.members: Dict[int, Member] = {}
+        self.verdict: Optional[Message] = None
+        self._roster = Roster(size, seats, version)
+        self._blame = Blame()
+        self._waiting: Dict[int, Member] = {}
+        self._by_rank: Dict[int, Member] = {}
+        self._leaders: List[Member] = []
+        self._reports: Dict[int, List[Attempt]] = {}
+        self._links: Dict[int, List[Dict[str, Any]]] = {}
+        self._first_join_s: Optional[float] = None
+
+    # ---- joining -----------------------------------------------------------------------------
+
+    def joined(self, connection: int, message: Message, now_s: float) -> List[Action]:
+        """Somebody with the right key asks for a place."""
+        try:
+            slot, host = self._roster.place(message)
+            self._admit(slot, host)
+        except Refusal as refusal:
+            return self._refuse(connection, str(refusal))
+        self._waiting[connection] = Member(connection, message, slot, host)
+        actions: List[Action] = [
+            Notice("joined", f"{len(self._waiting)} of {self.size} ranks are here (newest: {host})")
+        ]
+        if self._first_join_s is None:
+            self._first_join_s = now_s
+            actions.append(Timer(self.start_timeout_s))
+        if self.phase is Phase.JOINING:
+            actions += self._blame_early_exits() or self._start_if_complete()
+        return actions
+
+    def _admit(self, slot: Optional[Slot], host: str) -> None:
+        """Raise Refusal if the job has no room for somebody with this slot now."""
+        if self.phase is Phase.ABORTED:
+            raise Refusal(f"this job has ended: {self.verdict['text'] if self.verdict else 'it failed'}")
+        for member in list(self._waiting.values()) + list(self.members.values()):
+            here = member.left is None and member.gone is None
+            if slot is not None and member.slot == slot and here:
+                raise Refusal(
+                    f"place {slot.local} on {host} is already taken by process {member.pid} on {member.hostname}"
+                )
+        if self.phase is Phase.JOINING:
+            complete = len(self._waiting) >= self.size
+        else:
+            # Whoever has left may come back for the next generation; nobody else may.
+            complete = len(self._waiting) >= sum(
+                1 for member in self.members.values() if member.left is not None
+            )
+        if complete:
+            raise Refusal(f"the job's {self.size} ranks are complete; {host} came too late")
+
+    def _refuse(self, connection: int, reason: str) -> List[Action]:
+        return [
+            Tell(connection, {"type": "refused", "reason": reason}),
+            Drop(connection),
+            Notice("refused", f"refused to let somebody join: {reason}"),
+        ]
+
+    def _start_if_complete(self) -> List[Action]:
+        if len(self._waiting) < self.size:
+            return []
+        try:
+            ordered = self._roster.assign(list(self._waiting.values()))
+        except Refusal as refusal:
+            return self._abort("startup", f"The job cannot start: {refusal}.", None)
+        self.members = {member.connection: member for member in ordered}
+        self._by_rank = {member.rank: member for member in ordered}
+        self._leaders = [member for member in ordered if member.local_rank == 0]
+        self._waiting = {}
+        self._first_join_s = None
+        self._reports.clear()
+        self._links.clear()
+        self.phase = Phase.PROBING
+        actions: List[Action] = [Tell(member.connection, self._assignment(member)) for member in ordered]
+        return actions + (self._link() if len(self._leaders) == 1 else [])
+
+    def _assignment(self, member: Member) -> Message:
+        others = [leader for leader in self._leaders if leader is not member]
+        return {
+            "type": "probe",
+            "rank": member.rank,
+            "generation": self.generation,
+            "members": [other.describe() for other in self._by_rank.values()],
+            "targets": [{"rank": other.rank, "addresses": other.addresses} for other in others]
+            if member.local_rank == 0
+            else [],
+        }
+
+    # ---- probing and linking -----------------------------------------------------------------
+
+    def probed(self, connection: int, message: Message) -> List[Action]:
+        """The first rank of a host reports what it could reach."""
+        member = self.members.get(connection)
+        if member is None or self.phase is not Phase.PROBING or member.local_rank != 0:
+            return []
+        self._reports[member.rank] = [Attempt.from_json(item) for item in message["attempts"]]
+        return self._link() if len(self._reports) == len(self._leaders) else []
+
+    def _link(self) -> List[Action]:
+        routes: Dict[Tuple[int, int], Attempt] = {}
+        for index, low in enumerate(self._leaders):
+            for high in self._leaders[index + 1 :]:
+                attempts = self._attempts_between(low, high)
+                route = choose_route(attempts)
+                if route is None:
+                    return self._abort("no_route", _no_route(low, high, attempts), None)
+                routes[low.host_index, high.host_index] = route
+        self.phase = Phase.LINKING
+        return [
+            Tell(member.connection, {"type": "link", "routes": self._routes_of(member, routes)})
+            for member in self._by_rank.values()
+        ]
+
+    def _attempts_between(self, one: Member, other: Member) -> List[Attempt]:
+        there = [item for item in self._reports.get(one.rank, []) if item.target == other.rank]
+        back = [item for item in self._reports.get(other.rank, []) if item.target == one.rank]
+        return there + back
+
+    def _routes_of(self, member: Member, routes: Dict[Tuple[int, int], Attempt]) -> List[Dict[str, Any]]:
+        """For every peer: whether to dial it, and at which addresses, in this order."""
+        result = []
+        for peer in self._by_rank.values():
+            if peer is member:
+                continue
+            if peer.host_index == member.host_index:
+                # The loopback first; the rest in case two containers pass for one host.
+                addresses = sorted(peer.addresses, key=lambda item: bool(item.get("kind") != "loopback"))
+                dial = member.rank > peer.rank
+            else:
+                route = routes[
+                    min(member.host_index, peer.host_index), max(member.host_index, peer.host_index)
+                ]
+                addresses = [item for item in peer.addresses if item.get("address") == route.address]
+                dial = self._by_rank[route.source].host_index == member.host_index
+            result.append({"peer": peer.rank, "dial": dial, "addresses": addresses})
+        return result
+
+    def linked(self, connection: int, message: Message) -> List[Action]:
+        """A rank has a proven link to every other."""
+        member = self.members.get(connection)
+        if member is None or self.phase is not Phase.LINKING:
+            return []
+        member.linked = True
+        self._links[member.rank] = message["links"]
+        if not all(item.linked for item in self.members.values()):
+            return []
+        self.phase = Phase.RUNNING
+        rows = link_rows(self._by_rank, self._links, self._reports)
+        table = link_table(rows)
+        actions: List[Action] = [
+            Tell(item.connection, {"type": "go", "table": table}) for item in self.members.values()
+        ]
+        actions.append(Notice("started", table, detail={"links": rows, "generation": self.generation}))
+        return actions
+
+    def unlinked(self, connection: int, message: Message) -> List[Action]:
+        """A rank could not build a link."""
+        member = self.members.get(connection)
+        if member is None or self.phase is Phase.ABORTED:
+            return []
+        return self._abort("no_route", f"{member.name()} could not link up: {message['reason']}.", None)
+
+    # ---- losing somebody ---------------------------------------------------------------------
+
+    def lost(self, connection: int, message: Message, now_s: float) -> List[Action]:
+        """A rank reports that it lost another."""
+        member = self.members.get(connection)
+        peer = self._by_rank.get(int(message["peer"]))
+        if member is None or peer is None or self.phase is Phase.ABORTED:
+            return []
+        known = peer.gone is not None or peer.left is not None or message["kind"] == "stalled"
+        wait_s = SETTLE_S if known else EVIDENCE_S
+        self._blame.suspect(
+            Suspicion(
+                member.rank, peer.rank, message["doing"], message["why"], message["kind"], now_s + wait_s
+            )
+        )
+        return [Timer(wait_s)]
+
+    def mismatched(self, connection: int, message: Message, now_s: float) -> List[Action]:
+        """A rank reports that another one is in a different call."""
+        member = self.members.get(connection)
+        if member is None or self.phase is Phase.ABORTED:
+            return []
+        self._blame.mismatch(member.rank, str(message["text"]), now_s)
+        return [Timer(SETTLE_S)]
+
+    def leaving(self, connection: int, message: Message, now_s: float) -> List[Action]:
+        """A rank says goodbye: it shut down, or its program ended."""
+        self._waiting.pop(connection, None)
+        member = self.members.get(connection)
+        if member is None:
+            return []
+        member.left = str(message["reason"])
+        if self.phase is Phase.ABORTED:
+            return []
+        if not message["ok"]:
+            member.gone = member.left
+            return self._condemn(member)
+        if self.phase in (Phase.PROBING, Phase.LINKING):
+            return self._condemn(member)
+        return self._next_generation(now_s)
+
+    def disconnected(self, connection: int, now_s: float) -> List[Action]:
+        """A control connection ended."""
+        if self._waiting.pop(connection, None) is not None and not self._waiting:
+            self._first_join_s = None
+        member = self.members.get(connection)
+        if member is None or member.left is not None or member.gone is not None:
+            return []
+        member.gone = self._blame.exit_of(member.slot) or VANISHED
+        if self.phase is Phase.ABORTED:
+            return []
+        if member.gone != VANISHED:
+            return self._condemn(member)
+        # The launcher usually knows within moments how the process ended; that reads better.
+        wait_s = EVIDENCE_S if self._roster.seats else SETTLE_S
+        self._blame.suspect(Suspicion(NOBODY, member.rank, "", "", "vanished", now_s + wait_s))
+        return [Timer(wait_s)]
+
+    def process_exited(self, slot: Slot, how: str, ok: bool, now_s: float) -> List[Action]:
+        """The launcher knows that a process has ended."""
+        self._blame.exited(slot, how, ok)
+        if self.phase is Phase.ABORTED:
+            return []
+        for member in self.members.values():
+            if member.slot == slot and (member.left is None or not ok):
+                # One that said goodbye may still have failed after that; whoever waits shall read how.
+                member.gone = how
+                if member.left is None:
+                    return self._condemn(member)
+        return self._blame_early_exits()
+
+    def _blame_early_exits(self) -> List[Action]:
+        """While some wait for the others to join: has one of the others ended already?"""
+        if not self._waiting or self.phase is not Phase.JOINING:
+            return []
+        for rank, seat in self._roster.missing([member.slot for member in self._waiting.values()]):
+            how = self._blame.exit_of(seat.slot)
+            if how is not None:
+                return self._abort(
+                    "startup",
+                    f"rank {rank} ({seat.host}) ended ({how}) before it called ringcomm.init(), while "
+                    f"{len(self._waiting)} of {self.size} ranks were waiting for it.",
+                    rank,
+                )
+        return []
+
+    def tick(self, now_s: float) -> List[Action]:
+        """Time has passed: act on what is due."""
+        if self.phase is Phase.ABORTED:
+            return []
+        verdict = self._blame.due(self._by_rank, now_s)
+        if verdict is not None:
+            culprit = verdict.culprit
+            return self._abort(
+                verdict.kind,
+                verdict.text,
+                culprit.rank if culprit else None,
+                culprit.host if culprit else None,
+            )
+        if self._first_join_s is not None and now_s >= self._first_join_s + self.start_timeout_s - 1e-3:
+            return self._give_up_waiting()
+        return []
+
+    def _condemn(self, member: Member) -> List[Action]:
+        verdict = self._blame.sentence(self._by_rank, member)
+        return self._abort(verdict.kind, verdict.text, member.rank, member.host)
+
+    def _give_up_waiting(self) -> List[Action]:
+        waiting = list(self._waiting.values())
+        missing = self._roster.missing([member.slot for member in waiting])
+        again = " again" if self.generation or self.phase is not Phase.JOINING else ""
+        return self._abort(
+            "timeout",
+            f"Only {len(waiting)} of {self.size} ranks called ringcomm.init(){again} within "
+            f"{self.start_timeout_s:g} s. Missing: {self._roster.who_is_missing(waiting)}. "
+            "If they only need longer, raise --start-timeout (RINGCOMM_START_TIMEOUT).",
+            missing[0][0] if missing else None,
+        )
+
+    def _abort(
+        self, kind: str, text: str, culprit: Optional[int], host: Optional[str] = None
+    ) -> List[Action]:
+        self.phase = Phase.ABORTED
+        self.verdict = {"type": "abort", "kind": kind, "text": text, "rank": culprit, "host": host}
+        everyone = list(self.members) + list(self._waiting)
+        actions: List[Action] = [Tell(connection, self.verdict) for connection in everyone]
+        actions.append(Notice("failed", text, culprit=culprit, detail={"kind": kind}))
+        return actions
+
+    def _next_generation(self, now_s: float) -> List[Action]:
+        """If everybody has left in peace: the job has ended, or starts again with those who wait."""
+        if any(member.left is None for member in self.members.values()):
+            return []
+        self.members = {}
+        self._by_rank = {}
+        self._blame.forget_reports()
+        self.generation += 1
+        self.phase = Phase.JOINING
+        actions: List[Action] = [Notice("ended", "every rank has left")]
+        if self._waiting:
+            self._first_join_s = now_s
+            actions.append(Timer(self.start_timeout_s))
+        return actions + (self._blame_early_exits() or self._start_if_complete())
+
+
+def _no_route(low: Member, high: Member, attempts: Sequence[Attempt]) -> str:
+    names = {low.rank: low.host, high.rank: high.host}
+    return (
+        f"{low.host} and {high.host} cannot reach each other. Tried:\n{explain_no_route(names, attempts)}\n"
+        "Check that both are on one network and that no firewall blocks TCP between them; --iface chooses "
+        "interfaces."
+    )

@@ -1,0 +1,144 @@
+"""Direct exchange: everybody talks to everybody, so a result is never more than two messages away.
+
+A ring moves the fewest bytes but needs ``2 (p - 1)`` hops. Where a switch connects all ranks, each
+chunk can go straight to the rank that sums it, and straight from there to everyone: the same
+number of bytes in two rounds. The sum of a chunk is made by one fold over all contributions, in
+the order of the ranks. So nothing is rounded or wrapped between hops, which element types with
+few bits need, and the result does not depend on who owns which chunk.
+
+The price is ``p - 1`` links that are busy at the same time. To keep everyone from hitting rank 0
+first, each rank serves its peers in the order rank+1, rank+2, ...: in every round each rank
+receives from exactly one other.
+
+In the costs below a message takes alpha seconds plus beta seconds per element, adding takes gamma
+seconds per element, p is the number of ranks and n the number of elements.
+
+Sources: the reduce-scatter is the pairwise exchange of R. Thakur, R. Rabenseifner, W. Gropp,
+"Optimization of collective communication operations in MPICH", Int. J. High Performance Computing
+Applications 19 (2005), with its rounds run at the same time; so is the all-to-all.
+"""
+
+from __future__ import annotations
+
+from typing import List
+
+from .steps import SELF, SOURCE, Bounds, Recv, Schedule, Send
+
+
+def _peers_ahead(rank: int, size: int) -> List[int]:
+    """All other ranks, the next one first: the order in which to send."""
+    return [(rank + distance) % size for distance in range(1, size)]
+
+
+def _peers_behind(rank: int, size: int) -> List[int]:
+    """All other ranks, the previous one first: the order in which their messages come."""
+    return [(rank - distance) % size for distance in range(1, size)]
+
+
+def _fold_all(rank: int, size: int, start: int, stop: int) -> Schedule:
+    """One fold of everybody's ``[start, stop)`` in the order of the ranks; nothing if alone."""
+    if size == 1:
+        return []
+    fold = tuple(SELF if other == rank else other for other in range(size))
+    return [Recv(tuple(_peers_behind(rank, size)), start, stop, fold=fold, final=True)]
+
+
+def reduce_scatter(rank: int, size: int, bounds: Bounds) -> Schedule:
+    """Send every chunk to the rank that owns it; fold the own one. Rank r ends with chunk r.
+
+    Args:
+        rank: this rank, ``0 <= rank < size``.
+        size: number of ranks.
+        bounds: ``size + 1`` chunk boundaries in elements; ``DATA`` holds the whole vector.
+
+    Returns:
+        ``size - 1`` sends and one ``Recv`` from all others. The other chunks stay as they were.
+
+    Cost: ``alpha + (p - 1)/p n (beta + gamma)`` for equal chunks.
+    Source: Thakur, Rabenseifner and Gropp (2005), pairwise exchange.
+    """
+    steps: Schedule = [Send(peer, bounds[peer], bounds[peer + 1]) for peer in _peers_ahead(rank, size)]
+    return steps + _fold_all(rank, size, bounds[rank], bounds[rank + 1])
+
+
+def all_gather(rank: int, size: int, bounds: Bounds) -> Schedule:
+    """Send the own chunk to all others. Rank r starts with chunk r in its place.
+
+    Args:
+        rank: this rank, ``0 <= rank < size``.
+        size: number of ranks.
+        bounds: ``size + 1`` chunk boundaries in elements.
+
+    Returns:
+        ``size - 1`` sends of the same span and ``size - 1`` overwriting receives.
+
+    Cost: ``alpha + (p - 1)/p n beta`` for equal chunks.
+    Source: Thakur, Rabenseifner and Gropp (2005), pairwise exchange.
+    """
+    steps: Schedule = [Send(peer, bounds[rank], bounds[rank + 1]) for peer in _peers_ahead(rank, size)]
+    steps.extend(Recv((peer,), bounds[peer], bounds[peer + 1]) for peer in _peers_behind(rank, size))
+    return steps
+
+
+def all_reduce(rank: int, size: int, bounds: Bounds) -> Schedule:
+    """Reduce-scatter, then all-gather: two rounds, and the bytes of a ring.
+
+    Args:
+        rank: this rank, ``0 <= rank < size``.
+        size: number of ranks.
+        bounds: ``size + 1`` chunk boundaries in elements; chunks may be empty or uneven.
+
+    Returns:
+        :func:`reduce_scatter` followed by :func:`all_gather`.
+
+    Cost: ``2 alpha + 2 (p - 1)/p n beta + (p - 1)/p n gamma`` for equal chunks.
+    Source: Thakur, Rabenseifner and Gropp (2005), pairwise exchange.
+    """
+    return reduce_scatter(rank, size, bounds) + all_gather(rank, size, bounds)
+
+
+def one_shot(rank: int, size: int, count: int) -> Schedule:
+    """All-reduce in one round: everybody sends everything to everybody, and everybody folds it.
+
+    For tiny messages, where the number of rounds is all that counts. All ranks evaluate the same
+    expression, contributions in the order of the ranks, so they end with the same bits.
+
+    Args:
+        rank: this rank, ``0 <= rank < size``.
+        size: number of ranks.
+        count: number of elements.
+
+    Cost: ``alpha + (p - 1) n (beta + gamma)``.
+    Source: folklore; NCCL and vLLM call it one-shot, MPI texts all-to-all broadcast and reduce.
+
+    >>> for step in one_shot(1, 3, 4): print(step)
+    Send(peer=2, start=0, stop=4, buffer=0)
+    Send(peer=0, start=0, stop=4, buffer=0)
+    Recv(peers=(0, 2), start=0, stop=4, fold=(0, -1, 2), final=True)
+    """
+    steps: Schedule = [Send(peer, 0, count) for peer in _peers_ahead(rank, size)]
+    return steps + _fold_all(rank, size, 0, count)
+
+
+def all_to_all(rank: int, size: int, send_bounds: Bounds, recv_bounds: Bounds) -> Schedule:
+    """Give each peer its own span of ``SOURCE``, and get one from each into ``DATA``.
+
+    The span from this rank to itself is not included: the caller copies it.
+
+    Args:
+        rank: this rank, ``0 <= rank < size``.
+        size: number of ranks.
+        send_bounds: ``size + 1`` boundaries in ``SOURCE``, in elements; chunk q goes to rank q.
+        recv_bounds: ``size + 1`` boundaries in ``DATA``, in elements; chunk q comes from rank q.
+            Its length must be what rank q's ``send_bounds`` say of this rank.
+
+    Cost: ``alpha + (p - 1)/p n beta`` for equal chunks, n being the elements that one rank sends.
+    Source: Thakur, Rabenseifner and Gropp (2005), pairwise exchange for long messages.
+    """
+    steps: Schedule = [
+        Send(peer, send_bounds[peer], send_bounds[peer + 1], SOURCE) for peer in _peers_ahead(rank, size)
+    ]
+    steps.extend(
+        Recv((peer,), recv_bounds[peer], recv_bounds[peer + 1]) for peer in _peers_behind(rank, size)
+    )
+    return steps

@@ -1,0 +1,77 @@
+"""What a collective is made of: a schedule is data.
+
+An algorithm is a pure function that returns, for one rank, the list of steps that this rank
+takes. A step names a *span* of elements ``[start, stop)`` in a buffer, and a peer. Nothing here
+knows what a socket is. The same list is run by the executor over any fabric, replayed by the
+symbolic checker (:mod:`ringcomm.schedule.verify`), and priced by the cost model.
+
+**Order.** Between two ranks the steps are one byte stream each way: what rank a sends to rank b,
+in the order of a's list, is what b receives from a, in the order of b's list. Nothing else on the
+wire tells them apart, so the two lists must agree; the checker proves that they do.
+
+**Dependence.** There are no rounds and no barriers. A step waits for exactly those earlier steps
+of the same rank whose span in the same buffer overlaps its own, and it waits *by position*:
+a ``Send`` may advance as far as an earlier ``Recv`` has finished, element by element, and a
+``Recv`` may overwrite as far as an earlier ``Send`` has gone. This is what makes a ring one
+continuous stream and a chain of broadcasts a pipeline, without a word about segments here.
+
+**Folding.** A ``Recv`` with a ``fold`` combines instead of overwriting. Its ``fold`` is the order
+of the operands: peers' ranks, and ``SELF`` where this rank's own contribution stands. One ``Recv``
+may wait for the same span from several peers and fold them all at once; then intermediate sums
+need never be rounded. The order is part of the schedule, so timing cannot change a bit of the
+result. ``final`` marks the fold whose outcome is the finished value, where averages are divided.
+"""
+
+from __future__ import annotations
+
+from typing import List, NamedTuple, Sequence, Tuple, Union
+
+SELF = -1
+"""In a fold: this rank's own contribution, as it stands in the buffer."""
+
+DATA = 0
+"""The buffer in which the result grows (and, in place, in which the contribution stands)."""
+
+SOURCE = 1
+"""The caller's own input, which is only read. All-to-all sends from here."""
+
+
+class Send(NamedTuple):
+    """Send the elements ``[start, stop)`` of a buffer to ``peer``."""
+
+    peer: int
+    start: int
+    stop: int
+    buffer: int = DATA
+
+
+class Recv(NamedTuple):
+    """Receive the elements ``[start, stop)`` of ``DATA`` from each of ``peers``.
+
+    With an empty ``fold`` there is one peer, whose elements overwrite the span. Otherwise ``fold``
+    is a permutation of ``peers`` and ``SELF``: the operands from left to right.
+    """
+
+    peers: Tuple[int, ...]
+    start: int
+    stop: int
+    fold: Tuple[int, ...] = ()
+    final: bool = False
+
+
+Step = Union[Send, Recv]
+Schedule = List[Step]
+
+Bounds = Sequence[int]
+"""Chunk boundaries in elements: ``size + 1`` ascending numbers, of which chunk ``i`` is
+``[bounds[i], bounds[i + 1])``. Chunks may be empty and need not be equal."""
+
+
+def even_bounds(count: int, parts: int) -> Tuple[int, ...]:
+    """Boundaries that split ``count`` elements into ``parts`` chunks; the first ones get one more.
+
+    >>> even_bounds(7, 3)
+    (0, 3, 5, 7)
+    """
+    base, extra = divmod(count, parts)
+    return tuple(i * base + min(i, extra) for i in range(parts + 1))

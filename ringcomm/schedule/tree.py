@@ -1,0 +1,74 @@
+"""Broadcast: one rank's vector to all. A tree for short ones, a chain for long ones.
+
+Both are written relative to the root: position 0 is the root, position i the rank
+``(root + i) % size``.
+
+In the costs below a message takes alpha seconds plus beta seconds per element, p is the number of
+ranks, n the number of elements, and s the number that a rank collects before it passes them on
+(the executor's segment, at most n).
+"""
+
+from __future__ import annotations
+
+from .steps import Recv, Schedule, Send
+
+
+def broadcast(rank: int, size: int, root: int, count: int) -> Schedule:
+    """Binomial tree: in every round, each rank that has the vector sends it to one that has not.
+
+    The parent of a position is the position with its lowest set bit cleared. The child with the
+    largest subtree is served first. With 8 ranks::
+
+        round 0    0 -> 4
+        round 1    0 -> 2    4 -> 6
+        round 2    0 -> 1    2 -> 3    4 -> 5    6 -> 7
+
+    Args:
+        rank: this rank, ``0 <= rank < size``.
+        size: number of ranks.
+        root: the rank whose ``DATA`` is sent; its own is not touched.
+        count: number of elements.
+
+    Cost: ``ceil(log2(p)) (alpha + n beta)``.
+    Source: Thakur, Rabenseifner and Gropp (2005), short messages.
+
+    >>> broadcast(2, 4, root=0, count=5)
+    [Recv(peers=(0,), start=0, stop=5, fold=(), final=False), Send(peer=3, start=0, stop=5, buffer=0)]
+    """
+    position = (rank - root) % size
+    steps: Schedule = []
+    if position == 0:
+        reach = 1 << (size - 1).bit_length()
+    else:
+        reach = position & -position
+        steps.append(Recv(((position - reach + root) % size,), 0, count))
+    while reach > 1:
+        reach //= 2
+        if position + reach < size:
+            steps.append(Send((position + reach + root) % size, 0, count))
+    return steps
+
+
+def chain(rank: int, size: int, root: int, count: int) -> Schedule:
+    """Pass it on: root, root+1, root+2, ... Each link carries the vector exactly once.
+
+    It looks as if the last rank had to wait for ``p - 1`` whole vectors. But a ``Send`` follows the
+    ``Recv`` before it element by element, so the vector flows through all ranks at the same time.
+
+    Args:
+        rank: this rank, ``0 <= rank < size``.
+        size: number of ranks.
+        root: the rank whose ``DATA`` is sent; its own is not touched.
+        count: number of elements.
+
+    Cost: ``(p - 1) alpha + (n + (p - 2) s) beta``.
+    Source: pipelined broadcast, for instance J. Pjesivac-Grbovic et al., "Performance analysis of
+    MPI collective operations", Cluster Computing 10 (2007).
+    """
+    position = (rank - root) % size
+    steps: Schedule = []
+    if position > 0:
+        steps.append(Recv(((rank - 1) % size,), 0, count))
+    if position < size - 1:
+        steps.append(Send((rank + 1) % size, 0, count))
+    return steps

@@ -1,0 +1,388 @@
+"""Proof that a set of schedules computes what it should: all ranks replayed together, in symbols.
+
+Instead of numbers, the buffers hold terms: "rank 3's element 17", "the fold of these terms in this
+order". The replay obeys the rules of :mod:`ringcomm.schedule.steps` in their strictest reading:
+
+* a step touches an element only after all earlier steps of its rank that touch the same element;
+* the wire holds nothing: an element leaves only when the other side can take it, where a folding
+  ``Recv`` may keep one element per peer until the others' have come;
+* the elements between two ranks move strictly in order.
+
+Whatever an executor buffers on top of that only removes waits, so a schedule that passes cannot
+deadlock in one that serves all its links at once. A schedule that fails raises
+:class:`~ringcomm.errors.BrokenInvariantError`, which says which ranks, steps and elements are to
+blame.
+
+Elements that all steps treat alike are taken together as one *piece*. Every such run is kept as
+two pieces, not one, because "its last element waits for its first" can only be seen with two.
+
+Equal terms are stored once and named by a number, so "the same expression, operand order included"
+is the comparison of two numbers, and that is what makes the bits the same on all ranks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Deque, Dict, Iterable, List, NamedTuple, Sequence, Tuple
+
+from .steps import DATA, SELF, SOURCE, Bounds, Recv, Send
+from .streams import Domain, Schedules, Streams, cut_buffers, fail, name_of, pair_steps
+
+_UNDEFINED = -1  # a piece that nobody has written
+
+
+def check_all_reduce(schedules: Schedules, count: int, *, single_fold: bool = False) -> None:
+    """Prove that all ranks end with the same finished fold of all contributions.
+
+    Args:
+        schedules: one per rank.
+        count: number of elements.
+        single_fold: demand also that each element is made by one fold of all contributions.
+
+    Raises:
+        BrokenInvariantError: otherwise.
+    """
+    size = len(schedules)
+    replay = _Replay(schedules, {(rank, DATA): (0, count) for rank in range(size)})
+    replay.fill((rank, DATA, 0, count) for rank in range(size))
+    replay.run()
+    for rank in range(size):
+        replay.expect_reduced(rank, 0, count, single_fold)
+    replay.expect_same(0, count)
+
+
+def check_reduce_scatter(schedules: Schedules, bounds: Bounds, *, single_fold: bool = False) -> None:
+    """Prove that rank r ends with the finished fold of all contributions in chunk r.
+
+    Args:
+        schedules: one per rank.
+        bounds: chunk boundaries in elements.
+        single_fold: demand also that each element is made by one fold of all contributions.
+
+    Raises:
+        BrokenInvariantError: otherwise.
+    """
+    size = len(schedules)
+    replay = _Replay(schedules, {(rank, DATA): bounds for rank in range(size)})
+    replay.fill((rank, DATA, bounds[0], bounds[-1]) for rank in range(size))
+    replay.run()
+    for rank in range(size):
+        replay.expect_reduced(rank, bounds[rank], bounds[rank + 1], single_fold)
+
+
+def check_all_gather(schedules: Schedules, bounds: Bounds) -> None:
+    """Prove that all ranks end with chunk q as rank q had it, of which nothing else was defined.
+
+    Args:
+        schedules: one per rank.
+        bounds: chunk boundaries in elements.
+
+    Raises:
+        BrokenInvariantError: otherwise.
+    """
+    size = len(schedules)
+    replay = _Replay(schedules, {(rank, DATA): bounds for rank in range(size)})
+    replay.fill((rank, DATA, bounds[rank], bounds[rank + 1]) for rank in range(size))
+    replay.run()
+    for rank in range(size):
+        for owner in range(size):
+            replay.expect_copy(rank, bounds[owner], bounds[owner + 1], (owner, DATA, bounds[owner]))
+
+
+def check_broadcast(schedules: Schedules, root: int, count: int) -> None:
+    """Prove that all ranks end with the root's elements.
+
+    Args:
+        schedules: one per rank.
+        root: the rank whose elements were defined in the beginning.
+        count: number of elements.
+
+    Raises:
+        BrokenInvariantError: otherwise.
+    """
+    size = len(schedules)
+    replay = _Replay(schedules, {(rank, DATA): (0, count) for rank in range(size)})
+    replay.fill([(root, DATA, 0, count)])
+    replay.run()
+    for rank in range(size):
+        replay.expect_copy(rank, 0, count, (root, DATA, 0))
+
+
+def check_all_to_all(
+    schedules: Schedules, send_bounds: Sequence[Bounds], recv_bounds: Sequence[Bounds]
+) -> None:
+    """Prove that rank r ends with chunk q as rank q meant it for r, and its own span untouched.
+
+    Args:
+        schedules: one per rank.
+        send_bounds: per rank, its chunk boundaries in ``SOURCE``, in elements.
+        recv_bounds: per rank, its chunk boundaries in ``DATA``, in elements.
+
+    Raises:
+        BrokenInvariantError: otherwise.
+    """
+    size = len(schedules)
+    marks: Dict[Domain, Bounds] = {(rank, DATA): recv_bounds[rank] for rank in range(size)}
+    marks.update({(rank, SOURCE): send_bounds[rank] for rank in range(size)})
+    replay = _Replay(schedules, marks)
+    replay.fill((rank, SOURCE, send_bounds[rank][0], send_bounds[rank][-1]) for rank in range(size))
+    replay.run()
+    for rank in range(size):
+        for owner in range(size):
+            start, stop = recv_bounds[rank][owner : owner + 2]
+            if owner == rank:
+                replay.expect_undefined(rank, start, stop)
+            else:
+                replay.expect_copy(rank, start, stop, (owner, SOURCE, send_bounds[owner][rank]))
+
+
+class _Term(NamedTuple):
+    """What is known of an expression, once."""
+
+    ranks: int  # bit r: rank r's contribution is in it
+    origin: Tuple[int, int]  # buffer and position of the contributions
+    folds: int  # how many folds lie one upon the other
+    final: bool
+
+
+class _Terms:
+    """All expressions that occur; equal ones are one number."""
+
+    def __init__(self, size: int) -> None:
+        self.everyone = (1 << size) - 1
+        self.known: List[_Term] = []
+        self._numbers: Dict[Tuple[int, ...], int] = {}
+
+    def leaf(self, rank: int, buffer: int, position: int) -> int:
+        return self._number((-1, rank, buffer, position), _Term(1 << rank, (buffer, position), 0, False))
+
+    def fold(self, operands: List[int], rank: int, index: int, recv: Recv) -> int:
+        key = (int(recv.final), *operands)
+        if key in self._numbers:
+            return self._numbers[key]
+        terms = [self.known[operand] for operand in operands]
+        ranks = folds = 0
+        wrong = ""
+        for term in terms:
+            if term.final:
+                wrong = "folds a value that is already final"
+            elif term.origin != terms[0].origin:
+                wrong = f"folds element {term.origin[1]} with element {terms[0].origin[1]}"
+            elif ranks & term.ranks:
+                wrong = f"counts the contributions of ranks {members(ranks & term.ranks)} twice"
+            ranks |= term.ranks
+            folds = max(folds, term.folds)
+        if not wrong and recv.final and ranks != self.everyone:
+            wrong = f"is final, but lacks the contributions of ranks {members(self.everyone & ~ranks)}"
+        if not wrong and not recv.final and ranks == self.everyone:
+            wrong = "has all contributions, but is not final"
+        if wrong:
+            fail(f"{name_of(rank, index, recv)} {wrong}")
+        return self._number(key, _Term(ranks, terms[0].origin, folds + 1, recv.final))
+
+    def _number(self, key: Tuple[int, ...], term: _Term) -> int:
+        number = self._numbers.setdefault(key, len(self.known))
+        if number == len(self.known):
+            self.known.append(term)
+        return number
+
+
+def members(mask: int) -> List[int]:
+    """The ranks whose bits are set."""
+    return [rank for rank in range(mask.bit_length()) if mask >> rank & 1]
+
+
+class _Arrival:
+    """One piece of one ``Recv``: it waits for its operands, then for its turn."""
+
+    __slots__ = ("done", "index", "operands", "parked", "place", "recv", "turn")
+
+    def __init__(self, place: int, turn: int, index: int, recv: Recv) -> None:
+        self.place = place
+        self.turn = turn
+        self.index = index
+        self.recv = recv
+        self.operands: Dict[int, int] = {}  # peer -> term
+        self.parked: List[_Stream] = []
+        self.done = False
+
+
+class _Stream:
+    """What goes from one rank to another: ``moves`` are (place, turn) there and the arrival here."""
+
+    __slots__ = ("moves", "next", "source", "target")
+
+    def __init__(self, source: int, target: int) -> None:
+        self.source = source
+        self.target = target
+        self.moves: List[Tuple[int, int, _Arrival]] = []
+        self.next = 0
+
+
+class _Replay:
+    """All buffers of all ranks, cut into pieces; a *place* is one piece of one buffer.
+
+    Each place counts the steps that touched it. A step's *turn* at a place is the number of earlier
+    steps of its rank that touch it too: when the count has reached the turn, the step may go on.
+    """
+
+    def __init__(self, schedules: Schedules, marks: Dict[Domain, Bounds]) -> None:
+        self._schedules = schedules
+        self._terms = _Terms(len(schedules))
+        pairings = pair_steps(schedules)
+        self._position: List[int] = []
+        self._place: Dict[Domain, Dict[int, int]] = {}
+        for domain, points in cut_buffers(schedules, pairings, marks).items():
+            base = len(self._position)
+            self._place[domain] = {point: base + i for i, point in enumerate(points)}
+            self._position.extend(points)
+        self._value = [_UNDEFINED] * len(self._position)
+        self._touched = [0] * len(self._position)
+        self._waiting: Dict[Tuple[int, int], _Stream] = {}
+        self._streams = self._lay_out(pairings)
+
+    def _places(self, rank: int, buffer: int, start: int, stop: int) -> range:
+        if start == stop:
+            return range(0)
+        place = self._place[rank, buffer]
+        return range(place[start], place[stop])
+
+    def _lay_out(self, pairings: Streams) -> List[_Stream]:
+        """Give every step its turn at every place, then write out the streams piece by piece."""
+        turns = [0] * len(self._position)
+        outgoing: Dict[Tuple[int, int], List[Tuple[int, int]]] = {}
+        incoming: Dict[Tuple[int, int], List[_Arrival]] = {}
+        for rank, steps in enumerate(self._schedules):
+            for index, step in enumerate(steps):
+                buffer = step.buffer if isinstance(step, Send) else DATA
+                places = self._places(rank, buffer, step.start, step.stop)
+                if isinstance(step, Send):
+                    outgoing[rank, index] = [(place, turns[place]) for place in places]
+                else:
+                    incoming[rank, index] = [_Arrival(place, turns[place], index, step) for place in places]
+                for place in places:
+                    turns[place] += 1
+        streams: List[_Stream] = []
+        for (source, target), pairs in pairings.items():
+            stream = _Stream(source, target)
+            for pair in pairs:
+                arrivals = incoming[target, pair.recv_index]
+                for (place, turn), arrival in zip(outgoing[source, pair.send_index], arrivals):
+                    stream.moves.append((place, turn, arrival))
+            streams.append(stream)
+        return streams
+
+    def fill(self, spans: Iterable[Tuple[int, int, int, int]]) -> None:
+        """Define (rank, buffer, start, stop): each element is that rank's own contribution."""
+        for rank, buffer, start, stop in spans:
+            for place in self._places(rank, buffer, start, stop):
+                self._value[place] = self._terms.leaf(rank, buffer, self._position[place])
+
+    def run(self) -> None:
+        """Move everything; fail if something is left that cannot move."""
+        ready = deque(self._streams)
+        while ready:
+            self._advance(ready.popleft(), ready)
+        stuck = [stream for stream in self._streams if stream.next < len(stream.moves)]
+        if stuck:
+            lines = [self._describe(stream) for stream in stuck[:8]]
+            more = [f"and {len(stuck) - 8} more streams"] if len(stuck) > 8 else []
+            fail("deadlock:\n  " + "\n  ".join(lines + more))
+
+    def _advance(self, stream: _Stream, ready: Deque[_Stream]) -> None:
+        """Move a stream on until it has to wait; whom it has to wait for will wake it."""
+        while stream.next < len(stream.moves):
+            place, turn, arrival = stream.moves[stream.next]
+            folding = bool(arrival.recv.fold)
+            if stream.source not in arrival.operands:
+                if self._touched[place] != turn:
+                    self._waiting[place, turn] = stream
+                    return
+                if folding or self._touched[arrival.place] == arrival.turn:
+                    arrival.operands[stream.source] = self._read(place, stream.source)
+                    self._touch(place, ready)
+            if not arrival.done and folding and len(arrival.operands) < len(arrival.recv.peers):
+                arrival.parked.append(stream)
+                return
+            if not arrival.done and self._touched[arrival.place] != arrival.turn:
+                self._waiting[arrival.place, arrival.turn] = stream
+                return
+            if not arrival.done:
+                self._apply(arrival, stream.target)
+                self._touch(arrival.place, ready)
+                ready.extend(arrival.parked)
+            stream.next += 1
+
+    def _touch(self, place: int, ready: Deque[_Stream]) -> None:
+        self._touched[place] += 1
+        stream = self._waiting.pop((place, self._touched[place]), None)
+        if stream is not None:
+            ready.append(stream)
+
+    def _read(self, place: int, rank: int) -> int:
+        if self._value[place] == _UNDEFINED:
+            fail(f"rank {rank} sends element {self._position[place]}, which nobody has defined")
+        return self._value[place]
+
+    def _apply(self, arrival: _Arrival, rank: int) -> None:
+        recv = arrival.recv
+        arrival.done = True
+        if not recv.fold:
+            self._value[arrival.place] = arrival.operands[recv.peers[0]]
+            return
+        own = self._value[arrival.place]
+        if own == _UNDEFINED:
+            name = name_of(rank, arrival.index, recv)
+            fail(f"{name} folds element {self._position[arrival.place]}, which nobody has defined")
+        operands = [own if peer == SELF else arrival.operands[peer] for peer in recv.fold]
+        self._value[arrival.place] = self._terms.fold(operands, rank, arrival.index, recv)
+
+    def _describe(self, stream: _Stream) -> str:
+        place, turn, arrival = stream.moves[stream.next]
+        where = f"rank {stream.source} -> rank {stream.target}, element {self._position[place]}"
+        if stream.source not in arrival.operands and self._touched[place] != turn:
+            return f"{where}: earlier steps of rank {stream.source} have not touched it yet"
+        lacking = sorted(set(arrival.recv.peers) - set(arrival.operands) - {stream.source})
+        if lacking:
+            return f"{where}: {name_of(stream.target, arrival.index, arrival.recv)} waits for ranks {lacking}"
+        return f"{where}: {name_of(stream.target, arrival.index, arrival.recv)} waits for earlier steps"
+
+    def expect_reduced(self, rank: int, start: int, stop: int, single_fold: bool) -> None:
+        """Fail unless the elements are finished folds of all contributions to their own position."""
+        terms, alone = self._terms, len(self._schedules) == 1
+        for place in self._places(rank, DATA, start, stop):
+            term, position = terms.known[self._value[place]], self._position[place]
+            wrong = ""
+            if term.ranks != terms.everyone:
+                wrong = f"lacks the contributions of ranks {members(terms.everyone & ~term.ranks)}"
+            elif term.origin != (DATA, position):
+                wrong = f"holds the value of element {term.origin[1]}"
+            elif not term.final and not alone:
+                wrong = "is not final"
+            elif single_fold and term.folds > 1:
+                wrong = f"is made by {term.folds} folds one upon the other, not by one"
+            if wrong:
+                fail(f"rank {rank} element {position} {wrong}")
+
+    def expect_same(self, start: int, stop: int) -> None:
+        """Fail unless all ranks hold the same expressions."""
+        first = [self._value[place] for place in self._places(0, DATA, start, stop)]
+        for rank in range(1, len(self._schedules)):
+            for place, value in zip(self._places(rank, DATA, start, stop), first):
+                if self._value[place] != value:
+                    element = self._position[place]
+                    fail(f"ranks 0 and {rank} fold element {element} in different order: bits may differ")
+
+    def expect_copy(self, rank: int, start: int, stop: int, origin: Tuple[int, int, int]) -> None:
+        """Fail unless the elements are those of (owner, buffer, start)."""
+        owner, buffer, base = origin
+        for place in self._places(rank, DATA, start, stop):
+            position = self._position[place]
+            if self._value[place] != self._terms.leaf(owner, buffer, base + position - start):
+                fail(f"rank {rank} element {position} is not what rank {owner} had for it")
+
+    def expect_undefined(self, rank: int, start: int, stop: int) -> None:
+        """Fail if anything was written there."""
+        for place in self._places(rank, DATA, start, stop):
+            if self._value[place] != _UNDEFINED:
+                fail(f"rank {rank} element {self._position[place]} should not have been touched")

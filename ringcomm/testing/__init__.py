@@ -1,0 +1,1 @@
+"""Tools to test programs and transports with: many ranks in one process, without any launcher."""

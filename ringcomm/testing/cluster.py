@@ -1,0 +1,131 @@
+"""Run N ranks as threads of this process: over memory, or over real sockets and a real rendezvous."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from typing import Any, Callable, List, Optional, Sequence
+
+from ..clock import Deadline
+from ..config import Membership, Settings, Slot
+from ..context import Context
+from ..errors import RingcommError
+from ..rendezvous.actions import Notice, Seat
+from ..rendezvous.client import Peer
+from ..rendezvous.server import RendezvousServer
+from ..transport.base import Fabric
+from ..transport.memory import memory_fabrics
+
+RankFunction = Callable[[Context], Any]
+
+
+class RankFailed(AssertionError):
+    """Ranks raised errors that the test did not expect.
+
+    Attributes:
+        errors: one per rank; None for ranks that returned.
+    """
+
+    def __init__(self, errors: Sequence[Optional[BaseException]]) -> None:
+        lines = [f"rank {rank}: {error!r}" for rank, error in enumerate(errors) if error is not None]
+        super().__init__("\n".join(lines))
+        self.errors = list(errors)
+
+
+def run_ranks(
+    size: int,
+    function: RankFunction,
+    transport: str = "memory",
+    settings: Optional[Settings] = None,
+    timeout_s: float = 60.0,
+    wrap: Optional[Callable[[Fabric], Fabric]] = None,
+) -> List[Any]:
+    """Call ``function(context)`` on every rank, each in a thread; the results in rank order.
+
+    Args:
+        transport: ``memory``, or ``tcp`` for real sockets on the loopback and a real rendezvous.
+        settings: defaults if None (without polling: the threads share one interpreter).
+        timeout_s: limit for everything together.
+        wrap: for ``memory``: wraps every rank's fabric, to make it faulty for example.
+
+    Raises:
+        RankFailed: a rank raised. Its ``__cause__`` is the first error.
+        TimeoutError: a rank did not come to an end. Its thread is left behind.
+    """
+    settings = Settings(spin_us=0.0, timeout_s=30.0, start_timeout_s=30.0) if settings is None else settings
+    if transport == "memory":
+        fabrics: List[Fabric] = list(memory_fabrics(size))
+        peers = [Peer(rank, f"host{rank}", rank, 0, os.getpid()) for rank in range(size)]
+        starters = [_starter(fabric if wrap is None else wrap(fabric), peers, settings) for fabric in fabrics]
+        return _run_threads(starters, function, timeout_s)
+    key = secrets.token_bytes(32)
+    notices: List[Notice] = []
+    server = RendezvousServer(
+        key=key,
+        job="test",
+        seats=[Seat(Slot(0, rank), "localhost") for rank in range(size)],
+        addresses=["127.0.0.1"],
+        start_timeout_s=settings.start_timeout_s,
+        notify=notices.append,
+    )
+    endpoints = tuple(server.start())
+    try:
+        memberships = [
+            Membership(size, endpoints, key, "test", Slot(0, rank), None, "localhost") for rank in range(size)
+        ]
+        return _run_threads([_joiner(item, settings) for item in memberships], function, timeout_s)
+    finally:
+        server.stop()
+
+
+def _starter(fabric: Fabric, peers: Sequence[Peer], settings: Settings) -> Callable[[], Context]:
+    return lambda: Context(fabric, peers, settings)
+
+
+def _joiner(membership: Membership, settings: Settings) -> Callable[[], Context]:
+    return lambda: Context.start(membership, settings)
+
+
+def _run_threads(
+    starters: Sequence[Callable[[], Context]], function: RankFunction, timeout_s: float
+) -> List[Any]:
+    results: List[Any] = [None] * len(starters)
+    errors: List[Optional[BaseException]] = [None] * len(starters)
+    order: List[BaseException] = []
+
+    def work(rank: int) -> None:
+        try:
+            with starters[rank]() as context:
+                results[rank] = function(context)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - carried to the caller, whatever it is
+            errors[rank] = error
+            order.append(error)
+
+    threads = [
+        threading.Thread(target=work, args=(rank,), name=f"rank-{rank}", daemon=True)
+        for rank in range(len(starters))
+    ]
+    for thread in threads:
+        thread.start()
+    deadline = Deadline(timeout_s)
+    for thread in threads:
+        thread.join(deadline.remaining_s())
+    stuck = [rank for rank, thread in enumerate(threads) if thread.is_alive()]
+    if stuck:
+        raise TimeoutError(f"ranks {stuck} did not end within {timeout_s:g} s; errors of others: {errors}")
+    if order:
+        raise RankFailed(errors) from order[0]
+    return results
+
+
+def errors_of(size: int, function: RankFunction, **options: Any) -> List[RingcommError]:
+    """Like :func:`run_ranks`, for tests in which every rank must raise: the errors, in rank order."""
+    try:
+        results = run_ranks(size, function, **options)
+    except RankFailed as failure:
+        missing = [rank for rank, error in enumerate(failure.errors) if not isinstance(error, RingcommError)]
+        if missing:
+            raise AssertionError(f"ranks {missing} raised no RingcommError: {failure}") from failure
+        return [error for error in failure.errors if isinstance(error, RingcommError)]
+    raise AssertionError(f"no rank raised; they returned {results!r}")

@@ -1,0 +1,1 @@
+"""Links and fabrics: how bytes get from one rank to another."""

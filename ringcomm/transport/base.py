@@ -1,0 +1,113 @@
+"""The contract between the executor and whatever carries the bytes.
+
+A :class:`Link` is an ordered, reliable byte stream to one peer and back. A :class:`Fabric` is all
+links of one rank. Both are used by one thread at a time, and nothing here blocks except
+:meth:`Fabric.wait`. A new transport implements these two classes and passes
+:mod:`ringcomm.testing.contract`; it needs to know nothing about collectives.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Optional, Sequence
+
+from ..errors import RingcommError
+
+Views = Sequence[memoryview]
+
+
+class LinkClosed(RingcommError):
+    """The stream to a peer ended or broke. The executor turns this into an error for people.
+
+    Attributes:
+        peer: the rank at the other end.
+        reason: what the system said, like ``connection reset by peer``.
+    """
+
+    def __init__(self, peer: int, reason: str) -> None:
+        super().__init__(f"the link to rank {peer} closed: {reason}")
+        self.peer = peer
+        self.reason = reason
+
+
+class Link(ABC):
+    """A byte stream to one peer, in both directions.
+
+    Attributes:
+        peer: the rank at the other end.
+    """
+
+    peer: int
+
+    @abstractmethod
+    def send(self, views: Views) -> int:
+        """Hand over as many bytes as fit right now, the views one after another.
+
+        The bytes may be overwritten by the caller as soon as they are counted.
+
+        Returns:
+            how many bytes were taken; 0 if none can be taken now.
+
+        Raises:
+            LinkClosed: the peer will never read them.
+        """
+
+    @abstractmethod
+    def recv(self, views: Views) -> int:
+        """Fill the views with bytes that have arrived, one view after another.
+
+        Returns:
+            how many bytes were written; 0 if none are there now.
+
+        Raises:
+            LinkClosed: the stream ended or broke, and everything that arrived before was handed out.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the stream in both directions. Bytes already taken are still delivered."""
+
+
+class Watch(ABC):
+    """What can interrupt a wait: the control channel, over which the end of the job is announced."""
+
+    @abstractmethod
+    def fileno(self) -> int:
+        """A descriptor that becomes readable when :meth:`check` has something to say; -1: none."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Return if the job goes on.
+
+        Raises:
+            RingcommError: the job is over; the same error on every rank.
+        """
+
+
+class Fabric(ABC):
+    """All links of one rank.
+
+    Attributes:
+        rank: this rank.
+        size: number of ranks.
+        watch: interrupts waits, or None.
+    """
+
+    rank: int
+    size: int
+    watch: Optional[Watch] = None
+
+    @abstractmethod
+    def link(self, peer: int) -> Link:
+        """The link to a peer."""
+
+    @abstractmethod
+    def wait(self, reading: Sequence[Link], writing: Sequence[Link], timeout_s: float) -> None:
+        """Sleep until a link may make progress, the watch speaks, or the time is over.
+
+        May return early for no reason. The caller checks the watch.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close every link."""

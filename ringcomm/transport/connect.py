@@ -1,0 +1,329 @@
+"""Connections as they come and go: accepting, dialling and proving, all in one thread.
+
+Both sides keep to the same rule: until the handshake is done, at most 180 bytes are read, within
+:data:`HANDSHAKE_S` seconds, from at most :data:`MOST_HALF_OPEN` connections at a time. So whoever
+scans ports or sends garbage costs a little time and no memory.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+import socket
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
+
+from ..clock import monotonic
+from ..errors import AuthenticationError, ProtocolError
+from ..wire.auth import Claim, Initiator, Responder, parting_answer
+
+HANDSHAKE_S = 2.0
+MOST_HALF_OPEN = 128
+_ACCEPTS_AT_ONCE = 64
+
+Callback = Callable[[], None]
+READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+
+
+class Reactor:
+    """Calls back when sockets are ready or moments have come. Used by one thread."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._alarms: List[Tuple[float, Callback]] = []
+
+    def watch(self, sock: socket.socket, events: int, callback: Callback) -> None:
+        """Call back whenever the socket is ready for one of the events (replaces what was set)."""
+        try:
+            self._selector.modify(sock, events, callback)
+        except KeyError:
+            self._selector.register(sock, events, callback)
+
+    def forget(self, sock: socket.socket) -> None:
+        """Stop watching; harmless if the socket was not watched."""
+        try:
+            self._selector.unregister(sock)
+        except (KeyError, ValueError):
+            pass
+
+    def after(self, delay_s: float, callback: Callback) -> None:
+        """Call back once, not before ``delay_s`` seconds have passed."""
+        self._alarms.append((monotonic() + delay_s, callback))
+        self._alarms.sort(key=lambda alarm: alarm[0])
+
+    def turn(self, timeout_s: float) -> None:
+        """Wait for at most ``timeout_s`` and run what is due."""
+        if self._alarms:
+            timeout_s = min(timeout_s, max(0.0, self._alarms[0][0] - monotonic()))
+        for key, _ in self._selector.select(timeout_s):
+            # An earlier callback of this turn may have closed this socket.
+            if self._selector.get_map().get(key.fileobj) is key:
+                key.data()
+        now = monotonic()
+        while self._alarms and self._alarms[0][0] <= now:
+            self._alarms.pop(0)[1]()
+
+    def close(self) -> None:
+        """Forget everything; the sockets stay open."""
+        self._selector.close()
+        self._alarms.clear()
+
+
+def listen(address: str, scope: int = 0, port: int = 0) -> socket.socket:
+    """A socket that listens on this one address.
+
+    Raises:
+        OSError: the address is not this machine's, or the port is taken.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        if port:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((address, port, 0, scope) if family == socket.AF_INET6 else (address, port))
+        sock.listen(512)
+        sock.setblocking(False)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+class _HalfOpen:
+    """An accepted connection that has not proven itself yet."""
+
+    def __init__(self, acceptor: Acceptor, sock: socket.socket, origin: str) -> None:
+        self.acceptor = acceptor
+        self.sock = sock
+        self.origin = origin
+        self.responder = Responder(acceptor.key, acceptor.job)
+        self.since_s = monotonic()
+
+    def readable(self) -> None:
+        try:
+            data = self.sock.recv(self.responder.needs)
+            if not data:
+                raise ProtocolError("it closed the connection before it had proven anything")
+            answer = self.responder.receive(data)
+            if answer:
+                # A fresh connection's send buffer holds these few bytes; if not, it is no peer.
+                self.sock.send(answer)
+        except (BlockingIOError, InterruptedError):
+            return
+        except (AuthenticationError, ProtocolError) as problem:
+            self.refuse(str(problem), parting_answer(problem))
+            return
+        except OSError as problem:
+            self.refuse(str(problem.strerror or problem).lower())
+            return
+        if self.responder.done:
+            self.acceptor.release(self)
+            self.acceptor.arrived(self.sock, self.responder.claim)
+
+    def refuse(self, reason: str, answer: bytes = b"") -> None:
+        self.acceptor.release(self)
+        if answer:
+            try:
+                self.sock.send(answer)
+            except OSError:
+                pass  # It is refused anyway; whether it hears why is its own affair.
+        self.sock.close()
+        self.acceptor.refused(self.origin, reason)
+
+
+class Acceptor:
+    """Accepts on several listeners and hands over connections that have proven themselves.
+
+    Args:
+        key, job: what they must prove to hold, and the digest of the job they must mean.
+        arrived: called with each proven connection (non-blocking) and its claim.
+        refused: called with the address and the reason for each that failed.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        listeners: Sequence[socket.socket],
+        key: bytes,
+        job: bytes,
+        arrived: Callable[[socket.socket, Claim], None],
+        refused: Callable[[str, str], None],
+    ) -> None:
+        self.key = key
+        self.job = job
+        self.arrived = arrived
+        self.refused = refused
+        self._reactor = reactor
+        self._listeners = list(listeners)
+        self._half_open: Dict[_HalfOpen, None] = {}
+        self._sweeping = False
+        for listener in self._listeners:
+            self._watch(listener)
+
+    def _watch(self, listener: socket.socket) -> None:
+        self._reactor.watch(listener, READ, lambda: self._accept(listener))
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(_ACCEPTS_AT_ONCE):
+            try:
+                sock, origin = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as problem:
+                if problem.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    raise
+                # Out of descriptors: give back the oldest stranger's and try again next turn.
+                self._evict()
+                return
+            sock.setblocking(False)
+            if len(self._half_open) >= MOST_HALF_OPEN:
+                self._evict()
+            half_open = _HalfOpen(self, sock, str(origin[0]))
+            self._half_open[half_open] = None
+            self._reactor.watch(sock, READ, half_open.readable)
+            if not self._sweeping:
+                self._sweeping = True
+                self._reactor.after(HANDSHAKE_S, self._sweep)
+
+    def _evict(self) -> None:
+        if self._half_open:
+            next(iter(self._half_open)).refuse("too many unproven connections at once")
+
+    def _sweep(self) -> None:
+        """Close the connections that have not proven themselves in time."""
+        limit = monotonic() - HANDSHAKE_S
+        for half_open in [item for item in self._half_open if item.since_s <= limit]:
+            half_open.refuse(f"it proved nothing within {HANDSHAKE_S:g} s")
+        self._sweeping = bool(self._half_open)
+        if self._sweeping:
+            self._reactor.after(HANDSHAKE_S / 4, self._sweep)
+
+    def release(self, half_open: _HalfOpen) -> None:
+        """Let go of a connection: it is proven, or refused."""
+        self._half_open.pop(half_open, None)
+        self._reactor.forget(half_open.sock)
+
+    def close(self) -> None:
+        """Close the listeners and everything unproven."""
+        for listener in self._listeners:
+            self._reactor.forget(listener)
+            listener.close()
+        self._listeners.clear()
+        for half_open in list(self._half_open):
+            self.release(half_open)
+            half_open.sock.close()
+
+
+class Dial:
+    """One attempt to reach an address and prove ourselves to whoever answers.
+
+    Afterwards either :attr:`sock` is a proven, non-blocking connection, or :attr:`reason` says why
+    there is none.
+
+    Args:
+        finished: called once, with this object.
+        timeout_s: for connecting and for the handshake together.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        address: Tuple[str, int],
+        key: bytes,
+        claim: Claim,
+        finished: Callable[[Dial], None],
+        timeout_s: float,
+        scope: int = 0,
+    ) -> None:
+        self.address = address
+        self.sock: Optional[socket.socket] = None
+        self.reason = ""
+        self.refused_by_key = False
+        self._reactor = reactor
+        self._initiator = Initiator(key, claim)
+        self._finished = finished
+        self._over = False
+        self._timeout_s = timeout_s
+        host, port = address
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._sock = socket.socket(family, socket.SOCK_STREAM)
+        self._sock.setblocking(False)
+        try:
+            self._sock.connect((host, port, 0, scope) if family == socket.AF_INET6 else (host, port))
+        except BlockingIOError:
+            pass
+        except OSError as problem:
+            # Finish from the loop, not from the constructor: the caller has no name for us yet.
+            reason = str(problem.strerror or problem).lower()
+            reactor.after(0.0, lambda: self.give_up(reason))
+            return
+        reactor.watch(self._sock, WRITE, self._connected)
+        reactor.after(timeout_s, self._too_late)
+
+    def _too_late(self) -> None:
+        self.give_up(f"no answer within {self._timeout_s:g} s")
+
+    def _connected(self) -> None:
+        problem = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if problem:
+            self.give_up(_words(problem))
+            return
+        try:
+            if _connected_to_itself(self._sock):
+                raise ConnectionRefusedError(errno.ECONNREFUSED, "connection refused")
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._sock.send(self._initiator.greeting)
+        except OSError as failure:
+            self.give_up(str(failure.strerror or failure).lower())
+            return
+        self._reactor.watch(self._sock, READ, self._readable)
+
+    def _readable(self) -> None:
+        try:
+            data = self._sock.recv(self._initiator.needs)
+            if not data:
+                raise ProtocolError("it closed the connection during the handshake")
+            answer = self._initiator.receive(data)
+            if answer:
+                self._sock.send(answer)
+        except (BlockingIOError, InterruptedError):
+            return
+        except AuthenticationError as problem:
+            self.refused_by_key = True
+            self.give_up(str(problem))
+            return
+        except ProtocolError as problem:
+            self.give_up(str(problem))
+            return
+        except OSError as problem:
+            self.give_up(str(problem.strerror or problem).lower())
+            return
+        if self._initiator.done:
+            self._reactor.forget(self._sock)
+            self._over = True
+            self.sock = self._sock
+            self._finished(self)
+
+    def give_up(self, reason: str) -> None:
+        """End the attempt, if it has not ended; ``reason`` is what others will read."""
+        if self._over:
+            return
+        self._over = True
+        self.reason = reason
+        self._reactor.forget(self._sock)
+        self._sock.close()
+        self._finished(self)
+
+
+def _words(number: int) -> str:
+    return os.strerror(number).lower()
+
+
+def _connected_to_itself(sock: socket.socket) -> bool:
+    """Whether TCP's simultaneous open connected the socket to itself.
+
+    Dialling a free ephemeral port of this very machine does that once in a while.
+    """
+    return bool(sock.getsockname() == sock.getpeername())

@@ -1,0 +1,151 @@
+"""This machine's network addresses, and which of them the user allows.
+
+Nothing here resolves the machine's own name: Debian maps it to 127.0.1.1, and other systems to
+whatever they like. Addresses come from the interfaces themselves.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import ipaddress
+import socket
+from typing import Dict, List, NamedTuple, Sequence, Tuple
+
+import psutil
+
+from ..errors import ConfigError
+
+REAL, VIRTUAL, LOOPBACK = "real", "virtual", "loopback"
+
+_VIRTUAL_NAMES = (
+    "docker*", "br-*", "veth*", "virbr*", "vmnet*", "vboxnet*", "vEthernet*", "tun*", "tap*", "utun*",
+    "tailscale*", "wg*", "zt*", "cni*", "flannel*", "cali*", "cilium*", "kube*", "lxc*", "lxdbr*", "podman*",
+    "nerdctl*", "dummy*", "ifb*", "sit*", "gre*", "ip6tnl*", "awdl*", "llw*", "bridge*", "l4tbr*", "usb*",
+    "rndis*",
+)  # fmt: skip
+"""Names that container engines, virtual machines and VPNs give to their interfaces, and the USB
+device-mode ones that every Jetson brings up with the same address. They are used only when nothing
+else connects two hosts, so a wrong guess costs preference, not connectivity."""
+
+
+class Interface(NamedTuple):
+    """One address of one interface of this machine.
+
+    Attributes:
+        name: like ``eth0``.
+        address: numeric, without a scope.
+        kind: ``real``, ``virtual`` or ``loopback``.
+        prefix_bits: length of the network part.
+        scope: the interface's index for IPv6 link-local addresses, otherwise 0.
+    """
+
+    name: str
+    address: str
+    kind: str
+    prefix_bits: int
+    scope: int = 0
+
+
+class InterfaceFilter:
+    """The user's choice of interfaces, like ``eth0,!docker*,192.168.1.0/24``.
+
+    Exclusions always win. If there is any inclusion, an address must match one of them.
+
+    Raises:
+        ConfigError: an item looks like a network and is none.
+    """
+
+    def __init__(self, spec: str) -> None:
+        self.spec = spec
+        self._wanted: List[str] = []
+        self._unwanted: List[str] = []
+        for item in (part.strip() for part in spec.split(",")):
+            if not item:
+                continue
+            target = self._unwanted if item.startswith("!") else self._wanted
+            pattern = item.lstrip("!").strip()
+            if "/" in pattern:
+                try:
+                    ipaddress.ip_network(pattern, strict=False)
+                except ValueError as problem:
+                    raise ConfigError(
+                        f"--iface {item!r} is not a network: {problem}. Write 192.168.1.0/24, a name such "
+                        "as eth0, a glob such as en*, or any of them with ! in front to exclude it."
+                    ) from None
+            target.append(pattern)
+
+    def allows(self, name: str, address: str) -> bool:
+        """Whether this address of this interface may be used."""
+        if any(_matches(pattern, name, address) for pattern in self._unwanted):
+            return False
+        return not self._wanted or any(_matches(pattern, name, address) for pattern in self._wanted)
+
+
+def _matches(pattern: str, name: str, address: str) -> bool:
+    if "/" in pattern:
+        return ipaddress.ip_address(address) in ipaddress.ip_network(pattern, strict=False)
+    return fnmatch.fnmatchcase(name, pattern) or pattern == address
+
+
+def kind_of(name: str, address: str) -> str:
+    """Whether an interface is real, virtual or the loopback, as far as its name tells."""
+    if ipaddress.ip_address(address).is_loopback:
+        return LOOPBACK
+    if any(fnmatch.fnmatchcase(name, pattern) for pattern in _VIRTUAL_NAMES):
+        return VIRTUAL
+    return REAL
+
+
+def _prefix_bits(netmask: object) -> int:
+    if not isinstance(netmask, str) or not netmask:
+        return 0
+    return bin(int(ipaddress.ip_address(netmask.split("/")[0]))).count("1")
+
+
+def own_addresses(spec: str = "") -> List[Interface]:
+    """This machine's addresses that are up and allowed, the loopback's always among them.
+
+    Args:
+        spec: see :class:`InterfaceFilter`.
+
+    Raises:
+        ConfigError: the specification is malformed, or allows nothing although there is something.
+    """
+    allowed = InterfaceFilter(spec)
+    statistics = psutil.net_if_stats()
+    found: List[Interface] = []
+    skipped: Dict[str, None] = {}
+    for name, entries in psutil.net_if_addrs().items():
+        if name in statistics and not statistics[name].isup:
+            continue
+        for entry in entries:
+            if entry.family not in (socket.AF_INET, socket.AF_INET6):
+                continue
+            address = entry.address.split("%")[0]
+            kind = kind_of(name, address)
+            if kind != LOOPBACK and not allowed.allows(name, address):
+                skipped[f"{name} ({address})"] = None
+                continue
+            scope = (
+                socket.if_nametoindex(name)
+                if ipaddress.ip_address(address).is_link_local and ":" in address
+                else 0
+            )
+            found.append(Interface(name, address, kind, _prefix_bits(entry.netmask), scope))
+    if skipped and all(item.kind == LOOPBACK for item in found):
+        raise ConfigError(
+            f"--iface {spec!r} matches none of this machine's interfaces. There are: {', '.join(skipped)}."
+        )
+    return sorted(found, key=_order)
+
+
+def _order(item: Interface) -> Tuple[int, int, str, str]:
+    return ((REAL, VIRTUAL, LOOPBACK).index(item.kind), ":" in item.address, item.name, item.address)
+
+
+def interface_of(address: str, interfaces: Sequence[Interface]) -> str:
+    """The name of the interface that has this address, or ``?``."""
+    for item in interfaces:
+        if item.address == address:
+            return item.name
+    return "?"

@@ -1,0 +1,110 @@
+"""Which of two hosts' addresses their ranks should use: decided from what was tried.
+
+Pure: attempts go in, routes come out. An *attempt* is what one host's first rank saw when it
+dialled one address of another host's first rank. Only attempts that proved to reach the right rank
+of the right job count, so an address that exists everywhere (172.17.0.1 of docker0) cannot win.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from ..errors import ProtocolError
+from .nics import VIRTUAL
+
+SPEED_TIE = 0.75
+"""Routes at least this fast, compared to the fastest, count as equally fast."""
+
+
+class Attempt(NamedTuple):
+    """What became of dialling one address.
+
+    Attributes:
+        source, target: the ranks at both ends.
+        address, port: what was dialled.
+        local: the address this end got; empty if it did not connect.
+        local_iface, remote_iface: interface names at both ends (they need not be equal).
+        virtual: whether either interface is virtual.
+        why: empty if the right rank answered; otherwise what happened instead.
+        mb_per_s: measured speed, or None if there was no need to measure.
+    """
+
+    source: int
+    target: int
+    address: str
+    port: int
+    local: str
+    local_iface: str
+    remote_iface: str
+    virtual: bool
+    why: str
+    mb_per_s: Optional[float] = None
+
+    def to_json(self) -> Dict[str, Any]:
+        """As it travels in a control message."""
+        return dict(self._asdict())
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Attempt:
+        """The inverse of :meth:`to_json`.
+
+        Raises:
+            ProtocolError: a field is missing or of the wrong type.
+        """
+        try:
+            speed = data["mb_per_s"]
+            return cls(
+                int(data["source"]), int(data["target"]), str(data["address"]), int(data["port"]),
+                str(data["local"]), str(data["local_iface"]), str(data["remote_iface"]), bool(data["virtual"]),
+                str(data["why"]), None if speed is None else float(speed),
+            )  # fmt: skip
+        except (KeyError, TypeError, ValueError) as problem:
+            raise ProtocolError(f"a report of dialled addresses is malformed: {problem!r}") from None
+
+
+def worth_measuring(attempts: Sequence[Attempt]) -> List[Attempt]:
+    """The successful attempts among which only a measurement can decide (empty if nothing to decide)."""
+    good = [item for item in attempts if not item.why]
+    real = [item for item in good if not item.virtual]
+    candidates = real or good
+    # Two addresses (IPv4, IPv6) of one pair of interfaces share one wire: no need to measure.
+    wires = {(item.local_iface, item.remote_iface) for item in candidates}
+    return candidates if len(wires) > 1 else []
+
+
+def choose_route(attempts: Sequence[Attempt]) -> Optional[Attempt]:
+    """The best of the attempts between two hosts, in either direction, or None if none succeeded.
+
+    Real interfaces come before virtual ones, then the fastest (within :data:`SPEED_TIE`), then IPv4
+    before IPv6 and routable before link-local; equal ones are taken in a fixed order, so that every
+    start of the same job chooses alike.
+    """
+    good = [item for item in attempts if not item.why]
+    if not good:
+        return None
+    fastest: Dict[bool, float] = {}
+    for item in good:
+        fastest[item.virtual] = max(fastest.get(item.virtual, 0.0), item.mb_per_s or 0.0)
+
+    def order(item: Attempt) -> Tuple[bool, bool, bool, bool, int, str]:
+        slow = (item.mb_per_s or 0.0) < SPEED_TIE * fastest[item.virtual]
+        address = ipaddress.ip_address(item.address)
+        return (item.virtual, slow, address.is_link_local, address.version == 6, item.source, item.address)
+
+    return min(good, key=order)
+
+
+def is_virtual(local_kind: str, remote_kind: str) -> bool:
+    """Whether a route between interfaces of these kinds counts as virtual."""
+    return VIRTUAL in (local_kind, remote_kind)
+
+
+def explain_no_route(names: Mapping[int, str], attempts: Sequence[Attempt]) -> str:
+    """The list of everything that was tried, from where to where, and why each failed."""
+    lines = []
+    for item in attempts:
+        origin = names.get(item.source, f"rank {item.source}")
+        target = names.get(item.target, f"rank {item.target}")
+        lines.append(f"  {origin} -> {target} at {item.address} ({item.remote_iface}): {item.why}")
+    return "\n".join(lines) if lines else "  nothing could be tried: one of them offered no address"

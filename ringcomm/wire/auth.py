@@ -1,0 +1,221 @@
+"""The handshake that every connection starts with, as two state machines without I/O.
+
+Both sides prove that they hold the job's key before either parses anything of variable length::
+
+    initiator                                                    responder
+        prelude: magic, version, claim, nonce_i            ->
+                                 <-  challenge: magic, version, status, nonce_r, proof_r
+        proof_i                                            ->
+
+    proof_r = HMAC-SHA256(key, "responder" | prelude | nonce_r)
+    proof_i = HMAC-SHA256(key, "initiator" | prelude | nonce_r)
+
+The claim says what the connection is for, which job and generation it belongs to, and from which
+rank to which. It is covered by both proofs, so it cannot be altered; the two labels keep a proof
+from being reflected; the two nonces keep it from being replayed. All three messages have a fixed
+size, 180 bytes together, so a stranger can neither be parsed wrongly nor make anyone allocate.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import struct
+from enum import IntEnum
+from typing import Callable, NamedTuple, Optional
+
+from ..errors import AuthenticationError, ProtocolError
+
+MAGIC = b"ringcomm"
+PROTOCOL_VERSION = 1
+NOBODY = -1
+"""In a claim: not a rank (the rendezvous, or a process that has no rank yet)."""
+
+_PRELUDE = struct.Struct("!8sHHIii16s32s")
+_CHALLENGE = struct.Struct("!8sHH32s32s")
+_PROOF_BYTES = 32
+_ZEROS = bytes(32)
+
+Random = Callable[[int], bytes]
+
+
+class Purpose(IntEnum):
+    """What a connection is for."""
+
+    CONTROL = 1
+    """From a rank to the rendezvous."""
+    PROBE = 2
+    """To find out which address leads to which rank, and how fast."""
+    LINK = 3
+    """Collective traffic between two ranks."""
+
+
+class _Status(IntEnum):
+    ACCEPTED = 0
+    OTHER_VERSION = 1
+    OTHER_JOB = 2
+
+
+class Claim(NamedTuple):
+    """What the initiator says about itself; proven with the key.
+
+    Attributes:
+        purpose: see :class:`Purpose`.
+        job: digest of the job's name, from :func:`job_digest`.
+        generation: membership epoch.
+        source: the initiator's rank, or ``NOBODY``.
+        target: the rank that the initiator means to reach, or ``NOBODY``.
+    """
+
+    purpose: int
+    job: bytes
+    generation: int = 0
+    source: int = NOBODY
+    target: int = NOBODY
+
+
+def job_digest(job: str) -> bytes:
+    """The 16 bytes by which a job is named on the wire."""
+    return hashlib.sha256(b"ringcomm job\0" + job.encode("utf-8")).digest()[:16]
+
+
+def _proof(key: bytes, label: bytes, prelude: bytes, nonce: bytes) -> bytes:
+    return hmac.new(key, label + b"\0" + prelude + nonce, hashlib.sha256).digest()
+
+
+class Initiator:
+    """The side that connected.
+
+    Send :attr:`greeting`, then read exactly :attr:`needs` bytes, give them to :meth:`receive` and
+    send what it returns; then :attr:`done` is true.
+    """
+
+    def __init__(self, key: bytes, claim: Claim, random: Random = os.urandom) -> None:
+        self._key = key
+        self.claim = claim
+        self.greeting = _PRELUDE.pack(
+            MAGIC, PROTOCOL_VERSION, claim.purpose, claim.generation, claim.source, claim.target, claim.job,
+            random(32),
+        )  # fmt: skip
+        self._received = b""
+        self.done = False
+
+    @property
+    def needs(self) -> int:
+        """How many bytes may be read now; reading more would touch what follows the handshake."""
+        return 0 if self.done else _CHALLENGE.size - len(self._received)
+
+    def receive(self, data: bytes) -> bytes:
+        """Take at most :attr:`needs` bytes; return what to send (maybe nothing yet).
+
+        Raises:
+            AuthenticationError: the other side does not hold this job's key.
+            ProtocolError: it is not ringcomm, or another version of it.
+        """
+        self._received += data
+        if len(self._received) < _CHALLENGE.size:
+            if not MAGIC.startswith(self._received[: len(MAGIC)]):
+                raise ProtocolError("what answered is not ringcomm")
+            return b""
+        magic, version, status, nonce, proof = _CHALLENGE.unpack(self._received)
+        if magic != MAGIC:
+            raise ProtocolError("what answered is not ringcomm")
+        if version != PROTOCOL_VERSION or status == _Status.OTHER_VERSION:
+            raise ProtocolError(
+                f"it speaks version {version} of ringcomm's protocol and this process version "
+                f"{PROTOCOL_VERSION}; install the same ringcomm on both hosts"
+            )
+        if status == _Status.OTHER_JOB:
+            raise AuthenticationError("it belongs to another job")
+        if not hmac.compare_digest(proof, _proof(self._key, b"responder", self.greeting, nonce)):
+            raise AuthenticationError("it does not hold this job's key (or we hold the wrong one)")
+        self.done = True
+        return _proof(self._key, b"initiator", self.greeting, nonce)
+
+
+class Responder:
+    """The side that accepted. After :attr:`done`, :attr:`claim` is proven.
+
+    Attributes:
+        job: digest of the job whose ranks are welcome.
+    """
+
+    def __init__(self, key: bytes, job: bytes, random: Random = os.urandom) -> None:
+        self._key = key
+        self._job = job
+        self._random = random
+        self._received = b""
+        self._prelude: Optional[bytes] = None
+        self._nonce = b""
+        self._claim: Optional[Claim] = None
+        self.done = False
+
+    @property
+    def claim(self) -> Claim:
+        """What the initiator has proven to be."""
+        if self._claim is None or not self.done:
+            raise AuthenticationError("the handshake is not finished")
+        return self._claim
+
+    @property
+    def needs(self) -> int:
+        """How many bytes may be read now."""
+        if self.done:
+            return 0
+        return (_PRELUDE.size if self._prelude is None else _PROOF_BYTES) - len(self._received)
+
+    def receive(self, data: bytes) -> bytes:
+        """Take at most :attr:`needs` bytes; return what to send (maybe nothing).
+
+        Raises:
+            AuthenticationError: the other side does not hold the key, or means another job.
+            ProtocolError: it is not ringcomm, or another version. ``answer`` of the exception, if
+                it has one, should be sent before closing: it tells the other side why.
+        """
+        self._received += data
+        if self._prelude is None:
+            if not MAGIC.startswith(self._received[: len(MAGIC)]):
+                raise ProtocolError("it does not speak ringcomm")
+            if len(self._received) < _PRELUDE.size:
+                return b""
+            return self._challenge()
+        if len(self._received) < _PROOF_BYTES:
+            return b""
+        if not hmac.compare_digest(
+            self._received, _proof(self._key, b"initiator", self._prelude, self._nonce)
+        ):
+            raise AuthenticationError("it does not hold this job's key")
+        self._received = b""
+        self.done = True
+        return b""
+
+    def _challenge(self) -> bytes:
+        prelude = self._received
+        magic, version, purpose, generation, source, target, job, _ = _PRELUDE.unpack(prelude)
+        if magic != MAGIC:
+            raise ProtocolError("it does not speak ringcomm")
+        if version != PROTOCOL_VERSION:
+            raise _refusal(
+                ProtocolError(f"it speaks version {version} of the protocol, not {PROTOCOL_VERSION}"),
+                _Status.OTHER_VERSION,
+            )
+        if job != self._job:
+            raise _refusal(AuthenticationError("it belongs to another job"), _Status.OTHER_JOB)
+        self._prelude = prelude
+        self._received = b""
+        self._nonce = self._random(32)
+        self._claim = Claim(purpose, job, generation, source, target)
+        proof = _proof(self._key, b"responder", prelude, self._nonce)
+        return _CHALLENGE.pack(MAGIC, PROTOCOL_VERSION, _Status.ACCEPTED, self._nonce, proof)
+
+
+def _refusal(problem: Exception, status: _Status) -> Exception:
+    problem.answer = _CHALLENGE.pack(MAGIC, PROTOCOL_VERSION, status, _ZEROS, _ZEROS)  # type: ignore[attr-defined]
+    return problem
+
+
+def parting_answer(problem: Exception) -> bytes:
+    """What a responder still sends to the one it refuses, so that both sides know why."""
+    answer = getattr(problem, "answer", b"")
+    return answer if isinstance(answer, bytes) else b""

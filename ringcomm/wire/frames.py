@@ -1,0 +1,108 @@
+"""The header in front of every collective's bytes on a link.
+
+It costs no round trip: it is the first 32 bytes of the same stream. A rank that reads a header
+other than its own knows that the program has diverged, and both calls can be named.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import NamedTuple, Sequence, Tuple
+
+from ..dtypes import name_of_code
+from ..ops import Collective, ReduceOp
+
+_HEADER = struct.Struct("<HHIBBBxiQQ")
+HEADER_BYTES = _HEADER.size
+_MAGIC = 0x7C52
+NO_OP = 255
+NO_ROOT = -1
+
+
+class Header(NamedTuple):
+    """What a rank is doing, in 32 bytes.
+
+    Attributes:
+        generation: membership epoch (low 16 bits).
+        sequence: how many collectives came before on this context (low 32 bits).
+        collective: :class:`~ringcomm.ops.Collective`.
+        op: :class:`~ringcomm.ops.ReduceOp`, or ``NO_OP``.
+        dtype: code from :mod:`ringcomm.dtypes`.
+        root: root rank, or ``NO_ROOT``.
+        items: elements, where all ranks must agree on it; otherwise 0.
+        digest: hash of the name, the shape and the scale factors.
+    """
+
+    generation: int
+    sequence: int
+    collective: int
+    op: int
+    dtype: int
+    root: int
+    items: int
+    digest: int
+
+    def pack(self) -> bytes:
+        """The 32 bytes."""
+        return _HEADER.pack(
+            _MAGIC, self.generation & 0xFFFF, self.sequence & 0xFFFFFFFF, self.collective, self.op, self.dtype,
+            self.root, self.items, self.digest,
+        )  # fmt: skip
+
+    def describe(self) -> str:
+        """The call as a person would write it, like ``allreduce(1000 x float32, Sum)``."""
+        try:
+            what = Collective(self.collective).name.lower()
+            arguments = [
+                f"{self.items} x {name_of_code(self.dtype)}" if self.items else name_of_code(self.dtype)
+            ]
+            if self.op != NO_OP:
+                arguments.append(f"op={ReduceOp(self.op).name.capitalize()}")
+            if self.root != NO_ROOT:
+                arguments.append(f"root_rank={self.root}")
+        except (ValueError, KeyError):
+            return "something this version of ringcomm does not know"
+        return f"{what}({', '.join(arguments)})"
+
+
+def unpack_header(data: bytes) -> Header:
+    """The header in 32 bytes. Bytes that are no header at all give ``collective=0``."""
+    magic, *rest = _HEADER.unpack(data)
+    if magic != _MAGIC:
+        return Header(0, 0, 0, NO_OP, 0, NO_ROOT, 0, 0)
+    return Header(*rest)
+
+
+def digest(name: str, shape: Sequence[int], factors: Tuple[float, float]) -> int:
+    """64 bits that differ when name, shape or scale factors do."""
+    text = f"{name}\0{tuple(shape)}\0{factors[0]!r}\0{factors[1]!r}".encode()
+    return zlib.crc32(text) | (zlib.adler32(text) << 32)
+
+
+def explain_difference(mine: Header, theirs: Header) -> str:
+    """In which respect two calls differ, in words.
+
+    >>> a = Header(0, 7, 1, 1, 10, -1, 8, 0)
+    >>> explain_difference(a, a._replace(items=9))
+    'they disagree about the number of elements (8 here, 9 there)'
+    """
+    if theirs.collective == 0:
+        return "what arrived is not the start of a ringcomm message"
+    if mine.generation & 0xFFFF != theirs.generation:
+        return f"they belong to different generations ({mine.generation} here, {theirs.generation} there)"
+    if mine.sequence & 0xFFFFFFFF != theirs.sequence:
+        return f"they are not the same call (number {mine.sequence} here, {theirs.sequence} there)"
+    for field, words in (
+        ("collective", "what to do"),
+        ("op", "the reduction"),
+        ("dtype", "the element type"),
+        ("root", "the root rank"),
+        ("items", "the number of elements"),
+    ):
+        here, there = getattr(mine, field), getattr(theirs, field)
+        if here != there:
+            if field in ("collective", "op", "dtype"):
+                return f"they disagree about {words} ({mine.describe()} here, {theirs.describe()} there)"
+            return f"they disagree about {words} ({here} here, {there} there)"
+    return "they disagree about the name, the shape or the scale factors"

@@ -1,0 +1,100 @@
+"""Control messages: JSON objects with a length in front, checked before anyone acts on them.
+
+They travel between ranks and the rendezvous, after the handshake. JSON because a reader needs no
+code to understand it and because decoding it cannot run any; small because every kind has a cap.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any, Dict, Iterator, Mapping, Tuple
+
+from ..errors import ProtocolError
+
+Message = Dict[str, Any]
+
+_LENGTH = struct.Struct("!I")
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+"""Cap for a message from the rendezvous (the table of a few hundred ranks)."""
+MAX_REPORT_BYTES = 256 * 1024
+"""Cap for a message from a rank."""
+
+_FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
+    # from a rank to the rendezvous
+    "join": {"version": (str,), "hostname": (str,), "pid": (int,), "addresses": (list,)},
+    "probed": {"attempts": (list,)},
+    "linked": {"links": (list,)},
+    "unlinked": {"reason": (str,)},
+    "lost": {"peer": (int,), "doing": (str,), "why": (str,), "kind": (str,)},
+    "mismatch": {"peer": (int,), "text": (str,)},
+    "leaving": {"reason": (str,), "ok": (bool,)},
+    # from the rendezvous to a rank
+    "refused": {"reason": (str,)},
+    "probe": {"rank": (int,), "generation": (int,), "members": (list,)},
+    "link": {"routes": (list,)},
+    "go": {"table": (str,)},
+    "abort": {"kind": (str,), "text": (str,)},
+    # between ranks, on a probe connection
+    "echo": {"rank": (int,)},
+}
+
+
+def encode(message: Message) -> bytes:
+    """One message as it travels: four bytes of length, then UTF-8 JSON."""
+    body = json.dumps(message, separators=(",", ":")).encode("utf-8")
+    return _LENGTH.pack(len(body)) + body
+
+
+def validate(message: Any) -> Message:
+    """The message, if it is an object of a known kind with the fields that kind must have.
+
+    Raises:
+        ProtocolError: it is not.
+    """
+    if not isinstance(message, dict):
+        raise ProtocolError(f"a control message must be an object, not {type(message).__name__}")
+    kind = message.get("type")
+    wanted = _FIELDS.get(kind) if isinstance(kind, str) else None
+    if wanted is None:
+        raise ProtocolError(f"unknown kind of control message: {kind!r}")
+    for name, types in wanted.items():
+        if not isinstance(message.get(name), types):
+            raise ProtocolError(
+                f"control message {kind!r}: field {name!r} is missing or not {types[0].__name__}"
+            )
+    return message
+
+
+class MessageReader:
+    """Puts messages together from whatever pieces arrive.
+
+    Args:
+        limit_bytes: longer messages are refused before their body is read.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Message]:
+        """Take bytes; yield every message that is now complete.
+
+        Raises:
+            ProtocolError: too long, not JSON, or not a known message.
+        """
+        self._buffer += data
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            if length > self._limit:
+                raise ProtocolError(f"a control message of {length} bytes; at most {self._limit} are allowed")
+            end = _LENGTH.size + length
+            if len(self._buffer) < end:
+                return
+            body = bytes(self._buffer[_LENGTH.size : end])
+            del self._buffer[:end]
+            try:
+                message = json.loads(body.decode("utf-8"))
+            except (UnicodeDecodeError, ValueError, RecursionError) as problem:
+                raise ProtocolError(f"a control message that is not JSON: {problem}") from None
+            yield validate(message)
