@@ -1,0 +1,1 @@
+"""ringrun: starts the ranks of a job here and on other hosts, watches them, and leaves nothing behind."""

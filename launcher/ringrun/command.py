@@ -1,0 +1,74 @@
+"""What every rank runs, understood just well enough to find the interpreter and the script. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple, Optional, Sequence, Tuple
+
+from ringcomm.errors import ConfigError
+
+_PYTHON = re.compile(r"python(3(\.\d+)?)?\Z")
+_TAKES_VALUE = ("-X", "-W", "--check-hash-based-pycs")
+
+
+class Command(NamedTuple):
+    """A command line for the ranks.
+
+    Attributes:
+        argv: the words; None stands for the host's chosen interpreter.
+        word: ``python`` or ``python3`` if that is how the interpreter was named, else None.
+        is_python: whether it is a Python program, so that ringcomm must be importable there.
+        script: the script file it runs, or None (a module, ``-c``, another program).
+    """
+
+    argv: Tuple[Optional[str], ...]
+    word: Optional[str] = None
+    is_python: bool = False
+    script: Optional[str] = None
+
+    def text(self, python: str) -> str:
+        """For messages: the command as one would type it."""
+        return " ".join(python if word is None else word for word in self.argv)
+
+
+def parse_command(words: Sequence[str]) -> Command:
+    """``train.py …``, ``-m pkg.mod …``, ``python train.py …`` or any other program.
+
+    Raises:
+        ConfigError: there is no command, or ``-m`` names no module.
+    """
+    if not words or not words[0]:
+        raise ConfigError("There is no command to run. Give it last, like: ringrun -np 2 train.py --epochs 3")
+    first = words[0]
+    if first == "-m":
+        if len(words) < 2 or words[1].startswith("-"):
+            raise ConfigError("-m is not followed by a module. Write it like: ringrun -np 2 -m pkg.mod")
+        return Command((None, *words), is_python=True)
+    if first.endswith(".py"):
+        return Command((None, *words), is_python=True, script=first)
+    if _PYTHON.match(first.rsplit("/", 1)[-1]):
+        word = first if "/" not in first else None
+        return Command(tuple(words), word=word, is_python=True, script=_script(words[1:]))
+    return Command(tuple(words))
+
+
+def with_interpreter(command: Command, python: Optional[str]) -> Command:
+    """The command with its word ``python`` replaced: by a path, or by the host's choice (None)."""
+    if command.word is None:
+        return command
+    return command._replace(argv=(python, *command.argv[1:]))
+
+
+def _script(words: Sequence[str]) -> Optional[str]:
+    """The script among the arguments of a Python interpreter, if it runs one."""
+    skip = False
+    for word in words:
+        if skip:
+            skip = False
+        elif word in _TAKES_VALUE:
+            skip = True
+        elif word.startswith(("-m", "-c")) or word == "-":
+            return None
+        elif not word.startswith("-"):
+            return word
+    return None

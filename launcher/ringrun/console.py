@@ -1,0 +1,172 @@
+"""Where the output goes: this process's own stdout and stderr, a notebook's, and files per rank."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import threading
+from collections import deque
+from pathlib import Path
+from typing import BinaryIO, Callable, Deque, Dict, Mapping, Optional, Tuple
+
+from ringcomm.clock import Deadline
+from ringcomm.errors import ConfigError
+
+from .output import wants_colour
+
+FULL_BYTES, ROOM_BYTES = 1 << 20, 1 << 18
+
+
+class Console:
+    """Takes bytes for stream 1 (stdout) or 2 (stderr). This base writes to ``sys.stdout`` and ``stderr``.
+
+    A notebook replaces these with objects that take text only; others have a ``buffer``.
+    """
+
+    broken = False
+    """Whether nobody reads any more."""
+
+    def coloured(self, environ: Mapping[str, str]) -> Dict[int, bool]:
+        """For each stream, whether prefixes may have colours."""
+        return {1: False, 2: False}
+
+    def write(self, stream: int, data: bytes) -> None:
+        """Show this. Never blocks for long, never raises."""
+        target = sys.stdout if stream == 1 else sys.stderr
+        try:
+            buffer = getattr(target, "buffer", None)
+            if buffer is not None:
+                target.flush()
+                buffer.write(data)
+                buffer.flush()
+            elif target is not None:
+                target.write(data.decode("utf-8", "replace"))
+                target.flush()
+        except (OSError, ValueError):  # the pipe broke, or somebody closed the file
+            self.broken = True
+
+    @property
+    def full(self) -> bool:
+        """Whether writers should wait a while."""
+        return False
+
+    def on_change(self, wake: Callable[[], None]) -> None:
+        """``wake`` will be called, from any thread, when ``full`` or ``broken`` has changed."""
+
+    def close(self, timeout_s: Optional[float] = None) -> None:
+        """Wait until everything is written, for so long at most."""
+
+
+class DescriptorConsole(Console):
+    """Writes to descriptors 1 and 2 from a thread of its own, so that a pager may take its time."""
+
+    def __init__(self) -> None:
+        self._queue: Deque[Tuple[int, bytes]] = deque()
+        self._queued_bytes = 0
+        self._changed = threading.Condition()
+        self._wake: Callable[[], None] = lambda: None
+        self._was_full = False
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="ringrun-console", daemon=True)
+        self._thread.start()
+
+    def coloured(self, environ: Mapping[str, str]) -> Dict[int, bool]:
+        return {stream: wants_colour(environ, os.isatty(stream)) for stream in (1, 2)}
+
+    def on_change(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+
+    @property
+    def full(self) -> bool:
+        full = self._queued_bytes > (ROOM_BYTES if self._was_full else FULL_BYTES)
+        self._was_full = full
+        return full
+
+    def write(self, stream: int, data: bytes) -> None:
+        if data and not self.broken:
+            with self._changed:
+                self._queue.append((stream, data))
+                self._queued_bytes += len(data)
+                self._changed.notify_all()
+
+    def close(self, timeout_s: Optional[float] = None) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._queue and not self._closing:
+                    self._changed.wait()
+                if not self._queue:
+                    return
+                stream, data = self._queue.popleft()
+            try:
+                _write_all(stream, data)
+            except OSError:  # a closed pipe, or a terminal that is gone
+                with self._changed:
+                    self.broken = True
+                    self._queue.clear()
+                    self._queued_bytes = 0
+                self._wake()
+                return
+            with self._changed:
+                before = self._queued_bytes
+                self._queued_bytes -= len(data)
+                drained = before > ROOM_BYTES >= self._queued_bytes
+            if drained:
+                self._wake()
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(descriptor, view) :]
+        except BlockingIOError:  # somebody made the terminal non-blocking
+            select.select([], [descriptor], [], Deadline(1.0).remaining_s())
+
+
+class OutputFiles:
+    """``DIR/rank.N/stdout`` and ``stderr``: every byte as the rank wrote it.
+
+    Raises:
+        ConfigError: the directory or a file in it cannot be made.
+    """
+
+    def __init__(self, folder: Path, ranks: int) -> None:
+        self._files: Dict[Tuple[int, int], BinaryIO] = {}
+        self.problem = ""
+        try:
+            for rank in range(ranks):
+                place = folder / f"rank.{rank}"
+                place.mkdir(parents=True, exist_ok=True)
+                for stream, name in ((1, "stdout"), (2, "stderr")):
+                    self._files[rank, stream] = (place / name).open("wb", buffering=0)
+        except OSError as problem:
+            self.close()
+            raise ConfigError(
+                f"--output-dir {folder}: {problem.filename or folder} cannot be written: {problem.strerror}. "
+                "Name a directory that you may write to."
+            ) from None
+
+    def write(self, rank: int, stream: int, data: bytes) -> None:
+        """Append; when the disk says no, remember why in ``problem`` and leave that file."""
+        file = self._files.get((rank, stream))
+        if file is not None:
+            try:
+                file.write(data)
+            except OSError as problem:
+                self.problem = f"{file.name}: {problem.strerror}; what follows is not kept there."
+                del self._files[rank, stream]
+
+    def close(self) -> None:
+        """Close all files."""
+        for file in self._files.values():
+            with contextlib.suppress(OSError):
+                file.close()
+        self._files.clear()

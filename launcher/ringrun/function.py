@@ -1,0 +1,162 @@
+"""A Python function as a job: ``rc.run(fn, args, np=2, hosts=…)``."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import sys
+import sysconfig
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+
+import cloudpickle
+
+from ringcomm.errors import RingcommError
+
+from .console import Console
+from .job import Job
+from .launch import Options, launch, prepare
+from .outcome import Outcome
+from .ssh import SshOptions
+from .worker import Call, pack_call
+
+
+class RemoteError(RingcommError):
+    """A function that ran as a job failed on a rank, or the job did not start.
+
+    The exception of the rank that failed first is the cause (``__cause__``) where it could be
+    brought here.
+
+    Attributes:
+        rank: the rank that failed first, or None if the job did not start.
+        host: its host.
+        traceback_text: its traceback over there, "" if there is none.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: Optional[int] = None,
+        host: Optional[str] = None,
+        traceback_text: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.host = host
+        self.traceback_text = traceback_text
+
+
+def run_function(
+    fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Mapping[str, Any]] = None, *,
+    np: Optional[int] = None, hosts: Optional[str] = None, hostfile: Optional[str] = None,
+    env: Optional[Mapping[str, str]] = None, python: Optional[str] = None, cwd: Optional[str] = None,
+    iface: Optional[str] = None, start_timeout_s: Optional[float] = None, timeout_s: Optional[float] = None,
+    ssh: str = "ssh", ssh_port: Optional[int] = None, ssh_identity_file: Optional[str] = None,
+    output_dir: Optional[str] = None, verbose: bool = False, console: Optional[Console] = None,
+) -> List[Any]:  # fmt: skip
+    """Call ``fn(*args, **kwargs)`` once on every rank and return what each returned, in rank order.
+
+    Works from scripts, threads and notebooks; functions defined there travel by value. What ranks
+    print appears on ``sys.stdout`` and ``sys.stderr``. The options are those of ``ringrun``.
+
+    Args:
+        env: variables for the ranks, as with ``-x NAME=VALUE``.
+        console: takes what ranks print, instead of ``sys.stdout`` and ``sys.stderr``.
+
+    Raises:
+        RemoteError: a rank failed, or the job did not start.
+        ConfigError: an option makes no sense.
+    """
+    options = Options(
+        np=np, hosts=hosts, hostfile=hostfile, output_dir=output_dir, verbose=verbose,
+        forward=tuple(f"{name}={value}" for name, value in (env or {}).items()),
+        pythons=() if python is None else (python,), cwds=() if cwd is None else (cwd,),
+        ifaces=() if iface is None else (iface,), start_timeout_s=start_timeout_s, timeout_s=timeout_s,
+        ssh=SshOptions(ssh, ssh_port, ssh_identity_file),
+    )  # fmt: skip
+    command = ["-m", "ringrun.worker"]
+    job = prepare(options, command, payload=b"", local_env=_import_path())
+    payload = _pack(Call(fn, tuple(args), dict(kwargs or {})), by_value=not job.all_local)
+    job = prepare_again(job, payload)
+    outcome = launch(job, console)
+    return unpack_results(job, outcome)
+
+
+def prepare_again(job: Job, payload: bytes) -> Job:
+    """The same job with its payload, which could only be made once the hosts were known."""
+    from dataclasses import replace
+
+    return replace(job, payload=payload)
+
+
+def unpack_results(job: Job, outcome: Outcome) -> List[Any]:
+    """The values in rank order.
+
+    Raises:
+        RemoteError: the job failed; its cause is the exception of the rank that failed first.
+    """
+    size = job.plan.size
+    if outcome.exit_code == 0 and all(rank in outcome.results for rank in range(size)):
+        return [cloudpickle.loads(outcome.results[rank])["value"] for rank in range(size)]
+    rank = None if outcome.cause is None else outcome.cause.rank
+    if rank is None:
+        if outcome.exit_code == 0:
+            silent = next(rank for rank in range(size) if rank not in outcome.results)
+            host = job.host_of(silent).name
+            raise RemoteError(
+                f"rank {silent} on {host} ended with exit code 0, but without a result: the function "
+                "left the process (sys.exit, os._exit).", rank=silent, host=host,
+            )  # fmt: skip
+        raise RemoteError(outcome.report or "The job was ended before it was done.")
+    host = job.host_of(rank).name
+    found: Dict[str, Any] = (
+        cloudpickle.loads(outcome.results[rank]) if outcome.results.get(rank) else {"ok": True}
+    )
+    if found["ok"]:
+        raise RemoteError(outcome.report, rank=rank, host=host)
+    error = RemoteError(
+        f"rank {rank} on {host}: {found['summary']}\n\nIts traceback there:\n{found['traceback']}",
+        rank=rank, host=host, traceback_text=found["traceback"],
+    )  # fmt: skip
+    raise error from (None if found["exception"] is None else cloudpickle.loads(found["exception"]))
+
+
+def _pack(call: Call, by_value: bool) -> bytes:
+    """Pickle the call. A module that workers cannot import travels by value."""
+    module = sys.modules.get(getattr(call.fn, "__module__", None) or "")
+    path = [str(Path(item or os.curdir).absolute()) for item in sys.path]
+    if module is None or module.__name__ == "__main__" or not _must_travel(module, by_value):
+        return pack_call(call, path)
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        return pack_call(call, path)
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+
+
+def _must_travel(module: ModuleType, elsewhere: bool) -> bool:
+    """Whether a fresh interpreter would not know a module, here or on another machine (``elsewhere``)."""
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return False
+    top = module.__name__.partition(".")[0]
+    if importlib.machinery.PathFinder.find_spec(top, sys.path) is None:
+        return True
+    installed = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
+    return elsewhere and not any(Path(folder) in Path(file).parents for folder in installed if folder)
+
+
+def _import_path() -> Dict[str, str]:
+    """PYTHONPATH for ranks on this machine, should ringrun and ringcomm not be installed but found."""
+    import ringcomm
+    import ringrun
+
+    entries = [item for item in os.environ.get("PYTHONPATH", "").split(os.pathsep) if item]
+    installed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    for package in (ringrun, ringcomm):
+        root = str(Path(str(package.__file__)).absolute().parent.parent)
+        if root not in installed and root not in entries:
+            entries.append(root)
+    return {"PYTHONPATH": os.pathsep.join(entries)} if entries else {}

@@ -1,0 +1,152 @@
+"""Which machines: ``-H`` lists and hostfiles, parsed. Pure: nothing is resolved or contacted here."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Dict, List, NamedTuple, NoReturn, Optional, Tuple
+
+from ringcomm.errors import ConfigError
+
+
+class HostSpec(NamedTuple):
+    """One host as the user named it.
+
+    Attributes:
+        name: host name, ssh alias or address (IPv6 without its brackets).
+        user: the account to log in with, or None for ssh's own choice.
+        slots: how many ranks fit, or None if it was not said.
+        python: the interpreter there, or None for the launcher's path.
+        cwd: the working directory there, or None for the launcher's.
+        iface: which interfaces ranks there may use, or None for the job's choice.
+    """
+
+    name: str
+    user: Optional[str] = None
+    slots: Optional[int] = None
+    python: Optional[str] = None
+    cwd: Optional[str] = None
+    iface: Optional[str] = None
+
+    @property
+    def target(self) -> str:
+        """How ssh is told about it: ``user@name`` or ``name``."""
+        return f"{self.user}@{self.name}" if self.user else self.name
+
+
+_FORM = "Write HOST, HOST:SLOTS, USER@HOST:SLOTS, or [IPV6]:SLOTS"
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\Z")
+_ADDRESS = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9_.\-]+)?\Z")
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+\\\-]*\Z")
+_KEYS = ("slots", "python", "cwd", "iface")
+
+
+def parse_hosts(text: str) -> List[HostSpec]:
+    """``host[:slots],…`` as given to ``-H``.
+
+    Raises:
+        ConfigError: an item has the wrong form; the message names it and what fits.
+    """
+    items = text.split(",")
+    if not text.strip():
+        raise ConfigError(f"The list of hosts is empty. {_FORM}, separated by commas.")
+    specs = []
+    for number, item in enumerate(items, 1):
+        where = f"-H item {number} of {len(items)}" if len(items) > 1 else "-H"
+        if not item.strip():
+            raise ConfigError(f"{where} is empty: there is a comma too many in {text!r}. {_FORM}.")
+        specs.append(parse_host(item.strip(), where))
+    return specs
+
+
+def parse_hostfile(text: str, path: str) -> List[HostSpec]:
+    """A hostfile in MPI style: a host per line with ``slots=2`` or ``:2``, ``#`` starts a comment.
+
+    ``python=``, ``cwd=`` and ``iface=`` say what differs on that host.
+
+    Raises:
+        ConfigError: a line has the wrong form, or there is no host at all; names file and line.
+    """
+    specs: List[HostSpec] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        where = f"{path}, line {number}"
+        try:
+            words = shlex.split(re.sub(r"\s*=\s*", "=", line), comments=True)
+        except ValueError as problem:
+            raise ConfigError(
+                f"{where}: {line.strip()!r} cannot be read ({problem}). Close the quote."
+            ) from None
+        if words:
+            specs.append(_line(words, where))
+    if not specs:
+        raise ConfigError(f"{path} names no host. Write one per line, like: jetson1 slots=2")
+    return specs
+
+
+def _line(words: List[str], where: str) -> HostSpec:
+    spec = parse_host(words[0], where)
+    values: Dict[str, str] = {}
+    for word in words[1:]:
+        key, equals, value = word.partition("=")
+        if not equals or key not in _KEYS:
+            known = ", ".join(f"{name}=…" for name in _KEYS)
+            raise ConfigError(f"{where}: {word!r} is not known here. After the host come only {known}.")
+        if key in values:
+            raise ConfigError(f"{where}: {key}= is given twice. Keep one of them.")
+        if not value:
+            raise ConfigError(f"{where}: {key}= has no value. Write it right after the equals sign.")
+        values[key] = value
+    if "slots" in values:
+        if spec.slots is not None:
+            raise ConfigError(
+                f"{where}: slots are given twice, as {words[0]!r} and slots=. Keep one of them."
+            )
+        spec = spec._replace(slots=_slots(values["slots"], where))
+    return spec._replace(python=values.get("python"), cwd=values.get("cwd"), iface=values.get("iface"))
+
+
+def parse_host(item: str, where: str) -> HostSpec:
+    """One ``[user@]host[:slots]``; ``where`` starts the error message.
+
+    Raises:
+        ConfigError: it is not of that form.
+    """
+    user: Optional[str] = None
+    rest = item
+    if "@" in item:
+        user, rest = item.rsplit("@", 1)
+        if not _USER.match(user):
+            _refuse(item, where, f"{user!r} before the @ is not a user name")
+    name, slots = _split_slots(rest, item, where)
+    return HostSpec(name, user, None if slots is None else _slots(slots, f"{where}: {item!r}"))
+
+
+def _split_slots(rest: str, item: str, where: str) -> Tuple[str, Optional[str]]:
+    if rest.startswith("["):
+        name, bracket, tail = rest[1:].partition("]")
+        if not bracket:
+            _refuse(item, where, "the bracket [ is not closed")
+        if not _ADDRESS.match(name):
+            _refuse(item, where, f"{name!r} inside the brackets is not an IPv6 address")
+        if tail and not tail.startswith(":"):
+            _refuse(item, where, f"{tail!r} after the bracket should be a colon and a number")
+        return name, tail[1:] if tail else None
+    if rest.count(":") > 1:
+        _refuse(item, where, "it has several colons; an IPv6 address goes in brackets, like [fe80::1]:2")
+    name, colon, slots = rest.partition(":")
+    if not _NAME.match(name):
+        _refuse(item, where, f"{name!r} is not a host name" if name else "the host name is missing")
+    return name, slots if colon else None
+
+
+def _slots(text: str, where: str) -> int:
+    if not text.isdigit() or not text.isascii() or not 1 <= int(text) <= 65535:
+        raise ConfigError(
+            f"{where}: {text!r} is not a number of slots. It is how many ranks may run on that host: "
+            "a whole number from 1, like host:2 (a port for ssh is given with -p or in ~/.ssh/config)."
+        )
+    return int(text)
+
+
+def _refuse(item: str, where: str, why: str) -> NoReturn:
+    raise ConfigError(f"{where}: {item!r} is not a host: {why}. {_FORM}.")

@@ -1,0 +1,264 @@
+"""What ranks print, made readable. Pure: chunks of bytes go in, whole prefixed lines come out."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from typing import Container, Deque, Dict, List, Mapping, Optional, Tuple
+
+LONGEST_LINE_BYTES = 64 * 1024
+PROGRESS_INTERVAL_S = 1.0
+HOLD_S = 2.0
+TAIL_LINES, TAIL_BYTES = 200, 256 * 1024
+
+_CURSOR = re.compile(rb"\x1b\[[0-9;?]*[A-HJKSTfhlsu]")
+_COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
+_PIECE = LONGEST_LINE_BYTES
+_TRACEBACK = b"Traceback (most recent call last):"
+
+
+class LineAssembler:
+    """One stream of one rank: cuts it into lines.
+
+    A line that is rewritten with carriage returns (a progress bar) is shown in its latest state,
+    about once a second, and in its last state when it ends. A line longer than 64 KiB comes in
+    pieces. Bytes are never decoded.
+    """
+
+    def __init__(self) -> None:
+        self._line = bytearray()  # since the last line end or carriage return
+        self._state: Optional[bytes] = None  # what the current line last said in full, if it is a bar
+        self._shown = b""
+        self._shown_s = float("-inf")
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is progress that :meth:`tick` may want to show."""
+        return self._state is not None
+
+    def feed(self, data: bytes, now_s: float) -> List[bytes]:
+        """The lines that are complete now, without their ends."""
+        if self._state is None and b"\r" not in data and len(data) <= _PIECE and b"\r" not in self._line:
+            *lines, rest = (bytes(self._line) + data).split(b"\n")  # by far the most usual, and quick
+            if len(rest) <= _PIECE and (not lines or len(lines[0]) <= _PIECE):
+                self._line[:] = rest
+                return lines
+        lines = []
+        *whole, rest = data.split(b"\n")
+        for part in whole:
+            self._extend(part, lines, now_s)
+            lines += self._finish()
+        self._extend(rest, lines, now_s)
+        return lines
+
+    def tick(self, now_s: float) -> List[bytes]:
+        """The state of a progress bar, if the last one shown is a second old."""
+        if self._state is None or now_s - self._shown_s < PROGRESS_INTERVAL_S:
+            return []
+        state = self._latest()
+        if state == self._shown or not state:
+            return []
+        self._shown, self._shown_s = state, now_s
+        return [state]
+
+    def flush(self) -> List[bytes]:
+        """The stream has ended: what is left, as a line."""
+        return self._finish() if self._line or self._state is not None else []
+
+    def _extend(self, part: bytes, lines: List[bytes], now_s: float) -> None:
+        if b"\r" in part[:-1] or (part and self._line.endswith(b"\r")):
+            *states, part = (bytes(self._line) + part).split(b"\r")
+            del self._line[:]
+            if not part:  # it may be half of a \r\n
+                part = states.pop() + b"\r"
+            told = [state for state in states if state.strip()]
+            if self._state is None:
+                self._state = b""
+            if told:
+                self._state = told[-1]
+        self._line += part
+        while len(self._line) > _PIECE:
+            lines.append(bytes(self._line[:_PIECE]))
+            del self._line[:_PIECE]
+        lines += self.tick(now_s)
+
+    def _latest(self) -> bytes:
+        line = bytes(self._line.rstrip(b"\r"))
+        return _CURSOR.sub(b"", line if line.strip() else self._state or b"").rstrip()
+
+    def _finish(self) -> List[bytes]:
+        line = bytes(self._line.rstrip(b"\r"))
+        if self._state is not None:
+            line = self._latest()
+            repeated = line == self._shown
+            self._state, self._shown = None, b""
+            del self._line[:]
+            return [] if repeated or not line else [line]
+        del self._line[:]
+        return [line]
+
+
+class Tail:
+    """The last lines of a stream, within limits: where the traceback is."""
+
+    def __init__(self, lines: int = TAIL_LINES, limit_bytes: int = TAIL_BYTES) -> None:
+        self._lines: Deque[bytes] = deque(maxlen=lines)
+        self._limit_bytes = limit_bytes
+        self._bytes = 0
+
+    def add(self, line: bytes) -> None:
+        """One more line."""
+        if len(self._lines) == self._lines.maxlen:
+            self._bytes -= len(self._lines.popleft())
+        self._lines.append(line)
+        self._bytes += len(line)
+        while self._bytes > self._limit_bytes and len(self._lines) > 1:
+            self._bytes -= len(self._lines.popleft())
+
+    def text(self) -> List[str]:
+        """The lines, decoded for a message."""
+        return [line.decode("utf-8", "replace") for line in self._lines]
+
+
+def prefix(host: str, rank: int, coloured: bool) -> bytes:
+    """``[host:rank] ``, in the rank's colour on a terminal."""
+    text = f"[{host}:{rank}]"
+    if coloured:
+        text = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{text}\x1b[0m"
+    return text.encode("utf-8", "surrogateescape") + b" "
+
+
+def wants_colour(environ: Mapping[str, str], is_terminal: bool) -> bool:
+    """Whether colour is welcome: a terminal, and nobody said no (https://no-color.org)."""
+    return is_terminal and not environ.get("NO_COLOR") and environ.get("TERM", "") != "dumb"
+
+
+def is_consequence(lines: List[bytes]) -> bool:
+    """Whether a traceback ends in one of ringcomm's errors, which name another rank as the cause."""
+    ends = [line for line in lines if line and not line.startswith((b" ", b"\t", _TRACEBACK))]
+    return any(line.startswith(b"ringcomm.errors.") for line in ends)
+
+
+class Hold:
+    """Keeps back a traceback on stderr for a moment.
+
+    A rank that fails prints one and ends. When it failed only because another did, its traceback
+    would bury the one that matters; so what follows the word Traceback waits until it is known
+    who failed first, or until it turns out that the rank goes on.
+    """
+
+    def __init__(self) -> None:
+        self._lines: List[bytes] = []
+        self._since_s: Optional[float] = None
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something is kept back."""
+        return bool(self._lines)
+
+    def add(self, lines: List[bytes], now_s: float) -> List[bytes]:
+        """What may be shown now, after these lines came in."""
+        shown: List[bytes] = []
+        for line in lines:
+            if not self._lines and line.startswith(_TRACEBACK):
+                self._since_s = now_s
+            if self._since_s is None:
+                shown.append(line)
+            else:
+                self._lines.append(line)
+                if len(self._lines) > TAIL_LINES:
+                    shown += self.release()
+        return shown
+
+    def due(self, now_s: float) -> List[bytes]:
+        """What has been kept back long enough: the rank goes on."""
+        if self._since_s is not None and now_s - self._since_s >= HOLD_S:
+            return self.release()
+        return []
+
+    def keep(self) -> None:
+        """The rank has ended badly: wait for the verdict, however long that takes."""
+        if self._since_s is not None:
+            self._since_s = float("inf")
+
+    def release(self) -> List[bytes]:
+        """All that was kept back."""
+        lines, self._lines, self._since_s = self._lines, [], None
+        return lines
+
+
+class Outputs:
+    """All streams of all ranks: assemblers, prefixes, and the tails of what went to stderr.
+
+    Args:
+        hosts: for each rank, what its host is called.
+        coloured: for stdout (1) and stderr (2), whether prefixes are.
+    """
+
+    def __init__(self, hosts: Dict[int, str], coloured: Mapping[int, bool]) -> None:
+        self._lines = {(rank, stream): LineAssembler() for rank in hosts for stream in (1, 2)}
+        self._prefixes = {
+            (rank, stream): prefix(host, rank, coloured[stream])
+            for rank, host in hosts.items()
+            for stream in (1, 2)
+        }
+        self._holds = {rank: Hold() for rank in hosts}
+        self.tails = {rank: Tail() for rank in hosts}
+
+    def feed(self, rank: int, stream: int, data: bytes, now_s: float) -> bytes:
+        """What to write for a chunk that a rank printed."""
+        return self._compose(rank, stream, self._lines[rank, stream].feed(data, now_s), now_s)
+
+    def flush(self, rank: int, ok: bool, now_s: float) -> List[Tuple[int, bytes]]:
+        """What is left of a rank that has ended, as (stream, bytes)."""
+        rest = [
+            (stream, self._compose(rank, stream, self._lines[rank, stream].flush(), now_s))
+            for stream in (1, 2)
+        ]
+        if ok:
+            rest.append((2, self._prefixed(rank, 2, self._holds[rank].release())))
+        else:
+            self._holds[rank].keep()
+        return rest
+
+    def settle(self, shown: Container[int]) -> List[Tuple[int, bytes]]:
+        """The verdict is known: what was kept back, without tracebacks that only say that another failed.
+
+        Args:
+            shown: ranks whose tracebacks are shown whatever they say.
+        """
+        kept = [(rank, hold.release()) for rank, hold in self._holds.items()]
+        return [
+            (2, self._prefixed(rank, 2, lines))
+            for rank, lines in kept
+            if lines and (rank in shown or not is_consequence(lines))
+        ]
+
+    def tick(self, now_s: float) -> List[Tuple[int, bytes]]:
+        """Progress that is due to be shown, and tracebacks that were not the end."""
+        shown = []
+        for (rank, stream), assembler in self._lines.items():
+            if assembler.waiting:
+                shown.append((stream, self._compose(rank, stream, assembler.tick(now_s), now_s)))
+        for rank, hold in self._holds.items():
+            if hold.waiting:
+                shown.append((2, self._prefixed(rank, 2, hold.due(now_s))))
+        return [(stream, data) for stream, data in shown if data]
+
+    @property
+    def waiting(self) -> bool:
+        """Whether :meth:`tick` has to be called soon."""
+        return any(lines.waiting for lines in self._lines.values()) or any(
+            hold.waiting for hold in self._holds.values()
+        )
+
+    def _compose(self, rank: int, stream: int, lines: List[bytes], now_s: float) -> bytes:
+        if stream == 2:
+            for line in lines:
+                self.tails[rank].add(line)
+            lines = self._holds[rank].add(lines, now_s)
+        return self._prefixed(rank, stream, lines)
+
+    def _prefixed(self, rank: int, stream: int, lines: List[bytes]) -> bytes:
+        start = self._prefixes[rank, stream]
+        return b"".join([start + line + b"\n" for line in lines])

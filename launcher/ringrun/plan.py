@@ -1,0 +1,134 @@
+"""Which rank runs where. Pure: hosts and a number of ranks go in, a :class:`Plan` comes out."""
+
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from ringcomm.errors import ConfigError
+
+from .hosts import HostSpec
+
+
+class Place(NamedTuple):
+    """Where one rank runs.
+
+    Attributes:
+        rank: its number in the job.
+        host_index: which of the plan's hosts.
+        local_rank: its number on that host, which is also its slot.
+        local_size: how many ranks that host runs.
+        cross_rank: its number among the ranks with this local rank, one per host.
+        cross_size: how many hosts have this local rank.
+    """
+
+    rank: int
+    host_index: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+
+
+class PlannedHost(NamedTuple):
+    """A host that runs at least one rank: ``used`` of its ``slots``."""
+
+    spec: HostSpec
+    slots: int
+    used: int
+
+
+class Plan(NamedTuple):
+    """All ranks in rank order, and the hosts they run on in the order given."""
+
+    hosts: Tuple[PlannedHost, ...]
+    places: Tuple[Place, ...]
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return len(self.places)
+
+    def on_host(self, host_index: int) -> List[Place]:
+        """The places on one host."""
+        return [place for place in self.places if place.host_index == host_index]
+
+
+def make_plan(np: Optional[int], hosts: Sequence[HostSpec] = ()) -> Plan:
+    """Give every rank a place: hosts in the order given, and on each of them slot after slot.
+
+    Args:
+        np: how many ranks, or None for one in every slot.
+        hosts: where; none at all means this machine.
+
+    Raises:
+        ConfigError: more ranks than slots; the message counts them and says how to get more.
+    """
+    if np is not None and np < 1:
+        raise ConfigError(f"-np {np}: a job has at least one rank.")
+    merged = _merge(hosts) or [HostSpec("localhost", slots=np or 1)]
+    slots = [1 if spec.slots is None else spec.slots for spec in merged]
+    if np is not None and np > sum(slots):
+        if len(merged) == 1 and merged[0].slots is None:
+            slots = [np]
+        else:
+            raise ConfigError(_too_many(np, merged, slots))
+    wanted = sum(slots) if np is None else np
+    used: List[int] = []
+    for available in slots:
+        used.append(min(available, wanted - sum(used)))
+    chosen = [PlannedHost(*row) for row in zip(merged, slots, used) if row[2] > 0]
+    return Plan(tuple(chosen), tuple(_places([host.used for host in chosen])))
+
+
+def _merge(hosts: Sequence[HostSpec]) -> List[HostSpec]:
+    """A host that is named again gets more slots, as with MPI: ``a,a,b`` is ``a:2,b``."""
+    found: Dict[Tuple[Optional[str], str], HostSpec] = {}
+    for spec in hosts:
+        key = (spec.user, spec.name.lower())
+        if key in found:
+            first = found[key]
+            for name in ("python", "cwd", "iface"):
+                if getattr(first, name) != getattr(spec, name):
+                    raise ConfigError(
+                        f"{spec.target} is listed twice with different {name}= values: "
+                        f"{getattr(first, name)!r} and {getattr(spec, name)!r}. Keep one."
+                    )
+            found[key] = first._replace(slots=(first.slots or 1) + (spec.slots or 1))
+        else:
+            found[key] = spec
+    return list(found.values())
+
+
+def _places(used: Sequence[int]) -> List[Place]:
+    places: List[Place] = []
+    for host_index, count in enumerate(used):
+        for local in range(count):
+            cross = [index for index, other in enumerate(used) if other > local]
+            places.append(Place(len(places), host_index, local, count, cross.index(host_index), len(cross)))
+    return places
+
+
+def _too_many(np: int, hosts: Sequence[HostSpec], slots: Sequence[int]) -> str:
+    listed = ", ".join(
+        f"{spec.target} has {count}{'' if spec.slots else ' (not stated)'}"
+        for spec, count in zip(hosts, slots)
+    )
+    example = ",".join(f"{_bracketed(spec)}:{count}" for spec, count in zip(hosts, _enough(np, slots)))
+    total = sum(slots)
+    return (
+        f"-np {np} asks for {np} ranks, but there {'is' if total == 1 else 'are'} only {total} "
+        f"slot{'' if total == 1 else 's'}: {listed}. "
+        f"Say how many ranks a host may run, for example -H {example} (in a hostfile: "
+        f"{hosts[0].name} slots={_enough(np, slots)[0]}), or ask for fewer."
+    )
+
+
+def _enough(np: int, slots: Sequence[int]) -> List[int]:
+    """The smallest change that makes room: the missing slots, spread evenly over the hosts."""
+    more, extra = divmod(np - sum(slots), len(slots))
+    return [count + more + (1 if index < extra else 0) for index, count in enumerate(slots)]
+
+
+def _bracketed(spec: HostSpec) -> str:
+    name = f"[{spec.name}]" if ":" in spec.name else spec.name
+    return f"{spec.user}@{name}" if spec.user else name

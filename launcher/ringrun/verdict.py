@@ -1,0 +1,151 @@
+"""Who failed first. Pure: ends of ranks, notices and lost hosts go in, one cause comes out.
+
+A rank that lost its peer may well be gone before the news of that peer's death arrives. So the
+order of arrival alone does not decide: what the survivors told the rendezvous comes first.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import Dict, List, NamedTuple, Optional, Set
+
+NO_CODE = 255
+
+
+class Exit(NamedTuple):
+    """How a rank ended. ``sent`` is the last signal that *we* sent it, 0 if none."""
+
+    rank: int
+    code: Optional[int]
+    signal: Optional[int]
+    sent: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether it ended well."""
+        return self.code == 0
+
+    @property
+    def status(self) -> int:
+        """As a shell would put it: the code, or 128 and the signal's number."""
+        return 128 + self.signal if self.signal else self.code or 0
+
+    def describe(self) -> str:
+        """``exit code 3`` or ``killed by SIGKILL``."""
+        return f"killed by {signal_name(self.signal)}" if self.signal else f"exit code {self.code}"
+
+
+class Complaint(NamedTuple):
+    """That something failed, and whose fault it is (None: not known), as a rank or the rendezvous says."""
+
+    rank: Optional[int]
+    culprit: Optional[int]
+    text: str
+
+
+class Cause(NamedTuple):
+    """What ended the job: a rank, or a whole host, in the words of ``how`` and perhaps ``detail``."""
+
+    rank: Optional[int]
+    host_index: Optional[int]
+    how: str
+    detail: str
+    status: int
+    exit: Optional[Exit] = None
+
+
+class Verdict:
+    """Collects what happened; :meth:`cause` and :meth:`exit_code` say what it meant."""
+
+    def __init__(self) -> None:
+        self.exits: Dict[int, Exit] = {}
+        self.complaints: List[Complaint] = []
+        self.lost: Dict[int, str] = {}  # host index: what happened
+        self._events: List[Cause] = []
+
+    def exited(self, end: Exit) -> None:
+        """A rank has ended."""
+        self.exits[end.rank] = end
+        if not end.ok and not end.sent:
+            self._events.append(Cause(end.rank, None, end.describe(), "", end.status, end))
+
+    def complained(self, complaint: Complaint) -> None:
+        """A rank told the rendezvous that it failed."""
+        self.complaints.append(complaint)
+
+    def host_lost(self, host_index: int, text: str) -> None:
+        """A host's agent, or the way to it, is gone."""
+        self.lost[host_index] = text
+        self._events.append(Cause(None, host_index, text, "", NO_CODE))
+
+    @property
+    def failed(self) -> bool:
+        """Whether anything failed so far."""
+        return bool(self._events or self.complaints)
+
+    def secondary(self) -> Set[int]:
+        """Ranks that failed because another did.
+
+        The rendezvous names one culprit for everybody (``rank`` is None then); a complaint may also
+        come from one rank alone.
+        """
+        found = {item.rank for item in self.complaints if item.culprit not in (None, item.rank)}
+        if None in found:
+            found |= {rank for rank, end in self.exits.items() if not end.ok}
+            found -= {item.culprit for item in self.complaints if item.rank is None}
+        return {rank for rank in found if rank is not None}
+
+    def cause(self) -> Optional[Cause]:
+        """The first failure, or None if nothing failed."""
+        if not self.failed:
+            return None
+        secondary = self.secondary()
+        blamed = [
+            item.culprit for item in self.complaints
+            if item.culprit is not None and item.culprit not in secondary
+        ]  # fmt: skip
+        first = [event for event in self._events if event.rank is None or event.rank not in secondary]
+        # Somebody whom the others blame, and who did fail; then the first of the unexplained failures.
+        for event in first:
+            if event.rank is None or event.rank in blamed or not blamed:
+                return event._replace(detail=self._detail(event.rank))
+        if blamed:
+            return self._blamed(blamed[0])
+        if first or self._events:
+            event = (first or self._events)[0]
+            return event._replace(detail=self._detail(event.rank))
+        complaint = self.complaints[0]
+        return Cause(complaint.rank, None, "reported a failure", complaint.text, self._any_status())
+
+    def _blamed(self, rank: int) -> Cause:
+        """A rank that the others blame, although it did not end badly by itself."""
+        end = self.exits.get(rank)
+        if end is not None and end.ok:
+            how = "exit code 0, while others still needed it"
+        elif end is not None and end.sent:
+            how = f"still running, ended by ringrun with {signal_name(end.sent)}"
+        else:
+            how = end.describe() if end is not None else "still running"
+        return Cause(rank, None, how, self._detail(rank), self._any_status(), end)
+
+    def _detail(self, rank: Optional[int]) -> str:
+        """What it said itself, or else what others said about it."""
+        own = [item.text for item in self.complaints if rank is not None and item.rank == rank]
+        others = [item.text for item in self.complaints if rank is not None and item.culprit == rank]
+        return next(iter(own + others), "")
+
+    def _any_status(self) -> int:
+        return next((end.status for end in self.exits.values() if not end.ok and not end.sent), NO_CODE)
+
+    def exit_code(self) -> int:
+        """What the launcher should return: the first failed rank's, 0 if none failed."""
+        cause = self.cause()
+        return 0 if cause is None else cause.status or NO_CODE
+
+
+def signal_name(number: Optional[int]) -> str:
+    """``SIGKILL`` for 9."""
+    try:
+        return signal.Signals(number or 0).name
+    except ValueError:
+        return f"signal {number}"
