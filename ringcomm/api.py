@@ -11,7 +11,7 @@ import numpy as np
 
 from .config import Membership, Settings
 from .context import Context
-from .errors import NotInitializedError
+from .errors import NotInitializedError, RingcommError
 from .ops import ReduceOp
 
 _lock = threading.Lock()
@@ -32,7 +32,11 @@ def init(membership: Optional[Membership] = None, settings: Optional[Settings] =
     global _default, _registered
     with _lock:
         if _default is None:
-            _default = Context.start(membership, settings)
+            try:
+                _default = Context.start(membership, settings)
+            except RingcommError as error:
+                # The message says it all; where inside ringcomm it was composed helps nobody.
+                raise error.with_traceback(None) from None
         if not _registered:
             atexit.register(_leave_at_exit)
             _registered = True

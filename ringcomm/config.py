@@ -8,6 +8,7 @@ by :func:`document` from the same table, and a test keeps the two together.
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -58,6 +59,15 @@ def _microseconds(text: str) -> float:
     return value
 
 
+TRANSPORTS = ("auto", "memory", "unix", "tcp")
+
+
+def _transport(text: str) -> str:
+    if text not in TRANSPORTS:
+        raise ValueError(f"must be one of {', '.join(TRANSPORTS)}")
+    return text
+
+
 def _setting(default: Any, variable: str, parse: Callable[[str], Any], doc: str) -> Any:
     metadata = {"variable": PREFIX + variable, "parse": parse, "doc": doc}
     return field(default=default, metadata=metadata)
@@ -92,6 +102,11 @@ class Settings:
     algorithm: str = _setting(
         "", "ALGORITHM", str,
         "Forces the allreduce algorithm: `one_shot`, `direct`, `doubling` or `ring`. Empty: chosen by size.",
+    )  # fmt: skip
+    transport: str = _setting(
+        "auto", "TRANSPORT", _transport,
+        "How ranks of one host exchange data: `auto` (the fastest that works), `memory` (each reads the "
+        "other's memory), `unix` (Unix sockets) or `tcp`.",
     )  # fmt: skip
     verbose: bool = _setting(
         False, "VERBOSE", _flag,
@@ -220,7 +235,7 @@ def _key(environ: Mapping[str, str]) -> bytes:
         descriptor = _integer(environ, "KEY_FD", None, low=0)
         assert descriptor is not None
         try:
-            raw = os.pread(descriptor, 4096, 0)
+            raw = _read_descriptor(descriptor)
         except OSError as problem:
             raise ConfigError(
                 f"{PREFIX}KEY_FD={descriptor}: the descriptor that carries the job's key cannot be read "
@@ -245,6 +260,22 @@ def _key(environ: Mapping[str, str]) -> bytes:
     return key
 
 
+_MOST_KEY_BYTES = 4096
+_keys_from_pipes: Dict[int, bytes] = {}
+"""A pipe can be read only once, but ``init()`` may be called again after ``shutdown()``."""
+
+
+def _read_descriptor(descriptor: int) -> bytes:
+    try:
+        return os.pread(descriptor, _MOST_KEY_BYTES, 0)
+    except OSError as problem:
+        if problem.errno != errno.ESPIPE:
+            raise
+    # A key is far shorter than what a pipe passes on in one piece, so one read has all of it.
+    fresh = b"" if descriptor in _keys_from_pipes else os.read(descriptor, _MOST_KEY_BYTES)
+    return _keys_from_pipes.setdefault(descriptor, fresh)
+
+
 def _decode_key(text: str, where: str) -> bytes:
     try:
         key = bytes.fromhex(text.strip())
@@ -267,7 +298,7 @@ def parse_endpoint(text: str) -> Tuple[str, int]:
         host = host[1:-1]
     elif ":" in host:
         host = ""  # an IPv6 address without brackets: which colon starts the port is a guess
-    if not host or not colon or not port.isdigit() or not 0 < int(port) < 65536:
+    if not host or not colon or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ConfigError(f"{text!r} is not an address: write host:port, or [address]:port for IPv6.")
     return host, int(port)
 

@@ -102,6 +102,7 @@ class Context:
         if self._closed:
             return
         self._closed = True
+        self._runner.stop()
         if self._joined is not None:
             self._joined.control.leave(reason, ok)
         self._fabric.close()
@@ -240,13 +241,13 @@ class Context:
         flat, shape = flat_view(array)
         shape = shape or (1,)
         row_items = _row_items(shape, "allgather")
-        rows = self._runner.exchange([shape[0]], Collective.ALLGATHER, flat.dtype, name or "", shape[1:])[
-            :, 0
-        ]
-        bounds = _cumulative(rows, row_items)
-        gathered = np.empty(bounds[-1], flat.dtype)
-        gathered[bounds[self.rank] : bounds[self.rank + 1]] = flat
-        self._runner.all_gather(gathered, bounds, name or "", shape[1:])
+        runner, label = self._runner, name or ""
+        with runner.exclusive():
+            rows = runner.exchange([shape[0]], Collective.ALLGATHER, flat.dtype, label, shape[1:])[:, 0]
+            bounds = _cumulative(rows, row_items)
+            gathered = np.empty(bounds[-1], flat.dtype)
+            gathered[bounds[self.rank] : bounds[self.rank + 1]] = flat
+            runner.all_gather(gathered, bounds, label, shape[1:])
         return gathered.reshape((int(rows.sum()), *shape[1:]))
 
     def allgather_(self, array: np.ndarray[Any, Any], name: Optional[str] = None) -> np.ndarray[Any, Any]:
@@ -297,12 +298,14 @@ class Context:
         flat, shape = flat_view(array)
         row_items = _row_items(shape, "alltoall")
         counts = self._splits(shape[0], splits)
-        matrix = self._runner.exchange(counts, Collective.ALLTOALL, flat.dtype, name or "", shape[1:])
-        received = matrix[:, self.rank]
-        recv_bounds = _cumulative(received, row_items)
-        output = np.empty(recv_bounds[-1], flat.dtype)
-        send_bounds = _cumulative(np.asarray(counts, np.int64), row_items)
-        self._runner.all_to_all(flat, output, send_bounds, recv_bounds, name or "", shape[1:])
+        runner, label = self._runner, name or ""
+        with runner.exclusive():
+            matrix = runner.exchange(counts, Collective.ALLTOALL, flat.dtype, label, shape[1:])
+            received = matrix[:, self.rank]
+            recv_bounds = _cumulative(received, row_items)
+            output = np.empty(recv_bounds[-1], flat.dtype)
+            send_bounds = _cumulative(np.asarray(counts, np.int64), row_items)
+            runner.all_to_all(flat, output, send_bounds, recv_bounds, label, shape[1:])
         result = output.reshape((int(received.sum()), *shape[1:]))
         return result if splits is None else (result, received.astype(np.int32))
 
@@ -316,8 +319,8 @@ class Context:
         if splits is None:
             if rows % self.size:
                 raise Misuse(
-                    f"alltoall without splits deals out rows evenly, but {rows} is not an even multiple of the "
-                    f"number of workers ({self.size}). Pass splits=[...], one number per rank."
+                    f"alltoall without splits deals out rows evenly, but {rows} is not an even multiple of "
+                    f"the number of workers ({self.size}). Pass splits=[...], one number per rank."
                 )
             return [rows // self.size] * self.size
         array = np.asarray(splits)
@@ -328,7 +331,7 @@ class Context:
         counts = [int(number) for number in array]
         if min(counts) < 0 or sum(counts) != rows:
             raise Misuse(
-                f"alltoall: the splits {counts} do not add up to the {rows} rows of the array, or are negative."
+                f"alltoall: the splits {counts} do not add up to the array's {rows} rows, or are negative."
             )
         return counts
 
@@ -347,20 +350,24 @@ class Context:
         root = self._root(root_rank)
         payload = np.frombuffer(cloudpickle.dumps(value) if self.rank == root else b"", np.uint8)
         length = np.array([payload.size], np.int64)
-        self._runner.broadcast(length, root, name or "", (1,))
-        data = payload.copy() if self.rank == root else np.empty(int(length[0]), np.uint8)
-        self._runner.broadcast(data, root, name or "", data.shape)
+        kind = Collective.BROADCAST_OBJECT
+        with self._runner.exclusive():
+            self._runner.broadcast(length, root, name or "", (1,), kind)
+            data = payload.copy() if self.rank == root else np.empty(int(length[0]), np.uint8)
+            self._runner.broadcast(data, root, name or "", data.shape, kind)
         # Only ranks that proved to hold the job's key, running the same user's program, get here.
         return value if self.rank == root else cloudpickle.loads(data.tobytes())
 
     def allgather_object(self, value: Any, name: Optional[str] = None) -> List[Any]:
         """Collect any object (pickled by cloudpickle) from every rank: a list in rank order."""
         payload = np.frombuffer(cloudpickle.dumps(value), np.uint8)
-        lengths = self._runner.exchange([payload.size], Collective.ALLGATHER, payload.dtype, name or "", ())
-        bounds = _cumulative(lengths[:, 0], 1)
-        gathered = np.empty(bounds[-1], np.uint8)
-        gathered[bounds[self.rank] : bounds[self.rank + 1]] = payload
-        self._runner.all_gather(gathered, bounds, name or "", ())
+        kind = Collective.ALLGATHER_OBJECT
+        with self._runner.exclusive():
+            lengths = self._runner.exchange([payload.size], kind, payload.dtype, name or "", ())
+            bounds = _cumulative(lengths[:, 0], 1)
+            gathered = np.empty(bounds[-1], np.uint8)
+            gathered[bounds[self.rank] : bounds[self.rank + 1]] = payload
+            self._runner.all_gather(gathered, bounds, name or "", (), kind)
         return [
             value
             if rank == self.rank

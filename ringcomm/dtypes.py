@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Dict, Optional, Tuple
 
 import numpy as np
@@ -17,9 +18,8 @@ _CODE_OF_NAME: Dict[str, int] = {name: code for code, name in enumerate(_NAMES, 
 
 HALF_TYPES = frozenset(("float16", "bfloat16"))
 
-Dtype = "np.dtype[Any]"
 
-
+@lru_cache(maxsize=None)  # spelling out a dtype's name costs microseconds, and there are few
 def code_of(dtype: np.dtype[Any]) -> int:
     """The wire code of a numpy element type.
 
@@ -57,17 +57,25 @@ def check_reducible(dtype: np.dtype[Any], op: ReduceOp) -> None:
         raise UnsupportedDtypeError(f"complex numbers have Sum and Average only, not {op.name.capitalize()}.")
 
 
+def check_scalable(dtype: np.dtype[Any]) -> None:
+    """Raise UnsupportedDtypeError if scale factors have no meaning for these elements."""
+    if dtype.kind == "b":
+        raise UnsupportedDtypeError(
+            "prescale_factor and postscale_factor have no meaning for booleans. Convert to a number type."
+        )
+
+
 def accumulator(dtype: np.dtype[Any], op: ReduceOp, scaled: bool) -> Optional[np.dtype[Any]]:
     """The wider type in which contributions are combined before they are rounded once, or None.
 
     Half-precision sums and products are kept in float32. Integer averages, and any integer result
-    that is to be scaled, are kept in 64-bit integers, so that the sum of small types cannot wrap
-    before it is divided.
+    that is to be scaled, are kept in float64: sums of up to 32 bits stay exact in it, and sums of
+    64 bits do not wrap before they are divided.
     """
     if dtype.name in HALF_TYPES:
         if op in (ReduceOp.MIN, ReduceOp.MAX) and not scaled:
             return None
         return np.dtype(np.float32)
     if dtype.kind in "iu" and (op == ReduceOp.AVERAGE or scaled):
-        return np.dtype(np.uint64 if dtype == np.uint64 else np.int64)
+        return np.dtype(np.float64)
     return None

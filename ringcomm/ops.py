@@ -30,6 +30,8 @@ class Collective(IntEnum):
     BARRIER = 6
     EXCHANGE = 7
     """The small fixed-size exchange that tells ranks each other's row counts."""
+    BROADCAST_OBJECT = 8
+    ALLGATHER_OBJECT = 9
 
 
 Average = ReduceOp.AVERAGE

@@ -59,8 +59,9 @@ class InPlace:
             raise Misuse(f"{what} works in place, but this array is read-only. Pass a copy of it.")
         self.array = array
         self.shape = array.shape
-        direct = array.flags.c_contiguous and array.dtype.isnative
-        self.flat = array.reshape(-1) if direct else flat_copy(array)[0]
+        plain = np.asarray(array)  # of a subclass, the data underneath
+        direct = plain.flags.c_contiguous and plain.dtype.isnative
+        self.flat = plain.reshape(-1) if direct else flat_copy(plain)[0]
         self._shared = direct
         code_of(self.flat.dtype)
 

@@ -24,10 +24,8 @@ from ..clock import Clock, Deadline, monotonic
 from ..errors import BrokenInvariantError, MismatchError
 from ..schedule.steps import DATA, SELF, Recv, Send, Step
 from ..transport.base import Fabric, Link
-from ..wire.frames import HEADER_BYTES, Header, explain_difference, unpack_header
+from ..wire.frames import HEADER_BYTES, Header, explain_difference, stamp, unpack_header
 from .reduce import Kernel
-
-Array = "np.ndarray[Any, Any]"
 
 
 class SegmentPool:
@@ -53,20 +51,29 @@ class SegmentPool:
 class _Flow:
     """One step on its way: the bytes ``[start, stop)`` of a buffer, moved up to ``position``."""
 
-    __slots__ = ("before", "position", "start", "stop")
+    __slots__ = ("_alive", "before", "position", "start", "stop")
 
     def __init__(self, start: int, stop: int) -> None:
         self.start = self.position = start
         self.stop = stop
-        self.before: List[_Flow] = []
+        self.before: Tuple[_Flow, ...] = ()
+        self._alive = 0
+
+    def rewind(self) -> None:
+        """Go back to the start, for another collective of the same schedule."""
+        self.position = self.start
+        self._alive = len(self.before)
 
     def limit(self) -> int:
         """How far this flow may go now, given how far the flows that it depends on have come."""
         limit = self.stop
+        if not self._alive:
+            return limit
         before = self.before
-        while before and before[-1].position >= before[-1].stop:
-            before.pop()
-        for other in before:
+        while self._alive and before[self._alive - 1].position >= before[self._alive - 1].stop:
+            self._alive -= 1
+        for index in range(self._alive):
+            other = before[index]
             if other.position < other.stop and other.position < limit:
                 limit = other.position
         return limit
@@ -75,7 +82,7 @@ class _Flow:
 class _Receipt(_Flow):
     """A ``Recv`` step: ``position`` is how far it is folded (or, without a fold, received)."""
 
-    __slots__ = ("arrived", "fold", "final", "peers", "segments", "window")
+    __slots__ = ("arrived", "final", "fold", "peers", "window")
 
     def __init__(self, start: int, stop: int, step: Recv) -> None:
         super().__init__(start, stop)
@@ -87,17 +94,28 @@ class _Receipt(_Flow):
         self.arrived: Dict[int, int] = dict.fromkeys(step.peers, start) if step.fold else {}
         self.window = start
 
+    def rewind(self) -> None:
+        super().rewind()
+        for peer in self.arrived:
+            self.arrived[peer] = self.start
+        self.window = self.start
+
 
 class _Stream:
     """All flows between this rank and one peer in one direction, in order."""
 
-    __slots__ = ("flows", "header", "header_left", "index", "link")
+    __slots__ = ("buffers", "flows", "header", "header_left", "index", "link")
 
     def __init__(self, link: Link, header: memoryview) -> None:
         self.link = link
         self.header = header
-        self.header_left = HEADER_BYTES
         self.flows: List[Any] = []
+        self.buffers: List[int] = []
+        self.header_left = HEADER_BYTES
+        self.index = 0
+
+    def rewind(self) -> None:
+        self.header_left = HEADER_BYTES
         self.index = 0
 
     def done(self) -> bool:
@@ -109,16 +127,16 @@ def _overlap(a: Tuple[int, int, int], b: Tuple[int, int, int]) -> bool:
 
 
 class Execution:
-    """One rank's part in one collective.
+    """One rank's part in one collective, again and again: :meth:`arm` it, then :meth:`advance`.
 
     Args:
         schedule: this rank's steps.
         fabric: where the peers are.
-        header: goes in front of the bytes to every peer, and is expected from every peer.
-        data: contiguous one-dimensional array in which the result grows.
-        source: contiguous one-dimensional array that is only read, for schedules that have one.
-        kernel: combines contributions, for schedules that fold.
+        header: goes in front of the bytes to every peer, and is expected from every peer; the
+            sequence number is filled in by :meth:`arm`.
+        item_bytes: size of an element.
         pool: where segments come from.
+        kernel: combines contributions, for schedules that fold.
     """
 
     def __init__(
@@ -126,57 +144,86 @@ class Execution:
         schedule: Sequence[Step],
         fabric: Fabric,
         header: Header,
-        data: np.ndarray[Any, Any],
+        item_bytes: int,
         pool: SegmentPool,
         kernel: Optional[Kernel] = None,
-        source: Optional[np.ndarray[Any, Any]] = None,
     ) -> None:
         self._rank = fabric.rank
-        self._header = header
         self._kernel = kernel
         self._pool = pool
-        self._data = data
-        self._item = data.itemsize
-        # memoryview cannot cast bfloat16 and friends; a byte view of the array always works.
-        self._views = [data.view(np.uint8).data]
-        self._views.append(self._views[0] if source is None else source.view(np.uint8).data)
+        self._item = item_bytes
+        self._packed = bytearray(header.pack())
+        self.moved_bytes = 0
+        self._flows: List[_Flow] = []
+        self._all_sends: List[_Stream] = []
+        self._all_receives: List[_Stream] = []
+        self._folds: List[_Receipt] = []
+        self._compile(schedule, fabric)
         self._sends: List[_Stream] = []
         self._receives: List[_Stream] = []
-        self.moved_bytes = 0
-        self._compile(schedule, fabric, memoryview(header.pack()))
 
-    def _compile(self, schedule: Sequence[Step], fabric: Fabric, packed: memoryview) -> None:
+    def arm(
+        self, sequence: int, data: np.ndarray[Any, Any], source: Optional[np.ndarray[Any, Any]] = None
+    ) -> None:
+        """Get ready to run with these arrays.
+
+        Args:
+            sequence: number of the call, for the header.
+            data: contiguous one-dimensional array in which the result grows.
+            source: contiguous one-dimensional array that is only read, for schedules that have one.
+        """
+        stamp(self._packed, sequence)
+        self._data = data
+        # memoryview cannot cast bfloat16 and friends; a byte view of the array always works.
+        view = data.view(np.uint8).data
+        self._views = (view, view if source is None else source.view(np.uint8).data)
+        for flow in self._flows:
+            flow.rewind()
+        for stream in self._all_sends:
+            stream.rewind()
+        for stream in self._all_receives:
+            stream.rewind()
+        self._sends = self._all_sends
+        self._receives = self._all_receives
+        self.moved_bytes = 0
+
+    def disarm(self) -> None:
+        """Let go of the caller's arrays, so that a kept execution does not keep them alive."""
+        del self._data, self._views
+
+    def _compile(self, schedule: Sequence[Step], fabric: Fabric) -> None:
         outward: Dict[int, _Stream] = {}
         inward: Dict[int, _Stream] = {}
         spans: List[Tuple[int, int, int]] = []
-        flows: List[_Flow] = []
         for step in schedule:
             start, stop = step.start * self._item, step.stop * self._item
             if isinstance(step, Send):
                 flow: _Flow = _Flow(start, stop)
                 span = (step.buffer, start, stop)
                 if step.peer not in outward:
-                    outward[step.peer] = _Stream(fabric.link(step.peer), packed)
-                outward[step.peer].flows.append((flow, step.buffer))
+                    outward[step.peer] = _Stream(fabric.link(step.peer), memoryview(self._packed))
+                outward[step.peer].flows.append(flow)
+                outward[step.peer].buffers.append(step.buffer)
             else:
                 flow = _Receipt(start, stop, step)
                 span = (DATA, start, stop)
+                if step.fold:
+                    self._folds.append(flow)
                 for peer in step.peers:
                     if peer not in inward:
                         inward[peer] = _Stream(fabric.link(peer), memoryview(bytearray(HEADER_BYTES)))
                     inward[peer].flows.append(flow)
             if start < stop:
                 # Two sends of one span may go at once: neither writes.
-                flow.before = [
+                flow.before = tuple(
                     earlier
-                    for earlier, other in zip(flows, spans)
-                    if _overlap(span, other)
-                    and (isinstance(flow, _Receipt) or isinstance(earlier, _Receipt))
-                ]
-            flows.append(flow)
+                    for earlier, other in zip(self._flows, spans)
+                    if _overlap(span, other) and (isinstance(flow, _Receipt) or isinstance(earlier, _Receipt))
+                )
+            self._flows.append(flow)
             spans.append(span)
-        self._sends = list(outward.values())
-        self._receives = list(inward.values())
+        self._all_sends = list(outward.values())
+        self._all_receives = list(inward.values())
 
     def advance(self) -> bool:
         """Move everything that can move without waiting.
@@ -193,22 +240,26 @@ class Execution:
             if self._sends:
                 self._advance_sends()
             if self._receives:
-                self._advance_receives(partial=False)
+                self._advance_receives()
             if not self._sends and not self._receives:
-                return True
-            if self.moved_bytes == before:
-                # Nothing else can move: fold what has arrived although the segment is not full,
-                # because the peers may be waiting for what comes of it.
-                self._advance_receives(partial=True)
-                if self.moved_bytes == before:
-                    return False
+                return all(stream.link.settled() for stream in self._all_receives)
+            # If nothing else can move, fold what has arrived although no segment is full: the peers
+            # may be waiting for what comes of it.
+            if self.moved_bytes == before and not self._fold_partial():
+                return False
+
+    def _fold_partial(self) -> bool:
+        folded = False
+        for flow in self._folds:
+            if flow.position < flow.stop and self._fold(flow, partial=True):
+                folded = True
+        return folded
 
     def _advance_sends(self) -> None:
         finished = False
         for stream in self._sends:
-            while stream.index < len(stream.flows) or stream.header_left:
-                if not self._send_some(stream):
-                    break
+            while self._send_some(stream):
+                pass
             finished = finished or stream.done()
         if finished:
             self._sends = [stream for stream in self._sends if not stream.done()]
@@ -216,112 +267,103 @@ class Execution:
     def _send_some(self, stream: _Stream) -> bool:
         """Send from the stream's current flow; whether it is worth trying again at once."""
         views: List[memoryview] = []
+        wanted = 0
         if stream.header_left:
             views.append(stream.header[HEADER_BYTES - stream.header_left :])
+            wanted = stream.header_left
         flow: Optional[_Flow] = None
-        limit = 0
         if stream.index < len(stream.flows):
-            flow, buffer = stream.flows[stream.index]
+            flow = stream.flows[stream.index]
             limit = flow.limit()
             if limit > flow.position:
-                views.append(self._views[buffer][flow.position : limit])
-            elif not stream.header_left:
-                return self._skip_empty(stream, flow)
-        wanted = sum(view.nbytes for view in views)
+                views.append(self._views[stream.buffers[stream.index]][flow.position : limit])
+                wanted += limit - flow.position
+        if not wanted:
+            return self._step_over(stream, flow)
         sent = stream.link.send(views)
+        if not sent:
+            return False
         self.moved_bytes += sent
-        if stream.header_left:
-            used = min(sent, stream.header_left)
-            stream.header_left -= used
-            payload = sent - used
-        else:
-            payload = sent
+        used = min(sent, stream.header_left)
+        stream.header_left -= used
         if flow is not None:
-            flow.position += payload
-            if flow.position == flow.stop and not stream.header_left:
-                stream.index += 1
+            flow.position += sent - used
         return sent == wanted
 
     @staticmethod
-    def _skip_empty(stream: _Stream, flow: _Flow) -> bool:
-        """Step over a flow that has nothing (left) to move."""
-        if flow.position < flow.stop:
+    def _step_over(stream: _Stream, flow: Optional[_Flow]) -> bool:
+        """Go on to the stream's next flow, if this one is complete; whether it was."""
+        if flow is None or flow.position < flow.stop:
             return False
         stream.index += 1
         return True
 
-    def _advance_receives(self, partial: bool) -> None:
+    def _advance_receives(self) -> None:
         finished = False
         for stream in self._receives:
-            while stream.index < len(stream.flows) or stream.header_left:
-                if not self._recv_some(stream, partial):
-                    break
+            while self._recv_some(stream):
+                pass
             finished = finished or stream.done()
         if finished:
             self._receives = [stream for stream in self._receives if not stream.done()]
 
-    def _recv_some(self, stream: _Stream, partial: bool) -> bool:
+    def _recv_some(self, stream: _Stream) -> bool:
+        """Receive for the stream's current flow; whether it is worth trying again at once."""
         flow: Optional[_Receipt] = stream.flows[stream.index] if stream.index < len(stream.flows) else None
-        if flow is not None and not stream.header_left and flow.position == flow.stop:
-            return self._skip_empty(stream, flow)
-        if flow is not None and flow.fold:
-            return self._recv_folding(stream, flow, partial)
-        views = [stream.header[HEADER_BYTES - stream.header_left :]] if stream.header_left else []
-        if flow is not None:
-            limit = flow.limit()
-            if limit > flow.position:
-                views.append(self._views[DATA][flow.position : limit])
-        payload, again = self._recv_into(stream, views)
-        if flow is not None:
-            flow.position += payload
-            if flow.position == flow.stop and not stream.header_left:
-                stream.index += 1
-        return again
-
-    def _recv_folding(self, stream: _Stream, flow: _Receipt, partial: bool) -> bool:
-        peer = stream.link.peer
-        arrived = flow.arrived[peer]
-        if arrived == flow.stop and not stream.header_left and flow.start < flow.stop:
-            # This peer has delivered all of it; the next flow's bytes would need the same segment.
-            return self._fold(flow, partial) and flow.position == flow.stop
-        end = min(flow.stop, flow.window + self._pool.segment_bytes)
-        views = [stream.header[HEADER_BYTES - stream.header_left :]] if stream.header_left else []
-        if end > arrived:
-            segment = self._pool.segment(peer)
-            views.append(segment.data[arrived - flow.window : end - flow.window])
-        payload, again = self._recv_into(stream, views)
-        flow.arrived[peer] = arrived + payload
-        folded = self._fold(flow, partial)
-        if flow.position == flow.stop and not stream.header_left:
-            stream.index += 1
-            return True
-        return again or folded
-
-    def _recv_into(self, stream: _Stream, views: List[memoryview]) -> Tuple[int, bool]:
-        """Receive into the views; (payload bytes, whether all of it came)."""
-        if not views:
-            return 0, False
+        views: List[memoryview] = []
+        wanted = stream.header_left
+        if wanted:
+            views.append(stream.header[HEADER_BYTES - wanted :])
+        if flow is not None and flow.position < flow.stop:
+            room = self._room(stream.link.peer, flow)
+            if room is not None:
+                views.append(room)
+                wanted += room.nbytes
+        if not wanted:
+            # Nothing to receive now: complete, or waiting for other peers or other flows.
+            return self._step_over(stream, flow)
         got = stream.link.recv(views)
+        if not got:
+            return False
         self.moved_bytes += got
-        wanted = sum(view.nbytes for view in views)
-        if not stream.header_left:
-            return got, got == wanted
-        used = min(got, stream.header_left)
-        stream.header_left -= used
-        if not stream.header_left:
-            self._check_header(stream)
-        return got - used, got == wanted
+        if stream.header_left:
+            used = min(got, stream.header_left)
+            stream.header_left -= used
+            if not stream.header_left:
+                self._check_header(stream)
+        else:
+            used = 0
+        if flow is not None and got > used:
+            if flow.fold:
+                flow.arrived[stream.link.peer] += got - used
+                self._fold(flow, partial=False)
+            else:
+                flow.position += got - used
+        return got == wanted
+
+    def _room(self, peer: int, flow: _Receipt) -> Optional[memoryview]:
+        """Where bytes from this peer may go now; None if nowhere."""
+        if flow.fold:
+            arrived = flow.arrived[peer]
+            end = min(flow.stop, flow.window + self._pool.segment_bytes)
+            if end == arrived:
+                return None
+            return self._pool.segment(peer).data[arrived - flow.window : end - flow.window]
+        limit = flow.limit()
+        return self._views[DATA][flow.position : limit] if limit > flow.position else None
 
     def _check_header(self, stream: _Stream) -> None:
-        theirs = unpack_header(bytes(stream.header))
-        mine = unpack_header(self._header.pack())
-        if mine != theirs:
+        if stream.header != self._packed:
+            mine, theirs = unpack_header(self._packed), unpack_header(stream.header)
             raise MismatchError(explain_difference(mine, theirs), rank=self._rank, peer=stream.link.peer)
 
     def _fold(self, flow: _Receipt, partial: bool) -> bool:
         """Combine what all peers have delivered; whether anything was combined."""
         end = min(flow.stop, flow.window + self._pool.segment_bytes)
-        ready = min(min(flow.arrived.values()), flow.limit())
+        ready = min(flow.arrived.values())
+        if ready < end and not partial:
+            return False
+        ready = min(ready, flow.limit())
         if ready < end:
             if not partial:
                 return False
@@ -348,20 +390,16 @@ class Execution:
         reading: List[Link] = []
         for stream in self._receives:
             flow = stream.flows[stream.index] if stream.index < len(stream.flows) else None
-            if stream.header_left or flow is None or self._has_room(stream, flow):
+            if stream.header_left or flow is None or self._room(stream.link.peer, flow) is not None:
                 reading.append(stream.link)
         writing: List[Link] = []
         for stream in self._sends:
-            flow = stream.flows[stream.index][0] if stream.index < len(stream.flows) else None
+            flow = stream.flows[stream.index] if stream.index < len(stream.flows) else None
             if stream.header_left or flow is None or flow.limit() > flow.position:
                 writing.append(stream.link)
+        if not self._sends and not self._receives:
+            writing = [stream.link for stream in self._all_receives if not stream.link.settled()]
         return reading, writing
-
-    def _has_room(self, stream: _Stream, flow: _Receipt) -> bool:
-        if not flow.fold:
-            return flow.limit() > flow.position
-        end = min(flow.stop, flow.window + self._pool.segment_bytes)
-        return flow.arrived[stream.link.peer] < end
 
 
 def run(

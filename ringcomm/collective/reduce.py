@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Sequence
+from functools import lru_cache
+from typing import Any, Callable, Dict, Iterator, Sequence, Tuple
 
 import numpy as np
 
-from ..dtypes import accumulator, check_reducible
+from ..dtypes import accumulator, check_reducible, check_scalable
 from ..ops import ReduceOp
-
-Array = "np.ndarray[Any, Any]"
 
 _UFUNC: Dict[ReduceOp, Callable[..., Any]] = {
     ReduceOp.AVERAGE: np.add,
@@ -19,9 +18,11 @@ _UFUNC: Dict[ReduceOp, Callable[..., Any]] = {
     ReduceOp.PRODUCT: np.multiply,
 }
 
+_BLOCK_ITEMS = 1 << 16
+
 
 class Kernel:
-    """How contributions of one element type become one.
+    """How contributions of one element type become one. Immutable; :func:`kernel` keeps them.
 
     Args:
         op: the reduction.
@@ -42,14 +43,18 @@ class Kernel:
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> None:
+        scaled = prescale != 1.0 or postscale != 1.0
         check_reducible(dtype, op)
+        if scaled:
+            check_scalable(dtype)
         self.dtype = dtype
         self.prescale = prescale
         self.postscale = postscale
         self.divisor = size if op == ReduceOp.AVERAGE else 1
         self._ufunc = _UFUNC[op]
-        self._wide = accumulator(dtype, op, prescale != 1.0 or postscale != 1.0)
+        self._wide = accumulator(dtype, op, scaled)
         self._plain = self.divisor == 1 and postscale == 1.0
+        self._selects = op in (ReduceOp.MIN, ReduceOp.MAX)
 
     @property
     def needs_single_fold(self) -> bool:
@@ -60,16 +65,13 @@ class Kernel:
         """Apply the prescale factor, in place."""
         if self.prescale == 1.0:
             return
-        if self.dtype.kind in "iu":
-            np.copyto(
-                contribution, np.trunc(contribution.astype(np.float64) * self.prescale), casting="unsafe"
-            )
-        elif self._wide is not None:
-            np.copyto(
-                contribution, contribution.astype(self._wide) * np.float32(self.prescale), casting="unsafe"
-            )
-        else:
-            np.multiply(contribution, self.dtype.type(self.prescale), out=contribution)
+        with np.errstate(all="ignore"):
+            if self._wide is None:
+                np.multiply(contribution, self.dtype.type(self.prescale), out=contribution)
+            else:
+                for block in _blocks(contribution):
+                    wide = block.astype(self._wide)
+                    self._round(block, np.multiply(wide, wide.dtype.type(self.prescale), out=wide))
 
     def fold(self, out: np.ndarray[Any, Any], operands: Sequence[np.ndarray[Any, Any]], final: bool) -> None:
         """Combine the operands from left to right into ``out``, which may be one of them.
@@ -90,10 +92,32 @@ class Kernel:
 
     def finish_alone(self, data: np.ndarray[Any, Any]) -> None:
         """What a job of one rank does instead of a fold, in place."""
-        if self._wide is not None:
-            self._finish_wide(data, data.astype(self._wide))
-        elif not self._plain:
-            self._scale(data)
+        if self._plain:
+            return
+        with np.errstate(all="ignore"):
+            if self._wide is not None:
+                for block in _blocks(data):
+                    self._finish_wide(block, block.astype(self._wide))
+            else:
+                self._scale(data)
+
+    def settle(self, data: np.ndarray[Any, Any]) -> None:
+        """Give results the bits that IEEE 754 leaves open, in place: which NaN, and which zero.
+
+        Of two NaNs an addition may keep either, and of 0.0 and -0.0 a minimum either; numpy's choice
+        varies with the alignment of the arrays, their lengths and the processor. So where several
+        ranks compute the same element, each for itself, all of them must call this at the end.
+        """
+        if self.dtype.kind in "biu":
+            return
+        if self.dtype.kind == "c":
+            data = data.view(np.float32 if self.dtype == np.complex64 else np.float64)
+        with np.errstate(invalid="ignore"):  # bfloat16 warns even of looking at a NaN
+            unordered = np.isnan(data)
+            if unordered.any():
+                data[unordered] = np.nan
+            if self._selects:
+                np.add(data, data.dtype.type(0), out=data)  # -0.0 + 0.0 is 0.0
 
     def _scale(self, data: np.ndarray[Any, Any]) -> None:
         if self.divisor != 1:
@@ -108,13 +132,39 @@ class Kernel:
         self._finish_wide(out, accumulated)
 
     def _finish_wide(self, out: np.ndarray[Any, Any], accumulated: np.ndarray[Any, Any]) -> None:
+        wide = accumulated.dtype.type
+        if self.postscale != 1.0:
+            np.multiply(accumulated, wide(self.postscale), out=accumulated)
+        if self.divisor != 1:
+            # Divide, do not multiply by 1/n: 49 * (1 / 49) is less than one and truncates to 0.
+            np.divide(accumulated, wide(self.divisor), out=accumulated)
+        self._round(out, accumulated)
+
+    def _round(self, out: np.ndarray[Any, Any], wide: np.ndarray[Any, Any]) -> None:
+        """Bring wide values back to the elements' own type. Integers truncate, and stop at their limits."""
         if self.dtype.kind in "iu":
-            if not self._plain:
-                # Divide, do not multiply by 1/n: 49 * (1 / 49) is less than one and truncates to 0.
-                accumulated = np.trunc(accumulated * np.float64(self.postscale) / self.divisor)
-        else:
-            if self.divisor != 1:
-                np.divide(accumulated, np.float32(self.divisor), out=accumulated)
-            if self.postscale != 1.0:
-                np.multiply(accumulated, np.float32(self.postscale), out=accumulated)
-        np.copyto(out, accumulated, casting="unsafe")
+            # What a processor makes of a number that does not fit differs between x86 and ARM.
+            np.clip(wide, *_limits(self.dtype), out=wide)
+        np.copyto(out, wide, casting="unsafe")
+
+
+def _blocks(data: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
+    """The array in pieces of which a wide copy costs little."""
+    for start in range(0, data.size, _BLOCK_ITEMS):
+        yield data[start : start + _BLOCK_ITEMS]
+
+
+@lru_cache(maxsize=None)
+def _limits(dtype: np.dtype[Any]) -> Tuple[float, float]:
+    """The least and the greatest float64 that an integer type can hold."""
+    info = np.iinfo(dtype)
+    highest = float(info.max)
+    return float(info.min), highest if int(highest) <= info.max else float(np.nextafter(highest, 0.0))
+
+
+@lru_cache(maxsize=64)
+def kernel(
+    op: ReduceOp, dtype: np.dtype[Any], size: int, prescale: float = 1.0, postscale: float = 1.0
+) -> Kernel:
+    """The :class:`Kernel` for these arguments, made once."""
+    return Kernel(op, dtype, size, prescale, postscale)

@@ -10,21 +10,88 @@ from __future__ import annotations
 import sys
 import threading
 from pathlib import Path
-from typing import Any, Optional, Sequence, Tuple
+from typing import Any, ContextManager, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from ..config import Settings
 from ..dtypes import code_of
-from ..errors import MismatchError, Misuse, PeerLostError, PeerStalledError, RingcommError
+from ..errors import (
+    MismatchError,
+    Misuse,
+    NotInitializedError,
+    PeerLostError,
+    PeerStalledError,
+    RingcommError,
+)
 from ..ops import Collective, ReduceOp
 from ..schedule import choose
 from ..schedule.steps import Step, even_bounds
 from ..transport.base import Fabric, LinkClosed
 from ..wire.frames import NO_OP, NO_ROOT, Header, digest
 from .execute import Execution, SegmentPool, run
-from .reduce import Kernel
+from .reduce import Kernel, kernel
 
+
+class _Call(NamedTuple):
+    """A collective as this rank was asked for it; equal calls are run alike.
+
+    Attributes:
+        items: number of elements, where all ranks must agree on it; otherwise 0.
+    """
+
+    collective: Collective
+    dtype: np.dtype[Any]
+    items: int
+    op: int
+    root: int
+    name: str
+    shape: Tuple[int, ...]
+    scales: Tuple[float, float] = (1.0, 1.0)
+
+    def header(self, generation: int) -> Header:
+        """The header that goes in front; the name, shape and scale factors become a hash in it."""
+        hashed = digest(self.name, self.shape, self.scales)
+        code = code_of(self.dtype)
+        return Header(generation, 0, self.collective, self.op, code, self.root, self.items, hashed)
+
+    def describe(self) -> str:
+        """The call as a person would write it, like ``allreduce(shape (2, 4), float32, op=Sum)``."""
+        arguments: List[str] = []
+        if self.collective not in _WITHOUT_ARRAY:
+            rows = "rows of " if self.collective in _BY_ROWS else ""
+            arguments = [f"{rows}shape {self.shape}", self.dtype.name]
+            if self.op != NO_OP:
+                arguments.append(f"op={ReduceOp(self.op).name.capitalize()}")
+        if self.root != NO_ROOT:
+            arguments.append(f"root_rank={self.root}")
+        if self.name:
+            arguments.append(f"name={self.name!r}")
+        for factor, value in zip(("prescale_factor", "postscale_factor"), self.scales):
+            if value != 1.0:
+                arguments.append(f"{factor}={value!r}")
+        return f"{Collective(self.collective).name.lower()}({', '.join(arguments)})"
+
+
+class _Plan:
+    """How a call is run, kept for the next time the same call comes."""
+
+    __slots__ = ("call", "execution", "fold", "header", "redundant", "schedule")
+
+    def __init__(
+        self, call: _Call, schedule: Sequence[Step], header: Header, fold: Optional[Kernel], redundant: bool
+    ) -> None:
+        self.call = call
+        self.schedule = schedule
+        self.header = header
+        self.fold = fold
+        self.redundant = redundant
+        self.execution: Optional[Execution] = None
+
+
+_PLANS_KEPT = 512
+_WITHOUT_ARRAY = (Collective.BARRIER, Collective.BROADCAST_OBJECT, Collective.ALLGATHER_OBJECT)
+_BY_ROWS = (Collective.ALLGATHER, Collective.ALLTOALL)
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
 
 
@@ -69,35 +136,47 @@ class Runner:
         self._reporter = reporter if reporter is not None else Reporter()
         self._pool = SegmentPool(settings.segment_bytes)
         self._override = settings.algorithm or None
+        self._plans: Dict[_Call, _Plan] = {}
         self._sequence = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._stopped = False
         self._broken: Optional[BaseException] = None
+
+    def stop(self) -> None:
+        """Refuse further calls: this rank has left the job."""
+        self._stopped = True
+
+    def exclusive(self) -> ContextManager[Any]:
+        """Keeps other threads out, so that calls that belong together follow each other on every rank."""
+        return self._lock
 
     def all_reduce(
         self,
         data: np.ndarray[Any, Any],
         op: ReduceOp,
         name: str = "",
-        shape: Sequence[int] = (),
+        shape: Tuple[int, ...] = (),
         prescale: float = 1.0,
         postscale: float = 1.0,
         collective: Collective = Collective.ALLREDUCE,
     ) -> None:
         """Reduce ``data`` over all ranks, in place."""
-        kernel = Kernel(op, data.dtype, self.size, prescale, postscale)
-        kernel.prepare(data)
+        fold = kernel(op, data.dtype, self.size, prescale, postscale)
+        if prescale != 1.0:
+            fold.prepare(data)
         if self.size == 1:
-            kernel.finish_alone(data)
+            fold.finish_alone(data)
             return
-        algorithm = choose.choose_all_reduce(
-            self.size, data.size, data.itemsize,
-            needs_single_fold=kernel.needs_single_fold, override=self._override,
-        )  # fmt: skip
-        schedule = choose.build_all_reduce(algorithm, self.rank, self.size, data.size)
-        header = self._header(
-            collective, data, name, shape, op, items=data.size, scales=(prescale, postscale)
-        )
-        self._run(schedule, header, data, kernel)
+        call = _Call(collective, data.dtype, data.size, op, NO_ROOT, name, shape, (prescale, postscale))
+        plan = self._plans.get(call)
+        if plan is None:
+            algorithm = choose.choose_all_reduce(
+                self.size, data.size, data.itemsize,
+                needs_single_fold=fold.needs_single_fold, override=self._override,
+            )  # fmt: skip
+            schedule = choose.build_all_reduce(algorithm, self.rank, self.size, data.size)
+            plan = self._plan(call, schedule, fold, redundant=algorithm in choose.REDUNDANT_NAMES)
+        self._run(plan, data)
 
     def reduce_scatter(
         self,
@@ -105,32 +184,39 @@ class Runner:
         bounds: Tuple[int, ...],
         op: ReduceOp,
         name: str = "",
-        shape: Sequence[int] = (),
+        shape: Tuple[int, ...] = (),
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> None:
         """Reduce over all ranks; afterwards chunk ``rank`` of ``data`` is finished, the rest is not."""
-        kernel = Kernel(op, data.dtype, self.size, prescale, postscale)
-        kernel.prepare(data)
+        fold = kernel(op, data.dtype, self.size, prescale, postscale)
+        fold.prepare(data)
         if self.size == 1:
-            kernel.finish_alone(data)
+            fold.finish_alone(data)
             return
-        algorithm = choose.choose_reduce_scatter(self.size, needs_single_fold=kernel.needs_single_fold)
+        algorithm = choose.choose_reduce_scatter(self.size, needs_single_fold=fold.needs_single_fold)
         schedule = choose.build_reduce_scatter(algorithm, self.rank, self.size, bounds)
-        header = self._header(
-            Collective.REDUCESCATTER, data, name, shape, op, items=data.size, scales=(prescale, postscale)
+        call = _Call(
+            Collective.REDUCESCATTER, data.dtype, data.size, op, NO_ROOT, name, shape, (prescale, postscale)
         )
-        self._run(schedule, header, data, kernel)
+        self._run(self._plan(call, schedule, fold), data)
 
     def all_gather(
-        self, data: np.ndarray[Any, Any], bounds: Tuple[int, ...], name: str = "", shape: Sequence[int] = ()
+        self,
+        data: np.ndarray[Any, Any],
+        bounds: Tuple[int, ...],
+        name: str = "",
+        shape: Tuple[int, ...] = (),
+        collective: Collective = Collective.ALLGATHER,
     ) -> None:
         """Fill ``data`` with every rank's chunk; this rank's own must be in its place already."""
         if self.size == 1:
             return
         algorithm = choose.choose_all_gather(self.size)
         schedule = choose.build_all_gather(algorithm, self.rank, self.size, bounds)
-        self._run(schedule, self._header(Collective.ALLGATHER, data, name, shape), data)
+        # With the number of elements no header is the same as that of the exchange before it.
+        call = _Call(collective, data.dtype, data.size, NO_OP, NO_ROOT, name, shape)
+        self._run(self._plan(call, schedule), data)
 
     def exchange(
         self,
@@ -138,7 +224,7 @@ class Runner:
         collective: Collective,
         dtype: np.dtype[Any],
         name: str,
-        shape: Sequence[int],
+        shape: Tuple[int, ...],
     ) -> np.ndarray[Any, Any]:
         """Tell everybody a few numbers (how many rows will come); one row of answers per rank.
 
@@ -152,20 +238,24 @@ class Runner:
             bounds = even_bounds(flat.size, self.size)
             algorithm = choose.choose_all_gather(self.size)
             schedule = choose.build_all_gather(algorithm, self.rank, self.size, bounds)
-            header = self._header(collective, np.empty(0, dtype), name, shape)
-            self._run(schedule, header, flat)
+            self._run(self._plan(_Call(collective, dtype, 0, NO_OP, NO_ROOT, name, shape), schedule), flat)
         return numbers
 
     def broadcast(
-        self, data: np.ndarray[Any, Any], root: int, name: str = "", shape: Sequence[int] = ()
+        self,
+        data: np.ndarray[Any, Any],
+        root: int,
+        name: str = "",
+        shape: Tuple[int, ...] = (),
+        collective: Collective = Collective.BROADCAST,
     ) -> None:
         """Overwrite ``data`` on all ranks with the root's."""
         if self.size == 1:
             return
         algorithm = choose.choose_broadcast(self.size, data.size, data.itemsize)
         schedule = choose.build_broadcast(algorithm, self.rank, self.size, root, data.size)
-        header = self._header(Collective.BROADCAST, data, name, shape, root=root, items=data.size)
-        self._run(schedule, header, data)
+        call = _Call(collective, data.dtype, data.size, NO_OP, root, name, shape)
+        self._run(self._plan(call, schedule), data)
 
     def all_to_all(
         self,
@@ -174,7 +264,7 @@ class Runner:
         send_bounds: Tuple[int, ...],
         recv_bounds: Tuple[int, ...],
         name: str = "",
-        shape: Sequence[int] = (),
+        shape: Tuple[int, ...] = (),
     ) -> None:
         """Chunk ``i`` of ``source`` goes to rank i; chunk ``i`` of ``data`` comes from it."""
         mine = source[send_bounds[self.rank] : send_bounds[self.rank + 1]]
@@ -182,64 +272,73 @@ class Runner:
         if self.size == 1:
             return
         schedule = choose.build_all_to_all(self.rank, self.size, send_bounds, recv_bounds)
-        self._run(schedule, self._header(Collective.ALLTOALL, data, name, shape), data, source=source)
+        call = _Call(Collective.ALLTOALL, data.dtype, 0, NO_OP, NO_ROOT, name, shape)
+        self._run(self._plan(call, schedule), data, source)
 
     def barrier(self, name: str = "") -> None:
         """Return once every rank has called it: an allreduce of one byte."""
         self.all_reduce(np.zeros(1, np.uint8), ReduceOp.MAX, name, collective=Collective.BARRIER)
 
-    def _header(
-        self,
-        collective: Collective,
-        data: np.ndarray[Any, Any],
-        name: str,
-        shape: Sequence[int],
-        op: int = NO_OP,
-        root: int = NO_ROOT,
-        items: int = 0,
-        scales: Tuple[float, float] = (1.0, 1.0),
-    ) -> Header:
-        return Header(
-            self._generation, 0, collective, op, code_of(data.dtype), root, items, digest(name, shape, scales)
-        )
+    def _plan(
+        self, call: _Call, schedule: Sequence[Step], fold: Optional[Kernel] = None, redundant: bool = False
+    ) -> _Plan:
+        """What is needed to run this call, from the last time if it was the same schedule."""
+        plan = self._plans.get(call)
+        if plan is None or plan.schedule is not schedule:
+            if len(self._plans) >= _PLANS_KEPT:
+                self._plans.pop(next(iter(self._plans)))
+            plan = self._plans[call] = _Plan(call, schedule, call.header(self._generation), fold, redundant)
+        return plan
 
     def _run(
-        self,
-        schedule: Sequence[Step],
-        header: Header,
-        data: np.ndarray[Any, Any],
-        kernel: Optional[Kernel] = None,
-        source: Optional[np.ndarray[Any, Any]] = None,
+        self, plan: _Plan, data: np.ndarray[Any, Any], source: Optional[np.ndarray[Any, Any]] = None
     ) -> None:
         with self._lock:
-            if self._broken is not None:
-                raise Misuse(
-                    f"This job has failed before ({type(self._broken).__name__}: {self._broken}); call "
-                    "shutdown(), and init() if it shall start again."
-                ) from self._broken
+            self._check_usable()
             self._sequence += 1
-            header = header._replace(sequence=self._sequence)
-            execution = Execution(schedule, self._fabric, header, data, self._pool, kernel, source)
+            execution = plan.execution
+            if execution is None:
+                execution = plan.execution = Execution(
+                    plan.schedule, self._fabric, plan.header, data.itemsize, self._pool, plan.fold
+                )
+            execution.arm(self._sequence, data, source)
             try:
                 # Overflow and NaN are the caller's numbers; a warning on whichever rank happens to
                 # own the element would help nobody.
                 with np.errstate(all="ignore"):
                     run(execution, self._fabric, self._settings.timeout_s, self._spin_s)
+                    if plan.redundant and plan.fold is not None:
+                        plan.fold.settle(data)
             except BaseException as problem:
                 # The streams stop in the middle of a message: nothing can be sent on them any more.
-                self._broken = self._translate(problem, execution, header)
+                self._broken = self._translate(problem, execution, plan.call)
                 if self._broken is problem:
                     raise
                 raise self._broken from None
+            finally:
+                execution.disarm()
 
-    def _translate(self, problem: BaseException, execution: Execution, header: Header) -> BaseException:
+    def _check_usable(self) -> None:
+        if self._stopped:
+            raise NotInitializedError(
+                "This rank has left the job (shutdown() or Context.close() was called), so there is nobody "
+                "to talk to. Call ringcomm.init() again first."
+            )
+        if self._broken is not None:
+            raise Misuse(
+                "This job has failed before; call shutdown(), and init() if it shall start again. The "
+                f"failure was: {type(self._broken).__name__}: {self._broken}"
+            ) from self._broken
+
+    def _translate(self, problem: BaseException, execution: Execution, call: _Call) -> BaseException:
         """The error for people, the same on every rank, for what stopped an execution."""
-        doing = f"{header.describe()}, call number {header.sequence}"
+        doing = f"{call.header(self._generation).describe()}, call number {self._sequence}"
         error: BaseException = problem
         if isinstance(problem, LinkClosed):
             error = self._reporter.report_lost(problem.peer, doing, problem.reason)
         elif isinstance(problem, MismatchError) and problem.peer is not None:
-            text = f"rank {self.rank}, at {call_site()}, and rank {problem.peer} do not make the same call: {problem}."
+            mine = f"rank {self.rank}: {call.describe()} at {call_site()}"
+            text = f"{mine}; rank {problem.peer} makes another call: {problem}."
             error = self._reporter.report_mismatch(problem.peer, text)
         elif type(problem) is TimeoutError:
             reading, writing = execution.waiting_for()

@@ -92,11 +92,13 @@ class Blame:
     def due(self, members: Mapping[int, Member], now_s: float) -> Optional[Verdict]:
         """The verdict, once there has been enough time for better evidence; members by rank."""
         if self._mismatches and now_s >= self._mismatch_due_s - _ROUNDING_S:
-            texts = [self._mismatches[rank] for rank in sorted(self._mismatches)]
-            return Verdict("mismatch", "\n".join(texts), None)
-        if any(now_s >= item.due_s - _ROUNDING_S for item in self._suspicions):
-            first = next(item for item in self._suspicions if now_s >= item.due_s - _ROUNDING_S)
-            return self._judge(members, first.peer)
+            lines = ["The ranks do not make the same call.", *_grouped(self._mismatches)]
+            return Verdict("mismatch", "\n".join(lines), None)
+        due = [item for item in self._suspicions if now_s >= item.due_s - _ROUNDING_S]
+        if due:
+            # That somebody vanished is a fact; what others report, among them the vanished, is hearsay.
+            facts = [item for item in self._suspicions if item.kind == "vanished"]
+            return self._judge(members, (facts or due)[0].peer)
         return None
 
     def _judge(self, members: Mapping[int, Member], accused: int) -> Verdict:
@@ -123,9 +125,21 @@ class Blame:
         how = self.exit_of(culprit.slot)
         if how is not None and how not in cause:
             cause = f"{cause}, {how}"
+        cause = cause.rstrip(".")
         if culprit.left is not None and culprit.gone is None:
             text = f"has finished ({cause}){during}. Every rank must make the same calls before it ends."
             return Verdict("lost", f"{culprit.name()} {text}", culprit)
         if reports and reports[0].kind == "stalled" and culprit.gone is None:
             return Verdict("stalled", f"{culprit.name()} is silent{during}: {cause}.", culprit)
         return Verdict("lost", f"{culprit.name()} was lost{during}: {cause}.", culprit)
+
+
+def _grouped(texts: Mapping[int, str]) -> List[str]:
+    """Texts that start with ``rank N: ``, by rank; those that are the same after that become one line."""
+    ranks: Dict[str, List[int]] = {}
+    for rank in sorted(texts):
+        ranks.setdefault(texts[rank].replace(f"rank {rank}: ", "", 1), []).append(rank)
+    return [
+        texts[group[0]] if len(group) == 1 else f"ranks {', '.join(map(str, group))}: {text}"
+        for text, group in ranks.items()
+    ]

@@ -21,8 +21,9 @@ from ..errors import (
     StartupError,
 )
 from ..transport.connect import READ, Dial, Reactor
-from ..transport.nics import LOOPBACK, own_addresses
-from ..transport.tcp import SocketFabric
+from ..transport.local import make_links
+from ..transport.nics import LOOPBACK, local_socket, own_addresses
+from ..transport.tcp import SocketFabric, SocketLink
 from ..version import __version__
 from ..wire.auth import Claim, Purpose, job_digest
 from ..wire.messages import MAX_MESSAGE_BYTES, Message, MessageReader, encode
@@ -95,22 +96,25 @@ class _Joiner:
         if all(_is_loopback(host) for host, _ in self.membership.rendezvous):
             # Everybody who can reach such a rendezvous is on this machine.
             interfaces = [item for item in interfaces if item.kind == LOOPBACK]
+        unix = local_socket() if self.settings.transport != "tcp" else None
+        if unix is not None:
+            interfaces.append(unix)
         self._control = self._dial_rendezvous()
         mesh = self._mesh = Mesh(
             self.reactor, interfaces, self.membership.key, job_digest(self.membership.job), self._tell
         )
         self.reactor.watch(self._control, READ, self._readable)
         self._tell(self._introduction(mesh.offers()))
-        while self._go is None:
-            if self._failure is not None:
-                raise self._failure
+        while self._go is None and self._failure is None:
             if self._deadline.expired():
                 raise StartTimeoutError(
                     f"The rendezvous did not bring the job's {self.membership.size} ranks together within "
                     f"{self._deadline.timeout_s:g} s, and did not say why."
                 )
             self.reactor.turn(self._deadline.remaining_s())
-        assert self._assignment is not None
+        if self._failure is not None:
+            raise self._failure
+        assert self._assignment is not None and self._go is not None
         rank = int(self._assignment["rank"])
         self.reactor.forget(self._control)
         control = ControlChannel(self._control, self._reader)
@@ -123,10 +127,21 @@ class _Joiner:
                 )
                 for m in self._assignment["members"]
             ),
-            SocketFabric(rank, mesh.take_links(), control),
+            SocketFabric(rank, self._make_links(mesh.take_links()), control),
             control,
             str(self._go["table"]),
         )
+
+    def _make_links(self, sockets: Dict[int, socket.socket]) -> Dict[int, SocketLink]:
+        """Decide, link by link and by trying, how data will move."""
+        try:
+            return make_links(sockets, self.settings.transport)
+        except (OSError, StartupError) as problem:
+            for sock in sockets.values():
+                sock.close()
+            raise StartupError(
+                f"The links to the ranks of this host could not be set up: {problem}"
+            ) from None
 
     def abandon(self) -> None:
         """Close everything that joining had opened."""
@@ -209,7 +224,8 @@ class _Joiner:
             self._control.setblocking(False)
         except OSError as problem:
             self._failure = self._failure or StartupError(
-                f"The connection to the rendezvous broke while the job was starting: {problem.strerror or problem}."
+                "The connection to the rendezvous broke while the job was starting: "
+                f"{problem.strerror or problem}."
             )
 
     def _readable(self) -> None:
@@ -233,7 +249,7 @@ class _Joiner:
         mesh = self._mesh
         assert mesh is not None
         if kind == "refused":
-            self._failure = RefusedError(f"The rendezvous refused this process: {message['reason']}.")
+            self._failure = RefusedError(f"The rendezvous refused this process: {message['reason']}")
         elif kind == "abort":
             self._failure = error_from(message)
         elif kind == "probe":

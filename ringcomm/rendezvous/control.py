@@ -56,7 +56,7 @@ class ControlChannel(Watch):
                     self._take(message)
                 return
             reason = "it closed the connection"
-        except (BlockingIOError, InterruptedError):
+        except (BlockingIOError, InterruptedError, socket.timeout):
             return
         except OSError as problem:
             reason = str(problem.strerror or problem).lower()
@@ -87,10 +87,11 @@ class ControlChannel(Watch):
         self._read()
         if self._verdict is None and self._send(message):
             deadline = Deadline(_VERDICT_S)
-            self._sock.setblocking(True)
-            while self._verdict is None and not deadline.expired():
+            while self.open and self._verdict is None and not deadline.expired():
                 self._sock.settimeout(max(0.01, deadline.remaining_s()))
                 self._read()
+            if self.open:
+                self._sock.setblocking(False)
         if self._verdict is None:
             self._verdict = otherwise
         return _copy(self._verdict)

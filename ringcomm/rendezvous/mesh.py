@@ -15,8 +15,8 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from ..clock import Deadline
 from ..errors import ProtocolError, StartupError
-from ..transport.connect import READ, Acceptor, Dial, Reactor, listen
-from ..transport.nics import LOOPBACK, Interface, interface_of
+from ..transport.connect import READ, Acceptor, Dial, Reactor, is_local, listen
+from ..transport.nics import LOCAL, LOOPBACK, Interface, interface_of
 from ..transport.routes import worth_measuring
 from ..wire.auth import Claim, Purpose
 from ..wire.messages import Message, MessageReader, encode
@@ -77,7 +77,7 @@ class Mesh:
             {
                 "iface": item.name,
                 "address": item.address,
-                "port": int(sock.getsockname()[1]),
+                "port": 0 if item.kind == LOCAL else int(sock.getsockname()[1]),
                 "kind": item.kind,
             }
             for item, sock in self._listeners
@@ -126,7 +126,7 @@ class Mesh:
         probes: List[Probe] = []
         for target in targets:
             for offer in target["addresses"]:
-                if offer.get("kind") == LOOPBACK:
+                if offer.get("kind") in (LOOPBACK, LOCAL):
                     continue
                 for scope in self._scopes(str(offer["address"])):
                     claim = Claim(Purpose.PROBE, self.job, self.generation, self.rank, int(target["rank"]))
@@ -200,21 +200,23 @@ class Mesh:
         self._expected = {int(route["peer"]) for route in routes}
         for route in routes:
             if route["dial"]:
-                self._dial_link(int(route["peer"]), list(route["addresses"]), [])
+                self._dial_link(route, [])
         self.reactor.after(min(_LINK_S, deadline.remaining_s()), self._links_overdue)
         self._check_complete()
 
-    def _dial_link(self, peer: int, addresses: List[Dict[str, Any]], failures: List[str]) -> None:
-        if not addresses:
+    def _dial_link(self, route: Dict[str, Any], failures: List[str]) -> None:
+        """Dial the addresses of a route one after another until one leads to the peer."""
+        peer = int(route["peer"])
+        if len(failures) == len(route["addresses"]):
             tried = "; ".join(failures) or "it offered no address on the chosen route"
             self._tell({"type": "unlinked", "reason": f"rank {peer} did not answer ({tried})"})
             return
-        offer = addresses.pop(0)
+        offer = route["addresses"][len(failures)]
         address = str(offer["address"])
 
         def failed(reason: str) -> None:
             failures.append(f"{address}: {reason}")
-            self._dial_link(peer, addresses, failures)
+            self._dial_link(route, failures)
 
         def finished(dial: Dial) -> None:
             if dial.sock is not None:
@@ -223,11 +225,12 @@ class Mesh:
                 failed(dial.reason)
 
         claim = Claim(Purpose.LINK, self.job, self.generation, self.rank, peer)
-        scopes = self._scopes(address)
-        Dial(
-            self.reactor, (address, int(offer["port"])), self.key, claim, finished, _LINK_S / 2,
-            scopes[0] if scopes else 0,
-        )  # fmt: skip
+        scope = 0
+        if not is_local(address) and ipaddress.ip_address(address).is_link_local:
+            scope = next(
+                (item.scope for item in self.interfaces if item.name == route["iface"] and item.scope), 0
+            )
+        Dial(self.reactor, (address, int(offer["port"])), self.key, claim, finished, _LINK_S / 2, scope)
 
     def _confirm_link(self, peer: int, sock: socket.socket, failed: Callable[[str], None]) -> None:
         """Having dialled, wait until the other end says that it is the rank we mean."""
@@ -275,16 +278,12 @@ class Mesh:
         self._linked = True
         links = []
         for peer, sock in sorted(self._links.items()):
-            local = str(sock.getsockname()[0]).split("%")[0]
-            remote = str(sock.getpeername()[0]).split("%")[0]
-            links.append(
-                {
-                    "peer": peer,
-                    "iface": interface_of(local, self.interfaces),
-                    "local": local,
-                    "remote": remote,
-                }
-            )
+            local, remote, iface = "", "", "unix"
+            if sock.family != socket.AF_UNIX:
+                local = str(sock.getsockname()[0]).split("%")[0]
+                remote = str(sock.getpeername()[0]).split("%")[0]
+                iface = interface_of(local, self.interfaces)
+            links.append({"peer": peer, "iface": iface, "local": local, "remote": remote})
         self._tell({"type": "linked", "links": links})
 
     def _links_overdue(self) -> None:

@@ -85,7 +85,7 @@ class Roster:
                 f"Install the same on every host: pip install ringcomm=={self.version}"
             )
         rank = message.get("rank")
-        if rank is not None and (not isinstance(rank, int) or not 0 <= rank < self.size):
+        if rank is not None and (type(rank) is not int or not 0 <= rank < self.size):
             raise Refusal(f"{host} asks for rank {rank!r}; this job has ranks 0 to {self.size - 1}")
         place = message.get("slot")
         if place is None:
@@ -97,7 +97,7 @@ class Roster:
             return None, host
         try:
             slot = Slot(int(place[0]), int(place[1]))
-        except (TypeError, ValueError, IndexError, KeyError):
+        except (TypeError, ValueError, OverflowError, IndexError, KeyError):
             raise Refusal(f"{host} names a place that is none: {place!r}") from None
         for seat in self.seats:
             if seat.slot == slot:
@@ -146,8 +146,8 @@ class Roster:
             first = wanted.setdefault(member.wanted, member)
             if first is not member:
                 raise Refusal(
-                    f"two processes ask for rank {member.wanted}: one on {first.host} and one on {member.host}. "
-                    "Give every process its own RINGCOMM_RANK, or none at all"
+                    f"two processes ask for rank {member.wanted}: one on {first.host} and one on "
+                    f"{member.host}. Give every process its own RINGCOMM_RANK, or none at all"
                 )
             member.rank = member.wanted
         free = iter(rank for rank in range(self.size) if rank not in wanted)

@@ -133,6 +133,9 @@ class RendezvousServer:
             except OSError as problem:
                 problems.append(f"{address}: {problem.strerror or problem}")
         if not listeners:
+            self._reactor.close()
+            self._wake_in.close()
+            self._wake_out.close()
             raise StartupError("The rendezvous cannot listen anywhere: " + "; ".join(problems))
         for line in problems:
             logger.info("the rendezvous does not listen on %s", line)

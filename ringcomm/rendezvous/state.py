@@ -14,12 +14,16 @@ from enum import Enum
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ..config import Slot
+from ..errors import ProtocolError
+from ..transport.nics import LOCAL, LOOPBACK
 from ..transport.routes import Attempt, choose_route, explain_no_route
 from ..wire.messages import Message
 from .actions import Action, Drop, Notice, Seat, Tell, Timer
 from .blame import EVIDENCE_S, NOBODY, SETTLE_S, VANISHED, Blame, Suspicion
 from .roster import Member, Refusal, Roster
 from .table import link_rows, link_table
+
+_NEAREST = {LOCAL: 0, LOOPBACK: 1}
 
 
 class Phase(Enum):
@@ -61,7 +65,13 @@ class Rendezvous:
     # ---- joining -----------------------------------------------------------------------------
 
     def joined(self, connection: int, message: Message, now_s: float) -> List[Action]:
-        """Somebody with the right key asks for a place."""
+        """Somebody with the right key asks for a place.
+
+        Raises:
+            ProtocolError: it has asked before on this connection.
+        """
+        if connection in self._waiting or connection in self.members:
+            raise ProtocolError("a rank may join only once on one connection")
         try:
             slot, host = self._roster.place(message)
             self._admit(slot, host)
@@ -86,7 +96,8 @@ class Rendezvous:
             here = member.left is None and member.gone is None
             if slot is not None and member.slot == slot and here:
                 raise Refusal(
-                    f"place {slot.local} on {host} is already taken by process {member.pid} on {member.hostname}"
+                    f"place {slot.local} on {host} is already taken by process {member.pid} on "
+                    f"{member.hostname}"
                 )
         if self.phase is Phase.JOINING:
             complete = len(self._waiting) >= self.size
@@ -142,7 +153,9 @@ class Rendezvous:
         member = self.members.get(connection)
         if member is None or self.phase is not Phase.PROBING or member.local_rank != 0:
             return []
-        self._reports[member.rank] = [Attempt.from_json(item) for item in message["attempts"]]
+        self._reports[member.rank] = [
+            Attempt.from_json(item)._replace(source=member.rank) for item in message["attempts"]
+        ]
         return self._link() if len(self._reports) == len(self._leaders) else []
 
     def _link(self) -> List[Action]:
@@ -166,22 +179,23 @@ class Rendezvous:
         return there + back
 
     def _routes_of(self, member: Member, routes: Dict[Tuple[int, int], Attempt]) -> List[Dict[str, Any]]:
-        """For every peer: whether to dial it, and at which addresses, in this order."""
+        """For every peer: whether to dial it, at which addresses in this order, and by which interface."""
         result = []
         for peer in self._by_rank.values():
             if peer is member:
                 continue
             if peer.host_index == member.host_index:
-                # The loopback first; the rest in case two containers pass for one host.
-                addresses = sorted(peer.addresses, key=lambda item: bool(item.get("kind") != "loopback"))
-                dial = member.rank > peer.rank
+                # A Unix socket first, then the loopback; the rest in case two containers pass for one host.
+                addresses = sorted(peer.addresses, key=lambda item: _NEAREST.get(str(item.get("kind")), 2))
+                dial, iface = member.rank > peer.rank, ""
             else:
                 route = routes[
                     min(member.host_index, peer.host_index), max(member.host_index, peer.host_index)
                 ]
                 addresses = [item for item in peer.addresses if item.get("address") == route.address]
                 dial = self._by_rank[route.source].host_index == member.host_index
-            result.append({"peer": peer.rank, "dial": dial, "addresses": addresses})
+                iface = route.local_iface
+            result.append({"peer": peer.rank, "dial": dial, "addresses": addresses, "iface": iface})
         return result
 
     def linked(self, connection: int, message: Message) -> List[Action]:
@@ -236,7 +250,7 @@ class Rendezvous:
 
     def leaving(self, connection: int, message: Message, now_s: float) -> List[Action]:
         """A rank says goodbye: it shut down, or its program ended."""
-        self._waiting.pop(connection, None)
+        self._stop_waiting_for(connection)
         member = self.members.get(connection)
         if member is None:
             return []
@@ -252,8 +266,7 @@ class Rendezvous:
 
     def disconnected(self, connection: int, now_s: float) -> List[Action]:
         """A control connection ended."""
-        if self._waiting.pop(connection, None) is not None and not self._waiting:
-            self._first_join_s = None
+        self._stop_waiting_for(connection)
         member = self.members.get(connection)
         if member is None or member.left is not None or member.gone is not None:
             return []
@@ -266,6 +279,10 @@ class Rendezvous:
         wait_s = EVIDENCE_S if self._roster.seats else SETTLE_S
         self._blame.suspect(Suspicion(NOBODY, member.rank, "", "", "vanished", now_s + wait_s))
         return [Timer(wait_s)]
+
+    def _stop_waiting_for(self, connection: int) -> None:
+        if self._waiting.pop(connection, None) is not None and not self._waiting:
+            self._first_join_s = None
 
     def process_exited(self, slot: Slot, how: str, ok: bool, now_s: float) -> List[Action]:
         """The launcher knows that a process has ended."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import threading
+from dataclasses import replace
 from typing import Any, Callable, List, Optional, Sequence
 
 from ..clock import Deadline
@@ -44,7 +45,8 @@ def run_ranks(
     """Call ``function(context)`` on every rank, each in a thread; the results in rank order.
 
     Args:
-        transport: ``memory``, or ``tcp`` for real sockets on the loopback and a real rendezvous.
+        transport: ``memory`` for pipes within this process; ``tcp``, ``unix`` or ``auto`` (which reads
+            memory where it may) for real sockets on this machine and a real rendezvous.
         settings: defaults if None (without polling: the threads share one interpreter).
         timeout_s: limit for everything together.
         wrap: for ``memory``: wraps every rank's fabric, to make it faulty for example.
@@ -59,6 +61,7 @@ def run_ranks(
         peers = [Peer(rank, f"host{rank}", rank, 0, os.getpid()) for rank in range(size)]
         starters = [_starter(fabric if wrap is None else wrap(fabric), peers, settings) for fabric in fabrics]
         return _run_threads(starters, function, timeout_s)
+    settings = replace(settings, transport=transport)
     key = secrets.token_bytes(32)
     notices: List[Notice] = []
     server = RendezvousServer(

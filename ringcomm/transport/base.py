@@ -43,7 +43,8 @@ class Link(ABC):
     def send(self, views: Views) -> int:
         """Hand over as many bytes as fit right now, the views one after another.
 
-        The bytes may be overwritten by the caller as soon as they are counted.
+        The bytes may be overwritten by the caller as soon as they are counted. Until then they stay
+        where they are: the next call must start with the very first byte that was not counted.
 
         Returns:
             how many bytes were taken; 0 if none can be taken now.
@@ -62,6 +63,14 @@ class Link(ABC):
         Raises:
             LinkClosed: the stream ended or broke, and everything that arrived before was handed out.
         """
+
+    def settled(self) -> bool:
+        """Whether nothing that the peer waits for is still to be handed to the system.
+
+        A link that answers what it receives may be left with an answer that did not fit; the
+        executor asks until it is gone. Plain streams answer nothing.
+        """
+        return True
 
     @abstractmethod
     def close(self) -> None:

@@ -11,7 +11,7 @@ import errno
 import os
 import selectors
 import socket
-from typing import Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ..clock import monotonic
 from ..errors import AuthenticationError, ProtocolError
@@ -20,6 +20,7 @@ from ..wire.auth import Claim, Initiator, Responder, parting_answer
 HANDSHAKE_S = 2.0
 MOST_HALF_OPEN = 128
 _ACCEPTS_AT_ONCE = 64
+_LONGEST_WAIT_S = 3600.0
 
 Callback = Callable[[], None]
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
@@ -55,18 +56,37 @@ class Reactor:
         """Wait for at most ``timeout_s`` and run what is due."""
         if self._alarms:
             timeout_s = min(timeout_s, max(0.0, self._alarms[0][0] - monotonic()))
+        timeout_s = min(timeout_s, _LONGEST_WAIT_S)  # the system's call knows no infinity
         for key, _ in self._selector.select(timeout_s):
             # An earlier callback of this turn may have closed this socket.
-            if self._selector.get_map().get(key.fileobj) is key:
+            # (Looked up by number: a closed socket no longer has one, and asking it would raise.)
+            if self._selector.get_map().get(key.fd) is key:
                 key.data()
         now = monotonic()
         while self._alarms and self._alarms[0][0] <= now:
             self._alarms.pop(0)[1]()
 
     def close(self) -> None:
-        """Forget everything; the sockets stay open."""
+        """Forget everything, and close the sockets still watched: nobody else will."""
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.close()
         self._selector.close()
         self._alarms.clear()
+
+
+def is_local(address: str) -> bool:
+    """Whether an address names a Unix socket of this host: ``@`` and a name without a file."""
+    return address.startswith("@")
+
+
+def _endpoint(address: str, port: int, scope: int) -> Tuple[socket.AddressFamily, Any]:
+    """The family of an address, and what sockets of that family are bound or connected to."""
+    if is_local(address):
+        return socket.AF_UNIX, "\0" + address[1:]
+    if ":" in address:
+        return socket.AF_INET6, (address, port, 0, scope)
+    return socket.AF_INET, (address, port)
 
 
 def listen(address: str, scope: int = 0, port: int = 0) -> socket.socket:
@@ -75,14 +95,14 @@ def listen(address: str, scope: int = 0, port: int = 0) -> socket.socket:
     Raises:
         OSError: the address is not this machine's, or the port is taken.
     """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    family, endpoint = _endpoint(address, port, scope)
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         if port:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((address, port, 0, scope) if family == socket.AF_INET6 else (address, port))
+        sock.bind(endpoint)
         sock.listen(512)
         sock.setblocking(False)
     except OSError:
@@ -180,16 +200,20 @@ class Acceptor:
             sock.setblocking(False)
             if len(self._half_open) >= MOST_HALF_OPEN:
                 self._evict()
-            half_open = _HalfOpen(self, sock, str(origin[0]))
+            half_open = _HalfOpen(self, sock, str(origin[0]) if origin else "this host")
             self._half_open[half_open] = None
             self._reactor.watch(sock, READ, half_open.readable)
             if not self._sweeping:
                 self._sweeping = True
                 self._reactor.after(HANDSHAKE_S, self._sweep)
+            half_open.readable()
 
     def _evict(self) -> None:
-        if self._half_open:
-            next(iter(self._half_open)).refuse("too many unproven connections at once")
+        """Close the oldest connection, if possible one that has not even named this job."""
+        strangers = (item for item in self._half_open if not item.responder.challenged)
+        victim = next(strangers, None) or next(iter(self._half_open), None)
+        if victim is not None:
+            victim.refuse("too many unproven connections at once")
 
     def _sweep(self) -> None:
         """Close the connections that have not proven themselves in time."""
@@ -246,17 +270,17 @@ class Dial:
         self._finished = finished
         self._over = False
         self._timeout_s = timeout_s
-        host, port = address
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        family, endpoint = _endpoint(*address, scope)
         self._sock = socket.socket(family, socket.SOCK_STREAM)
         self._sock.setblocking(False)
         try:
-            self._sock.connect((host, port, 0, scope) if family == socket.AF_INET6 else (host, port))
+            self._sock.connect(endpoint)
         except BlockingIOError:
             pass
         except OSError as problem:
             # Finish from the loop, not from the constructor: the caller has no name for us yet.
             reason = str(problem.strerror or problem).lower()
+            self._sock.close()
             reactor.after(0.0, lambda: self.give_up(reason))
             return
         reactor.watch(self._sock, WRITE, self._connected)
@@ -273,7 +297,8 @@ class Dial:
         try:
             if _connected_to_itself(self._sock):
                 raise ConnectionRefusedError(errno.ECONNREFUSED, "connection refused")
-            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._sock.family != socket.AF_UNIX:
+                self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._sock.send(self._initiator.greeting)
         except OSError as failure:
             self.give_up(str(failure.strerror or failure).lower())

@@ -63,9 +63,21 @@ class MemoryLink(Link):
                 given += count
             if given:
                 self._exchange.changed()
-            elif self._inward.closed and any(view.nbytes for view in views):
-                raise LinkClosed(self.peer, "it closed the connection")
+            elif any(view.nbytes for view in views):
+                if self._inward.closed:
+                    raise LinkClosed(self.peer, "it closed the connection")
+                if self._outward.closed:
+                    raise LinkClosed(self.peer, "this end closed the connection")
             return given
+
+    def readable(self) -> bool:
+        """Whether :meth:`recv` would return bytes or raise. For simulations, which cannot sleep."""
+        return bool(self._inward.bytes) or self._inward.closed or self._outward.closed
+
+    def writable(self) -> bool:
+        """Whether :meth:`send` would take bytes or raise. For simulations, which cannot sleep."""
+        full = len(self._outward.bytes) >= self._outward.capacity_bytes
+        return not full or self._outward.closed or self._inward.closed
 
     def close(self) -> None:
         with self._exchange.condition:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import fnmatch
 import ipaddress
+import secrets
 import socket
-from typing import Dict, List, NamedTuple, Sequence, Tuple
-
-import psutil
+import sys
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..errors import ConfigError
 
-REAL, VIRTUAL, LOOPBACK = "real", "virtual", "loopback"
+REAL, VIRTUAL, LOOPBACK, LOCAL = "real", "virtual", "loopback", "local"
 
 _VIRTUAL_NAMES = (
     "docker*", "br-*", "veth*", "virbr*", "vmnet*", "vboxnet*", "vEthernet*", "tun*", "tap*", "utun*",
@@ -34,7 +34,7 @@ class Interface(NamedTuple):
     Attributes:
         name: like ``eth0``.
         address: numeric, without a scope.
-        kind: ``real``, ``virtual`` or ``loopback``.
+        kind: ``real``, ``virtual``, ``loopback``, or ``local`` for a Unix socket.
         prefix_bits: length of the network part.
         scope: the interface's index for IPv6 link-local addresses, otherwise 0.
     """
@@ -111,6 +111,8 @@ def own_addresses(spec: str = "") -> List[Interface]:
     Raises:
         ConfigError: the specification is malformed, or allows nothing although there is something.
     """
+    import psutil  # a fifth of ringcomm's own import time, and a job of one rank never gets here
+
     allowed = InterfaceFilter(spec)
     statistics = psutil.net_if_stats()
     found: List[Interface] = []
@@ -137,6 +139,13 @@ def own_addresses(spec: str = "") -> List[Interface]:
             f"--iface {spec!r} matches none of this machine's interfaces. There are: {', '.join(skipped)}."
         )
     return sorted(found, key=_order)
+
+
+def local_socket() -> Optional[Interface]:
+    """A fresh name for a Unix socket without a file, if this system has such; it ends with its owner."""
+    if not sys.platform.startswith("linux"):
+        return None
+    return Interface("unix", f"@ringcomm-{secrets.token_hex(16)}", LOCAL, 0)
 
 
 def _order(item: Interface) -> Tuple[int, int, str, str]:

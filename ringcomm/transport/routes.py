@@ -8,7 +8,7 @@ of the right job count, so an address that exists everywhere (172.17.0.1 of dock
 from __future__ import annotations
 
 import ipaddress
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ..errors import ProtocolError
 from .nics import VIRTUAL
@@ -54,45 +54,71 @@ class Attempt(NamedTuple):
         """
         try:
             speed = data["mb_per_s"]
+            ipaddress.ip_address(str(data["address"]))
             return cls(
-                int(data["source"]), int(data["target"]), str(data["address"]), int(data["port"]),
-                str(data["local"]), str(data["local_iface"]), str(data["remote_iface"]), bool(data["virtual"]),
-                str(data["why"]), None if speed is None else float(speed),
-            )  # fmt: skip
-        except (KeyError, TypeError, ValueError) as problem:
+                source=int(data["source"]),
+                target=int(data["target"]),
+                address=str(data["address"]),
+                port=int(data["port"]),
+                local=str(data["local"]),
+                local_iface=str(data["local_iface"]),
+                remote_iface=str(data["remote_iface"]),
+                virtual=bool(data["virtual"]),
+                why=str(data["why"]),
+                mb_per_s=None if speed is None else float(speed),
+            )
+        except (KeyError, TypeError, ValueError, OverflowError) as problem:
             raise ProtocolError(f"a report of dialled addresses is malformed: {problem!r}") from None
 
 
 def worth_measuring(attempts: Sequence[Attempt]) -> List[Attempt]:
-    """The successful attempts among which only a measurement can decide (empty if nothing to decide)."""
+    """One successful attempt per wire, if there is more than one wire to choose from; else none.
+
+    A wire is a pair of interfaces: its IPv4 and IPv6 addresses are equally fast.
+    """
     good = [item for item in attempts if not item.why]
-    real = [item for item in good if not item.virtual]
-    candidates = real or good
-    # Two addresses (IPv4, IPv6) of one pair of interfaces share one wire: no need to measure.
-    wires = {(item.local_iface, item.remote_iface) for item in candidates}
-    return candidates if len(wires) > 1 else []
+    candidates = [item for item in good if not item.virtual] or good
+    best: Dict[Wire, Attempt] = {}
+    for item in sorted(candidates, key=_address_order):
+        best.setdefault(_wire(item), item)
+    return list(best.values()) if len(best) > 1 else []
 
 
 def choose_route(attempts: Sequence[Attempt]) -> Optional[Attempt]:
     """The best of the attempts between two hosts, in either direction, or None if none succeeded.
 
-    Real interfaces come before virtual ones, then the fastest (within :data:`SPEED_TIE`), then IPv4
-    before IPv6 and routable before link-local; equal ones are taken in a fixed order, so that every
-    start of the same job chooses alike.
+    Real interfaces come before virtual ones, then the fastest wire (within :data:`SPEED_TIE`), then
+    routable addresses before link-local ones and IPv4 before IPv6; equal ones are taken in a fixed
+    order, so that every start of the same job chooses alike.
     """
     good = [item for item in attempts if not item.why]
     if not good:
         return None
+    speeds: Dict[Wire, float] = {}
     fastest: Dict[bool, float] = {}
     for item in good:
-        fastest[item.virtual] = max(fastest.get(item.virtual, 0.0), item.mb_per_s or 0.0)
+        speed = item.mb_per_s or 0.0
+        speeds[_wire(item)] = max(speeds.get(_wire(item), 0.0), speed)
+        fastest[item.virtual] = max(fastest.get(item.virtual, 0.0), speed)
 
-    def order(item: Attempt) -> Tuple[bool, bool, bool, bool, int, str]:
-        slow = (item.mb_per_s or 0.0) < SPEED_TIE * fastest[item.virtual]
-        address = ipaddress.ip_address(item.address)
-        return (item.virtual, slow, address.is_link_local, address.version == 6, item.source, item.address)
+    def order(item: Attempt) -> Tuple[bool, bool, Tuple[bool, bool, int, str]]:
+        slow = speeds[_wire(item)] < SPEED_TIE * fastest[item.virtual]
+        return (item.virtual, slow, _address_order(item))
 
     return min(good, key=order)
+
+
+Wire = FrozenSet[Tuple[int, str]]
+
+
+def _wire(item: Attempt) -> Wire:
+    """The pair of interfaces, the same seen from either end."""
+    return frozenset(((item.source, item.local_iface), (item.target, item.remote_iface)))
+
+
+def _address_order(item: Attempt) -> Tuple[bool, bool, int, str]:
+    address = ipaddress.ip_address(item.address)
+    return (address.is_link_local, address.version == 6, item.source, item.address)
 
 
 def is_virtual(local_kind: str, remote_kind: str) -> bool:

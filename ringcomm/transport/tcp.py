@@ -39,20 +39,21 @@ class SocketLink(Link):
         except InterruptedError:
             return 0
         except OSError as problem:
-            raise LinkClosed(self.peer, _reason(problem)) from None
+            raise LinkClosed(self.peer, closed_reason(problem)) from None
 
     def recv(self, views: Views) -> int:
         try:
             if len(views) == 1:
                 got = self._recv_into(views[0])
             else:
-                got = self._recvmsg_into(views[:_MOST_VIEWS])[0]
+                views = views[:_MOST_VIEWS]
+                got = self._recvmsg_into(views)[0]
         except BlockingIOError:
             return 0
         except InterruptedError:
             return 0
         except OSError as problem:
-            raise LinkClosed(self.peer, _reason(problem)) from None
+            raise LinkClosed(self.peer, closed_reason(problem)) from None
         if got == 0 and any(view.nbytes for view in views):
             raise LinkClosed(self.peer, "it closed the connection")
         return got
@@ -60,8 +61,13 @@ class SocketLink(Link):
     def close(self) -> None:
         self.sock.close()
 
+    def poll_events(self, reading: bool, writing: bool) -> int:
+        """What to poll the socket for, if these directions could move."""
+        return (select.POLLIN if reading else 0) | (select.POLLOUT if writing else 0)
 
-def _reason(problem: OSError) -> str:
+
+def closed_reason(problem: OSError) -> str:
+    """What the system said, as part of a sentence."""
     return (problem.strerror or str(problem)).lower()
 
 
@@ -70,17 +76,15 @@ class SocketFabric(Fabric):
 
     Args:
         rank: this rank.
-        sockets: by peer; every peer from 0 to ``size - 1`` except this rank.
+        links: by peer; every peer from 0 to ``size - 1`` except this rank.
         watch: interrupts waits.
     """
 
-    def __init__(
-        self, rank: int, sockets: Mapping[int, socket.socket], watch: Optional[Watch] = None
-    ) -> None:
+    def __init__(self, rank: int, links: Mapping[int, SocketLink], watch: Optional[Watch] = None) -> None:
         self.rank = rank
-        self.size = len(sockets) + 1
+        self.size = len(links) + 1
         self.watch = watch
-        self._links: Dict[int, SocketLink] = {peer: SocketLink(peer, sock) for peer, sock in sockets.items()}
+        self._links = dict(links)
 
     def link(self, peer: int) -> Link:
         return self._links[peer]
@@ -89,11 +93,11 @@ class SocketFabric(Fabric):
         wanted: Dict[int, int] = {}
         if self.watch is not None and self.watch.fileno() >= 0:
             wanted[self.watch.fileno()] = select.POLLIN
-        for link in reading:
-            wanted[self._links[link.peer].sock.fileno()] = select.POLLIN
-        for link in writing:
-            descriptor = self._links[link.peer].sock.fileno()
-            wanted[descriptor] = wanted.get(descriptor, 0) | select.POLLOUT
+        receiving = {link.peer for link in reading}
+        sending = {link.peer for link in writing}
+        for peer in receiving | sending:
+            link = self._links[peer]
+            wanted[link.sock.fileno()] = link.poll_events(peer in receiving, peer in sending)
         poller = select.poll()
         for descriptor, events in wanted.items():
             poller.register(descriptor, events)

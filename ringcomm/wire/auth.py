@@ -128,6 +128,8 @@ class Initiator:
             )
         if status == _Status.OTHER_JOB:
             raise AuthenticationError("it belongs to another job")
+        if status != _Status.ACCEPTED:
+            raise ProtocolError(f"it answered with status {status}, which means nothing here")
         if not hmac.compare_digest(proof, _proof(self._key, b"responder", self.greeting, nonce)):
             raise AuthenticationError("it does not hold this job's key (or we hold the wrong one)")
         self.done = True
@@ -157,6 +159,11 @@ class Responder:
         if self._claim is None or not self.done:
             raise AuthenticationError("the handshake is not finished")
         return self._claim
+
+    @property
+    def challenged(self) -> bool:
+        """Whether the initiator has named this job, and now has to prove that it holds its key."""
+        return self._prelude is not None
 
     @property
     def needs(self) -> int:

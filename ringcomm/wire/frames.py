@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import struct
 import zlib
-from typing import NamedTuple, Sequence, Tuple
+from typing import NamedTuple, Sequence, Tuple, Union
 
 from ..dtypes import name_of_code
 from ..ops import Collective, ReduceOp
 
 _HEADER = struct.Struct("<HHIBBBxiQQ")
 HEADER_BYTES = _HEADER.size
+_SEQUENCE = struct.Struct("<I")
+_SEQUENCE_AT = 4
 _MAGIC = 0x7C52
 NO_OP = 255
 NO_ROOT = -1
@@ -46,9 +48,16 @@ class Header(NamedTuple):
     def pack(self) -> bytes:
         """The 32 bytes."""
         return _HEADER.pack(
-            _MAGIC, self.generation & 0xFFFF, self.sequence & 0xFFFFFFFF, self.collective, self.op, self.dtype,
-            self.root, self.items, self.digest,
-        )  # fmt: skip
+            _MAGIC,
+            self.generation & 0xFFFF,
+            self.sequence & 0xFFFFFFFF,
+            self.collective,
+            self.op,
+            self.dtype,
+            self.root,
+            self.items,
+            self.digest,
+        )
 
     def describe(self) -> str:
         """The call as a person would write it, like ``allreduce(1000 x float32, Sum)``."""
@@ -66,7 +75,12 @@ class Header(NamedTuple):
         return f"{what}({', '.join(arguments)})"
 
 
-def unpack_header(data: bytes) -> Header:
+def stamp(packed: bytearray, sequence: int) -> None:
+    """Write another sequence number into a packed header."""
+    _SEQUENCE.pack_into(packed, _SEQUENCE_AT, sequence & 0xFFFFFFFF)
+
+
+def unpack_header(data: Union[bytes, bytearray, memoryview]) -> Header:
     """The header in 32 bytes. Bytes that are no header at all give ``collective=0``."""
     magic, *rest = _HEADER.unpack(data)
     if magic != _MAGIC:
@@ -92,7 +106,8 @@ def explain_difference(mine: Header, theirs: Header) -> str:
     if mine.generation & 0xFFFF != theirs.generation:
         return f"they belong to different generations ({mine.generation} here, {theirs.generation} there)"
     if mine.sequence & 0xFFFFFFFF != theirs.sequence:
-        return f"they are not the same call (number {mine.sequence} here, {theirs.sequence} there)"
+        numbers = f"number {mine.sequence} here, {theirs.sequence} there"
+        return f"they are not the same call ({numbers}, which is {theirs.describe()})"
     for field, words in (
         ("collective", "what to do"),
         ("op", "the reduction"),

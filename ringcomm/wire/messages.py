@@ -31,13 +31,24 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     "leaving": {"reason": (str,), "ok": (bool,)},
     # from the rendezvous to a rank
     "refused": {"reason": (str,)},
-    "probe": {"rank": (int,), "generation": (int,), "members": (list,)},
+    "probe": {"rank": (int,), "generation": (int,), "members": (list,), "targets": (list,)},
     "link": {"routes": (list,)},
     "go": {"table": (str,)},
     "abort": {"kind": (str,), "text": (str,)},
     # between ranks, on a probe connection
     "echo": {"rank": (int,)},
 }
+
+_ITEMS: Mapping[Tuple[str, str], Mapping[str, Tuple[type, ...]]] = {
+    # what the objects in a list must have
+    ("join", "addresses"): {"address": (str,), "port": (int,), "iface": (str,), "kind": (str,)},
+    ("linked", "links"): {"peer": (int,), "iface": (str,), "local": (str,), "remote": (str,)},
+    ("probe", "members"): {
+        "rank": (int,), "host": (str,), "host_index": (int,), "local_rank": (int,), "pid": (int,)
+    },
+    ("probe", "targets"): {"rank": (int,), "addresses": (list,)},
+    ("link", "routes"): {"peer": (int,), "dial": (bool,), "addresses": (list,)},
+}  # fmt: skip
 
 
 def encode(message: Message) -> bytes:
@@ -58,12 +69,23 @@ def validate(message: Any) -> Message:
     wanted = _FIELDS.get(kind) if isinstance(kind, str) else None
     if wanted is None:
         raise ProtocolError(f"unknown kind of control message: {kind!r}")
-    for name, types in wanted.items():
-        if not isinstance(message.get(name), types):
-            raise ProtocolError(
-                f"control message {kind!r}: field {name!r} is missing or not {types[0].__name__}"
-            )
+    _check_fields(f"control message {kind!r}", message, wanted)
+    for name in wanted:
+        items = _ITEMS.get((str(kind), name))
+        if items is not None:
+            for item in message[name]:
+                _check_fields(f"control message {kind!r}, an item of {name!r}", item, items)
     return message
+
+
+def _check_fields(where: str, data: Any, wanted: Mapping[str, Tuple[type, ...]]) -> None:
+    if not isinstance(data, dict):
+        raise ProtocolError(f"{where}: must be an object, not {type(data).__name__}")
+    for name, types in wanted.items():
+        value = data.get(name)
+        # In Python True is an int; in a message it is not.
+        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+            raise ProtocolError(f"{where}: field {name!r} is missing or not {types[0].__name__}")
 
 
 class MessageReader:

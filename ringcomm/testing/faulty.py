@@ -1,0 +1,193 @@
+"""A bad network around any fabric: seeded, so that what went wrong once goes wrong again.
+
+Nothing here may change a result. Reads and writes that move less than asked, that move nothing for
+no reason, and links that fall asleep for a while are what sockets do on a loaded machine; links
+that break in the middle of a byte stream are what cables do.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Dict, List, NamedTuple, Sequence, Tuple
+
+from ..transport.base import Fabric, Link, LinkClosed, Views
+
+
+class Cut(NamedTuple):
+    """The link between two ranks breaks once so many bytes have gone one way.
+
+    Attributes:
+        rank: the rank at whose end the bytes are counted.
+        peer: the rank at the other end.
+        sending: whether to count what ``rank`` sends; otherwise what it receives.
+        after_bytes: how many bytes still get through. The break itself shows at the next attempt.
+    """
+
+    rank: int
+    peer: int
+    sending: bool
+    after_bytes: int
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What goes wrong, how often and how badly.
+
+    Attributes:
+        seed: everything random follows from it and from the two ranks' numbers.
+        would_block: share of calls that move nothing although they could.
+        short: share of the other calls that move only 1 to ``most_bytes`` bytes.
+        most_bytes: see ``short``.
+        delay: share of calls with which this direction of the link falls asleep.
+        most_turns: for how many turns of the clock at most.
+        cuts: which links break.
+    """
+
+    seed: int = 0
+    would_block: float = 0.2
+    short: float = 0.5
+    most_bytes: int = 7
+    delay: float = 0.0
+    most_turns: int = 0
+    cuts: Tuple[Cut, ...] = ()
+
+
+class Turns:
+    """A clock that counts turns instead of seconds."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+
+class _Direction:
+    """What happens to the bytes that go one way over a link."""
+
+    def __init__(self, faults: Faults, turns: Turns, rank: int, peer: int, sending: bool) -> None:
+        self._faults = faults
+        self._turns = turns
+        self._random = random.Random(f"{faults.seed}/{rank}/{peer}/{sending}")
+        self._asleep_until = 0
+        limits = [cut.after_bytes for cut in faults.cuts if cut[:3] == (rank, peer, sending)]
+        self.left_bytes = min(limits) if limits else None
+
+    def allowed(self, wanted_bytes: int) -> int:
+        """How many bytes the next call may move; 0: it would block."""
+        if self._turns.now < self._asleep_until:
+            return 0
+        dice, faults = self._random, self._faults
+        if dice.random() < faults.delay:
+            self._asleep_until = self._turns.now + dice.randint(1, faults.most_turns)
+            return 0
+        if dice.random() < faults.would_block:
+            return 0
+        if dice.random() < faults.short:
+            wanted_bytes = min(wanted_bytes, dice.randint(1, faults.most_bytes))
+        return wanted_bytes if self.left_bytes is None else min(wanted_bytes, self.left_bytes)
+
+    def count(self, moved_bytes: int) -> None:
+        """So many bytes went."""
+        if self.left_bytes is not None:
+            self.left_bytes -= moved_bytes
+
+
+class FaultyLink(Link):
+    """A link over which bytes travel as :class:`Faults` say.
+
+    Attributes:
+        held_back: whether the last call in either direction moved nothing because of the faults.
+    """
+
+    def __init__(self, link: Link, faults: Faults, turns: Turns, rank: int) -> None:
+        self.peer = link.peer
+        self.held_back = False
+        self._link = link
+        self._outward = _Direction(faults, turns, rank, link.peer, sending=True)
+        self._inward = _Direction(faults, turns, rank, link.peer, sending=False)
+        self._broken = False
+
+    def send(self, views: Views) -> int:
+        return self._move(self._outward, self._link.send, views)
+
+    def recv(self, views: Views) -> int:
+        return self._move(self._inward, self._link.recv, views)
+
+    def _move(self, direction: _Direction, call: object, views: Views) -> int:
+        if not self._broken and direction.left_bytes == 0:
+            self._broken = True
+            self._link.close()
+        if self._broken:
+            raise LinkClosed(self.peer, "cut by the test")
+        limit = direction.allowed(sum(view.nbytes for view in views))
+        if not limit:
+            self.held_back = True
+            return 0
+        assert callable(call)
+        moved: int = call(_first(views, limit))
+        direction.count(moved)
+        return moved
+
+    def settled(self) -> bool:
+        return self._link.settled()
+
+    def readable(self) -> bool:
+        """Whether :meth:`recv` has something to say, faults aside. For simulations."""
+        return self._broken or self._link.readable()  # type: ignore[attr-defined]
+
+    def writable(self) -> bool:
+        """Whether :meth:`send` has something to say, faults aside. For simulations."""
+        return self._broken or self._link.writable()  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        self._link.close()
+
+
+class FaultyFabric(Fabric):
+    """A fabric whose links are all faulty. Waits end at once if a fault caused them.
+
+    Args:
+        fabric: the sound one.
+        faults: what goes wrong.
+        turns: the clock for delays; it also ticks in every wait. None: one of its own.
+    """
+
+    def __init__(self, fabric: Fabric, faults: Faults, turns: Turns | None = None) -> None:
+        self.rank = fabric.rank
+        self.size = fabric.size
+        self.watch = fabric.watch
+        self._fabric = fabric
+        self._turns = Turns() if turns is None else turns
+        self._links: Dict[int, FaultyLink] = {
+            peer: FaultyLink(fabric.link(peer), faults, self._turns, self.rank)
+            for peer in range(self.size)
+            if peer != self.rank
+        }
+
+    def link(self, peer: int) -> Link:
+        return self._links[peer]
+
+    def wait(self, reading: Sequence[Link], writing: Sequence[Link], timeout_s: float) -> None:
+        self._turns.now += 1
+        self._fabric.wait(reading, writing, 0.0 if self.take_held_back() else timeout_s)
+
+    def take_held_back(self) -> bool:
+        """Whether a link was held back by a fault since this was last asked."""
+        held_back = [link for link in self._links.values() if link.held_back]
+        for link in held_back:
+            link.held_back = False
+        return bool(held_back)
+
+    def close(self) -> None:
+        self._fabric.close()
+
+
+def _first(views: Views, limit_bytes: int) -> List[memoryview]:
+    """The first bytes of the views, as views."""
+    pieces: List[memoryview] = []
+    for view in views:
+        piece = view.cast("B")[:limit_bytes]
+        limit_bytes -= piece.nbytes
+        pieces.append(piece)
+        if not limit_bytes:
+            break
+    return pieces

@@ -1,0 +1,157 @@
+"""A whole collective in one thread, its ranks advanced in a random but repeatable order.
+
+The executor is the real one. What is simulated is everything around it: who gets to run when, how
+much a link moves at a time (:mod:`ringcomm.testing.faulty`), and which links break. A rank sleeps
+exactly as it would in production: it runs again only once one of the links that it says it waits
+for can move. So a rank that waits for the wrong thing shows up as a hang, and a seed repeats it.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any, Callable, List, Optional, Sequence, Union
+
+import numpy as np
+
+from ..collective.execute import Execution, SegmentPool
+from ..collective.reduce import Kernel
+from ..dtypes import code_of
+from ..errors import RingcommError
+from ..ops import Collective
+from ..schedule.steps import Step
+from ..transport.memory import MemoryFabric, memory_fabrics
+from ..wire.frames import NO_OP, NO_ROOT, Header
+from .faulty import Faults, FaultyFabric, Turns
+
+
+class Hang(AssertionError):
+    """No rank can move any more, or one is woken again and again for nothing. The text has the seed."""
+
+
+def simulate(
+    schedules: Sequence[Sequence[Step]],
+    data: Sequence[np.ndarray[Any, Any]],
+    *,
+    seed: int,
+    kernel: Optional[Callable[[], Kernel]] = None,
+    sources: Optional[Sequence[np.ndarray[Any, Any]]] = None,
+    segment_bytes: int = 64,
+    capacity_bytes: int = 1 << 20,
+    faults: Optional[Faults] = None,
+) -> List[Optional[RingcommError]]:
+    """Run one schedule per rank to its end, in ``data``.
+
+    A rank that is done, or that failed, closes its links like a process that ends.
+
+    Args:
+        schedules: one per rank.
+        data: one flat array per rank, in which the results appear.
+        seed: of the order in which ranks run.
+        kernel: makes each rank's own, for schedules that fold.
+        sources: each rank's input, for schedules that have one.
+        segment_bytes: see :class:`~ringcomm.collective.execute.SegmentPool`.
+        capacity_bytes: how much a link holds in flight.
+        faults: what goes wrong, if anything.
+
+    Returns:
+        for each rank None, or the error that it ended with.
+
+    Raises:
+        Hang: it never ends.
+    """
+    turns = Turns()
+    fabrics: List[Union[MemoryFabric, FaultyFabric]] = [
+        fabric if faults is None else FaultyFabric(fabric, faults, turns)
+        for fabric in memory_fabrics(len(schedules), capacity_bytes)
+    ]
+    header = Header(0, 1, Collective.ALLREDUCE, NO_OP, code_of(data[0].dtype), NO_ROOT, 0, 0)
+    executions = [
+        Execution(
+            schedules[rank],
+            fabric,
+            header,
+            data[rank].itemsize,
+            SegmentPool(segment_bytes),
+            kernel() if kernel is not None else None,
+        )
+        for rank, fabric in enumerate(fabrics)
+    ]
+    for rank, execution in enumerate(executions):
+        execution.arm(1, data[rank], sources[rank] if sources is not None else None)
+    return _Simulation(executions, fabrics, turns, seed).run()
+
+
+class _Simulation:
+    """Ranks that take turns."""
+
+    def __init__(
+        self,
+        executions: Sequence[Execution],
+        fabrics: Sequence[Union[MemoryFabric, FaultyFabric]],
+        turns: Turns,
+        seed: int,
+    ) -> None:
+        self._executions = executions
+        self._fabrics = fabrics
+        self._turns = turns
+        self._seed = seed
+        self._random = random.Random(seed)
+        self._errors: List[Optional[RingcommError]] = [None] * len(executions)
+        self._alive = set(range(len(executions)))
+        self._started: set[int] = set()
+        self._awake = set(self._alive)
+
+    def run(self) -> List[Optional[RingcommError]]:
+        """Until every rank has ended; their errors."""
+        while self._alive:
+            if not self._awake:
+                raise Hang(f"seed {self._seed}: ranks {sorted(self._alive)} wait for ever. {self._state()}")
+            rank = self._random.choice(sorted(self._awake))
+            self._turns.now += 1
+            if rank in self._started and not self._can_move(rank):
+                self._awake.discard(rank)
+            elif self._advance(rank):
+                self._awake = set(self._alive)
+        return self._errors
+
+    def _advance(self, rank: int) -> bool:
+        """Let one rank run; whether that may have changed anything for the others."""
+        execution, fabric = self._executions[rank], self._fabrics[rank]
+        woken = rank in self._started
+        self._started.add(rank)
+        before = execution.moved_bytes
+        self._held_back(rank)  # forget what held it back before
+        try:
+            done = execution.advance()
+        except RingcommError as error:
+            self._errors[rank] = error
+            done = True
+        if done:
+            self._alive.discard(rank)
+            fabric.close()
+            return True
+        if execution.moved_bytes != before:
+            return True
+        # Held back by a fault is like asleep for a turn: it stays awake, and tries again.
+        if woken and not self._held_back(rank):
+            raise Hang(f"seed {self._seed}: rank {rank} was woken, but does nothing. {self._state()}")
+        return False
+
+    def _held_back(self, rank: int) -> bool:
+        fabric = self._fabrics[rank]
+        return isinstance(fabric, FaultyFabric) and fabric.take_held_back()
+
+    def _can_move(self, rank: int) -> bool:
+        """Whether a link that the rank waits for can move: what ``poll`` would say."""
+        reading, writing = self._executions[rank].waiting_for()
+        return any(link.readable() for link in reading) or any(link.writable() for link in writing)  # type: ignore[attr-defined]
+
+    def _state(self) -> str:
+        lines = []
+        for rank in sorted(self._alive):
+            reading, writing = self._executions[rank].waiting_for()
+            lines.append(
+                f"rank {rank} moved {self._executions[rank].moved_bytes} bytes, reads from "
+                f"{[link.peer for link in reading]}, writes to {[link.peer for link in writing]}"
+            )
+        return "; ".join(lines)

@@ -1,0 +1,29 @@
+"""`on_ranks`: run a function on every rank of a job, over each transport in turn."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringcomm.testing.cluster import run_ranks
+
+MOST_RANKS = {"memory": 9, "tcp": 4}
+
+
+@pytest.fixture
+def on_ranks(request):
+    """`on_ranks(size, function, **options)`: the results in rank order; see `run_ranks`."""
+
+    def run(size, function, **options):
+        return run_ranks(size, function, transport=request.param, **options)
+
+    return run
+
+
+def pytest_generate_tests(metafunc):
+    """Every test with `on_ranks` runs over every transport; with `size` too, for every number of ranks."""
+    if "on_ranks" in metafunc.fixturenames:
+        if "size" in metafunc.fixturenames:
+            pairs = [(name, size) for name, most in MOST_RANKS.items() for size in range(1, most + 1)]
+            metafunc.parametrize(("on_ranks", "size"), pairs, indirect=["on_ranks"])
+        else:
+            metafunc.parametrize("on_ranks", list(MOST_RANKS), indirect=True)

@@ -1,0 +1,60 @@
+"""Sends garbage to ports, as fast as it can; run as a program of its own so that it competes fairly.
+
+Usage: python garbage.py SEED COUNT PORT...
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import sys
+from collections import deque
+from typing import List
+
+HALF_A_PRELUDE = b"ringcomm\x00\x01\x00\x01"
+FORGED_PRELUDE = HALF_A_PRELUDE + bytes(60)
+KEPT_OPEN = 300
+
+
+def some_bytes(rng: random.Random) -> bytes:
+    """What a stranger might say first; nothing, too."""
+    kind = rng.randrange(6)
+    if kind == 0:
+        return bytes(rng.getrandbits(8) for _ in range(rng.randrange(1, 400)))
+    return [b"", b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", HALF_A_PRELUDE, FORGED_PRELUDE, b"\x16\x03\x01\x02"][
+        kind - 1
+    ]
+
+
+def main(seed: int, count: int, ports: List[int]) -> None:
+    """Connect ``count`` times, leaving some connections open for a while."""
+    rng = random.Random(seed)
+    still_open: deque[socket.socket] = deque()
+    refused = 0
+    for number in range(count):
+        if number == min(500, count // 2):
+            print("it has begun", flush=True)
+        sock = socket.socket()
+        sock.settimeout(5.0)
+        try:
+            sock.connect(("127.0.0.1", ports[number % len(ports)]))
+            data = some_bytes(rng)
+            if data:
+                sock.sendall(data)
+        except OSError:
+            refused += 1
+            sock.close()
+            continue
+        if rng.random() < 0.5:
+            sock.close()
+        else:
+            still_open.append(sock)
+        while len(still_open) > KEPT_OPEN:
+            still_open.popleft().close()
+    print(f"{count - refused} connections, {refused} refused")
+    while still_open:
+        still_open.popleft().close()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), [int(port) for port in sys.argv[3:]])

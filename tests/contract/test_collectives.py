@@ -1,0 +1,478 @@
+"""Right numbers, and the same bits on every rank: every collective, type, shape and layout."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from ringcomm.config import Settings
+from ringcomm.errors import Misuse, UnsupportedDtypeError
+from ringcomm.ops import Average, Max, Min, Product, Sum
+from ringcomm.schedule.choose import ALL_REDUCE_NAMES
+from ringcomm.schedule.steps import even_bounds
+from ringcomm.testing.reference import (
+    all_dtypes,
+    assert_reduced,
+    contributions,
+    hard_bits,
+    ops_for,
+    reduced,
+    same_bits,
+)
+
+DTYPES = all_dtypes()
+FLOATS = [dtype for dtype in DTYPES if dtype.kind not in "biu"]
+
+
+def small(**changes):
+    """Settings with segments so short that ordinary tests have many of them."""
+    return Settings(spin_us=0.0, timeout_s=30.0, segment_bytes=64, **changes)
+
+
+def numbers(rank, *shape, dtype=np.float32):
+    """Whole numbers that differ from rank to rank and from element to element."""
+    return (np.arange(np.prod(shape, dtype=int)).reshape(shape) + 100 * rank).astype(dtype)
+
+
+class TestAllreduce:
+    def test_every_op_and_type(self, on_ranks, size):
+        cases = [(op, dtype) for dtype in DTYPES for op in ops_for(dtype)]
+        inputs = list(zip(*(contributions(dtype, size, 7 * size + 3) for _, dtype in cases)))
+
+        def work(context):
+            return [context.allreduce(array, op) for (op, _), array in zip(cases, inputs[context.rank])]
+
+        for index, results in enumerate(zip(*on_ranks(size, work, settings=small()))):
+            assert_reduced(results[0], [row[index] for row in inputs], cases[index][0])
+            assert same_bits(results)
+
+    @pytest.mark.parametrize("algorithm", ALL_REDUCE_NAMES)
+    def test_every_count(self, on_ranks, size, algorithm):
+        counts = sorted({0, 1, size - 1, size, size + 1, 16 * size - 1, 16 * size, 16 * size + 1, 333})
+
+        def work(context):
+            return [context.allreduce(numbers(context.rank, count), Sum) for count in counts]
+
+        results = on_ranks(size, work, settings=small(algorithm=algorithm))
+        for count, arrays in zip(counts, zip(*results)):
+            assert_reduced(arrays[0], [numbers(rank, count) for rank in range(size)], Sum)
+            assert same_bits(arrays)
+
+    @pytest.mark.parametrize("algorithm", ["", *ALL_REDUCE_NAMES])
+    def test_special_numbers_have_the_same_bits_everywhere(self, on_ranks, size, algorithm):
+        cases = [(op, dtype, count) for dtype in FLOATS for op in ops_for(dtype) for count in (1, 6, 67)]
+
+        def work(context):
+            results = []
+            for op, dtype, count in cases:
+                # Alignment must not matter, so it differs from rank to rank.
+                array = np.empty(count + context.rank, dtype)[context.rank :]
+                array[...] = hard_bits(dtype, count, (count, context.rank))
+                results.append(context.allreduce_(array, op))
+            return results
+
+        for case, arrays in zip(cases, zip(*on_ranks(size, work, settings=small(algorithm=algorithm)))):
+            assert same_bits(arrays), case
+
+    @pytest.mark.parametrize("algorithm", ALL_REDUCE_NAMES)
+    def test_repeated_runs_have_the_same_bits(self, on_ranks, algorithm):
+        size, seen = 3, set()
+
+        def work(context):
+            array = np.random.default_rng(context.rank).standard_normal(5000) * 10.0**context.rank
+            return [context.allreduce(array).tobytes() for _ in range(5)]
+
+        for results in on_ranks(size, work, settings=small(algorithm=algorithm)):
+            seen.update(results)
+        assert len(seen) == 1
+
+    def test_every_layout(self, on_ranks):
+        def work(context):
+            base = numbers(context.rank, 4, 6, dtype=np.float64)
+            fortran, swapped = np.asfortranarray(base), base.astype(">f8")
+            strided, backwards = np.repeat(base, 2, axis=1)[:, ::2], base[::-1, ::-1].copy()[::-1, ::-1]
+            frozen = base.copy()
+            frozen.flags.writeable = False
+            layouts = [base, fortran, swapped, strided, backwards, frozen, base.tolist()]
+            # No two ranks have the same layout in the same call.
+            layouts = layouts[context.rank :] + layouts[: context.rank]
+            outputs = [context.allreduce(array, Sum) for array in layouts]
+            assert (np.asarray(layouts[0]) == base).all()
+            writable = [base.copy(), fortran, swapped, strided, backwards]
+            writable = writable[context.rank :] + writable[: context.rank]
+            for array in writable:
+                assert context.allreduce_(array, Sum) is array
+            return outputs + [np.ascontiguousarray(array, np.float64) for array in writable]
+
+        expected = sum(numbers(rank, 4, 6, dtype=np.float64) for rank in range(3))
+        for results in on_ranks(3, work, settings=small()):
+            for array in results:
+                assert array.flags.c_contiguous
+                np.testing.assert_array_equal(array, expected)
+
+    @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (2, 3, 4), (1, 1, 1)])
+    def test_shapes_survive(self, on_ranks, shape):
+        def work(context):
+            array = np.full(shape, context.rank + 1.0)
+            copy = context.allreduce(array, Sum)
+            assert (array == context.rank + 1.0).all()
+            context.allreduce_(array, Sum)
+            return copy, array
+
+        for copy, array in on_ranks(2, work):
+            for result in (copy, array):
+                assert isinstance(result, np.ndarray)
+                assert result.shape == shape
+                assert (result == 3.0).all()
+
+    def test_scale_factors(self, on_ranks, size):
+        def work(context):
+            one = np.full(3, 10.0 * (context.rank + 1))
+            whole = np.full(3, context.rank + 1, np.int16)
+            return [
+                context.allreduce(one, Sum, prescale_factor=0.5, postscale_factor=4.0)[0],
+                context.allreduce(one, prescale_factor=3.0)[0],
+                context.allreduce(one, Max, postscale_factor=-1.0)[0],
+                context.allreduce(whole, Sum, postscale_factor=0.5)[0],
+                context.allreduce(whole, Average, postscale_factor=10.0)[0],
+            ]
+
+        total = size * (size + 1) / 2
+        expected = [20 * total, 30 * total / size, -10.0 * size, int(total / 2), int(10 * total / size)]
+        for results in on_ranks(size, work):
+            assert results == pytest.approx(expected, rel=1e-14)
+
+    def test_scaled_extremes_do_not_wrap(self, on_ranks):
+        def work(context):
+            return context.allreduce(np.array([100], np.int8), Average, postscale_factor=1.27).tolist()
+
+        assert on_ranks(3, work) == [[127]] * 3
+
+    def test_what_makes_no_sense_is_refused_before_anything_is_sent(self, on_ranks):
+        def work(context):
+            for op in (2, "sum", None, 9):
+                with pytest.raises(Misuse, match="there are Average, Sum, Min, Max, Product"):
+                    context.allreduce(np.ones(2), op)
+            with pytest.raises(UnsupportedDtypeError, match="booleans"):
+                context.allreduce(np.ones(2, bool))
+            with pytest.raises(UnsupportedDtypeError, match="Sum and Average"):
+                context.allreduce(np.ones(2, complex), Min)
+            with pytest.raises(UnsupportedDtypeError, match="broadcast_object"):
+                context.allreduce(["a"])
+            with pytest.raises(Misuse, match="read-only"):
+                context.allreduce_(np.broadcast_to(1.0, (2,)))
+            return context.allreduce(np.ones(2), Sum).tolist()
+
+        assert on_ranks(2, work) == [[2.0, 2.0]] * 2
+
+
+class TestReducescatter:
+    def test_uneven_rows_of_every_type(self, on_ranks, size):
+        cases = [(op, dtype, rows) for dtype in DTYPES for op in ops_for(dtype)[:3] for rows in (0, size + 2)]
+
+        def inputs(rank, dtype, rows):
+            return contributions(dtype, size, rows * 6)[rank].reshape(rows, 2, 3)
+
+        def work(context):
+            return [context.reducescatter(inputs(context.rank, dtype, rows), op) for op, dtype, rows in cases]
+
+        results = on_ranks(size, work, settings=small())
+        for index, (op, dtype, rows) in enumerate(cases):
+            arrays = [inputs(rank, dtype, rows) for rank in range(size)]
+            bounds = even_bounds(rows, size)
+            for rank in range(size):
+                own = slice(bounds[rank], bounds[rank + 1])
+                assert_reduced(results[rank][index], [array[own] for array in arrays], op)
+
+    def test_in_place(self, on_ranks, size):
+        def work(context):
+            array = numbers(context.rank, 2 * size + 1, 3)
+            own = context.reducescatter_(array, Sum)
+            assert np.shares_memory(own, array)
+            whole = context.allgather_(array)
+            assert whole is array
+            fortran = np.asfortranarray(numbers(context.rank, 2 * size + 1, 3))
+            np.testing.assert_array_equal(context.reducescatter_(fortran, Sum), own)
+            return array
+
+        for array in on_ranks(size, work):
+            assert_reduced(array, [numbers(rank, 2 * size + 1, 3) for rank in range(size)], Sum)
+
+    def test_scale_factors_and_zero_dimensions(self, on_ranks):
+        def work(context):
+            with pytest.raises(Misuse, match="zero-dimensional"):
+                context.reducescatter(np.float32(1))
+            with pytest.raises(Misuse, match="zero-dimensional"):
+                context.reducescatter_(np.array(1.0))
+            return context.reducescatter(
+                np.array([1.0, 2.0, 4.0]), Sum, prescale_factor=2.0, postscale_factor=0.5
+            ).tolist()
+
+        assert on_ranks(2, work) == [[2.0, 4.0], [8.0]]
+
+
+class TestAllgather:
+    def test_rows_that_differ_from_rank_to_rank(self, on_ranks, size):
+        def own(rank, dtype, shape):
+            return numbers(rank, (rank * 3 + 1) % 4, *shape, dtype=dtype)
+
+        cases = [(dtype, shape) for dtype in DTYPES for shape in ((), (3,), (2, 2), (0,))]
+
+        def work(context):
+            return [context.allgather(own(context.rank, *case)) for case in cases]
+
+        for case, arrays in zip(cases, zip(*on_ranks(size, work, settings=small()))):
+            expected = np.concatenate([own(rank, *case) for rank in range(size)])
+            np.testing.assert_array_equal(arrays[0], expected)
+            assert arrays[0].dtype == case[0]
+            assert same_bits(arrays)
+
+    def test_single_numbers_count_as_one_row(self, on_ranks, size):
+        def work(context):
+            return context.allgather(context.rank).tolist(), context.allgather([context.rank] * 2).tolist()
+
+        ones = list(range(size))
+        assert on_ranks(size, work) == [(ones, sorted(ones * 2))] * size
+
+    def test_nothing_from_anyone(self, on_ranks):
+        assert [array.shape for array in on_ranks(3, lambda c: c.allgather(np.zeros((0, 5))))] == [(0, 5)] * 3
+
+    def test_layouts(self, on_ranks):
+        def work(context):
+            array = numbers(context.rank, 2, 3)
+            return context.allgather([array, np.asfortranarray(array), array.astype(">f4")][context.rank])
+
+        for array in on_ranks(3, work):
+            np.testing.assert_array_equal(array, np.concatenate([numbers(rank, 2, 3) for rank in range(3)]))
+
+
+class TestBroadcast:
+    def test_from_every_root(self, on_ranks, size):
+        counts = (0, 1, 5, 20_000)
+
+        def work(context):
+            results = []
+            for root in range(size):
+                for count in counts:
+                    array = numbers(context.rank, count, dtype=np.int32)
+                    results.append(context.broadcast(array, root))
+                    assert (array == numbers(context.rank, count, dtype=np.int32)).all()
+                    assert context.broadcast_(array, root) is array
+                    results.append(array)
+            return results
+
+        expected = [numbers(root, n, dtype=np.int32) for root in range(size) for n in counts for _ in "ab"]
+        for results in on_ranks(size, work):
+            for actual, array in zip(results, expected):
+                np.testing.assert_array_equal(actual, array)
+
+    def test_every_type_and_nan_bits(self, on_ranks):
+        def work(context):
+            own = [hard_bits(d, 9, (1, context.rank)) if d in FLOATS else numbers(context.rank, 9, dtype=d)
+                   for d in DTYPES]  # fmt: skip
+            results = [context.broadcast(array, 1) for array in own]
+            return [array.tobytes() for array in (own if context.rank == 1 else results)]
+
+        results = on_ranks(3, work)
+        assert results[0] == results[1] == results[2]
+
+    def test_layouts_and_zero_dimensions(self, on_ranks):
+        def work(context):
+            base = numbers(context.rank, 3, 4)
+            array = [base, np.asfortranarray(base), base.astype(">f4")][context.rank]
+            context.broadcast_(array, 2)
+            scalar = np.array(context.rank)
+            context.broadcast_(scalar, 1)
+            return array.tolist(), scalar.item()
+
+        assert on_ranks(3, work) == [(numbers(2, 3, 4).tolist(), 1)] * 3
+
+    def test_no_such_root(self, on_ranks):
+        def work(context):
+            for root in (-1, 2):
+                with pytest.raises(Misuse, match="ranks 0 to 1"):
+                    context.broadcast(np.ones(2), root)
+                with pytest.raises(Misuse, match="ranks 0 to 1"):
+                    context.broadcast_object(1, root)
+
+        on_ranks(2, work)
+
+
+class TestAlltoall:
+    def test_splits(self, on_ranks, size):
+        def split(sender, receiver):
+            return (sender * 2 + receiver * 3) % 4
+
+        def block(sender, receiver, dtype):
+            return numbers(10 * sender + receiver, split(sender, receiver), 2, dtype=dtype)
+
+        def work(context):
+            results = []
+            for dtype in DTYPES:
+                blocks = [block(context.rank, peer, dtype) for peer in range(size)]
+                splits = [len(rows) for rows in blocks]
+                results.append(context.alltoall(np.concatenate(blocks), splits))
+            return results
+
+        for rank, results in enumerate(on_ranks(size, work, settings=small())):
+            for dtype, (array, received) in zip(DTYPES, results):
+                assert array.dtype == dtype
+                np.testing.assert_array_equal(
+                    array, np.concatenate([block(peer, rank, dtype) for peer in range(size)])
+                )
+                assert received.dtype == np.int32
+                assert received.tolist() == [split(peer, rank) for peer in range(size)]
+
+    def test_even_and_in_place(self, on_ranks, size):
+        def work(context):
+            array = numbers(context.rank, 2 * size, 3)
+            copy = context.alltoall(array)
+            fortran = np.asfortranarray(array)
+            assert context.alltoall_(fortran) is fortran
+            assert context.alltoall_(array) is array
+            assert same_bits([copy, array, np.ascontiguousarray(fortran)])
+            return copy
+
+        for rank, array in enumerate(on_ranks(size, work)):
+            rows = slice(2 * rank, 2 * rank + 2)
+            expected = np.concatenate([numbers(peer, 2 * size, 3)[rows] for peer in range(size)])
+            np.testing.assert_array_equal(array, expected)
+
+    def test_nothing_to_anyone(self, on_ranks):
+        def work(context):
+            array, received = context.alltoall(np.zeros((0, 3)), [0, 0])
+            return array.shape, received.tolist(), context.alltoall(np.zeros((0,))).shape
+
+        assert on_ranks(2, work) == [((0, 3), [0, 0], (0,))] * 2
+
+    @pytest.mark.parametrize(
+        ("splits", "words"),
+        [
+            ([1, 1], "add up to the array's 4 rows"), ([5, -1], "are negative"), ([4], "2 whole numbers"),
+            ([2, 1, 1], "2 whole numbers"), ([2.0, 2.0], "2 whole numbers"), (4, "2 whole numbers"),
+        ],
+    )  # fmt: skip
+    def test_splits_that_do_not_fit(self, on_ranks, splits, words):
+        def work(context):
+            with pytest.raises(Misuse, match=words):
+                context.alltoall(np.zeros((4, 2)), splits)
+
+        on_ranks(2, work)
+
+    def test_rows_that_cannot_be_dealt_out(self, on_ranks):
+        def work(context):
+            for call in (context.alltoall, context.alltoall_):
+                with pytest.raises(Misuse, match="3 is not an even multiple"):
+                    call(np.zeros((3, 2)))
+                with pytest.raises(Misuse, match="zero-dimensional"):
+                    call(np.array(1.0))
+
+        on_ranks(2, work)
+
+
+class TestObjects:
+    def test_broadcast(self, on_ranks, size):
+        thing = {"weights": [1, 2.5], "name": "größe", "nested": (None, {3})}
+
+        def work(context):
+            return [context.broadcast_object(thing if context.rank == root else "mine", root)
+                    for root in range(size)]  # fmt: skip
+
+        assert on_ranks(size, work) == [[thing] * size] * size
+
+    def test_allgather(self, on_ranks, size):
+        def work(context):
+            return context.allgather_object(["x" * 1000 * context.rank, context.rank])
+
+        assert on_ranks(size, work) == [[["x" * 1000 * rank, rank] for rank in range(size)]] * size
+
+
+class TestBarrier:
+    def test_nobody_passes_before_all_have_come(self, on_ranks):
+        size, arrived = 4, []
+
+        def work(context):
+            seen = []
+            for _ in range(5):
+                arrived.append(context.rank)
+                context.barrier()
+                seen.append(len(arrived))
+                context.barrier()
+            return seen
+
+        assert on_ranks(size, work) == [[4, 8, 12, 16, 20]] * size
+
+    def test_names_are_allowed_everywhere(self, on_ranks):
+        def work(context):
+            array = np.ones((2, 2), np.float32)
+            context.barrier(name="b")
+            context.allreduce(array, name="gradient 1")
+            context.allreduce_(array, name="gradient 1")
+            context.reducescatter(array, name="größe")
+            context.allgather(array, name="")
+            context.allgather_(array, name="x" * 10_000)
+            context.broadcast(array, name="b")
+            context.alltoall(array, name="b")
+            context.broadcast_object(1, name="b")
+            context.allgather_object(1, name="b")
+
+        on_ranks(2, work)
+
+
+class TestThreads:
+    """Several threads of one rank call at the same time; on all ranks all of them make the same call."""
+
+    CALLS = {
+        "allreduce": (lambda c: c.allreduce(np.ones(40), Sum), lambda size: np.full(40, float(size))),
+        "allgather": (lambda c: c.allgather(np.full(3, c.rank)), lambda size: np.repeat(range(size), 3)),
+        "alltoall": (lambda c: c.alltoall(np.full(size_of(c), c.rank)), lambda size: np.arange(size)),
+        "broadcast_object": (lambda c: c.broadcast_object("x" * 50, 1), lambda size: "x" * 50),
+        "allgather_object": (lambda c: c.allgather_object(c.rank), lambda size: list(range(size))),
+    }
+
+    @pytest.mark.parametrize("name", list(CALLS))
+    def test_they_do_not_mix(self, on_ranks, name):
+        call, expected = self.CALLS[name]
+
+        def work(context):
+            wrong = []
+
+            def calls():
+                for _ in range(10):
+                    result = call(context)
+                    if not np.array_equal(result, expected(context.size)):
+                        wrong.append(result)
+
+            threads = [threading.Thread(target=calls) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            return wrong
+
+        assert on_ranks(3, work, settings=small()) == [[], [], []]
+
+
+def size_of(context):
+    return context.size
+
+
+class TestReference:
+    """The yardstick itself, where it is not obvious."""
+
+    def test_integers(self):
+        arrays = [np.array([value], np.int8) for value in (100, 100, 103)]
+        assert reduced(arrays, Average) == [101]
+        assert reduced(arrays, Sum) == [np.int8(303 - 256)]
+        assert reduced(arrays, Product).dtype == np.int8
+
+    def test_wrong_numbers_are_noticed(self):
+        for dtype in DTYPES:
+            arrays = contributions(dtype, 3, 50)
+            right = reduced(arrays, Sum)
+            assert_reduced(right, arrays, Sum)
+            wrong = ~right if dtype.kind == "b" else (right + right.dtype.type(1)).astype(dtype)
+            with pytest.raises(AssertionError):
+                assert_reduced(wrong, arrays, Sum)

@@ -1,0 +1,203 @@
+"""The reactor, the acceptor and the dial, with real sockets."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from ringcomm.transport.connect import MOST_HALF_OPEN, READ, Acceptor, Dial, Reactor, listen
+from ringcomm.wire.auth import Claim, Initiator, Purpose, job_digest
+from tests.contract.service import eventually
+
+KEY, JOB = b"k" * 32, job_digest("job")
+CLAIM = Claim(Purpose.LINK, JOB, 1, 2, 3)
+
+
+@pytest.fixture
+def reactor(no_leaks):
+    reactor = Reactor()
+    yield reactor
+    reactor.close()
+
+
+@pytest.fixture
+def door(reactor):
+    """A listener with an acceptor behind it."""
+    door = Door(reactor)
+    yield door
+    door.acceptor.close()
+    for sock, _ in door.arrived:
+        sock.close()
+
+
+class Door:
+    def __init__(self, reactor):
+        self.reactor = reactor
+        self.listener = listen("127.0.0.1")
+        self.address = self.listener.getsockname()[:2]
+        self.arrived = []
+        self.refused = []
+        self.acceptor = Acceptor(
+            reactor,
+            [self.listener],
+            KEY,
+            JOB,
+            lambda sock, claim: self.arrived.append((sock, claim)),
+            lambda origin, reason: self.refused.append(reason),
+        )
+
+    def turn_until(self, condition):
+        def turn():
+            self.reactor.turn(0.01)
+            return condition()
+
+        assert eventually(turn)
+
+
+def test_a_callback_may_close_a_socket_that_is_ready_too(reactor):
+    """Two sockets are ready in the same turn; whichever is served first closes both."""
+    pairs = [socket.socketpair() for _ in range(2)]
+    served = []
+
+    def close_both():
+        served.append(1)
+        for mine, _ in pairs:
+            reactor.forget(mine)
+            mine.close()
+
+    for mine, theirs in pairs:
+        theirs.send(b"!")
+        reactor.watch(mine, READ, close_both)
+    reactor.turn(1.0)
+    assert served == [1]
+    for _, theirs in pairs:
+        theirs.close()
+
+
+def test_waits_may_be_endless(reactor):
+    moments = []
+    reactor.after(0.01, lambda: moments.append(1))
+    reactor.turn(float("inf"))
+    mine, theirs = socket.socketpair()
+    theirs.send(b"!")
+    reactor.watch(mine, READ, lambda: moments.append(2))
+    for timeout_s in (float("inf"), 1e12):
+        reactor.turn(timeout_s)
+    assert moments == [1, 2, 2]
+    theirs.close()
+
+
+def test_alarms_ring_once_and_in_order(reactor):
+    rung = []
+    for name, delay_s in (("c", 0.03), ("a", 0.0), ("b", 0.01)):
+        reactor.after(delay_s, lambda name=name: rung.append(name))
+    assert eventually(lambda: reactor.turn(0.05) or len(rung) == 3)
+    reactor.turn(0.01)
+    assert rung == ["a", "b", "c"]
+
+
+def test_closing_closes_what_is_still_watched():
+    reactor = Reactor()
+    mine, theirs = socket.socketpair()
+    kept, other = socket.socketpair()
+    reactor.watch(mine, READ, lambda: None)
+    reactor.watch(kept, READ, lambda: None)
+    reactor.forget(kept)
+    reactor.forget(kept)
+    reactor.close()
+    assert mine.fileno() == -1
+    assert kept.fileno() >= 0
+    for sock in (theirs, kept, other):
+        sock.close()
+
+
+def test_dial_and_accept(door):
+    ends = []
+    Dial(door.reactor, door.address, KEY, CLAIM, ends.append, 5.0)
+    door.turn_until(lambda: ends and door.arrived)
+    sock, claim = door.arrived[0]
+    assert claim == CLAIM
+    assert ends[0].reason == ""
+    sock.send(b"hello")
+    assert eventually(lambda: _peek(ends[0].sock) == b"hello")
+    ends[0].sock.close()
+
+
+def _peek(sock):
+    try:
+        return sock.recv(10)
+    except BlockingIOError:
+        return b""
+
+
+@pytest.mark.parametrize(
+    "change, reason, by_key",
+    [
+        ({"key": b"x" * 32}, "does not hold this job's key", True),
+        ({"claim": CLAIM._replace(job=job_digest("other"))}, "belongs to another job", True),
+    ],
+)
+def test_dial_that_is_not_accepted(door, change, reason, by_key):
+    ends = []
+    values = {"key": KEY, "claim": CLAIM, **change}
+    Dial(door.reactor, door.address, values["key"], values["claim"], ends.append, 5.0)
+    door.turn_until(lambda: ends and door.refused)
+    assert (ends[0].sock, ends[0].refused_by_key) == (None, by_key)
+    assert reason in ends[0].reason
+    assert door.arrived == []
+
+
+def test_dial_to_a_closed_port(reactor):
+    listener = listen("127.0.0.1")
+    address = listener.getsockname()[:2]
+    listener.close()
+    ends = []
+    Dial(reactor, address, KEY, CLAIM, ends.append, 5.0)
+    assert eventually(lambda: reactor.turn(0.01) or bool(ends))
+    assert "refused" in ends[0].reason
+
+
+def test_dial_to_an_address_that_cannot_be_reached_at_all(reactor):
+    ends = []
+    Dial(reactor, ("255.255.255.255", 1), KEY, CLAIM, ends.append, 5.0)
+    assert ends == [], "it ends in the loop, not while it is being made"
+    assert eventually(lambda: reactor.turn(0.01) or bool(ends))
+    assert ends[0].reason and ends[0].sock is None
+
+
+def test_dial_to_somebody_silent_gives_up_in_time(reactor):
+    silent = listen("127.0.0.1")
+    ends = []
+    Dial(reactor, silent.getsockname()[:2], KEY, CLAIM, ends.append, 0.05)
+    assert eventually(lambda: reactor.turn(0.05) or bool(ends))
+    assert ends[0].reason == "no answer within 0.05 s"
+    silent.close()
+
+
+def test_a_crowd_is_thinned_out_but_who_named_the_job_stays(door):
+    """The oldest of all knows the job; the many who say nothing are closed instead of it."""
+    crowd = [socket.create_connection(door.address)]
+    initiator = Initiator(KEY, CLAIM)
+    crowd[0].sendall(initiator.greeting)
+    crowd[0].settimeout(5.0)
+    door.turn_until(lambda: _readable(crowd[0]))
+    for _ in range(2 * MOST_HALF_OPEN):
+        crowd.append(socket.create_connection(door.address))
+        door.reactor.turn(0.0)
+    door.turn_until(lambda: len(door.refused) >= MOST_HALF_OPEN)
+    assert set(door.refused) == {"too many unproven connections at once"}
+    crowd[0].sendall(initiator.receive(crowd[0].recv(initiator.needs)))
+    door.turn_until(lambda: door.arrived)
+    for sock in crowd:
+        sock.close()
+
+
+def _readable(sock):
+    sock.setblocking(False)
+    try:
+        return bool(sock.recv(1, socket.MSG_PEEK))
+    except BlockingIOError:
+        return False
+    finally:
+        sock.settimeout(5.0)

@@ -1,0 +1,120 @@
+"""The shipped conformance suite, run against every transport there is."""
+
+from __future__ import annotations
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from ringcomm.testing import contract
+from ringcomm.transport.base import Watch
+from ringcomm.transport.connect import listen
+from ringcomm.transport.local import make_links
+from ringcomm.transport.memory import memory_fabrics
+from ringcomm.transport.tcp import SocketFabric, SocketLink
+
+
+def tcp_pair(address="127.0.0.1"):
+    listener = listen(address)
+    listener.setblocking(True)
+    dialled = socket.create_connection(listener.getsockname()[:2])
+    accepted, _ = listener.accept()
+    listener.close()
+    return dialled, accepted
+
+
+def narrow(sockets, buffer_bytes):
+    """With so small buffers that everything is partial."""
+    for sock in sockets:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
+    return sockets
+
+
+def fabrics_of(sockets):
+    return [SocketFabric(0, {1: SocketLink(1, sockets[0])}), SocketFabric(1, {0: SocketLink(0, sockets[1])})]
+
+
+def local_fabrics():
+    """Each end reads the other's memory (which is the same, here)."""
+    sockets = socket.socketpair()
+    with ThreadPoolExecutor(2) as pool:
+        ends = pool.map(make_links, [{1: sockets[0]}, {0: sockets[1]}], ["auto", "auto"])
+        return [SocketFabric(rank, links) for rank, links in enumerate(ends)]
+
+
+TRANSPORTS = {
+    "local": local_fabrics,
+    "memory": lambda: memory_fabrics(2),
+    "memory of 100 bytes": lambda: memory_fabrics(2, 100),
+    "tcp": lambda: fabrics_of(tcp_pair()),
+    "tcp, narrow": lambda: fabrics_of(narrow(tcp_pair(), 32768)),
+    "unix": lambda: fabrics_of(socket.socketpair()),
+    "unix, narrow": lambda: fabrics_of(narrow(socket.socketpair(), 2048)),
+}
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("check", contract.CHECKS, ids=lambda check: check.__name__)
+def test_contract(transport, check):
+    contract.run(check, TRANSPORTS[transport])
+
+
+def test_every_check_says_what_it_checks():
+    assert len(contract.CHECKS) >= 18
+    for check in contract.CHECKS:
+        assert check.__doc__
+
+
+class Bell(Watch):
+    """A watch that can be rung."""
+
+    def __init__(self):
+        self.inside, self.outside = socket.socketpair()
+        self.closed = False
+
+    def fileno(self):
+        return -1 if self.closed else self.inside.fileno()
+
+    def check(self):
+        return None
+
+    def close(self):
+        self.closed = True
+        self.inside.close()
+        self.outside.close()
+
+
+@pytest.fixture
+def bell():
+    bell = Bell()
+    yield bell
+    bell.close()
+
+
+@pytest.mark.parametrize("make", [tcp_pair, socket.socketpair])
+def test_a_watch_ends_a_wait(make, bell):
+    sockets = make()
+    one = SocketFabric(0, {1: SocketLink(1, sockets[0])}, watch=bell)
+    other = SocketFabric(1, {0: SocketLink(0, sockets[1])})
+    try:
+        bell.outside.send(b"!")
+        one.wait([one.link(1)], [], 30.0)  # the test's own time limit is the assertion
+        bell.close()
+        one.wait([one.link(1)], [], 0.01)  # a watch that is gone disturbs nobody
+    finally:
+        one.close()
+        other.close()
+
+
+def test_a_tcp_link_is_set_up_for_small_messages():
+    sockets = tcp_pair()
+    fabrics = fabrics_of(sockets)
+    for sock in sockets:
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert sock.gettimeout() == 0.0
+    for fabric in fabrics:
+        fabric.close()
+    assert [sock.fileno() for sock in sockets] == [-1, -1]

@@ -1,0 +1,570 @@
+"""The real rendezvous and real joiners over the loopback: start, refusals, garbage, leaks."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from ringcomm.config import Membership, Settings, Slot
+from ringcomm.context import Context
+from ringcomm.errors import (
+    AuthenticationError,
+    PeerLostError,
+    RefusedError,
+    StartTimeoutError,
+    StartupError,
+)
+from ringcomm.rendezvous import client, control, mesh
+from ringcomm.rendezvous.state import Phase
+from ringcomm.transport.connect import listen
+from ringcomm.wire.auth import Responder, job_digest
+from ringcomm.wire.messages import MessageReader, encode
+from tests.contract.service import eventually, opened, together
+
+ROOT = Path(__file__).resolve().parents[2]
+GARBAGE = Path(__file__).with_name("garbage.py")
+
+
+@pytest.fixture
+def rank_ports(monkeypatch):
+    """The ports on which ranks of this process have listened on 127.0.0.1, as they come."""
+    ports = []
+
+    def spy(address, *args, **options):
+        sock = listen(address, *args, **options)
+        if address == "127.0.0.1":
+            ports.append(sock.getsockname()[1])
+        return sock
+
+    monkeypatch.setattr(mesh, "listen", spy)
+    return ports
+
+
+def sum_of_ranks(context):
+    return float(context.allreduce(np.full(1000, float(context.rank)), op=1)[0])
+
+
+def refuses(port):
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) != 0
+
+
+def free_port():
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+# ---- start -----------------------------------------------------------------------------------
+
+
+def test_three_ranks_start_work_and_end(service, rank_ports):
+    job = service(3)
+    with ExitStack() as stack:
+        contexts = job.start_all(stack)
+        assert [(context.rank, context.size, context.host) for context in contexts] == [
+            (0, 3, "here"),
+            (1, 3, "here"),
+            (2, 3, "here"),
+        ]
+        assert together(contexts, sum_of_ranks) == [3.0] * 3
+        assert len(rank_ports) == 3
+        assert all(refuses(port) for port in rank_ports), "a rank still listens after the start"
+    assert eventually(lambda: job.texts("ended") != [])
+    assert [notice.kind for notice in job.notices] == ["joined"] * 3 + ["started", "ended"]
+
+
+def test_ranks_without_a_plan(service):
+    job = service(3, planned=False)
+    with ExitStack() as stack, ThreadPoolExecutor(3) as pool:
+        contexts = list(pool.map(job.start, [None, 0, None]))
+        for context in contexts:
+            stack.callback(context.close)
+        assert contexts[1].rank == 0
+        assert sorted(context.rank for context in contexts) == [0, 1, 2]
+        assert together(contexts, sum_of_ranks) == [3.0] * 3
+
+
+# ---- those who do not belong -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change, error, words",
+    [
+        ({"key": b"x" * 32}, AuthenticationError, "does not hold this job's key"),
+        ({"job": "another"}, AuthenticationError, "belongs to another job"),
+        ({"slot": None}, RefusedError, "was not started by this job's launcher"),
+        ({"slot": Slot(0, 9)}, RefusedError, "was not planned"),
+        ({"slot": Slot(0, 0)}, RefusedError, "place 0 on here is already taken by process"),
+    ],
+)
+def test_turned_away_and_nobody_is_disturbed(service, change, error, words):
+    job = service(2)
+    with ExitStack() as stack, ThreadPoolExecutor(2) as pool:
+        first = pool.submit(job.start, 0)
+        assert eventually(lambda: len(job.texts("joined")) == 1)
+        with pytest.raises(error, match=words):
+            job.start(1, **change)
+        contexts = [job.start(1), first.result()]
+        for context in contexts:
+            stack.callback(context.close)
+        if error is RefusedError:
+            assert any(words in text for text in job.texts("refused"))
+        else:
+            assert eventually(lambda: any("turned away" in text for text in job.texts("log")))
+        assert together(contexts, sum_of_ranks) == [1.0] * 2
+
+
+def test_another_version_is_refused(service, monkeypatch):
+    job = service(2)
+    monkeypatch.setattr(client, "__version__", "0.0.1")
+    with pytest.raises(RefusedError, match=r"has ringcomm 0\.0\.1, but this job runs .* pip install"):
+        job.start(0)
+    assert "0.0.1" in job.texts("refused")[0]
+
+
+def test_latecomer_is_refused(service):
+    job = service(2, planned=False)
+    with ExitStack() as stack, ThreadPoolExecutor(2) as pool:
+        for context in pool.map(job.start, [None, None]):
+            stack.callback(context.close)
+        with pytest.raises(RefusedError, match="came too late"):
+            job.start(None)
+
+
+def test_who_is_missing_is_named(service):
+    job = service(3, start_timeout_s=0.5)
+    with ThreadPoolExecutor(2) as pool:
+        starts = [pool.submit(job.start, rank) for rank in (0, 2)]
+        for start in starts:
+            with pytest.raises(StartTimeoutError, match=r"Only 2 of 3 ranks .*Missing: rank 1 \(here\)"):
+                start.result()
+    assert eventually(lambda: job.texts("failed") != [])
+    assert "Missing: rank 1 (here)" in job.texts("failed")[0]
+
+
+def test_who_ended_too_early_is_named(service):
+    job = service(2)
+    with ThreadPoolExecutor(1) as pool:
+        start = pool.submit(job.start, 0)
+        assert eventually(lambda: len(job.texts("joined")) == 1)
+        job.server.process_exited(Slot(0, 1), "exit code 3", False)
+        with pytest.raises(StartupError, match=r"rank 1 \(here\) ended \(exit code 3\) before it called"):
+            start.result()
+
+
+def test_nobody_serves(no_leaks):
+    membership = Membership(2, (("127.0.0.1", free_port()),), b"k" * 32, slot=Slot(0, 0))
+    with pytest.raises(
+        StartTimeoutError, match="(?s)No answer from the rendezvous.*connection refused"
+    ) as caught:
+        Context.start(membership, Settings(start_timeout_s=0.3))
+    assert "firewall" in str(caught.value)
+
+
+def test_a_name_that_does_not_exist(no_leaks):
+    membership = Membership(2, (("no-such-host.invalid", 5000),), b"k" * 32, slot=Slot(0, 0))
+    with pytest.raises(StartTimeoutError, match="no-such-host.invalid"):
+        Context.start(membership, Settings(start_timeout_s=0.3))
+
+
+def test_endless_timeouts_are_allowed(service):
+    job = service(2)
+    job.settings = Settings(start_timeout_s=float("inf"), timeout_s=float("inf"), spin_us=0.0)
+    with ExitStack() as stack:
+        assert together(job.start_all(stack), sum_of_ranks) == [1.0] * 2
+
+
+# ---- a rendezvous that misbehaves ------------------------------------------------------------
+
+
+class FakeRendezvous:
+    """Answers one rank with whatever the test wants."""
+
+    def __init__(self):
+        self.listener = listen("127.0.0.1")
+        self.listener.settimeout(10.0)
+        self.membership = Membership(2, (self.listener.getsockname()[:2],), b"k" * 32, "job", Slot(0, 0))
+        self.sock = None
+
+    def accept(self):
+        self.sock, _ = self.listener.accept()
+        responder = Responder(b"k" * 32, job_digest("job"))
+        while not responder.done:
+            self.sock.sendall(responder.receive(self.sock.recv(responder.needs)))
+
+    def read(self, kind):
+        reader = MessageReader(100_000)
+        while True:
+            for message in reader.feed(self.sock.recv(65536)):
+                assert message["type"] == kind
+                return
+
+    def say(self, *messages):
+        self.sock.sendall(b"".join(encode(message) for message in messages))
+
+    def close(self):
+        self.listener.close()
+        if self.sock is not None:
+            self.sock.close()
+
+
+@pytest.fixture
+def fake(no_leaks):
+    fake = FakeRendezvous()
+    yield fake
+    fake.close()
+
+
+PROBE = {
+    "type": "probe",
+    "rank": 0,
+    "generation": 0,
+    "members": [{"rank": 0, "host": "here", "host_index": 0, "local_rank": 0, "pid": 1}],
+    "targets": [],
+}
+LINK = {"type": "link", "routes": []}
+GO = {"type": "go", "table": ""}
+ABORT = {"type": "abort", "kind": "lost", "text": "rank 1 died young", "rank": 1, "host": "there"}
+
+
+def start_with(fake, pool):
+    start = pool.submit(Context.start, fake.membership, Settings(start_timeout_s=5.0))
+    fake.accept()
+    fake.read("join")
+    return start
+
+
+def test_an_abort_right_behind_the_go_is_not_lost(fake):
+    with ThreadPoolExecutor(1) as pool:
+        start = start_with(fake, pool)
+        fake.say(PROBE, LINK, GO, ABORT)
+        with pytest.raises(PeerLostError, match="rank 1 died young") as caught:
+            start.result()
+    assert (caught.value.rank, caught.value.host) == (1, "there")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff\xff\xff\xff",
+        encode({"type": "abort", "kind": "lost", "text": "x"})[:-1] + b"!",
+        encode({"type": "leaving", "reason": "", "ok": True}),
+        encode({**PROBE, "members": [{}]}),
+        b"",
+    ],
+)
+def test_a_rendezvous_that_talks_nonsense_or_leaves(fake, data):
+    with ThreadPoolExecutor(1) as pool:
+        start = start_with(fake, pool)
+        fake.sock.sendall(data)
+        fake.sock.close()
+        with pytest.raises(StartupError, match="The rendezvous left while the job was starting"):
+            start.result()
+
+
+def test_an_abort_in_the_middle_of_linking_leaves_nothing_behind(fake):
+    """A peer that accepts but never answers is being dialled when the job ends."""
+    silent = listen("127.0.0.1")
+    offer = {"address": "127.0.0.1", "port": silent.getsockname()[1], "iface": "lo", "kind": "loopback"}
+    with ThreadPoolExecutor(1) as pool:
+        start = start_with(fake, pool)
+        fake.say(PROBE, {"type": "link", "routes": [{"peer": 1, "dial": True, "addresses": [offer]}]})
+        assert eventually(lambda: _connects(silent))
+        fake.say(ABORT)
+        with pytest.raises(PeerLostError):
+            start.result()
+    silent.close()
+
+
+def _connects(listener):
+    try:
+        listener.accept()[0].close()
+    except BlockingIOError:
+        return False
+    return True
+
+
+# ---- the control channel while the job runs --------------------------------------------------
+
+
+@pytest.fixture
+def channel(no_leaks, monkeypatch):
+    monkeypatch.setattr(control, "_VERDICT_S", 0.2)
+    inside, outside = socket.socketpair()
+    inside.setblocking(False)
+    channel = control.ControlChannel(inside, MessageReader(100_000))
+    yield channel, outside
+    channel.leave("the test is over", True)
+    outside.close()
+
+
+def test_the_verdict_of_the_rendezvous_counts(channel):
+    channel, outside = channel
+    outside.sendall(encode(ABORT))
+    error = channel.report_lost(3, "allreduce", "connection reset")
+    assert (str(error), error.rank, error.host) == ("rank 1 died young", 1, "there")
+    again = channel.report_lost(3, "allreduce", "connection reset")
+    assert again is not error
+    assert str(again) == str(error)
+
+
+def test_a_silent_rendezvous_leaves_the_own_view(channel):
+    channel, outside = channel
+    error = channel.report_lost(3, "allreduce(4 x int8)", "connection reset")
+    assert isinstance(error, PeerLostError)
+    assert error.rank == 3
+    assert "rank 3 was lost while this rank was in allreduce(4 x int8): connection reset" in str(error)
+    assert channel.open
+    started_s = time.monotonic()
+    with pytest.raises(PeerLostError, match="rank 3 was lost"):
+        channel.check()
+    assert time.monotonic() - started_s < 0.1, "the channel was left in blocking mode"
+
+
+@pytest.mark.parametrize("last_words", [b"", b"\0\0\0\1x", encode({"type": "echo", "rank": 1})[:-1] + b"?"])
+def test_a_rendezvous_that_is_gone_or_mad_is_named(channel, last_words):
+    channel, outside = channel
+    channel.check()
+    outside.sendall(last_words)
+    outside.close()
+    with pytest.raises(PeerLostError, match="The rendezvous of this job is gone"):
+        for _ in range(100):
+            channel.check()
+    assert channel.fileno() == -1
+    assert "The rendezvous of this job is gone" in str(channel.report_lost(1, "allreduce", "reset"))
+
+
+# ---- garbage ---------------------------------------------------------------------------------
+
+
+def throw_garbage(seed, count, ports):
+    print(f"seed {seed}")
+    command = [sys.executable, str(GARBAGE), str(seed), str(count), *map(str, ports)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "it has begun\n"
+    return process
+
+
+def thrown(process):
+    """How many connections came through, in all."""
+    output, problems = process.communicate(timeout=60)
+    assert process.returncode == 0, problems
+    return int(output.split()[0])  # the rest of the line says how many were refused
+
+
+def test_garbage_during_the_start(service, rank_ports):
+    """10,000 strangers at the rendezvous and at the ports of two ranks that wait for a third."""
+    job = service(3)
+    started_s = time.monotonic()
+    with ExitStack() as stack, ThreadPoolExecutor(3) as pool:
+        starts = [pool.submit(job.start, rank) for rank in (0, 1)]
+        assert eventually(lambda: len(job.texts("joined")) == 2 and len(rank_ports) == 2)
+        garbage = throw_garbage(1, 10_000, [job.endpoints[0][1], *rank_ports])
+        # The third joins, all link up and compute while the strangers keep coming.
+        contexts = [job.start(2)] + [start.result() for start in starts]
+        for context in contexts:
+            stack.callback(context.close)
+        busy = garbage.poll() is None
+        assert together(contexts, sum_of_ranks) == [3.0] * 3
+        assert thrown(garbage) > 1000
+        assert busy, "the garbage was over before the job had started: the test shows nothing"
+        assert_only_log_lines(job, started_s)
+
+
+def test_garbage_during_a_run(service):
+    """10,000 strangers at the rendezvous while three ranks compute."""
+    job = service(3)
+    with ExitStack() as stack:
+        contexts = job.start_all(stack)
+        before = opened()
+        started_s = time.monotonic()
+        garbage = throw_garbage(2, 10_000, [job.endpoints[0][1]])
+        rounds = 0
+        while garbage.poll() is None:
+            assert together(contexts, sum_of_ranks) == [3.0] * 3
+            rounds += 1
+        assert rounds > 3
+        assert thrown(garbage) == 10_000
+        assert_only_log_lines(job, started_s)
+        assert job.server.phase is Phase.RUNNING
+        assert eventually(lambda: opened() == before), "strangers' connections remain"
+
+
+def assert_only_log_lines(job, since_s):
+    assert {notice.kind for notice in job.notices} <= {"joined", "started", "log"}
+    assert eventually(lambda: job.texts("log") != [])
+    assert len(job.texts("log")) <= 2 + time.monotonic() - since_s
+    assert all(text.startswith("turned away") for text in job.texts("log"))
+
+
+def test_honest_ranks_get_in_past_a_crowd_that_says_nothing(service):
+    """More silent connections than may be half open do not keep anybody out."""
+    job = service(2)
+    with ExitStack() as stack:
+        crowd = [socket.create_connection(job.endpoints[0]) for _ in range(300)]
+        for sock in crowd:
+            stack.callback(sock.close)
+        assert together(job.start_all(stack), sum_of_ranks) == [1.0] * 2
+
+
+# ---- again and again -------------------------------------------------------------------------
+
+
+def test_a_hundred_generations_of_one_rank(no_leaks):
+    for _ in range(100):
+        with Context.start(Membership(), Settings()) as context:
+            assert context.allreduce(np.ones(3)).tolist() == [1.0] * 3
+
+
+def test_a_hundred_generations_of_two_ranks_leak_nothing(service):
+    job = service(2)
+
+    def generations(rank, count=100):
+        grown = []
+        for number in range(count):
+            with job.start(rank) as context:
+                assert context.generation == number
+                assert context.allreduce(np.full(100_000, 1.0), op=1)[0] == 2.0
+            if number % 10 == 9:
+                grown.append((psutil.Process().num_fds(), psutil.Process().memory_info().rss))
+        return grown
+
+    with ThreadPoolExecutor(2) as pool:
+        series = list(pool.map(generations, range(2)))
+    for samples in series:
+        descriptors = [count for count, _ in samples]
+        memory = [rss for _, rss in samples]
+        assert max(descriptors[1:]) <= max(descriptors[0], min(descriptors)) + 12, descriptors
+        # One 800 kB array kept per generation would be 70 MB here.
+        assert memory[-1] - memory[2] < 20e6, [rss // 1_000_000 for rss in memory]
+
+
+def test_a_failed_start_leaks_nothing(service):
+    job = service(2, start_timeout_s=0.2)
+    before = opened()
+    with pytest.raises(StartTimeoutError):
+        job.start(0)
+    for _ in range(10):
+        with pytest.raises(RefusedError, match="this job has ended"):
+            job.start(0)
+    assert eventually(lambda: opened() == before), (opened(), before)
+
+
+# ---- without a launcher ----------------------------------------------------------------------
+
+
+def test_one_of_the_ranks_serves(no_leaks):
+    where = ("127.0.0.1", free_port())
+    membership = Membership(3, (where,), b"k" * 32)
+    settings = Settings(start_timeout_s=20.0, spin_us=0.0)
+
+    def work(_):
+        with Context.start(membership, settings) as context:
+            return context.rank, sum_of_ranks(context)
+
+    for _ in range(2):  # the port is free again afterwards
+        with ThreadPoolExecutor(3) as pool:
+            assert sorted(pool.map(work, range(3))) == [(0, 3.0), (1, 3.0), (2, 3.0)]
+        assert refuses(where[1])
+
+
+PROGRAM = """
+import numpy as np, ringcomm as rc, sys
+rc.init()
+total = rc.allreduce(np.full(4, float(rc.rank())), op=rc.Sum)
+if len(sys.argv) > 1 and rc.rank() == 1:
+    raise ValueError("boom")
+total = rc.allreduce(total, op=rc.Max)
+print("result", rc.rank(), total[0])
+"""
+
+
+def spawn(*arguments, **variables):
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("RINGCOMM_")}
+    environ.update(PYTHONPATH=str(ROOT), **variables)
+    return subprocess.Popen(
+        [sys.executable, *arguments], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+@pytest.fixture
+def served(tmp_path, no_leaks):
+    """``python -m ringcomm.rendezvous`` for three ranks, and how to start those."""
+    key = tmp_path / "key"
+    key.write_text("5a" * 32)
+    variables = {
+        "RINGCOMM_RENDEZVOUS": f"127.0.0.1:{free_port()}",
+        "RINGCOMM_SIZE": "3",
+        "RINGCOMM_KEY_FILE": str(key),
+        "RINGCOMM_START_TIMEOUT": "30",
+    }
+    processes = []
+
+    def start(*arguments, **more):
+        processes.append(spawn(*arguments, **variables, **more))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def test_rendezvous_as_a_program(served):
+    server = served("-m", "ringcomm.rendezvous")
+    assert server.stdout.readline().startswith("rendezvous of 3 ranks at 127.0.0.1:")
+    ranks = [served("-c", PROGRAM, RINGCOMM_RANK=str(rank)) for rank in range(3)]
+    for rank, process in enumerate(ranks):
+        output, problems = process.communicate(timeout=60)
+        assert (process.returncode, output) == (0, f"result {rank} 3.0\n"), problems
+    output, problems = server.communicate(timeout=60)
+    assert server.returncode == 0, output + problems
+    assert problems == ""
+    assert output.splitlines()[-1] == "ended: every rank has left"
+
+
+def test_rendezvous_as_a_program_when_a_rank_fails(served):
+    server = served("-m", "ringcomm.rendezvous")
+    assert server.stdout.readline().startswith("rendezvous of 3 ranks at 127.0.0.1:")
+    ranks = [served("-c", PROGRAM, "fail", RINGCOMM_RANK=str(rank)) for rank in range(3)]
+    problems = [process.communicate(timeout=60)[1] for process in ranks]
+    assert "ValueError: boom" in problems[1]
+    for rank in (0, 2):
+        assert ranks[rank].returncode == 1
+        assert "ringcomm.errors.PeerLostError: rank 1 (" in problems[rank]
+        assert "boom" in problems[rank]
+    output, _ = server.communicate(timeout=60)
+    assert server.returncode == 1
+    assert "failed: rank 1 (" in output
+
+
+@pytest.mark.parametrize(
+    "variables, words",
+    [
+        ({"RINGCOMM_SIZE": "1"}, "two or more ranks"),
+        ({"RINGCOMM_SIZE": "2"}, "RINGCOMM_RENDEZVOUS does not say"),
+        ({"RINGCOMM_SIZE": "2", "RINGCOMM_RENDEZVOUS": "127.0.0.1:5000"}, "No key for this job"),
+        (
+            {"RINGCOMM_SIZE": "2", "RINGCOMM_RENDEZVOUS": "192.0.2.1:5000", "RINGCOMM_KEY": "ab" * 16},
+            "cannot listen anywhere: 192.0.2.1",
+        ),
+    ],
+)
+def test_rendezvous_as_a_program_with_nonsense(variables, words):
+    process = spawn("-m", "ringcomm.rendezvous", **variables)
+    output, problems = process.communicate(timeout=60)
+    assert (process.returncode, output) == (2, "")
+    assert words in problems
+    assert "Traceback" not in problems

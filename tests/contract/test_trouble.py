@@ -1,0 +1,247 @@
+"""Ranks that disagree, fail, leave or fall silent: everybody learns who and why, and nobody hangs."""
+
+from __future__ import annotations
+
+import re
+import threading
+
+import numpy as np
+import pytest
+
+from ringcomm.config import Settings
+from ringcomm.errors import (
+    MismatchError,
+    Misuse,
+    NotInitializedError,
+    PeerLostError,
+    PeerStalledError,
+    RingcommError,
+)
+from ringcomm.ops import Max, Sum
+from ringcomm.testing.cluster import RankFailed, errors_of, run_ranks
+from ringcomm.testing.faulty import Cut, Faults, FaultyFabric
+
+SIZE = 3
+ONES = np.ones(8, np.float32)
+ROWS = np.ones((6, 2))
+
+COLLECTIVES = {
+    "allreduce": lambda c: c.allreduce(ONES),
+    "reducescatter": lambda c: c.reducescatter(ONES),
+    "allgather": lambda c: c.allgather(ONES),
+    "broadcast": lambda c: c.broadcast(ONES, 1),
+    "alltoall": lambda c: c.alltoall(ROWS),
+    "barrier": lambda c: c.barrier(),
+    "broadcast_object": lambda c: c.broadcast_object("x", 1),
+    "allgather_object": lambda c: c.allgather_object("x"),
+}
+
+# What rank 1 does, what the others do, and the two calls as the message must show them.
+DISAGREEMENTS = {
+    "op": (
+        lambda c: c.allreduce(ONES, Sum), lambda c: c.allreduce(ONES, Max),
+        "allreduce(shape (8,), float32, op=Sum)", "allreduce(shape (8,), float32, op=Max)",
+    ),
+    "type": (
+        lambda c: c.allreduce(ONES), lambda c: c.allreduce(ONES.astype("f8")),
+        "allreduce(shape (8,), float32, op=Average)", "allreduce(shape (8,), float64, op=Average)",
+    ),
+    "shape": (
+        lambda c: c.allreduce(ONES), lambda c: c.allreduce(ONES.reshape(2, 4)),
+        "allreduce(shape (8,), float32, op=Average)", "allreduce(shape (2, 4), float32, op=Average)",
+    ),
+    "length": (
+        lambda c: c.allreduce(ONES[:0]), lambda c: c.allreduce(ONES),
+        "allreduce(shape (0,), float32, op=Average)", "allreduce(shape (8,), float32, op=Average)",
+    ),
+    "root": (
+        lambda c: c.broadcast(ONES, 1), lambda c: c.broadcast(ONES, 0),
+        "1 there, which is broadcast(8 x float32, root_rank=1)",
+        "1 there, which is broadcast(8 x float32, root_rank=0)",
+    ),
+    "collective": (
+        lambda c: c.allreduce(ONES), lambda c: c.allgather(ONES),
+        "allreduce(shape (8,), float32, op=Average)", "allgather(rows of shape (), float32)",
+    ),
+    "order": (
+        lambda c: c.barrier(), lambda c: c.allreduce(ONES),
+        "barrier()", "allreduce(shape (8,), float32, op=Average)",
+    ),
+    "objects": (
+        lambda c: c.allgather_object(1), lambda c: c.allgather(np.zeros(4, np.uint8)),
+        "allgather_object()", "allgather(rows of shape (), uint8)",
+    ),
+    "rows": (
+        lambda c: c.allgather(np.ones((2, 3))), lambda c: c.allgather(np.ones((2, 4))),
+        "allgather(rows of shape (3,), float64)", "allgather(rows of shape (4,), float64)",
+    ),
+    "in place": (
+        lambda c: c.allgather(np.ones((2, 3))), lambda c: c.allgather_(np.ones(3)),
+        "allgather(rows of shape (3,), float64)", "allgather(rows of shape (3,), float64)",
+    ),
+    "name": (
+        lambda c: c.alltoall(ROWS, name="a"), lambda c: c.alltoall(ROWS, name="b"),
+        "alltoall(rows of shape (2,), float64, name='a')", "alltoall(rows of shape (2,), float64, name='b')",
+    ),
+    "scale": (
+        lambda c: c.reducescatter(ROWS, Sum, prescale_factor=0.5),
+        lambda c: c.reducescatter(ROWS, Sum, postscale_factor=0.5),
+        "reducescatter(shape (6, 2), float64, op=Sum, prescale_factor=0.5)",
+        "reducescatter(shape (6, 2), float64, op=Sum, postscale_factor=0.5)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", list(DISAGREEMENTS))
+class TestDisagreement:
+    def work(self, kind):
+        one, others, *_ = DISAGREEMENTS[kind]
+
+        def work(context):
+            (one if context.rank == 1 else others)(context)
+            context.barrier()  # a broadcast's root hears from nobody before the next call
+
+        return work
+
+    def test_every_rank_reads_both_calls(self, kind):
+        errors = errors_of(SIZE, self.work(kind), transport="tcp")
+        assert {type(error) for error in errors} == {MismatchError}
+        assert len({str(error) for error in errors}) == 1
+        text = str(errors[0])
+        assert text.startswith("The ranks do not make the same call.\n")
+        for call in DISAGREEMENTS[kind][2:]:
+            assert call in text
+        place = rf"at {re.escape(__file__)}:\d+"
+        assert re.search(rf"ranks? [0-9, ]+: .* {place}; rank \d makes another call", text)
+        assert len(text.splitlines()) <= 1 + SIZE
+
+    def test_without_a_rendezvous_nobody_hangs(self, kind):
+        errors = errors_of(SIZE, self.work(kind), transport="memory")
+        assert any(isinstance(error, MismatchError) for error in errors)
+        assert all(isinstance(error, (MismatchError, PeerLostError)) for error in errors)
+
+
+def survivors(failure, culprit):
+    """The errors of all ranks but the culprit."""
+    return [error for rank, error in enumerate(failure.errors) if rank != culprit]
+
+
+@pytest.mark.parametrize("name", list(COLLECTIVES))
+class TestCulprits:
+    def test_a_rank_that_raises_is_named_with_its_error(self, name):
+        def work(context):
+            context.barrier()
+            if context.rank == 1:
+                raise KeyError("learning_rate.")
+            COLLECTIVES[name](context)
+            context.barrier()
+
+        with pytest.raises(RankFailed) as caught:
+            run_ranks(SIZE, work, transport="tcp")
+        assert isinstance(caught.value.errors[1], KeyError)
+        errors = survivors(caught.value, 1)
+        assert len({str(error) for error in errors}) == 1
+        for error in errors:
+            assert type(error) is PeerLostError
+            assert (error.rank, error.host) == (1, "localhost")
+            assert "rank 1 (localhost) was lost" in str(error)
+            assert "KeyError: 'learning_rate.'" in str(error)
+
+    def test_a_rank_that_leaves_early_is_named(self, name):
+        def work(context):
+            context.barrier()
+            if context.rank != 1:
+                COLLECTIVES[name](context)
+                context.barrier()
+
+        with pytest.raises(RankFailed) as caught:
+            run_ranks(SIZE, work, transport="tcp")
+        errors = survivors(caught.value, 1)
+        assert len({str(error) for error in errors}) == 1
+        for error in errors:
+            assert type(error) is PeerLostError
+            assert error.rank == 1
+            assert "rank 1 (localhost) has finished (it called shutdown())" in str(error)
+            assert "Every rank must make the same calls" in str(error)
+
+
+@pytest.mark.parametrize("name", ["allreduce", "allgather", "barrier"])
+def test_a_silent_rank_is_named_and_told(name):
+    over = threading.Event()
+
+    def work(context):
+        context.barrier()
+        if context.rank == 1:
+            over.wait(30)
+        try:
+            COLLECTIVES[name](context)
+            context.barrier()
+        finally:
+            over.set()
+
+    settings = Settings(spin_us=0.0, timeout_s=0.5, start_timeout_s=30.0)
+    errors = errors_of(SIZE, work, transport="tcp", settings=settings)
+    assert len({str(error) for error in errors}) == 1
+    for error in errors:
+        assert type(error) is PeerStalledError
+        assert error.rank == 1
+        assert "rank 1 (localhost) is silent while others were in" in str(error)
+        assert "not a byte for 0.5 s" in str(error)
+
+
+def test_after_a_failure_the_same_context_refuses_and_says_why(on_ranks):
+    def work(context):
+        with pytest.raises(RingcommError) as first:
+            context.allreduce(ONES, Sum if context.rank else Max)
+            context.barrier()
+        with pytest.raises(Misuse, match="failed before; call shutdown") as second:
+            context.barrier()
+        assert str(first.value) in str(second.value)
+
+    on_ranks(2, work)
+
+
+def test_a_call_after_leaving(on_ranks):
+    def work(context):
+        context.barrier()
+        context.close()
+        context.close()
+        for call in COLLECTIVES.values():
+            with pytest.raises(NotInitializedError, match="left the job"):
+                call(context)
+
+    on_ranks(2, work)
+
+
+def test_a_misused_call_on_all_ranks_breaks_nothing(on_ranks):
+    def work(context):
+        with pytest.raises(Misuse):
+            context.alltoall(ONES, [1])
+        return context.allreduce(ONES, Sum)[0]
+
+    assert on_ranks(2, work) == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_real_threads_on_a_bad_network(seed):
+    faults = Faults(seed=seed, would_block=0.3, short=0.7, most_bytes=50, delay=0.05, most_turns=3)
+
+    def work(context):
+        results = [call(context) for call in COLLECTIVES.values()]
+        return [np.asarray(result).tolist() for result in results]
+
+    settings = Settings(spin_us=0.0, segment_bytes=16)
+    results = run_ranks(SIZE, work, settings=settings, wrap=lambda fabric: FaultyFabric(fabric, faults))
+    assert results == run_ranks(SIZE, work)
+
+
+@pytest.mark.parametrize("after_bytes", [0, 10, 32, 60, 200, 333])
+def test_a_cable_breaks_between_two_threads(after_bytes):
+    faults = Faults(seed=after_bytes, cuts=(Cut(0, 1, True, after_bytes),))
+
+    def work(context):
+        for _ in range(50):
+            assert context.allreduce(ONES, Sum)[0] == SIZE
+
+    errors = errors_of(SIZE, work, transport="memory", wrap=lambda fabric: FaultyFabric(fabric, faults))
+    assert all(type(error) is PeerLostError for error in errors)

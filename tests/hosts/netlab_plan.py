@@ -1,0 +1,174 @@
+"""What a lab consists of, as data: hosts, their interfaces and addresses, and the `ip` commands to make them.
+
+Pure functions; netlab.py carries the commands out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, Iterable, List, Sequence, Tuple
+
+from tests.hosts.netlab_system import DOCKER_ADDRESS, networks
+
+LOCALHOST = "localhost"
+BRIDGES = {"eth": "lan", "wlan": "wlan"}
+
+# docker0's one container, without which it would have no carrier: a cable whose other end is on no bridge.
+DOCKER_MEMBER = "vethc0ffee"
+
+# What PID 1 of a host does: $1 is the host's directory, $2 is sshd, which insists on /run/sshd.
+# A boot_id, machine-id and /dev/shm of its own keep two hosts from being taken for one.
+INIT = """
+set -e
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t tmpfs -o mode=1777 tmpfs /dev/shm
+cat "$1/hostname" > /proc/sys/kernel/hostname
+for name in hosts hostname machine-id; do
+    if [ -e "/etc/$name" ]; then mount --bind "$1/$name" "/etc/$name"; fi
+done
+mount --bind "$1/boot_id" /proc/sys/kernel/random/boot_id
+mkdir -p /run/sshd
+exec "$2" -D -e -f "$1/sshd_config"
+"""
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host to make: its name, the names of its interfaces, and which addresses they have.
+
+    Without `wlan` (None) it has no second interface. Link-local IPv6 addresses are always there.
+    """
+
+    name: str
+    eth: str = "eth0"
+    wlan: str | None = "wlan0"
+    ipv6_only: bool = False
+    dual_stack: bool = False
+
+
+@dataclass(frozen=True)
+class Port:
+    """One interface of a host, and the other end of its cable, `near`, in the switch's namespace."""
+
+    host: str
+    role: str
+    netns: str | None
+    iface: str
+    near: str
+    addresses: Tuple[str, ...]
+
+
+Ports = Dict[Tuple[str, str], Port]
+
+
+def switch_of(number: int) -> str:
+    """The namespace with lab `number`'s bridges."""
+    return f"rl{number}.switch"
+
+
+def netns_of(number: int, host: str) -> str | None:
+    """The network namespace of a host; None is the root's."""
+    return None if host == LOCALHOST else f"rl{number}-{host}"
+
+
+def plan(number: int, hosts: Sequence[Host]) -> Ports:
+    """Decide each interface's name and addresses: (host, role) to port, the root's first."""
+    root = Host(
+        LOCALHOST,
+        eth=f"rl{number}e",
+        wlan=f"rl{number}w" if any(host.wlan for host in hosts) else None,
+        ipv6_only=all(host.ipv6_only for host in hosts),
+        dual_stack=any(host.ipv6_only or host.dual_stack for host in hosts),
+    )
+    ports: Ports = {}
+    for index, host in enumerate([root, *hosts]):
+        for role, iface in (("eth", host.eth), ("wlan", host.wlan)):
+            if iface is None:
+                continue
+            net4, net6 = networks(number)[role]
+            own = 10 + index if index else 1
+            addresses = [] if host.ipv6_only else [net4.replace(".0/", f".{own}/")]
+            if host.ipv6_only or host.dual_stack:
+                addresses.append(net6.replace("::", f"::{own}"))
+            netns = netns_of(number, host.name)
+            ports[host.name, role] = Port(
+                host.name, role, netns, iface, f"p{index}{role[0]}", tuple(addresses)
+            )
+    return ports
+
+
+def bridge_lines() -> List[str]:
+    """`ip` commands for the switch's bridges."""
+    lines = []
+    for bridge in BRIDGES.values():
+        lines += [f"link add {bridge} type bridge forward_delay 0 mcast_snooping 0", f"link set {bridge} up"]
+    return lines
+
+
+def root_lines(number: int, ports: Ports, own_docker: bool) -> List[str]:
+    """`ip` commands for the root namespace. Were a link lost, the lab's traffic must not go elsewhere."""
+    lines = []
+    for net4, net6 in networks(number).values():
+        lines.append(f"route replace unreachable {net4} metric 4000")
+        if any(":" in address for address in ports[LOCALHOST, "eth"].addresses):
+            lines.append(f"route replace unreachable {net6} metric 4000")
+    for port in ports.values():
+        if port.host == LOCALHOST:
+            lines.append(f"link add {port.iface} type veth peer name {port.near} netns {switch_of(number)}")
+            lines += address_lines(port)
+    if own_docker:
+        lines.append(f"link add rl{number}d type veth peer name p0d netns {switch_of(number)}")
+        lines.append(f"link set rl{number}d master docker0 up")
+    return lines
+
+
+def switch_lines(ports: Ports, docker: bool, own_docker: bool) -> List[str]:
+    """`ip` commands that lay the hosts' cables and put their near ends, and the root's, on the bridges."""
+    lines = ["link set p0d up"] if own_docker else []
+    for port in ports.values():
+        if port.netns:
+            lines.append(f"link add {port.near} type veth peer name {port.iface} netns {port.netns}")
+            if docker and port.role == "eth":
+                member = port.near[:-1] + "d"
+                lines.append(f"link add {member} type veth peer name {DOCKER_MEMBER} netns {port.netns}")
+                lines.append(f"link set {member} up")
+        lines.append(f"link set {port.near} master {BRIDGES[port.role]} up")
+    return lines
+
+
+def host_lines(ports: Iterable[Port], docker: bool) -> List[str]:
+    """`ip` commands for the inside of one host."""
+    lines = ["link set lo up"]
+    for port in ports:
+        lines += address_lines(port)
+    if docker:
+        lines += [
+            "link add docker0 type bridge forward_delay 0",
+            f"link set {DOCKER_MEMBER} master docker0 up",
+        ]
+        lines += ["link set docker0 up", f"addr add {DOCKER_ADDRESS} dev docker0"]
+    return lines
+
+
+def address_lines(port: Port) -> List[str]:
+    """`ip` commands that bring an interface up with its addresses."""
+    lines = [f"link set {port.iface} up"]
+    for address in port.addresses:
+        lines.append(f"addr add {address} dev {port.iface}" + " nodad" * (":" in address))
+    return lines
+
+
+def cut_rules(addresses: Sequence[str]) -> str:
+    """An nftables script that drops all traffic with `addresses`, in place of what an earlier one dropped."""
+    rules = ""
+    for chain, side in (("input", "saddr"), ("output", "daddr")):
+        rules += f"chain {chain} {{ type filter hook {chain} priority 0; policy accept;\n"
+        for family, members in (
+            ("ip", [a for a in addresses if ":" not in a]),
+            ("ip6", [a for a in addresses if ":" in a]),
+        ):
+            if members:
+                rules += f"{family} {side} {{ {', '.join(members)} }} drop\n"
+        rules += "}\n"
+    return f"table inet ringlab\ndelete table inet ringlab\ntable inet ringlab {{\n{rules}}}\n"

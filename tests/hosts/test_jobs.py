@@ -1,0 +1,257 @@
+"""Jobs over three hosts: the right wires, the same bits, nothing left behind, and errors that help."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Callable, Iterator
+
+import psutil
+import pytest
+
+from tests.hosts import job as jobs
+from tests.hosts.job import EXAMPLES, Job, ringrun
+from tests.hosts.netlab import Host, Lab, wait_for
+
+PROGRAMS = Path(__file__).parent / "programs"
+REDUCE = PROGRAMS / "reduce.py"
+THREE = "localhost,jetson1,jetson2"
+HOUSEKEEPING_BYTES = 20_000
+"""What ARP, IPv6 neighbours and multicast leave on an interface that carries nothing else, at most."""
+PROBING_BYTES = 4_000_000
+"""What finding out that an interface is slow may cost, all hosts together."""
+END_S = 5.0
+
+
+def digests(job: Job) -> set[str]:
+    return set(job.values(r"digest ([0-9a-f]+)"))
+
+
+def all_counters(lab: Lab) -> dict[str, Any]:
+    return {host: lab.counters(host) for host in ("localhost", *(each.name for each in lab.hosts))}
+
+
+def check_wires(lab: Lab, before: dict[str, Any], at_least: int) -> None:
+    """Collective traffic went over the fast interface, and none over the others."""
+    after = all_counters(lab)
+    for host in (each.name for each in lab.hosts):
+        fast = jobs.traffic(before[host], after[host], {lab.iface(host)})
+        slow = (
+            jobs.traffic(before[host], after[host], {lab.iface(host, "wlan")})
+            if "wlan0" in before[host]
+            else 0
+        )
+        decoy = jobs.traffic(before[host], after[host], {"docker0"})
+        assert fast > at_least, f"{host}: only {fast} bytes on its fast interface"
+        assert slow < PROBING_BYTES, f"{host}: {slow} bytes on its slow interface"
+        assert decoy < HOUSEKEEPING_BYTES, f"{host}: {decoy} bytes on docker0"
+
+
+def test_the_headline_command_trains_on_three_hosts(lab: Lab) -> None:
+    pytest.importorskip("torch")
+    before = all_counters(lab)
+    job = ringrun(lab, "-np", 3, "-H", THREE, EXAMPLES / "torch_digits.py", timeout_s=120)
+    assert job.process.returncode == 0, job.output
+    assert len(job.values(r"^\[(localhost:0|jetson1:1|jetson2:2)\].*digest [0-9a-f]+")) == 3, job.output
+    assert len(digests(job)) == 1, job.output
+    check_wires(lab, before, at_least=1_000_000)
+
+
+def test_no_byte_of_a_collective_goes_over_the_slow_interface(lab: Lab) -> None:
+    """After init, counted exactly: the slow interface stays silent while 100 MB are reduced."""
+    with Job(lab, "-H", THREE, REDUCE, "--repeat", 30) as job:
+        job.wait_for_line("is running")
+        before = all_counters(lab)
+        assert job.finish() == 0, job.output
+    after = all_counters(lab)
+    for host in ("jetson1", "jetson2"):
+        assert jobs.traffic(before[host], after[host], {"wlan0", "docker0"}) < HOUSEKEEPING_BYTES
+        assert jobs.traffic(before[host], after[host], {"eth0"}) > 50_000_000
+    assert len(digests(job)) == 1
+
+
+def test_interface_names_may_differ(make_lab: Callable[..., Lab]) -> None:
+    lab = make_lab("jetson1", Host("jetson2", eth="enp3s0", wlan="wlp2s0"))
+    before = all_counters(lab)
+    job = ringrun(lab, "-H", THREE, "--verbose", REDUCE)
+    assert job.process.returncode == 0, job.output
+    assert len(digests(job)) == 1
+    assert re.search(r"eth0 \S+ +<-> +enp3s0 ", job.output), job.output
+    check_wires(lab, before, at_least=10_000_000)
+
+
+def test_ipv6_only(make_lab: Callable[..., Lab]) -> None:
+    lab = make_lab("jetson1", "jetson2", ipv6_only=True)
+    before = all_counters(lab)
+    job = ringrun(lab, "-H", THREE, "--verbose", REDUCE)
+    assert job.process.returncode == 0, job.output
+    assert len(digests(job)) == 1
+    check_wires(lab, before, at_least=10_000_000)
+
+
+def test_hostfile_with_slots_comments_and_several_ranks_per_host(lab: Lab, tmp_path: Path) -> None:
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("# the desk\nlocalhost slots=1\n\njetson1 slots=2   # two of them\njetson2 slots=2\n")
+    job = ringrun(lab, "--hostfile", hostfile, REDUCE, "--repeat", 3)
+    assert job.process.returncode == 0, job.output
+    assert sorted(job.values(r"^\[(\S+:\d)\] rank \d digest")) == [
+        "jetson1:1", "jetson1:2", "jetson2:3", "jetson2:4", "localhost:0",
+    ]  # fmt: skip
+    assert len(digests(job)) == 1
+
+
+def test_iface_chooses_the_slow_one_when_told_to(lab: Lab) -> None:
+    before = all_counters(lab)
+    options = ["--iface", "10.98.0.0/16,!docker*"]
+    job = ringrun(lab, "-H", THREE, *options, REDUCE, "--repeat", 1, "--items", 100_000)
+    assert job.process.returncode == 0, job.output
+    after = all_counters(lab)
+    assert jobs.traffic(before["jetson1"], after["jetson1"], {"wlan0"}) > 400_000
+
+
+def test_two_jobs_side_by_side(lab: Lab) -> None:
+    with Job(lab, "-H", THREE, REDUCE, "--repeat", 10) as one:
+        two = ringrun(lab, "-H", THREE, REDUCE, "--repeat", 11)
+        assert two.process.returncode == 0, two.output
+        assert one.finish() == 0, one.output
+    assert len(digests(one)) == len(digests(two)) == 1
+    assert digests(one) != digests(two)
+
+
+@pytest.fixture
+def endless(lab: Lab) -> Iterator[Callable[[str], Job]]:
+    """Starts a job that would run for minutes; returns at the moment when it is well under way."""
+    with ExitStack() as stack:
+
+        def start(marker: str) -> Job:
+            options = ["--repeat", 100_000, "--items", 10_000, "--marker", marker]
+            job = stack.enter_context(Job(lab, "-H", THREE, REDUCE, *options))
+            job.wait_for_line("is running")
+            return job
+
+        yield start
+
+
+def check_gone(lab: Lab, marker: str) -> None:
+    """Everything with the marker in its command line ends, everywhere, in time."""
+    wait_for(
+        lambda: not jobs.job_processes(lab, marker), END_S, f"the end of {jobs.job_processes(lab, marker)}"
+    )
+    for host in lab.hosts:
+        wait_for(lambda name=host.name: not lab.processes(name), END_S, f"an idle {host.name}")
+
+
+def test_nothing_survives_the_launcher(lab: Lab, endless: Callable[[str], Job]) -> None:
+    job = endless("launcher-dies")
+    os.kill(job.process.pid, signal.SIGKILL)
+    check_gone(lab, "launcher-dies")
+    job.finish()
+
+
+def test_nothing_survives_an_ssh_client(lab: Lab, endless: Callable[[str], Job]) -> None:
+    job = endless("ssh-dies")
+    clients = [
+        child
+        for child in psutil.Process(job.process.pid).children(recursive=True)
+        if "ssh" in child.name() and "jetson1" in child.cmdline()
+    ]
+    assert clients, "there is no ssh client to kill"
+    for client in clients:
+        client.kill()
+    assert job.finish(timeout_s=2 * END_S) != 0
+    check_gone(lab, "ssh-dies")
+    assert "jetson1" in job.output.split("╭")[-1], job.output
+
+
+@pytest.mark.parametrize("host, rank", [("localhost", 0), ("jetson2", 2)])
+def test_a_killed_rank_ends_the_job_and_is_named(
+    lab: Lab, endless: Callable[[str], Job], host: str, rank: int
+) -> None:
+    marker = f"rank-dies-{rank}"
+    job = endless(marker)
+    own = [pid for pid, line in lab.processes(host) if marker in line and "-m ringrun" not in line]
+    os.kill(own[0], signal.SIGKILL)
+    assert job.finish(timeout_s=2 * END_S) == 128 + signal.SIGKILL
+    check_gone(lab, marker)
+    box = job.output.split("╭")[-1]
+    assert f"rank {rank} on {host}" in box and "SIGKILL" in box, job.output
+    others = {0, 1, 2} - {rank}
+    for other in others:
+        assert re.search(rf":{other}\] .*PeerLostError: rank {rank} \({host}\) was lost", job.output), (
+            job.output
+        )
+
+
+def test_ctrl_c_ends_it_everywhere(lab: Lab, endless: Callable[[str], Job]) -> None:
+    job = endless("ctrl-c")
+    os.kill(job.process.pid, signal.SIGINT)
+    assert job.finish(timeout_s=END_S) == 130
+    check_gone(lab, "ctrl-c")
+
+
+def test_the_key_is_nowhere_to_be_seen(lab: Lab) -> None:
+    options = ["-x", "API_TOKEN=tell-nobody", REDUCE, "--repeat", 100_000, "--marker", "secret"]
+    with Job(lab, "-H", THREE, *options) as job:
+        job.wait_for_line("is running")
+        for host in ("localhost", "jetson1", "jetson2"):
+            for pid, line in lab.processes(host):
+                if "ringrun" in line or "secret" in line or "ssh" in line:
+                    assert "KEY=" not in line and not re.search(r"[0-9a-f]{32}", line), (host, pid, line)
+                    # The launcher itself was given it in argv by this test; nobody else may show it.
+                    assert pid == job.process.pid or "tell-nobody" not in line, (host, pid, line)
+        os.kill(job.process.pid, signal.SIGINT)
+        job.finish()
+    assert not re.search(r"[0-9a-f]{64}", job.output)
+
+
+REFUSALS = {
+    "unknown host": (["-H", "localhost,nosuchhost"], r"nosuchhost.*(resolve|unknown|not known)"),
+    "host key not accepted": (["-H", "localhost,unknownkey"], r"unknownkey.*host key"),
+    "not let in": (["-H", "localhost,badkey"], r"badkey.*[Pp]ermission denied"),
+    "no Python there": (
+        ["-H", "localhost,jetson1", "--python", "jetson1=/no/such/python"],
+        r"/no/such/python.*jetson1|jetson1.*/no/such/python",
+    ),
+    "no directory there": (["-H", "localhost,jetson1", "--cwd", "jetson1=/no/such/dir"], r"/no/such/dir"),
+}
+
+
+@pytest.mark.parametrize("options, words", REFUSALS.values(), ids=REFUSALS)
+def test_what_cannot_start_is_explained(lab: Lab, options: list[str], words: str) -> None:
+    job = ringrun(lab, *options, REDUCE, timeout_s=30)
+    assert job.process.returncode not in (0, None)
+    assert "Traceback" not in job.output, job.output
+    assert re.search(words, job.output.replace("\n", " ")), job.output
+    check_gone(lab, str(REDUCE))
+
+
+def test_script_missing_on_one_host(lab: Lab, tmp_path: Path) -> None:
+    """Files are shared here, so the host is given another directory, where the script is not."""
+    (tmp_path / "train.py").write_text("print('here')\n")
+    with Job(lab, "-H", "localhost,jetson1", "--cwd", "jetson1=/usr", "train.py", cwd=tmp_path) as job:
+        assert job.finish() != 0
+    assert re.search(r"train\.py.*jetson1|jetson1.*train\.py", job.output.replace("\n", " ")), job.output
+    assert "Traceback" not in job.output
+
+
+def test_ringcomm_missing_on_one_host(lab: Lab) -> None:
+    """The bare interpreter of this venv has no numpy and no ringcomm."""
+    bare = Path(sys.base_prefix) / "bin" / "python3"
+    job = ringrun(
+        lab, "-H", "localhost,jetson1", "-x", "PYTHONPATH=/nowhere", "--python", f"jetson1={bare}", REDUCE
+    )
+    assert job.process.returncode != 0
+    assert re.search(r"jetson1", job.output) and re.search(r"pip install", job.output), job.output
+
+
+def test_hosts_that_cannot_reach_each_other(lab: Lab) -> None:
+    lab.cut("jetson1", ["jetson2"])
+    job = ringrun(lab, "-H", THREE, "--start-timeout", 10, REDUCE, timeout_s=40)
+    assert job.process.returncode != 0
+    flat = job.output.replace("\n", " ")
+    assert re.search(r"jetson1 and jetson2 cannot reach each other", flat), job.output
+    assert re.search(r"10\.99\.\d+\.12 \(eth0\): no answer", flat), job.output

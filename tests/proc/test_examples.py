@@ -1,0 +1,96 @@
+"""The examples, run as the README says: any number of ranks gives what one process gives."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import List, NamedTuple
+
+import pytest
+
+from tests.proc.test_ringrun_support import ROOT, SOURCES, Launched
+
+LIMIT_S = 100.0
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # ranks outnumber the cores as it is
+EXAMPLES = [
+    pytest.param("numpy_digits", id="numpy"),
+    pytest.param(
+        "torch_digits",
+        id="torch",
+        marks=[
+            pytest.mark.slow,  # importing torch three times over keeps every core busy
+            pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed"),
+        ],
+    ),
+]
+
+
+class Training(NamedTuple):
+    """What an example printed."""
+
+    losses: List[float]
+    digests: List[str]
+    accuracy: float
+
+
+def read(output: str) -> Training:
+    (accuracy,) = re.findall(r"are bit-identical; final accuracy ([\d.]+)$", output, re.MULTILINE)
+    return Training(
+        [float(loss) for loss in re.findall(r"epoch +\d+  loss ([\d.]+)", output)],
+        re.findall(r"rank \d+: weights have digest ([0-9a-f]{16})$", output, re.MULTILINE),
+        float(accuracy),
+    )
+
+
+@functools.lru_cache(maxsize=None)
+def alone(example: str, *options: str) -> Training:
+    """``python examples/EXAMPLE.py``: one process, no launcher."""
+    done = subprocess.run(
+        [sys.executable, f"examples/{example}.py", *options], cwd=ROOT, env={"PYTHONPATH": SOURCES, **ONE_THREAD},
+        capture_output=True, text=True, timeout=LIMIT_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return read(done.stdout)
+
+
+def together(ranks: int, example: str, *options: str) -> Training:
+    """``ringrun -np RANKS examples/EXAMPLE.py``."""
+    job = Launched("-np", str(ranks), f"examples/{example}.py", *options, cwd=ROOT, env=ONE_THREAD)
+    code = job.finish(LIMIT_S)
+    assert code == 0, f"{job.out}\n{job.err}"
+    return read(job.out)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_any_number_of_ranks_learns_what_one_process_learns(example: str, ranks: int) -> None:
+    one, many = alone(example), together(ranks, example)
+    assert one.accuracy >= 0.95  # with 64 images per step: 3 ranks have uneven parts
+    assert many.accuracy == pytest.approx(one.accuracy, abs=0.01)
+    assert many.losses == pytest.approx(one.losses, abs=1e-3)
+    assert len(many.digests) == ranks
+    assert len(set(many.digests)) == 1
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_a_rank_may_have_no_part_of_a_batch(example: str) -> None:
+    options = ("--epochs", "1", "--batch-size", "718")  # the last of the three steps has one image
+    one, many = alone(example, *options), together(3, example, *options)
+    assert len(one.losses) == 1
+    assert many.losses == pytest.approx(one.losses, abs=1e-3)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_missing_scikit_learn_is_said_with_its_remedy(example: str, tmp_path: Path) -> None:
+    (tmp_path / "sklearn.py").write_text("raise ModuleNotFoundError('not here', name='sklearn')\n")
+    done = subprocess.run(
+        [sys.executable, f"examples/{example}.py"], cwd=ROOT, env={"PYTHONPATH": f"{tmp_path}:{SOURCES}"},
+        capture_output=True, text=True, timeout=LIMIT_S,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.endswith(f"Install it: {sys.executable} -m pip install scikit-learn\n")

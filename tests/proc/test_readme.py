@@ -1,0 +1,111 @@
+"""What the README tells people to type works, and where it points there is something."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import secrets
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ringrun.hosts import parse_hostfile, parse_hosts
+from tests.proc.test_ringrun_support import ROOT, SOURCES, Launched
+
+LIMIT_S = 100.0
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = (ROOT / "README.md").read_text()
+
+
+def block(containing: str) -> str:
+    """The one fenced block with these words in it."""
+    (found,) = [text for text in re.findall(r"```\w*\n(.*?)```", README, re.DOTALL) if containing in text]
+    return str(found)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = [link.split("#")[0] for link in re.findall(r"\]\(([^)]+)\)", page.read_text())]
+    assert [item for item in targets if item and not (page.parent / item).exists()] == []
+
+
+def test_train_py(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(block("# train.py\nimport"))
+    alone = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, env={"PYTHONPATH": SOURCES},
+        capture_output=True, text=True, timeout=LIMIT_S,
+    )  # fmt: skip
+    assert alone.stdout == "rank 0 of 1 has learned [1. 2. 3.]\n", alone.stderr
+    job = Launched("-np", "4", "train.py", cwd=tmp_path)
+    assert job.finish(LIMIT_S) == 0, job.err
+    lines = [f"[localhost:{rank}] rank {rank} of 4 has learned [1. 2. 3.]" for rank in range(4)]
+    assert sorted(job.out.splitlines()) == lines
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed")
+def test_torch_train_py(tmp_path: Path) -> None:
+    (tmp_path / "torch_train.py").write_text(block("# torch_train.py\nimport"))
+    job = Launched("-np", "2", "torch_train.py", cwd=tmp_path)
+    assert job.finish(LIMIT_S) == 0, job.err
+    losses = [float(line.split()[-1]) for line in job.out.splitlines()]
+    assert len(losses) == 5
+    assert losses[-1] < 1e-3
+
+
+def test_the_function_in_a_notebook(tmp_path: Path) -> None:
+    text = block("rc.run(count")
+    expected = re.findall(r"# (\[.*?\]):", text)
+    printing = re.sub(r"^rc\.run(.*?\))  ", r"print(rc.run\1)  ", text, flags=re.MULTILINE)
+    (tmp_path / "cell.py").write_text(printing)
+    done = subprocess.run(
+        [sys.executable, "cell.py"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": SOURCES},
+        capture_output=True, text=True, timeout=LIMIT_S,
+    )  # fmt: skip
+    assert [done.stdout.strip()] == expected, done.stderr
+
+
+def test_without_ringrun(tmp_path: Path) -> None:
+    lines = block("RINGCOMM_RENDEZVOUS=")
+    assert set(re.findall(r"RINGCOMM_[A-Z_]+", lines)) == {
+        "RINGCOMM_SIZE", "RINGCOMM_RENDEZVOUS", "RINGCOMM_KEY_FILE"
+    }  # fmt: skip
+    (tmp_path / "train.py").write_text(block("# train.py\nimport"))
+    (tmp_path / "job.key").write_text(secrets.token_hex(32) + "\n")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    env = {
+        "PYTHONPATH": SOURCES, "RINGCOMM_SIZE": "2", "RINGCOMM_KEY_FILE": "job.key",
+        "RINGCOMM_RENDEZVOUS": f"127.0.0.1:{port}",
+    }  # fmt: skip
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "train.py"], cwd=tmp_path, env=env,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    said = sorted(rank.communicate(timeout=LIMIT_S)[0] for rank in ranks)
+    assert said == [f"rank {rank} of 2 has learned [1. 2. 3.]\n" for rank in range(2)]
+
+
+def test_hostfile_and_host_list() -> None:
+    hosts = parse_hostfile(block("# ringrun --hostfile hosts train.py"), "hosts")
+    assert [(host.target, host.slots) for host in hosts] == [
+        ("localhost", None), ("jetson1", 2), ("me@office", None), ("fd00::7", 1)
+    ]  # fmt: skip
+    assert hosts[2].python == "/home/me/env/bin/python"
+    (listed,) = re.findall(r"`-H (localhost:2\S+)`", README)
+    assert [host.target for host in parse_hosts(listed)] == ["localhost", "me@office", "fd00::7"]
+
+
+def test_options_exist() -> None:
+    job = Launched("--help")
+    assert job.finish(LIMIT_S) == 0
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README)) - {"--no-deps"}
+    assert named
+    assert sorted(option for option in named if not re.search(rf"{option}\b", job.out)) == []

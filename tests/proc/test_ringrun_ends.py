@@ -1,0 +1,156 @@
+"""However a job ends, nothing of it is left: kills of every process there is, Ctrl-C, stubborn programs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.proc.test_ringrun_support import Launched, wait_for_files
+
+STUBBORN = """
+import os, signal, subprocess, sys, time
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+subprocess.Popen(["sleep", "1001"], start_new_session=True)  # leaves the group
+if os.fork() == 0:  # a daemon, which even wipes its environment
+    os.setsid()
+    if os.fork() == 0:
+        os.execve("/bin/sleep", ["sleep", "1002"], {"RINGRUN_TEST_MARK": os.environ["RINGRUN_TEST_MARK"]})
+    os._exit(0)
+open("ready." + os.environ["RINGCOMM_SLOT"], "w").close()
+print("ready", flush=True)
+time.sleep(1003)
+"""
+WITHIN_S = 5.0
+
+
+@pytest.fixture
+def stubborn(tmp_path: Path) -> Launched:
+    """Two ranks that ignore every polite signal, each with two runaway children."""
+    (tmp_path / "stubborn.txt").write_text(STUBBORN)
+    launched = Launched("-np", "2", sys.executable, "-c", "exec(open('stubborn.txt').read())", cwd=tmp_path)
+    wait_for_files([tmp_path / "ready.0:0", tmp_path / "ready.0:1"])
+    launched.find("sleep 1002", 2)
+    return launched
+
+
+def ranks(launched: Launched) -> list[int]:
+    return launched.find("stubborn.txt", 2)
+
+
+def agents(launched: Launched) -> list[int]:
+    """The guard and the agent, in this order."""
+    return launched.find("os.fdopen(0", 2)
+
+
+def test_launcher_killed(stubborn: Launched) -> None:
+    stubborn.process.kill()
+    assert not stubborn.wait_for_nobody(WITHIN_S)
+    stubborn.finish()
+
+
+def test_rank_killed(stubborn: Launched) -> None:
+    began = time.monotonic()
+    os.kill(ranks(stubborn)[0], signal.SIGKILL)
+    assert stubborn.finish() == 128 + signal.SIGKILL
+    assert time.monotonic() - began < WITHIN_S
+    assert "failed first: killed by SIGKILL" in stubborn.err
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["guard", "agent"])
+def test_agent_killed(stubborn: Launched, which: int) -> None:
+    began = time.monotonic()
+    os.kill(agents(stubborn)[which], signal.SIGKILL)
+    assert stubborn.finish() == 255
+    assert time.monotonic() - began < WITHIN_S
+    assert "localhost" in stubborn.err and "lost" in stubborn.err
+
+
+def test_guard_and_agent_killed_together(stubborn: Launched) -> None:
+    for pid in agents(stubborn):
+        os.kill(pid, signal.SIGKILL)
+    # What wiped its environment and lost both its keepers cannot be known any more, except to this test.
+    assert stubborn.process.wait(WITHIN_S) == 255
+    left = [line for line in stubborn.others().values() if line != "sleep 1002"]
+    for pid in stubborn.others():
+        os.kill(pid, signal.SIGKILL)
+    stubborn.finish()
+    assert left == []
+
+
+def test_ctrl_c_once(stubborn: Launched) -> None:
+    began = time.monotonic()
+    stubborn.process.send_signal(signal.SIGINT)
+    assert stubborn.finish() == 130
+    assert 2.0 < time.monotonic() - began < WITHIN_S
+
+
+def test_ctrl_c_twice(stubborn: Launched) -> None:
+    began = time.monotonic()
+    stubborn.process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    stubborn.process.send_signal(signal.SIGINT)
+    assert stubborn.finish() == 130
+    assert time.monotonic() - began < 1.5
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_launcher_told_to_end(stubborn: Launched, number: signal.Signals) -> None:
+    began = time.monotonic()
+    stubborn.process.send_signal(number)
+    assert stubborn.finish() == 128 + number
+    assert time.monotonic() - began < WITHIN_S
+
+
+def test_ctrl_c_lets_programs_clean_up(tmp_path: Path) -> None:
+    (tmp_path / "polite.py").write_text(
+        "import os, time\n"
+        "try:\n    open('ready.' + os.environ['RINGCOMM_SLOT'], 'w').close()\n    time.sleep(100)\n"
+        "except KeyboardInterrupt:\n    print('saved', flush=True)\n"
+    )
+    launched = Launched("-np", "2", "polite.py", cwd=tmp_path)
+    wait_for_files([tmp_path / "ready.0:0", tmp_path / "ready.0:1"])
+    launched.process.send_signal(signal.SIGINT)
+    assert launched.finish() == 130
+    assert sorted(launched.out.splitlines()) == ["[localhost:0] saved", "[localhost:1] saved"]
+    assert launched.err == ""
+
+
+def test_what_a_rank_leaves_behind_is_ended() -> None:
+    began = time.monotonic()
+    launched = Launched("-np", "2", "sh", "-c", "sleep 1001 & setsid sleep 1002 & exit 0")
+    assert launched.finish() == 0
+    assert time.monotonic() - began < WITHIN_S
+
+
+def test_a_rank_that_ended_leaves_nothing_while_others_go_on() -> None:
+    launched = Launched(
+        "-np", "2", "sh", "-c", "[ ${RINGCOMM_SLOT#*:} = 1 ] && exec sleep 3; sleep 1001 & exit 0"
+    )
+    launched.find("sleep 3", 1)
+    until = time.monotonic() + 2.0
+    while any("1001" in line for line in launched.others().values()) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not [line for line in launched.others().values() if "1001" in line]
+    assert launched.process.poll() is None
+    assert launched.finish() == 0
+
+
+def test_others_get_two_seconds_to_end_by_themselves(tmp_path: Path) -> None:
+    program = "[ ${RINGCOMM_SLOT#*:} = 1 ] && exit 3; sleep 1; echo in time; exit 4"
+    launched = Launched("-np", "2", "sh", "-c", program)
+    assert launched.finish() == 3
+    assert "[localhost:0] in time" in launched.out
+    assert "rank 1 on localhost failed first: exit code 3" in launched.err
+
+
+def test_stopped_ranks_are_ended_too(stubborn: Launched) -> None:
+    for pid in ranks(stubborn):
+        os.kill(pid, signal.SIGSTOP)
+    stubborn.process.send_signal(signal.SIGTERM)
+    assert stubborn.finish() == 143

@@ -1,0 +1,137 @@
+"""``run_function``: a function as a job, with its results, errors and output."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any, List
+
+import pytest
+
+from ringcomm.errors import ConfigError, RingcommError
+from ringrun.console import Console
+from ringrun.function import RemoteError, run_function
+
+
+class Kept(Console):
+    """A console that remembers."""
+
+    def __init__(self) -> None:
+        self.text = {1: b"", 2: b""}
+
+    def write(self, stream: int, data: bytes) -> None:
+        self.text[stream] += data
+
+
+def describe(*args: Any, **kwargs: Any) -> Any:
+    import os
+
+    print("called")
+    return os.environ["RINGCOMM_SLOT"], args, kwargs
+
+
+def test_results_come_in_rank_order() -> None:
+    console = Kept()
+    results = run_function(describe, (1, "two"), {"three": [3]}, np=3, console=console, timeout_s=20)
+    assert results == [(f"0:{rank}", (1, "two"), {"three": [3]}) for rank in range(3)]
+    assert sorted(console.text[1].splitlines()) == [b"[localhost:%d] called" % rank for rank in range(3)]
+
+
+def test_closures_and_large_values_travel() -> None:
+    block = os.urandom(3_000_000)
+    assert run_function(lambda data: data + block, (b"x",), np=2, console=Kept()) == [b"x" + block] * 2
+
+
+def test_a_value_that_is_none_is_a_result() -> None:
+    assert run_function(lambda: None, np=2, console=Kept()) == [None, None]
+
+
+def fail_on_rank_1() -> None:
+    import os
+    import time
+
+    if os.environ["RINGCOMM_SLOT"] == "0:1":
+        raise KeyError("no such thing")
+    time.sleep(60)
+
+
+def test_an_exception_comes_back_with_rank_host_and_traceback() -> None:
+    with pytest.raises(RemoteError, match="rank 1 on localhost: KeyError: 'no such thing'") as caught:
+        run_function(fail_on_rank_1, np=2, console=Kept())
+    assert isinstance(caught.value, RingcommError)
+    assert (caught.value.rank, caught.value.host) == (1, "localhost")
+    assert "in fail_on_rank_1" in caught.value.traceback_text
+    assert "ringrun/" not in caught.value.traceback_text
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+class Unpicklable(Exception):
+    def __init__(self, lock: Any, word: str) -> None:
+        super().__init__(word)
+        self.lock = lock
+
+
+def test_an_exception_that_cannot_travel_is_told_as_text() -> None:
+    def fail() -> None:
+        raise Unpicklable(threading.Lock(), "stuck")
+
+    with pytest.raises(RemoteError, match="Unpicklable: stuck") as caught:
+        run_function(fail, np=1, console=Kept())
+    assert caught.value.__cause__ is None
+
+
+def test_a_result_that_cannot_travel_is_an_error() -> None:
+    with pytest.raises(RemoteError, match="rank 0 on localhost: TypeError: .*lock"):
+        run_function(threading.Lock, np=1, console=Kept())
+
+
+def test_a_rank_that_is_killed() -> None:
+    def die() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(RemoteError, match="rank 0 on localhost failed first: killed by SIGKILL"):
+        run_function(die, np=1, console=Kept())
+
+
+def test_a_rank_that_leaves_without_a_result() -> None:
+    with pytest.raises(RemoteError, match="without a result"):
+        run_function(os._exit, (0,), np=1, console=Kept())
+
+
+def test_bad_options() -> None:
+    with pytest.raises(ConfigError, match="-np 3"):
+        run_function(describe, np=3, hosts="localhost:2")
+
+
+def test_from_several_threads_at_once() -> None:
+    results: List[Any] = [None] * 3
+
+    def call(number: int) -> None:
+        results[number] = run_function(lambda: number, np=2, console=Kept())
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert results == [[0, 0], [1, 1], [2, 2]]
+
+
+def test_an_exception_in_the_caller_ends_the_job() -> None:
+    """As Ctrl-C does in a notebook."""
+
+    class Impatient(Kept):
+        def write(self, stream: int, data: bytes) -> None:
+            if b"started" in data:
+                raise KeyboardInterrupt
+
+    def wait() -> None:
+        print("started", os.getpid())
+        time.sleep(60)
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_function(wait, np=1, console=Impatient())
+    assert time.monotonic() - began < 10

@@ -1,0 +1,68 @@
+"""ringrun and ringcomm together: who is named when a rank of a real job fails in one way or another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.proc.test_ringrun_support import ringrun
+
+TRAIN = """
+import os, signal, sys, time
+import numpy as np
+import ringcomm as rc
+
+rc.init()
+for step in range(100000):
+    if step == 5 and rc.rank() == 1:
+        if sys.argv[1] == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if sys.argv[1] == "raises":
+            raise ValueError("its own fault")
+        if sys.argv[1] == "leaves":
+            sys.exit(0)
+        if sys.argv[1] == "frozen":
+            os.kill(os.getpid(), signal.SIGSTOP)
+    rc.allreduce(np.ones(1000))
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "code", "words"),
+    [
+        ("killed", 137, ["killed by SIGKILL"]),
+        ("raises", 1, ["exit code 1", "│ ValueError: its own fault"]),
+        ("leaves", 1, ["exit code 0, while others still needed it"]),
+        ("frozen", 1, ["ended by ringrun with SIGKILL"]),
+    ],
+)
+def test_the_rank_that_failed_first_is_named(tmp_path: Path, way: str, code: int, words: list[str]) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    done = ringrun("-np", "3", "--timeout", "3", "train.py", way, cwd=tmp_path)
+    assert done.process.returncode == code, done.err
+    for word in ["rank 1 on localhost failed first", "Ranks 0, 2 stopped because of it.", *words]:
+        assert word in done.err
+    assert done.err.count("╭") == 1
+    # What the others say only repeats it, and is folded away.
+    assert "PeerLostError" not in done.err and "PeerStalledError" not in done.err
+
+
+def test_a_rank_that_never_joins_is_named(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os, time\n"
+        "import ringcomm as rc\n"
+        "time.sleep(60) if os.environ['RINGCOMM_SLOT'] == '0:1' else rc.init()\n"
+    )
+    done = ringrun("-np", "2", "--start-timeout", "4", "train.py", cwd=tmp_path)
+    assert done.process.returncode == 1, done.err
+    assert "rank 1 on localhost failed first: still running" in done.err
+    assert "1 of 2 ranks" in done.err and "--start-timeout" in done.err
+
+
+def test_verbose_shows_the_links(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import ringcomm as rc\nrc.init()\nprint(rc.rank())\n")
+    done = ringrun("-np", "2", "--verbose", "train.py", cwd=tmp_path)
+    assert done.process.returncode == 0, done.err
+    assert "ringrun: rank 0 runs on localhost as process" in done.err
+    assert "rank 0 (localhost)" in done.err and "<->" in done.err

@@ -1,0 +1,247 @@
+"""The real launcher with plain programs on this machine: output, exit codes, messages."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.proc.test_ringrun_support import SOURCES, Launched, command_line, ringrun
+
+SLOT = "slot=${RINGCOMM_SLOT#*:}; "
+
+
+def test_every_line_says_which_rank_printed_it() -> None:
+    done = ringrun("-np", "3", "sh", "-c", "echo one; echo two >&2; printf three")
+    assert done.process.returncode == 0
+    assert sorted(done.out.split("\n")[:-1]) == sorted(
+        f"[localhost:{rank}] {word}" for rank in range(3) for word in ("one", "three")
+    )
+    assert sorted(done.err.split("\n")[:-1]) == [f"[localhost:{rank}] two" for rank in range(3)]
+
+
+def test_ranks_get_what_they_need_to_join_and_nothing_of_an_outer_job() -> None:
+    outer = {"RINGCOMM_RANK": "7", "RINGCOMM_KEY": "ab" * 16, "RINGCOMM_SIZE": "9", "RINGCOMM_TIMEOUT": "33"}
+    done = ringrun("-np", "2", "-x", "EXTRA=1 2", "--iface", "!docker*", "env", env=outer)
+    found = {line.split("] ", 1)[1] for line in done.out.splitlines() if line.startswith("[localhost:1]")}
+    values = dict(line.split("=", 1) for line in found if "=" in line)
+    own = {key: value for key, value in values.items() if key.startswith("RINGCOMM_")}
+    assert re.fullmatch(r"127\.0\.0\.1:\d+", own.pop("RINGCOMM_RENDEZVOUS"))
+    assert len(own.pop("RINGCOMM_JOB")) == 16
+    assert own.pop("RINGCOMM_KEY_FD").isdigit()
+    assert own == {
+        "RINGCOMM_SIZE": "2", "RINGCOMM_SLOT": "0:1", "RINGCOMM_HOST": "localhost",
+        "RINGCOMM_TIMEOUT": "33.0", "RINGCOMM_IFACE": "!docker*",
+    }  # fmt: skip
+    assert values["EXTRA"] == "1 2"
+    assert values["PYTHONUNBUFFERED"] == "1"
+
+
+def test_the_exit_code_is_that_of_the_rank_that_failed_first() -> None:
+    done = ringrun("-np", "3", "sh", "-c", SLOT + "[ $slot = 1 ] && exit 7; sleep 60")
+    assert done.process.returncode == 7
+    assert "rank 1 on localhost failed first: exit code 7" in done.err
+    assert "Ranks 0, 2 stopped because of it." in done.err
+    assert done.err.count("╭") == 1
+
+
+def test_a_signal_is_named_and_counted_as_a_shell_does() -> None:
+    done = ringrun("-np", "2", "sh", "-c", SLOT + "[ $slot = 0 ] && kill -KILL $$; sleep 60")
+    assert done.process.returncode == 137
+    assert "rank 0 on localhost failed first: killed by SIGKILL" in done.err
+    assert "memory" in done.err
+
+
+def test_the_last_traceback_is_in_the_box(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import sys\nprint('hi', sys.argv[1:])\nraise ValueError('broken')\n")
+    done = ringrun("train.py", "--epochs", "3", cwd=tmp_path)
+    assert done.process.returncode == 1
+    assert "[localhost:0] hi ['--epochs', '3']" in done.out
+    assert "│ ValueError: broken" in done.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["-m", "job.main", "-x"], ["python", "-m", "job.main", "-x"], [sys.executable, "job/main.py", "-x"]],
+    ids=["module", "python-module", "path"],
+)
+def test_ways_to_name_a_python_program(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "main.py").write_text("import sys; print(sys.argv[1:], sys.executable)\n")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = ringrun("-np", "1", *words, cwd=tmp_path, env={"PATH": path})
+    assert done.out == f"[localhost:0] ['-x'] {sys.executable}\n", done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["-np", "3", "-H", "localhost:2", "true"], 2, ["-np 3", "localhost has 2", "localhost:3"]),
+        (["-H", "localhost:two", "true"], 2, ["localhost:two", "number of slots"]),
+        (["-H", "fe80::1", "true"], 2, ["fe80::1", "brackets"]),
+        (["--hostfile", "/nonexistent/hosts", "true"], 2, ["/nonexistent/hosts", "No such file"]),
+        (["-np", "0", "true"], 2, ["-np"]),
+        (["-np", "2"], 2, ["no command", "train.py"]),
+        (["-np", "2", "missing.py"], 1, ["localhost", "missing.py", "no script"]),
+        (["-np", "2", "no-such-program"], 1, ["localhost", "no-such-program"]),
+        (["--cwd", "/nonexistent", "true"], 1, ["localhost", "/nonexistent", "--cwd localhost=PATH"]),
+        (["--python", "/nonexistent/python", "x.py"], 1, ["localhost", "/nonexistent/python", "--python"]),
+        (["--python", "else=/bin/python", "true"], 2, ["else", "not among the hosts"]),
+        (["-x", "NOT_SET_ANYWHERE", "true"], 2, ["NOT_SET_ANYWHERE"]),
+        (["--timeout", "never", "true"], 2, ["--timeout", "never"]),
+        (["--output-dir", "/proc/nowhere", "true"], 2, ["/proc/nowhere"]),
+        (["--nonsense", "true"], 2, ["--nonsense"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)  # fmt: skip
+def test_bad_input_gets_one_clear_message(
+    arguments: list[str], code: int, words: list[str], tmp_path: Path
+) -> None:
+    done = ringrun(*arguments, cwd=tmp_path)
+    assert done.process.returncode == code, done.err
+    for word in words:
+        assert word in done.err
+    assert "Traceback" not in done.err
+    assert done.err.count("localhost:") <= 2  # one paragraph, not one per rank
+    assert done.out == ""
+
+
+@pytest.mark.parametrize(
+    ("package", "words"),
+    [
+        ({"ringcomm": "__version__ = '9.9'"}, ["ringcomm 9.9", "pip install ringcomm==0"]),
+        (
+            {"ringcomm": "raise ImportError('broken here')"},
+            ["cannot import ringcomm", "broken here", "pip install"],
+        ),
+        ({"numpy": "raise ImportError('no numpy')"}, ["cannot import numpy", "pip install numpy"]),
+        ({"numpy": "import os; os.kill(os.getpid(), 4)"}, ["trial run", "SIGILL"]),
+    ],
+    ids=["version", "ringcomm", "numpy", "crash"],
+)
+def test_a_host_that_lacks_something_is_told_before_ranks_start(
+    tmp_path: Path, package: dict[str, str], words: list[str]
+) -> None:
+    for name, text in package.items():
+        (tmp_path / "job" / name).mkdir(parents=True)
+        (tmp_path / "job" / name / "__init__.py").write_text(text)
+    (tmp_path / "job" / "train.py").write_text("print('started')")
+    done = ringrun("-np", "2", "job/train.py", cwd=tmp_path)
+    assert done.process.returncode == 1
+    for word in ["localhost: ", *words]:
+        assert word in done.err
+    assert "started" not in done.out
+
+
+def _other_python(version: str) -> str:
+    found = (
+        sorted(Path("/root/.pyenv/versions").glob(f"{version}.*/bin/python"))
+        if os.access("/root", os.X_OK)
+        else []
+    )
+    if not found:
+        pytest.skip(f"no Python {version} on this machine")
+    return str(found[0])
+
+
+@pytest.mark.parametrize("version", ["2.7", "3.6", "3.7"])
+def test_an_interpreter_that_is_too_old_says_so(version: str) -> None:
+    path = _other_python(version)
+    done = ringrun("--python", path, "true")
+    assert done.process.returncode == 1
+    assert "too old" in done.err
+    assert version in done.err and path in done.err and "3.8" in done.err
+
+
+@pytest.mark.parametrize("version", ["3.8", "3.9", "3.12", "3.13"])
+def test_the_agent_runs_on_other_interpreters(version: str) -> None:
+    done = ringrun("-np", "2", "--python", _other_python(version), "sh", "-c", "echo $RINGCOMM_SLOT")
+    assert done.process.returncode == 0, done.err
+    assert sorted(done.out.split()) == ["0:0", "0:1", "[localhost:0]", "[localhost:1]"]
+
+
+def test_dry_run_shows_everything_but_secrets_and_starts_nothing(tmp_path: Path) -> None:
+    done = ringrun(
+        "--dry-run",
+        "-np",
+        "3",
+        "-H",
+        "localhost:2,far-away",
+        "-x",
+        "TOKEN=hunter2",
+        "touch",
+        str(tmp_path / "made"),
+    )
+    assert done.process.returncode == 0
+    assert "hunter2" not in done.out
+    assert "TOKEN" in done.out
+    assert "ranks 0, 1" in done.out and "rank 2" in done.out
+    assert "BatchMode=yes" in done.out and "far-away" in done.out
+    assert not (tmp_path / "made").exists()
+
+
+def test_secrets_are_in_no_command_line_and_the_key_in_no_environment() -> None:
+    script = "echo $TOKEN; sleep 1; cat /proc/self/fd/$RINGCOMM_KEY_FD"
+    launched = Launched("-np", "2", "-x", "TOKEN", "sh", "-c", script, env={"TOKEN": "hunter2"})
+    launched.find("sleep", 2)
+    lines = [command_line(pid) for pid in launched.pids()]
+    environments = [Path(f"/proc/{pid}/environ").read_bytes().decode() for pid in launched.pids()]
+    assert launched.finish() == 0
+    key = re.findall(r"\[localhost:0\] ([0-9a-f]{64})", launched.out)
+    assert len(key) == 1 and "[localhost:1] hunter2" in launched.out
+    assert not [line for line in lines if "hunter2" in line or key[0] in line]
+    assert not [text for text in environments if key[0] in text]
+
+
+def test_output_dir_keeps_every_byte(tmp_path: Path) -> None:
+    script = r"printf 'a\r\nb\377\r50%%\r100%%\nc'; printf 'e' >&2"
+    done = ringrun("-np", "2", "--output-dir", str(tmp_path / "out"), "sh", "-c", script)
+    assert done.process.returncode == 0
+    for rank in range(2):
+        assert (tmp_path / "out" / f"rank.{rank}" / "stdout").read_bytes() == b"a\r\nb\xff\r50%\r100%\nc"
+        assert (tmp_path / "out" / f"rank.{rank}" / "stderr").read_bytes() == b"e"
+
+
+def test_all_output_arrives_however_much_there_is(tmp_path: Path) -> None:
+    launched = Launched(
+        "-np", "3", "--output-dir", str(tmp_path), "sh", "-c", "yes 0123456789 | head -c 6000000; exit 0"
+    )
+    time.sleep(1.5)  # nobody reads meanwhile: everything has to wait, nothing may be lost
+    assert launched.finish() == 0
+    for rank in range(3):
+        assert (tmp_path / f"rank.{rank}" / "stdout").stat().st_size == 6000000
+        assert launched.out.count(f"[localhost:{rank}] ") == -(-6000000 // 11)
+
+
+def test_a_reader_that_leaves_ends_the_job_quietly() -> None:
+    launched = Launched("-np", "2", "sh", "-c", "while :; do echo y; sleep 0.01; done")
+    assert launched.process.stdout is not None
+    launched.process.stdout.read(10)
+    launched.process.stdout.close()
+    launched.process.stdout = None
+    launched.finish(10.0)
+    assert launched.err == ""
+    assert launched.process.returncode == 128 + signal.SIGPIPE
+
+
+def test_help_is_quick() -> None:
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "ringrun", "--help"], capture_output=True, timeout=20, check=True,
+        env={**os.environ, "PYTHONPATH": SOURCES},
+    )  # fmt: skip
+    assert b"--hostfile" in done.stdout
+    assert time.monotonic() - began < 2.0  # 0.1 s on an idle machine
+
+
+def test_two_jobs_at_once_do_not_meet() -> None:
+    jobs = [Launched("-np", "2", "sh", "-c", f"sleep 0.{number + 2}; echo {number}") for number in range(4)]
+    for number, job in enumerate(jobs):
+        assert job.finish() == 0
+        assert sorted(job.out.splitlines()) == [f"[localhost:{rank}] {number}" for rank in range(2)]

@@ -1,0 +1,350 @@
+"""The real launcher through a real sshd: a private one on 127.0.0.1, reached by an alias only ssh knows."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Iterator, List, Optional
+
+import pytest
+
+from tests.proc.test_ringrun_support import MARK, SOURCES, Launched, command_line
+
+SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
+pytestmark = [
+    pytest.mark.skipif(not Path(SSHD).exists(), reason="no sshd: apt-get install openssh-server"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="a private sshd can only log in root here"),
+    pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh client"),
+]
+
+
+class Sshd:
+    """A private sshd with its own keys, and a client configuration that knows it as jetson1 and jetson2."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in ("host_key", "user_key"):
+            subprocess.run(
+                ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True
+            )
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+        Path("/run/sshd").mkdir(exist_ok=True)
+        (folder / "sshd_config").write_text(
+            f"Port {self.port}\nListenAddress 127.0.0.1\nHostKey {folder}/host_key\nPidFile none\n"
+            f"AuthorizedKeysFile {folder}/user_key.pub\nPermitRootLogin yes\nStrictModes no\nUsePAM no\n"
+            "PasswordAuthentication no\nKbdInteractiveAuthentication no\nMaxStartups 1:100:1\n"
+        )
+        self.trust((folder / "host_key.pub").read_text())
+        (folder / "ssh_config").write_text(
+            f"Host jetson1 jetson2 refused\n  HostName 127.0.0.1\n  Port {self.port}\n  User root\n"
+            f"  IdentityFile {folder}/user_key\n  IdentitiesOnly yes\n"
+            f"  UserKnownHostsFile {folder}/known_hosts\n  GlobalKnownHostsFile /dev/null\n"
+        )
+        self.log = (folder / "log").open("wb")
+        self.process = subprocess.Popen(
+            [SSHD, "-D", "-e", "-f", str(folder / "sshd_config")], stderr=self.log, stdin=subprocess.DEVNULL
+        )
+        until = time.monotonic() + 10
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), 1).close()
+                break
+            except OSError:
+                assert time.monotonic() < until and self.process.poll() is None
+                time.sleep(0.05)
+
+    def trust(self, key: Optional[str]) -> None:
+        """Say which host key the client has accepted."""
+        line = "" if key is None else f"[127.0.0.1]:{self.port} {' '.join(key.split()[:2])}\n"
+        (self.folder / "known_hosts").write_text(line)
+
+    @property
+    def options(self) -> List[str]:
+        return ["--ssh", f"ssh -F {self.folder}/ssh_config"]
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(10)
+        self.log.close()
+
+
+@pytest.fixture(scope="module")
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    server = Sshd(tmp_path_factory.mktemp("sshd"))
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def start(
+    sshd: Sshd, hosts: str, *command: str, cwd: Optional[Path] = None, options: tuple[str, ...] = ()
+) -> Launched:
+    return Launched(*sshd.options, "-H", hosts, "-x", MARK, "-x", "PYTHONPATH", *options, *command, cwd=cwd)
+
+
+def test_ranks_run_on_this_and_on_other_hosts(sshd: Sshd, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os\n"
+        "e = os.environ\n"
+        "print(e['RINGCOMM_SLOT'], e['RINGCOMM_HOST'], os.getcwd(), e.get('SECRET'), 'SSH_CONNECTION' in e)\n"
+        "print(len(os.pread(int(e['RINGCOMM_KEY_FD']), 99, 0)), '127.0.0.1' in e['RINGCOMM_RENDEZVOUS'])\n"
+    )
+    secret = 'it\'s $HOME "quoted"'
+    done = start(sshd, "localhost:2,jetson1:2", "train.py", cwd=tmp_path, options=("-x", f"SECRET={secret}"))
+    assert done.finish() == 0, done.err
+    assert sorted(done.out.splitlines()) == [
+        f"[jetson1:2] 1:0 jetson1 {tmp_path} {secret} True",
+        "[jetson1:2] 64 False",
+        f"[jetson1:3] 1:1 jetson1 {tmp_path} {secret} True",
+        "[jetson1:3] 64 False",
+        f"[localhost:0] 0:0 localhost {tmp_path} {secret} False",
+        "[localhost:0] 64 True",
+        f"[localhost:1] 0:1 localhost {tmp_path} {secret} False",
+        "[localhost:1] 64 True",
+    ]
+
+
+def test_only_what_was_named_is_forwarded(sshd: Sshd) -> None:
+    launched = Launched(
+        *sshd.options, "-H", "jetson1", "-x", MARK, "env", env={"PRIVATE": "yes", "RINGCOMM_SPIN_US": "5"}
+    )
+    assert launched.finish() == 0, launched.err
+    assert "PRIVATE" not in launched.out and "PYTHONPATH" not in launched.out
+    assert "RINGCOMM_SPIN_US=5.0" in launched.out
+
+
+def test_two_hosts_of_one_job_on_one_machine_do_not_sweep_each_other(sshd: Sshd) -> None:
+    done = start(
+        sshd, "jetson1,jetson2", "sh", "-c", "[ $RINGCOMM_SLOT = 0:0 ] && exit 0; sleep 2; echo survived"
+    )
+    assert done.finish() == 0, done.err
+    assert done.out == "[jetson2:1] survived\n"
+
+
+def test_launcher_killed(sshd: Sshd) -> None:
+    launched = start(
+        sshd,
+        "localhost,jetson1,jetson2",
+        "sh",
+        "-c",
+        "trap '' TERM INT HUP; setsid sleep 1001 & sleep 1002; sleep 1003",
+    )
+    launched.find("sleep 1001", 3)
+    launched.process.kill()
+    assert not launched.wait_for_nobody(5.0)
+    launched.finish()
+
+
+def test_ssh_client_killed(sshd: Sshd) -> None:
+    launched = start(
+        sshd,
+        "localhost,jetson1",
+        "sh",
+        "-c",
+        "trap '' TERM INT HUP; setsid sleep 1001 & sleep 1002; sleep 1003",
+    )
+    launched.find("sleep 1001", 2)
+    client = [pid for pid, line in launched.others().items() if line.startswith("ssh ")]
+    assert len(client) == 1
+    began = time.monotonic()
+    os.kill(client[0], signal.SIGKILL)
+    assert launched.finish() == 255
+    assert time.monotonic() - began < 5.0
+    assert "the host jetson1 was lost first" in launched.err
+    assert "Rank 0 stopped because of it." in launched.err
+
+
+def test_remote_rank_killed(sshd: Sshd) -> None:
+    launched = start(
+        sshd,
+        "localhost,jetson1",
+        "sh",
+        "-c",
+        "exec sleep 100${RINGCOMM_SLOT%:*}",
+    )
+    victim = launched.find("sleep 1001")[0]
+    began = time.monotonic()
+    os.kill(victim, signal.SIGKILL)
+    assert launched.finish() == 137
+    assert time.monotonic() - began < 5.0
+    assert "rank 1 on jetson1 failed first: killed by SIGKILL" in launched.err
+
+
+def test_ctrl_c_reaches_remote_ranks(sshd: Sshd) -> None:
+    launched = start(
+        sshd,
+        "localhost,jetson1",
+        "sh",
+        "-c",
+        "trap 'echo asked; exit 0' INT; echo up; sleep 1001 & wait; wait",
+    )
+    launched.find("sleep 1001", 2)
+    launched.process.send_signal(signal.SIGINT)
+    assert launched.finish() == 130
+    assert "[jetson1:1] asked" in launched.out and "[localhost:0] asked" in launched.out
+
+
+def test_parallel_logins_that_sshd_drops_are_tried_again(sshd: Sshd) -> None:
+    # MaxStartups 1:100:1 lets one login at a time be under way.
+    for _ in range(2):
+        done = start(sshd, "jetson1,jetson2,root@jetson1", "true")
+        assert done.finish() == 0, done.err
+
+
+def fails(
+    sshd: Sshd,
+    hosts: str,
+    *words: str,
+    options: tuple[str, ...] = (),
+    command: tuple[str, ...] = ("true",),
+) -> str:
+    launched = start(sshd, hosts, *command, options=options)
+    assert launched.finish(40.0) == 1
+    for word in words:
+        assert word in launched.err
+    assert "Traceback" not in launched.err
+    return launched.err
+
+
+def test_unknown_host(sshd: Sshd) -> None:
+    fails(sshd, "localhost,no-such-host.invalid", "no-such-host.invalid: nobody knows", "Could not resolve")
+
+
+def test_nothing_listens_there(sshd: Sshd) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    fails(
+        sshd, "refused", "refused: nothing accepts ssh there", "Connection refused", options=("-p", str(port))
+    )
+
+
+def test_host_key_not_accepted(sshd: Sshd) -> None:
+    sshd.trust(None)
+    try:
+        text = fails(
+            sshd,
+            "jetson1",
+            "jetson1: its host key has not been accepted",
+            f"ssh -F {sshd.folder}/ssh_config jetson1",
+        )
+    finally:
+        sshd.trust((sshd.folder / "host_key.pub").read_text())
+    assert "BatchMode" not in text
+
+
+def test_host_key_changed(sshd: Sshd) -> None:
+    sshd.trust((sshd.folder / "user_key.pub").read_text())
+    try:
+        fails(sshd, "jetson1", "not the one that was accepted earlier", "in between")
+    finally:
+        sshd.trust((sshd.folder / "host_key.pub").read_text())
+
+
+def test_login_refused(sshd: Sshd, tmp_path: Path) -> None:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "other")], check=True)
+    config = (
+        (sshd.folder / "ssh_config").read_text().replace(f"{sshd.folder}/user_key", str(tmp_path / "other"))
+    )
+    (tmp_path / "ssh_config").write_text(config)
+    launched = Launched("--ssh", f"ssh -F {tmp_path}/ssh_config", "-H", "jetson1", "true")
+    assert launched.finish() == 1
+    assert "jetson1: the login was refused" in launched.err and "ssh-copy-id" in launched.err
+
+
+def test_no_python_over_there(sshd: Sshd) -> None:
+    fails(
+        sshd,
+        "jetson1",
+        "no Python at /nowhere/python",
+        "--python jetson1=PATH",
+        options=("--python", "jetson1=/nowhere/python"),
+    )
+
+
+def test_script_and_directory_missing_over_there(sshd: Sshd) -> None:
+    fails(
+        sshd, "jetson1", "no directory /nowhere", "--cwd jetson1=PATH", options=("--cwd", "jetson1=/nowhere")
+    )
+    fails(sshd, "jetson1:2", "jetson1: there is no script", "missing.py over there", command=("missing.py",))
+
+
+def test_ringcomm_missing_over_there(sshd: Sshd, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('started')")
+    python = "/usr/bin/python3"
+    if (
+        subprocess.run(
+            [python, "-c", "import ringcomm"], capture_output=True, cwd="/", check=False
+        ).returncode
+        == 0
+    ):
+        pytest.skip(f"ringcomm is installed for {python}")
+    launched = Launched(
+        *sshd.options, "-H", "localhost,jetson1:2", "--python", f"jetson1={python}", "train.py", cwd=tmp_path
+    )  # fmt: skip
+    assert launched.finish() == 1
+    assert "1 of 2 hosts failed" in launched.err
+    assert (
+        re.search(r"jetson1: /usr/bin/python3\S* cannot import", launched.err)
+        and "pip install" in launched.err
+    )
+    assert launched.err.count("jetson1: ") == 1 and "started" not in launched.out
+
+
+def test_all_hosts_that_fail_are_told_of(sshd: Sshd) -> None:
+    text = fails(
+        sshd,
+        "jetson1,gone1.invalid,gone2.invalid",
+        "gone1.invalid: ",
+        "gone2.invalid: ",
+        "2 of 3 hosts failed",
+    )
+    assert "jetson1: " not in text
+
+
+def test_no_ssh_program() -> None:
+    launched = Launched("--ssh", "/nowhere/ssh", "-H", "far-away", "true")
+    assert launched.finish() == 1
+    assert "/nowhere/ssh" in launched.err and "--ssh" in launched.err
+
+
+def test_nothing_secret_in_remote_command_lines(sshd: Sshd) -> None:
+    launched = Launched(
+        *sshd.options, "-H", "jetson1", "-x", MARK, "-x", "TOKEN", "sh", "-c",
+        "echo $TOKEN; sleep 1; cat /proc/self/fd/$RINGCOMM_KEY_FD", env={"TOKEN": "hunter2"},
+    )  # fmt: skip
+    launched.find("sleep")
+    everybody = [command_line(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    assert launched.finish() == 0
+    key = re.findall(r"\] (?:.*)?([0-9a-f]{64})", launched.out)
+    assert len(key) == 1 and "hunter2" in launched.out
+    assert not [line for line in everybody if key[0] in line or "hunter2" in line]
+
+
+@pytest.mark.parametrize("shell", ["csh", "tcsh", "fish", "dash", "zsh", "bash", "busybox"])
+def test_the_remote_command_survives_login_shells(shell: str, tmp_path: Path) -> None:
+    path = shutil.which(shell)
+    if path is None:
+        pytest.skip(f"{shell} is not installed")
+    pretender = tmp_path / "ssh"  # runs the last argument as sshd would: by the login shell's -c
+    call = f"{path} sh" if shell == "busybox" else path
+    pretender.write_text(
+        f'#!/bin/bash\necho "Welcome to the jungle"; printf no-line-end\nexec {call} -c "${{@: -1}}"\n'
+    )
+    pretender.chmod(0o755)
+    launched = Launched(
+        "--ssh", str(pretender), "-H", "far-away:2", "-x", MARK, "sh", "-c", "echo $RINGCOMM_SLOT"
+    )
+    assert launched.finish() == 0, launched.err
+    assert sorted(launched.out.splitlines()) == ["[far-away:0] 0:0", "[far-away:1] 0:1"]
+    assert sys.executable and SOURCES

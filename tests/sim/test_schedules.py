@@ -1,0 +1,73 @@
+"""The real executor under every order of events: right numbers, the same bits, never a hang."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ringcomm.collective.reduce import Kernel
+from ringcomm.ops import Sum
+from ringcomm.schedule import choose
+from ringcomm.testing.faulty import Faults
+from ringcomm.testing.simulation import simulate
+
+SEGMENT_BYTES = 32
+
+
+def run(case, seed, **options):
+    options.setdefault("segment_bytes", SEGMENT_BYTES)
+    errors = simulate(
+        case.schedules, case.data, seed=seed, kernel=case.kernel(), sources=case.sources, **options
+    )
+    assert errors == [None] * len(errors), f"seed {seed}"
+    for rank in range(len(case.schedules)):
+        case.check(rank)
+
+
+def counts(size, item_bytes):
+    """Nothing, less than one per rank, about one per rank, about a segment per rank, and an odd one."""
+    segment = SEGMENT_BYTES // item_bytes
+    return sorted({0, 1, size - 1, size, size + 1, segment * size - 1, segment * size + 1, 53})
+
+
+@pytest.mark.parametrize("size", range(1, 10))
+def test_right_numbers_at_every_size_and_count(make_case, size):
+    for count in counts(size, 8):
+        run(make_case(size, count, np.float64), seed=count, capacity_bytes=48)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 8])
+def test_right_numbers_on_a_bad_network(make_case, size):
+    for seed in range(4):
+        count = [size + 1, 29, 8 * size, 3][seed]
+        dtype = [np.int16, np.float32, np.complex128, np.uint8][seed]
+        faults = Faults(seed=seed, delay=0.1, most_turns=20)
+        run(make_case(size, count, dtype), seed, faults=faults, capacity_bytes=100)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 7])
+def test_links_that_hold_a_single_byte(make_case, size):
+    for seed in range(2):
+        run(make_case(size, 5 * size + seed, np.int32), seed, capacity_bytes=1)
+
+
+@pytest.mark.parametrize("name", choose.ALL_REDUCE_NAMES)
+@pytest.mark.parametrize("size", [2, 3, 6, 8])
+def test_timing_changes_no_bit(name, size):
+    count = 40
+    random = np.random.default_rng(size)
+    contributions = [(random.standard_normal(count) * 10.0 ** (rank % 5)).astype(np.float32)
+                     for rank in range(size)]  # fmt: skip
+    exact = np.sum(np.asarray(contributions, np.float64), axis=0)
+    schedules = [choose.build_all_reduce(name, rank, size, count) for rank in range(size)]
+    seen = set()
+    for seed in range(6):
+        data = [array.copy() for array in contributions]
+        faults = Faults(seed=seed, short=0.1 * seed, delay=0.05, most_turns=9) if seed else None
+        simulate(
+            schedules, data, seed=seed, kernel=lambda: Kernel(Sum, np.dtype(np.float32), size),
+            segment_bytes=16 << (seed % 3), capacity_bytes=[1 << 20, 7, 64][seed % 3], faults=faults,
+        )  # fmt: skip
+        np.testing.assert_allclose(data[0], exact, rtol=1e-4, atol=1e-3)
+        seen.update(array.tobytes() for array in data)
+    assert len(seen) == 1

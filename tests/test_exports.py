@@ -1,0 +1,123 @@
+"""What is public is documented, and what is documented is there."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import ringcomm
+from ringcomm.context import Context
+
+PACKAGE = Path(ringcomm.__file__).parent
+NATIVE_API = [
+    "init",
+    "shutdown",
+    "is_initialized",
+    "rank",
+    "size",
+    "local_rank",
+    "local_size",
+    "cross_rank",
+    "cross_size",
+    "is_homogeneous",
+    "allreduce",
+    "allgather",
+    "broadcast",
+    "reducescatter",
+    "alltoall",
+    "barrier",
+    "broadcast_object",
+    "allgather_object",
+    "allreduce_",
+    "allgather_",
+    "broadcast_",
+    "reducescatter_",
+    "alltoall_",
+    "Average",
+    "Sum",
+    "Min",
+    "Max",
+    "Product",
+    "Context",
+    "run",
+]
+COLLECTIVES = [
+    name for name in NATIVE_API if re.match("all|broadcast|reduce|barrier", name) and hasattr(Context, name)
+]
+
+
+def test_every_export_exists_once_and_in_order():
+    assert len(set(ringcomm.__all__)) == len(ringcomm.__all__)
+    assert ringcomm.__all__ == sorted(ringcomm.__all__)
+    assert [name for name in ringcomm.__all__ if not hasattr(ringcomm, name)] == []
+
+
+def test_the_native_api_is_complete():
+    assert [name for name in NATIVE_API if name not in ringcomm.__all__] == []
+
+
+def test_nothing_is_imported_at_the_top_but_not_exported():
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    names = [
+        alias.asname or alias.name
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    ]
+    assert sorted(names) == sorted(ringcomm.__all__)
+
+
+@pytest.mark.parametrize("name", [name for name in ringcomm.__all__ if callable(getattr(ringcomm, name))])
+def test_every_export_is_documented(name):
+    assert inspect.getdoc(getattr(ringcomm, name))
+
+
+def test_functions_and_methods_have_the_same_signature():
+    assert len(COLLECTIVES) >= 13
+    for name in COLLECTIVES:
+        function = inspect.signature(getattr(ringcomm, name))
+        method = inspect.signature(getattr(Context, name))
+        assert list(function.parameters.values()) == list(method.parameters.values())[1:], name
+
+
+PUBLIC = (ast.FunctionDef, ast.ClassDef)
+CONTRACTS = {
+    # Where a base class says what a method does, an implementation need not say it again.
+    method.name
+    for base in ("base.py", "tcp.py")
+    for kind in ast.parse((PACKAGE / "transport" / base).read_text()).body
+    if isinstance(kind, ast.ClassDef)
+    for method in kind.body
+    if isinstance(method, ast.FunctionDef) and ast.get_docstring(method)
+}
+
+
+@pytest.mark.parametrize(
+    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
+)
+def test_every_public_thing_in_every_module_has_a_docstring(path):
+    tree = ast.parse(path.read_text())
+    assert ast.get_docstring(tree), "the module itself"
+    silent = []
+    for holder in [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]:
+        if isinstance(holder, ast.ClassDef) and holder.name.startswith("_"):
+            continue
+        inherits = isinstance(holder, ast.ClassDef) and bool(holder.bases)
+        for node in holder.body:
+            if not isinstance(node, PUBLIC) or node.name.startswith("_"):
+                continue
+            if not ast.get_docstring(node) and not (inherits and node.name in CONTRACTS):
+                silent.append(node.name)
+    assert silent == []
+
+
+def test_the_package_is_typed():
+    assert (PACKAGE / "py.typed").exists()
+
+
+def test_version_is_one():
+    assert re.fullmatch(r"\d+\.\d+\.\d+\S*", ringcomm.__version__)

@@ -1,0 +1,219 @@
+"""A module imports only from lower levels and from earlier siblings."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Dict, Iterator, List, Set, Tuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "ringcomm"
+LAUNCHER = ROOT / "launcher" / "ringrun"
+
+LEVELS: Dict[int, List[List[str]]] = {
+    # Each list is one family of siblings, every one of which may import those before it.
+    0: [["version", "errors", "ops", "dtypes", "config", "clock"]],
+    1: [
+        ["wire.frames", "wire.auth", "wire.messages"],
+        [
+            "schedule.steps", "schedule.streams", "schedule.ring", "schedule.direct", "schedule.doubling",
+            "schedule.tree", "schedule.verify", "schedule.cost", "schedule.choose",
+        ],
+    ],
+    2: [
+        [
+            "transport.base", "transport.memory", "transport.tcp", "transport.vm", "transport.local",
+            "transport.nics", "transport.routes", "transport.connect",
+        ],
+    ],
+    3: [
+        ["collective.reduce", "collective.execute", "collective.runner"],
+        [
+            "rendezvous.actions", "rendezvous.roster", "rendezvous.blame", "rendezvous.table",
+            "rendezvous.state", "rendezvous.probe", "rendezvous.mesh", "rendezvous.control",
+            "rendezvous.client", "rendezvous.server", "rendezvous.embedded", "rendezvous.__main__",
+        ],
+    ],
+    4: [["arrays.bridge"]],
+    5: [["context", "api", "__init__"]],
+    7: [
+        [
+            "testing.faulty", "testing.reference", "testing.simulation", "testing.contract",
+            "testing.cluster",
+        ],
+    ],
+}  # fmt: skip
+
+LAZY_STEP_UP = ("api", "ringrun.function")
+"""The one exception: ``ringcomm.run`` imports the launcher when it is called."""
+
+PURE = [
+    "errors", "ops", "dtypes", "wire.frames", "wire.auth", "wire.messages", "schedule.*", "collective.reduce",
+    "transport.routes", "rendezvous.actions", "rendezvous.roster", "rendezvous.blame", "rendezvous.table",
+    "rendezvous.state",
+]  # fmt: skip
+IMPURE_MODULES = {
+    "socket",
+    "select",
+    "selectors",
+    "threading",
+    "time",
+    "subprocess",
+    "psutil",
+    "asyncio",
+    "queue",
+}
+
+PLACE: Dict[str, Tuple[int, int, int]] = {
+    name: (level, family, place)
+    for level, families in LEVELS.items()
+    for family, names in enumerate(families)
+    for place, name in enumerate(names)
+}
+
+
+def modules() -> Dict[str, Path]:
+    """Every module of ringcomm by its name without ``ringcomm.``; packages as such count as data-free."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+        if name == "__init__" or not name.endswith(".__init__"):
+            found[name] = path
+    return found
+
+
+def imports(path: Path, package: str) -> Iterator[str]:
+    """Full names of everything a file imports, at whatever depth, in functions too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".")
+            base = parts[: len(parts) - node.level + 1] if node.level else []
+            origin = ".".join(base + ([node.module] if node.module else []))
+            yield from (f"{origin}.{alias.name}" for alias in node.names)
+
+
+def imported_by(name: str) -> Set[str]:
+    """The modules of ringcomm, and other top-level modules, that a module imports."""
+    path = modules()[name]
+    package = ".".join(["ringcomm", *name.split(".")[:-1]])
+    found = set()
+    for full in imports(path, package):
+        if full.split(".")[0] != "ringcomm":
+            found.add(full)
+            continue
+        inside = full[len("ringcomm.") :]
+        # ``from .steps import Step`` names a thing inside a module, ``from . import ring`` a module.
+        while inside and inside not in PLACE:
+            inside = inside.rpartition(".")[0]
+        found.add("ringcomm." + (inside or "__init__"))
+    return found
+
+
+def may_import(name: str, other: str) -> bool:
+    """Whether the table allows ``name`` to import ``other``."""
+    level, family, place = PLACE[name]
+    other_level, other_family, other_place = PLACE[other]
+    if level == other_level:
+        return family == other_family and other_place < place
+    return other_level < level
+
+
+def test_every_module_has_its_place():
+    assert sorted(modules()) == sorted(PLACE), "put new modules into the table above"
+
+
+@pytest.mark.parametrize("name", sorted(PLACE))
+def test_imports_only_from_below_or_before(name):
+    inner = [other[len("ringcomm.") :] for other in imported_by(name) if other.startswith("ringcomm.")]
+    assert [other for other in sorted(inner) if not may_import(name, other)] == []
+
+
+def test_the_launcher_is_imported_in_one_place_and_lazily():
+    found = [
+        (name, other)
+        for name in modules()
+        for other in imported_by(name)
+        if other.split(".")[0] in ("ringrun", "launcher")
+    ]
+    assert found == [(LAZY_STEP_UP[0], LAZY_STEP_UP[1] + ".run_function")]
+    tree = ast.parse(modules()["api"].read_text())
+    at_top = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    assert not any("ringrun" in ast.dump(node) for node in at_top)
+
+
+@pytest.mark.parametrize("pattern", PURE)
+def test_pure_modules_touch_no_socket_thread_or_clock(pattern):
+    names = [name for name in PLACE if Path(name).match(pattern)]
+    assert names
+    for name in names:
+        tops = {other.split(".")[0] for other in imported_by(name)}
+        assert tops & IMPURE_MODULES == set(), name
+
+
+def test_packages_are_empty_shells():
+    for path in PACKAGE.rglob("__init__.py"):
+        if path.parent != PACKAGE:
+            assert list(imports(path, "ringcomm")) == [], path
+
+
+def test_the_environment_is_read_in_one_place():
+    readers = [
+        name
+        for name, path in modules().items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv")
+    ]
+    assert set(readers) == {"config"}
+
+
+def test_the_library_does_not_print_exit_or_configure():
+    programs = {"config", "rendezvous.__main__"}
+    for name, path in modules().items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if name not in programs and isinstance(node, ast.Call):
+                called = ast.unparse(node.func) if hasattr(ast, "unparse") else ""
+                assert called not in ("print", "exit", "sys.exit", "os._exit", "signal.signal"), name
+                assert called != "logging.basicConfig", name
+
+
+def test_no_pickle_but_for_the_users_objects():
+    users = {name for name in modules() for other in imported_by(name) if "pickle" in other}
+    assert users <= {"context"}
+
+
+# ---- the launcher ----------------------------------------------------------------------------
+
+
+def launcher_graph() -> Dict[str, Set[str]]:
+    """Which modules of ringrun import which."""
+    names = {path.stem: path for path in LAUNCHER.glob("*.py")}
+    graph = {}
+    for name, path in names.items():
+        inner = {full.split(".")[1] for full in imports(path, "ringrun") if full.startswith("ringrun.")}
+        graph[name] = inner & set(names)
+    return graph
+
+
+def test_the_launchers_modules_import_each_other_in_one_direction():
+    graph = launcher_graph()
+    done: Set[str] = set()
+    while len(done) < len(graph):
+        ready = {name for name in graph if name not in done and graph[name] <= done}
+        assert ready, f"these import each other in a circle: {sorted(set(graph) - done)}"
+        done |= ready
+
+
+def test_the_launcher_knows_nothing_of_collectives():
+    """It shares the configuration, the wire and the rendezvous with the core, and nothing above."""
+    for path in LAUNCHER.glob("*.py"):
+        for full in imports(path, "ringrun"):
+            if full.startswith("ringcomm."):
+                inside = full[len("ringcomm.") :]
+                assert inside.split(".")[0] not in ("collective", "schedule", "arrays", "context", "api"), (
+                    path.name,
+                    full,
+                )

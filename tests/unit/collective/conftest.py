@@ -1,0 +1,39 @@
+"""`Wire`: one rank under test, and the test itself at the other end of each of its links."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringcomm.transport.memory import memory_fabrics
+
+
+class Wire:
+    """The fabric of rank 0, and what the test says and hears as the other ranks."""
+
+    def __init__(self, size=2, capacity_bytes=1 << 20):
+        self.fabric, *self.others = memory_fabrics(size, capacity_bytes)
+
+    def put(self, data, peer=1):
+        """Peer sends these bytes to rank 0."""
+        assert self.others[peer - 1].link(0).send([memoryview(data)]) == len(data)
+
+    def take(self, peer=1):
+        """All bytes that rank 0 has sent to this peer so far."""
+        buffer = bytearray(1 << 16)
+        return bytes(buffer[: self.others[peer - 1].link(0).recv([memoryview(buffer)])])
+
+    def hang_up(self, peer=1):
+        """Peer goes away."""
+        self.others[peer - 1].close()
+
+
+@pytest.fixture
+def wire():
+    """Rank 0 of two."""
+    return Wire()
+
+
+@pytest.fixture
+def make_wire():
+    """Rank 0 of as many as needed: `make_wire(size, capacity_bytes)`."""
+    return Wire

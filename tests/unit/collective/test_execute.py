@@ -1,0 +1,281 @@
+"""One rank's execution, step by step: what it sends when, what it waits for, when it gives up."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ringcomm.collective.execute import Execution, SegmentPool, run
+from ringcomm.collective.reduce import Kernel
+from ringcomm.errors import BrokenInvariantError, MismatchError, PeerLostError
+from ringcomm.ops import Collective, Sum
+from ringcomm.schedule.steps import SELF, SOURCE, Recv, Send
+from ringcomm.transport.base import LinkClosed, Watch
+from ringcomm.wire.frames import HEADER_BYTES, NO_ROOT, Header
+
+INT16 = np.dtype(np.int16)
+HEADER = Header(0, 1, Collective.ALLREDUCE, Sum, 5, NO_ROOT, 4, 99)
+
+
+def start(wire, schedule, data, segment_bytes=16, source=None, **options):
+    options.setdefault("kernel", Kernel(Sum, data.dtype, wire.fabric.size))
+    execution = Execution(schedule, wire.fabric, HEADER, data.itemsize, SegmentPool(segment_bytes), **options)
+    execution.arm(HEADER.sequence, data, source)
+    return execution
+
+
+def numbers(*values):
+    return np.array(values, np.int16)
+
+
+def raw(*values):
+    return numbers(*values).tobytes()
+
+
+def fold_from(peer, start, stop, final=True):
+    return Recv((peer,), start, stop, fold=(peer, SELF), final=final)
+
+
+def peers(links):
+    return [link.peer for link in links]
+
+
+class TestHeaders:
+    def test_nothing_to_do(self, wire):
+        assert start(wire, [], numbers()).advance()
+        assert wire.take() == b""
+
+    def test_even_an_empty_message_has_one(self, wire):
+        execution = start(wire, [Send(1, 0, 0), Recv((1,), 0, 0)], numbers())
+        assert not execution.advance()
+        assert wire.take() == HEADER.pack()
+        wire.put(HEADER.pack())
+        assert execution.advance()
+
+    def test_a_header_may_arrive_in_crumbs(self, wire):
+        data = numbers(0, 0)
+        execution = start(wire, [Recv((1,), 0, 2)], data)
+        message = HEADER.pack() + raw(7, 8)
+        for index in range(len(message)):
+            assert not execution.advance()
+            assert peers(execution.waiting_for()[0]) == [1]
+            wire.put(message[index : index + 1])
+        assert execution.advance()
+        assert data.tolist() == [7, 8]
+
+    def test_another_call_is_recognised_by_its_header(self, wire):
+        execution = start(wire, [Recv((1,), 0, 4)], numbers(1, 2, 3, 4))
+        wire.put(HEADER._replace(items=5).pack())
+        with pytest.raises(MismatchError, match=r"number of elements \(4 here, 5 there\)") as caught:
+            execution.advance()
+        assert (caught.value.rank, caught.value.peer) == (0, 1)
+
+    def test_noise_is_no_header(self, wire):
+        wire.put(b"GET / HTTP/1.1\r\nHost: example.com\r\n")
+        with pytest.raises(MismatchError, match="not the start of a ringcomm message"):
+            start(wire, [Recv((1,), 0, 4)], numbers(1, 2, 3, 4)).advance()
+
+    def test_two_steps_to_one_peer_share_it(self, wire):
+        assert start(wire, [Send(1, 0, 1), Send(1, 2, 3)], numbers(1, 2, 3)).advance()
+        assert wire.take() == HEADER.pack() + raw(1, 3)
+
+    def test_what_follows_is_left_for_the_next_collective(self, wire):
+        data = numbers(0)
+        wire.put(HEADER.pack() + raw(7) + b"next")
+        assert start(wire, [Recv((1,), 0, 1)], data).advance()
+        assert data == [7]
+        buffer = bytearray(9)
+        assert wire.fabric.link(1).recv([memoryview(buffer)]) == 4
+
+
+class TestOverlap:
+    def test_a_send_chases_the_fold_that_makes_its_numbers(self, make_wire):
+        wire = make_wire(3)
+        data = numbers(1, 2, 3, 4)
+        execution = start(wire, [fold_from(1, 0, 4), Send(2, 0, 4)], data)
+        wire.put(HEADER.pack() + raw(10, 20))
+        assert not execution.advance()
+        assert wire.take(2) == HEADER.pack() + raw(11, 22)
+        assert execution.waiting_for()[1] == []
+        wire.put(raw(30)[:1])
+        assert not execution.advance()
+        wire.put(raw(30)[1:] + raw(40))
+        assert execution.advance()
+        assert wire.take(2) == raw(33, 44)
+
+    def test_what_has_arrived_is_passed_on_although_the_segment_is_not_full(self, make_wire):
+        wire = make_wire(3)
+        execution = start(wire, [fold_from(1, 0, 4), Send(2, 0, 4)], numbers(1, 2, 3, 4), segment_bytes=4096)
+        wire.put(HEADER.pack() + raw(10))
+        execution.advance()
+        assert wire.take(2) == HEADER.pack() + raw(11)
+
+    def test_nothing_is_overwritten_before_it_has_been_sent(self, make_wire):
+        wire = make_wire(2, capacity_bytes=HEADER_BYTES + 2)
+        data = numbers(1, 2, 3)
+        execution = start(wire, [Send(1, 0, 3), Recv((1,), 0, 3)], data)
+        wire.put(HEADER.pack() + raw(7))
+        assert not execution.advance()
+        assert data.tolist() == [7, 2, 3]
+        wire.put(raw(8, 9))
+        assert not execution.advance()
+        assert data.tolist() == [7, 2, 3]
+        assert peers(execution.waiting_for()[1]) == [1]
+        assert wire.take() == HEADER.pack() + raw(1)
+        assert execution.advance()
+        assert wire.take() == raw(2, 3)
+        assert data.tolist() == [7, 8, 9]
+
+    def test_a_fold_waits_for_the_send_of_what_it_changes(self, make_wire):
+        wire = make_wire(2, capacity_bytes=HEADER_BYTES + 2)
+        data = numbers(1, 2)
+        execution = start(wire, [Send(1, 0, 2), fold_from(1, 0, 2)], data)
+        wire.put(HEADER.pack() + raw(10))
+        execution.advance()
+        wire.put(raw(20))
+        execution.advance()
+        assert data.tolist() == [11, 2]
+        assert wire.take() == HEADER.pack() + raw(1)
+        assert execution.advance()
+        assert data.tolist() == [11, 22]
+
+    def test_steps_on_other_spans_do_not_wait(self, make_wire):
+        wire = make_wire(3)
+        execution = start(wire, [Recv((1,), 0, 2), Send(2, 2, 4)], numbers(1, 2, 3, 4))
+        assert not execution.advance()
+        assert wire.take(2) == HEADER.pack() + raw(3, 4)
+
+    def test_one_fold_of_several_peers_in_the_order_given(self, make_wire):
+        wire = make_wire(3)
+        data = np.array([1e8], np.float32)
+        steps = [Recv((2, 1), 0, 1, fold=(1, SELF, 2), final=True)]
+        execution = start(wire, steps, data)
+        wire.put(HEADER.pack() + np.float32(-1e8).tobytes(), peer=2)
+        assert not execution.advance()
+        assert peers(execution.waiting_for()[0]) == [1]
+        wire.put(HEADER.pack() + np.float32(1).tobytes(), peer=1)
+        assert execution.advance()
+        assert data == np.float32(np.float32(1 + 1e8) - 1e8)
+
+    def test_a_peer_that_is_ahead_is_not_read_beyond_the_segment(self, make_wire):
+        wire = make_wire(3)
+        count = 40
+        data = np.zeros(count, np.int16)
+        execution = start(wire, [Recv((1, 2), 0, count, fold=(SELF, 1, 2), final=True)], data)
+        wire.put(HEADER.pack() + raw(*range(count)), peer=1)
+        assert not execution.advance()
+        assert peers(execution.waiting_for()[0]) == [2]
+        wire.put(HEADER.pack() + raw(*range(count)), peer=2)
+        assert execution.advance()
+        assert data.tolist() == [2 * number for number in range(count)]
+
+
+class TestMemory:
+    def test_bytes_leave_from_and_arrive_in_the_caller_s_own_arrays(self, wire):
+        link, seen = wire.fabric.link(1), []
+        send, recv = link.send, link.recv
+        link.send = lambda views: seen.extend(views) or send(views)
+        link.recv = lambda views: seen.extend(views) or recv(views)
+        data, source = numbers(0, 0), numbers(5, 6)
+        wire.put(HEADER.pack() + raw(7, 8))
+        assert start(wire, [Send(1, 0, 2, SOURCE), Recv((1,), 0, 2)], data, source=source).advance()
+        for array in (data, source):
+            assert any(np.shares_memory(np.frombuffer(view, np.uint8), array) for view in seen)
+        assert source.tolist() == [5, 6]
+
+    def test_the_source_may_be_read_only(self, wire):
+        source = numbers(5, 6)
+        source.flags.writeable = False
+        assert start(wire, [Send(1, 0, 2, SOURCE)], numbers(), source=source).advance()
+        assert wire.take() == HEADER.pack() + raw(5, 6)
+
+    @pytest.mark.parametrize(("asked", "given"), [(1, 16), (16, 16), (31, 16), (100, 96)])
+    def test_segments_hold_whole_elements(self, asked, given):
+        assert SegmentPool(asked).segment(3).nbytes == given
+
+    def test_segments_are_made_once(self):
+        pool = SegmentPool(64)
+        assert pool.segment(1) is pool.segment(1)
+        assert pool.segment(1) is not pool.segment(2)
+
+
+class TestFailure:
+    def test_a_peer_hangs_up(self, wire):
+        execution = start(wire, [fold_from(1, 0, 2)], numbers(1, 2))
+        wire.put(HEADER.pack() + raw(3))
+        wire.hang_up()
+        with pytest.raises(LinkClosed) as caught:
+            while not execution.advance():
+                pass
+        assert caught.value.peer == 1
+
+    def test_folding_needs_a_kernel(self, wire):
+        execution = start(wire, [fold_from(1, 0, 1)], numbers(1), kernel=None)
+        wire.put(HEADER.pack() + raw(3))
+        with pytest.raises(BrokenInvariantError, match="without a kernel"):
+            execution.advance()
+
+
+class Scripted:
+    """A fabric that waits as long as it takes, on a clock of its own, while the script goes on."""
+
+    def __init__(self, fabric, script=(), watch=None):
+        self.now_s = 0.0
+        self.watch = watch
+        self.waits = []
+        self._script = iter(script)
+        self._link = fabric.link
+        self.rank = fabric.rank
+
+    def link(self, peer):
+        return self._link(peer)
+
+    def wait(self, reading, writing, timeout_s):
+        self.waits.append((peers(reading), peers(writing), timeout_s))
+        delay_s, happening = next(self._script, (timeout_s, None))
+        self.now_s += delay_s
+        if happening is not None:
+            happening()
+
+
+class TestRun:
+    def go(self, wire, execution, script=(), timeout_s=10.0, watch=None):
+        fabric = Scripted(wire.fabric, script, watch)
+        try:
+            run(execution, fabric, timeout_s, clock=lambda: fabric.now_s)
+        finally:
+            self.fabric = fabric
+
+    def test_what_is_there_already_needs_no_wait(self, wire):
+        wire.put(HEADER.pack() + raw(3))
+        self.go(wire, start(wire, [Recv((1,), 0, 1)], numbers(1)))
+        assert self.fabric.waits == []
+
+    def test_gives_up_when_nothing_moves(self, wire):
+        with pytest.raises(TimeoutError):
+            self.go(wire, start(wire, [Recv((1,), 0, 1)], numbers(1)))
+        assert self.fabric.waits == [([1], [], 10.0)]
+
+    def test_every_byte_starts_the_clock_again(self, wire):
+        message = HEADER.pack() + raw(3)
+        script = [(9.0, lambda byte=byte: wire.put(bytes([byte]))) for byte in message]
+        self.go(wire, start(wire, [Recv((1,), 0, 1)], numbers(1)), script)
+        assert self.fabric.now_s == 9.0 * len(message)
+
+    def test_waking_up_for_nothing_does_not_start_it_again(self, wire):
+        with pytest.raises(TimeoutError):
+            self.go(wire, start(wire, [Recv((1,), 0, 1)], numbers(1)), [(4.0, None)] * 99)
+        assert self.fabric.now_s == 12.0
+
+    def test_the_watch_ends_it(self, wire):
+        class Announcement(Watch):
+            def fileno(self):
+                return -1
+
+            def check(self):
+                raise PeerLostError("rank 2 is gone", rank=2)
+
+        execution = start(wire, [Recv((1,), 0, 1)], numbers(1))
+        with pytest.raises(PeerLostError, match="rank 2 is gone"):
+            self.go(wire, execution, [(0.5, None)], watch=Announcement())
+        assert self.fabric.now_s == 0.5

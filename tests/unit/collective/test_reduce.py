@@ -1,0 +1,256 @@
+"""The arithmetic of reductions: values, types, rounding, and bits."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+
+from ringcomm.collective.reduce import Kernel
+from ringcomm.errors import UnsupportedDtypeError
+from ringcomm.ops import Average, Max, Min, Product, ReduceOp, Sum
+from ringcomm.testing.reference import all_dtypes, assert_reduced, contributions, hard_bits, ops_for
+
+DTYPES = all_dtypes()
+FLOATS = [dtype for dtype in DTYPES if dtype.kind not in "biu"]
+INTEGERS = [dtype for dtype in DTYPES if dtype.kind in "iu"]
+
+
+def name_of(value):
+    return value.name if isinstance(value, (np.dtype, ReduceOp)) else None
+
+
+OPS_AND_DTYPES = [(op, dtype) for dtype in DTYPES for op in ops_for(dtype)]
+
+
+def fold(kernel, arrays):
+    """The final fold of copies of the arrays, into the first of them."""
+    operands = [np.array(array) for array in arrays]
+    for operand in operands:
+        kernel.prepare(operand)
+    kernel.fold(operands[0], operands, final=True)
+    return operands[0]
+
+
+def total(values, op, dtype, **scales):
+    """The reduction of numbers, one from each rank."""
+    arrays = [np.array([value], dtype) for value in values]
+    return fold(Kernel(op, np.dtype(dtype), len(arrays), **scales), arrays)[0]
+
+
+class TestFolds:
+    @pytest.mark.parametrize(("op", "dtype"), OPS_AND_DTYPES, ids=name_of)
+    @pytest.mark.parametrize("size", [2, 3, 5])
+    def test_every_op_and_dtype_wherever_the_own_contribution_stands(self, op, dtype, size):
+        arrays = contributions(dtype, size, 33)
+        results = set()
+        for position in range(size):
+            operands = [array.copy() for array in arrays]
+            out = operands[position]
+            Kernel(op, dtype, size).fold(out, operands, final=True)
+            assert_reduced(out, arrays, op)
+            results.add(out.tobytes())
+        assert len(results) == 1
+
+    @pytest.mark.parametrize(("op", "dtype"), OPS_AND_DTYPES, ids=name_of)
+    def test_out_may_be_none_of_the_operands(self, op, dtype):
+        arrays = contributions(dtype, 4, 9)
+        out = np.empty(9, dtype)
+        Kernel(op, dtype, 4).fold(out, [array.copy() for array in arrays], final=True)
+        assert_reduced(out, arrays, op)
+
+    def test_operands_are_taken_from_left_to_right(self):
+        values = np.array([1e8, 1.0, -1e8, 3.0], np.float32)
+        for order in permutations(values):
+            expected = np.float32(0)
+            for value in order:
+                expected = np.float32(expected + value)
+            assert total(order, Sum, np.float32) == expected
+
+    def test_only_the_final_fold_divides(self):
+        kernel = Kernel(Average, np.dtype(np.float32), 4)
+        out = np.array([6.0], np.float32)
+        kernel.fold(out, [out, np.array([2.0], np.float32)], final=False)
+        assert out == [8.0]
+        kernel.fold(out, [out, np.array([4.0], np.float32)], final=True)
+        assert out == [3.0]
+
+    def test_nothing_to_fold(self):
+        for op, dtype in OPS_AND_DTYPES:
+            assert fold(Kernel(op, dtype, 2), [np.empty(0, dtype)] * 2).size == 0
+
+
+class TestIntegers:
+    @pytest.mark.parametrize("dtype", INTEGERS, ids=name_of)
+    def test_the_sum_behind_an_average_does_not_wrap(self, dtype):
+        high = np.iinfo(dtype).max - 27
+        expected = high if dtype.itemsize < 8 else pytest.approx(float(high), rel=1e-15)
+        assert total([high] * 9, Average, dtype) == expected
+
+    @pytest.mark.parametrize("dtype", INTEGERS, ids=name_of)
+    def test_the_average_of_a_types_limits_are_these_limits(self, dtype):
+        info = np.iinfo(dtype)
+        assert float(total([info.max] * 3, Average, dtype)) == pytest.approx(float(info.max), rel=1e-15)
+        assert total([info.min] * 3, Average, dtype) == info.min
+
+    @pytest.mark.parametrize(
+        ("values", "expected"),
+        [([100, 100], 100), ([1, 2], 1), ([-1, -2], -1), ([-1, 0], 0), ([-7, 0, 0], -2), ([5, 6, 6], 5)],
+    )
+    def test_averages_truncate_toward_zero(self, values, expected):
+        for dtype in (np.int8, np.int16, np.int32, np.int64):
+            assert total(values, Average, dtype) == expected
+
+    @pytest.mark.parametrize("size", [1, 3, 7, 41, 49, 98, 103, 107])
+    def test_the_average_of_equal_numbers_is_that_number(self, size):
+        for value in (1, 3, 100):
+            assert total([value] * size, Average, np.int64) == value if size > 1 else True
+
+    def test_sums_without_scale_wrap_as_in_numpy(self):
+        assert total([100, 100], Sum, np.int8) == -56
+        assert total([200, 100], Sum, np.uint8) == 44
+
+    def test_a_prescaled_contribution_truncates_before_it_is_added(self):
+        assert total([3, 3, -3], Sum, np.int32, prescale=0.5) == 1
+        assert total([100, 100], Sum, np.int8, prescale=0.5) == 100
+
+    def test_a_postscaled_sum_is_scaled_before_it_is_rounded(self):
+        assert total([3, 4], Sum, np.int32, postscale=0.5) == 3
+        assert total([100, 100], Sum, np.int8, postscale=0.5) == 100
+        assert total([3, 4], Average, np.int32, postscale=2.0) == 7
+
+    def test_64_bit_sums_that_are_scaled_keep_53_bits(self):
+        assert total([2**52, 2**51], Sum, np.int64, postscale=2.0) == 2**53 + 2**52
+
+    @pytest.mark.parametrize("dtype", INTEGERS, ids=name_of)
+    @pytest.mark.parametrize("scales", [{"prescale": 3e9}, {"postscale": 3e19}], ids=str)
+    def test_scaled_numbers_that_do_not_fit_stop_at_the_limit(self, dtype, scales):
+        info = np.iinfo(dtype)
+        for value, limit in ((3, info.max), (-3, info.min)):
+            if value >= info.min:
+                expected = pytest.approx(float(limit), rel=1e-15)
+                if dtype.itemsize == 8 and "prescale" in scales:
+                    value *= 10**10
+                assert float(total([value, value], Sum, dtype, **scales)) == expected
+
+
+class TestFloats:
+    @pytest.mark.parametrize("dtype", FLOATS[:1] + FLOATS[-1:], ids=name_of)
+    def test_half_sums_are_rounded_once(self, dtype):
+        # One large number and many small ones, each of which alone would be lost in rounding.
+        values = np.array([64.0] + [0.015625] * 512, dtype)
+        assert float(total(values, Sum, dtype)) == 72.0
+        assert total(values[:9] * 0 + values[8], Average, dtype) == values[8]
+
+    @pytest.mark.parametrize("dtype", FLOATS[:1] + FLOATS[-1:], ids=name_of)
+    def test_half_reductions_need_a_single_fold(self, dtype):
+        assert Kernel(Sum, dtype, 2).needs_single_fold
+        assert not Kernel(Max, dtype, 2).needs_single_fold
+        assert not Kernel(Sum, np.dtype(np.float32), 2).needs_single_fold
+
+    def test_a_half_sum_may_exceed_the_type_before_it_is_divided(self):
+        assert total([60000.0] * 8, Average, np.float16) == 60000.0
+        assert total([60000.0] * 8, Sum, np.float16, postscale=0.125) == 60000.0
+
+    def test_scale_factors(self):
+        for dtype in FLOATS:
+            assert complex(total([1.0, 2.0], Sum, dtype, prescale=0.5)) == 1.5
+            assert complex(total([1.0, 2.0], Sum, dtype, postscale=4.0)) == 12.0
+            assert complex(total([1.0, 3.0], Average, dtype, prescale=2.0, postscale=0.5)) == 2.0
+
+    def test_complex_averages(self):
+        for dtype in (np.complex64, np.complex128):
+            assert total([1 + 2j, 3 - 4j], Average, dtype) == 2 - 1j
+
+    @pytest.mark.parametrize("op", [Average, Sum, Min, Max, Product], ids=name_of)
+    def test_nan_and_infinity_come_through(self, op):
+        for dtype in FLOATS:
+            if op in ops_for(dtype):
+                with np.errstate(invalid="ignore"):
+                    assert np.isnan(complex(total([1.0, np.nan, 2.0], op, dtype)))
+                    assert np.isnan(complex(total([np.nan, 1.0, 2.0], op, dtype)))
+        assert total([1.0, np.inf], Max, np.float32) == np.inf
+        assert total([1.0, -np.inf], Sum, np.float32) == -np.inf
+
+
+class TestBooleans:
+    @pytest.mark.parametrize(
+        ("op", "values", "expected"),
+        [
+            (Sum, [True, True], True), (Sum, [False, False], False), (Max, [False, True], True),
+            (Min, [False, True], False), (Product, [True, True], True), (Product, [True, False], False),
+        ],
+    )  # fmt: skip
+    def test_any_and_all(self, op, values, expected):
+        assert total(values, op, np.bool_) == expected
+
+    def test_averages_and_scale_factors_are_refused(self):
+        with pytest.raises(UnsupportedDtypeError, match="average of booleans"):
+            Kernel(Average, np.dtype(bool), 2)
+        with pytest.raises(UnsupportedDtypeError, match="scale_factor"):
+            Kernel(Sum, np.dtype(bool), 2, prescale=2.0)
+
+
+@pytest.mark.parametrize("op", [Min, Max, Product], ids=name_of)
+def test_complex_numbers_have_no_order(op):
+    with pytest.raises(UnsupportedDtypeError, match="Sum and Average only"):
+        Kernel(op, np.dtype(np.complex64), 2)
+
+
+class TestOneRank:
+    @pytest.mark.parametrize(("op", "dtype"), OPS_AND_DTYPES, ids=name_of)
+    def test_the_result_is_the_contribution(self, op, dtype):
+        (array,) = contributions(dtype, 1, 20)
+        data = array.copy()
+        Kernel(op, dtype, 1).finish_alone(data)
+        assert data.tobytes() == array.tobytes()
+
+    def test_large_integers_stay_exact(self):
+        data = np.array([2**60 + 1], np.int64)
+        Kernel(Average, data.dtype, 1).finish_alone(data)
+        assert data == [2**60 + 1]
+
+    @pytest.mark.parametrize("count", [3, 70_000, 131_072])
+    def test_scale_factors_reach_every_element(self, count):
+        for dtype, expected in ((np.int16, 10), (np.float32, 10.5), (np.float16, 10.5)):
+            data = np.full(count, 7, dtype)
+            kernel = Kernel(Average, data.dtype, 1, prescale=1.0, postscale=1.5)
+            kernel.prepare(data)
+            kernel.finish_alone(data)
+            assert (data == expected).all()
+            Kernel(Sum, data.dtype, 1, prescale=2.0).prepare(data)
+            assert (data == 2 * expected).all()
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
+@pytest.mark.parametrize("seed", range(3))
+def test_settled_bits_depend_on_nothing_but_the_numbers(dtype, seed):
+    """Not on alignment, on where the own contribution stands, or on how a message was cut up."""
+    size, count = 3, 67
+    arrays = [hard_bits(dtype, count, (seed, rank)) for rank in range(size)]
+    for op in ops_for(dtype):
+        kernel = Kernel(op, dtype, size)
+        results = set()
+        for position in range(size):
+            for piece in (1, 5, count):
+                operands = [np.empty(count + rank + 1, dtype)[rank + 1 :] for rank in range(size)]
+                for operand, array in zip(operands, arrays):
+                    operand[...] = array
+                out = operands[position]
+                with np.errstate(all="ignore"):
+                    for start in range(0, count, piece):
+                        cut = slice(start, start + piece)
+                        kernel.fold(out[cut], [operand[cut] for operand in operands], final=True)
+                kernel.settle(out)
+                results.add(out.tobytes())
+        assert len(results) == 1, f"seed {seed}: {op.name} of {dtype.name}"
+
+
+def test_settling_leaves_ordinary_numbers_alone():
+    for dtype in DTYPES:
+        for op in ops_for(dtype):
+            (array,) = contributions(dtype, 1, 30)
+            data = array.copy()
+            Kernel(op, dtype, 2).settle(data)
+            assert data.tobytes() == array.tobytes()

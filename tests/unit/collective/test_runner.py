@@ -1,0 +1,212 @@
+"""From calls to the wire, and from failures to errors that people can read."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ringcomm.collective.runner import Runner
+from ringcomm.config import Settings
+from ringcomm.errors import (
+    ConfigError,
+    MismatchError,
+    Misuse,
+    NotInitializedError,
+    PeerLostError,
+    PeerStalledError,
+    UnsupportedDtypeError,
+)
+from ringcomm.ops import Average, Collective, Max, Sum
+from ringcomm.transport.memory import memory_fabrics
+from ringcomm.wire.frames import HEADER_BYTES, unpack_header
+
+NOW = Settings(timeout_s=0.001)
+"""Gives up at once: what a test needs lies on the wire before the call."""
+
+
+def ones(count=4):
+    return np.ones(count, np.float32)
+
+
+def header_of(wire):
+    return unpack_header(wire.take()[:HEADER_BYTES])
+
+
+def fail(runner):
+    """Break the runner by a silent peer."""
+    with pytest.raises(PeerStalledError):
+        runner.all_reduce(ones(), Sum)
+
+
+class Rendezvous:
+    """Hears reports, and gives the verdict."""
+
+    def __init__(self):
+        self.heard = []
+
+    def report_lost(self, peer, doing, why, kind="lost"):
+        self.heard.append((peer, doing, why, kind))
+        return PeerLostError("the verdict", rank=peer)
+
+    def report_mismatch(self, peer, text):
+        self.heard.append((peer, text))
+        return MismatchError("the verdict", peer=peer)
+
+
+class TestCalls:
+    def test_calls_are_numbered(self, wire):
+        runner = Runner(wire.fabric, NOW)
+        for number in (1, 2, 3):
+            with pytest.raises(MismatchError):
+                wire.put(bytes(HEADER_BYTES))
+                runner.barrier()
+            assert header_of(wire).sequence == number
+            runner._broken = None
+
+    def test_the_header_says_what_the_call_is(self, wire):
+        with pytest.raises(PeerStalledError):
+            Runner(wire.fabric, NOW, generation=3).all_reduce(ones(5), Max, "x", (5,))
+        header = header_of(wire)
+        assert (header.generation, header.collective, header.op, header.items) == (
+            3, Collective.ALLREDUCE, Max, 5,
+        )  # fmt: skip
+
+    @pytest.mark.parametrize(
+        "change",
+        [{"name": "y"}, {"shape": (4, 1)}, {"prescale": 2.0}, {"postscale": 2.0}, {"op": Average}],
+        ids=str,
+    )
+    def test_the_header_changes_with_every_argument(self, make_wire, change):
+        headers = []
+        for arguments in ({}, change):
+            wire = make_wire()
+            with pytest.raises(PeerStalledError):
+                call = {"op": Sum, "name": "x", "shape": (2, 2), **arguments}
+                Runner(wire.fabric, NOW).all_reduce(ones(), **call)
+            headers.append(header_of(wire))
+        assert headers[0] != headers[1]
+
+    def test_one_rank_touches_no_link(self):
+        (fabric,) = memory_fabrics(1)
+        runner = Runner(fabric, NOW)
+        data = ones()
+        runner.all_reduce(data, Average, prescale=3.0)
+        assert data.tolist() == [3.0] * 4
+        runner.reduce_scatter(data, (0, 4), Sum, postscale=2.0)
+        assert data.tolist() == [6.0] * 4
+        runner.all_gather(data, (0, 4))
+        runner.broadcast(data, 0)
+        runner.barrier()
+        assert runner.exchange([7, 8], Collective.ALLTOALL, data.dtype, "", ()).tolist() == [[7, 8]]
+        received = np.zeros(4, np.float32)
+        runner.all_to_all(data, received, (0, 4), (0, 4))
+        assert received.tolist() == [6.0] * 4
+
+    @pytest.mark.parametrize("algorithm", ["one_shot", "direct", "doubling", "ring"])
+    def test_the_algorithm_can_be_forced(self, wire, algorithm):
+        fail(Runner(wire.fabric, Settings(timeout_s=0.001, algorithm=algorithm)))
+        sent_items = (len(wire.take()) - HEADER_BYTES) // 4
+        assert sent_items == {"one_shot": 4, "doubling": 4, "direct": 2, "ring": 2}[algorithm]
+
+    def test_an_unknown_algorithm(self, wire):
+        with pytest.raises(ConfigError, match="there are one_shot, direct, ring, doubling"):
+            Runner(wire.fabric, Settings(algorithm="magic")).all_reduce(ones(), Sum)
+
+
+class TestFailures:
+    def test_a_silent_peer(self, wire):
+        with pytest.raises(PeerStalledError, match=r"rank 1 .* allreduce\(4 x float32, op=Sum\)") as caught:
+            Runner(wire.fabric, NOW).all_reduce(ones(), Sum)
+        assert caught.value.rank == 1
+
+    def test_the_silent_one_of_several_is_named(self, make_wire):
+        theirs = make_wire(4)
+        fail(Runner(theirs.fabric, NOW))
+        message = theirs.take()
+        wire = make_wire(4)
+        for peer in (1, 3):
+            wire.put(message, peer=peer)
+        with pytest.raises(PeerStalledError) as caught:
+            Runner(wire.fabric, NOW).all_reduce(ones(), Sum)
+        assert caught.value.rank == 2
+
+    def test_a_peer_that_is_gone(self, wire):
+        wire.hang_up()
+        with pytest.raises(PeerLostError, match="rank 1 .* it closed the connection") as caught:
+            Runner(wire.fabric, NOW).all_reduce(ones(), Sum)
+        assert caught.value.rank == 1
+        assert not isinstance(caught.value, PeerStalledError)
+
+    def test_a_peer_in_another_call(self, make_wire):
+        theirs = make_wire()
+        Runner(theirs.fabric, NOW).broadcast(ones(), 0, "y")
+        wire = make_wire()
+        wire.put(theirs.take())
+        with pytest.raises(MismatchError) as caught:
+            Runner(wire.fabric, NOW).all_reduce(ones(), Sum, "x", (2, 2), prescale=2.0)
+        text = str(caught.value)
+        assert "rank 0: allreduce(shape (2, 2), float32, op=Sum, name='x', prescale_factor=2.0) at " in text
+        assert f"{__file__}:" in text
+        assert "rank 1 makes another call" in text
+        assert "broadcast(4 x float32, root_rank=0) there" in text
+
+    def test_the_rendezvous_has_the_last_word(self, wire):
+        rendezvous = Rendezvous()
+        wire.hang_up()
+        with pytest.raises(PeerLostError, match="the verdict"):
+            Runner(wire.fabric, NOW, reporter=rendezvous).all_reduce(ones(), Sum)
+        ((peer, doing, why, kind),) = rendezvous.heard
+        assert (peer, kind) == (1, "lost")
+        assert doing == "allreduce(4 x float32, op=Sum), call number 1"
+        assert why == "it closed the connection"
+
+    def test_the_rendezvous_hears_of_mismatches(self, wire):
+        rendezvous = Rendezvous()
+        wire.put(bytes(HEADER_BYTES))
+        with pytest.raises(MismatchError, match="the verdict"):
+            Runner(wire.fabric, NOW, reporter=rendezvous).barrier("x")
+        ((peer, text),) = rendezvous.heard
+        assert peer == 1
+        assert text.startswith("rank 0: barrier(name='x') at ")
+
+    def test_after_a_failure_every_call_says_so(self, wire):
+        runner = Runner(wire.fabric, NOW)
+        fail(runner)
+        wire.take()
+        for call in (runner.barrier, lambda: runner.broadcast(ones(), 0)):
+            with pytest.raises(Misuse, match="has failed before.*PeerStalledError: rank 1") as caught:
+                call()
+            assert isinstance(caught.value.__cause__, PeerStalledError)
+        assert wire.take() == b""
+
+    def test_an_interrupt_comes_through_and_breaks_the_streams(self, wire):
+        runner = Runner(wire.fabric, NOW)
+        wire.fabric.wait = lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        with pytest.raises(KeyboardInterrupt):
+            runner.barrier()
+        with pytest.raises(Misuse, match="KeyboardInterrupt"):
+            runner.barrier()
+
+    def test_a_call_that_makes_no_sense_breaks_nothing(self, wire):
+        runner = Runner(wire.fabric, NOW)
+        with pytest.raises(UnsupportedDtypeError):
+            runner.all_reduce(np.ones(3, bool), Average)
+        assert wire.take() == b""
+        fail(runner)  # it still talks
+
+    def test_after_leaving(self, wire):
+        runner = Runner(wire.fabric, NOW)
+        runner.stop()
+        with pytest.raises(NotInitializedError, match=r"left the job.*ringcomm\.init\(\)"):
+            runner.barrier()
+        assert wire.take() == b""
+
+    def test_numeric_trouble_is_no_warning(self, make_wire):
+        theirs = make_wire()
+        huge = np.full(2, 3e38, np.float32)
+        with pytest.raises(PeerStalledError):
+            Runner(theirs.fabric, NOW).all_reduce(huge.copy(), Sum)
+        wire = make_wire()
+        wire.put(theirs.take())
+        Runner(wire.fabric, NOW).all_reduce(huge, Sum)
+        assert np.isinf(huge).all()

@@ -1,0 +1,184 @@
+"""A rendezvous without sockets: connections are numbers, time is an argument, what it says is recorded."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from ringcomm.config import Slot
+from ringcomm.rendezvous.actions import Drop, Notice, Seat, Tell, Timer
+from ringcomm.rendezvous.state import Phase, Rendezvous
+from ringcomm.wire.messages import encode, validate
+
+VERSION = "1.2.3"
+
+
+def seats_of(*slots_per_host):
+    """Seats on hosts ``host0``, ``host1``, … with so many slots each."""
+    return [
+        Seat(Slot(index, slot), f"host{index}")
+        for index, slots in enumerate(slots_per_host)
+        for slot in range(slots)
+    ]
+
+
+def join_message(hostname="host0", pid=100, slot=None, rank=None, version=VERSION, addresses=None, **more):
+    message = {"type": "join", "version": version, "hostname": hostname, "pid": pid, **more}
+    message["addresses"] = [] if addresses is None else addresses
+    if slot is not None:
+        message["slot"] = list(slot)
+    if rank is not None:
+        message["rank"] = rank
+    return validate(message)
+
+
+def offer(address, iface="eth0", kind="real", port=5000):
+    return {"address": address, "iface": iface, "kind": kind, "port": port}
+
+
+def attempt(source, target, address, why="", **more):
+    values = {
+        "source": source, "target": target, "address": address, "port": 5000, "local": "10.0.0.1",
+        "local_iface": "eth0", "remote_iface": "eth0", "virtual": False, "why": why, "mb_per_s": None,
+    }  # fmt: skip
+    values.update(more)
+    return values
+
+
+class Job:
+    """Feeds one :class:`Rendezvous` and keeps what it wanted done.
+
+    Attributes:
+        told: messages by connection.
+        dropped: connections it closed.
+        notices: what the launcher was told.
+        timers: moments at which it wants a tick.
+    """
+
+    def __init__(self, size=3, seats=(), start_timeout_s=60.0):
+        self.state = Rendezvous(size, seats, VERSION, start_timeout_s)
+        self.seats = list(seats)
+        self.size = size
+        self.now_s = 1000.0
+        self.told = defaultdict(list)
+        self.dropped = []
+        self.notices = []
+        self.timers = []
+
+    def take(self, actions):
+        for action in actions:
+            if isinstance(action, Tell):
+                encode(validate(action.message))  # whatever is told can travel
+                self.told[action.connection].append(action.message)
+            elif isinstance(action, Drop):
+                self.dropped.append(action.connection)
+            elif isinstance(action, Timer):
+                assert action.delay_s >= 0
+                self.timers.append(self.now_s + action.delay_s)
+            else:
+                assert isinstance(action, Notice)
+                self.notices.append(action)
+        return actions
+
+    # ---- events ------------------------------------------------------------------------------
+
+    def join(self, connection, **message):
+        return self.take(self.state.joined(connection, join_message(**message), self.now_s))
+
+    def join_seat(self, connection, rank, **message):
+        """The process that was started for this rank joins."""
+        seat = self.seats[rank]
+        return self.join(
+            connection, **{"slot": seat.slot, "hostname": seat.host, "pid": 100 + rank, **message}
+        )
+
+    def lost(self, connection, peer, kind="lost", doing="allreduce(8 x float32)", why="connection reset"):
+        message = {"type": "lost", "peer": peer, "doing": doing, "why": why, "kind": kind}
+        return self.take(self.state.lost(connection, message, self.now_s))
+
+    def mismatch(self, connection, peer, text):
+        message = {"type": "mismatch", "peer": peer, "text": text}
+        return self.take(self.state.mismatched(connection, message, self.now_s))
+
+    def leave(self, connection, reason="it called shutdown()", ok=True):
+        message = {"type": "leaving", "reason": reason, "ok": ok}
+        return self.take(self.state.leaving(connection, message, self.now_s))
+
+    def hang_up(self, connection):
+        return self.take(self.state.disconnected(connection, self.now_s))
+
+    def exit(self, rank, how="exit code 3", ok=False):
+        return self.take(self.state.process_exited(self.seats[rank].slot, how, ok, self.now_s))
+
+    def probed(self, connection, *attempts):
+        return self.take(self.state.probed(connection, {"type": "probed", "attempts": list(attempts)}))
+
+    def linked(self, connection, *links):
+        return self.take(self.state.linked(connection, {"type": "linked", "links": list(links)}))
+
+    def unlinked(self, connection, reason="rank 1 did not answer"):
+        return self.take(self.state.unlinked(connection, {"type": "unlinked", "reason": reason}))
+
+    def tick(self):
+        return self.take(self.state.tick(self.now_s))
+
+    def pass_time(self, delay_s):
+        """Let time pass; ticks come when they were asked for, as from the real server."""
+        until_s = self.now_s + delay_s
+        while self.timers and min(self.timers) <= until_s:
+            self.now_s = max(self.now_s, min(self.timers))
+            self.timers.remove(min(self.timers))
+            self.tick()
+        self.now_s = until_s
+
+    # ---- whole stretches ---------------------------------------------------------------------
+
+    def run_on_one_host(self, first_connection=0):
+        """Everybody joins, on one host, and links up; connection ``first + r`` becomes rank r."""
+        connections = range(first_connection, first_connection + self.size)
+        for rank, connection in enumerate(connections):
+            if self.seats:
+                self.join_seat(connection, rank)
+            else:
+                self.join(connection, rank=rank, pid=100 + rank)
+        self.link_all(connections)
+        return list(connections)
+
+    def link_all(self, connections):
+        for connection in connections:
+            self.linked(connection)
+        assert self.state.phase is Phase.RUNNING
+
+    # ---- what came of it ---------------------------------------------------------------------
+
+    def kinds(self, connection):
+        return [message["type"] for message in self.told[connection]]
+
+    def ranks(self):
+        """The rank that each connection was told."""
+        return {
+            connection: message["rank"]
+            for connection, messages in self.told.items()
+            for message in messages
+            if message["type"] == "probe"
+        }
+
+    def aborts(self):
+        """The abort that each connection was told, which must be one at most and the same for all."""
+        found = {
+            connection: [message for message in messages if message["type"] == "abort"]
+            for connection, messages in self.told.items()
+        }
+        assert all(len(messages) <= 1 for messages in found.values()), found
+        aborts = {connection: messages[0] for connection, messages in found.items() if messages}
+        assert len({str(message) for message in aborts.values()}) <= 1, aborts
+        return aborts
+
+    def verdict(self):
+        """The one abort that everybody was told."""
+        (verdict,) = {str(message): message for message in self.aborts().values()}.values()
+        return verdict
+
+    def notice(self, kind):
+        """The only notice of this kind."""
+        (notice,) = [item for item in self.notices if item.kind == kind]
+        return notice

@@ -1,0 +1,661 @@
+"""The rendezvous' life, as lists of events and what they lead to."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from ringcomm.errors import ProtocolError
+from ringcomm.rendezvous.actions import Notice, Timer
+from ringcomm.rendezvous.blame import EVIDENCE_S, SETTLE_S, VANISHED
+from ringcomm.rendezvous.state import Phase
+from tests.unit.rendezvous.simulated import VERSION, Job, attempt, offer, seats_of
+
+# ---- joining ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
+def test_any_order_of_joining_gives_the_same_ranks(order):
+    planned, free = Job(4, seats_of(2, 2)), Job(4)
+    for connection in order:
+        planned.join_seat(connection, connection)
+        free.join(connection, hostname="ab"[connection // 2], pid=connection)
+    assert planned.ranks() == free.ranks() == {0: 0, 1: 1, 2: 2, 3: 3}
+
+
+def test_assignment_tells_everybody_about_everybody():
+    job = Job(3, seats_of(2, 1))
+    for rank in range(3):
+        job.join_seat(10 + rank, rank, addresses=[offer(f"10.0.0.{rank}")])
+    assert job.state.phase is Phase.PROBING
+    members = [
+        {"rank": 0, "host": "host0", "host_index": 0, "local_rank": 0, "pid": 100},
+        {"rank": 1, "host": "host0", "host_index": 0, "local_rank": 1, "pid": 101},
+        {"rank": 2, "host": "host1", "host_index": 1, "local_rank": 0, "pid": 102},
+    ]
+    targets = {
+        10: [{"rank": 2, "addresses": [offer("10.0.0.2")]}],
+        11: [],
+        12: [{"rank": 0, "addresses": [offer("10.0.0.0")]}],
+    }
+    for connection in (10, 11, 12):
+        assert job.told[connection] == [
+            {
+                "type": "probe",
+                "rank": connection - 10,
+                "generation": 0,
+                "members": members,
+                "targets": targets[connection],
+            }
+        ]
+
+
+def test_first_join_starts_the_clock_and_everyone_is_announced():
+    job = Job(3)
+    assert job.join(0) == [Notice("joined", "1 of 3 ranks are here (newest: host0)"), Timer(60.0)]
+    assert job.join(1) == [Notice("joined", "2 of 3 ranks are here (newest: host0)")]
+
+
+@pytest.mark.parametrize(
+    "seats, message, words",
+    [
+        (
+            (3,),
+            {"slot": (0, 0), "hostname": "x", "pid": 5},
+            "place 0 on host0 is already taken by process 100 on host0",
+        ),
+        ((3,), {"hostname": "x"}, "x (process 100) was not started by this job's launcher"),
+        ((3,), {"slot": (0, 7)}, "which was not planned"),
+        ((3,), {"slot": (0, 1), "version": "9.9"}, f"has ringcomm 9.9, but this job runs {VERSION}"),
+        ((), {"version": "9.9"}, f"has ringcomm 9.9, but this job runs {VERSION}"),
+        ((), {"rank": 5}, "asks for rank 5"),
+    ],
+)
+def test_refused_on_both_sides_and_the_others_go_on(seats, message, words):
+    job = Job(3, seats_of(*seats))
+    join = job.join_seat if seats else (lambda connection, rank: job.join(connection, pid=rank))
+    join(0, 0)
+    job.join(9, **message)
+    assert job.kinds(9) == ["refused"]
+    assert words in job.told[9][0]["reason"]
+    assert words in job.notice("refused").text
+    assert job.dropped == [9]
+    job.hang_up(9)
+    join(1, 1)
+    join(2, 2)
+    job.link_all([0, 1, 2])
+    assert job.kinds(9) == ["refused"]
+
+
+@pytest.mark.parametrize("phase", ["probing", "running"])
+def test_latecomer(phase):
+    job = Job(2)
+    job.join(0, pid=0)
+    job.join(1, pid=1)
+    if phase == "running":
+        job.link_all([0, 1])
+    before = {connection: list(messages) for connection, messages in job.told.items()}
+    job.join(2, hostname="late", pid=2)
+    assert "the job's 2 ranks are complete; late came too late" in job.told[2][0]["reason"]
+    assert job.dropped == [2]
+    assert {0: job.told[0], 1: job.told[1]} == before
+
+
+def test_joining_twice_on_one_connection_is_a_breach():
+    job = Job(2, seats_of(2))
+    job.join_seat(0, 0)
+    with pytest.raises(ProtocolError, match="only once"):
+        job.join_seat(0, 1)
+    job.join_seat(1, 1)
+    with pytest.raises(ProtocolError, match="only once"):
+        job.join_seat(0, 0)
+
+
+def test_who_hangs_up_while_waiting_makes_room():
+    job = Job(2, seats_of(2))
+    job.join_seat(0, 0)
+    job.hang_up(0)
+    job.join_seat(1, 0, pid=777)
+    job.join_seat(2, 1)
+    assert job.ranks() == {1: 0, 2: 1}
+    assert job.told[0] == []
+
+
+@pytest.mark.parametrize("end", ["hang_up", "leave"])
+def test_clock_starts_anew_when_nobody_waits_any_more(end):
+    job = Job(2, start_timeout_s=10.0)
+    job.join(0)
+    job.pass_time(9.0)
+    getattr(job, end)(0)
+    job.pass_time(2.0)
+    assert job.notices[-1].kind == "joined"
+    job.join(1)
+    job.pass_time(9.0)
+    assert not job.aborts()
+    job.pass_time(1.0)
+    assert list(job.aborts()) == [1]
+
+
+def test_two_want_the_same_rank():
+    job = Job(2)
+    job.join(0, rank=1, hostname="a")
+    job.join(1, rank=1, hostname="b")
+    assert set(job.aborts()) == {0, 1}
+    assert job.verdict()["kind"] == "startup"
+    assert "two processes ask for rank 1" in job.verdict()["text"]
+
+
+# ---- who is missing --------------------------------------------------------------------------
+
+
+def test_start_timeout_names_the_missing():
+    job = Job(3, seats_of(1, 2), start_timeout_s=30.0)
+    job.join_seat(5, 1)
+    job.pass_time(29.9)
+    assert not job.aborts()
+    job.pass_time(0.1)
+    assert set(job.aborts()) == {5}
+    assert (job.verdict()["kind"], job.verdict()["rank"]) == ("timeout", 0)
+    assert "Only 1 of 3 ranks called ringcomm.init() within 30 s" in job.verdict()["text"]
+    assert "Missing: rank 0 (host0), rank 2 (host1)" in job.verdict()["text"]
+    assert job.notice("failed").culprit == 0
+
+
+def test_start_timeout_without_a_plan_names_those_present():
+    job = Job(3, start_timeout_s=30.0)
+    job.join(5, hostname="pc", pid=7)
+    job.pass_time(30.0)
+    assert "Missing: 2 more; here are: pc (process 7)" in job.verdict()["text"]
+    assert job.verdict()["rank"] is None
+
+
+def test_no_timeout_once_all_are_here():
+    job = Job(2, start_timeout_s=30.0)
+    job.run_on_one_host()
+    job.pass_time(1000.0)
+    assert not job.aborts()
+
+
+def test_process_that_ends_before_init_is_named_at_once():
+    job = Job(3, seats_of(1, 2))
+    job.join_seat(0, 0)
+    job.exit(2, "exit code 0", ok=True)
+    assert (job.verdict()["kind"], job.verdict()["rank"]) == ("startup", 2)
+    assert (
+        "rank 2 (host1) ended (exit code 0) before it called ringcomm.init(), while 1 of 3 ranks were "
+        "waiting for it" in job.verdict()["text"]
+    )
+
+
+def test_process_that_ended_before_the_first_came_is_named_when_the_first_comes():
+    job = Job(2, seats_of(2))
+    job.exit(1, "killed by SIGSEGV")
+    assert not job.aborts()
+    job.join_seat(0, 0)
+    assert set(job.aborts()) == {0}
+    assert "rank 1 (host0) ended (killed by SIGSEGV)" in job.verdict()["text"]
+
+
+# ---- routes ----------------------------------------------------------------------------------
+
+
+def three_hosts():
+    """Ranks 0 to 3 on three hosts, 10.0.0.0 to 10.0.0.2; rank 2 is the second on its host."""
+    job = Job(4, seats_of(1, 2, 1))
+    for rank, host in enumerate((0, 1, 1, 2)):
+        job.join_seat(rank, rank, addresses=[offer(f"10.0.0.{host}"), offer("127.0.0.1", "lo", "loopback")])
+    return job
+
+
+def report_all(job, why=""):
+    leaders = {0: "10.0.0.0", 1: "10.0.0.1", 3: "10.0.0.2"}
+    for source in leaders:
+        job.probed(source, *[attempt(source, t, leaders[t], why) for t in leaders if t != source])
+
+
+def test_probing_ends_when_the_first_rank_of_each_host_has_reported():
+    job = three_hosts()
+    job.probed(0, attempt(0, 1, "10.0.0.1"), attempt(0, 3, "10.0.0.2"))
+    job.probed(2)  # not the first rank of its host: not asked
+    job.probed(1, attempt(1, 0, "10.0.0.0"), attempt(1, 3, "10.0.0.2"))
+    assert job.state.phase is Phase.PROBING
+    job.probed(3, attempt(3, 0, "10.0.0.0"), attempt(3, 1, "10.0.0.1"))
+    assert job.state.phase is Phase.LINKING
+
+
+def routes_told(job, connection):
+    (message,) = [message for message in job.told[connection] if message["type"] == "link"]
+    return {
+        route["peer"]: (route["dial"], [item["address"] for item in route["addresses"]])
+        for route in message["routes"]
+    }
+
+
+def test_exactly_one_end_of_each_pair_dials():
+    job = three_hosts()
+    report_all(job)
+    routes = {rank: routes_told(job, rank) for rank in range(4)}
+    for one, other in itertools.combinations(range(4), 2):
+        assert routes[one][other][0] != routes[other][one][0]
+        dialler, target = (one, other) if routes[one][other][0] else (other, one)
+        assert routes[dialler][target][1], "who dials must know where"
+    assert routes[2][1] == (True, ["127.0.0.1", "10.0.0.1"])
+
+
+def test_the_end_that_got_through_dials():
+    job = Job(2, seats_of(1, 1))
+    for rank in range(2):
+        job.join_seat(rank, rank, addresses=[offer(f"10.0.0.{rank}")])
+    job.probed(0, attempt(0, 1, "10.0.0.1", "no route to host"))
+    job.probed(1, attempt(1, 0, "10.0.0.0"))
+    assert routes_told(job, 1) == {0: (True, ["10.0.0.0"])}
+    assert routes_told(job, 0)[1][0] is False
+
+
+def test_a_report_about_somebody_else_counts_for_nobody():
+    """What a rank says of its own attempts is its own: it cannot speak for another."""
+    job = Job(2, seats_of(1, 1))
+    for rank in range(2):
+        job.join_seat(rank, rank, addresses=[offer(f"10.0.0.{rank}")])
+    job.probed(0, attempt(1, 1, "10.0.0.1"), attempt(99, 98, "10.0.0.1"))
+    job.probed(1)
+    assert routes_told(job, 0) == {1: (True, ["10.0.0.1"])}
+
+
+def test_no_route_lists_what_was_tried():
+    job = three_hosts()
+    report_all(job, "connection refused")
+    assert set(job.aborts()) == {0, 1, 2, 3}
+    assert job.verdict()["kind"] == "no_route"
+    assert "host0 and host1 cannot reach each other" in job.verdict()["text"]
+    assert "host0 -> host1 at 10.0.0.1 (eth0): connection refused" in job.verdict()["text"]
+    assert "host1 -> host0 at 10.0.0.0 (eth0): connection refused" in job.verdict()["text"]
+
+
+def test_malformed_report_is_a_breach():
+    job = three_hosts()
+    with pytest.raises(ProtocolError):
+        job.probed(0, {"source": 0})
+
+
+def test_all_linked_starts_the_job_with_a_table():
+    job = three_hosts()
+    report_all(job)
+    for rank in range(4):
+        links = [
+            {"peer": peer, "iface": f"eth{rank}", "local": f"10.0.0.{rank}", "remote": f"10.0.0.{peer}"}
+            for peer in range(4)
+            if peer != rank
+        ]
+        assert not any(kind == "go" for kind in job.kinds(rank))
+        job.linked(rank, *links)
+    assert job.state.phase is Phase.RUNNING
+    assert all(job.kinds(rank) == ["probe", "link", "go"] for rank in range(4))
+    assert "rank 0 (host0)  eth0 10.0.0.0  <->  eth1 10.0.0.1  rank 1 (host1)" in job.told[0][-1]["table"]
+    assert len(job.notice("started").detail["links"]) == 6
+
+
+def test_who_cannot_link_up_ends_it():
+    job = three_hosts()
+    report_all(job)
+    job.unlinked(2, "rank 3 did not answer (10.0.0.3: timed out)")
+    assert set(job.aborts()) == {0, 1, 2, 3}
+    assert (
+        job.verdict()["text"]
+        == "rank 2 (host1) could not link up: rank 3 did not answer (10.0.0.3: timed out)."
+    )
+
+
+def test_one_host_needs_no_probing():
+    job = Job(3)
+    for connection in range(3):
+        job.join(connection, pid=connection)
+    assert all(job.kinds(connection) == ["probe", "link"] for connection in range(3))
+
+
+# ---- losing somebody -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seats", [(), (3,)])
+def test_vanished_rank_is_named_to_all_after_a_moment(seats):
+    job = Job(3, seats_of(*seats))
+    job.run_on_one_host()
+    job.hang_up(1)
+    assert not job.aborts()
+    job.pass_time(EVIDENCE_S)
+    assert job.verdict()["rank"] == 1
+    assert VANISHED in job.verdict()["text"]
+    assert {0, 2} <= set(job.aborts())
+    failed = job.notice("failed")
+    assert (failed.culprit, failed.detail) == (1, {"kind": "lost"})
+
+
+def test_how_its_process_ended_is_known_a_little_later():
+    job = Job(3, seats_of(3))
+    job.run_on_one_host()
+    job.hang_up(1)
+    job.lost(0, peer=1)
+    job.pass_time(0.1)
+    job.exit(1, "killed by SIGKILL")
+    assert "rank 1 (host0) was lost while others were in allreduce" in job.verdict()["text"]
+    assert "killed by SIGKILL" in job.verdict()["text"]
+    assert VANISHED not in job.verdict()["text"]
+
+
+def test_how_its_process_ended_is_known_before():
+    job = Job(2, seats_of(2))
+    job.run_on_one_host()
+    job.exit(1, "exit code 3")
+    assert job.verdict()["text"] == "rank 1 (host0) was lost: exit code 3."
+    job.hang_up(1)
+    job.pass_time(10.0)
+    assert len(job.aborts()) == 2
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_chain_of_losses(order):
+    job = Job(4, seats_of(1, 1, 1, 1))
+    for rank in range(4):
+        job.join_seat(rank, rank)
+    report = {
+        source: [attempt(source, t, "10.0.0.9") for t in range(4) if t != source] for source in range(4)
+    }
+    for rank in range(4):
+        job.probed(rank, *report[rank])
+    job.link_all(range(4))
+    for reporter in order:
+        job.lost(reporter, peer=reporter + 1)
+        job.pass_time(0.05)
+    job.pass_time(EVIDENCE_S)
+    assert job.verdict()["rank"] == 3
+
+
+def test_stalled_rank():
+    job = Job(3)
+    job.run_on_one_host()
+    job.lost(0, peer=2, kind="stalled", why="not a byte for 5 s, 100 bytes into it")
+    job.pass_time(SETTLE_S)
+    assert (job.verdict()["kind"], job.verdict()["rank"]) == ("stalled", 2)
+    assert "not a byte for 5 s" in job.verdict()["text"]
+
+
+def test_who_finishes_while_others_need_it():
+    job = Job(3)
+    job.run_on_one_host()
+    job.leave(2, "its program ended")
+    assert not job.aborts()
+    job.lost(0, peer=2)
+    job.pass_time(SETTLE_S)
+    assert set(job.aborts()) >= {0, 1}
+    assert "has finished (its program ended)" in job.verdict()["text"]
+
+
+def test_who_leaves_with_an_error_ends_it_for_all_at_once():
+    job = Job(3)
+    job.run_on_one_host()
+    job.leave(2, "uncaught ValueError: boom", ok=False)
+    assert job.verdict()["text"] == "rank 2 (host0) was lost: uncaught ValueError: boom."
+
+
+def test_who_leaves_during_the_start_ends_it_for_all():
+    job = three_hosts()
+    job.leave(2, "it was interrupted")
+    assert job.verdict()["rank"] == 2
+    assert set(job.aborts()) >= {0, 1, 3}
+
+
+def test_mismatch_carries_both_sides_words():
+    job = Job(2)
+    job.run_on_one_host()
+    job.mismatch(1, peer=0, text="rank 1 wanted a broadcast")
+    job.mismatch(0, peer=1, text="rank 0 wanted an allreduce")
+    job.pass_time(SETTLE_S)
+    assert (job.verdict()["kind"], job.verdict()["rank"]) == ("mismatch", None)
+    text = job.verdict()["text"]
+    assert text.index("rank 0 wanted an allreduce") < text.index("rank 1 wanted a broadcast")
+
+
+def test_reports_by_and_about_strangers_are_ignored():
+    job = Job(2)
+    job.run_on_one_host()
+    for event in (
+        lambda: job.lost(99, peer=0),
+        lambda: job.lost(0, peer=77),
+        lambda: job.mismatch(99, 0, "x"),
+        lambda: job.leave(99),
+        lambda: job.hang_up(99),
+        lambda: job.linked(99),
+        lambda: job.unlinked(99),
+        lambda: job.probed(99),
+    ):
+        assert event() == []
+    job.pass_time(100.0)
+    assert not job.aborts()
+
+
+def test_abort_happens_once():
+    job = Job(3, seats_of(3))
+    job.run_on_one_host()
+    job.leave(2, "boom", ok=False)
+    first = job.verdict()
+    job.lost(0, peer=1)
+    job.mismatch(1, 0, "different")
+    job.exit(0)
+    job.hang_up(1)
+    job.unlinked(0)
+    job.leave(0, "then another", ok=False)
+    job.pass_time(1000.0)
+    assert job.verdict() is first
+    job.notice("failed")
+
+
+def test_who_comes_after_the_end_is_told_why():
+    job = Job(3, seats_of(3))
+    job.run_on_one_host()
+    job.leave(2, "boom", ok=False)
+    job.hang_up(2)
+    job.join_seat(9, 2)
+    assert len(job.told[9]) == 1
+    assert "boom" in str(job.told[9][0])
+    assert job.told[9][0]["type"] in ("refused", "abort")
+
+
+# ---- the next generation ---------------------------------------------------------------------
+
+
+def test_leave_and_join_again():
+    job = Job(2, seats_of(2))
+    for generation in range(3):
+        first = 10 * generation
+        job.run_on_one_host(first)
+        assert [job.told[first + rank][0]["generation"] for rank in range(2)] == [generation] * 2
+        for rank in range(2):
+            job.leave(first + rank)
+            job.hang_up(first + rank)
+        assert job.state.phase is Phase.JOINING
+    assert [item.kind for item in job.notices if item.kind in ("started", "ended")] == [
+        "started",
+        "ended",
+    ] * 3
+    assert not job.aborts()
+
+
+@pytest.mark.parametrize("seats", [(), (3,)])
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_fast_rejoiner_waits_until_the_others_have_left(seats, order):
+    job = Job(3, seats_of(*seats))
+    job.run_on_one_host()
+    for count, rank in enumerate(order):
+        job.leave(rank)
+        job.hang_up(rank)
+        if seats:
+            job.join_seat(10 + rank, rank)
+        else:
+            job.join(10 + rank, rank=rank)
+        assert bool(job.told[10 + rank]) == (count == 2), "told before the others had left, or never"
+    assert {connection: rank for connection, rank in job.ranks().items() if connection >= 10} == {
+        10: 0,
+        11: 1,
+        12: 2,
+    }
+    assert job.told[10][0]["generation"] == 1
+    job.link_all([10, 11, 12])
+    assert not job.aborts()
+
+
+def test_only_those_who_left_may_come_back():
+    job = Job(2)
+    job.run_on_one_host()
+    job.leave(0)
+    job.join(10, rank=0)
+    assert job.told[10] == []
+    job.join(11, hostname="stranger", pid=3)
+    assert "came too late" in job.told[11][0]["reason"]
+
+
+def test_a_process_that_ended_in_peace_is_missed_in_the_next_generation():
+    job = Job(2, seats_of(2))
+    job.run_on_one_host()
+    job.leave(0, "its program ended")
+    job.hang_up(0)
+    job.exit(0, "exit code 0", ok=True)
+    job.leave(1)
+    assert not job.aborts()
+    job.join_seat(11, 1)
+    assert "rank 0 (host0) ended (exit code 0) before it called ringcomm.init()" in job.verdict()["text"]
+
+
+def test_rejoining_times_out_too():
+    job = Job(2, seats_of(2), start_timeout_s=20.0)
+    job.run_on_one_host()
+    job.leave(0)
+    job.leave(1)
+    job.join_seat(10, 0)
+    job.pass_time(20.0)
+    assert "called ringcomm.init() again within 20 s. Missing: rank 1 (host0)" in job.verdict()["text"]
+
+
+def test_who_waits_for_others_to_leave_and_return_waits_as_long_as_anybody():
+    job = Job(2, seats_of(2), start_timeout_s=20.0)
+    job.run_on_one_host()
+    job.leave(0)
+    job.join_seat(10, 0)
+    job.pass_time(15.0)
+    job.leave(1)
+    job.pass_time(19.9)
+    assert not job.aborts()
+    job.pass_time(0.1)
+    assert set(job.aborts()) == {10}
+
+
+def test_reports_of_an_old_generation_do_not_hurt_the_next():
+    job = Job(2, seats_of(2))
+    job.run_on_one_host()
+    job.leave(0)
+    job.lost(1, peer=0)
+    job.leave(1)
+    job.run_on_one_host(10)
+    job.pass_time(100.0)
+    assert not job.aborts()
+
+
+# ---- any order of events ---------------------------------------------------------------------
+
+
+class Storm:
+    """Random events, at random moments, from connections that behave as the server lets them."""
+
+    def __init__(self, seed):
+        self.rng = random.Random(seed)
+        self.size = self.rng.randrange(1, 5)
+        seats = seats_of(*[1] * self.size) if self.rng.random() < 0.5 else ()
+        self.job = Job(self.size, seats, start_timeout_s=self.rng.choice([2.0, 60.0]))
+        self.open = set()
+        self.fresh = itertools.count()
+        self.said_goodbye = set()
+
+    def step(self):
+        rng, job = self.rng, self.job
+        connection = rng.choice(sorted(self.open)) if self.open and rng.random() < 0.7 else None
+        event = rng.choice(
+            ["join"] * 4
+            + ["linked", "probed"] * 4
+            + ["lost", "mismatch", "leave", "hang_up", "exit", "unlinked"]
+        )
+        rank = rng.randrange(self.size)
+        if event == "exit":
+            if job.seats:
+                job.exit(rank, rng.choice(["exit code 0", "killed by SIGKILL"]), rng.random() < 0.5)
+        elif event == "join":
+            self.join(rank)
+        elif connection is None:
+            job.pass_time(rng.choice([0.0, 0.1, 0.5, 5.0]))
+        elif connection in self.said_goodbye or event == "hang_up":
+            self.hang_up(connection)
+        elif event == "leave":
+            self.said_goodbye.add(connection)
+            job.leave(connection, "bye", ok=rng.random() < 0.7)
+        elif event == "probed":
+            job.probed(
+                connection,
+                *[
+                    attempt(0, t, f"10.0.0.{t}", rng.choice(["", "", "", "refused"]))
+                    for t in range(self.size)
+                ],
+            )
+        elif event == "linked":
+            job.linked(connection)
+        elif event == "unlinked":
+            job.unlinked(connection)
+        elif event == "lost":
+            job.lost(connection, rng.randrange(-1, self.size + 1), rng.choice(["lost", "stalled"]))
+        else:
+            job.mismatch(connection, rank, "different")
+        for dropped in job.dropped:
+            if dropped in self.open:
+                self.hang_up(dropped)
+
+    def join(self, rank):
+        connection = next(self.fresh)
+        self.open.add(connection)
+        if self.job.seats:
+            self.job.join_seat(connection, rank)
+        else:
+            self.job.join(connection, pid=connection, rank=self.rng.choice([None, rank]))
+
+    def hang_up(self, connection):
+        self.open.discard(connection)
+        self.job.hang_up(connection)
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_whatever_happens_everybody_is_told_exactly_once(seed):
+    """No event is too much for it; after an abort, everyone who was in and still listens knows it."""
+    print(f"seed {seed}")
+    storm = Storm(seed)
+    job = storm.job
+    for _ in range(60):
+        storm.step()
+    job.pass_time(100.0)
+    told = job.aborts()  # which checks that nobody is told twice, and everybody the same
+    failures = [item for item in job.notices if item.kind == "failed"]
+    assert len(failures) == (1 if job.state.phase is Phase.ABORTED else 0)
+    if job.state.phase is Phase.ABORTED:
+        for connection in storm.open:
+            knows = connection in told or "refused" in job.kinds(connection)
+            assert knows, f"connection {connection} was never told that the job is over"
+
+
+def test_the_storm_reaches_every_phase():
+    """The property above is worth something: its events lead everywhere."""
+    phases, verdicts = set(), set()
+    for seed in range(300):
+        storm = Storm(seed)
+        for _ in range(60):
+            storm.step()
+            phases.add(storm.job.state.phase)
+        verdicts |= {message["kind"] for message in storm.job.aborts().values()}
+    assert phases == set(Phase)
+    assert verdicts == {"lost", "stalled", "mismatch", "timeout", "no_route", "startup"}

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, Dict, List
+
+import pytest
+
+from ringcomm.config import Slot
+from ringcomm.errors import ConfigError
+from ringrun import launch
+from ringrun.launch import Options, describe, per_host, prepare, read_hosts
+
+ENVIRON = {"PATH": "/nowhere", "TOKEN": "hunter2"}
+
+
+@pytest.fixture(autouse=True)
+def no_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which hosts are this machine is not asked of any resolver here."""
+    monkeypatch.setattr(launch, "find_local", lambda specs: [spec.name == "localhost" for spec in specs])
+
+
+def test_a_job() -> None:
+    options = Options(
+        np=3,
+        hosts="localhost,me@far:2",
+        forward=("TOKEN",),
+        pythons=("far=/p",),
+        cwds=("far=/c",),
+        ifaces=("en*", "far=eth0"),
+    )
+    job = prepare(options, ["python", "train.py"], ENVIRON)
+    here, far = job.hosts
+    assert (here.is_local, here.python, here.command.argv) == (True, sys.executable, (None, "train.py"))
+    assert (far.is_local, far.python, far.cwd, far.command.argv) == (False, "/p", "/c", (None, "train.py"))
+    assert here.argv[0] == sys.executable and far.argv[0] == "ssh" and "me@far" in far.argv
+    assert here.env == {"TOKEN": "hunter2", "RINGCOMM_IFACE": "en*"}
+    assert far.env == {"TOKEN": "hunter2", "RINGCOMM_IFACE": "eth0"}
+    assert job.slot_of(2) == Slot(1, 1) and job.host_of(2) is far and not job.all_local
+    assert len(job.key) == 32
+
+
+def test_what_an_agent_is_told() -> None:
+    job = prepare(Options(np=3, hosts="localhost,far:2"), ["train.py"], ENVIRON)
+    config: Dict[str, Any] = job.agent_config(job.hosts[1])
+    assert config["key"] == job.key.hex()
+    assert config["ranks"] == [
+        {"rank": 1, "env": {"RINGCOMM_SLOT": "1:0"}},
+        {"rank": 2, "env": {"RINGCOMM_SLOT": "1:1"}},
+    ]
+    assert config["env"] == {
+        "RINGCOMM_JOB": job.id,
+        "RINGCOMM_SIZE": "3",
+        "RINGCOMM_HOST": "far",
+        "PYTHONUNBUFFERED": "1",
+    }
+    assert config["silence_s"] and not job.agent_config(job.hosts[0])["silence_s"]
+    assert (config["python"], config["script"], config["argv"]) == (True, "train.py", (None, "train.py"))
+
+
+def test_no_secret_is_in_any_description() -> None:
+    job = prepare(Options(hosts="localhost,far", forward=("TOKEN",)), ["x.py"], ENVIRON)
+    for text in (describe(job), repr(job), *job.hosts[0].argv, *job.hosts[1].argv):
+        assert "hunter2" not in text and job.key.hex() not in text and repr(job.key) not in text
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ([], {}),
+        (["/p"], {None: "/p"}),
+        (["a=/p", "/q"], {"a": "/p", None: "/q"}),
+        (["/odd=name"], {None: "/odd=name"}),
+    ],
+)
+def test_per_host(values: List[str], found: Dict[Any, str]) -> None:
+    assert per_host("--python", values, ["a", "b"]) == found
+
+
+@pytest.mark.parametrize("values", [["c=/p"], ["a="], [""], ["/p", "/q"], ["a=/p", "a=/q"]])
+def test_bad_per_host_values(values: List[str]) -> None:
+    with pytest.raises(ConfigError, match="--python"):
+        per_host("--python", values, ["a", "b"])
+
+
+def test_hosts_come_from_one_place(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("a slots=2\n")
+    assert [spec.name for spec in read_hosts(Options(hostfile=str(file)))] == ["a"]
+    with pytest.raises(ConfigError, match="both given"):
+        read_hosts(Options(hosts="a", hostfile=str(file)))
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="not a text file"):
+        read_hosts(Options(hostfile=str(file)))
+
+
+def test_settings_come_from_options_before_the_environment() -> None:
+    environ = {**ENVIRON, "RINGCOMM_TIMEOUT": "5", "RINGCOMM_START_TIMEOUT": "7"}
+    job = prepare(Options(timeout_s=600.0), ["x.py"], environ)
+    assert (job.settings.timeout_s, job.settings.start_timeout_s) == (600.0, 7.0)
+    assert "RINGCOMM_TIMEOUT" not in job.hosts[0].env  # the default again, and the variable is removed
+    assert job.hosts[0].env["RINGCOMM_START_TIMEOUT"] == "7.0"
+    with pytest.raises(ConfigError, match="RINGCOMM_TIMEOUT"):
+        prepare(Options(), ["x.py"], {"RINGCOMM_TIMEOUT": "soon"})

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+from typing import Any, Dict, List
+
+import pytest
+
+from ringrun.report import failure_box, host_problem, last_traceback, problems_box, ranks_text, signal_hint
+from ringrun.verdict import Complaint, Exit, Verdict
+
+HOSTS = {0: "pc", 1: "pc", 2: "jetson1", 3: "jetson1"}
+TRACE = [
+    "Traceback (most recent call last):",
+    '  File "x.py", line 1, in <module>',
+    "    f()",
+    "ValueError: x",
+    "more",
+]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ([2], "rank 2"),
+        ([0, 1], "ranks 0, 1"),
+        ([3, 0, 1, 2, 7], "ranks 0-3, 7"),
+        ([0, 2, 4], "ranks 0, 2, 4"),
+    ],
+)
+def test_ranks(ranks: List[int], text: str) -> None:
+    assert ranks_text(ranks) == text
+
+
+def test_the_last_traceback_is_found() -> None:
+    lines = [
+        *TRACE,
+        "",
+        "log line",
+        "Traceback (most recent call last):",
+        "  File",
+        "KeyError: 'y'",
+        "",
+        "bye",
+    ]
+    assert last_traceback(lines) == "Traceback (most recent call last):\n  File\nKeyError: 'y'"
+    assert last_traceback(TRACE) == "\n".join(TRACE)
+    assert last_traceback(["nothing"]) == ""
+
+
+def test_a_long_traceback_is_shortened() -> None:
+    text = last_traceback([TRACE[0], *["  File"] * 1000, "RecursionError"])
+    assert len(text.splitlines()) < 50
+    assert "left out" in text and text.endswith("RecursionError")
+
+
+def test_the_box() -> None:
+    verdict = Verdict()
+    verdict.exited(Exit(2, 3, None))
+    verdict.complained(Complaint(None, 2, "rank 2 was lost"))
+    for rank in (0, 1, 3):
+        verdict.exited(Exit(rank, 1, None))
+    text = failure_box(verdict, HOSTS, ["pc", "jetson1"], {2: ["log", *TRACE], 0: TRACE})
+    assert text.splitlines() == [
+        "╭─ ringrun: rank 2 on jetson1 failed first: exit code 3",
+        *[f"│ {line}" for line in TRACE],
+        "│",
+        "│ Ranks 0, 1, 3 stopped because of it.",
+        "╰─ exit code 3",
+    ]
+
+
+def test_the_box_without_a_traceback_shows_the_last_words_and_the_reason() -> None:
+    verdict = Verdict()
+    verdict.exited(Exit(0, None, 9))
+    verdict.exited(Exit(1, 0, None))
+    verdict.complained(Complaint(None, 0, "rank 0 was lost in allreduce"))
+    text = failure_box(verdict, HOSTS, ["pc", "jetson1"], {0: ["a", "b"]})
+    assert "memory" in text and "│ a\n│ b\n" in text and "rank 0 was lost in allreduce" in text
+    assert "because of it" not in text
+
+
+def test_the_box_of_a_lost_host() -> None:
+    verdict = Verdict()
+    verdict.host_lost(1, "jetson1: the ssh connection ended.")
+    verdict.exited(Exit(0, 1, None))
+    text = failure_box(verdict, HOSTS, ["pc", "jetson1"], {})
+    assert "the host jetson1 was lost first" in text
+    assert "jetson1: the ssh connection ended." in text
+    assert "Rank 0 stopped because of it." in text
+
+
+@pytest.mark.parametrize(("number", "word"), [(9, "memory"), (11, "compiled code"), (15, "")])
+def test_signal_hints(number: int, word: str) -> None:
+    assert word in signal_hint(Exit(0, None, number))
+    assert signal_hint(Exit(0, 1, None)) == ""
+
+
+def test_problems() -> None:
+    text = problems_box({"a": "a: no Python.", "b": "b: no script."}, ["c"], 3)
+    assert "2 of 3 hosts failed" in text
+    assert text.count("a: no Python.") == 1
+    assert "c." in text and text.endswith("╰─ exit code 1\n")
+    assert "hosts" not in problems_box({"a": "a: no Python."}, [], 1)
+
+
+FOUND = {
+    "python": "/p",
+    "version": "3.6.1",
+    "missing": "numpy",
+    "why": "ImportError: no",
+    "ringcomm": "9",
+    "ringcomm_at": "/r",
+}
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"problem": "cwd"}, ["directory /x over there", "--cwd jetson1=PATH", "cwd=PATH"]),
+        ({"problem": "interpreter"}, ["Python at /x over there", "--python jetson1=PATH"]),
+        ({"problem": "script"}, ["script /x over there", "Copy it there"]),
+        ({"problem": "program"}, ["program /x"]),
+        ({"problem": "start", "why": "no memory"}, ["no memory"]),
+        ({"problem": "old", "found": FOUND}, ["3.6.1", "3.8"]),
+        ({"problem": "missing", "found": FOUND}, ["/p cannot import numpy", "/p -m pip install numpy"]),
+        (
+            {"problem": "version", "found": FOUND, "wanted": "1"},
+            ["ringcomm 9", "/r", "pip install ringcomm==1"],
+        ),
+        ({"problem": "check", "code": None, "signal": 4, "sent": 0, "text": "a\nb"}, ["SIGILL", "a; b"]),
+        ({"problem": "check", "code": None, "signal": 9, "sent": 9, "text": ""}, ["30 s", "nothing"]),
+    ],
+)
+def test_what_a_host_lacks(facts: Dict[str, Any], words: List[str]) -> None:
+    text = host_problem("jetson1", {"path": "/x", **facts}, is_local=False)
+    assert text.startswith("jetson1: ") and "\n" not in text
+    for word in words:
+        assert word in text
+
+
+def test_on_this_machine_nothing_is_over_there() -> None:
+    for problem in ("cwd", "interpreter", "script", "program"):
+        assert "over there" not in host_problem(
+            "localhost", {"path": "/x", "problem": problem}, is_local=True
+        )

@@ -1,0 +1,104 @@
+"""The model against the formulas in the algorithms' docstrings."""
+
+from __future__ import annotations
+
+from math import log2
+
+import pytest
+
+from ringcomm.errors import BrokenInvariantError
+from ringcomm.schedule import direct, doubling, ring, tree
+from ringcomm.schedule.cost import CostModel, predict
+from ringcomm.schedule.steps import Recv, Send, even_bounds
+
+ALPHA, BETA, GAMMA = 50e-6, 1e-9, 2e-10
+MODEL = CostModel(latency_s=ALPHA, byte_s=BETA, reduce_byte_s=GAMMA)
+
+
+def price(build, size, model=MODEL, item_bytes=4):
+    return predict([build(r) for r in range(size)], item_bytes, model)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 16])
+@pytest.mark.parametrize("count", [160, 16000])
+def test_ring(size, count):
+    n, p, bounds = 4 * count, size, even_bounds(count, size)
+    expected = 2 * (p - 1) * ALPHA + (p - 1) / p * n * (2 * BETA + GAMMA)
+    assert price(lambda r: ring.all_reduce(r, p, bounds), p) == pytest.approx(expected)
+
+
+def test_nothing_waits_for_nothing():
+    assert price(lambda r: ring.all_reduce(r, 9, even_bounds(0, 9)), 9) == pytest.approx(ALPHA)
+
+
+@pytest.mark.parametrize("size", [2, 4, 16])
+def test_direct(size):
+    n, p, bounds = 64000, size, even_bounds(16000, size)
+    expected = 2 * ALPHA + (p - 1) / p * n * (2 * BETA + GAMMA)
+    assert price(lambda r: direct.all_reduce(r, p, bounds), p) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_one_shot(size):
+    n, p = 4000, size
+    expected = ALPHA + (p - 1) * n * (BETA + GAMMA)
+    assert price(lambda r: direct.one_shot(r, p, 1000), p) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("size", [2, 8, 32])
+def test_doubling(size):
+    n = 4000
+    expected = log2(size) * (ALPHA + n * (BETA + GAMMA))
+    assert price(lambda r: doubling.all_reduce(r, size, 1000), size) == pytest.approx(expected)
+
+
+def test_doubling_of_no_power_of_two():
+    """Some of the players start at once, so the fold-in is partly hidden behind the rounds."""
+    four = price(lambda r: doubling.all_reduce(r, 4, 1000), 4)
+    six = price(lambda r: doubling.all_reduce(r, 6, 1000), 6)
+    assert four < six <= four + 2 * (ALPHA + 4000 * BETA) + 4000 * GAMMA
+
+
+@pytest.mark.parametrize("size", [2, 4, 16])
+def test_binomial_tree(size):
+    expected = log2(size) * (ALPHA + 4000 * BETA)
+    assert price(lambda r: tree.broadcast(r, size, 1, 1000), size) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("size", [2, 3, 10])
+def test_chain_is_a_pipeline_of_segments(size):
+    n, segment = 4_000_000, 1000
+    model = MODEL._replace(segment_bytes=segment)
+    expected = (size - 1) * ALPHA + (n + (size - 2) * segment) * BETA
+    assert price(lambda r: tree.chain(r, size, 0, n // 4), size, model) == pytest.approx(expected)
+
+
+def test_messages_occupy_the_ports():
+    model = CostModel(0.0, 0.0, 0.0, message_s=1.0)
+    assert price(lambda r: direct.one_shot(r, 5, 1), 5, model) == pytest.approx(4.0)
+    assert price(lambda r: ring.all_reduce(r, 5, even_bounds(5, 5)), 5, model) == pytest.approx(8.0)
+
+
+def test_it_ranks_as_one_would_expect():
+    def seconds(count):
+        return [
+            price(lambda r: direct.one_shot(r, 8, count), 8),
+            price(lambda r: doubling.all_reduce(r, 8, count), 8),
+            price(lambda r: ring.all_reduce(r, 8, even_bounds(count, 8)), 8),
+        ]
+
+    one_shot, doubles, rings = seconds(1)
+    assert one_shot < doubles < rings
+    one_shot, doubles, rings = seconds(10_000_000)
+    assert rings < doubles < one_shot
+
+
+def test_a_receive_waits_for_what_is_still_to_be_sent():
+    """Rank 0 must send its old value on a slow way before it may take the new one."""
+    swap = [[Send(1, 0, 1000), Recv((1,), 0, 1000)], [Recv((0,), 0, 1000), Send(0, 0, 1000)]]
+    assert predict(swap, 1, MODEL) == pytest.approx(2 * (ALPHA + 1000 * BETA))
+
+
+def test_a_deadlock_has_no_price():
+    with pytest.raises(BrokenInvariantError, match="deadlock"):
+        predict([[Recv((1,), 0, 1), Send(1, 0, 1)], [Recv((0,), 0, 1), Send(0, 0, 1)]], 1, MODEL)

@@ -1,0 +1,61 @@
+"""Broadcasts, proven for all sizes, and roots other than 0."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringcomm.schedule import tree
+from ringcomm.schedule.steps import Recv, Send
+from ringcomm.schedule.verify import check_broadcast
+
+BROADCASTS = [tree.broadcast, tree.chain]
+
+
+@pytest.mark.parametrize("build", BROADCASTS)
+@pytest.mark.parametrize("size", range(1, 65))
+def test_all_sizes(build, size):
+    count = size - 1
+    for root in {0, size // 2}:
+        check_broadcast([build(r, size, root, count) for r in range(size)], root, count)
+
+
+@pytest.mark.parametrize("build", BROADCASTS)
+@pytest.mark.parametrize("size", range(1, 12))
+@pytest.mark.parametrize("count", [0, 1, 1000])
+def test_all_roots(build, size, count):
+    for root in range(size):
+        check_broadcast([build(r, size, root, count) for r in range(size)], root, count)
+
+
+@pytest.mark.parametrize("build", BROADCASTS)
+@pytest.mark.parametrize("size", [1, 2, 5, 8])
+def test_the_root_only_sends(build, size):
+    assert all(isinstance(s, Send) for s in build(1 % size, size, 1 % size, 10))
+
+
+@pytest.mark.parametrize("build", BROADCASTS)
+def test_alone_there_is_nothing_to_do(build):
+    assert build(0, 1, 0, 10) == []
+
+
+@pytest.mark.parametrize("build", BROADCASTS)
+def test_an_empty_message_goes_to_the_same_peers(build):
+    for rank in range(6):
+        full = build(rank, 6, 2, 100)
+        assert [s._replace(start=0, stop=0) for s in full] == build(rank, 6, 2, 0)
+
+
+@pytest.mark.parametrize("size", range(1, 65))
+def test_a_binomial_tree_is_as_deep_as_the_logarithm(size):
+    depth = {0: 0}
+    for rank in range(1, size):  # parents have lower positions
+        (recv,) = (s for s in tree.broadcast(rank, size, 0, 1) if isinstance(s, Recv))
+        depth[rank] = depth[recv.peers[0]] + 1
+    assert max(depth.values()) <= (size - 1).bit_length()
+    sends = [sum(isinstance(s, Send) for s in tree.broadcast(r, size, 0, 1)) for r in range(size)]
+    assert sends[0] == (size - 1).bit_length() == max(sends)
+
+
+def test_a_chain_passes_on_to_the_next():
+    assert tree.chain(0, 4, 3, 9) == [Recv((3,), 0, 9), Send(1, 0, 9)]
+    assert tree.chain(2, 4, 3, 9) == [Recv((1,), 0, 9)]

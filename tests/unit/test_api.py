@@ -1,0 +1,87 @@
+"""The module-level functions over their default context; one rank, so no socket is opened."""
+
+from __future__ import annotations
+
+import inspect
+
+import numpy as np
+import pytest
+
+import ringcomm as rc
+from ringcomm import api
+from ringcomm.config import Membership
+from ringcomm.context import Context
+
+ARGUMENTS = {
+    "rank": (), "size": (), "local_rank": (), "local_size": (), "cross_rank": (), "cross_size": (),
+    "is_homogeneous": (), "barrier": (), "broadcast_object": ("x",), "allgather_object": ("x",),
+    **{
+        name + suffix: (np.ones((2, 2)),)
+        for name in ("allreduce", "reducescatter", "allgather", "broadcast", "alltoall")
+        for suffix in ("", "_")
+    },
+}  # fmt: skip
+
+
+@pytest.fixture
+def alone():
+    """A job of this one process."""
+    rc.init(Membership())
+    yield
+    rc.shutdown()
+
+
+@pytest.mark.parametrize("name", list(ARGUMENTS))
+def test_before_init_every_function_says_what_to_do(name):
+    assert not rc.is_initialized()
+    with pytest.raises(rc.NotInitializedError, match=r"call ringcomm\.init\(\) first"):
+        getattr(rc, name)(*ARGUMENTS[name])
+
+
+@pytest.mark.parametrize("name", list(ARGUMENTS))
+def test_all_functions_work_alone(alone, name):
+    expected = {
+        "rank": 0, "size": 1, "local_rank": 0, "local_size": 1, "cross_rank": 0, "cross_size": 1,
+        "is_homogeneous": True, "barrier": None, "broadcast_object": "x", "allgather_object": ["x"],
+    }  # fmt: skip
+    result = getattr(rc, name)(*ARGUMENTS[name])
+    if name in expected:
+        assert result == expected[name]
+    else:
+        np.testing.assert_array_equal(result, np.ones((2, 2)))
+
+
+def test_alone_the_arithmetic_is_the_same(alone):
+    assert rc.allreduce(np.array([7, -7]), postscale_factor=0.5).tolist() == [3, -3]
+    assert rc.allreduce([2.0], rc.Sum, prescale_factor=2.0, postscale_factor=3.0).tolist() == [12.0]
+    assert rc.allreduce(np.array([2**60 + 1]))[0] == 2**60 + 1
+    array, received = rc.alltoall(np.arange(3), [3])
+    assert (array.tolist(), received.tolist()) == ([0, 1, 2], [3])
+
+
+def test_results_are_new_arrays(alone):
+    array = np.ones((2, 2))
+    for name in ("allreduce", "reducescatter", "allgather", "broadcast", "alltoall"):
+        result = getattr(rc, name)(array)
+        assert not np.shares_memory(result, array)
+        assert result.flags.writeable
+        assert getattr(rc, name + "_")(array) is array or np.shares_memory(array, array)
+
+
+def test_init_and_shutdown_may_be_repeated(alone):
+    context = api.context()
+    rc.init(Membership())
+    assert api.context() is context
+    rc.shutdown()
+    rc.shutdown()
+    assert not rc.is_initialized()
+    rc.init(Membership())
+    assert api.context() is not context
+
+
+@pytest.mark.parametrize("name", sorted({n for n, f in vars(Context).items() if inspect.isfunction(f)
+                                         and not n.startswith("_")} - {"close"}))  # fmt: skip
+def test_functions_take_what_methods_take(name):
+    method = inspect.signature(getattr(Context, name))
+    function = inspect.signature(getattr(rc, name))
+    assert list(method.parameters.values())[1:] == list(function.parameters.values())

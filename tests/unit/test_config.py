@@ -1,0 +1,291 @@
+"""Every variable, good and bad; and the page that documents them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
+
+import pytest
+
+from ringcomm import config
+from ringcomm.config import Membership, Settings, Slot, document, format_endpoint, parse_endpoint
+from ringcomm.errors import ConfigError
+
+KEY = bytes(range(32))
+JOB = {"RINGCOMM_SIZE": "3", "RINGCOMM_RENDEZVOUS": "10.0.0.1:5000", "RINGCOMM_KEY": KEY.hex()}
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
+
+
+# ---- settings --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "variable, text, field, value",
+    [
+        ("IFACE", "eth0,!docker*", "iface", "eth0,!docker*"),
+        ("START_TIMEOUT", "2.5", "start_timeout_s", 2.5),
+        ("TIMEOUT", "inf", "timeout_s", float("inf")),
+        ("SEGMENT_BYTES", "1000", "segment_bytes", 1000),
+        ("SEGMENT_BYTES", "64K", "segment_bytes", 64 * 1024),
+        ("SEGMENT_BYTES", "64KiB", "segment_bytes", 64 * 1024),
+        ("SEGMENT_BYTES", " 2mb ", "segment_bytes", 2 * 1024 * 1024),
+        ("SEGMENT_BYTES", "1G", "segment_bytes", 1024**3),
+        ("SPIN_US", "0", "spin_us", 0.0),
+        ("SPIN_US", "1000000", "spin_us", 1e6),
+        ("ALGORITHM", "ring", "algorithm", "ring"),
+        ("VERBOSE", "1", "verbose", True),
+        ("VERBOSE", "Yes", "verbose", True),
+        ("VERBOSE", "off", "verbose", False),
+        ("VERBOSE", "", "verbose", False),
+    ],
+)
+def test_setting_is_read(variable, text, field, value):
+    assert getattr(Settings.from_environment({"RINGCOMM_" + variable: text}), field) == value
+
+
+@pytest.mark.parametrize(
+    "variable, text",
+    [
+        ("START_TIMEOUT", "0"),
+        ("START_TIMEOUT", "-1"),
+        ("START_TIMEOUT", "soon"),
+        ("START_TIMEOUT", "nan"),
+        ("TIMEOUT", ""),
+        ("TIMEOUT", "10s"),
+        ("SEGMENT_BYTES", "0"),
+        ("SEGMENT_BYTES", "-4K"),
+        ("SEGMENT_BYTES", "K"),
+        ("SEGMENT_BYTES", ""),
+        ("SEGMENT_BYTES", "1.5M"),
+        ("SEGMENT_BYTES", "1T"),
+        ("SPIN_US", "-1"),
+        ("SPIN_US", "2000000"),
+        ("SPIN_US", "nan"),
+        ("VERBOSE", "perhaps"),
+    ],
+)
+def test_bad_setting_is_named_with_its_value(variable, text):
+    with pytest.raises(ConfigError) as caught:
+        Settings.from_environment({"RINGCOMM_" + variable: text})
+    assert f"RINGCOMM_{variable}={text!r}" in str(caught.value)
+
+
+def test_defaults_without_variables_and_other_variables_are_ignored():
+    assert Settings.from_environment({"RINGCOMM_UNKNOWN": "1", "PATH": "/bin"}) == Settings()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Settings(),
+        Settings(iface="eth*,!docker0", start_timeout_s=0.1, timeout_s=1e-3, segment_bytes=123457),
+        Settings(spin_us=0.0, algorithm="ring", verbose=True, timeout_s=1e9),
+    ],
+)
+def test_settings_survive_the_environment(settings):
+    assert Settings.from_environment(settings.to_environment()) == settings
+
+
+def test_only_what_differs_is_passed_on():
+    assert Settings().to_environment() == {}
+    assert Settings(verbose=True).to_environment() == {"RINGCOMM_VERBOSE": "1"}
+
+
+def test_the_real_environment_is_the_default_source(monkeypatch):
+    monkeypatch.setenv("RINGCOMM_TIMEOUT", "77")
+    monkeypatch.setenv("RINGCOMM_SIZE", "1")
+    assert Settings.from_environment().timeout_s == 77
+    assert Membership.from_environment() == Membership()
+
+
+@pytest.mark.parametrize("frozen", [Settings(), Membership()])
+def test_frozen(frozen):
+    name = fields(frozen)[0].name
+    with pytest.raises(FrozenInstanceError):
+        setattr(frozen, name, 1)
+
+
+# ---- membership ------------------------------------------------------------------------------
+
+
+def test_alone_without_variables():
+    assert Membership.from_environment({}) == Membership(size=1)
+    assert Membership.from_environment({"RINGCOMM_SIZE": "1", "RINGCOMM_RANK": "9"}) == Membership(size=1)
+
+
+def test_membership_by_hand():
+    assert Membership.from_environment(JOB) == Membership(3, (("10.0.0.1", 5000),), KEY)
+
+
+def test_membership_with_everything():
+    environ = {
+        **JOB,
+        "RINGCOMM_RENDEZVOUS": "10.0.0.1:5000, [fd00::1]:5001,head:5002",
+        "RINGCOMM_RANK": "2",
+        "RINGCOMM_JOB": "train",
+        "RINGCOMM_SLOT": "1:0",
+        "RINGCOMM_HOST": "jetson1",
+    }
+    where = (("10.0.0.1", 5000), ("fd00::1", 5001), ("head", 5002))
+    assert Membership.from_environment(environ) == Membership(
+        3, where, KEY, "train", Slot(1, 0), 2, "jetson1"
+    )
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"RINGCOMM_SIZE": "three"}, "RINGCOMM_SIZE='three' is not a whole number"),
+        ({"RINGCOMM_SIZE": "0"}, "RINGCOMM_SIZE=0 is out of range: it must be at least 1"),
+        ({"RINGCOMM_RENDEZVOUS": ""}, "RINGCOMM_RENDEZVOUS does not say where they meet"),
+        ({"RINGCOMM_RENDEZVOUS": "10.0.0.1"}, "'10.0.0.1' is not an address"),
+        ({"RINGCOMM_RENDEZVOUS": "a:1,,b:2"}, "'' is not an address"),
+        ({"RINGCOMM_RANK": "3"}, "RINGCOMM_RANK=3 is out of range: it must be from 0 to 2"),
+        ({"RINGCOMM_RANK": "-1"}, "RINGCOMM_RANK=-1 is out of range"),
+        ({"RINGCOMM_RANK": "1.0"}, "RINGCOMM_RANK='1.0' is not a whole number"),
+        ({"RINGCOMM_SLOT": "1"}, "RINGCOMM_SLOT='1' is not of the form HOST_INDEX:SLOT"),
+        ({"RINGCOMM_SLOT": "1:2:3"}, "RINGCOMM_SLOT='1:2:3' is not of the form"),
+        ({"RINGCOMM_SLOT": "a:b"}, "RINGCOMM_SLOT='a:b' is not of the form"),
+        ({"RINGCOMM_KEY": ""}, "No key for this job"),
+        ({"RINGCOMM_KEY": "xyz"}, "RINGCOMM_KEY must hold hex digits only"),
+        ({"RINGCOMM_KEY": "00" * 15}, "RINGCOMM_KEY holds 15 bytes; a key needs at least 16"),
+        ({"RINGCOMM_KEY_FD": "abc"}, "RINGCOMM_KEY_FD='abc' is not a whole number"),
+        ({"RINGCOMM_KEY_FD": "-1"}, "RINGCOMM_KEY_FD=-1 is out of range"),
+        ({"RINGCOMM_KEY_FD": "999999"}, "a wrapper"),
+        ({"RINGCOMM_KEY_FILE": "/nowhere/key"}, "/nowhere/key cannot be read"),
+        ({"RINGCOMM_KEY_FILE": "/"}, "/ cannot be read"),
+    ],
+)
+def test_bad_membership_says_what_and_why(change, words):
+    with pytest.raises(ConfigError) as caught:
+        Membership.from_environment({**JOB, **change})
+    assert words.lower() in str(caught.value).lower()
+
+
+def test_errors_never_show_the_key():
+    almost = KEY.hex() + "x"
+    with pytest.raises(ConfigError) as caught:
+        Membership.from_environment({**JOB, "RINGCOMM_KEY": almost})
+    assert KEY.hex() not in str(caught.value)
+    assert KEY.hex() not in repr(Membership.from_environment(JOB))
+    assert repr(KEY) not in repr(Membership.from_environment(JOB))
+
+
+# ---- where the key comes from ----------------------------------------------------------------
+
+
+def key_from(**variables):
+    environ = {"RINGCOMM_SIZE": "2", "RINGCOMM_RENDEZVOUS": "h:1"}
+    environ.update({"RINGCOMM_" + name: str(value) for name, value in variables.items()})
+    return Membership.from_environment(environ).key
+
+
+def test_key_from_a_file_with_a_newline(tmp_path):
+    path = tmp_path / "key"
+    path.write_text(KEY.hex() + "\n")
+    assert key_from(KEY_FILE=path) == KEY
+
+
+def test_empty_key_file_is_refused(tmp_path):
+    path = tmp_path / "key"
+    path.write_text("")
+    with pytest.raises(ConfigError, match="holds 0 bytes"):
+        key_from(KEY_FILE=path)
+
+
+def test_key_file_that_is_no_text_is_refused(tmp_path):
+    path = tmp_path / "key"
+    path.write_bytes(bytes(range(256)))
+    with pytest.raises(ConfigError, match="hex digits only"):
+        key_from(KEY_FILE=path)
+
+
+def test_key_from_a_descriptor_again_and_again(tmp_path):
+    path = tmp_path / "key"
+    path.write_text(KEY.hex())
+    descriptor = os.open(str(path), os.O_RDONLY)
+    try:
+        assert [key_from(KEY_FD=descriptor) for _ in range(3)] == [KEY] * 3
+    finally:
+        os.close(descriptor)
+
+
+def test_key_from_a_pipe_again_and_again(monkeypatch):
+    monkeypatch.setattr(config, "_keys_from_pipes", {})
+    reader, writer = os.pipe()
+    try:
+        os.write(writer, KEY.hex().encode())
+        # The writer stays open: reading must not wait for its end.
+        assert [key_from(KEY_FD=reader) for _ in range(3)] == [KEY] * 3
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def test_descriptor_comes_before_file_before_variable(tmp_path):
+    other, third = b"f" * 16, b"v" * 16
+    path, descriptor_path = tmp_path / "file", tmp_path / "descriptor"
+    path.write_text(other.hex())
+    descriptor_path.write_text(KEY.hex())
+    descriptor = os.open(str(descriptor_path), os.O_RDONLY)
+    try:
+        assert key_from(KEY_FD=descriptor, KEY_FILE=path, KEY=third.hex()) == KEY
+        assert key_from(KEY_FILE=path, KEY=third.hex()) == other
+        assert key_from(KEY=third.hex()) == third
+    finally:
+        os.close(descriptor)
+
+
+# ---- endpoints -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text, endpoint",
+    [
+        ("host:1", ("host", 1)),
+        (" 10.0.0.1:65535 ", ("10.0.0.1", 65535)),
+        ("[::1]:5000", ("::1", 5000)),
+        ("[fe80::1%eth0]:5000", ("fe80::1%eth0", 5000)),
+    ],
+)
+def test_endpoint(text, endpoint):
+    assert parse_endpoint(text) == endpoint
+    assert parse_endpoint(format_endpoint(*endpoint)) == endpoint
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "host", ":1", "host:", "host:0", "host:65536", "host:-1", "host:x", "host:²", "::1:5000", "[]:1"],
+)
+def test_no_endpoint(text):
+    with pytest.raises(ConfigError, match="is not an address"):
+        parse_endpoint(text)
+
+
+# ---- documentation ---------------------------------------------------------------------------
+
+
+def test_page_is_up_to_date():
+    assert DOCS.read_text() == document(), "run: python -m ringcomm.config > docs/configuration.md"
+
+
+def test_page_names_every_variable_that_is_read():
+    class Recorder(dict):
+        def __init__(self, values):
+            super().__init__(values)
+            self.read = set()
+
+        def get(self, key, default=None):
+            self.read.add(key)
+            return super().get(key, default)
+
+        def __contains__(self, key):
+            self.read.add(key)
+            return super().__contains__(key)
+
+    environ = Recorder(JOB)
+    Membership.from_environment(environ)
+    Settings.from_environment(environ)
+    assert len(environ.read) >= 14
+    assert [name for name in sorted(environ.read) if f"`{name}`" not in document()] == []

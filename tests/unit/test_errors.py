@@ -1,0 +1,94 @@
+"""The exception tree: its two branches, and the facts that errors carry."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from ringcomm import errors
+from ringcomm.errors import (
+    AuthenticationError,
+    BrokenInvariantError,
+    ConfigError,
+    MismatchError,
+    Misuse,
+    NoRouteError,
+    NotInitializedError,
+    PeerLostError,
+    PeerStalledError,
+    ProtocolError,
+    Recoverable,
+    RefusedError,
+    RingcommError,
+    StartTimeoutError,
+    StartupError,
+    UnsupportedDtypeError,
+)
+
+ALL = [item for item in vars(errors).values() if isinstance(item, type) and issubclass(item, Exception)]
+PLACE = {
+    Misuse: [ConfigError, NotInitializedError, UnsupportedDtypeError, MismatchError],
+    StartupError: [StartTimeoutError, RefusedError, AuthenticationError, NoRouteError],
+    Recoverable: [PeerLostError, PeerStalledError],
+    RingcommError: [BrokenInvariantError, ProtocolError],
+}
+
+
+def test_everything_has_one_place_in_the_tree():
+    placed = [RingcommError, Misuse, StartupError, Recoverable]
+    placed += [item for items in PLACE.values() for item in items]
+    assert sorted(map(repr, placed)) == sorted(map(repr, ALL))
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_one_base_and_exclusive_branches(kind):
+    assert issubclass(kind, RingcommError)
+    branches = [branch for branch in (Misuse, StartupError, Recoverable) if issubclass(kind, branch)]
+    assert len(branches) <= 1
+    for branch, kinds in PLACE.items():
+        if kind in kinds and branch is not RingcommError:
+            assert branches == [branch]
+
+
+@pytest.mark.parametrize(
+    "kind, builtin",
+    [
+        (ConfigError, ValueError),
+        (NotInitializedError, ValueError),
+        (UnsupportedDtypeError, TypeError),
+        (StartTimeoutError, TimeoutError),
+        (PeerLostError, ConnectionError),
+        (PeerStalledError, TimeoutError),
+        (BrokenInvariantError, AssertionError),
+    ],
+)
+def test_builtin_relatives(kind, builtin):
+    assert issubclass(kind, builtin)
+
+
+def test_no_ringcomm_error_is_a_runtime_error():
+    """What turns any RuntimeError into "try again" must not catch ours."""
+    assert not any(issubclass(kind, RuntimeError) for kind in ALL)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_message_is_what_was_said(kind):
+    assert str(kind("who did what")) == "who did what"
+    assert kind.__doc__
+
+
+@pytest.mark.parametrize(
+    "error, facts",
+    [
+        (PeerLostError("gone", rank=2, host="jetson2"), {"rank": 2, "host": "jetson2"}),
+        (PeerStalledError("silent", rank=1), {"rank": 1, "host": None}),
+        (MismatchError("differ", rank=0, peer=3), {"rank": 0, "peer": 3}),
+    ],
+)
+def test_facts_survive_pickling(error, facts):
+    """Results of ``ringcomm.run`` travel between processes, errors among them."""
+    copy = pickle.loads(pickle.dumps(error))
+    for one in (error, copy):
+        assert {name: getattr(one, name) for name in facts} == facts
+    assert (type(copy), str(copy)) == (type(error), str(error))

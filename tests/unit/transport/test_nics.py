@@ -1,0 +1,198 @@
+"""Which addresses a machine has, of what kind they are, and which of them the user allows."""
+
+from __future__ import annotations
+
+import socket
+import types
+
+import psutil
+import pytest
+
+from ringcomm.errors import ConfigError
+from ringcomm.transport import nics
+from ringcomm.transport.nics import (
+    LOOPBACK,
+    REAL,
+    VIRTUAL,
+    Interface,
+    InterfaceFilter,
+    interface_of,
+    kind_of,
+    own_addresses,
+)
+
+
+@pytest.mark.parametrize(
+    "spec, name, address, allowed",
+    [
+        ("", "eth0", "10.0.0.1", True),
+        (" , ", "eth0", "10.0.0.1", True),
+        ("eth0", "eth0", "10.0.0.1", True),
+        ("eth0", "eth1", "10.0.0.1", False),
+        ("eth0", "eth01", "10.0.0.1", False),
+        ("ETH0", "eth0", "10.0.0.1", False),
+        ("eth1,eth0", "eth0", "10.0.0.1", True),
+        ("en*", "enp3s0", "10.0.0.1", True),
+        ("en*", "eth0", "10.0.0.1", False),
+        ("eth[0-2]", "eth2", "10.0.0.1", True),
+        ("eth[0-2]", "eth3", "10.0.0.1", False),
+        ("10.0.0.1", "eth0", "10.0.0.1", True),
+        ("10.0.0.2", "eth0", "10.0.0.1", False),
+        ("192.168.1.0/24", "eth0", "192.168.1.77", True),
+        ("192.168.1.0/24", "eth0", "192.168.2.77", False),
+        ("192.168.1.9/24", "eth0", "192.168.1.77", True),
+        ("192.168.1.0/24", "eth0", "fd00::1", False),
+        ("fd00::/8", "eth0", "fd12::1", True),
+        ("fd00::/8", "eth0", "fe80::1", False),
+        ("fd00::/8", "eth0", "10.0.0.1", False),
+        ("!docker*", "docker0", "172.17.0.1", False),
+        ("!docker*", "eth0", "10.0.0.1", True),
+        ("! docker0", "docker0", "172.17.0.1", False),
+        ("!172.16.0.0/12", "br-1234", "172.18.0.1", False),
+        ("!172.16.0.0/12", "eth0", "10.0.0.1", True),
+        ("eth*,!eth1", "eth0", "10.0.0.1", True),
+        ("eth*,!eth1", "eth1", "10.0.0.1", False),
+        ("!eth1,eth*", "eth1", "10.0.0.1", False),
+        ("10.0.0.0/8,!eth1", "eth1", "10.0.0.1", False),
+        ("10.0.0.0/8,wlan0", "wlan0", "192.168.0.1", True),
+    ],
+)
+def test_filter(spec, name, address, allowed):
+    assert InterfaceFilter(spec).allows(name, address) is allowed
+
+
+@pytest.mark.parametrize("spec", ["10.0.0.0/33", "eth0/24", "!fd00::/129", "10.0.0.0/", "eth0,x/8"])
+def test_no_network(spec):
+    with pytest.raises(ConfigError, match="is not a network"):
+        InterfaceFilter(spec)
+
+
+@pytest.mark.parametrize(
+    "name, address, kind",
+    [
+        ("eth0", "10.0.0.1", REAL),
+        ("enp3s0", "fe80::1", REAL),
+        ("wlan0", "192.168.0.2", REAL),
+        ("bond0", "10.0.0.1", REAL),
+        ("ib0", "10.0.0.1", REAL),
+        ("en0", "10.0.0.1", REAL),
+        ("lo", "127.0.0.1", LOOPBACK),
+        ("lo0", "::1", LOOPBACK),
+        ("eth0", "127.0.1.1", LOOPBACK),
+        ("docker0", "172.17.0.1", VIRTUAL),
+        ("br-0123456789ab", "172.18.0.1", VIRTUAL),
+        ("veth12ab", "fe80::1", VIRTUAL),
+        ("virbr0", "192.168.122.1", VIRTUAL),
+        ("tailscale0", "100.64.0.1", VIRTUAL),
+        ("wg0", "10.9.0.1", VIRTUAL),
+        ("l4tbr0", "192.168.55.1", VIRTUAL),
+        ("usb0", "192.168.55.100", VIRTUAL),
+        ("br0", "10.0.0.1", REAL),
+    ],
+)
+def test_kind(name, address, kind):
+    assert kind_of(name, address) == kind
+
+
+# ---- this machine, as told by psutil ---------------------------------------------------------
+
+
+def v4(address, netmask="255.255.255.0"):
+    return types.SimpleNamespace(family=socket.AF_INET, address=address, netmask=netmask)
+
+
+def v6(address, netmask="ffff:ffff:ffff:ffff::"):
+    return types.SimpleNamespace(family=socket.AF_INET6, address=address, netmask=netmask)
+
+
+JETSON = {
+    "lo": [v4("127.0.0.1", "255.0.0.0"), v6("::1", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff")],
+    "docker0": [v4("172.17.0.1", "255.255.0.0")],
+    "eth0": [
+        v6("fe80::aa%eth0"),
+        v4("192.168.1.20"),
+        types.SimpleNamespace(family=17, address="00:11:22:33:44:55", netmask=None),
+        v6("fd00::20", None),
+    ],
+    "wlan0": [v4("192.168.2.20")],
+    "down0": [v4("10.1.1.1")],
+}
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    def set_up(interfaces, down=("down0",)):
+        statistics = {name: types.SimpleNamespace(isup=name not in down) for name in interfaces}
+        monkeypatch.setattr(psutil, "net_if_addrs", lambda: interfaces)
+        monkeypatch.setattr(psutil, "net_if_stats", lambda: statistics)
+        monkeypatch.setattr(nics.socket, "if_nametoindex", lambda name: 2 + list(interfaces).index(name))
+
+    return set_up
+
+
+def test_own_addresses_of_a_jetson(machine):
+    machine(JETSON)
+    assert own_addresses() == [
+        Interface("eth0", "192.168.1.20", REAL, 24),
+        Interface("wlan0", "192.168.2.20", REAL, 24),
+        Interface("eth0", "fd00::20", REAL, 0),
+        Interface("eth0", "fe80::aa", REAL, 64, 4),
+        Interface("docker0", "172.17.0.1", VIRTUAL, 16),
+        Interface("lo", "127.0.0.1", LOOPBACK, 8),
+        Interface("lo", "::1", LOOPBACK, 128),
+    ]
+
+
+def test_order_does_not_depend_on_the_system(machine):
+    machine(JETSON)
+    usual = own_addresses()
+    machine(dict(reversed([(name, entries[::-1]) for name, entries in JETSON.items()])))
+    assert [item[:3] for item in own_addresses()] == [item[:3] for item in usual]
+
+
+@pytest.mark.parametrize(
+    "spec, names",
+    [
+        ("eth0", {"eth0", "lo"}),
+        ("!docker*", {"eth0", "wlan0", "lo"}),
+        ("192.168.2.0/24", {"wlan0", "lo"}),
+        ("docker0", {"docker0", "lo"}),
+    ],
+)
+def test_the_users_choice_always_keeps_the_loopback(machine, spec, names):
+    machine(JETSON)
+    assert {item.name for item in own_addresses(spec)} == names
+
+
+@pytest.mark.parametrize("spec", ["eth7", "10.0.0.0/8", "!eth0,!wlan0,!docker0", "lo"])
+def test_a_choice_of_nothing_lists_what_there_is(machine, spec):
+    machine(JETSON)
+    with pytest.raises(ConfigError, match=r"eth0 \(192.168.1.20\)") as caught:
+        own_addresses(spec)
+    assert repr(spec) in str(caught.value)
+    assert "down0" not in str(caught.value)
+
+
+def test_a_machine_without_network_is_fine_with_any_choice(machine):
+    machine({"lo": JETSON["lo"]})
+    assert {item.kind for item in own_addresses("eth0")} == {LOOPBACK}
+
+
+def test_interface_without_statistics_counts_as_up(machine, monkeypatch):
+    machine(JETSON)
+    monkeypatch.setattr(psutil, "net_if_stats", dict)
+    assert "down0" in {item.name for item in own_addresses()}
+
+
+def test_interface_of_an_address(machine):
+    machine(JETSON)
+    interfaces = own_addresses()
+    assert interface_of("192.168.2.20", interfaces) == "wlan0"
+    assert interface_of("8.8.8.8", interfaces) == "?"
+
+
+def test_hostname_is_never_resolved(machine, monkeypatch):
+    machine(JETSON)
+    for name in ("gethostname", "gethostbyname", "getaddrinfo", "getfqdn"):
+        monkeypatch.delattr(socket, name)
+    assert own_addresses()

@@ -1,0 +1,298 @@
+"""The handshake: replayed byte by byte, with strangers, mirrors and parrots."""
+
+from __future__ import annotations
+
+import random
+import struct
+
+import pytest
+
+from ringcomm.errors import AuthenticationError, ProtocolError
+from ringcomm.wire import auth
+from ringcomm.wire.auth import Claim, Initiator, Purpose, Responder, job_digest, parting_answer
+
+KEY, OTHER_KEY = b"k" * 32, b"x" * 32
+JOB, OTHER_JOB = job_digest("job"), job_digest("another")
+CLAIM = Claim(Purpose.LINK, JOB, generation=7, source=2, target=5)
+REFUSALS = (AuthenticationError, ProtocolError)
+MOST_PRE_AUTH_BYTES = 256
+
+
+def nonce(letter):
+    return lambda count: letter * count
+
+
+def initiator(key=KEY, claim=CLAIM, letter=b"i"):
+    return Initiator(key, claim, nonce(letter))
+
+
+def responder(key=KEY, job=JOB, letter=b"r"):
+    return Responder(key, job, nonce(letter))
+
+
+def feed(side, data, piece):
+    """Give ``data`` to one side in pieces, never more than it needs; (answer, what is left)."""
+    answer = b""
+    while data and side.needs:
+        count = min(piece, side.needs, len(data))
+        answer += side.receive(data[:count])
+        data = data[count:]
+    return answer, data
+
+
+def shake(one, other, piece=1000):
+    """The whole handshake; all bytes that were exchanged."""
+    challenge, _ = feed(other, one.greeting, piece)
+    proof, _ = feed(one, challenge, piece)
+    feed(other, proof, piece)
+    return one.greeting, challenge, proof
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 7, 31, 32, 1000])
+def test_both_sides_agree_whatever_the_pieces(piece):
+    one, other = initiator(), responder()
+    shake(one, other, piece)
+    assert one.done and other.done
+    assert other.claim == CLAIM
+    assert (one.needs, other.needs) == (0, 0)
+
+
+def test_what_follows_the_handshake_is_not_consumed():
+    one, other = initiator(), responder()
+    challenge, _ = feed(other, one.greeting, 1000)
+    proof, rest = feed(one, challenge + b"first message", 1000)
+    assert rest == b"first message"
+    _, rest = feed(other, proof + b"second message", 1000)
+    assert rest == b"second message"
+    assert one.done and other.done
+
+
+def test_needs_counts_down_and_nothing_is_answered_before_the_last_byte():
+    one, other = initiator(), responder()
+    challenge = count_down(other, one.greeting)
+    proof = count_down(one, challenge)
+    assert one.done and not other.done
+    assert count_down(other, proof) == b""
+    assert one.done and other.done
+
+
+def count_down(side, data):
+    """Feed byte by byte; the answer to the last byte."""
+    answers = []
+    for position in range(len(data)):
+        assert side.needs == len(data) - position
+        answers.append(side.receive(data[position : position + 1]))
+    assert not any(answers[:-1])
+    return answers[-1]
+
+
+def test_total_before_authentication_is_small():
+    greeting, challenge, proof = shake(initiator(), responder())
+    assert len(greeting) + len(challenge) + len(proof) <= MOST_PRE_AUTH_BYTES
+    assert Responder(KEY, JOB).needs + len(proof) <= MOST_PRE_AUTH_BYTES
+
+
+def test_real_nonces_differ():
+    assert Initiator(KEY, CLAIM).greeting != Initiator(KEY, CLAIM).greeting
+    first, second = Responder(KEY, JOB), Responder(KEY, JOB)
+    greeting = initiator().greeting
+    assert first.receive(greeting) != second.receive(greeting)
+
+
+def test_claim_is_worth_nothing_before_the_proof():
+    one, other = initiator(), responder()
+    feed(other, one.greeting, 1000)
+    with pytest.raises(AuthenticationError):
+        _ = other.claim
+
+
+# ---- wrong key, job, version -----------------------------------------------------------------
+
+
+def test_initiator_refuses_a_responder_with_another_key():
+    one, other = initiator(), responder(key=OTHER_KEY)
+    challenge, _ = feed(other, one.greeting, 1000)
+    with pytest.raises(AuthenticationError, match="does not hold this job's key"):
+        feed(one, challenge, 1000)
+    assert not one.done
+
+
+def test_responder_refuses_an_initiator_with_another_key():
+    cheat, other = initiator(key=OTHER_KEY), responder()
+    challenge, _ = feed(other, cheat.greeting, 1000)
+    # The cheat ignores that the challenge is not for its key, and answers all the same.
+    proof = auth._proof(OTHER_KEY, b"initiator", cheat.greeting, challenge[12:44])
+    with pytest.raises(AuthenticationError, match="does not hold this job's key"):
+        feed(other, proof, 1000)
+    assert not other.done
+
+
+def test_other_job_is_told_so_on_both_sides():
+    one, other = initiator(claim=CLAIM._replace(job=OTHER_JOB)), responder()
+    with pytest.raises(AuthenticationError, match="another job") as caught:
+        feed(other, one.greeting, 1)
+    with pytest.raises(AuthenticationError, match="another job"):
+        feed(one, parting_answer(caught.value), 1)
+
+
+def test_other_version_is_told_so_on_both_sides(monkeypatch):
+    monkeypatch.setattr(auth, "PROTOCOL_VERSION", 99)
+    one = initiator()
+    monkeypatch.undo()
+    other = responder()
+    with pytest.raises(ProtocolError, match="version 99 of the protocol, not 1") as caught:
+        feed(other, one.greeting, 1000)
+    monkeypatch.setattr(auth, "PROTOCOL_VERSION", 99)
+    with pytest.raises(ProtocolError, match="version 1 of ringcomm's protocol and this process version 99"):
+        feed(one, parting_answer(caught.value), 1000)
+
+
+def test_responder_of_another_version_is_noticed_even_if_it_accepts():
+    challenge = struct.pack("!8sHH32s32s", auth.MAGIC, 2, 0, bytes(32), bytes(32))
+    with pytest.raises(ProtocolError, match="version 2"):
+        initiator().receive(challenge)
+
+
+def test_refusal_of_a_stranger_says_nothing():
+    with pytest.raises(ProtocolError) as caught:
+        responder().receive(b"GET / HTTP/1.1\r\n")
+    assert parting_answer(caught.value) == b""
+    assert parting_answer(ValueError()) == b""
+
+
+# ---- mirrors and parrots ---------------------------------------------------------------------
+
+
+def test_reflected_proof_is_worthless():
+    """An attacker sends a responder's own proof back to it."""
+    one, other = initiator(), responder()
+    challenge, _ = feed(other, one.greeting, 1000)
+    with pytest.raises(AuthenticationError):
+        feed(other, challenge[-32:], 1000)
+
+
+def test_proof_of_another_responder_is_worthless():
+    """An attacker passes an initiator's greeting on to get a challenge, and uses it as its own proof."""
+    one, victim, oracle = initiator(), responder(letter=b"v"), responder(letter=b"o")
+    feed(victim, one.greeting, 1000)
+    proven, _ = feed(oracle, one.greeting, 1000)
+    with pytest.raises(AuthenticationError):
+        feed(victim, proven[-32:], 1000)
+
+
+def test_recorded_initiator_fails_against_a_new_nonce():
+    greeting, _, proof = shake(initiator(), responder())
+    fresh = responder(letter=b"R")
+    feed(fresh, greeting, 1000)
+    with pytest.raises(AuthenticationError):
+        feed(fresh, proof, 1000)
+
+
+def test_recorded_responder_fails_against_a_new_nonce():
+    _, challenge, _ = shake(initiator(), responder())
+    with pytest.raises(AuthenticationError):
+        feed(initiator(letter=b"I"), challenge, 1000)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"purpose": Purpose.CONTROL},
+        {"generation": 8},
+        {"source": 3},
+        {"target": 4},
+    ],
+)
+def test_altered_claim_is_noticed(change):
+    """A man in the middle changes what the initiator claims; neither side accepts."""
+    one, other = initiator(), responder()
+    altered = initiator(claim=CLAIM._replace(**change)).greeting
+    assert altered != one.greeting
+    challenge, _ = feed(other, altered, 1000)
+    with pytest.raises(AuthenticationError):
+        feed(one, challenge, 1000)
+    with pytest.raises(AuthenticationError):
+        feed(other, auth._proof(KEY, b"initiator", one.greeting, challenge[12:44]), 1000)
+
+
+# ---- garbage ---------------------------------------------------------------------------------
+
+
+def test_every_flipped_bit_of_the_handshake_is_refused():
+    greeting, challenge, proof = shake(initiator(), responder())
+    for position in range(len(challenge) * 8):
+        with pytest.raises(REFUSALS):
+            feed(initiator(), flip(challenge, position), 1000)
+    for position in range(len(greeting) * 8):
+        one, other = initiator(), responder()
+        with pytest.raises(REFUSALS):
+            answer, _ = feed(other, flip(greeting, position), 1000)
+            feed(one, answer, 1000)
+    for position in range(len(proof) * 8):
+        other = responder()
+        feed(other, greeting, 1000)
+        with pytest.raises(REFUSALS):
+            feed(other, flip(proof, position), 1000)
+
+
+def flip(data, bit):
+    changed = bytearray(data)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+def test_truncated_handshake_never_finishes():
+    greeting, challenge, proof = shake(initiator(), responder())
+    for length in range(len(greeting)):
+        other = responder()
+        assert feed(other, greeting[:length], 1000) == (b"", b"")
+        assert not other.done and other.needs == len(greeting) - length
+    for length in range(len(challenge)):
+        one = initiator()
+        assert feed(one, challenge[:length], 1000) == (b"", b"")
+        assert not one.done
+    for length in range(len(proof)):
+        other = responder()
+        feed(other, greeting, 1000)
+        feed(other, proof[:length], 1000)
+        assert not other.done
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_garbage_after_every_length_of_good_bytes(seed):
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    greeting, challenge, proof = shake(initiator(), responder())
+    for length in range(len(greeting + proof)):
+        other = responder()
+        with pytest.raises(REFUSALS):
+            data = spoil(greeting + proof, length, rng)
+            answer, rest = feed(other, data, rng.choice([1, 5, 1000]))
+            # If only the claim or nonce was changed, the garbage is challenged like anybody else,
+            # must not pass for a proof then, and the challenge fits no honest initiator.
+            feed(other, rest, 1000)
+            feed(initiator(), answer, 1000)
+        assert not other.done
+    for length in range(len(challenge)):
+        with pytest.raises(REFUSALS):
+            feed(initiator(), spoil(challenge, length, rng), rng.choice([1, 5, 1000]))
+
+
+def spoil(data, length, rng):
+    """The first ``length`` bytes, then certainly another one, then noise."""
+    noise = bytes(rng.getrandbits(8) for _ in range(300))
+    return data[:length] + bytes([data[length] ^ rng.randrange(1, 256)]) + noise
+
+
+def test_strangers_are_refused_at_their_first_wrong_byte():
+    for stranger in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01", b"SSH-2.0-OpenSSH", b"\0", b"ringcomX"):
+        wrong = next(i for i, byte in enumerate(stranger) if byte != auth.MAGIC[i])
+        for side in (initiator(), responder()):
+            assert side.receive(stranger[:wrong]) == b""
+            with pytest.raises(ProtocolError):
+                side.receive(stranger[wrong : wrong + 1])
+
+
+def test_job_digests_differ():
+    assert len({job_digest(name) for name in ("", "a", "b", "default", "jöb")}) == 5
+    assert len(job_digest("x" * 10000)) == 16

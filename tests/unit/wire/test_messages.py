@@ -1,0 +1,209 @@
+"""Control messages: put together from pieces, and refused when they are not what they must be."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+
+import pytest
+
+from ringcomm.errors import ProtocolError
+from ringcomm.wire.messages import MAX_REPORT_BYTES, MessageReader, encode, validate
+
+ADDRESS = {"address": "10.0.0.1", "port": 5000, "iface": "eth0", "kind": "real"}
+MEMBER = {"rank": 0, "host": "a", "host_index": 0, "local_rank": 0, "pid": 1}
+GOOD = [
+    {"type": "join", "version": "1", "hostname": "h", "pid": 12, "addresses": [ADDRESS], "slot": [0, 1]},
+    {"type": "probed", "attempts": []},
+    {"type": "linked", "links": [{"peer": 1, "iface": "eth0", "local": "a", "remote": "b"}]},
+    {"type": "unlinked", "reason": "nobody answered"},
+    {"type": "lost", "peer": 2, "doing": "allreduce", "why": "grüße \N{SNOWMAN}", "kind": "lost"},
+    {"type": "mismatch", "peer": 0, "text": ""},
+    {"type": "leaving", "reason": "done", "ok": True},
+    {"type": "refused", "reason": "late"},
+    {
+        "type": "probe",
+        "rank": 0,
+        "generation": 3,
+        "members": [MEMBER],
+        "targets": [{"rank": 1, "addresses": [ADDRESS]}],
+    },
+    {"type": "link", "routes": [{"peer": 1, "dial": False, "addresses": []}]},
+    {"type": "go", "table": "links:\n  none"},
+    {"type": "abort", "kind": "lost", "text": "rank 1 died", "rank": None},
+    {"type": "echo", "rank": 4},
+]
+
+
+def kind_of(message):
+    return message["type"]
+
+
+def frame(body):
+    return struct.pack("!I", len(body)) + body
+
+
+def read(data, piece=None, limit=MAX_REPORT_BYTES):
+    reader = MessageReader(limit)
+    piece = piece or max(1, len(data))
+    return [
+        message
+        for start in range(0, len(data), piece)
+        for message in reader.feed(data[start : start + piece])
+    ]
+
+
+@pytest.mark.parametrize("message", GOOD, ids=kind_of)
+def test_there_and_back(message):
+    assert read(encode(message)) == [message]
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 5, 64, 1000])
+def test_all_of_them_in_pieces(piece):
+    assert read(b"".join(map(encode, GOOD)), piece) == GOOD
+
+
+def test_nothing_comes_before_the_last_byte_and_the_rest_is_kept():
+    first, second = encode(GOOD[0]), encode(GOOD[1])
+    reader = MessageReader(MAX_REPORT_BYTES)
+    assert list(reader.feed(first[:-1])) == []
+    assert list(reader.feed(first[-1:] + second[:3])) == [GOOD[0]]
+    assert list(reader.feed(second[3:])) == [GOOD[1]]
+    assert list(reader.feed(b"")) == []
+
+
+# ---- size ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [101, 2**31, 2**32 - 1])
+def test_oversize_is_refused_by_its_length_alone(length):
+    with pytest.raises(ProtocolError, match=f"a control message of {length} bytes; at most 100"):
+        read(struct.pack("!I", length), limit=100)
+
+
+def test_the_limit_itself_is_allowed():
+    message = {"type": "unlinked", "reason": ""}
+    message["reason"] = "x" * (100 - len(encode(message)) + 4)
+    assert len(encode(message)) == 104
+    assert read(encode(message), limit=100) == [message]
+    with pytest.raises(ProtocolError):
+        read(encode(message), limit=99)
+
+
+def test_oversize_behind_a_good_message():
+    reader = MessageReader(100)
+    messages = reader.feed(encode(GOOD[1]) + struct.pack("!I", 101))
+    assert next(messages) == GOOD[1]
+    with pytest.raises(ProtocolError):
+        next(messages)
+
+
+# ---- contents --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b'{"type": "go", "table": "\xff"}',
+        b"nonsense",
+        b"'go'",
+        b'{"type": "go"} trailing',
+        b'{"type": "leaving", "ok": ' + b"1" * 200_000,
+        b"\0" * 10,
+    ],
+)
+def test_what_is_no_json(body):
+    with pytest.raises(ProtocolError, match="not JSON"):
+        read(frame(body))
+
+
+@pytest.mark.parametrize("opening", [b"[", b'{"a":', b'{"type":"go","table":['])
+def test_deep_nesting_is_refused_without_a_crash(opening):
+    with pytest.raises(ProtocolError):
+        read(frame(opening * (MAX_REPORT_BYTES // len(opening))))
+
+
+@pytest.mark.parametrize("value", [None, 1, True, "go", [], [{"type": "go"}], 1.5])
+def test_what_is_no_object(value):
+    with pytest.raises(ProtocolError, match="must be an object"):
+        read(frame(json.dumps(value).encode()))
+
+
+@pytest.mark.parametrize("kind", [None, "", "Join", "drop tables", 1, ["join"], {"a": 1}])
+def test_unknown_kind(kind):
+    with pytest.raises(ProtocolError, match="unknown kind"):
+        validate({"type": kind})
+
+
+def test_no_kind_at_all():
+    with pytest.raises(ProtocolError, match="unknown kind"):
+        validate({})
+
+
+WRONG = [None, True, 1, 1.5, "text", [], [1], {}, {"a": 1}]
+REQUIRED = [
+    (message, name)
+    for message in GOOD
+    for name in message
+    if name != "type" and (message["type"], name) not in (("join", "slot"), ("abort", "rank"))
+]
+
+
+@pytest.mark.parametrize(
+    "message, name", REQUIRED, ids=lambda item: item if isinstance(item, str) else item["type"]
+)
+def test_missing_or_wrong_field_is_named(message, name):
+    without = {key: value for key, value in message.items() if key != name}
+    with pytest.raises(ProtocolError, match=f"{message['type']}.*{name}"):
+        validate(without)
+    for value in WRONG:
+        if type(value) is not type(message[name]):
+            with pytest.raises(ProtocolError, match=f"{message['type']}.*{name}"):
+                validate({**message, name: value})
+
+
+@pytest.mark.parametrize(
+    "message, name",
+    [
+        (message, name)
+        for message in GOOD
+        for name in message
+        if message[name] and type(message[name]) is list
+    ],
+    ids=lambda item: item if isinstance(item, str) else item["type"],
+)
+def test_items_of_lists_are_checked_too(message, name):
+    item = message[name][0]
+    if not isinstance(item, dict):
+        return
+    for wrong in WRONG[:-2]:
+        with pytest.raises(ProtocolError, match=name):
+            validate({**message, name: [item, wrong]})
+    for field in item:
+        incomplete = {key: value for key, value in item.items() if key != field}
+        with pytest.raises(ProtocolError, match=field):
+            validate({**message, name: [item, incomplete]})
+
+
+def test_unknown_fields_are_left_alone():
+    """A newer peer may say more."""
+    message = {**GOOD[0], "mood": "good"}
+    assert read(encode(message)) == [message]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_spoilt_streams_give_messages_or_a_protocol_error(seed):
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    data = bytearray(b"".join(map(encode, GOOD)))
+    for _ in range(rng.randrange(1, 4)):
+        data[rng.randrange(len(data))] = rng.getrandbits(8)
+    try:
+        for message in read(bytes(data), rng.choice([1, 10, 10000])):
+            assert validate(message)
+    except ProtocolError:
+        pass
