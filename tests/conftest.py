@@ -6,7 +6,7 @@ import pytest
 
 from ringcomm.testing.cluster import run_ranks
 
-MOST_RANKS = {"memory": 9, "tcp": 4}
+MOST_RANKS = {"memory": 9, "tcp": 4, "auto": 4}
 
 
 @pytest.fixture

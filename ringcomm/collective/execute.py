@@ -157,6 +157,7 @@ class Execution:
         self._flows: List[_Flow] = []
         self._all_sends: List[_Stream] = []
         self._all_receives: List[_Stream] = []
+        self._links: List[Link] = []
         self._folds: List[_Receipt] = []
         self._compile(schedule, fabric)
         self._sends: List[_Stream] = []
@@ -224,6 +225,9 @@ class Execution:
             spans.append(span)
         self._all_sends = list(outward.values())
         self._all_receives = list(inward.values())
+        self._links = list(
+            {stream.link.peer: stream.link for stream in (*self._all_sends, *self._all_receives)}.values()
+        )
 
     def advance(self) -> bool:
         """Move everything that can move without waiting.
@@ -242,7 +246,8 @@ class Execution:
             if self._receives:
                 self._advance_receives()
             if not self._sends and not self._receives:
-                return all(stream.link.settled() for stream in self._all_receives)
+                unsettled = [link for link in self._links if not link.settled()]
+                return not unsettled
             # If nothing else can move, fold what has arrived although no segment is full: the peers
             # may be waiting for what comes of it.
             if self.moved_bytes == before and not self._fold_partial():
@@ -398,7 +403,7 @@ class Execution:
             if stream.header_left or flow is None or flow.limit() > flow.position:
                 writing.append(stream.link)
         if not self._sends and not self._receives:
-            writing = [stream.link for stream in self._all_receives if not stream.link.settled()]
+            writing = [link for link in self._links if not link.settled()]
         return reading, writing
 
 

@@ -74,6 +74,9 @@ class Rendezvous:
             raise ProtocolError("a rank may join only once on one connection")
         try:
             slot, host = self._roster.place(message)
+            if self.verdict is not None:
+                # Too late for this job, but it shall read the same as everybody else.
+                return [Tell(connection, self.verdict), Drop(connection)]
             self._admit(slot, host)
         except Refusal as refusal:
             return self._refuse(connection, str(refusal))
@@ -90,8 +93,6 @@ class Rendezvous:
 
     def _admit(self, slot: Optional[Slot], host: str) -> None:
         """Raise Refusal if the job has no room for somebody with this slot now."""
-        if self.phase is Phase.ABORTED:
-            raise Refusal(f"this job has ended: {self.verdict['text'] if self.verdict else 'it failed'}")
         for member in list(self._waiting.values()) + list(self.members.values()):
             here = member.left is None and member.gone is None
             if slot is not None and member.slot == slot and here:

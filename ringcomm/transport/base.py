@@ -67,8 +67,8 @@ class Link(ABC):
     def settled(self) -> bool:
         """Whether nothing that the peer waits for is still to be handed to the system.
 
-        A link that answers what it receives may be left with an answer that did not fit; the
-        executor asks until it is gone. Plain streams answer nothing.
+        A link may keep what did not fit into the system: an answer to what it received, or the end
+        of what it took. The executor asks until it is gone. Plain streams keep nothing.
         """
         return True
 

@@ -131,7 +131,8 @@ class LocalLink(SocketLink):
     def send(self, views: Views) -> int:
         if self._offered:
             # Even while our own frames are stuck: the peer's may be what they are waiting for.
-            self._pump()
+            if not self._arrived:
+                self._pump()
             if self._arrived:
                 taken, self._arrived = self._arrived, 0
                 self._offered -= taken
