@@ -1,8 +1,8 @@
 """ringcomm beside Gloo, Open MPI, MPICH and Horovod, and beside what the machine itself can do.
 
-    python benchmarks/compare.py --output DIR                      everything: about an hour
-    python benchmarks/compare.py --output DIR --quick              a minute or two: does it work?
-    python benchmarks/compare.py --output DIR --np 2 --collectives allreduce --peers ringcomm ringcomm-tcp gloo
+    python benchmarks/compare.py --output DIR              everything: about half an hour
+    python benchmarks/compare.py --output DIR --quick      a few minutes: does it work?
+    python benchmarks/compare.py --output DIR --np 2 --collectives allreduce --peers ringcomm gloo
     python benchmarks/compare.py --output DIR --peers ringcomm-tcp gloo ringcomm-tcp@reno gloo@reno
 
 Writes DIR/compare.json (raw times, medians, facts about the machine), compare.md (tables of ratios) and
@@ -41,14 +41,18 @@ def size_argument(text: str) -> int:
 def common_arguments(parser: argparse.ArgumentParser) -> None:
     """What compare.py and resnet.py have in common."""
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="where results go")
-    parser.add_argument("--np", type=int, nargs="+", default=[2, 4], metavar="N", help="numbers of ranks [2 4]")
+    parser.add_argument(
+        "--np", type=int, nargs="+", default=[2, 4], metavar="N", help="numbers of ranks [2 4]"
+    )
     parser.add_argument("--peers", nargs="+", metavar="NAME[@CC]", help=f"of {', '.join(PEERS)}; @reno and "
                         "the like: under that congestion control [all that are installed]")  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="one short round: to see that it works")
     parser.add_argument("--rounds", type=int, help="how often every peer has its turn [3]")
     parser.add_argument("--budget", type=float, metavar="S", help="seconds for one size in one round [0.3]")
-    parser.add_argument("--limit", type=float, metavar="S", help="seconds after which a run is ended [600]")
-    parser.add_argument("--wait", type=float, default=120.0, metavar="S", help="seconds to wait for quiet [120]")
+    parser.add_argument("--limit", type=float, metavar="S", help="seconds after which a run is ended [240]")
+    parser.add_argument(
+        "--wait", type=float, default=120.0, metavar="S", help="seconds to wait for quiet [120]"
+    )
     for mpi in MPIS:
         variable = f"MPI4PY_{mpi.upper()}"
         parser.add_argument(f"--mpi4py-{mpi}", metavar="DIR", default=os.environ.get(variable),
@@ -70,8 +74,8 @@ def quiet(args: argparse.Namespace) -> machine.Facts:
     """Wait for a quiet moment and say so when there is none."""
     found = machine.wait_for_quiet(min(args.wait, 2.0) if args.quick else args.wait)
     if not found["quiet"]:
-        print(f"This machine is not quiet (load {found['load']:.2f}, others use {found['others_cores']} cores); "
-              "measuring all the same, and the report will say so.", file=sys.stderr)  # fmt: skip
+        seen = f"load {found['load']:.2f}, others use {found['others_cores']} cores"
+        print(f"This machine is not quiet ({seen}); measuring all the same, and saying so.", file=sys.stderr)
     return found
 
 
@@ -121,7 +125,7 @@ def main() -> int:
         data["collected"] = collected.raw()
         text = report.write_comparison(data, args.output)
     print(text)
-    return 1 if collected.failures else 0
+    return collected.exit_code()
 
 
 if __name__ == "__main__":

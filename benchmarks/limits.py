@@ -116,7 +116,7 @@ def _receive(sock: socket.socket, total: int) -> float:
     return rate
 
 
-def _both_ways(sock: socket.socket, total: int) -> float:
+def both_directions(sock: socket.socket, total: int) -> float:
     """Send and receive at once in one thread; the rate of one direction."""
     sock.setblocking(False)
     outgoing, incoming = memoryview(bytearray(BLOCK)), memoryview(bytearray(BLOCK))
@@ -148,7 +148,7 @@ def one_way(connect: Connect, total: int) -> float:
 
 def both_ways(connect: Connect, total: int) -> float:
     """Bytes per second in each of the two directions at once."""
-    return float(min(_pair(connect, _both_ways, _both_ways, total)))
+    return float(min(_pair(connect, both_directions, both_directions, total)))
 
 
 # --- round trips ---
@@ -191,7 +191,7 @@ def round_trip(connect: Connect, times: int, spin: bool) -> float:
 
 def _memory(what: str, size_bytes: int, seconds: float, start: Any) -> float:
     target, source = np.ones(size_bytes // 4, np.float32), np.zeros(size_bytes // 4, np.float32)
-    times = []
+    times: List[float] = []
     start.wait()
     end = time.perf_counter() + seconds
     while len(times) < 3 or time.perf_counter() < end:
@@ -275,8 +275,8 @@ def lower_bound(
     * broadcast, allgather, alltoall: copy (p-1)n
 
     and k = min(p, cores) of them (broadcast: min(p-1, cores)) work at a time, so the bound is
-    ``(p-1)n / add_k + (p-1)n / copy_k``, where add_k and copy_k are what k processes together were measured to
-    do on buffers of 1 MB (for n up to 8 MB) or 64 MB.
+    ``(p-1)n / add_k + (p-1)n / copy_k``, where add_k and copy_k are what k processes together were
+    measured to do on buffers of 1 MB (for n up to 8 MB) or 64 MB.
     """
     added = (ranks - 1) * size_bytes if collective in ("allreduce", "reducescatter") else 0
     copied = (ranks - 1) * size_bytes if collective != "reducescatter" else 0

@@ -36,6 +36,7 @@ def facts() -> Facts:
         "congestion": _read("/proc/sys/net/ipv4/tcp_congestion_control"),
         "congestion_available": _read("/proc/sys/net/ipv4/tcp_available_congestion_control"),
         "ringcomm": _git("describe", "--always", "--dirty"),
+        "settings": {name: value for name, value in os.environ.items() if name.startswith("RINGCOMM_")},
         "load": list(os.getloadavg()),
         "command": " ".join(["python", *sys.argv]),
     }
@@ -81,7 +82,10 @@ class Others:
     def _now() -> Tuple[float, float, float, float]:
         own = sum(
             usage.ru_utime + usage.ru_stime
-            for usage in (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
+            for usage in (
+                resource.getrusage(resource.RUSAGE_SELF),
+                resource.getrusage(resource.RUSAGE_CHILDREN),
+            )
         )
         return (time.monotonic(), *_cpu_seconds(), own)
 
@@ -137,7 +141,8 @@ def noise_line(quiet: Facts, others: List[float]) -> str:
     middle, most = seen[len(seen) // 2], seen[-1]
     line = f"Other programs used {middle:.2f} cores during the median run and {most:.2f} during the worst"
     if not quiet["quiet"]:
-        return f"**NOT QUIET**: at the start the load was {quiet['load']:.2f} after {quiet['waited_s']} s of waiting. {line}."
+        start = f"at the start the load was {quiet['load']:.2f} after {quiet['waited_s']} s of waiting"
+        return f"**NOT QUIET**: {start}. {line}."
     if middle > QUIET_SHARE * cores():
         return f"**NOT QUIET**: it was when the run began, but later it was not. {line}."
     return f"Quiet: load {quiet['load']:.2f} at the start. {line}."

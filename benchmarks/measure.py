@@ -27,15 +27,15 @@ KEPT_OUTPUT = 2000
 
 @dataclass(frozen=True)
 class Pace:
-    """How long to stay with one task: about ``budget_s``, with ``least`` to ``most`` repetitions after the warm-up."""
+    """How long to stay with a task: about ``budget_s``, ``least`` to ``most`` repetitions after a warm-up."""
 
     budget_s: float = 0.3
     least: int = 5
     most: int = 200
     warmup: int = 3
     rounds: int = 3
-    limit_s: float = 600.0
-    pause_s: float = 20.0
+    limit_s: float = 240.0
+    pause_s: float = 10.0
 
     def plan(self) -> Dict[str, Any]:
         """The part that workers need."""
@@ -68,6 +68,10 @@ class Collected:
     failures: List[Dict[str, Any]] = field(default_factory=list)
     versions: Dict[str, Any] = field(default_factory=dict)
     others: List[float] = field(default_factory=list)
+
+    def exit_code(self) -> int:
+        """1 if ringcomm failed; that a peer did is in the report."""
+        return int(any(failure["peer"].startswith("ringcomm") for failure in self.failures))
 
     def raw(self) -> Dict[str, Any]:
         return asdict(self)
@@ -113,12 +117,10 @@ def run_peer(
 
 
 def _name(tasks: Sequence[Task]) -> str:
-    return "+".join(sorted({task.get("collective", task["kind"]) for task in tasks}))
+    return "+".join(sorted({str(task.get("collective", task["kind"])) for task in tasks}))
 
 
-def collect(
-    directory: Path, peer: str, np: int, number: int, tasks: Sequence[Task], into: Collected
-) -> None:
+def collect(directory: Path, peer: str, np: int, number: int, tasks: Sequence[Task], into: Collected) -> None:
     """Read the ranks' files; what a run that failed left half is not counted."""
     ranks: List[Dict[int, List[int]]] = []
     for rank in range(np):
@@ -141,7 +143,12 @@ def run_command(command: Command, environ: Dict[str, str], limit_s: float) -> An
     """Run to the end or the limit; the exit code (None: too long) and the end of the output."""
     with tempfile.TemporaryFile("w+b") as output:
         process = subprocess.Popen(
-            command, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            command,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
         try:
             code = process.wait(limit_s)

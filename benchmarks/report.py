@@ -1,6 +1,6 @@
 """From times to something to read: Markdown tables with ratios, and plots.
 
-    python benchmarks/report.py DIR      makes the tables and plots of DIR/compare.json anew
+python benchmarks/report.py DIR      makes the tables and plots of DIR/compare.json anew
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BUS_FACTOR: Dict[str, Callable[[int], float]] = {
     "reducescatter": lambda p: (p - 1) / p,
     "alltoall": lambda p: (p - 1) / p,
 }
-"""Bus bandwidth is size / time times this, as in NCCL's tests: what each rank must send at least, per second."""
+"""Bus bandwidth is size / time times this, as in NCCL's tests: what a rank must send at least, per second."""
 
 EFFICIENCY_FROM_BYTES = 1_000_000
 
@@ -68,9 +68,11 @@ def heading(title: str, facts: Dict[str, Any], noise: str) -> List[str]:
     about = (
         f"{facts['when']}, {facts['cores']} cores ({facts['cpu']}), {facts['memory_GiB']} GiB, "
         f"Linux {facts['kernel']}, Python {facts['python']}, ringcomm {facts['ringcomm']}; "
-        f"the system's congestion control is {facts['congestion']} (available: {facts['congestion_available']})."
+        f"the system's congestion control is {facts['congestion']} "
+        f"(available: {facts['congestion_available']})."
     )
-    return [f"# {title}", "", about, "", noise, "", f"    {facts['command']}", ""]
+    settings = "".join(f"{name}={value} " for name, value in facts["settings"].items())
+    return [f"# {title}", "", about, "", noise, "", f"    {settings}{facts['command']}", ""]
 
 
 def version_lines(versions: Dict[str, Dict[str, Any]], left_out: Dict[str, str]) -> List[str]:
@@ -90,8 +92,11 @@ def failure_lines(failures: Sequence[Dict[str, Any]]) -> List[str]:
     lines = ["## Failed runs", ""]
     for each in failures:
         how = "ran too long" if each["exit"] is None else f"exit code {each['exit']}"
-        last = (each["output"].strip().splitlines() or ["no output"])[-1]
-        lines.append(f"- {each['peer']}, np={each['np']}, {each['tasks']}, round {each['round'] + 1}: {how}: `{last}`")
+        said = each["output"].strip().splitlines() or ["no output"]
+        last = ([line for line in said if "error" in line.lower()] or said)[-1]
+        lines.append(
+            f"- {each['peer']}, np={each['np']}, {each['tasks']}, round {each['round'] + 1}: {how}: `{last}`"
+        )
     return [*lines, ""]
 
 
@@ -186,10 +191,10 @@ def comparison_report(data: Dict[str, Any]) -> Tuple[str, Comparison]:
     lines += version_lines(collected["versions"], data["left_out"])
     lines += [
         "Each cell: **how many times as fast as Gloo** (the absolute time). A column X@CC is compared with "
-        "gloo@CC if that was measured. float32, in place where the peer can; size = the whole buffer (the larger "
-        "one where input and output differ); a barrier before each call; per call the slowest rank; medians over "
-        f"calls and over {data['pace']['rounds']} rounds, in each of which all peers run in turn in fresh "
-        "processes; the ratio is the median of the rounds' ratios.",
+        "gloo@CC if that was measured. float32, in place where the peer can; size = the whole buffer (the "
+        "larger one where input and output differ); a barrier before each call; per call the slowest rank; "
+        f"medians over calls and over {data['pace']['rounds']} rounds, in each of which all peers run in "
+        "turn in fresh processes; the ratio is the median of the rounds' ratios.",
         "",
     ]
     lines += found.tables() + found.efficiency_tables()
@@ -208,7 +213,7 @@ def plot(found: Comparison, np: int, path: Path, title: str) -> None:
 
     rows = len(found.collectives)
     figure, panels = pyplot.subplots(rows, 2, figsize=(13, 4 * rows), squeeze=False, layout="constrained")
-    colors = pyplot.rcParams["axes.prop_cycle"].by_key()["color"]
+    colors = pyplot.get_cmap("tab10" if len(found.peers) <= 10 else "tab20").colors
     for row, collective in enumerate(found.collectives):
         for index, peer in enumerate(found.peers):
             sizes = [size for size in found.sizes if (np, collective, size, peer) in found.times]
@@ -220,9 +225,11 @@ def plot(found: Comparison, np: int, path: Path, title: str) -> None:
             panels[row][0].plot(sizes, [each * 1e6 for each in times], **style)
             panels[row][1].plot(sizes, [s / t * factor / 1e9 for s, t in zip(sizes, times)], **style)
         for panel, label in zip(panels[row], ("time, µs", "bus bandwidth, GB/s")):
-            panel.set(xscale="log", yscale="log", xlabel="bytes", ylabel=label, title=f"{collective}, {np} ranks")
+            panel.set(
+                xscale="log", yscale="log", xlabel="bytes", ylabel=label, title=f"{collective}, {np} ranks"
+            )
             panel.grid(which="major", alpha=0.4)
-            panel.legend(fontsize="small")
+        panels[row][1].legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.01, 1))
     figure.suptitle(title)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
@@ -238,7 +245,8 @@ def write_comparison(data: Dict[str, Any], output: Path) -> str:
     try:
         for np in found.nps:
             name = f"compare-np{np}.png"
-            title = f"{data['machine']['when']}, {data['machine']['cores']} cores, Linux {data['machine']['kernel']}"
+            facts = data["machine"]
+            title = f"{facts['when']}, {facts['cores']} cores, Linux {facts['kernel']}"
             plot(found, np, output / name, title)
             pictures.append(f"![{np} ranks]({name})")
     except ImportError:

@@ -1,10 +1,10 @@
-"""One training step's gradients: ResNet-50's 161 tensors (25.5 million numbers, 102 MB), averaged over all ranks.
+"""One step's gradients: ResNet-50's 161 tensors (25.5 million numbers, 102 MB), averaged over all ranks.
 
     python benchmarks/resnet.py --output DIR [--np 2 4] [--peers …] [--quick]
 
 ringcomm tensor by tensor and in one bucket, beside Gloo (tensor by tensor, and in the buckets of torch's
-DistributedDataParallel) and every MPI that is installed. Writes DIR/resnet.json and DIR/resnet.md. The options
-are those of compare.py; how each mode works is told in peers/steps.py.
+DistributedDataParallel) and every MPI that is installed. Writes DIR/resnet.json and DIR/resnet.md. The
+options are those of compare.py; how each mode works is told in peers/steps.py.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ def markdown(data: Dict[str, Any]) -> str:
     lines += report.version_lines(collected["versions"], data["left_out"])
     shapes = len(resnet50_shapes())
     lines += [
-        f"{shapes} float32 tensors, averaged. A barrier before each step; per step the slowest rank; medians over "
-        f"steps and {data['pace']['rounds']} rounds in which all peers run in turn in fresh processes. The "
-        "last columns say how many times as fast as Gloo with DistributedDataParallel's buckets.",
+        f"{shapes} float32 tensors, averaged. A barrier before each step; per step the slowest rank; medians "
+        f"over steps and {data['pace']['rounds']} rounds in which all peers run in turn in fresh processes. "
+        "The last columns say how many times as fast as Gloo with DistributedDataParallel's buckets.",
         "",
     ]
     for np in report.ordered(each["np"] for each in data["summary"]):
@@ -112,7 +112,7 @@ def main() -> int:
         (args.output / "resnet.json").write_text(json.dumps(data))
         (args.output / "resnet.md").write_text(text)
     print(text)
-    return 1 if collected.failures else 0
+    return collected.exit_code()
 
 
 if __name__ == "__main__":

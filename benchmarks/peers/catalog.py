@@ -1,11 +1,12 @@
 """Every peer by name: what it needs, and the command line that starts N ranks of it.
 
-A name may carry a congestion control, as in ``gloo@reno``. The peer then runs in a network namespace of its own
-(needs root) in which that is the system's default, so that nothing else on the machine is touched.
+A name may carry a congestion control, as in ``gloo@reno``. The peer then runs in a network namespace of its
+own (needs root) in which that is the system's default, so that nothing else on the machine is touched.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -18,6 +19,8 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 BASELINE = "gloo"
+FORCED = ("RINGCOMM_TRANSPORT", "RINGCOMM_CONGESTION")
+"""What a peer's name decides. Other settings of ringcomm are taken from the environment, and reported."""
 MPIS = ("openmpi", "mpich")
 
 # A namespace with an ordinary interface besides lo, because Open MPI and UCX leave lo alone.
@@ -33,6 +36,8 @@ exec "$@"
 """
 
 Command = List[str]
+Start = Callable[[int, Command, Path], Command]
+"""From the number of ranks, the worker's command line and a directory to the whole command line."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ class Peer:
 
     name: str
     worker: str
-    start: Callable[[int, Path], Command]
+    start: Start
     missing: Callable[[Tools], Optional[str]]
     environ: Mapping[str, str] = field(default_factory=dict)
     mpi: str = ""
@@ -60,14 +65,14 @@ class Peer:
     def command(self, ranks: int, plan: Path, output: Path) -> Command:
         """The command line that runs a plan; its rank files go to ``output``."""
         worker = [sys.executable, str(HERE / self.worker), "--plan", str(plan), "--output", str(output)]
-        command = [*self.start(ranks, output), *worker]
+        command = self.start(ranks, worker, output)
         if self.congestion:
             command = ["unshare", "--net", "sh", "-c", NAMESPACE, self.congestion, *command]
         return command
 
     def environment(self, tools: Tools) -> Dict[str, str]:
         """The environment to start it in."""
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("RINGCOMM_")}
+        environ = {name: value for name, value in os.environ.items() if name not in FORCED}
         environ["OMP_NUM_THREADS"] = environ["OPENBLAS_NUM_THREADS"] = "1"  # as torchrun does
         paths = [str(ROOT), str(ROOT / "launcher")] if self.worker == "run_ringcomm.py" else []
         if self.mpi:
@@ -84,8 +89,8 @@ def python(*argv: str) -> Command:
 # --- ringcomm ---
 
 
-def _ringrun(ranks: int, _: Path) -> Command:
-    return python("-m", "ringrun", "-np", str(ranks))
+def _ringrun(ranks: int, worker: Command, _: Path) -> Command:
+    return [*python("-m", "ringrun", "-np", str(ranks)), *worker]
 
 
 @lru_cache(maxsize=None)
@@ -110,12 +115,17 @@ def _ringcomm_missing(variable: Optional[str] = None) -> Callable[[Tools], Optio
 # --- torch.distributed and Horovod ---
 
 
-def _spawn(ranks: int, output: Path) -> Command:
-    return python(str(HERE / "spawn.py"), str(ranks), str(output / "store"))
+def spawned(commands: Sequence[Command], output: Path) -> Command:
+    """The command that runs one command per rank."""
+    return python(str(HERE / "spawn.py"), str(output / "store"), json.dumps(commands))
 
 
-def _horovodrun(ranks: int, _: Path) -> Command:
-    return python("-m", "horovod.runner.launch", "-np", str(ranks), "--gloo")
+def _spawn(ranks: int, worker: Command, output: Path) -> Command:
+    return spawned([worker] * ranks, output)
+
+
+def _horovodrun(ranks: int, worker: Command, _: Path) -> Command:
+    return [*python("-m", "horovod.runner.launch", "-np", str(ranks), "--gloo"), *worker]
 
 
 def _not_importable(*modules: str) -> Callable[[Tools], Optional[str]]:
@@ -129,16 +139,16 @@ def _not_importable(*modules: str) -> Callable[[Tools], Optional[str]]:
 # --- MPI ---
 
 
-def _openmpi(*options: str) -> Callable[[int, Path], Command]:
-    def start(ranks: int, _: Path) -> Command:
+def _openmpi(*options: str) -> Start:
+    def start(ranks: int, worker: Command, _: Path) -> Command:
         root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-        return ["mpirun.openmpi", *root, "--oversubscribe", *options, "-np", str(ranks)]
+        return ["mpirun.openmpi", *root, "--oversubscribe", *options, "-np", str(ranks), *worker]
 
     return start
 
 
-def _mpich(ranks: int, _: Path) -> Command:
-    return ["mpirun.mpich", "-np", str(ranks)]
+def _mpich(ranks: int, worker: Command, _: Path) -> Command:
+    return ["mpirun.mpich", "-np", str(ranks), *worker]
 
 
 def _mpi_missing(mpi: str) -> Callable[[Tools], Optional[str]]:
@@ -173,9 +183,7 @@ PEERS: Dict[str, Peer] = {
         Peer(
             "gloo", "run_gloo.py", _spawn, _not_importable("torch.distributed"), {"GLOO_SOCKET_IFNAME": "lo"}
         ),
-        Peer(
-            "openmpi-tcp", "run_mpi.py", _openmpi(*TCP_OPENMPI), _mpi_missing("openmpi"), mpi="openmpi"
-        ),
+        Peer("openmpi-tcp", "run_mpi.py", _openmpi(*TCP_OPENMPI), _mpi_missing("openmpi"), mpi="openmpi"),
         Peer("openmpi", "run_mpi.py", _openmpi(), _mpi_missing("openmpi"), mpi="openmpi", same_host=True),
         Peer("mpich-tcp", "run_mpi.py", _mpich, _mpi_missing("mpich"), TCP_MPICH, mpi="mpich"),
         Peer("mpich", "run_mpi.py", _mpich, _mpi_missing("mpich"), mpi="mpich", same_host=True),
@@ -208,7 +216,9 @@ def find(name: str) -> Peer:
         if os.geteuid() != 0:
             return "another congestion control needs root (for a network namespace)"
         known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
-        return peer.missing(tools) if congestion in known else f"no {congestion} here, only {', '.join(known)}"
+        return (
+            peer.missing(tools) if congestion in known else f"no {congestion} here, only {', '.join(known)}"
+        )
 
     return Peer(
         name, peer.worker, peer.start, missing, environ, peer.mpi, congestion, peer.same_host

@@ -13,6 +13,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 import torch.distributed as dist
+
 from peers.worker import Adapter, Array, Operation, Run, main
 
 

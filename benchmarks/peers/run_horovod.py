@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import horovod
 import horovod.torch as hvd
 import torch
+
 from peers.worker import Adapter, Array, Operation, Run, main
 
 

@@ -11,6 +11,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import mpi4py
 from mpi4py import MPI
+
 from peers.worker import Adapter, Array, Operation, Run, main
 
 
@@ -53,6 +54,9 @@ class Mpi(Adapter):
     def facts(self) -> Dict[str, Any]:
         library = " ".join(MPI.Get_library_version().replace("\0", "").split("\n")[0].split())
         return {"version": library, "mpi4py": mpi4py.__version__}
+
+    def close(self) -> None:
+        MPI.Finalize()
 
 
 if __name__ == "__main__":

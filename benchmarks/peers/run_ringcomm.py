@@ -10,9 +10,8 @@ from typing import Any, Dict
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from peers.worker import Adapter, Array, Operation, Run, main
-
 import ringcomm as rc
+from peers.worker import Adapter, Array, Operation, Run, main
 
 
 class Ringcomm(Adapter):

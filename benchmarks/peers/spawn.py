@@ -1,12 +1,13 @@
-"""Start N copies of a program with RANK, WORLD_SIZE and STORE set; for peers that bring no launcher.
+"""Start the ranks of a peer that brings no launcher, with RANK, WORLD_SIZE and STORE set.
 
-    python spawn.py N STORE COMMAND…
+    python spawn.py STORE '[["command", "of", "rank 0"], ["command", "of", "rank 1"]]'
 
 When one fails the others are ended, and the exit code is the first bad one.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -18,12 +19,12 @@ END_S = 5.0
 
 
 def main() -> int:
-    ranks, store, command = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    store, commands = sys.argv[1], json.loads(sys.argv[2])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     running: List[subprocess.Popen[bytes]] = []
     try:
-        for rank in range(ranks):
-            own = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "STORE": store}
+        for rank, command in enumerate(commands):
+            own = {"RANK": str(rank), "WORLD_SIZE": str(len(commands)), "STORE": store}
             running.append(subprocess.Popen(command, env={**os.environ, **own}))
         while True:
             codes = [process.poll() for process in running]

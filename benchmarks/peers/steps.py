@@ -25,7 +25,7 @@ BUCKET_BYTES = 25 << 20
 
 
 def resnet50_shapes() -> List[Shape]:
-    """The shapes of ResNet-50's parameters in the order of the forward pass: 161 of them, 25 557 032 numbers."""
+    """ResNet-50's parameters in the order of the forward pass: 161 tensors, 25 557 032 numbers."""
     return list(_resnet50())
 
 

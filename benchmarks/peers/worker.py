@@ -79,12 +79,13 @@ class Adapter(ABC):
         """Versions, and which way the bytes went, if the peer can say so."""
         return {}
 
+    @abstractmethod
     def close(self) -> None:
         """Leave the job."""
 
 
 def count_of(collective: str, size_bytes: int, ranks: int) -> int:
-    """How many float32 elements a buffer of that size has; those that are divided have one per rank at least."""
+    """How many float32 elements a buffer of that size has; one that is divided has one per rank at least."""
     count = max(1, size_bytes // ITEM)
     if collective in ("allgather", "reducescatter", "alltoall"):
         count = max(1, round(count / ranks)) * ranks

@@ -307,8 +307,9 @@ def make_links(sockets: Mapping[int, socket.socket], transport: str = "auto") ->
         memory = trials[peer].outcome() if peer in trials else None
         if memory is None and peer in trials and transport == "memory":
             raise StartupError(
-                f"transport 'memory' was asked for, but this process and rank {peer} may not read each other's "
-                "memory (a container, another user, or a security module forbids it); use 'auto' or 'unix'"
+                f"transport 'memory' was asked for, but this process and rank {peer} may not read each "
+                "other's memory (a container, another user, or a security module forbids it); use 'auto' "
+                "or 'unix'"
             )
         links[peer] = SocketLink(peer, sock) if memory is None else LocalLink(peer, sock, memory)
     return links

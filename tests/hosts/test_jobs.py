@@ -129,7 +129,7 @@ def endless(lab: Lab) -> Iterator[Callable[[str], Job]]:
 
         def start(marker: str) -> Job:
             options = ["--repeat", 100_000, "--items", 10_000, "--marker", marker]
-            job = stack.enter_context(Job(lab, "-H", THREE, REDUCE, *options))
+            job = stack.enter_context(Job(lab, "-H", THREE, "--verbose", REDUCE, *options))
             job.wait_for_line("is running")
             return job
 
