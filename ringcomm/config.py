@@ -108,6 +108,12 @@ class Settings:
         "How ranks of one host exchange data: `auto` (the fastest that works), `memory` (each reads the "
         "other's memory), `unix` (Unix sockets) or `tcp`.",
     )  # fmt: skip
+    congestion: str = _setting(
+        "auto", "CONGESTION", str,
+        "TCP congestion control of the links: a name that the system knows (`cubic`, `reno`, `bbr`), "
+        "`system` for its default, or `auto`: the default, except that bbr gives way to cubic or reno between hosts "
+        "less than 2 ms apart, because it paces even the loopback.",
+    )  # fmt: skip
     verbose: bool = _setting(
         False, "VERBOSE", _flag,
         "Rank 0 logs the table of links and which interface each one uses.",

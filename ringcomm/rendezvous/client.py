@@ -135,7 +135,7 @@ class _Joiner:
     def _make_links(self, sockets: Dict[int, socket.socket]) -> Dict[int, SocketLink]:
         """Decide, link by link and by trying, how data will move."""
         try:
-            return make_links(sockets, self.settings.transport)
+            return make_links(sockets, self.settings.transport, self.settings.congestion)
         except (OSError, StartupError) as problem:
             for sock in sockets.values():
                 sock.close()

@@ -24,7 +24,7 @@ from typing import Deque, Dict, List, Mapping, Optional, Tuple
 
 from ..errors import StartupError
 from .base import LinkClosed, Views
-from .tcp import SocketLink, closed_reason
+from .tcp import SocketLink, choose_congestion, closed_reason
 from .vm import PeerMemory, address_of, available
 
 _FRAME = struct.Struct("<QQ")
@@ -281,13 +281,16 @@ class LocalLink(SocketLink):
 _TRIAL_S = 10.0
 
 
-def make_links(sockets: Mapping[int, socket.socket], transport: str = "auto") -> Dict[int, SocketLink]:
+def make_links(
+    sockets: Mapping[int, socket.socket], transport: str = "auto", congestion: str = "auto"
+) -> Dict[int, SocketLink]:
     """Links over proven sockets, by peer: those over Unix sockets read memory where both ends may.
 
     All ranks of a host must call this at the same time.
 
     Args:
         transport: ``auto``, ``memory`` (fail if memory cannot be read), ``unix`` or ``tcp``.
+        congestion: see :func:`~ringcomm.transport.tcp.choose_congestion`.
 
     Raises:
         OSError: a connection broke.
@@ -295,7 +298,9 @@ def make_links(sockets: Mapping[int, socket.socket], transport: str = "auto") ->
     """
     trials: Dict[int, MemoryTrial] = {}
     for peer, sock in sockets.items():
-        if sock.family == socket.AF_UNIX and transport in ("auto", "memory"):
+        if sock.family != socket.AF_UNIX:
+            choose_congestion(sock, congestion)
+        elif transport in ("auto", "memory"):
             sock.settimeout(_TRIAL_S)
             trials[peer] = MemoryTrial(sock)
     for trial in trials.values():
