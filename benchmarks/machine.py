@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Tuple
 
 from peers.catalog import ROOT
 
@@ -118,28 +118,26 @@ def wait_for_quiet(limit_s: float) -> Facts:
             }  # fmt: skip
 
 
-def wait_for_pause(limit_s: float) -> Optional[float]:
+def wait_for_pause(limit_s: float) -> float:
     """Wait for a moment in which the processors are idle (the load average still counts our own last run).
 
     Returns:
-        None once it is quiet; otherwise the cores that others keep busy.
+        how many cores others kept busy at the end.
     """
     deadline = time.monotonic() + limit_s
     while True:
         others = Others()
         time.sleep(0.25)
         busy = others.cores()
-        if busy < QUIET_SHARE * cores():
-            return None
-        if time.monotonic() >= deadline:
+        if busy < QUIET_SHARE * cores() or time.monotonic() >= deadline:
             return busy
 
 
-def noise_line(quiet: Facts, others: List[float]) -> str:
+def noise_line(quiet: Facts, others: List[float], when: str = "during") -> str:
     """One sentence that says how far the numbers can be trusted."""
     seen = sorted(others) or [0.0]
     middle, most = seen[len(seen) // 2], seen[-1]
-    line = f"Other programs used {middle:.2f} cores during the median run and {most:.2f} during the worst"
+    line = f"Other programs used {middle:.2f} cores {when} the median run and {most:.2f} {when} the worst"
     if not quiet["quiet"]:
         start = f"at the start the load was {quiet['load']:.2f} after {quiet['waited_s']} s of waiting"
         return f"**NOT QUIET**: {start}. {line}."

@@ -111,8 +111,8 @@ class Settings:
     congestion: str = _setting(
         "auto", "CONGESTION", str,
         "TCP congestion control of the links: a name that the system knows (`cubic`, `reno`, `bbr`), "
-        "`system` for its default, or `auto`: the default, except that bbr gives way to cubic or reno between hosts "
-        "less than 2 ms apart, because it paces even the loopback.",
+        "`system` for its default, or `auto`: the default, except that bbr gives way to cubic or reno "
+        "between hosts less than 2 ms apart, because it paces even the loopback.",
     )  # fmt: skip
     verbose: bool = _setting(
         False, "VERBOSE", _flag,
