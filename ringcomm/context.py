@@ -382,6 +382,8 @@ class Context:
 
 
 def _op(op: Any) -> ReduceOp:
+    if type(op) is ReduceOp:
+        return op
     try:
         return ReduceOp(op)
     except ValueError:

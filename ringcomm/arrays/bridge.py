@@ -55,12 +55,13 @@ class InPlace:
                 f"{what} works in place, so it needs a numpy array, not {type(array).__name__}. "
                 f"Without the trailing underscore it returns a new array."
             )
-        if not array.flags.writeable:
+        flags = array.flags
+        if not flags.writeable:
             raise Misuse(f"{what} works in place, but this array is read-only. Pass a copy of it.")
         self.array = array
         self.shape = array.shape
         plain = np.asarray(array)  # of a subclass, the data underneath
-        direct = plain.flags.c_contiguous and plain.dtype.isnative
+        direct = flags.c_contiguous and plain.dtype.isnative
         self.flat = plain.reshape(-1) if direct else flat_copy(plain)[0]
         self._shared = direct
         code_of(self.flat.dtype)

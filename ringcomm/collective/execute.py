@@ -27,6 +27,8 @@ from ..transport.base import Fabric, Link
 from ..wire.frames import HEADER_BYTES, Header, explain_difference, stamp, unpack_header
 from .reduce import Kernel
 
+_BYTE = np.dtype(np.uint8)
+
 
 class SegmentPool:
     """Receiving segments, one per peer, kept from one collective to the next.
@@ -46,6 +48,16 @@ class SegmentPool:
         if segment is None:
             segment = self._segments[peer] = np.empty(self.segment_bytes, np.uint8)
         return segment
+
+
+class _Segment:
+    """A peer's segment as an execution sees it: bytes to receive into, elements to fold."""
+
+    __slots__ = ("bytes", "elements")
+
+    def __init__(self, segment: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> None:
+        self.bytes: memoryview = segment.data
+        self.elements: np.ndarray[Any, Any] = segment.view(dtype)
 
 
 class _Flow:
@@ -82,7 +94,7 @@ class _Flow:
 class _Receipt(_Flow):
     """A ``Recv`` step: ``position`` is how far it is folded (or, without a fold, received)."""
 
-    __slots__ = ("arrived", "final", "fold", "peers", "window")
+    __slots__ = ("arrived", "final", "fold", "operands", "peers", "window")
 
     def __init__(self, start: int, stop: int, step: Recv) -> None:
         super().__init__(start, stop)
@@ -93,33 +105,51 @@ class _Receipt(_Flow):
         # that peer's segment, which shows the span from ``window`` on.
         self.arrived: Dict[int, int] = dict.fromkeys(step.peers, start) if step.fold else {}
         self.window = start
+        self.operands: List[Optional[_Segment]] = []  # None stands for this rank's own
 
     def rewind(self) -> None:
-        super().rewind()
+        start = self.position = self.window = self.start
+        self._alive = len(self.before)
         for peer in self.arrived:
-            self.arrived[peer] = self.start
-        self.window = self.start
+            self.arrived[peer] = start
 
 
 class _Stream:
-    """All flows between this rank and one peer in one direction, in order."""
+    """All flows between this rank and one peer in one direction, in order.
 
-    __slots__ = ("buffers", "flows", "header", "header_left", "index", "link")
+    Attributes:
+        current: the flow that the next bytes belong to; None when all flows are complete.
+        header_left: how many bytes of the header have not passed yet.
+    """
+
+    __slots__ = ("_first", "buffers", "current", "flows", "header", "header_left", "index", "link", "segment")
 
     def __init__(self, link: Link, header: memoryview) -> None:
         self.link = link
         self.header = header
+        self.segment: Optional[_Segment] = None
         self.flows: List[Any] = []
         self.buffers: List[int] = []
         self.header_left = HEADER_BYTES
-        self.index = 0
+        self.index = self._first = -1
+        self.current: Any = None
 
     def rewind(self) -> None:
         self.header_left = HEADER_BYTES
-        self.index = 0
+        self.index = self._first
+        self.current = self.flows[self._first] if self._first >= 0 else None
 
-    def done(self) -> bool:
-        return not self.header_left and self.index == len(self.flows)
+    def seal(self) -> None:
+        """All flows are known: find the first that has anything to move."""
+        self._first = next((index for index, flow in enumerate(self.flows) if flow.start < flow.stop), -1)
+
+    def step(self) -> None:
+        """Go on to the next flow that has anything left to move."""
+        flows, index = self.flows, self.index + 1
+        while index < len(flows) and flows[index].position == flows[index].stop:
+            index += 1
+        self.index = index
+        self.current = flows[index] if index < len(flows) else None
 
 
 def _overlap(a: Tuple[int, int, int], b: Tuple[int, int, int]) -> bool:
@@ -134,7 +164,7 @@ class Execution:
         fabric: where the peers are.
         header: goes in front of the bytes to every peer, and is expected from every peer; the
             sequence number is filled in by :meth:`arm`.
-        item_bytes: size of an element.
+        dtype: element type of the arrays.
         pool: where segments come from.
         kernel: combines contributions, for schedules that fold.
     """
@@ -144,14 +174,15 @@ class Execution:
         schedule: Sequence[Step],
         fabric: Fabric,
         header: Header,
-        item_bytes: int,
+        dtype: np.dtype[Any],
         pool: SegmentPool,
         kernel: Optional[Kernel] = None,
     ) -> None:
         self._rank = fabric.rank
         self._kernel = kernel
         self._pool = pool
-        self._item = item_bytes
+        self._dtype = dtype
+        self._item = dtype.itemsize
         self._packed = bytearray(header.pack())
         self.moved_bytes = 0
         self._flows: List[_Flow] = []
@@ -176,8 +207,8 @@ class Execution:
         stamp(self._packed, sequence)
         self._data = data
         # memoryview cannot cast bfloat16 and friends; a byte view of the array always works.
-        view = data.view(np.uint8).data
-        self._views = (view, view if source is None else source.view(np.uint8).data)
+        view = data.view(_BYTE).data
+        self._views = (view, view if source is None else source.view(_BYTE).data)
         for flow in self._flows:
             flow.rewind()
         for stream in self._all_sends:
@@ -208,12 +239,16 @@ class Execution:
             else:
                 flow = _Receipt(start, stop, step)
                 span = (DATA, start, stop)
-                if step.fold:
-                    self._folds.append(flow)
                 for peer in step.peers:
                     if peer not in inward:
                         inward[peer] = _Stream(fabric.link(peer), memoryview(bytearray(HEADER_BYTES)))
                     inward[peer].flows.append(flow)
+                    if step.fold and inward[peer].segment is None:
+                        inward[peer].segment = _Segment(self._pool.segment(peer), self._dtype)
+                if step.fold:
+                    self._folds.append(flow)
+                    segments = {peer: inward[peer].segment for peer in step.peers}
+                    flow.operands = [None if peer == SELF else segments[peer] for peer in step.fold]
             if start < stop:
                 # Two sends of one span may go at once: neither writes.
                 flow.before = tuple(
@@ -225,6 +260,8 @@ class Execution:
             spans.append(span)
         self._all_sends = list(outward.values())
         self._all_receives = list(inward.values())
+        for stream in (*self._all_sends, *self._all_receives):
+            stream.seal()
         self._links = list(
             {stream.link.peer: stream.link for stream in (*self._all_sends, *self._all_receives)}.values()
         )
@@ -265,95 +302,91 @@ class Execution:
         for stream in self._sends:
             while self._send_some(stream):
                 pass
-            finished = finished or stream.done()
+            if stream.current is None and not stream.header_left:
+                finished = True
         if finished:
-            self._sends = [stream for stream in self._sends if not stream.done()]
+            self._sends = [item for item in self._sends if item.header_left or item.current is not None]
 
     def _send_some(self, stream: _Stream) -> bool:
         """Send from the stream's current flow; whether it is worth trying again at once."""
-        views: List[memoryview] = []
-        wanted = 0
-        if stream.header_left:
-            views.append(stream.header[HEADER_BYTES - stream.header_left :])
-            wanted = stream.header_left
-        flow: Optional[_Flow] = None
-        if stream.index < len(stream.flows):
-            flow = stream.flows[stream.index]
+        flow, wanted = stream.current, stream.header_left
+        views = [stream.header[HEADER_BYTES - wanted :]] if wanted else []
+        if flow is not None:
+            position = flow.position
             limit = flow.limit()
-            if limit > flow.position:
-                views.append(self._views[stream.buffers[stream.index]][flow.position : limit])
-                wanted += limit - flow.position
+            if limit > position:
+                views.append(self._views[stream.buffers[stream.index]][position:limit])
+                wanted += limit - position
         if not wanted:
-            return self._step_over(stream, flow)
+            return False
         sent = stream.link.send(views)
         if not sent:
             return False
         self.moved_bytes += sent
-        used = min(sent, stream.header_left)
-        stream.header_left -= used
-        if flow is not None:
-            flow.position += sent - used
-        return sent == wanted
-
-    @staticmethod
-    def _step_over(stream: _Stream, flow: Optional[_Flow]) -> bool:
-        """Go on to the stream's next flow, if this one is complete; whether it was."""
-        if flow is None or flow.position < flow.stop:
-            return False
-        stream.index += 1
-        return True
+        payload = sent
+        if stream.header_left:
+            payload = max(0, sent - stream.header_left)
+            stream.header_left -= sent - payload
+        if payload:
+            flow.position = position + payload
+            if flow.position == flow.stop:
+                stream.step()
+        return sent == wanted and stream.current is not None
 
     def _advance_receives(self) -> None:
         finished = False
         for stream in self._receives:
             while self._recv_some(stream):
                 pass
-            finished = finished or stream.done()
+            if stream.current is None and not stream.header_left:
+                finished = True
         if finished:
-            self._receives = [stream for stream in self._receives if not stream.done()]
+            self._receives = [item for item in self._receives if item.header_left or item.current is not None]
 
     def _recv_some(self, stream: _Stream) -> bool:
         """Receive for the stream's current flow; whether it is worth trying again at once."""
-        flow: Optional[_Receipt] = stream.flows[stream.index] if stream.index < len(stream.flows) else None
-        views: List[memoryview] = []
+        flow: Optional[_Receipt] = stream.current
+        if flow is not None and flow.position == flow.stop:
+            # Another peer's bytes were the last that this fold was waiting for.
+            stream.step()
+            return stream.current is not None
         wanted = stream.header_left
-        if wanted:
-            views.append(stream.header[HEADER_BYTES - wanted :])
-        if flow is not None and flow.position < flow.stop:
-            room = self._room(stream.link.peer, flow)
+        views = [stream.header[HEADER_BYTES - wanted :]] if wanted else []
+        if flow is not None:
+            room = self._room(stream, flow)
             if room is not None:
                 views.append(room)
                 wanted += room.nbytes
         if not wanted:
-            # Nothing to receive now: complete, or waiting for other peers or other flows.
-            return self._step_over(stream, flow)
+            return False
         got = stream.link.recv(views)
         if not got:
             return False
         self.moved_bytes += got
+        payload = got
         if stream.header_left:
-            used = min(got, stream.header_left)
-            stream.header_left -= used
+            payload = max(0, got - stream.header_left)
+            stream.header_left -= got - payload
             if not stream.header_left:
                 self._check_header(stream)
-        else:
-            used = 0
-        if flow is not None and got > used:
+        if payload and flow is not None:
             if flow.fold:
-                flow.arrived[stream.link.peer] += got - used
+                flow.arrived[stream.link.peer] += payload
                 self._fold(flow, partial=False)
             else:
-                flow.position += got - used
-        return got == wanted
+                flow.position += payload
+            if flow.position == flow.stop:
+                stream.step()
+        return got == wanted and stream.current is not None
 
-    def _room(self, peer: int, flow: _Receipt) -> Optional[memoryview]:
+    def _room(self, stream: _Stream, flow: _Receipt) -> Optional[memoryview]:
         """Where bytes from this peer may go now; None if nowhere."""
-        if flow.fold:
-            arrived = flow.arrived[peer]
+        if stream.segment is not None and flow.fold:
+            arrived = flow.arrived[stream.link.peer]
             end = min(flow.stop, flow.window + self._pool.segment_bytes)
             if end == arrived:
                 return None
-            return self._pool.segment(peer).data[arrived - flow.window : end - flow.window]
+            return stream.segment.bytes[arrived - flow.window : end - flow.window]
         limit = flow.limit()
         return self._views[DATA][flow.position : limit] if limit > flow.position else None
 
@@ -377,12 +410,10 @@ class Execution:
             return False
         if self._kernel is None:
             raise BrokenInvariantError("a schedule that folds was started without a kernel")
-        out = self._data[flow.position // self._item : ready // self._item]
-        low, high = flow.position - flow.window, ready - flow.window
-        operands = [
-            out if peer == SELF else self._pool.segment(peer)[low:high].view(self._data.dtype)
-            for peer in flow.fold
-        ]
+        item = self._item
+        out = self._data[flow.position // item : ready // item]
+        low, high = (flow.position - flow.window) // item, (ready - flow.window) // item
+        operands = [out if segment is None else segment.elements[low:high] for segment in flow.operands]
         self._kernel.fold(out, operands, flow.final)
         self.moved_bytes += ready - flow.position
         flow.position = ready
@@ -394,12 +425,12 @@ class Execution:
         """The links that could move if they were (readable, writable)."""
         reading: List[Link] = []
         for stream in self._receives:
-            flow = stream.flows[stream.index] if stream.index < len(stream.flows) else None
-            if stream.header_left or flow is None or self._room(stream.link.peer, flow) is not None:
+            flow = stream.current
+            if stream.header_left or flow is None or self._room(stream, flow) is not None:
                 reading.append(stream.link)
         writing: List[Link] = []
         for stream in self._sends:
-            flow = stream.flows[stream.index] if stream.index < len(stream.flows) else None
+            flow = stream.current
             if stream.header_left or flow is None or flow.limit() > flow.position:
                 writing.append(stream.link)
         if not self._sends and not self._receives:

@@ -55,6 +55,7 @@ class Kernel:
         self._wide = accumulator(dtype, op, scaled)
         self._plain = self.divisor == 1 and postscale == 1.0
         self._selects = op in (ReduceOp.MIN, ReduceOp.MAX)
+        self._exact = dtype.kind in "biu"
 
     @property
     def needs_single_fold(self) -> bool:
@@ -106,18 +107,19 @@ class Kernel:
 
         Of two NaNs an addition may keep either, and of 0.0 and -0.0 a minimum either; numpy's choice
         varies with the alignment of the arrays, their lengths and the processor. So where several
-        ranks compute the same element, each for itself, all of them must call this at the end.
+        ranks compute the same element, each for itself, all of them must call this at the end, with
+        numpy's floating-point warnings off.
         """
-        if self.dtype.kind in "biu":
+        if self._exact:
             return
         if self.dtype.kind == "c":
             data = data.view(np.float32 if self.dtype == np.complex64 else np.float64)
-        with np.errstate(invalid="ignore"):  # bfloat16 warns even of looking at a NaN
-            unordered = np.isnan(data)
-            if unordered.any():
-                data[unordered] = np.nan
-            if self._selects:
-                np.add(data, data.dtype.type(0), out=data)  # -0.0 + 0.0 is 0.0
+        # The sum of all is NaN if one of them is: one quick pass in the case without.
+        total = np.add.reduce(data)
+        if total != total:
+            data[np.isnan(data)] = np.nan
+        if self._selects:
+            np.add(data, data.dtype.type(0), out=data)  # -0.0 + 0.0 is 0.0
 
     def _scale(self, data: np.ndarray[Any, Any]) -> None:
         if self.divisor != 1:

@@ -40,7 +40,7 @@ class _Call(NamedTuple):
         items: number of elements, where all ranks must agree on it; otherwise 0.
     """
 
-    collective: Collective
+    collective: int
     dtype: np.dtype[Any]
     items: int
     op: int
@@ -161,21 +161,25 @@ class Runner:
         collective: Collective = Collective.ALLREDUCE,
     ) -> None:
         """Reduce ``data`` over all ranks, in place."""
-        fold = kernel(op, data.dtype, self.size, prescale, postscale)
-        if prescale != 1.0:
-            fold.prepare(data)
-        if self.size == 1:
-            fold.finish_alone(data)
-            return
-        call = _Call(collective, data.dtype, data.size, op, NO_ROOT, name, shape, (prescale, postscale))
+        # The numbers of the enumerations: hashing those is quick.
+        call = _Call(
+            int(collective), data.dtype, data.size, int(op), NO_ROOT, name, shape, (prescale, postscale)
+        )
         plan = self._plans.get(call)
         if plan is None:
+            fold = kernel(op, data.dtype, self.size, prescale, postscale)
+            if self.size == 1:
+                fold.prepare(data)
+                fold.finish_alone(data)
+                return
             algorithm = choose.choose_all_reduce(
                 self.size, data.size, data.itemsize,
                 needs_single_fold=fold.needs_single_fold, override=self._override,
             )  # fmt: skip
             schedule = choose.build_all_reduce(algorithm, self.rank, self.size, data.size)
             plan = self._plan(call, schedule, fold, redundant=algorithm in choose.REDUNDANT_NAMES)
+        if prescale != 1.0 and plan.fold is not None:
+            plan.fold.prepare(data)
         self._run(plan, data)
 
     def reduce_scatter(
@@ -299,7 +303,7 @@ class Runner:
             execution = plan.execution
             if execution is None:
                 execution = plan.execution = Execution(
-                    plan.schedule, self._fabric, plan.header, data.itemsize, self._pool, plan.fold
+                    plan.schedule, self._fabric, plan.header, data.dtype, self._pool, plan.fold
                 )
             execution.arm(self._sequence, data, source)
             try:

@@ -70,7 +70,7 @@ def simulate(
             schedules[rank],
             fabric,
             header,
-            data[rank].itemsize,
+            data[rank].dtype,
             SegmentPool(segment_bytes),
             kernel() if kernel is not None else None,
         )

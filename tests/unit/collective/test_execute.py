@@ -19,7 +19,7 @@ HEADER = Header(0, 1, Collective.ALLREDUCE, Sum, 5, NO_ROOT, 4, 99)
 
 def start(wire, schedule, data, segment_bytes=16, source=None, **options):
     options.setdefault("kernel", Kernel(Sum, data.dtype, wire.fabric.size))
-    execution = Execution(schedule, wire.fabric, HEADER, data.itemsize, SegmentPool(segment_bytes), **options)
+    execution = Execution(schedule, wire.fabric, HEADER, data.dtype, SegmentPool(segment_bytes), **options)
     execution.arm(HEADER.sequence, data, source)
     return execution
 

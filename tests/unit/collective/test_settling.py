@@ -12,6 +12,9 @@ from ringcomm.transport.memory import memory_fabrics
 from ringcomm.wire.frames import NO_OP, Header
 
 
+FLOAT64 = np.dtype(np.float64)
+
+
 class Hoarder:
     """A link that takes everything, but needs to be asked again before it lets go of it."""
 
@@ -35,7 +38,7 @@ def test_the_executor_asks_until_the_link_has_settled(rank):
     header = Header(0, 0, Collective.BROADCAST, NO_OP, 12, 0, 8, 0)
     executions = []
     for me in range(2):
-        execution = Execution(tree.broadcast(me, 2, 0, 8), fabrics[me], header, 8, SegmentPool(4096))
+        execution = Execution(tree.broadcast(me, 2, 0, 8), fabrics[me], header, FLOAT64, SegmentPool(4096))
         execution.arm(1, np.arange(8.0) * (me == 0))
         executions.append(execution)
     executions[0].advance()  # the root sends everything; rank 1 can receive it from now on
@@ -49,7 +52,7 @@ def test_who_has_not_settled_waits_to_write():
     hoarder = Hoarder(fabrics[0].link(1), 10)
     fabrics[0].link = lambda peer: hoarder
     header = Header(0, 0, Collective.BROADCAST, NO_OP, 12, 0, 8, 0)
-    execution = Execution(tree.broadcast(0, 2, 0, 8), fabrics[0], header, 8, SegmentPool(4096))
+    execution = Execution(tree.broadcast(0, 2, 0, 8), fabrics[0], header, FLOAT64, SegmentPool(4096))
     execution.arm(1, np.arange(8.0))
     assert not execution.advance()
     assert execution.waiting_for() == ([], [hoarder])
