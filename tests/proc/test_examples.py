@@ -50,7 +50,8 @@ def read(output: str) -> Training:
 def alone(example: str, *options: str) -> Training:
     """``python examples/EXAMPLE.py``: one process, no launcher."""
     done = subprocess.run(
-        [sys.executable, f"examples/{example}.py", *options], cwd=ROOT, env={"PYTHONPATH": SOURCES, **ONE_THREAD},
+        [sys.executable, f"examples/{example}.py", *options],
+        cwd=ROOT, env={"PYTHONPATH": SOURCES, **ONE_THREAD},
         capture_output=True, text=True, timeout=LIMIT_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

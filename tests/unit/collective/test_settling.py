@@ -11,7 +11,6 @@ from ringcomm.schedule import tree
 from ringcomm.transport.memory import memory_fabrics
 from ringcomm.wire.frames import NO_OP, Header
 
-
 FLOAT64 = np.dtype(np.float64)
 
 
