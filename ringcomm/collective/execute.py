@@ -4,10 +4,9 @@ An :class:`Execution` is a state machine without a wait: :meth:`~Execution.advan
 that can move now and says whether all is done. :func:`run` is the loop around it that polls, sleeps
 and gives up. A simulation calls ``advance`` itself, in any order it likes.
 
-**How sending, receiving and reducing overlap.** Every step is a :class:`_Flow`: a position that
-moves from the start to the end of its span. A flow may move as far as the flows it depends on allow
-(:meth:`_Flow.limit`), so sending a span chases the fold that produces it and no step waits for
-another to finish. Between two ranks all flows are one stream each way, with one header in front.
+**How sending, receiving and reducing overlap.** Every step is a :class:`~.flows.Flow`, a position that
+moves as far as the flows it depends on allow. Between two ranks all flows are one stream each way,
+with one header in front.
 
 **Memory.** Overwriting steps receive straight into the caller's buffer, and sends leave straight
 from it. A fold receives into one segment per peer, taken from a :class:`SegmentPool`.
@@ -22,134 +21,13 @@ import numpy as np
 
 from ..clock import Clock, Deadline, monotonic
 from ..errors import BrokenInvariantError, MismatchError
-from ..schedule.steps import DATA, SELF, Recv, Send, Step
+from ..schedule.steps import DATA, SELF, Send, Step
 from ..transport.base import Fabric, Link
 from ..wire.frames import HEADER_BYTES, Header, explain_difference, stamp, unpack_header
+from .flows import Flow, Receipt, Segment, SegmentPool, Stream
 from .reduce import Kernel
 
 _BYTE = np.dtype(np.uint8)
-
-
-class SegmentPool:
-    """Receiving segments, one per peer, kept from one collective to the next.
-
-    Args:
-        segment_bytes: size of each.
-    """
-
-    def __init__(self, segment_bytes: int) -> None:
-        # Whole elements of every type must fit: 16 bytes is the largest.
-        self.segment_bytes = max(16, segment_bytes // 16 * 16)
-        self._segments: Dict[int, np.ndarray[Any, Any]] = {}
-
-    def segment(self, peer: int) -> np.ndarray[Any, Any]:
-        """The bytes to receive into from this peer."""
-        segment = self._segments.get(peer)
-        if segment is None:
-            segment = self._segments[peer] = np.empty(self.segment_bytes, np.uint8)
-        return segment
-
-
-class _Segment:
-    """A peer's segment as an execution sees it: bytes to receive into, elements to fold."""
-
-    __slots__ = ("bytes", "elements")
-
-    def __init__(self, segment: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> None:
-        self.bytes: memoryview = segment.data
-        self.elements: np.ndarray[Any, Any] = segment.view(dtype)
-
-
-class _Flow:
-    """One step on its way: the bytes ``[start, stop)`` of a buffer, moved up to ``position``."""
-
-    __slots__ = ("_alive", "before", "position", "start", "stop")
-
-    def __init__(self, start: int, stop: int) -> None:
-        self.start = self.position = start
-        self.stop = stop
-        self.before: Tuple[_Flow, ...] = ()
-        self._alive = 0
-
-    def rewind(self) -> None:
-        """Go back to the start, for another collective of the same schedule."""
-        self.position = self.start
-        self._alive = len(self.before)
-
-    def limit(self) -> int:
-        """How far this flow may go now, given how far the flows that it depends on have come."""
-        limit = self.stop
-        if not self._alive:
-            return limit
-        before = self.before
-        while self._alive and before[self._alive - 1].position >= before[self._alive - 1].stop:
-            self._alive -= 1
-        for index in range(self._alive):
-            other = before[index]
-            if other.position < other.stop and other.position < limit:
-                limit = other.position
-        return limit
-
-
-class _Receipt(_Flow):
-    """A ``Recv`` step: ``position`` is how far it is folded (or, without a fold, received)."""
-
-    __slots__ = ("arrived", "final", "fold", "operands", "peers", "window")
-
-    def __init__(self, start: int, stop: int, step: Recv) -> None:
-        super().__init__(start, stop)
-        self.peers = step.peers
-        self.fold = step.fold
-        self.final = step.final
-        # For folds: bytes received from each peer so far, as positions in the span; they lie in
-        # that peer's segment, which shows the span from ``window`` on.
-        self.arrived: Dict[int, int] = dict.fromkeys(step.peers, start) if step.fold else {}
-        self.window = start
-        self.operands: List[Optional[_Segment]] = []  # None stands for this rank's own
-
-    def rewind(self) -> None:
-        start = self.position = self.window = self.start
-        self._alive = len(self.before)
-        for peer in self.arrived:
-            self.arrived[peer] = start
-
-
-class _Stream:
-    """All flows between this rank and one peer in one direction, in order.
-
-    Attributes:
-        current: the flow that the next bytes belong to; None when all flows are complete.
-        header_left: how many bytes of the header have not passed yet.
-    """
-
-    __slots__ = ("_first", "buffers", "current", "flows", "header", "header_left", "index", "link", "segment")
-
-    def __init__(self, link: Link, header: memoryview) -> None:
-        self.link = link
-        self.header = header
-        self.segment: Optional[_Segment] = None
-        self.flows: List[Any] = []
-        self.buffers: List[int] = []
-        self.header_left = HEADER_BYTES
-        self.index = self._first = -1
-        self.current: Any = None
-
-    def rewind(self) -> None:
-        self.header_left = HEADER_BYTES
-        self.index = self._first
-        self.current = self.flows[self._first] if self._first >= 0 else None
-
-    def seal(self) -> None:
-        """All flows are known: find the first that has anything to move."""
-        self._first = next((index for index, flow in enumerate(self.flows) if flow.start < flow.stop), -1)
-
-    def step(self) -> None:
-        """Go on to the next flow that has anything left to move."""
-        flows, index = self.flows, self.index + 1
-        while index < len(flows) and flows[index].position == flows[index].stop:
-            index += 1
-        self.index = index
-        self.current = flows[index] if index < len(flows) else None
 
 
 def _overlap(a: Tuple[int, int, int], b: Tuple[int, int, int]) -> bool:
@@ -185,14 +63,14 @@ class Execution:
         self._item = dtype.itemsize
         self._packed = bytearray(header.pack())
         self.moved_bytes = 0
-        self._flows: List[_Flow] = []
-        self._all_sends: List[_Stream] = []
-        self._all_receives: List[_Stream] = []
+        self._flows: List[Flow] = []
+        self._all_sends: List[Stream] = []
+        self._all_receives: List[Stream] = []
         self._links: List[Link] = []
-        self._folds: List[_Receipt] = []
+        self._folds: List[Receipt] = []
         self._compile(schedule, fabric)
-        self._sends: List[_Stream] = []
-        self._receives: List[_Stream] = []
+        self._sends: List[Stream] = []
+        self._receives: List[Stream] = []
 
     def arm(
         self, sequence: int, data: np.ndarray[Any, Any], source: Optional[np.ndarray[Any, Any]] = None
@@ -224,27 +102,27 @@ class Execution:
         del self._data, self._views
 
     def _compile(self, schedule: Sequence[Step], fabric: Fabric) -> None:
-        outward: Dict[int, _Stream] = {}
-        inward: Dict[int, _Stream] = {}
+        outward: Dict[int, Stream] = {}
+        inward: Dict[int, Stream] = {}
         spans: List[Tuple[int, int, int]] = []
         for step in schedule:
             start, stop = step.start * self._item, step.stop * self._item
             if isinstance(step, Send):
-                flow: _Flow = _Flow(start, stop)
+                flow: Flow = Flow(start, stop)
                 span = (step.buffer, start, stop)
                 if step.peer not in outward:
-                    outward[step.peer] = _Stream(fabric.link(step.peer), memoryview(self._packed))
+                    outward[step.peer] = Stream(fabric.link(step.peer), memoryview(self._packed))
                 outward[step.peer].flows.append(flow)
                 outward[step.peer].buffers.append(step.buffer)
             else:
-                flow = _Receipt(start, stop, step)
+                flow = Receipt(start, stop, step)
                 span = (DATA, start, stop)
                 for peer in step.peers:
                     if peer not in inward:
-                        inward[peer] = _Stream(fabric.link(peer), memoryview(bytearray(HEADER_BYTES)))
+                        inward[peer] = Stream(fabric.link(peer), memoryview(bytearray(HEADER_BYTES)))
                     inward[peer].flows.append(flow)
                     if step.fold and inward[peer].segment is None:
-                        inward[peer].segment = _Segment(self._pool.segment(peer), self._dtype)
+                        inward[peer].segment = Segment(self._pool.segment(peer), self._dtype)
                 if step.fold:
                     self._folds.append(flow)
                     segments = {peer: inward[peer].segment for peer in step.peers}
@@ -254,7 +132,7 @@ class Execution:
                 flow.before = tuple(
                     earlier
                     for earlier, other in zip(self._flows, spans)
-                    if _overlap(span, other) and (isinstance(flow, _Receipt) or isinstance(earlier, _Receipt))
+                    if _overlap(span, other) and (isinstance(flow, Receipt) or isinstance(earlier, Receipt))
                 )
             self._flows.append(flow)
             spans.append(span)
@@ -307,7 +185,7 @@ class Execution:
         if finished:
             self._sends = [item for item in self._sends if item.header_left or item.current is not None]
 
-    def _send_some(self, stream: _Stream) -> bool:
+    def _send_some(self, stream: Stream) -> bool:
         """Send from the stream's current flow; whether it is worth trying again at once."""
         flow, wanted = stream.current, stream.header_left
         views = [stream.header[HEADER_BYTES - wanted :]] if wanted else []
@@ -343,9 +221,9 @@ class Execution:
         if finished:
             self._receives = [item for item in self._receives if item.header_left or item.current is not None]
 
-    def _recv_some(self, stream: _Stream) -> bool:
+    def _recv_some(self, stream: Stream) -> bool:
         """Receive for the stream's current flow; whether it is worth trying again at once."""
-        flow: Optional[_Receipt] = stream.current
+        flow: Optional[Receipt] = stream.current
         if flow is not None and flow.position == flow.stop:
             # Another peer's bytes were the last that this fold was waiting for.
             stream.step()
@@ -379,7 +257,7 @@ class Execution:
                 stream.step()
         return got == wanted and stream.current is not None
 
-    def _room(self, stream: _Stream, flow: _Receipt) -> Optional[memoryview]:
+    def _room(self, stream: Stream, flow: Receipt) -> Optional[memoryview]:
         """Where bytes from this peer may go now; None if nowhere."""
         if stream.segment is not None and flow.fold:
             arrived = flow.arrived[stream.link.peer]
@@ -390,12 +268,12 @@ class Execution:
         limit = flow.limit()
         return self._views[DATA][flow.position : limit] if limit > flow.position else None
 
-    def _check_header(self, stream: _Stream) -> None:
+    def _check_header(self, stream: Stream) -> None:
         if stream.header != self._packed:
             mine, theirs = unpack_header(self._packed), unpack_header(stream.header)
             raise MismatchError(explain_difference(mine, theirs), rank=self._rank, peer=stream.link.peer)
 
-    def _fold(self, flow: _Receipt, partial: bool) -> bool:
+    def _fold(self, flow: Receipt, partial: bool) -> bool:
         """Combine what all peers have delivered; whether anything was combined."""
         end = min(flow.stop, flow.window + self._pool.segment_bytes)
         ready = min(flow.arrived.values())

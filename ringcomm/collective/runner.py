@@ -29,7 +29,8 @@ from ..schedule import choose
 from ..schedule.steps import Step, even_bounds
 from ..transport.base import Fabric, LinkClosed
 from ..wire.frames import NO_OP, NO_ROOT, Header, digest
-from .execute import Execution, SegmentPool, run
+from .execute import Execution, run
+from .flows import SegmentPool
 from .reduce import Kernel, kernel
 
 

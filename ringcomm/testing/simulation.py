@@ -13,7 +13,8 @@ from typing import Any, Callable, List, Optional, Sequence, Union
 
 import numpy as np
 
-from ..collective.execute import Execution, SegmentPool
+from ..collective.execute import Execution
+from ..collective.flows import SegmentPool
 from ..collective.reduce import Kernel
 from ..dtypes import code_of
 from ..errors import RingcommError

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ringcomm.collective.execute import Execution, SegmentPool, run
+from ringcomm.collective.execute import Execution, run
+from ringcomm.collective.flows import SegmentPool
 from ringcomm.collective.reduce import Kernel
 from ringcomm.errors import BrokenInvariantError, MismatchError, PeerLostError
 from ringcomm.ops import Collective, Sum

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ringcomm.collective.execute import Execution, SegmentPool
+from ringcomm.collective.execute import Execution
+from ringcomm.collective.flows import SegmentPool
 from ringcomm.ops import Collective
 from ringcomm.schedule import tree
 from ringcomm.transport.memory import memory_fabrics

@@ -1,0 +1,138 @@
+"""Steps on their way: positions that move, and the streams that they move in.
+
+Every step of a schedule becomes a :class:`Flow`, whose position moves from the start to the end of
+its span. A flow may go as far as the flows that it depends on have come (:meth:`Flow.limit`), so
+sending a span chases the fold that produces it, and no step waits for another to finish.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Tuple
+
+import numpy as np
+
+from ..schedule.steps import Recv
+from ..transport.base import Link
+from ..wire.frames import HEADER_BYTES
+
+
+class SegmentPool:
+    """Receiving segments, one per peer, kept from one collective to the next.
+
+    Args:
+        segment_bytes: size of each.
+    """
+
+    def __init__(self, segment_bytes: int) -> None:
+        # Whole elements of every type must fit: 16 bytes is the largest.
+        self.segment_bytes = max(16, segment_bytes // 16 * 16)
+        self._segments: Dict[int, np.ndarray[Any, Any]] = {}
+
+    def segment(self, peer: int) -> np.ndarray[Any, Any]:
+        """The bytes to receive into from this peer."""
+        segment = self._segments.get(peer)
+        if segment is None:
+            segment = self._segments[peer] = np.empty(self.segment_bytes, np.uint8)
+        return segment
+
+
+class Segment:
+    """A peer's segment as an execution sees it: bytes to receive into, elements to fold."""
+
+    __slots__ = ("bytes", "elements")
+
+    def __init__(self, segment: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> None:
+        self.bytes: memoryview = segment.data
+        self.elements: np.ndarray[Any, Any] = segment.view(dtype)
+
+
+class Flow:
+    """One step on its way: the bytes ``[start, stop)`` of a buffer, moved up to ``position``."""
+
+    __slots__ = ("_alive", "before", "position", "start", "stop")
+
+    def __init__(self, start: int, stop: int) -> None:
+        self.start = self.position = start
+        self.stop = stop
+        self.before: Tuple[Flow, ...] = ()
+        self._alive = 0
+
+    def rewind(self) -> None:
+        """Go back to the start, for another collective of the same schedule."""
+        self.position = self.start
+        self._alive = len(self.before)
+
+    def limit(self) -> int:
+        """How far this flow may go now, given how far the flows that it depends on have come."""
+        limit = self.stop
+        if not self._alive:
+            return limit
+        before = self.before
+        while self._alive and before[self._alive - 1].position >= before[self._alive - 1].stop:
+            self._alive -= 1
+        for index in range(self._alive):
+            other = before[index]
+            if other.position < other.stop and other.position < limit:
+                limit = other.position
+        return limit
+
+
+class Receipt(Flow):
+    """A ``Recv`` step: ``position`` is how far it is folded (or, without a fold, received)."""
+
+    __slots__ = ("arrived", "final", "fold", "operands", "peers", "window")
+
+    def __init__(self, start: int, stop: int, step: Recv) -> None:
+        super().__init__(start, stop)
+        self.peers = step.peers
+        self.fold = step.fold
+        self.final = step.final
+        # For folds: bytes received from each peer so far, as positions in the span; they lie in
+        # that peer's segment, which shows the span from ``window`` on.
+        self.arrived: Dict[int, int] = dict.fromkeys(step.peers, start) if step.fold else {}
+        self.window = start
+        self.operands: List[Optional[Segment]] = []  # None stands for this rank's own
+
+    def rewind(self) -> None:
+        start = self.position = self.window = self.start
+        self._alive = len(self.before)
+        for peer in self.arrived:
+            self.arrived[peer] = start
+
+
+class Stream:
+    """All flows between this rank and one peer in one direction, in order.
+
+    Attributes:
+        current: the flow that the next bytes belong to; None when all flows are complete.
+        header_left: how many bytes of the header have not passed yet.
+    """
+
+    __slots__ = ("_first", "buffers", "current", "flows", "header", "header_left", "index", "link", "segment")
+
+    def __init__(self, link: Link, header: memoryview) -> None:
+        self.link = link
+        self.header = header
+        self.segment: Optional[Segment] = None
+        self.flows: List[Any] = []
+        self.buffers: List[int] = []
+        self.header_left = HEADER_BYTES
+        self.index = self._first = -1
+        self.current: Any = None
+
+    def rewind(self) -> None:
+        self.header_left = HEADER_BYTES
+        self.index = self._first
+        self.current = self.flows[self._first] if self._first >= 0 else None
+
+    def seal(self) -> None:
+        """All flows are known: find the first that has anything to move."""
+        self._first = next((index for index, flow in enumerate(self.flows) if flow.start < flow.stop), -1)
+
+    def step(self) -> None:
+        """Go on to the next flow that has anything left to move."""
+        flows, index = self.flows, self.index + 1
+        while index < len(flows) and flows[index].position == flows[index].stop:
+            index += 1
+        self.index = index
+        self.current = flows[index] if index < len(flows) else None
