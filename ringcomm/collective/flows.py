@@ -94,6 +94,7 @@ class Receipt(Flow):
         self.operands: List[Optional[Segment]] = []  # None stands for this rank's own
 
     def rewind(self) -> None:
+        """Go back to the start, with nothing arrived."""
         start = self.position = self.window = self.start
         self._alive = len(self.before)
         for peer in self.arrived:
@@ -121,6 +122,7 @@ class Stream:
         self.current: Any = None
 
     def rewind(self) -> None:
+        """Go back to the header and the first flow."""
         self.header_left = HEADER_BYTES
         self.index = self._first
         self.current = self.flows[self._first] if self._first >= 0 else None
