@@ -292,7 +292,7 @@ class Execution:
         out = self._data[flow.position // item : ready // item]
         low, high = (flow.position - flow.window) // item, (ready - flow.window) // item
         operands = [out if segment is None else segment.elements[low:high] for segment in flow.operands]
-        self._kernel.fold(out, operands, flow.final)
+        self._kernel.fold(out, operands, flow.final, self._pool.workspace)
         self.moved_bytes += ready - flow.position
         flow.position = ready
         if ready == end:

@@ -14,10 +14,11 @@ import numpy as np
 from ..schedule.steps import Recv
 from ..transport.base import Link
 from ..wire.frames import HEADER_BYTES
+from .reduce import Workspace
 
 
 class SegmentPool:
-    """Receiving segments, one per peer, kept from one collective to the next.
+    """Receiving segments, one per peer, and working space, kept from one collective to the next.
 
     Args:
         segment_bytes: size of each.
@@ -26,6 +27,7 @@ class SegmentPool:
     def __init__(self, segment_bytes: int) -> None:
         # Whole elements of every type must fit: 16 bytes is the largest.
         self.segment_bytes = max(16, segment_bytes // 16 * 16)
+        self.workspace = Workspace()
         self._segments: Dict[int, np.ndarray[Any, Any]] = {}
 
     def segment(self, peer: int) -> np.ndarray[Any, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Callable, Dict, Iterator, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -18,7 +18,21 @@ _UFUNC: Dict[ReduceOp, Callable[..., Any]] = {
     ReduceOp.PRODUCT: np.multiply,
 }
 
-_BLOCK_ITEMS = 1 << 16
+_BLOCK_ITEMS = 1 << 15
+"""Wide arithmetic goes block by block, so that its working space stays in the processor's cache."""
+
+
+class Workspace:
+    """Two blocks of wide elements, so that folding allocates nothing. For one thread at a time."""
+
+    def __init__(self) -> None:
+        self._blocks = [np.empty(_BLOCK_ITEMS, np.float64) for _ in range(2)]
+
+    def wide(self, block: np.ndarray[Any, Any], dtype: np.dtype[Any], index: int) -> np.ndarray[Any, Any]:
+        """A copy of a block, of a wider type, in place ``index`` (0 or 1)."""
+        copy = self._blocks[index].view(dtype)[: block.size]
+        np.copyto(copy, block, casting="unsafe")
+        return copy
 
 
 class Kernel:
@@ -74,13 +88,20 @@ class Kernel:
                     wide = block.astype(self._wide)
                     self._round(block, np.multiply(wide, wide.dtype.type(self.prescale), out=wide))
 
-    def fold(self, out: np.ndarray[Any, Any], operands: Sequence[np.ndarray[Any, Any]], final: bool) -> None:
+    def fold(
+        self,
+        out: np.ndarray[Any, Any],
+        operands: Sequence[np.ndarray[Any, Any]],
+        final: bool,
+        workspace: Optional[Workspace] = None,
+    ) -> None:
         """Combine the operands from left to right into ``out``, which may be one of them.
 
         Operands other than ``out`` may be used as working space. ``final`` also divides and scales.
+        ``workspace`` spares an allocation if the type needs a wider one to accumulate in.
         """
         if self._wide is not None:
-            self._fold_wide(out, operands)
+            self._fold_wide(out, operands, self._wide, workspace or Workspace())
             return
         # Accumulate in the first operand: if ``out`` stands in the middle it must stay whole until
         # its turn, and if it stands first this is in place anyway.
@@ -127,11 +148,19 @@ class Kernel:
         if self.postscale != 1.0:
             np.multiply(data, self.dtype.type(self.postscale), out=data)
 
-    def _fold_wide(self, out: np.ndarray[Any, Any], operands: Sequence[np.ndarray[Any, Any]]) -> None:
-        accumulated = operands[0].astype(self._wide)
-        for operand in operands[1:]:
-            self._ufunc(accumulated, operand.astype(self._wide), out=accumulated)
-        self._finish_wide(out, accumulated)
+    def _fold_wide(
+        self,
+        out: np.ndarray[Any, Any],
+        operands: Sequence[np.ndarray[Any, Any]],
+        wide: np.dtype[Any],
+        workspace: Workspace,
+    ) -> None:
+        for start in range(0, out.size, _BLOCK_ITEMS):
+            block = slice(start, start + _BLOCK_ITEMS)
+            accumulated = workspace.wide(operands[0][block], wide, 0)
+            for operand in operands[1:]:
+                self._ufunc(accumulated, workspace.wide(operand[block], wide, 1), out=accumulated)
+            self._finish_wide(out[block], accumulated)
 
     def _finish_wide(self, out: np.ndarray[Any, Any], accumulated: np.ndarray[Any, Any]) -> None:
         wide = accumulated.dtype.type
