@@ -19,7 +19,7 @@ def pytest_addoption(parser):
         type=int,
         default=1,
         metavar="N",
-        help="of parametrized tests run one case in N; which ones depends on the versions of Python and NumPy",
+        help="of parametrized tests run one case in N, others with other versions of Python and NumPy",
     )
 
 

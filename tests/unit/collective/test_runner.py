@@ -180,7 +180,7 @@ class TestFailures:
         assert wire.take() == b""
 
     def test_an_interrupt_comes_through_and_breaks_the_streams(self, wire):
-        runner = Runner(wire.fabric, NOW)
+        runner = Runner(wire.fabric, Settings())
         wire.fabric.wait = lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
         with pytest.raises(KeyboardInterrupt):
             runner.barrier()
