@@ -291,6 +291,10 @@ class Rendezvous:
         if self.phase is Phase.ABORTED:
             return []
         for member in self.members.values():
+            if member.slot == slot and ok and member.left is None and self.phase is Phase.RUNNING:
+                # Its goodbye may still be on its way, over a slower wire than the launcher's report.
+                member.left = how
+                return self._next_generation(now_s)
             if member.slot == slot and (member.left is None or not ok):
                 # One that said goodbye may still have failed after that; whoever waits shall read how.
                 member.gone = how
