@@ -7,6 +7,7 @@ thread and one at a time: that is the one way to the wire.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from pathlib import Path
@@ -139,6 +140,7 @@ class Runner:
         self._override = settings.algorithm or None
         self._plans: Dict[_Call, _Plan] = {}
         self._sequence = 0
+        self._pid = os.getpid()
         self._lock = threading.RLock()
         self._stopped = False
         self._broken: Optional[BaseException] = None
@@ -324,6 +326,11 @@ class Runner:
                 execution.disarm()
 
     def _check_usable(self) -> None:
+        if os.getpid() != self._pid:
+            raise Misuse(
+                f"This process is a fork of rank {self.rank} and shares its connections; only process "
+                f"{self._pid}, which called ringcomm.init(), may use them."
+            )
         if self._stopped:
             raise NotInitializedError(
                 "This rank has left the job (shutdown() or Context.close() was called), so there is nobody "

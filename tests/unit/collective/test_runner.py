@@ -210,3 +210,10 @@ class TestFailures:
         wire.put(theirs.take())
         Runner(wire.fabric, NOW).all_reduce(huge, Sum)
         assert np.isinf(huge).all()
+
+
+def test_a_forked_child_may_not_use_its_parents_links(monkeypatch):
+    runner = Runner(memory_fabrics(2)[0], Settings())
+    monkeypatch.setattr("ringcomm.collective.runner.os.getpid", lambda: -1)
+    with pytest.raises(Misuse, match="fork of rank 0"):
+        runner.barrier()
