@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import zlib
 
@@ -9,6 +10,11 @@ import numpy as np
 import pytest
 
 from ringcomm.testing.cluster import run_ranks
+
+# Under nohup or in a background job of a plain shell these arrive ignored, and what the tests start would
+# inherit that: ringrun, for one, leaves SIGHUP ignored then.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 MOST_RANKS = {"memory": 9, "tcp": 4, "auto": 4}
 
