@@ -81,8 +81,8 @@ system_packages() { # for tests/hosts: several hosts on this machine
     echo "not installed: ${missing[*]}; tests on several hosts will say what they need"
 }
 
-core() { # ENVIRONMENT: the core's tests, of parametrized ones another quarter in each environment
-    "$1/bin/python" -m pytest -q -n 2 -m "not slow and not hosts" --one-in 4 tests/unit tests/contract tests/sim
+core() { # ENVIRONMENT: the core's tests, of parametrized ones another eighth in each environment
+    "$1/bin/python" -m pytest -q -n 2 -m "not slow and not hosts" --one-in 8 tests/unit tests/contract tests/sim
 }
 
 begin "environment"
