@@ -38,9 +38,13 @@ from .api import (
 )
 from .config import Membership, Settings
 from .context import Context
+from .engine.process_sets import UnknownProcessSetError
+from .engine.request import Handle
 from .errors import (
     AuthenticationError,
     ConfigError,
+    DuplicateNameError,
+    HorovodInternalError,
     MismatchError,
     Misuse,
     NoRouteError,
@@ -54,14 +58,33 @@ from .errors import (
     StartupError,
     UnsupportedDtypeError,
 )
-from .ops import Average, Max, Min, Product, ReduceOp, Sum
+from .named import (
+    allgather_async,
+    allreduce_async,
+    allreduce_async_,
+    alltoall_async,
+    broadcast_async,
+    broadcast_async_,
+    grouped_allreduce,
+    grouped_allreduce_async,
+    join,
+    poll,
+    reducescatter_async,
+    synchronize,
+)
+from .ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
+from .process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
 from .version import __version__
 
 __all__ = [
+    "Adasum",
     "AuthenticationError",
     "Average",
     "ConfigError",
     "Context",
+    "DuplicateNameError",
+    "Handle",
+    "HorovodInternalError",
     "Max",
     "Membership",
     "Min",
@@ -71,6 +94,7 @@ __all__ = [
     "NotInitializedError",
     "PeerLostError",
     "PeerStalledError",
+    "ProcessSet",
     "Product",
     "Recoverable",
     "ReduceOp",
@@ -80,30 +104,46 @@ __all__ = [
     "StartTimeoutError",
     "StartupError",
     "Sum",
+    "UnknownProcessSetError",
     "UnsupportedDtypeError",
     "__version__",
+    "add_process_set",
     "allgather",
     "allgather_",
+    "allgather_async",
     "allgather_object",
     "allreduce",
     "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
     "alltoall",
     "alltoall_",
+    "alltoall_async",
     "barrier",
     "broadcast",
     "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
     "broadcast_object",
     "cross_rank",
     "cross_size",
+    "global_process_set",
+    "grouped_allreduce",
+    "grouped_allreduce_async",
     "init",
     "is_homogeneous",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
+    "poll",
     "rank",
     "reducescatter",
     "reducescatter_",
+    "reducescatter_async",
+    "remove_process_set",
     "run",
     "shutdown",
     "size",
+    "synchronize",
 ]

@@ -43,6 +43,31 @@ def _bytes(text: str) -> int:
     return value
 
 
+def _bytes_or_none(text: str) -> int:
+    return 0 if text.strip() == "0" else _bytes(text)
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError("must be at least 1")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise ValueError("must be zero or more seconds")
+    return value
+
+
+def _milliseconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 10_000:
+        raise ValueError("must lie between 0 and 10000 milliseconds")
+    return value
+
+
 def _flag(text: str) -> bool:
     word = text.strip().lower()
     if word in ("1", "true", "yes", "on"):
@@ -113,6 +138,27 @@ class Settings:
         "TCP congestion control of the links: a name that the system knows (`cubic`, `reno`, `bbr`), "
         "`system` for its default, or `auto`: the default, except that bbr gives way to cubic or reno "
         "between hosts less than 2 ms apart, because it paces even the loopback.",
+    )  # fmt: skip
+    fusion_bytes: int = _setting(
+        64 * 1024 * 1024, "FUSION_THRESHOLD", _bytes_or_none,
+        "Most bytes of small tensors that the engine sends as one. 0: each on its own.",
+    )  # fmt: skip
+    cycle_ms: float = _setting(
+        1.0, "CYCLE_TIME", _milliseconds,
+        "Milliseconds that a tensor may wait for others to be sent with, unless somebody waits for it.",
+    )  # fmt: skip
+    cache_capacity: int = _setting(
+        4096, "CACHE_CAPACITY", _count,
+        "For how many tensors the engine remembers what they are, so that a few bytes announce them.",
+    )  # fmt: skip
+    stall_warning_s: float = _setting(
+        60.0, "STALL_WARNING", _seconds,
+        "After how many seconds the engine warns that some ranks have not submitted what others wait for. "
+        "0: never.",
+    )  # fmt: skip
+    late_after_s: float = _setting(
+        600.0, "LATE_AFTER", _seconds,
+        "After how many seconds an operation fails that some ranks have not submitted. 0: never.",
     )  # fmt: skip
     verbose: bool = _setting(
         False, "VERBOSE", _flag,

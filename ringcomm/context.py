@@ -16,12 +16,14 @@ import numpy as np
 from .arrays.bridge import InPlace, flat_copy, flat_view
 from .collective.runner import Runner
 from .config import Membership, Settings
+from .engine.adasum import adasum, check_adasum
+from .engine.engine import Engine
 from .errors import Misuse
-from .ops import Collective, ReduceOp
+from .ops import Collective, ReduceOp, op_of
 from .rendezvous.client import Joined, Peer, join
 from .rendezvous.embedded import EmbeddedRendezvous
 from .schedule.steps import even_bounds
-from .transport.base import Fabric
+from .transport.base import Lanes
 from .transport.tcp import SocketFabric
 
 logger = logging.getLogger("ringcomm")
@@ -30,11 +32,11 @@ logger = logging.getLogger("ringcomm")
 class Context:
     """A rank of a job. Make one with :meth:`start`, end it with :meth:`close`, or use ``with``.
 
-    Its methods may be called from several threads; they run one after another. All ranks must
-    make the same calls in the same order.
+    Its own collectives may be called from several threads; they run one after another, and all ranks
+    must make the same calls in the same order. Those of its :attr:`engine` are matched by name.
 
     Args:
-        fabric: links to the other ranks.
+        lanes: links to the other ranks.
         peers: all ranks, in rank order, this one included.
         settings: tunables.
         joined: the rendezvous' side of it, if there is one.
@@ -42,18 +44,18 @@ class Context:
 
     def __init__(
         self,
-        fabric: Fabric,
+        lanes: Lanes,
         peers: Sequence[Peer],
         settings: Settings,
         joined: Optional[Joined] = None,
         embedded: Optional[EmbeddedRendezvous] = None,
     ) -> None:
-        self.rank = fabric.rank
-        self.size = fabric.size
+        self.rank = lanes.calls.rank
+        self.size = lanes.calls.size
         self.peers = tuple(peers)
         self.settings = settings
         self.generation = joined.generation if joined is not None else 0
-        self._fabric = fabric
+        self._lanes = lanes
         self._joined = joined
         self._embedded = embedded
         self._closed = False
@@ -66,7 +68,10 @@ class Context:
         self.cross_size = len(across)
         spin_s = settings.spin_us * 1e-6 if self.local_size <= usable_cores() else 0.0
         reporter = joined.control if joined is not None else None
-        self._runner = Runner(fabric, settings, self.generation, spin_s, reporter)
+        self._runner = Runner(lanes.calls, settings, self.generation, spin_s, reporter)
+        self.engine = Engine(
+            lanes, settings, self.generation, spin_s, reporter, [peer.host for peer in self.peers]
+        )
 
     @classmethod
     def start(cls, membership: Optional[Membership] = None, settings: Optional[Settings] = None) -> Context:
@@ -80,7 +85,9 @@ class Context:
         membership = Membership.from_environment() if membership is None else membership
         if membership.size == 1:
             return cls(
-                SocketFabric(0, {}), [Peer(0, membership.host or "localhost", 0, 0, os.getpid())], settings
+                Lanes(*(SocketFabric(0, {}) for _ in Lanes._fields)),
+                [Peer(0, membership.host or "localhost", 0, 0, os.getpid())],
+                settings,
             )
         embedded = EmbeddedRendezvous.start_if_ours(membership, settings)
         try:
@@ -91,7 +98,7 @@ class Context:
             raise
         if settings.verbose and joined.rank == 0:
             logger.info("%s", joined.table)
-        return cls(joined.fabric, joined.peers, settings, joined, embedded)
+        return cls(joined.lanes, joined.peers, settings, joined, embedded)
 
     def close(self, reason: str = "it called shutdown()", ok: bool = True) -> None:
         """Leave the job. Others that still need this rank get an error that names it and ``reason``.
@@ -103,9 +110,10 @@ class Context:
             return
         self._closed = True
         self._runner.stop()
+        self.engine.stop()
         if self._joined is not None:
             self._joined.control.leave(reason, ok)
-        self._fabric.close()
+        self._lanes.close()
         if self._embedded is not None:
             self._embedded.stop()
 
@@ -139,7 +147,7 @@ class Context:
         """Combine an array of the same shape and type from every rank; every rank gets the result.
 
         Args:
-            op: Average (the default), Sum, Min, Max or Product.
+            op: Average (the default), Sum, Min, Max, Product or Adasum.
             name: checked to be the same on all ranks; optional.
             prescale_factor: multiplies every contribution before, ``postscale_factor`` the result after.
 
@@ -152,9 +160,7 @@ class Context:
             PeerLostError: a rank is gone.
         """
         flat, shape = flat_copy(array)
-        self._runner.all_reduce(
-            flat, _op(op), name or "", shape, float(prescale_factor), float(postscale_factor)
-        )
+        self._all_reduce(flat, shape, op, name, prescale_factor, postscale_factor)
         return flat.reshape(shape)
 
     def allreduce_(
@@ -167,10 +173,25 @@ class Context:
     ) -> np.ndarray[Any, Any]:
         """Like :meth:`allreduce`, overwriting ``array`` (without any copy if it is C-contiguous)."""
         target = InPlace(array, "allreduce_")
-        self._runner.all_reduce(
-            target.flat, _op(op), name or "", target.shape, float(prescale_factor), float(postscale_factor)
-        )
+        self._all_reduce(target.flat, target.shape, op, name, prescale_factor, postscale_factor)
         return target.finish()
+
+    def _all_reduce(
+        self,
+        flat: np.ndarray[Any, Any],
+        shape: Tuple[int, ...],
+        op: ReduceOp,
+        name: Optional[str],
+        prescale: float,
+        postscale: float,
+    ) -> None:
+        op, prescale, postscale = op_of(op), float(prescale), float(postscale)
+        if op == ReduceOp.ADASUM:
+            check_adasum(flat.dtype)
+            with self._runner.exclusive():
+                adasum(self._runner, flat, prescale, postscale)
+        else:
+            self._runner.all_reduce(flat, op, name or "", shape, prescale, postscale)
 
     def reducescatter(
         self,
@@ -225,7 +246,7 @@ class Context:
         rows = even_bounds(shape[0], self.size)
         bounds = tuple(row * row_items for row in rows)
         self._runner.reduce_scatter(
-            flat, bounds, _op(op), name or "", shape, float(prescale), float(postscale)
+            flat, bounds, op_of(op), name or "", shape, float(prescale), float(postscale)
         )
         mine = flat[bounds[self.rank] : bounds[self.rank + 1]]
         return mine.reshape((rows[self.rank + 1] - rows[self.rank], *shape[1:]))
@@ -379,16 +400,6 @@ class Context:
         if not 0 <= root_rank < self.size:
             raise Misuse(f"root_rank={root_rank}: this job has ranks 0 to {self.size - 1}.")
         return int(root_rank)
-
-
-def _op(op: Any) -> ReduceOp:
-    if type(op) is ReduceOp:
-        return op
-    try:
-        return ReduceOp(op)
-    except ValueError:
-        names = ", ".join(item.name.capitalize() for item in ReduceOp)
-        raise Misuse(f"op={op!r} is no reduction; there are {names}.") from None
 
 
 def _row_items(shape: Sequence[int], what: str) -> int:

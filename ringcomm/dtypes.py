@@ -79,3 +79,20 @@ def accumulator(dtype: np.dtype[Any], op: ReduceOp, scaled: bool) -> Optional[np
     if dtype.kind in "iu" and (op == ReduceOp.AVERAGE or scaled):
         return np.dtype(np.float64)
     return None
+
+
+@lru_cache(maxsize=None)
+def dtype_named(name: str) -> np.dtype[Any]:
+    """The element type with this name.
+
+    Raises:
+        UnsupportedDtypeError: it needs a package that is not installed.
+    """
+    if name == "bfloat16":
+        try:
+            import ml_dtypes
+        except ImportError:
+            raise UnsupportedDtypeError("bfloat16 needs ml_dtypes: pip install ml_dtypes") from None
+        name = ml_dtypes.bfloat16
+    dtype: np.dtype[Any] = np.dtype(name)
+    return dtype

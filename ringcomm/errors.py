@@ -13,6 +13,14 @@ from __future__ import annotations
 from typing import Optional
 
 
+class HorovodInternalError(RuntimeError):
+    """What Horovod's users catch when a collective fails. Here always one of the more telling kinds.
+
+    Code that restarts training should catch :class:`Recoverable`: a program's own mistake
+    (:class:`MismatchError`) fails again however often it is tried.
+    """
+
+
 class RingcommError(Exception):
     """Base of everything that ringcomm raises on purpose."""
 
@@ -33,7 +41,7 @@ class UnsupportedDtypeError(Misuse, TypeError):
     """The element type cannot be carried, or the operation has no meaning for it."""
 
 
-class MismatchError(Misuse):
+class MismatchError(Misuse, HorovodInternalError):
     """Ranks met in different operations: another collective, type, shape, op or root.
 
     Attributes:
@@ -45,6 +53,10 @@ class MismatchError(Misuse):
         super().__init__(message)
         self.rank = rank
         self.peer = peer
+
+
+class DuplicateNameError(Misuse, ValueError):
+    """An operation of this name is already on its way on this rank."""
 
 
 class StartupError(RingcommError):
@@ -71,7 +83,7 @@ class Recoverable(RingcommError):
     """Somebody else is in trouble. This rank's program is fine, its job is not."""
 
 
-class PeerLostError(Recoverable, ConnectionError):
+class PeerLostError(Recoverable, ConnectionError, HorovodInternalError):
     """A rank died, left, or its connection broke while others needed it.
 
     Attributes:

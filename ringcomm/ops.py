@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any
+
+from .errors import Misuse
 
 
 class ReduceOp(IntEnum):
     """How contributions become one. The numbers are Horovod's, so that scripts may compare them.
 
     ``AVERAGE`` is the sum divided by the number of ranks. For integers the division happens in
-    float64 and truncates toward zero.
+    float64 and truncates toward zero. ``ADASUM`` adds what two gradients do not share and averages
+    what they do (Maleki et al., "Scaling Distributed Training with Adaptive Summation", 2021); only
+    allreduce has it.
     """
 
     AVERAGE = 0
     SUM = 1
+    ADASUM = 2
     MIN = 3
     MAX = 4
     PRODUCT = 5
@@ -32,10 +38,32 @@ class Collective(IntEnum):
     """The small fixed-size exchange that tells ranks each other's row counts."""
     BROADCAST_OBJECT = 8
     ALLGATHER_OBJECT = 9
+    JOIN = 10
+    PROCESS_SET = 11
+    """A process set is added or removed: a barrier with consequences."""
 
+
+ELEMENTWISE = tuple(op for op in ReduceOp if op != ReduceOp.ADASUM)
+"""The reductions in which every element is on its own."""
 
 Average = ReduceOp.AVERAGE
 Sum = ReduceOp.SUM
+Adasum = ReduceOp.ADASUM
 Min = ReduceOp.MIN
 Max = ReduceOp.MAX
 Product = ReduceOp.PRODUCT
+
+
+def op_of(op: Any) -> ReduceOp:
+    """The reduction that a number or a constant stands for.
+
+    Raises:
+        Misuse: there is none.
+    """
+    if type(op) is ReduceOp:
+        return op
+    try:
+        return ReduceOp(op)
+    except ValueError:
+        names = ", ".join(item.name.capitalize() for item in ReduceOp)
+        raise Misuse(f"op={op!r} is no reduction; there are {names}.") from None

@@ -24,8 +24,8 @@ LEVELS: Dict[int, List[List[str]]] = {
     ],
     2: [
         [
-            "transport.base", "transport.memory", "transport.tcp", "transport.vm", "transport.local",
-            "transport.nics", "transport.routes", "transport.connect",
+            "transport.base", "transport.subset", "transport.memory", "transport.tcp", "transport.vm",
+            "transport.local", "transport.nics", "transport.routes", "transport.connect",
         ],
     ],
     3: [
@@ -36,8 +36,15 @@ LEVELS: Dict[int, List[List[str]]] = {
             "rendezvous.client", "rendezvous.server", "rendezvous.embedded", "rendezvous.__main__",
         ],
     ],
-    4: [["arrays.bridge"]],
-    5: [["context", "api", "__init__"]],
+    4: [
+        [
+            "engine.request", "engine.cache", "engine.disagree", "engine.fusion", "engine.coordinator",
+            "engine.process_sets", "engine.adasum", "engine.perform", "engine.mailbox", "engine.pending",
+            "engine.loop", "engine.engine",
+        ],
+        ["arrays.bridge"],
+    ],
+    5: [["context", "api", "process_set", "named", "__init__"]],
     7: [
         [
             "testing.faulty", "testing.reference", "testing.simulation", "testing.contract",
@@ -52,7 +59,8 @@ LAZY_STEP_UP = ("api", "ringrun.function")
 PURE = [
     "errors", "ops", "dtypes", "wire.frames", "wire.auth", "wire.messages", "schedule.*", "collective.reduce",
     "transport.routes", "rendezvous.actions", "rendezvous.roster", "rendezvous.blame", "rendezvous.table",
-    "rendezvous.state",
+    "rendezvous.state", "engine.cache", "engine.disagree", "engine.fusion", "engine.coordinator",
+    "engine.process_sets", "engine.pending",
 ]  # fmt: skip
 IMPURE_MODULES = {
     "socket",

@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple
 import numpy as np
 
 from ..dtypes import accumulator, check_reducible, check_scalable
+from ..errors import UnsupportedDtypeError
 from ..ops import ReduceOp
 
 _UFUNC: Dict[ReduceOp, Callable[..., Any]] = {
@@ -58,6 +59,8 @@ class Kernel:
         postscale: float = 1.0,
     ) -> None:
         scaled = prescale != 1.0 or postscale != 1.0
+        if op not in _UFUNC:
+            raise UnsupportedDtypeError(f"{op.name.capitalize()} exists for allreduce only.")
         check_reducible(dtype, op)
         if scaled:
             check_scalable(dtype)

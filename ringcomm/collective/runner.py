@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ContextManager, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -134,7 +135,7 @@ class Runner:
         self._fabric = fabric
         self._settings = settings
         self._generation = generation
-        self._spin_s = spin_s
+        self.spin_s = spin_s
         self._reporter = reporter if reporter is not None else Reporter()
         self._pool = SegmentPool(settings.segment_bytes)
         self._override = settings.algorithm or None
@@ -313,7 +314,7 @@ class Runner:
                 # Overflow and NaN are the caller's numbers; a warning on whichever rank happens to
                 # own the element would help nobody.
                 with np.errstate(all="ignore"):
-                    run(execution, self._fabric, self._settings.timeout_s, self._spin_s)
+                    run(execution, self._fabric, self._settings.timeout_s, self.spin_s)
                     if plan.redundant and plan.fold is not None:
                         plan.fold.settle(data)
             except BaseException as problem:
@@ -349,20 +350,26 @@ class Runner:
         if isinstance(problem, LinkClosed):
             error = self._reporter.report_lost(problem.peer, doing, problem.reason)
         elif isinstance(problem, MismatchError) and problem.peer is not None:
-            mine = f"rank {self.rank}: {call.describe()} at {call_site()}"
-            text = f"{mine}; rank {problem.peer} makes another call: {problem}."
-            error = self._reporter.report_mismatch(problem.peer, text)
+            peer = self._fabric.rank_of(problem.peer)
+            mine = f"rank {self._fabric.rank_of(self.rank)}: {call.describe()} at {call_site()}"
+            text = f"{mine}; rank {peer} makes another call: {problem}."
+            error = self._reporter.report_mismatch(peer, text)
         elif type(problem) is TimeoutError:
             reading, writing = execution.waiting_for()
-            peer = (reading or writing)[0].peer
+            peer = self._fabric.rank_of((reading or writing)[0].peer)
             why = f"not a byte for {self._settings.timeout_s:g} s, {execution.moved_bytes} bytes into it"
             error = self._reporter.report_lost(peer, doing, why, "stalled")
         return error
 
 
+@lru_cache(maxsize=4096)
+def _is_ours(filename: str) -> bool:
+    return str(Path(filename).resolve()).startswith(_PACKAGE)
+
+
 def call_site() -> str:
     """File and line of the caller's code that led here: the innermost frame outside ringcomm."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and str(Path(frame.f_code.co_filename).resolve()).startswith(_PACKAGE):
+    while frame.f_back is not None and _is_ours(frame.f_code.co_filename):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"

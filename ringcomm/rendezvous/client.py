@@ -20,6 +20,7 @@ from ..errors import (
     StartTimeoutError,
     StartupError,
 )
+from ..transport.base import Lanes
 from ..transport.connect import READ, Dial, Reactor
 from ..transport.local import make_links
 from ..transport.nics import LOOPBACK, local_socket, own_addresses
@@ -52,7 +53,7 @@ class Joined(NamedTuple):
     rank: int
     generation: int
     peers: Tuple[Peer, ...]
-    fabric: SocketFabric
+    lanes: Lanes
     control: ControlChannel
     table: str
 
@@ -127,18 +128,30 @@ class _Joiner:
                 )
                 for m in self._assignment["members"]
             ),
-            SocketFabric(rank, self._make_links(mesh.take_links()), control),
+            self._make_lanes(rank, mesh.take_links(), control),
             control,
             str(self._go["table"]),
         )
 
-    def _make_links(self, sockets: Dict[int, socket.socket]) -> Dict[int, SocketLink]:
+    def _make_lanes(
+        self, rank: int, lanes: Dict[int, Dict[int, socket.socket]], control: ControlChannel
+    ) -> Lanes:
         """Decide, link by link and by trying, how data will move."""
+        size = self.membership.size
+        settings = self.settings
         try:
-            return make_links(sockets, self.settings.transport, self.settings.congestion)
+            calls, engine = (
+                SocketFabric(
+                    rank, make_links(lanes[purpose], settings.transport, settings.congestion), control, size
+                )
+                for purpose in (Purpose.CALLS, Purpose.ENGINE)
+            )
+            orders = {peer: SocketLink(peer, sock) for peer, sock in lanes[Purpose.ORDERS].items()}
+            return Lanes(calls, engine, SocketFabric(rank, orders, control, size))
         except (OSError, StartupError) as problem:
-            for sock in sockets.values():
-                sock.close()
+            for sockets in lanes.values():
+                for sock in sockets.values():
+                    sock.close()
             raise StartupError(
                 f"The links to the ranks of this host could not be set up: {problem}"
             ) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
 from typing import Dict, Optional, Type
 
 from ..clock import Deadline
@@ -29,25 +30,28 @@ _VERDICT_S = 5.0
 class ControlChannel(Watch):
     """The connection to the rendezvous while the job runs.
 
-    It is read only when this rank waits for others anyway, and by nobody else: no thread is needed.
+    It is read only when this rank waits for others anyway. Several threads may do so: once there is a
+    verdict, the descriptor stays readable, so that none of them sleeps through it.
     """
 
     def __init__(self, sock: socket.socket, reader: MessageReader) -> None:
         self._sock = sock
         self._reader = reader
         self._verdict: Optional[RingcommError] = None
+        self._lock = threading.RLock()
         self.open = True
 
     def fileno(self) -> int:
         return self._sock.fileno() if self.open else -1
 
     def check(self) -> None:
-        self._read()
-        if self._verdict is not None:
-            raise _copy(self._verdict)
+        with self._lock:
+            self._read()
+            if self._verdict is not None:
+                raise _copy(self._verdict)
 
     def _read(self) -> None:
-        if not self.open:
+        if not self.open or self._verdict is not None:
             return
         try:
             data = self._sock.recv(65536)
@@ -71,6 +75,11 @@ class ControlChannel(Watch):
     def _take(self, message: Message) -> None:
         if message["type"] == "abort" and self._verdict is None:
             self._verdict = error_from(message)
+            try:
+                # From now on it reads as ended, for whoever else may wait for it.
+                self._sock.shutdown(socket.SHUT_RD)
+            except OSError as problem:
+                logger.debug("the rendezvous has hung up already: %s", problem)
 
     def report_lost(self, peer: int, doing: str, why: str, kind: str = "lost") -> RingcommError:
         """Report that a peer is lost (or ``stalled``); the error that every rank will raise."""
@@ -84,6 +93,10 @@ class ControlChannel(Watch):
         return self._report({"type": "mismatch", "peer": peer, "text": text}, MismatchError(text, peer=peer))
 
     def _report(self, message: Message, otherwise: RingcommError) -> RingcommError:
+        with self._lock:
+            return self._ask(message, otherwise)
+
+    def _ask(self, message: Message, otherwise: RingcommError) -> RingcommError:
         self._read()
         if self._verdict is None and self._send(message):
             deadline = Deadline(_VERDICT_S)
@@ -110,9 +123,10 @@ class ControlChannel(Watch):
 
     def leave(self, reason: str, ok: bool) -> None:
         """Say goodbye and hang up."""
-        if self.open:
-            self._send({"type": "leaving", "reason": reason, "ok": ok})
-            self._close_socket()
+        with self._lock:
+            if self.open:
+                self._send({"type": "leaving", "reason": reason, "ok": ok})
+                self._close_socket()
 
     def _close_socket(self) -> None:
         self.open = False

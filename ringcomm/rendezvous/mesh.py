@@ -27,6 +27,10 @@ logger = logging.getLogger("ringcomm.rendezvous")
 _PATIENCE_S = 0.3
 """How much longer to wait for the rest once every host has answered on a real interface."""
 _LINK_S = 10.0
+_LANES = (Purpose.CALLS, Purpose.ENGINE, Purpose.ORDERS)
+
+Lane = Tuple[int, int]
+"""What a link is for, and the peer at the other end."""
 
 Tell = Callable[[Message], None]
 
@@ -67,8 +71,8 @@ class Mesh:
         self._probing = False
         self._hurrying = False
         self._to_measure: List[Probe] = []
-        self._links: Dict[int, socket.socket] = {}
-        self._expected: Optional[Set[int]] = None
+        self._links: Dict[Lane, socket.socket] = {}
+        self._expected: Optional[Set[Lane]] = None
         self._linked = False
 
     def offers(self) -> List[Dict[str, Any]]:
@@ -108,8 +112,8 @@ class Mesh:
             sock.close()
         elif claim.purpose == Purpose.PROBE:
             self._echoes.add(Echo(self.reactor, sock, self.rank, self._drop_echo))
-        elif claim.purpose == Purpose.LINK and claim.source != self.rank:
-            self._accept_link(claim.source, sock)
+        elif claim.purpose in _LANES and claim.source != self.rank:
+            self._accept_link((claim.purpose, claim.source), sock)
         else:
             sock.close()
 
@@ -197,16 +201,23 @@ class Mesh:
 
     def link(self, routes: Sequence[Dict[str, Any]], deadline: Deadline) -> None:
         """Build the links: dial those that are ours to dial, wait for the others."""
-        self._expected = {int(route["peer"]) for route in routes}
+        self._expected = set()
         for route in routes:
+            lanes = [(int(purpose), int(route["peer"])) for purpose in self._purposes(int(route["peer"]))]
+            self._expected.update(lanes)
             if route["dial"]:
-                self._dial_link(route, [])
+                for lane in lanes:
+                    self._dial_link(lane, route, [])
         self.reactor.after(min(_LINK_S, deadline.remaining_s()), self._links_overdue)
         self._check_complete()
 
-    def _dial_link(self, route: Dict[str, Any], failures: List[str]) -> None:
+    def _purposes(self, peer: int) -> Sequence[Purpose]:
+        """The lanes to a peer: orders come from rank 0 alone."""
+        return [item for item in _LANES if item != Purpose.ORDERS or 0 in (self.rank, peer)]
+
+    def _dial_link(self, lane: Lane, route: Dict[str, Any], failures: List[str]) -> None:
         """Dial the addresses of a route one after another until one leads to the peer."""
-        peer = int(route["peer"])
+        purpose, peer = lane
         if len(failures) == len(route["addresses"]):
             tried = "; ".join(failures) or "it offered no address on the chosen route"
             self._tell({"type": "unlinked", "reason": f"rank {peer} did not answer ({tried})"})
@@ -216,15 +227,15 @@ class Mesh:
 
         def failed(reason: str) -> None:
             failures.append(f"{address}: {reason}")
-            self._dial_link(route, failures)
+            self._dial_link(lane, route, failures)
 
         def finished(dial: Dial) -> None:
             if dial.sock is not None:
-                self._confirm_link(peer, dial.sock, failed)
+                self._confirm_link(lane, dial.sock, failed)
             else:
                 failed(dial.reason)
 
-        claim = Claim(Purpose.LINK, self.job, self.generation, self.rank, peer)
+        claim = Claim(purpose, self.job, self.generation, self.rank, peer)
         scope = 0
         if not is_local(address) and ipaddress.ip_address(address).is_link_local:
             scope = next(
@@ -232,7 +243,7 @@ class Mesh:
             )
         Dial(self.reactor, (address, int(offer["port"])), self.key, claim, finished, _LINK_S / 2, scope)
 
-    def _confirm_link(self, peer: int, sock: socket.socket, failed: Callable[[str], None]) -> None:
+    def _confirm_link(self, lane: Lane, sock: socket.socket, failed: Callable[[str], None]) -> None:
         """Having dialled, wait until the other end says that it is the rank we mean."""
         reader = MessageReader(ECHO_LIMIT_BYTES)
 
@@ -243,9 +254,9 @@ class Mesh:
                 if not data:
                     raise ConnectionError("it closed the connection")
                 for message in reader.feed(data):
-                    check_echo(message, peer)
+                    check_echo(message, lane[1])
                     self.reactor.forget(sock)
-                    self._add_link(peer, sock)
+                    self._add_link(lane, sock)
             except (BlockingIOError, InterruptedError):
                 return
             except (OSError, ProtocolError) as problem:
@@ -255,21 +266,21 @@ class Mesh:
 
         self.reactor.watch(sock, READ, readable)
 
-    def _accept_link(self, peer: int, sock: socket.socket) -> None:
+    def _accept_link(self, lane: Lane, sock: socket.socket) -> None:
         try:
             sock.send(encode({"type": "echo", "rank": self.rank}))
         except OSError as problem:
-            logger.debug("a link from rank %d ended early: %s", peer, problem)
+            logger.debug("a link from rank %d ended early: %s", lane[1], problem)
             sock.close()
             return
-        self._add_link(peer, sock)
+        self._add_link(lane, sock)
 
-    def _add_link(self, peer: int, sock: socket.socket) -> None:
-        older = self._links.get(peer)
+    def _add_link(self, lane: Lane, sock: socket.socket) -> None:
+        older = self._links.get(lane)
         if older is not None:
             # The other end tried again, so it has given the older connection up.
             older.close()
-        self._links[peer] = sock
+        self._links[lane] = sock
         self._check_complete()
 
     def _check_complete(self) -> None:
@@ -277,7 +288,9 @@ class Mesh:
             return
         self._linked = True
         links = []
-        for peer, sock in sorted(self._links.items()):
+        for (purpose, peer), sock in sorted(self._links.items()):
+            if purpose != Purpose.CALLS:
+                continue  # It goes the same way.
             local, remote, iface = "", "", "unix"
             if sock.family != socket.AF_UNIX:
                 local = str(sock.getsockname()[0]).split("%")[0]
@@ -288,15 +301,18 @@ class Mesh:
 
     def _links_overdue(self) -> None:
         if not self._linked and self._expected is not None:
-            missing = sorted(self._expected - set(self._links))
+            missing = sorted({peer for _, peer in self._expected - set(self._links)})
             names = ", ".join(f"rank {peer}" for peer in missing)
             self._tell({"type": "unlinked", "reason": f"no link to {names} within {_LINK_S:g} s"})
 
-    def take_links(self) -> Dict[int, socket.socket]:
-        """The finished links, by peer; everything else is closed."""
-        links, self._links = self._links, {}
+    def take_links(self) -> Dict[int, Dict[int, socket.socket]]:
+        """The finished links, by purpose and by peer; everything else is closed."""
+        lanes: Dict[int, Dict[int, socket.socket]] = {int(purpose): {} for purpose in _LANES}
+        for (purpose, peer), sock in self._links.items():
+            lanes[purpose][peer] = sock
+        self._links = {}
         self.close()
-        return links
+        return lanes
 
     def close(self) -> None:
         """Close everything that is still open."""

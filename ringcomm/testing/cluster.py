@@ -15,8 +15,8 @@ from ..errors import RingcommError
 from ..rendezvous.actions import Notice, Seat
 from ..rendezvous.client import Peer
 from ..rendezvous.server import RendezvousServer
-from ..transport.base import Fabric
-from ..transport.memory import memory_fabrics
+from ..transport.base import Fabric, Lanes
+from ..transport.memory import memory_lanes
 
 RankFunction = Callable[[Context], Any]
 
@@ -57,9 +57,11 @@ def run_ranks(
     """
     settings = Settings(spin_us=0.0, timeout_s=30.0, start_timeout_s=30.0) if settings is None else settings
     if transport == "memory":
-        fabrics: List[Fabric] = list(memory_fabrics(size))
+        jobs = memory_lanes(size)
+        if wrap is not None:
+            jobs = [Lanes(*(wrap(fabric) for fabric in lanes)) for lanes in jobs]
         peers = [Peer(rank, f"host{rank}", rank, 0, os.getpid()) for rank in range(size)]
-        starters = [_starter(fabric if wrap is None else wrap(fabric), peers, settings) for fabric in fabrics]
+        starters = [_starter(lanes, peers, settings) for lanes in jobs]
         return _run_threads(starters, function, timeout_s)
     settings = replace(settings, transport=transport)
     key = secrets.token_bytes(32)
@@ -82,8 +84,8 @@ def run_ranks(
         server.stop()
 
 
-def _starter(fabric: Fabric, peers: Sequence[Peer], settings: Settings) -> Callable[[], Context]:
-    return lambda: Context(fabric, peers, settings)
+def _starter(lanes: Lanes, peers: Sequence[Peer], settings: Settings) -> Callable[[], Context]:
+    return lambda: Context(lanes, peers, settings)
 
 
 def _joiner(membership: Membership, settings: Settings) -> Callable[[], Context]:

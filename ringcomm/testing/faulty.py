@@ -170,6 +170,12 @@ class FaultyFabric(Fabric):
         self._turns.now += 1
         self._fabric.wait(reading, writing, 0.0 if self.take_held_back() else timeout_s)
 
+    def make_wakeable(self) -> None:
+        self._fabric.make_wakeable()
+
+    def wake(self) -> None:
+        self._fabric.wake()
+
     def take_held_back(self) -> bool:
         """Whether a link was held back by a fault since this was last asked."""
         held_back = [link for link in self._links.values() if link.held_back]

@@ -7,7 +7,7 @@ from typing import Any, List, Sequence
 import numpy as np
 
 from ..dtypes import HALF_TYPES
-from ..ops import ReduceOp
+from ..ops import ELEMENTWISE, ReduceOp
 
 REAL_NAMES = (
     "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64",
@@ -28,10 +28,10 @@ def all_dtypes() -> List[np.dtype[Any]]:
 def ops_for(dtype: np.dtype[Any]) -> List[ReduceOp]:
     """The reductions that mean something for these elements."""
     if dtype.kind == "b":
-        return [op for op in ReduceOp if op != ReduceOp.AVERAGE]
+        return [op for op in ELEMENTWISE if op != ReduceOp.AVERAGE]
     if dtype.kind == "c":
         return [ReduceOp.AVERAGE, ReduceOp.SUM]
-    return list(ReduceOp)
+    return list(ELEMENTWISE)
 
 
 def contributions(dtype: np.dtype[Any], size: int, count: int, seed: int = 0) -> List[np.ndarray[Any, Any]]:

@@ -9,7 +9,7 @@ links of one rank. Both are used by one thread at a time, and nothing here block
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Optional, Sequence
+from typing import NamedTuple, Optional, Sequence
 
 from ..errors import RingcommError
 
@@ -110,6 +110,10 @@ class Fabric(ABC):
     def link(self, peer: int) -> Link:
         """The link to a peer."""
 
+    def rank_of(self, peer: int) -> int:
+        """The rank in the job of this fabric's ``peer``."""
+        return peer
+
     @abstractmethod
     def wait(self, reading: Sequence[Link], writing: Sequence[Link], timeout_s: float) -> None:
         """Sleep until a link may make progress, the watch speaks, or the time is over.
@@ -118,5 +122,32 @@ class Fabric(ABC):
         """
 
     @abstractmethod
+    def make_wakeable(self) -> None:
+        """Get ready for :meth:`wake`; called once, before the first wait that it shall interrupt."""
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Make a :meth:`wait` that is going on, or else the next one, return at once. For any thread."""
+
+    @abstractmethod
     def close(self) -> None:
         """Close every link."""
+
+
+class Lanes(NamedTuple):
+    """The three fabrics of one rank, so that neither traffic has to wait for the other.
+
+    Attributes:
+        calls: for collectives that all ranks call in the same order, each in its caller's thread.
+        engine: for collectives that the engine matches by name, in its own thread.
+        orders: between rank 0 and every other rank: who has submitted what, and what shall be run.
+    """
+
+    calls: Fabric
+    engine: Fabric
+    orders: Fabric
+
+    def close(self) -> None:
+        """Close every link."""
+        for fabric in self:
+            fabric.close()

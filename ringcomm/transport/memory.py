@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Dict, List, Optional, Sequence, Tuple
 
-from .base import Fabric, Link, LinkClosed, Views, Watch
+from .base import Fabric, Lanes, Link, LinkClosed, Views, Watch
 
 
 class _Pipe:
@@ -108,6 +108,13 @@ class MemoryFabric(Fabric):
             )
             self._seen = self._exchange.changes
 
+    def make_wakeable(self) -> None:
+        """Nothing: it always is."""
+
+    def wake(self) -> None:
+        with self._exchange.condition:
+            self._exchange.changed()
+
     def close(self) -> None:
         for link in self._links.values():
             link.close()
@@ -133,3 +140,9 @@ def memory_fabrics(size: int, capacity_bytes: int = 1 << 20) -> List[MemoryFabri
         )
         for rank in range(size)
     ]
+
+
+def memory_lanes(size: int, capacity_bytes: int = 1 << 20) -> List[Lanes]:
+    """All that ``size`` ranks within this process need to be a job."""
+    lanes = [memory_fabrics(size, capacity_bytes) for _ in Lanes._fields]
+    return [Lanes(*fabrics) for fabrics in zip(*lanes)]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import select
 import socket
 import struct
-from typing import Dict, Mapping, Optional, Sequence
+import threading
+from typing import Dict, Mapping, Optional, Sequence, Tuple
 
 from .base import Fabric, Link, LinkClosed, Views, Watch
 
@@ -114,15 +115,25 @@ class SocketFabric(Fabric):
 
     Args:
         rank: this rank.
-        links: by peer; every peer from 0 to ``size - 1`` except this rank.
+        links: by peer.
         watch: interrupts waits.
+        size: number of ranks, if there is not a link to every other one.
     """
 
-    def __init__(self, rank: int, links: Mapping[int, SocketLink], watch: Optional[Watch] = None) -> None:
+    def __init__(
+        self,
+        rank: int,
+        links: Mapping[int, SocketLink],
+        watch: Optional[Watch] = None,
+        size: Optional[int] = None,
+    ) -> None:
         self.rank = rank
-        self.size = len(links) + 1
+        self.size = len(links) + 1 if size is None else size
         self.watch = watch
         self._links = dict(links)
+        self._bell: Optional[Tuple[socket.socket, socket.socket]] = None
+        self._bell_lock = threading.Lock()
+        self._rung = False
 
     def link(self, peer: int) -> Link:
         return self._links[peer]
@@ -136,11 +147,31 @@ class SocketFabric(Fabric):
         for peer in receiving | sending:
             link = self._links[peer]
             wanted[link.sock.fileno()] = link.poll_events(peer in receiving, peer in sending)
+        bell = self._bell
+        if bell is not None:
+            wanted[bell[0].fileno()] = select.POLLIN
         poller = select.poll()
         for descriptor, events in wanted.items():
             poller.register(descriptor, events)
-        poller.poll(min(timeout_s, 3600.0) * 1000)
+        ready = poller.poll(min(timeout_s, 3600.0) * 1000)
+        if bell is not None and any(descriptor == bell[0].fileno() for descriptor, _ in ready):
+            with self._bell_lock:
+                bell[0].recv(16)
+                self._rung = False
+
+    def make_wakeable(self) -> None:
+        self._bell = socket.socketpair()
+
+    def wake(self) -> None:
+        with self._bell_lock:
+            if not self._rung and self._bell is not None:
+                self._bell[1].send(b"!")
+                self._rung = True
 
     def close(self) -> None:
         for link in self._links.values():
             link.close()
+        with self._bell_lock:
+            bell, self._bell = self._bell, None
+            for sock in bell or ():
+                sock.close()

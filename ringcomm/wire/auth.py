@@ -47,8 +47,12 @@ class Purpose(IntEnum):
     """From a rank to the rendezvous."""
     PROBE = 2
     """To find out which address leads to which rank, and how fast."""
-    LINK = 3
-    """Collective traffic between two ranks."""
+    CALLS = 3
+    """A link between two ranks, for the collectives that all ranks call in the same order."""
+    ENGINE = 4
+    """A link between two ranks, for the collectives that the engine matches by name."""
+    ORDERS = 5
+    """Between rank 0 and another: who has submitted what, and what the engines shall run."""
 
 
 class _Status(IntEnum):

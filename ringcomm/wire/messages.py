@@ -19,6 +19,8 @@ MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 """Cap for a message from the rendezvous (the table of a few hundred ranks)."""
 MAX_REPORT_BYTES = 256 * 1024
 """Cap for a message from a rank."""
+MAX_ORDERS_BYTES = 64 * 1024 * 1024
+"""Cap for messages between engines: they may name every tensor of a large model at once."""
 
 _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     # from a rank to the rendezvous
@@ -35,6 +37,14 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     "link": {"routes": (list,)},
     "go": {"table": (str,)},
     "abort": {"kind": (str,), "text": (str,)},
+    # from an engine to the one of rank 0
+    "ready": {"known": (list,), "fresh": (list,), "urgent": (bool,)},
+    "blocked": {},
+    "unblocked": {},
+    "joined": {},
+    "forgot": {"epoch": (int,)},
+    # from the engine of rank 0 to the others
+    "orders": {"fresh": (list,), "run": (list,), "failed": (list,), "joined": (int,), "forget": (int,)},
     # between ranks, on a probe connection
     "echo": {"rank": (int,)},
 }

@@ -11,7 +11,7 @@ from ringcomm.wire.auth import Claim, Initiator, Purpose, job_digest
 from tests.contract.service import eventually
 
 KEY, JOB = b"k" * 32, job_digest("job")
-CLAIM = Claim(Purpose.LINK, JOB, 1, 2, 3)
+CLAIM = Claim(Purpose.CALLS, JOB, 1, 2, 3)
 
 
 @pytest.fixture

@@ -11,6 +11,8 @@ from ringcomm.errors import (
     AuthenticationError,
     BrokenInvariantError,
     ConfigError,
+    DuplicateNameError,
+    HorovodInternalError,
     MismatchError,
     Misuse,
     NoRouteError,
@@ -26,9 +28,13 @@ from ringcomm.errors import (
     UnsupportedDtypeError,
 )
 
-ALL = [item for item in vars(errors).values() if isinstance(item, type) and issubclass(item, Exception)]
+ALL = [
+    item
+    for item in vars(errors).values()
+    if isinstance(item, type) and issubclass(item, Exception) and item is not HorovodInternalError
+]
 PLACE = {
-    Misuse: [ConfigError, NotInitializedError, UnsupportedDtypeError, MismatchError],
+    Misuse: [ConfigError, NotInitializedError, UnsupportedDtypeError, MismatchError, DuplicateNameError],
     StartupError: [StartTimeoutError, RefusedError, AuthenticationError, NoRouteError],
     Recoverable: [PeerLostError, PeerStalledError],
     RingcommError: [BrokenInvariantError, ProtocolError],
@@ -67,9 +73,12 @@ def test_builtin_relatives(kind, builtin):
     assert issubclass(kind, builtin)
 
 
-def test_no_ringcomm_error_is_a_runtime_error():
-    """What turns any RuntimeError into "try again" must not catch ours."""
-    assert not any(issubclass(kind, RuntimeError) for kind in ALL)
+def test_horovods_users_catch_what_went_wrong_between_ranks():
+    """... and nothing else; whoever restarts training looks for Recoverable, which a mistake never is."""
+    caught = {kind for kind in ALL if issubclass(kind, HorovodInternalError)}
+    assert caught == {MismatchError, PeerLostError, PeerStalledError}
+    assert {kind for kind in ALL if issubclass(kind, RuntimeError)} == caught
+    assert {kind for kind in caught if issubclass(kind, Recoverable)} == {PeerLostError, PeerStalledError}
 
 
 @pytest.mark.parametrize("kind", ALL)

@@ -7,7 +7,8 @@ from ringcomm.ops import Collective, ReduceOp
 
 
 def test_reductions_have_horovods_numbers():
-    assert {op.name: int(op) for op in ReduceOp} == {"AVERAGE": 0, "SUM": 1, "MIN": 3, "MAX": 4, "PRODUCT": 5}
+    numbers = {"AVERAGE": 0, "SUM": 1, "ADASUM": 2, "MIN": 3, "MAX": 4, "PRODUCT": 5}
+    assert {op.name: int(op) for op in ReduceOp} == numbers
 
 
 def test_names_for_users():
@@ -26,4 +27,6 @@ def test_collectives_on_the_wire():
         "EXCHANGE": 7,
         "BROADCAST_OBJECT": 8,
         "ALLGATHER_OBJECT": 9,
+        "JOIN": 10,
+        "PROCESS_SET": 11,
     }

@@ -13,7 +13,7 @@ from ringcomm.wire.auth import Claim, Initiator, Purpose, Responder, job_digest,
 
 KEY, OTHER_KEY = b"k" * 32, b"x" * 32
 JOB, OTHER_JOB = job_digest("job"), job_digest("another")
-CLAIM = Claim(Purpose.LINK, JOB, generation=7, source=2, target=5)
+CLAIM = Claim(Purpose.CALLS, JOB, generation=7, source=2, target=5)
 REFUSALS = (AuthenticationError, ProtocolError)
 MOST_PRE_AUTH_BYTES = 256
 

@@ -1,0 +1,288 @@
+"""Rank 0 decides what runs when: a state machine fed with announcements and a clock.
+
+Every rank announces what its program has submitted. As soon as all members of a process set have
+announced the same operation it is ready; ready operations are fused into buckets, and every rank is
+told to run the same buckets in the same order. What ranks disagree about fails on all of them, with
+one text, and nothing else is touched.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Collection, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from ..ops import Collective
+from ..wire.messages import Message
+from .cache import IssuedIds
+from .disagree import calls_text, mismatch_text, ranks_text
+from .fusion import Member, plan_buckets
+from .request import Key, Signature
+
+DEADLOCK_S = 0.5
+"""How long all ranks must have waited for different things before they are told so."""
+
+_WITH_JOINED = (Collective.ALLREDUCE, Collective.BARRIER)
+"""What can go on without ranks that have joined: they have a neutral contribution to it."""
+
+
+class Tuning(NamedTuple):
+    """What may be changed while the job runs.
+
+    Attributes:
+        fusion_bytes: see :func:`~.fusion.plan_buckets`.
+        cycle_s: how long a ready operation may wait for company.
+    """
+
+    fusion_bytes: int = 64 << 20
+    cycle_s: float = 0.001
+
+
+class _Entry:
+    """An operation that some ranks have announced."""
+
+    __slots__ = ("first_s", "key", "reported_s", "signatures", "sites")
+
+    def __init__(self, key: Key, now_s: float) -> None:
+        self.key = key
+        self.first_s = self.reported_s = now_s
+        self.signatures: Dict[int, Signature] = {}
+        self.sites: Dict[int, str] = {}
+
+
+class Coordinator:
+    """Collects announcements and hands out orders.
+
+    Args:
+        hosts: of every rank, for texts.
+        members: the ranks of a process set, by its number; raises KeyError if there is none.
+        tuning: bucket size and patience.
+        stall_warning_s: after how long a missing rank is worth a warning; 0: never.
+        stall_limit_s: after how long the operation fails; 0: never.
+        cache_capacity: how many signatures have numbers.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[str],
+        members: Callable[[int], Tuple[int, ...]],
+        tuning: Optional[Tuning] = None,
+        stall_warning_s: float = 60.0,
+        stall_limit_s: float = 600.0,
+        cache_capacity: int = 4096,
+    ) -> None:
+        self.tuning = tuning or Tuning()
+        self.warnings: List[str] = []
+        self.on_announce: Optional[Callable[[Key, int, Signature], None]] = None
+        self._hosts = hosts
+        self._size = len(hosts)
+        self._members = members
+        self._stall_warning_s = stall_warning_s
+        self._stall_limit_s = stall_limit_s
+        self._ids = IssuedIds(self._size, cache_capacity)
+        self._entries: Dict[Key, _Entry] = {}
+        self._ready: List[Tuple[Key, Signature]] = []
+        self._ready_since_s = 0.0
+        self._urgent = False
+        self._failed: List[List[Any]] = []
+        self._joined: Dict[int, None] = {}
+        self._last_joined = -1
+        self._blocked: Dict[int, bool] = {}
+        self._changed_s = 0.0
+        self._sites: Dict[Tuple[int, Signature], str] = {}
+        self._last: Dict[int, Tuple[str, float]] = {}
+
+    # ---- announcements -----------------------------------------------------------------------
+
+    def take(self, rank: int, message: Message, now_s: float) -> None:
+        """A rank has said something.
+
+        Raises:
+            KeyError, ValueError, TypeError: it makes no sense; the rank runs another version or is broken.
+        """
+        self._changed_s = now_s
+        kind = message["type"]
+        if kind == "ready":
+            known: List[int] = message["known"]
+            for number, count in zip(known[::2], known[1::2]):
+                signature = self._ids.signature(number)
+                site = self._sites.get((rank, signature), "")
+                self._announce(rank, signature, count, site, now_s)
+            for data, count, site in message["fresh"]:
+                signature = Signature.from_json(data)
+                self._sites[rank, signature] = str(site)
+                self._announce(rank, signature, int(count), str(site), now_s)
+            self._urgent = self._urgent or bool(message["urgent"])
+            self._blocked.pop(rank, None)
+        elif kind == "blocked":
+            self._blocked[rank] = True
+        elif kind == "unblocked":
+            self._blocked.pop(rank, None)
+        elif kind == "joined":
+            self._joined[rank] = None
+            self._last_joined = rank
+            for entry in list(self._entries.values()):
+                self._complete(entry, now_s)
+        elif kind == "forgot":
+            self._ids.confirm(rank, int(message["epoch"]))
+
+    def _announce(self, rank: int, signature: Signature, number: int, site: str, now_s: float) -> None:
+        key = Key(signature.process_set, signature.name, number)
+        if self.on_announce is not None:
+            self.on_announce(key, rank, signature)
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._entries[key] = _Entry(key, now_s)
+        entry.signatures[rank] = signature
+        entry.sites[rank] = site
+        self._last[rank] = (f"{signature.describe()} {key}", now_s)
+        self._complete(entry, now_s)
+
+    def _complete(self, entry: _Entry, now_s: float) -> None:
+        """Move an operation on if nobody's announcement is missing any more."""
+        members = self._members(entry.key.process_set)
+        missing = [rank for rank in members if rank not in entry.signatures]
+        if any(rank not in self._joined for rank in missing):
+            return
+        del self._entries[entry.key]
+        signatures = set(entry.signatures.values())
+        first = next(iter(signatures))
+        if len(signatures) > 1:
+            self._fail(entry, mismatch_text(str(entry.key), entry.signatures, entry.sites, self._hosts))
+        elif missing and first.kind not in _WITH_JOINED:
+            self._fail(
+                entry,
+                f"{first.describe()} {entry.key} needs every rank, but {ranks_text(missing, self._hosts)} "
+                "called join() before. Only allreduce and barrier work then (for sparse gradients: "
+                "sparse_as_dense=True).",
+            )
+        else:
+            if not self._ready:
+                self._ready_since_s = now_s
+            self._ready.append((entry.key, first))
+
+    def _fail(self, entry: _Entry, text: str, kind: str = "mismatch", missing: Sequence[int] = ()) -> None:
+        self._failed.append([list(entry.key), kind, text, list(missing)])
+
+    def waits_for(self, ranks: Collection[int]) -> bool:
+        """Whether an operation is missing one of these ranks."""
+        return any(
+            rank not in entry.signatures and rank in self._members(entry.key.process_set)
+            for entry in self._entries.values()
+            for rank in ranks
+        )
+
+    # ---- orders ------------------------------------------------------------------------------
+
+    def decide(self, now_s: float) -> Optional[Message]:
+        """The next orders for all ranks, if it is time for any."""
+        self._look_for_deadlock(now_s)
+        self._look_for_stalls(now_s)
+        joined = -1
+        if len(self._joined) == self._size:
+            joined = self._last_joined
+        full = self._ids.full
+        if not (self._failed or joined >= 0 or full or (self._ready and self._due(now_s))):
+            return None
+        members: List[Member] = []
+        fresh: List[List[Any]] = []
+        for key, signature in self._ready:
+            number = self._ids.id_of(signature)
+            if number is None:
+                number = self._ids.issue(signature)
+                fresh.append([number, list(signature)])
+            members.append(Member(number, key.number, signature))
+        buckets = plan_buckets(members, self.tuning.fusion_bytes)
+        message: Message = {
+            "type": "orders",
+            "fresh": fresh,
+            "run": [[value for item in bucket for value in (item.id, item.number)] for bucket in buckets],
+            "failed": self._failed,
+            "joined": joined,
+            "forget": 0,
+        }
+        if full:
+            message["forget"] = self._ids.withdraw()
+            self._sites.clear()
+        if joined >= 0:
+            self._joined.clear()
+        self._ready, self._failed, self._urgent = [], [], False
+        if buckets:
+            self._blocked.clear()
+        return message
+
+    def _due(self, now_s: float) -> bool:
+        if self._urgent or now_s - self._ready_since_s >= self.tuning.cycle_s:
+            return True
+        return sum(signature.nbytes for _, signature in self._ready) >= self.tuning.fusion_bytes
+
+    def next_alarm_s(self, now_s: float) -> Optional[float]:
+        """In how many seconds :meth:`decide` may have something to say although nothing arrives."""
+        alarms: List[float] = []
+        if self._ready:
+            alarms.append(self._ready_since_s + self.tuning.cycle_s)
+        if self._entries:
+            if self._everybody_waits():
+                alarms.append(self._changed_s + DEADLOCK_S)
+            if self._stall_warning_s:
+                alarms.append(min(e.reported_s for e in self._entries.values()) + self._stall_warning_s)
+            if self._stall_limit_s:
+                alarms.append(min(e.first_s for e in self._entries.values()) + self._stall_limit_s)
+        return max(0.0, min(alarms) - now_s) if alarms else None
+
+    # ---- what never becomes ready ------------------------------------------------------------
+
+    def _everybody_waits(self) -> bool:
+        if not self._blocked or self._ready:
+            return False
+        return all(rank in self._blocked or rank in self._joined for rank in range(self._size))
+
+    def _look_for_deadlock(self, now_s: float) -> None:
+        """Fail everything if every rank waits for something that another one will never come to."""
+        if not self._entries or not self._everybody_waits() or now_s - self._changed_s < DEADLOCK_S:
+            return
+        signatures: Dict[int, Signature] = {}
+        sites: Dict[int, str] = {}
+        for entry in self._entries.values():
+            for rank, signature in entry.signatures.items():
+                signatures.setdefault(rank, signature)
+                sites.setdefault(rank, entry.sites[rank])
+        text = (
+            "Mismatched calls: every rank waits for something that the others have not called: "
+            f"{calls_text(signatures, sites, self._hosts)}."
+        )
+        for entry in self._entries.values():
+            self._fail(entry, text)
+        self._entries.clear()
+        self._blocked.clear()
+
+    def _look_for_stalls(self, now_s: float) -> None:
+        for entry in list(self._entries.values()):
+            waited_s = now_s - entry.first_s
+            if self._stall_limit_s and waited_s >= self._stall_limit_s:
+                missing = self._missing(entry)
+                del self._entries[entry.key]
+                text = f"{self._stall_text(entry, missing, now_s)}, and is given up."
+                self._fail(entry, text, "stalled", missing)
+            elif self._stall_warning_s and now_s - entry.reported_s >= self._stall_warning_s:
+                entry.reported_s = now_s
+                missing = self._missing(entry)
+                self.warnings.append(f"{self._stall_text(entry, missing, now_s)}.")
+
+    def _missing(self, entry: _Entry) -> List[int]:
+        members = self._members(entry.key.process_set)
+        return [rank for rank in members if rank not in entry.signatures and rank not in self._joined]
+
+    def _stall_text(self, entry: _Entry, missing: Sequence[int], now_s: float) -> str:
+        waiting = sorted(entry.signatures)
+        what = f"{entry.signatures[waiting[0]].describe()} {entry.key}"
+        site = entry.sites[waiting[0]]
+        seen = []
+        for rank in missing[:6]:
+            last, when_s = self._last.get(rank, ("", now_s))
+            if last:
+                seen.append(f"rank {rank} last submitted {last}, {now_s - when_s:.0f} s ago")
+            else:
+                seen.append(f"rank {rank} has submitted nothing yet")
+        return (
+            f"{what}{' at ' + site if site else ''} has waited for {now_s - entry.first_s:.0f} s on "
+            f"{ranks_text(waiting, self._hosts)} for {ranks_text(missing, self._hosts)} ({'; '.join(seen)})"
+        )

@@ -1,0 +1,59 @@
+"""Texts for operations that ranks disagree about, or that some of them never come to."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, Sequence
+
+from ..ops import Collective
+from .request import Signature
+
+
+def ranks_text(ranks: Sequence[int], hosts: Sequence[str], most: int = 8) -> str:
+    """Like ``ranks 1 (jetson1) and 2 (jetson2)``."""
+    names = [f"{rank} ({hosts[rank]})" for rank in ranks[:most]]
+    if len(ranks) > most:
+        names.append(f"{len(ranks) - most} more")
+    listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed}"
+
+
+_WHAT = (
+    ("kind", "operations"),
+    ("dtypes", "data types"),
+    ("op", "reduction operations"),
+    ("root", "broadcast root ranks"),
+    ("shapes", "tensor shapes"),
+    ("prescale", "prescale factors"),
+    ("postscale", "postscale factors"),
+)
+
+
+def mismatch_text(
+    what: str, signatures: Mapping[int, Signature], sites: Mapping[int, str], hosts: Sequence[str]
+) -> str:
+    """What every rank is told when the same operation is not the same everywhere.
+
+    Args:
+        what: the operation's name as a person would write it.
+        signatures: what each rank submitted.
+        sites: from where in its program.
+        hosts: of every rank of the job.
+    """
+    some = list(signatures.values())
+    differing = next(
+        (label for field, label in _WHAT if len({getattr(item, field) for item in some}) > 1), "calls"
+    )
+    if differing == "tensor shapes":
+        kind = Collective(some[0].kind).name.lower()
+        differing = f"{kind} tensor shapes"
+    return f"Mismatched {differing} for the operation {what}: {calls_text(signatures, sites, hosts)}."
+
+
+def calls_text(signatures: Mapping[int, Signature], sites: Mapping[int, str], hosts: Sequence[str]) -> str:
+    """Who called what from where; ranks that did the same are told together."""
+    alike: Dict[str, List[int]] = {}
+    for rank in sorted(signatures):
+        site = f" at {sites[rank]}" if sites.get(rank) else ""
+        name = f" named {signatures[rank].name!r}" if signatures[rank].name else ""
+        alike.setdefault(f"{signatures[rank].describe()}{name}{site}", []).append(rank)
+    return "; ".join(f"{ranks_text(ranks, hosts)}: {call}" for call, ranks in alike.items())

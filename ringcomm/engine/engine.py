@@ -1,0 +1,287 @@
+"""Collectives by name: the engine as adapters and :class:`~ringcomm.context.Context` use it.
+
+Arrays are flat, contiguous and native here; shapes travel beside them. Every method returns a
+:class:`~.request.Handle` at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from ..collective.reduce import kernel
+from ..collective.runner import Reporter, Runner, call_site
+from ..config import Settings
+from ..dtypes import code_of
+from ..errors import Misuse, UnsupportedDtypeError
+from ..ops import Collective, ReduceOp
+from ..transport.base import Fabric, Lanes
+from ..wire.frames import NO_OP, NO_ROOT
+from .adasum import check_adasum
+from .coordinator import Coordinator, Tuning
+from .loop import Loop, Observer, StopWatch
+from .perform import Performer
+from .process_sets import EVERYBODY, ProcessSets, UnknownProcessSetError
+from .request import Handle, Request, Shape, Signature
+
+Array = np.ndarray[Any, Any]
+Convert = Optional[Callable[[Any], Any]]
+
+
+class Engine:
+    """The engine of one rank.
+
+    Args:
+        lanes: the links of this rank.
+        settings: tunables.
+        generation: membership epoch.
+        spin_s: how long to poll while somebody waits.
+        reporter: tells the rendezvous of lost peers, or None.
+        hosts: of every rank, for messages.
+    """
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        settings: Settings,
+        generation: int = 0,
+        spin_s: float = 0.0,
+        reporter: Optional[Any] = None,
+        hosts: Sequence[str] = ("localhost",),
+    ) -> None:
+        self.rank = lanes.engine.rank
+        self.size = lanes.engine.size
+        self.sets = ProcessSets(self.rank, self.size)
+        self.coordinator: Optional[Coordinator] = None
+        self._loop: Optional[Loop] = None
+        reporter = Reporter() if reporter is None else reporter
+
+        def make_runner(fabric: Fabric) -> Runner:
+            return Runner(fabric, settings, generation, 0.0, reporter)
+
+        if self.size == 1:
+            self._performer = Performer(lanes.engine, make_runner, self.sets)
+            return
+        watch = StopWatch(lanes.engine.watch)
+        lanes.engine.watch = lanes.orders.watch = watch
+        self._performer = Performer(lanes.engine, make_runner, self.sets)
+        if self.rank == 0:
+            self.coordinator = Coordinator(
+                hosts,
+                self.sets.members,
+                Tuning(settings.fusion_bytes, settings.cycle_ms * 1e-3),
+                settings.stall_warning_s,
+                settings.late_after_s,
+                settings.cache_capacity,
+            )
+        self._loop = Loop(
+            lanes.orders, lanes.engine, self._performer, self.coordinator, watch, reporter, spin_s
+        )
+
+    def stop(self) -> None:
+        """End the thread; what is still on its way fails."""
+        if self._loop is not None:
+            self._loop.stop()
+
+    def observe(self, observer: Optional[Observer]) -> None:
+        """Tell an observer what happens from now on (None: nobody)."""
+        if self._loop is not None:
+            self._loop.observer = observer
+
+    def pending(self) -> List[Request]:
+        """What is on its way, in the order of submission."""
+        return self._loop.pending() if self._loop is not None else []
+
+    # ---- collectives -------------------------------------------------------------------------
+
+    def allreduce(
+        self,
+        arrays: Sequence[Array],
+        op: ReduceOp,
+        name: str = "",
+        shapes: Optional[Sequence[Shape]] = None,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        process_set: int = EVERYBODY,
+        urgent: bool = False,
+        convert: Convert = None,
+    ) -> Handle:
+        """Reduce the arrays in place, all of them or none.
+
+        Raises:
+            UnsupportedDtypeError: the reduction has no meaning for these elements.
+            DuplicateNameError, UnknownProcessSetError: as the names say.
+        """
+        self._check_reducible(arrays, op, prescale, postscale)
+        return self._submit(
+            Collective.ALLREDUCE, arrays, shapes, name, process_set, urgent, convert,
+            op=int(op), prescale=float(prescale), postscale=float(postscale),
+        )  # fmt: skip
+
+    def reducescatter(
+        self,
+        arrays: Sequence[Array],
+        shapes: Sequence[Shape],
+        op: ReduceOp,
+        name: str = "",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        process_set: int = EVERYBODY,
+        urgent: bool = False,
+        convert: Convert = None,
+    ) -> Handle:
+        """Reduce the arrays, which become working space; the handle gives this rank's rows of each."""
+        self._check_reducible(arrays, op, prescale, postscale)
+        _check_rows("reducescatter", shapes)
+        if op == ReduceOp.ADASUM:
+            raise UnsupportedDtypeError("Adasum exists for allreduce only.")
+        return self._submit(
+            Collective.REDUCESCATTER, arrays, shapes, name, process_set, urgent, convert,
+            op=int(op), prescale=float(prescale), postscale=float(postscale),
+        )  # fmt: skip
+
+    def allgather(
+        self,
+        arrays: Sequence[Array],
+        shapes: Sequence[Shape],
+        name: str = "",
+        process_set: int = EVERYBODY,
+        urgent: bool = False,
+        convert: Convert = None,
+    ) -> Handle:
+        """Concatenate every rank's rows; the handle gives a list with the result for each array."""
+        _check_rows("allgather", shapes)
+        rows = [shape[0] for shape in shapes]
+        return self._submit(
+            Collective.ALLGATHER, arrays, [shape[1:] for shape in shapes], name, process_set, urgent, convert,
+            rows=rows,
+        )  # fmt: skip
+
+    def broadcast(
+        self,
+        arrays: Sequence[Array],
+        root: int,
+        name: str = "",
+        shapes: Optional[Sequence[Shape]] = None,
+        process_set: int = EVERYBODY,
+        urgent: bool = False,
+        convert: Convert = None,
+    ) -> Handle:
+        """Overwrite the arrays with those of the root, which is a rank of the job."""
+        members = self.sets.check_member(process_set)
+        if root not in members:
+            raise UnknownProcessSetError(
+                f"root_rank={root}: process set {process_set} has the ranks {', '.join(map(str, members))}."
+            )
+        return self._submit(
+            Collective.BROADCAST, arrays, shapes, name, process_set, urgent, convert, root=int(root)
+        )
+
+    def alltoall(
+        self,
+        array: Array,
+        shape: Shape,
+        splits: Sequence[int],
+        name: str = "",
+        process_set: int = EVERYBODY,
+        urgent: bool = False,
+        convert: Convert = None,
+    ) -> Handle:
+        """Send ``splits[i]`` rows to the i-th member; the handle gives rows and how many came from whom."""
+        _check_rows("alltoall", [shape])
+        members = self.sets.check_member(process_set)
+        if len(splits) != len(members) or min(splits) < 0 or sum(splits) != shape[0]:
+            raise Misuse(
+                f"alltoall: {len(members)} splits, none negative, must add up to the array's {shape[0]} "
+                f"rows; got {list(splits)}."
+            )
+        return self._submit(
+            Collective.ALLTOALL, [array], [shape[1:]], name, process_set, urgent, convert, splits=splits
+        )
+
+    def barrier(self, name: str = "", process_set: int = EVERYBODY, urgent: bool = True) -> Handle:
+        """Done once every member has called it."""
+        return self._submit(Collective.BARRIER, [], None, name, process_set, urgent, None)
+
+    def join(self) -> Handle:
+        """Say that this rank has no more data; done when all ranks have, giving the last one's number."""
+        if self._loop is None:
+            handle = Handle("join")
+            handle.finish(0)
+            return handle
+        return self._loop.join()
+
+    def add_process_set(self, ranks: Sequence[int]) -> int:
+        """Make a group of ranks; every rank of the job must call it. Its number.
+
+        Raises:
+            UnknownProcessSetError: such a group cannot be, or exists already.
+        """
+        change = ProcessSets.change("add", self.sets.check_new(ranks))
+        number: int = self._change_sets(change)
+        return number
+
+    def remove_process_set(self, number: int) -> bool:
+        """Dissolve a group; every rank of the job must call it. Whether there was one."""
+        if number == EVERYBODY or number not in self.sets.numbers():
+            return False
+        self._change_sets(ProcessSets.change("remove", self.sets.members(number)))
+        return True
+
+    def _change_sets(self, change: str) -> int:
+        handle = self._submit(Collective.PROCESS_SET, [], None, change, EVERYBODY, True, None)
+        number: int = handle.wait()
+        return number
+
+    # ---- the way in --------------------------------------------------------------------------
+
+    def _check_reducible(
+        self, arrays: Sequence[Array], op: ReduceOp, prescale: float, postscale: float
+    ) -> None:
+        for array in arrays:
+            if op == ReduceOp.ADASUM:
+                check_adasum(array.dtype)
+            else:
+                kernel(op, array.dtype, self.size, float(prescale), float(postscale))
+
+    def _submit(
+        self,
+        kind: Collective,
+        arrays: Sequence[Array],
+        shapes: Optional[Sequence[Shape]],
+        name: str,
+        process_set: int,
+        urgent: bool,
+        convert: Convert,
+        op: int = NO_OP,
+        root: int = NO_ROOT,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        rows: Sequence[int] = (),
+        splits: Sequence[int] = (),
+    ) -> Handle:
+        if process_set != EVERYBODY:
+            self.sets.check_member(process_set)
+        for array in arrays:
+            code_of(array.dtype)
+        signature = Signature(
+            name, process_set, int(kind), op, root,
+            tuple(array.dtype.name for array in arrays),
+            tuple(array.shape for array in arrays) if shapes is None else tuple(map(tuple, shapes)),
+            prescale, postscale,
+        )  # fmt: skip
+        loop = self._loop
+        label = name or kind.name.lower()
+        handle = Handle(label, None if loop is None else loop.wait, convert)
+        request = Request(signature, arrays, handle, rows, splits, call_site())
+        if loop is None:
+            handle.finish(self._performer.run([(signature, request)])[0])
+            return handle
+        return loop.submit(request, urgent)
+
+
+def _check_rows(what: str, shapes: Sequence[Tuple[int, ...]]) -> None:
+    for shape in shapes:
+        if not shape:
+            raise Misuse(f"{what} divides the first dimension, and a zero-dimensional array has none.")

@@ -1,0 +1,58 @@
+"""Which operations travel together: buckets of small tensors, planned without looking at any data."""
+
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple, Sequence, Tuple
+
+from ..ops import Collective, ReduceOp
+from .request import Signature
+
+FUSIBLE = (Collective.ALLREDUCE, Collective.REDUCESCATTER, Collective.ALLGATHER)
+
+
+class Member(NamedTuple):
+    """An operation that is ready on every rank.
+
+    Attributes:
+        id: number of its signature in the cache.
+        number: see :class:`~.request.Key`.
+    """
+
+    id: int
+    number: int
+    signature: Signature
+
+
+Bucket = List[Member]
+
+
+def plan_buckets(ready: Sequence[Member], threshold_bytes: int) -> List[Bucket]:
+    """Divide operations into buckets, in the order in which they became ready.
+
+    An operation joins the last bucket of its kind if there is room, also past others that do not fit
+    in between: the order of execution is free as long as it is the same on every rank.
+
+    Args:
+        threshold_bytes: the most payload that several operations may share a bucket with; 0: none do.
+    """
+    buckets: List[Bucket] = []
+    open_buckets: Dict[Tuple[object, ...], Tuple[Bucket, int]] = {}
+    for member in ready:
+        signature = member.signature
+        nbytes = signature.nbytes
+        if signature.kind not in FUSIBLE or signature.op == ReduceOp.ADASUM or not threshold_bytes:
+            buckets.append([member])
+            continue
+        alike = (
+            signature.kind, signature.process_set, signature.op,
+            signature.prescale, signature.postscale, frozenset(signature.dtypes),
+        )  # fmt: skip
+        bucket, filled = open_buckets.get(alike, ([], 0))
+        if bucket and filled + nbytes <= threshold_bytes:
+            bucket.append(member)
+            open_buckets[alike] = (bucket, filled + nbytes)
+        else:
+            bucket = [member]
+            buckets.append(bucket)
+            open_buckets[alike] = (bucket, nbytes)
+    return buckets

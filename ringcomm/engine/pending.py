@@ -1,0 +1,103 @@
+"""A rank's own operations between submission and execution: pure bookkeeping."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from ..errors import DuplicateNameError
+from ..wire.messages import Message
+from .cache import KnownIds
+from .request import Key, Request, Signature
+
+Work = Tuple[Signature, Optional[Request]]
+
+
+class Pending:
+    """What this rank has submitted and not finished.
+
+    :meth:`add` is called by any thread under the engine's lock, as is everything else here.
+    """
+
+    def __init__(self) -> None:
+        self.ids = KnownIds()
+        self._requests: Dict[Key, Request] = {}
+        self._unannounced: List[Request] = []
+        self._counts: Dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    @property
+    def unannounced(self) -> bool:
+        """Whether :meth:`announce` has something to say."""
+        return bool(self._unannounced)
+
+    def add(self, request: Request) -> None:
+        """A new operation.
+
+        Raises:
+            DuplicateNameError: one with this name is on its way already.
+        """
+        signature = request.signature
+        if not signature.name:
+            count = self._counts.get(signature.process_set, 0) + 1
+            self._counts[signature.process_set] = count
+            request.key = Key(signature.process_set, "", count)
+        elif request.key in self._requests:
+            older = self._requests[request.key]
+            raise DuplicateNameError(
+                f"The operation {signature.name!r} at {request.site} has the same name as another one that "
+                f"is currently being processed, submitted at {older.site}. Wait for that one first, or give "
+                "them different names."
+            )
+        self._requests[request.key] = request
+        self._unannounced.append(request)
+
+    def announce(self, urgent: bool) -> Optional[Message]:
+        """What rank 0 has not been told yet."""
+        if not self._unannounced:
+            return None
+        known: List[int] = []
+        fresh: List[List[Any]] = []
+        for request in self._unannounced:
+            number = self.ids.id_of(request.signature)
+            if number is None:
+                fresh.append([list(request.signature), request.key.number, request.site])
+            else:
+                known += (number, request.key.number)
+        self._unannounced = []
+        return {"type": "ready", "known": known, "fresh": fresh, "urgent": urgent}
+
+    def learn(self, fresh: Sequence[Sequence[Any]]) -> None:
+        """Rank 0 has given signatures numbers."""
+        for number, data in fresh:
+            self.ids.learn(int(number), Signature.from_json(data))
+
+    def take_bucket(self, run: Sequence[int]) -> List[Work]:
+        """The members of a bucket, which are no longer pending. Without a request: this rank has joined."""
+        bucket: List[Work] = []
+        for number, count in zip(run[::2], run[1::2]):
+            signature = self.ids.signature(number)
+            bucket.append((signature, self.take(Key(signature.process_set, signature.name, count))))
+        return bucket
+
+    def take(self, key: Key) -> Optional[Request]:
+        """One operation, which is no longer pending; None if this rank has not submitted it.
+
+        It has joined then, and counts operations without a name as if it had submitted them.
+        """
+        if key.number:
+            now = self._counts.get(key.process_set, 0)
+            self._counts[key.process_set] = max(now, key.number)
+        return self._requests.pop(key, None)
+
+    def take_all(self) -> List[Request]:
+        """Everything, in the order of submission."""
+        requests = list(self._requests.values())
+        self._requests.clear()
+        self._unannounced.clear()
+        return requests
+
+    def waiting(self) -> List[Request]:
+        """Everything, in the order of submission; it stays."""
+        return list(self._requests.values())

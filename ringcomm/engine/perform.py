@@ -1,0 +1,325 @@
+"""Runs buckets: from the arrays of many requests to calls of one runner, and back.
+
+How a bucket is divided into calls depends on signatures alone, never on anything that may differ
+between ranks: all of them must make the same calls.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from ..collective.runner import Runner
+from ..dtypes import dtype_named
+from ..ops import Collective, ReduceOp
+from ..schedule.steps import even_bounds
+from ..transport.base import Fabric
+from ..transport.subset import Subset
+from .adasum import adasum
+from .process_sets import ProcessSets
+from .request import Request, Signature
+
+ALONE_BYTES = 1 << 20
+"""Tensors from this size on are not copied into a bucket: the copies would cost more than a call."""
+
+Array = np.ndarray[Any, Any]
+Work = Tuple[Signature, Optional[Request]]
+"""A member of a bucket; without a request if this rank has joined, and contributes nothing."""
+
+
+class FusionBuffer:
+    """Memory in which small tensors travel side by side; kept, and grown when needed."""
+
+    def __init__(self) -> None:
+        self._bytes = np.empty(0, np.uint8)
+
+    def items(self, count: int, dtype: np.dtype[Any]) -> Array:
+        """Room for so many elements."""
+        nbytes = count * dtype.itemsize
+        if self._bytes.size < nbytes:
+            self._bytes = np.empty(nbytes, np.uint8)
+        room: Array = self._bytes[:nbytes].view(dtype)
+        return room
+
+
+class Performer:
+    """Carries out orders.
+
+    Args:
+        fabric: the engine's links.
+        make_runner: a runner over a fabric.
+        sets: the process sets.
+    """
+
+    def __init__(self, fabric: Fabric, make_runner: Callable[[Fabric], Runner], sets: ProcessSets) -> None:
+        self.spin_s = 0.0
+        self._fabric = fabric
+        self._make_runner = make_runner
+        self._sets = sets
+        self._runners: Dict[Tuple[int, ...], Runner] = {}
+        self._buffer = FusionBuffer()
+        self._do = {
+            Collective.ALLREDUCE: self._all_reduce,
+            Collective.ALLGATHER: self._all_gather,
+            Collective.REDUCESCATTER: self._reduce_scatter,
+            Collective.BROADCAST: self._broadcast,
+            Collective.ALLTOALL: self._all_to_all,
+            Collective.BARRIER: self._barrier,
+            Collective.PROCESS_SET: self._process_set,
+        }
+
+    def run(self, bucket: Sequence[Work]) -> List[Any]:
+        """Run one bucket; what each member's handle is to give, in order."""
+        first = bucket[0][0]
+        runner = self._runner(first.process_set)
+        runner.spin_s = self.spin_s
+        results: List[Any] = self._do[Collective(first.kind)](runner, bucket)
+        return results
+
+    def members(self, process_set: int) -> Tuple[int, ...]:
+        """The ranks of a process set."""
+        return self._sets.members(process_set)
+
+    def _runner(self, process_set: int) -> Runner:
+        members = self._sets.members(process_set)
+        runner = self._runners.get(members)
+        if runner is None:
+            everybody = len(members) == self._fabric.size
+            fabric = self._fabric if everybody else Subset(self._fabric, members)
+            runner = self._runners[members] = self._make_runner(fabric)
+        return runner
+
+    # ---- reductions --------------------------------------------------------------------------
+
+    def _all_reduce(self, runner: Runner, bucket: Sequence[Work]) -> List[Any]:
+        first = bucket[0][0]
+        op = ReduceOp(first.op)
+        arrays = [array for work in bucket for array in _arrays(work)]
+        if op == ReduceOp.ADASUM:
+            for array in arrays:
+                adasum(runner, array, first.prescale, first.postscale)
+            return [None] * len(bucket)
+        for group in _groups(arrays):
+            packed, unpack = self._pack(group)
+            runner.all_reduce(packed, op, prescale=first.prescale, postscale=first.postscale)
+            unpack()
+        return [None] * len(bucket)
+
+    def _pack(self, group: Sequence[Array]) -> Tuple[Array, Callable[[], None]]:
+        """The arrays as one, and what brings the results back. Neighbours in memory stay in place."""
+        if len(group) == 1:
+            return group[0], _nothing
+        joined = _as_one(group)
+        if joined is not None:
+            return joined, _nothing
+        packed = self._buffer.items(sum(array.size for array in group), group[0].dtype)
+        np.concatenate(group, out=packed)
+
+        def unpack() -> None:
+            start = 0
+            for array in group:
+                stop = start + array.size
+                array[:] = packed[start:stop]
+                start = stop
+
+        return packed, unpack
+
+    def _reduce_scatter(self, runner: Runner, bucket: Sequence[Work]) -> List[Any]:
+        first = bucket[0][0]
+        tensors = _tensors(bucket)
+        outputs: List[Any] = [None] * len(tensors)
+        for indices in _groups_by_index([flat for flat, _ in tensors]):
+            rows = [even_bounds(tensors[index][1][0], runner.size) for index in indices]
+            widths = [_items(tensors[index][1][1:]) for index in indices]
+            mine = [
+                (parts[rank + 1] - parts[rank]) * width
+                for rank in range(runner.size)
+                for parts, width in zip(rows, widths)
+            ]
+            count = len(indices)
+            bounds = [0]
+            for rank in range(runner.size):
+                bounds.append(bounds[-1] + sum(mine[rank * count : (rank + 1) * count]))
+            if count == 1:
+                packed = tensors[indices[0]][0]
+            else:
+                packed = self._buffer.items(bounds[-1], tensors[indices[0]][0].dtype)
+                pieces = [
+                    tensors[index][0][parts[rank] * width : parts[rank + 1] * width]
+                    for rank in range(runner.size)
+                    for index, parts, width in zip(indices, rows, widths)
+                ]
+                np.concatenate(pieces, out=packed)
+            runner.reduce_scatter(
+                packed, tuple(bounds), ReduceOp(first.op), prescale=first.prescale, postscale=first.postscale
+            )
+            start = bounds[runner.rank]
+            for index, parts in zip(indices, rows):
+                shape = tensors[index][1]
+                own = parts[runner.rank + 1] - parts[runner.rank]
+                stop = start + own * _items(shape[1:])
+                outputs[index] = packed[start:stop].reshape((own, *shape[1:])).copy()
+                start = stop
+        return _dealt(outputs, bucket)
+
+    # ---- movement ----------------------------------------------------------------------------
+
+    def _all_gather(self, runner: Runner, bucket: Sequence[Work]) -> List[Any]:
+        tensors = _tensors(bucket)
+        rows = [count for _, request in bucket if request is not None for count in request.rows]
+        kind, byte = Collective.ALLGATHER, np.dtype(np.uint8)
+        table = runner.exchange(rows, kind, byte, "", (len(rows),))
+        outputs: List[Any] = [None] * len(tensors)
+        for indices in _groups_by_index([flat for flat, _ in tensors]):
+            widths = [_items(tensors[index][1]) for index in indices]
+            counts = [
+                [int(table[rank, index]) * width for index, width in zip(indices, widths)]
+                for rank in range(runner.size)
+            ]
+            bounds = [0]
+            for of_rank in counts:
+                bounds.append(bounds[-1] + sum(of_rank))
+            gathered = np.empty(bounds[-1], tensors[indices[0]][0].dtype)
+            own = gathered[bounds[runner.rank] : bounds[runner.rank + 1]]
+            np.concatenate([tensors[index][0] for index in indices], out=own)
+            runner.all_gather(gathered, tuple(bounds))
+            if len(indices) == 1:
+                total = int(table[:, indices[0]].sum())
+                outputs[indices[0]] = gathered.reshape((total, *tensors[indices[0]][1]))
+                continue
+            pieces: List[List[Array]] = [[] for _ in indices]
+            for rank, of_rank in enumerate(counts):
+                start = bounds[rank]
+                for place, count in enumerate(of_rank):
+                    pieces[place].append(gathered[start : start + count])
+                    start += count
+            for place, index in enumerate(indices):
+                total = int(table[:, index].sum())
+                outputs[index] = np.concatenate(pieces[place]).reshape((total, *tensors[index][1]))
+        return _dealt(outputs, bucket)
+
+    def _broadcast(self, runner: Runner, bucket: Sequence[Work]) -> List[Any]:
+        for work in bucket:
+            root = self._sets.members(work[0].process_set).index(work[0].root)
+            for array in _arrays(work):
+                runner.broadcast(array, root)
+        return [None] * len(bucket)
+
+    def _all_to_all(self, runner: Runner, bucket: Sequence[Work]) -> List[Any]:
+        results: List[Any] = []
+        for signature, request in bucket:
+            assert request is not None
+            flat, shape = request.arrays[0], signature.shapes[0]
+            matrix = runner.exchange(request.splits, Collective.ALLTOALL, flat.dtype, "", shape)
+            received = matrix[:, runner.rank]
+            width = _items(shape)
+            output = np.empty(int(received.sum()) * width, flat.dtype)
+            runner.all_to_all(
+                flat, output, _cumulative(request.splits, width), _cumulative(received.tolist(), width)
+            )
+            results.append((output.reshape((int(received.sum()), *shape)), received.astype(np.int32)))
+        return results
+
+    # ---- coordination ------------------------------------------------------------------------
+
+    def _barrier(self, runner: Runner, bucket: Sequence[Work]) -> List[Any]:
+        runner.barrier()
+        return [None] * len(bucket)
+
+    def _process_set(self, runner: Runner, bucket: Sequence[Work]) -> List[Any]:
+        runner.barrier()
+        return [self._sets.apply(signature.name) for signature, _ in bucket]
+
+
+def _nothing() -> None:
+    """The results are in place already."""
+
+
+def _items(shape: Sequence[int]) -> int:
+    items = 1
+    for length in shape:
+        items *= length
+    return items
+
+
+def _cumulative(rows: Sequence[int], width: int) -> Tuple[int, ...]:
+    bounds = [0]
+    for count in rows:
+        bounds.append(bounds[-1] + int(count) * width)
+    return tuple(bounds)
+
+
+def _arrays(work: Work) -> List[Array]:
+    """The arrays of a member; neutral ones if this rank has joined."""
+    signature, request = work
+    if request is not None:
+        return request.arrays
+    return [
+        neutral(_items(shape), dtype_named(dtype), ReduceOp(signature.op))
+        for shape, dtype in zip(signature.shapes, signature.dtypes)
+    ]
+
+
+def neutral(count: int, dtype: np.dtype[Any], op: ReduceOp) -> Array:
+    """What leaves everybody else's contribution as it is."""
+    if op == ReduceOp.PRODUCT:
+        return np.ones(count, dtype)
+    if op in (ReduceOp.MIN, ReduceOp.MAX):
+        if dtype.kind == "b":
+            return np.full(count, op == ReduceOp.MIN, dtype)
+        if dtype.kind in "iu":
+            info = np.iinfo(dtype)
+            return np.full(count, info.max if op == ReduceOp.MIN else info.min, dtype)
+        return np.full(count, np.inf if op == ReduceOp.MIN else -np.inf).astype(dtype)
+    return np.zeros(count, dtype)
+
+
+def _tensors(bucket: Sequence[Work]) -> List[Tuple[Array, Tuple[int, ...]]]:
+    """Every array with its shape as the signature has it."""
+    return [(array, shape) for work in bucket for array, shape in zip(_arrays(work), work[0].shapes)]
+
+
+def _dealt(outputs: Sequence[Any], bucket: Sequence[Work]) -> List[Any]:
+    """The outputs as lists, one per member."""
+    results: List[Any] = []
+    start = 0
+    for signature, _ in bucket:
+        stop = start + len(signature.shapes)
+        results.append(list(outputs[start:stop]))
+        start = stop
+    return results
+
+
+def _groups(arrays: Sequence[Array]) -> List[List[Array]]:
+    return [[arrays[index] for index in indices] for indices in _groups_by_index(arrays)]
+
+
+def _groups_by_index(arrays: Sequence[Array]) -> List[List[int]]:
+    """Which arrays travel as one: small ones of the same type together, large ones alone."""
+    groups: List[List[int]] = []
+    small: Dict[np.dtype[Any], List[int]] = {}
+    for index, array in enumerate(arrays):
+        if array.nbytes >= ALONE_BYTES:
+            groups.append([index])
+        elif array.dtype in small:
+            small[array.dtype].append(index)
+        else:
+            small[array.dtype] = [index]
+            groups.append(small[array.dtype])
+    return groups
+
+
+def _as_one(arrays: Sequence[Array]) -> Optional[Array]:
+    """One array over all of these if they follow each other in the memory of one owner."""
+    first = arrays[0]
+    owner = first.base
+    if owner is None:
+        return None
+    end = first.__array_interface__["data"][0] + first.nbytes
+    for array in arrays[1:]:
+        if array.base is not owner or array.__array_interface__["data"][0] != end:
+            return None
+        end += array.nbytes
+    total = sum(array.size for array in arrays)
+    return np.lib.stride_tricks.as_strided(first, (total,), (first.itemsize,))

@@ -1,0 +1,101 @@
+"""Groups of ranks that do collectives among themselves."""
+
+from __future__ import annotations
+
+import json
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from ..errors import Misuse
+
+EVERYBODY = 0
+"""Number of the set of all ranks."""
+
+
+class UnknownProcessSetError(Misuse, ValueError):
+    """A process set that does not exist (any more), or that this rank does not belong to."""
+
+
+class ProcessSets:
+    """The sets of one job. Changed by the engine only, in the same order on every rank.
+
+    Args:
+        rank, size: of this process, in the job.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        self._rank = rank
+        self._size = size
+        self._sets: Dict[int, Tuple[int, ...]] = {EVERYBODY: tuple(range(size))}
+
+    def members(self, number: int) -> Tuple[int, ...]:
+        """The ranks of a set, in ascending order.
+
+        Raises:
+            UnknownProcessSetError: there is none with this number.
+        """
+        try:
+            return self._sets[number]
+        except KeyError:
+            raise UnknownProcessSetError(
+                f"Process set {number} does not exist, or has not been registered: call "
+                "add_process_set() on every rank first."
+            ) from None
+
+    def check_member(self, number: int) -> Tuple[int, ...]:
+        """The ranks of a set that this rank belongs to.
+
+        Raises:
+            UnknownProcessSetError: it does not, or there is no such set.
+        """
+        members = self.members(number)
+        if self._rank not in members:
+            raise UnknownProcessSetError(
+                f"Rank {self._rank} is not a member of process set {number}, which has ranks "
+                f"{', '.join(map(str, members))}."
+            )
+        return members
+
+    def find(self, ranks: Sequence[int]) -> Optional[int]:
+        """The number of the set with exactly these ranks, if there is one."""
+        wanted = tuple(sorted(ranks))
+        return next((number for number, members in self._sets.items() if members == wanted), None)
+
+    def numbers(self) -> List[int]:
+        """All sets."""
+        return sorted(self._sets)
+
+    def check_new(self, ranks: Sequence[int]) -> Tuple[int, ...]:
+        """The ranks of a set that may be added, sorted.
+
+        Raises:
+            Misuse: it may not.
+        """
+        wanted = tuple(sorted(ranks))
+        if not wanted or len(set(wanted)) != len(wanted) or not 0 <= wanted[0] <= wanted[-1] < self._size:
+            raise UnknownProcessSetError(
+                f"A process set needs different ranks from 0 to {self._size - 1}, not {list(ranks)}."
+            )
+        found = self.find(wanted)
+        if found is not None:
+            raise UnknownProcessSetError(f"Process set {found} has the ranks {list(wanted)} already.")
+        return wanted
+
+    @staticmethod
+    def change(action: str, ranks: Sequence[int]) -> str:
+        """A change as the name of an operation, so that ranks notice if they do not mean the same."""
+        return json.dumps([action, *ranks])
+
+    def apply(self, change: str) -> int:
+        """Carry out a change; the number of the set."""
+        action, *ranks = json.loads(change)
+        if action == "remove":
+            number = self.find(ranks)
+            if number is not None:
+                del self._sets[number]
+            return -1 if number is None else number
+        found = self.find(ranks)
+        if found is not None:
+            return found
+        number = next(item for item in range(1, len(self._sets) + 1) if item not in self._sets)
+        self._sets[number] = tuple(ranks)
+        return number

@@ -1,0 +1,222 @@
+"""What is submitted to the engine, and what the submitter holds in the meantime."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from ..ops import Collective, ReduceOp
+from ..wire.frames import NO_OP, NO_ROOT
+
+Shape = Tuple[int, ...]
+
+BY_ROWS = (Collective.ALLGATHER, Collective.ALLTOALL)
+"""Their first dimension may differ from rank to rank."""
+
+
+class Signature(NamedTuple):
+    """All that ranks must agree on about an operation. Equal signatures are run alike.
+
+    Attributes:
+        name: as the user named it; empty for operations that are matched by their order.
+        process_set: number of the process set.
+        kind: a :class:`~ringcomm.ops.Collective`.
+        op: a :class:`~ringcomm.ops.ReduceOp`, or ``NO_OP``.
+        root: rank in the job, or ``NO_ROOT``.
+        dtypes, shapes: of every tensor; for collectives by rows the shape of a row.
+        prescale, postscale: factors before and after a reduction.
+    """
+
+    name: str
+    process_set: int
+    kind: int
+    op: int
+    root: int
+    dtypes: Tuple[str, ...]
+    shapes: Tuple[Shape, ...]
+    prescale: float = 1.0
+    postscale: float = 1.0
+
+    @classmethod
+    def from_json(cls, data: Sequence[Any]) -> Signature:
+        """The signature of which ``list(signature)`` has travelled as JSON."""
+        name, process_set, kind, op, root, dtypes, shapes, prescale, postscale = data
+        return cls(
+            str(name), int(process_set), int(kind), int(op), int(root), tuple(map(str, dtypes)),
+            tuple(tuple(map(int, shape)) for shape in shapes), float(prescale), float(postscale),
+        )  # fmt: skip
+
+    @property
+    def nbytes(self) -> int:
+        """Payload of all tensors together in bytes (by rows: of one row)."""
+        return sum(
+            _itemsize(dtype) * int(np.prod(shape, dtype=np.int64))
+            for dtype, shape in zip(self.dtypes, self.shapes)
+        )
+
+    def describe(self) -> str:
+        """The call as a person would write it."""
+        kind = Collective(self.kind)
+        verb = kind.name.lower()
+        arguments: List[str] = []
+        if len(self.shapes) > 1:
+            verb = f"grouped_{verb}"
+            arguments.append(f"{len(self.shapes)} tensors")
+            arguments.append("types " + "/".join(sorted(set(self.dtypes))))
+        elif self.shapes and kind not in (Collective.BARRIER, Collective.JOIN):
+            rows = "rows of " if kind in BY_ROWS else ""
+            arguments += [f"{rows}shape {self.shapes[0]}", self.dtypes[0]]
+        if self.op != NO_OP:
+            arguments.append(f"op={ReduceOp(self.op).name.capitalize()}")
+        if self.root != NO_ROOT:
+            arguments.append(f"root_rank={self.root}")
+        if self.prescale != 1.0:
+            arguments.append(f"prescale_factor={self.prescale!r}")
+        if self.postscale != 1.0:
+            arguments.append(f"postscale_factor={self.postscale!r}")
+        if self.process_set:
+            arguments.append(f"process set {self.process_set}")
+        return f"{verb}({', '.join(arguments)})"
+
+
+def _itemsize(dtype: str) -> int:
+    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
+
+
+class Key(NamedTuple):
+    """By what the same operation on several ranks is recognised.
+
+    Attributes:
+        number: counts the operations without a name of a process set, from 1; 0 for those with one.
+    """
+
+    process_set: int
+    name: str
+    number: int
+
+    def __str__(self) -> str:
+        return repr(self.name) if self.name else f"without a name (number {self.number})"
+
+
+class Handle:
+    """An operation on its way. ``done()`` asks, ``wait()`` waits and gives the result or raises.
+
+    Args:
+        label: what it is, for messages.
+        on_wait: sleeps until it is done, instead of :meth:`block`.
+        convert: makes of the engine's result what the caller shall get, when it is first asked for.
+    """
+
+    __slots__ = ("_callbacks", "_convert", "_error", "_finished", "_gate", "_on_wait", "_result", "label")
+
+    def __init__(
+        self,
+        label: str,
+        on_wait: Optional[Callable[[Handle, Optional[float]], None]] = None,
+        convert: Optional[Callable[[Any], Any]] = None,
+    ) -> None:
+        self.label = label
+        self._convert = convert
+        # A bare lock, held until the end: a tenth of what an Event costs to make.
+        self._gate = threading.Lock()
+        self._gate.acquire()
+        self._finished = False
+        self._result: Any = None
+        self._error: Optional[BaseException] = None
+        self._callbacks: Optional[List[Callable[[Handle], None]]] = None
+        self._on_wait = on_wait
+
+    def done(self) -> bool:
+        """Whether the operation has come to its end, good or bad."""
+        return self._finished
+
+    def wait(self, timeout_s: Optional[float] = None) -> Any:
+        """The result, as soon as it is there.
+
+        Raises:
+            TimeoutError: it was not there in time. The operation goes on.
+            RingcommError: the operation failed.
+        """
+        if not self._finished:
+            if self._on_wait is not None:
+                self._on_wait(self, timeout_s)
+            else:
+                self.block(timeout_s)
+            if not self._finished:
+                raise TimeoutError(f"{self.label} was not done within {timeout_s:g} s")
+        if self._error is not None:
+            raise _fresh(self._error)
+        convert, self._convert = self._convert, None
+        if convert is not None:
+            # In the thread that wants it, not in the engine's.
+            self._result = convert(self._result)
+        return self._result
+
+    def block(self, timeout_s: Optional[float]) -> bool:
+        """Sleep until the end, or for so long; whether it has come."""
+        if self._finished:
+            return True
+        if self._gate.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
+            self._gate.release()
+        return self._finished
+
+    def finish(self, result: Any = None, error: Optional[BaseException] = None) -> None:
+        """The end, called once."""
+        self._result = result
+        self._error = error
+        self._finished = True
+        self._gate.release()
+        for callback in self._callbacks or ():
+            callback(self)
+
+    def when_done(self, callback: Callable[[Handle], None]) -> None:
+        """Call back at the end, in the engine's thread (at once if it is over). Before submission only."""
+        if self._finished:
+            callback(self)
+        else:
+            self._callbacks = [*(self._callbacks or ()), callback]
+
+    @property
+    def error(self) -> Optional[BaseException]:
+        """What it failed with, if it did."""
+        return self._error
+
+
+def _fresh(error: BaseException) -> BaseException:
+    """A new exception with the same facts: several waiters must not share one traceback."""
+    copy = type(error)(*error.args)
+    copy.__dict__.update(error.__dict__)
+    return copy
+
+
+class Request:
+    """One operation of this rank.
+
+    Attributes:
+        signature, key: what it is, and by what it is matched.
+        arrays: flat, contiguous; of reductions and broadcasts they are overwritten with the result.
+        splits: for alltoall, how many rows go to each member of the process set.
+        site: file and line of the call.
+    """
+
+    __slots__ = ("arrays", "handle", "key", "rows", "signature", "site", "splits", "submitted_s")
+
+    def __init__(
+        self,
+        signature: Signature,
+        arrays: Sequence[np.ndarray[Any, Any]],
+        handle: Handle,
+        rows: Sequence[int] = (),
+        splits: Sequence[int] = (),
+        site: str = "",
+    ) -> None:
+        self.signature = signature
+        self.key = Key(signature.process_set, signature.name, 0)
+        self.arrays = list(arrays)
+        self.handle = handle
+        self.rows = list(rows)
+        self.splits = list(splits)
+        self.site = site
+        self.submitted_s = 0.0

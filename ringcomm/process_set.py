@@ -1,0 +1,136 @@
+"""Process sets as programs see them: groups of ranks that do collectives among themselves."""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional, Sequence, Union
+
+from . import api
+from .engine.process_sets import EVERYBODY, UnknownProcessSetError
+from .errors import Misuse
+
+
+class ProcessSet:
+    """Some ranks of the job. Nothing happens until it is registered, see :func:`add_process_set`.
+
+    Args:
+        ranks: ranks of the job, in any order.
+
+    Attributes:
+        process_set_id: its number, or None while it is not registered.
+        ranks: the ranks in ascending order.
+    """
+
+    mpi_comm = None
+    """There for Horovod's scripts; here there is no MPI."""
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        if isinstance(ranks, (str, bytes)) or not hasattr(ranks, "__iter__"):
+            raise Misuse(f"ProcessSet needs a list of ranks, not {ranks!r}.")
+        self.process_set_id: Optional[int] = None
+        self._ranks = sorted(int(rank) for rank in ranks)
+
+    @property
+    def ranks(self) -> List[int]:
+        """The ranks in ascending order."""
+        return list(self._ranks)
+
+    def size(self) -> int:
+        """How many ranks it has.
+
+        Raises:
+            UnknownProcessSetError: it is not registered.
+        """
+        return len(self._members())
+
+    def rank(self) -> int:
+        """This process's number within the set.
+
+        Raises:
+            UnknownProcessSetError: this process does not belong to it, or it is not registered.
+        """
+        members = self._members()
+        own = api.rank()
+        if own not in members:
+            raise UnknownProcessSetError(f"Rank {own} is not a member of {self}.")
+        return members.index(own)
+
+    def included(self) -> bool:
+        """Whether this process belongs to it."""
+        return api.rank() in self._members()
+
+    def _members(self) -> List[int]:
+        if self.process_set_id is None:
+            raise UnknownProcessSetError(
+                f"{self} has not been registered: pass it to init(process_sets=[...]) or add_process_set()."
+            )
+        return list(api.context().engine.sets.members(self.process_set_id))
+
+    def __eq__(self, other: Any) -> bool:
+        return isinstance(other, ProcessSet) and (
+            (self.process_set_id, self._ranks) == (other.process_set_id, other._ranks)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm=None)"
+
+
+class _Everybody(ProcessSet):
+    """All ranks, however many they are in the job of the moment."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.process_set_id = EVERYBODY
+
+    @property
+    def ranks(self) -> List[int]:
+        """All ranks; none before ``init()``."""
+        return list(range(api.size())) if api.is_initialized() else []
+
+
+global_process_set: ProcessSet = _Everybody()
+"""The set of all ranks."""
+
+
+def add_process_set(process_set: Union[ProcessSet, Sequence[int]]) -> ProcessSet:
+    """Register a group of ranks. Every rank of the job must call it, members or not.
+
+    Returns:
+        the set, with its number.
+
+    Raises:
+        UnknownProcessSetError: it makes no sense, or there is one with the same ranks already.
+    """
+    if not isinstance(process_set, ProcessSet):
+        process_set = ProcessSet(process_set)
+    process_set.process_set_id = api.context().engine.add_process_set(process_set.ranks)
+    return process_set
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Dissolve a group. Every rank of the job must call it.
+
+    Returns:
+        False if it was not registered, or is the set of all ranks.
+    """
+    number = process_set.process_set_id
+    if number is None or not api.context().engine.remove_process_set(number):
+        return False
+    process_set.process_set_id = None
+    return True
+
+
+def number_of(process_set: Optional[ProcessSet]) -> int:
+    """What the engine calls a set; None stands for all ranks.
+
+    Raises:
+        UnknownProcessSetError: it is not registered.
+    """
+    if process_set is None:
+        return EVERYBODY
+    if process_set.process_set_id is None:
+        raise UnknownProcessSetError(
+            f"{process_set} does not exist, or has not been registered: call add_process_set() first."
+        )
+    return process_set.process_set_id

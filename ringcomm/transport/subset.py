@@ -1,0 +1,71 @@
+"""Some of the ranks of a fabric, numbered among themselves."""
+
+from __future__ import annotations
+
+from typing import List, Sequence
+
+from .base import Fabric, Link, Views
+
+
+class _Renumbered(Link):
+    """A link under another number."""
+
+    __slots__ = ("link",)
+
+    def __init__(self, peer: int, link: Link) -> None:
+        self.peer = peer
+        self.link = link
+
+    def send(self, views: Views) -> int:
+        return self.link.send(views)
+
+    def recv(self, views: Views) -> int:
+        return self.link.recv(views)
+
+    def settled(self) -> bool:
+        return self.link.settled()
+
+    def close(self) -> None:
+        self.link.close()
+
+
+class Subset(Fabric):
+    """The links among some ranks; closing it leaves them open.
+
+    Args:
+        fabric: the links to all.
+        ranks: who belongs to it, in ascending order; this rank among them. The n-th of them is rank n.
+    """
+
+    def __init__(self, fabric: Fabric, ranks: Sequence[int]) -> None:
+        self.ranks = tuple(ranks)
+        self.rank = self.ranks.index(fabric.rank)
+        self.size = len(self.ranks)
+        self.watch = fabric.watch
+        self._fabric = fabric
+        self._links = {
+            number: _Renumbered(number, fabric.link(rank))
+            for number, rank in enumerate(self.ranks)
+            if rank != fabric.rank
+        }
+
+    def link(self, peer: int) -> Link:
+        return self._links[peer]
+
+    def rank_of(self, peer: int) -> int:
+        return self.ranks[peer]
+
+    def wait(self, reading: Sequence[Link], writing: Sequence[Link], timeout_s: float) -> None:
+        self._fabric.wait(self._inner(reading), self._inner(writing), timeout_s)
+
+    def _inner(self, links: Sequence[Link]) -> List[Link]:
+        return [self._links[link.peer].link for link in links]
+
+    def make_wakeable(self) -> None:
+        self._fabric.make_wakeable()
+
+    def wake(self) -> None:
+        self._fabric.wake()
+
+    def close(self) -> None:
+        """Nothing: the links belong to the whole fabric."""
