@@ -35,6 +35,8 @@ from .api import (
     run,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
 )
 from .config import Membership, Settings
 from .context import Context
@@ -145,5 +147,7 @@ __all__ = [
     "run",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]

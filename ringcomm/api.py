@@ -93,6 +93,16 @@ def size() -> int:
     return context().size
 
 
+def start_timeline(path: str, mark_cycles: bool = False) -> None:
+    """See :meth:`ringcomm.Context.start_timeline`."""
+    context().start_timeline(path, mark_cycles)
+
+
+def stop_timeline() -> None:
+    """See :meth:`ringcomm.Context.stop_timeline`."""
+    context().stop_timeline()
+
+
 def local_rank() -> int:
     """This process's number among those on the same host."""
     return context().local_rank

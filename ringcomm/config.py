@@ -160,6 +160,22 @@ class Settings:
         600.0, "LATE_AFTER", _seconds,
         "After how many seconds an operation fails that some ranks have not submitted. 0: never.",
     )  # fmt: skip
+    timeline: str = _setting(
+        "", "TIMELINE", str,
+        "Write what all ranks do, from start to end, to this file of rank 0: a Chrome trace. Empty: nothing.",
+    )  # fmt: skip
+    timeline_mark_cycles: bool = _setting(
+        False, "TIMELINE_MARK_CYCLES", _flag,
+        "Mark in the timeline whenever the engine is told what to run.",
+    )  # fmt: skip
+    autotune: bool = _setting(
+        False, "AUTOTUNE", _flag,
+        "Try fusion thresholds and cycle times while the job runs, and keep the best.",
+    )  # fmt: skip
+    autotune_log: str = _setting(
+        "", "AUTOTUNE_LOG", str,
+        "File of rank 0 for what autotuning has measured, as CSV. Empty: none.",
+    )  # fmt: skip
     verbose: bool = _setting(
         False, "VERBOSE", _flag,
         "Rank 0 logs the table of links and which interface each one uses.",

@@ -8,8 +8,8 @@ import numpy as np
 
 from . import api
 from .arrays.bridge import InPlace, flat_copy, flat_view
+from .arrays.rows import check_splits, row_items
 from .engine.request import Handle
-from .errors import Misuse
 from .ops import ReduceOp, op_of
 from .process_set import ProcessSet, number_of
 
@@ -134,13 +134,8 @@ def alltoall_async(
     engine = api.context().engine
     number = number_of(process_set)
     size = len(engine.sets.check_member(number))
-    rows = shape[0] if shape else 0
-    if splits is None and rows % size:
-        raise Misuse(
-            f"alltoall without splits deals out rows evenly, but {rows} is not an even multiple of the "
-            f"number of workers ({size}). Pass splits=[...], one number per rank."
-        )
-    counts = [rows // size] * size if splits is None else [int(item) for item in splits]
+    row_items(shape, "alltoall")
+    counts = check_splits(shape[0], splits, size)
     return engine.alltoall(flat, shape, counts, name or "", number)
 
 

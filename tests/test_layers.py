@@ -38,13 +38,13 @@ LEVELS: Dict[int, List[List[str]]] = {
     ],
     4: [
         [
-            "engine.request", "engine.cache", "engine.disagree", "engine.fusion", "engine.coordinator",
-            "engine.process_sets", "engine.adasum", "engine.perform", "engine.mailbox", "engine.pending",
-            "engine.loop", "engine.engine",
+            "engine.request", "engine.observe", "engine.cache", "engine.disagree", "engine.fusion",
+            "engine.coordinator", "engine.tuning", "engine.process_sets", "engine.adasum", "engine.perform",
+            "engine.mailbox", "engine.pending", "engine.tracing", "engine.loop", "engine.engine",
         ],
-        ["arrays.bridge"],
+        ["arrays.bridge", "arrays.rows"],
     ],
-    5: [["context", "api", "process_set", "named", "__init__"]],
+    5: [["timeline", "context", "api", "process_set", "named", "__init__"]],
     7: [
         [
             "testing.faulty", "testing.reference", "testing.simulation", "testing.contract",
@@ -60,7 +60,7 @@ PURE = [
     "errors", "ops", "dtypes", "wire.frames", "wire.auth", "wire.messages", "schedule.*", "collective.reduce",
     "transport.routes", "rendezvous.actions", "rendezvous.roster", "rendezvous.blame", "rendezvous.table",
     "rendezvous.state", "engine.cache", "engine.disagree", "engine.fusion", "engine.coordinator",
-    "engine.process_sets", "engine.pending",
+    "engine.process_sets", "engine.pending", "engine.tuning",
 ]  # fmt: skip
 IMPURE_MODULES = {
     "socket",

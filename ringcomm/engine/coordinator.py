@@ -72,6 +72,8 @@ class Coordinator:
         self.tuning = tuning or Tuning()
         self.warnings: List[str] = []
         self.on_announce: Optional[Callable[[Key, int, Signature], None]] = None
+        self.on_complete: Optional[Callable[[Key], None]] = None
+        self.on_orders: Optional[Callable[[int, float], None]] = None
         self._hosts = hosts
         self._size = len(hosts)
         self._members = members
@@ -143,6 +145,8 @@ class Coordinator:
         if any(rank not in self._joined for rank in missing):
             return
         del self._entries[entry.key]
+        if self.on_complete is not None:
+            self.on_complete(entry.key)
         signatures = set(entry.signatures.values())
         first = next(iter(signatures))
         if len(signatures) > 1:
@@ -182,6 +186,8 @@ class Coordinator:
         full = self._ids.full
         if not (self._failed or joined >= 0 or full or (self._ready and self._due(now_s))):
             return None
+        if self.on_orders is not None and self._ready:
+            self.on_orders(sum(signature.nbytes for _, signature in self._ready), now_s)
         members: List[Member] = []
         fresh: List[List[Any]] = []
         for key, signature in self._ready:

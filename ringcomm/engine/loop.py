@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 from ..clock import Clock, monotonic
 from ..errors import (
@@ -24,9 +24,11 @@ from ..transport.base import Fabric, Watch
 from ..wire.messages import Message
 from .coordinator import Coordinator
 from .mailbox import Mailbox
-from .pending import Pending
+from .observe import Observer, label_of
+from .pending import Pending, Work
 from .perform import Performer
-from .request import Handle, Key, Request
+from .request import Handle, Key, Request, Signature
+from .tracing import Sink, Tracing
 
 logger = logging.getLogger("ringcomm.engine")
 
@@ -56,25 +58,6 @@ class StopWatch(Watch):
             self._inner.check()
 
 
-class Observer:
-    """What may be told of an engine's doings. Does nothing; the timeline overrides it."""
-
-    def submitted(self, request: Request) -> None:
-        """A request was accepted, in its caller's thread."""
-
-    def announced(self, key: Key, rank: int) -> None:
-        """On rank 0: a rank's announcement has arrived."""
-
-    def started(self, labels: Sequence[str]) -> None:
-        """A bucket begins to run."""
-
-    def ended(self, labels: Sequence[str]) -> None:
-        """A bucket has run."""
-
-    def cycle(self) -> None:
-        """Orders have arrived."""
-
-
 class Loop:
     """Owns the thread and the requests of one rank.
 
@@ -100,8 +83,6 @@ class Loop:
         clock: Clock = monotonic,
     ) -> None:
         self.rank = orders.rank
-        self.observer: Optional[Observer] = None
-        self.on_process_sets: Optional[Callable[[], None]] = None
         self._orders_fabric = orders
         self._engine_fabric = engine
         self._performer = performer
@@ -111,6 +92,7 @@ class Loop:
         self._spin_s = spin_s
         self._clock = clock
         self._mailbox = Mailbox(orders, _peers(orders.rank, orders.size))
+        self.tracing = Tracing(self._mailbox, self.rank)
         self._pending = Pending()
         self._lock = threading.Lock()
         self._busy = True
@@ -147,8 +129,6 @@ class Loop:
             self._urgent = self._urgent or urgent
             self._submitters.add(threading.get_ident())
             busy = self._busy
-        if self.observer is not None:
-            self.observer.submitted(request)
         if not busy:
             self._orders_fabric.wake()
         return handle
@@ -201,6 +181,30 @@ class Loop:
         """What is on its way, in the order of submission."""
         with self._lock:
             return self._pending.waiting()
+
+    def observe(self, observer: Optional[Observer], sink: Optional[Sink] = None) -> None:
+        """Tell an observer what happens from now on; None: nobody, and send what the last one collected.
+
+        Args:
+            sink: on rank 0, takes the events of all ranks.
+        """
+        if self._coordinator is not None:
+            self._coordinator.on_announce = None if observer is None else observer.announced
+            self._coordinator.on_complete = None if observer is None else observer.negotiated
+        with self._lock:
+            self._check_usable()
+            last, self.tracing.observer = self.tracing.observer, observer
+            if observer is None:
+                if last is not None:
+                    last.finish()
+                message = self.tracing.drain(last) if last is not None else None
+                self._outbox += [] if message is None else [message]
+                self._performer.on_activity = None
+            elif self._coordinator is None:
+                self._outbox.append(self.tracing.restart())
+            if sink is not None:
+                self.tracing.sink = sink
+        self._orders_fabric.wake()
 
     def stop(self) -> None:
         """End the thread; what is still pending fails."""
@@ -268,6 +272,8 @@ class Loop:
         moved = self._announce(now_s)
         for peer, message in self._mailbox.receive():
             moved = True
+            if self.tracing.take(peer, message):
+                continue
             if self._coordinator is None:
                 self._orders.append(message)
             else:
@@ -285,6 +291,7 @@ class Loop:
         while self._orders:
             moved = True
             self._obey(self._orders.pop(0))
+        self.tracing.flush(now_s)
         return moved
 
     def _announce(self, now_s: float) -> bool:
@@ -295,7 +302,9 @@ class Loop:
         if ready is not None:
             messages.insert(0, ready)
         for message in messages:
-            if self._coordinator is None:
+            if message["type"] in ("trace", "clock"):
+                self.tracing.deliver(message)
+            elif self._coordinator is None:
                 self._mailbox.send(message)
             else:
                 self._coordinator.take(0, message, now_s)
@@ -306,6 +315,9 @@ class Loop:
         if self._coordinator is not None:
             alarm_s = self._coordinator.next_alarm_s(self._clock())
             timeout_s = timeout_s if alarm_s is None else alarm_s
+        alarm_s = self.tracing.alarm_s(self._clock())
+        if alarm_s is not None:
+            timeout_s = min(timeout_s, alarm_s)
         with self._lock:
             # What is submitted from here on rings the bell.
             self._busy = False
@@ -336,8 +348,8 @@ class Loop:
     # ---- orders ------------------------------------------------------------------------------
 
     def _obey(self, orders: Message) -> None:
-        if self.observer is not None:
-            self.observer.cycle()
+        if self.tracing.observer is not None:
+            self.tracing.observer.cycle()
         with self._lock:
             self._pending.learn(orders["fresh"])
         for key, kind, text, missing in orders["failed"]:
@@ -370,10 +382,11 @@ class Loop:
         members = self._performer.members(bucket[0][0].process_set)
         if self.rank not in members:
             return
-        observer = self.observer
-        labels = [request.handle.label for _, request in bucket if request is not None]
+        observer = self.tracing.observer
+        traced = _traced(bucket, run) if observer is not None else []
         if observer is not None:
-            observer.started(labels)
+            observer.started(traced)
+            self._performer.on_activity = lambda name: observer.activity(traced, name)
         try:
             results = self._performer.run(bucket)
         except BaseException as problem:
@@ -385,10 +398,15 @@ class Loop:
                     request.handle.finish(error=error)
             raise
         if observer is not None:
-            observer.ended(labels)
+            observer.ended(traced)
         for (_, request), result in zip(bucket, results):
             if request is not None:
                 request.handle.finish(result)
+
+
+def _traced(bucket: Sequence[Work], run: Sequence[int]) -> List[Tuple[str, Signature]]:
+    """The members of a bucket under the names that the timeline has for them."""
+    return [(label_of(signature, count), signature) for (signature, _), count in zip(bucket, run[1::2])]
 
 
 def _peers(rank: int, size: int) -> List[int]:

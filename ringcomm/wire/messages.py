@@ -43,6 +43,8 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     "unblocked": {},
     "joined": {},
     "forgot": {"epoch": (int,)},
+    "trace": {"events": (list,)},
+    "clock": {"sent_us": (float, int), "there_us": (float, int)},
     # from the engine of rank 0 to the others
     "orders": {"fresh": (list,), "run": (list,), "failed": (list,), "joined": (int,), "forget": (int,)},
     # between ranks, on a probe connection

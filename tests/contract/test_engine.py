@@ -386,20 +386,41 @@ class TestTrouble:
         assert "rank 1" in str(caught.value.errors[0])
 
     def test_close_with_something_on_its_way(self, on_ranks):
+        failed = threading.Event()
+
         def work(context):
-            handle = None
-            if context.rank == 0:
-                handle = context.engine.allreduce([np.ones(1)], Sum, "x")
+            if context.rank:
+                context.barrier()
+                return failed.wait(LIMIT_S)  # it leaves later
+            handle = context.engine.allreduce([np.ones(1)], Sum, "x")
             context.barrier()
             context.close()
-            if handle is not None:
-                with pytest.raises(NotInitializedError, match="shut down"):
-                    handle.wait(LIMIT_S)
+            with pytest.raises(NotInitializedError, match="shut down"):
+                handle.wait(LIMIT_S)
             with pytest.raises(NotInitializedError, match="shut down"):
                 context.engine.allreduce([np.ones(1)], Sum, "y")
+            failed.set()
             return True
 
         assert all(on_ranks(2, work))
+
+    def test_autotuning_changes_buckets_and_no_numbers(self, tmp_path):
+        log = tmp_path / "tuning.csv"
+
+        def work(context):
+            for turn in range(700):
+                arrays = [np.full(50, float(context.rank + n)) for n in range(3)]
+                handles = [context.engine.allreduce([a], Sum, f"g{n}") for n, a in enumerate(arrays)]
+                for n, (handle, array) in enumerate(zip(handles, arrays)):
+                    handle.wait(LIMIT_S)
+                    assert (array == 1 + 2 * n).all(), turn
+            return context.engine.coordinator and context.engine.coordinator.tuning
+
+        tuning, _ = run_ranks(2, work, settings=plain(autotune=True, autotune_log=str(log)))
+        lines = log.read_text().splitlines()
+        assert lines[0].startswith("cycle_time_ms") and len(lines) > 5
+        tried = {tuple(line.split(",")[:2]) for line in lines[1:] if not line.startswith("#")}
+        assert len(tried) > 3 and tuning is not None
 
 
 def test_the_thread_ends_with_the_context(no_leaks):
