@@ -147,6 +147,11 @@ class Settings:
         1.0, "CYCLE_TIME", _milliseconds,
         "Milliseconds that a tensor may wait for others to be sent with, unless somebody waits for it.",
     )  # fmt: skip
+    dead_after_s: float = _setting(
+        30.0, "DEAD_AFTER", _seconds,
+        "After how many seconds without a sign of life a rank counts as dead: its process is stopped or cut "
+        "off, or a C call keeps the interpreter lock. 0: never.",
+    )  # fmt: skip
     cache_capacity: int = _setting(
         4096, "CACHE_CAPACITY", _count,
         "For how many tensors the engine remembers what they are, so that a few bytes announce them.",

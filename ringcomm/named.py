@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence
+from typing import Any, ContextManager, List, Optional, Sequence
 
 import numpy as np
 
@@ -150,6 +150,14 @@ def join() -> int:
     """
     last: int = api.context().engine.join().wait()
     return last
+
+
+def pause(reason: str) -> ContextManager[None]:
+    """``with rc.pause("saving checkpoint"):`` announces that this rank will be away for long.
+
+    As long as it is, nobody warns or gives up because it does not come to what others wait for.
+    """
+    return api.context().engine.pause(reason)
 
 
 def poll(handle: Handle) -> bool:

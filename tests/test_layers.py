@@ -40,7 +40,8 @@ LEVELS: Dict[int, List[List[str]]] = {
         [
             "engine.request", "engine.observe", "engine.cache", "engine.disagree", "engine.fusion",
             "engine.coordinator", "engine.tuning", "engine.process_sets", "engine.adasum", "engine.perform",
-            "engine.mailbox", "engine.pending", "engine.tracing", "engine.loop", "engine.engine",
+            "engine.mailbox", "engine.liveness", "engine.stacks", "engine.pending", "engine.tracing",
+            "engine.lines", "engine.waiters", "engine.loop", "engine.engine",
         ],
         ["arrays.bridge", "arrays.rows"],
     ],
@@ -60,7 +61,7 @@ PURE = [
     "errors", "ops", "dtypes", "wire.frames", "wire.auth", "wire.messages", "schedule.*", "collective.reduce",
     "transport.routes", "rendezvous.actions", "rendezvous.roster", "rendezvous.blame", "rendezvous.table",
     "rendezvous.state", "engine.cache", "engine.disagree", "engine.fusion", "engine.coordinator",
-    "engine.process_sets", "engine.pending", "engine.tuning",
+    "engine.process_sets", "engine.pending", "engine.tuning", "engine.liveness",
 ]  # fmt: skip
 IMPURE_MODULES = {
     "socket",

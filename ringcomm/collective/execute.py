@@ -348,6 +348,9 @@ def run(
             if quiet.expired():
                 raise TimeoutError
             reading, writing = execution.waiting_for()
-            fabric.wait(reading, writing, quiet.remaining_s())
+            patience_s = quiet.remaining_s()
+            if fabric.watch is not None:
+                patience_s = min(patience_s, fabric.watch.interval_s)
+            fabric.wait(reading, writing, patience_s)
             if fabric.watch is not None:
                 fabric.watch.check()

@@ -6,7 +6,8 @@ Arrays are flat, contiguous and native here; shapes travel beside them. Every me
 
 from __future__ import annotations
 
-from typing import IO, Any, Callable, List, Optional, Sequence, Tuple
+from contextlib import contextmanager
+from typing import IO, Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -20,7 +21,8 @@ from ..transport.base import Fabric, Lanes
 from ..wire.frames import NO_OP, NO_ROOT
 from .adasum import check_adasum
 from .coordinator import Coordinator, Tuning
-from .loop import Loop, StopWatch
+from .lines import StopWatch
+from .loop import Loop
 from .observe import Observer
 from .perform import Performer
 from .process_sets import EVERYBODY, ProcessSets, UnknownProcessSetError
@@ -82,7 +84,14 @@ class Engine:
             if settings.autotune:
                 self._autotune(self.coordinator, settings.autotune_log)
         self._loop = Loop(
-            lanes.orders, lanes.engine, self._performer, self.coordinator, watch, reporter, spin_s
+            lanes.orders,
+            lanes.engine,
+            self._performer,
+            self.coordinator,
+            watch,
+            reporter,
+            spin_s,
+            settings.dead_after_s,
         )
 
     def _autotune(self, coordinator: Coordinator, log: str) -> None:
@@ -239,6 +248,18 @@ class Engine:
             handle.finish(0)
             return handle
         return self._loop.join()
+
+    @contextmanager
+    def pause(self, reason: str) -> Iterator[None]:
+        """See :func:`ringcomm.pause`."""
+        if self._loop is None:
+            yield
+            return
+        self._loop.pause(reason)
+        try:
+            yield
+        finally:
+            self._loop.resume()
 
     def add_process_set(self, ranks: Sequence[int]) -> int:
         """Make a group of ranks; every rank of the job must call it. Its number.

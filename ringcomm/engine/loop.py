@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, List, Optional, Sequence
 
 from ..clock import Clock, monotonic
 from ..errors import (
@@ -20,42 +20,22 @@ from ..errors import (
     PeerStalledError,
     RingcommError,
 )
-from ..transport.base import Fabric, Watch
+from ..transport.base import Fabric
 from ..wire.messages import Message
 from .coordinator import Coordinator
-from .mailbox import Mailbox
-from .observe import Observer, label_of
-from .pending import Pending, Work
+from .lines import Lines, Stopped, StopWatch
+from .observe import Observer, labels_of
+from .pending import Pending
 from .perform import Performer
-from .request import Handle, Key, Request, Signature
-from .tracing import Sink, Tracing
+from .request import Handle, Key, Request
+from .stacks import main_stack
+from .tracing import Sink
+from .waiters import Waiters
 
 logger = logging.getLogger("ringcomm.engine")
 
 BLOCKED_S = 0.1
 """How long every thread of a rank must wait before rank 0 is told that nothing more will come."""
-_LONGEST_WAIT_S = 3600.0
-
-
-class _Stopped(Exception):
-    """The engine is to end."""
-
-
-class StopWatch(Watch):
-    """Interrupts the engine's waits when it is to end, besides what interrupts all waits."""
-
-    def __init__(self, inner: Optional[Watch]) -> None:
-        self.stopping = False
-        self._inner = inner
-
-    def fileno(self) -> int:
-        return self._inner.fileno() if self._inner is not None else -1
-
-    def check(self) -> None:
-        if self.stopping:
-            raise _Stopped
-        if self._inner is not None:
-            self._inner.check()
 
 
 class Loop:
@@ -80,6 +60,7 @@ class Loop:
         watch: StopWatch,
         reporter: Any,
         spin_s: float = 0.0,
+        dead_after_s: float = 0.0,
         clock: Clock = monotonic,
     ) -> None:
         self.rank = orders.rank
@@ -91,8 +72,9 @@ class Loop:
         self._reporter = reporter
         self._spin_s = spin_s
         self._clock = clock
-        self._mailbox = Mailbox(orders, _peers(orders.rank, orders.size))
-        self.tracing = Tracing(self._mailbox, self.rank)
+        self._lines = Lines(orders, dead_after_s, self._lost, clock)
+        watch.pulse = self._lines.pulse
+        watch.interval_s = self._lines.interval_s
         self._pending = Pending()
         self._lock = threading.Lock()
         self._busy = True
@@ -102,8 +84,7 @@ class Loop:
         self._orders: List[Message] = []
         self._broken: Optional[BaseException] = None
         self._stopped = False
-        self._submitters: Set[int] = set()
-        self._waiting: Dict[int, int] = {}
+        self._waiters = Waiters()
         self._pid = os.getpid()
         orders.make_wakeable()
         engine.make_wakeable()
@@ -127,7 +108,7 @@ class Loop:
             self._check_usable()
             self._pending.add(request)
             self._urgent = self._urgent or urgent
-            self._submitters.add(threading.get_ident())
+            self._waiters.submitted()
             busy = self._busy
         if not busy:
             self._orders_fabric.wake()
@@ -145,11 +126,24 @@ class Loop:
         self._orders_fabric.wake()
         return handle
 
+    def pause(self, reason: str) -> None:
+        """Say that this rank will be away for a while, on purpose."""
+        self._say({"type": "paused", "reason": reason})
+
+    def resume(self) -> None:
+        """Say that this rank is back."""
+        self._say({"type": "resumed"})
+
+    def _say(self, message: Message) -> None:
+        with self._lock:
+            self._check_usable()
+            self._outbox.append(message)
+        self._orders_fabric.wake()
+
     def wait(self, handle: Handle, timeout_s: Optional[float]) -> None:
         """Sleep until a handle is done, and notice if all of this rank's threads do nothing else."""
-        ident = threading.get_ident()
         with self._lock:
-            self._waiting[ident] = self._waiting.get(ident, 0) + 1
+            self._waiters.enter()
         told = False
         try:
             first_s = BLOCKED_S if timeout_s is None else min(BLOCKED_S, timeout_s)
@@ -159,19 +153,15 @@ class Loop:
             handle.block(None if timeout_s is None else timeout_s - first_s)
         finally:
             with self._lock:
-                self._waiting[ident] -= 1
-                if not self._waiting[ident]:
-                    del self._waiting[ident]
+                self._waiters.leave()
                 if told and not handle.done():
                     self._outbox.append({"type": "unblocked"})
             if told and not handle.done():
                 self._orders_fabric.wake()
 
     def _tell_if_blocked(self) -> bool:
-        alive = {thread.ident for thread in threading.enumerate()}
         with self._lock:
-            self._submitters &= alive
-            if not self._submitters <= set(self._waiting):
+            if not self._waiters.all_wait():
                 return False
             self._outbox.append({"type": "blocked"})
         self._orders_fabric.wake()
@@ -193,17 +183,17 @@ class Loop:
             self._coordinator.on_complete = None if observer is None else observer.negotiated
         with self._lock:
             self._check_usable()
-            last, self.tracing.observer = self.tracing.observer, observer
+            last, self._lines.tracing.observer = self._lines.tracing.observer, observer
             if observer is None:
                 if last is not None:
                     last.finish()
-                message = self.tracing.drain(last) if last is not None else None
+                message = self._lines.tracing.drain(last) if last is not None else None
                 self._outbox += [] if message is None else [message]
                 self._performer.on_activity = None
             elif self._coordinator is None:
-                self._outbox.append(self.tracing.restart())
+                self._outbox.append(self._lines.tracing.restart())
             if sink is not None:
-                self.tracing.sink = sink
+                self._lines.tracing.sink = sink
         self._orders_fabric.wake()
 
     def stop(self) -> None:
@@ -242,7 +232,7 @@ class Loop:
             while True:
                 if not self._turn():
                     self._sleep()
-        except _Stopped:
+        except Stopped:
             self._fail_all(
                 NotInitializedError("ringcomm has been shut down while this operation was on its way.")
             )
@@ -267,57 +257,68 @@ class Loop:
     def _turn(self) -> bool:
         """Do what can be done now; whether anything was."""
         if self._watch.stopping:
-            raise _Stopped
+            raise Stopped
         now_s = self._clock()
         moved = self._announce(now_s)
-        for peer, message in self._mailbox.receive():
+        self._lines.pulse()
+        for peer, message in self._lines.take_received():
             moved = True
-            if self.tracing.take(peer, message):
-                continue
-            if self._coordinator is None:
-                self._orders.append(message)
-            else:
-                self._coordinator.take(peer, message, now_s)
-        if self._mailbox.gone:
+            self._take(peer, message, now_s)
+        if self._lines.mailbox.gone:
             self._check_gone()
         if self._coordinator is not None:
-            orders = self._coordinator.decide(self._clock())
-            for text in self._coordinator.warnings:
-                logger.warning("%s", text)
-            self._coordinator.warnings.clear()
-            if orders is not None:
-                self._mailbox.send(orders)
-                self._orders.append(orders)
+            self._coordinate(self._coordinator)
         while self._orders:
             moved = True
             self._obey(self._orders.pop(0))
-        self.tracing.flush(now_s)
+        self._lines.tracing.flush(now_s)
         return moved
+
+    def _take(self, peer: int, message: Message, now_s: float) -> None:
+        kind = message["type"]
+        if kind == "explain":
+            self._lines.mailbox.send({"type": "stack", "text": main_stack()})
+        elif self._coordinator is None:
+            self._orders.append(message)
+        else:
+            self._coordinator.take(peer, message, now_s)
+
+    def _coordinate(self, coordinator: Coordinator) -> None:
+        orders = coordinator.decide(self._clock())
+        for text in coordinator.warnings:
+            logger.warning("%s", text)
+        coordinator.warnings.clear()
+        for rank in coordinator.to_explain:
+            if rank == self.rank:
+                coordinator.take(rank, {"type": "stack", "text": main_stack()}, self._clock())
+            else:
+                self._lines.mailbox.send({"type": "explain"}, rank)
+        coordinator.to_explain.clear()
+        if orders is not None:
+            self._lines.mailbox.send(orders)
+            self._orders.append(orders)
 
     def _announce(self, now_s: float) -> bool:
         with self._lock:
-            ready = self._pending.announce(self._urgent or bool(self._waiting))
+            ready = self._pending.announce(self._urgent or bool(self._waiters))
             self._urgent = False
             messages, self._outbox = self._outbox, []
         if ready is not None:
             messages.insert(0, ready)
         for message in messages:
             if message["type"] in ("trace", "clock"):
-                self.tracing.deliver(message)
+                self._lines.tracing.deliver(message)
             elif self._coordinator is None:
-                self._mailbox.send(message)
+                self._lines.mailbox.send(message)
             else:
                 self._coordinator.take(0, message, now_s)
         return bool(messages)
 
     def _sleep(self) -> None:
-        timeout_s = _LONGEST_WAIT_S
+        timeout_s = self._lines.alarm_s()
         if self._coordinator is not None:
             alarm_s = self._coordinator.next_alarm_s(self._clock())
-            timeout_s = timeout_s if alarm_s is None else alarm_s
-        alarm_s = self.tracing.alarm_s(self._clock())
-        if alarm_s is not None:
-            timeout_s = min(timeout_s, alarm_s)
+            timeout_s = timeout_s if alarm_s is None else min(timeout_s, alarm_s)
         with self._lock:
             # What is submitted from here on rings the bell.
             self._busy = False
@@ -325,11 +326,11 @@ class Loop:
                 timeout_s = 0.0
         try:
             if timeout_s > 0.0:
-                self._orders_fabric.wait(*self._mailbox.waiting_for(), timeout_s)
+                self._orders_fabric.wait(*self._lines.mailbox.waiting_for(), timeout_s)
         finally:
             with self._lock:
                 self._busy = True
-        self._mailbox.flush()
+        self._lines.mailbox.flush()
         self._watch.check()
 
     def _check_gone(self) -> None:
@@ -337,19 +338,25 @@ class Loop:
         with self._lock:
             waiting = self._pending.waiting()
             idle = not waiting and self._join is None
-        if self._coordinator is not None and self._coordinator.waits_for(self._mailbox.gone):
+        if self._coordinator is not None and self._coordinator.waits_for(self._lines.mailbox.gone):
             idle = False
         if idle:
             return
-        peer, reason = next(iter(self._mailbox.gone.items()))
-        doing = f"{waiting[0].signature.describe()} {waiting[0].key}" if waiting else "waiting for others"
-        raise self._reporter.report_lost(peer, doing, reason)
+        peer, reason = next(iter(self._lines.mailbox.gone.items()))
+        raise self._lost(peer, reason, "lost")
+
+    def _lost(self, peer: int, why: str, kind: str) -> BaseException:
+        with self._lock:
+            waiting = self._pending.waiting()
+        doing = f"{waiting[0].signature.describe()} {waiting[0].key}" if waiting else "no collective"
+        error: BaseException = self._reporter.report_lost(peer, doing, why, kind)
+        return error
 
     # ---- orders ------------------------------------------------------------------------------
 
     def _obey(self, orders: Message) -> None:
-        if self.tracing.observer is not None:
-            self.tracing.observer.cycle()
+        if self._lines.tracing.observer is not None:
+            self._lines.tracing.observer.cycle()
         with self._lock:
             self._pending.learn(orders["fresh"])
         for key, kind, text, missing in orders["failed"]:
@@ -378,12 +385,12 @@ class Loop:
     def _run(self, run: Sequence[int]) -> None:
         with self._lock:
             bucket = self._pending.take_bucket(run)
-            self._performer.spin_s = self._spin_s if self._waiting else 0.0
+            self._performer.spin_s = self._spin_s if self._waiters else 0.0
         members = self._performer.members(bucket[0][0].process_set)
         if self.rank not in members:
             return
-        observer = self.tracing.observer
-        traced = _traced(bucket, run) if observer is not None else []
+        observer = self._lines.tracing.observer
+        traced = labels_of([signature for signature, _ in bucket], run) if observer is not None else []
         if observer is not None:
             observer.started(traced)
             self._performer.on_activity = lambda name: observer.activity(traced, name)
@@ -391,7 +398,7 @@ class Loop:
             results = self._performer.run(bucket)
         except BaseException as problem:
             error = problem
-            if isinstance(problem, _Stopped):
+            if isinstance(problem, Stopped):
                 error = NotInitializedError("ringcomm has been shut down while this operation was running.")
             for _, request in bucket:
                 if request is not None:
@@ -402,13 +409,3 @@ class Loop:
         for (_, request), result in zip(bucket, results):
             if request is not None:
                 request.handle.finish(result)
-
-
-def _traced(bucket: Sequence[Work], run: Sequence[int]) -> List[Tuple[str, Signature]]:
-    """The members of a bucket under the names that the timeline has for them."""
-    return [(label_of(signature, count), signature) for (signature, _), count in zip(bucket, run[1::2])]
-
-
-def _peers(rank: int, size: int) -> List[int]:
-    """Whom the orders' links lead to."""
-    return list(range(1, size)) if rank == 0 else [0]

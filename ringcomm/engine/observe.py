@@ -24,6 +24,11 @@ def label_of(signature: Signature, number: int) -> str:
     return f"{kind}.{signature.name}" if signature.name else f"{kind}.noname.{number}"
 
 
+def labels_of(signatures: Sequence[Signature], run: Sequence[int]) -> List[Tuple[str, Signature]]:
+    """The members of a bucket with their labels; ``run`` is how orders name them."""
+    return [(label_of(signature, count), signature) for signature, count in zip(signatures, run[1::2])]
+
+
 class Observer:
     """Collects events; :meth:`drain` takes them.
 

@@ -445,3 +445,44 @@ def test_one_rank_needs_no_thread():
 
 def test_constants_are_the_reductions():
     assert [ops.Adasum, ops.Sum] == [2, 1]
+
+
+class TestLate:
+    """Who does not come to what others wait for is late: asked where it is, given up at last, or excused."""
+
+    def test_its_stack_is_shown(self, caplog):
+        def work(context):
+            if context.rank == 1:
+                time.sleep(0.7)
+            context.engine.allreduce([np.ones(1)], Sum, "grad").wait(LIMIT_S)
+
+        run_ranks(2, work, settings=plain(stall_warning_s=0.2))
+        texts = [record.getMessage() for record in caplog.records]
+        (stack,) = [
+            text for text in texts if text.startswith("Rank 1 (host1), for which others wait, is here:")
+        ][:1]
+        assert "run_ranks" in stack  # the main thread of this process, in which ranks are threads
+
+    def test_a_pause_is_waited_for(self, caplog):
+        def work(context):
+            if context.rank == 1:
+                with context.engine.pause("saving checkpoint"):
+                    time.sleep(0.8)
+            context.engine.allreduce([np.ones(1)], Sum, "grad").wait(LIMIT_S)
+            return True
+
+        settings = plain(stall_warning_s=0.2, late_after_s=0.4)
+        assert run_ranks(2, work, settings=settings) == [True, True]
+        assert not [record for record in caplog.records if "waited for" in record.getMessage()]
+
+    def test_an_idle_job_lives(self):
+        """Nothing happens for longer than the limit, except signs of life."""
+
+        def work(context):
+            engine = context.engine
+            engine.allreduce([np.ones(300_000)], Sum, "large").wait(LIMIT_S)
+            time.sleep(0.6)
+            engine.barrier().wait(LIMIT_S)
+            return True
+
+        assert run_ranks(3, work, "tcp", settings=plain(dead_after_s=0.3)) == [True] * 3
