@@ -41,7 +41,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "engine.request", "engine.observe", "engine.cache", "engine.disagree", "engine.fusion",
             "engine.coordinator", "engine.tuning", "engine.process_sets", "engine.adasum", "engine.perform",
             "engine.mailbox", "engine.liveness", "engine.stacks", "engine.pending", "engine.tracing",
-            "engine.lines", "engine.waiters", "engine.loop", "engine.engine",
+            "engine.lines", "engine.waiters", "engine.turns", "engine.loop", "engine.engine",
         ],
         ["arrays.bridge", "arrays.rows"],
     ],

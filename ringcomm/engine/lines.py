@@ -54,7 +54,7 @@ class Lines:
         self.mailbox = Mailbox(fabric, peers)
         self.tracing = Tracing(self.mailbox, fabric.rank)
         self._liveness = Liveness(peers, dead_after_s, clock())
-        self._lost = lost
+        self.lost = lost
         self._clock = clock
         self._received: List[Tuple[int, Message]] = []
         self.interval_s = self._liveness.interval_s
@@ -80,7 +80,7 @@ class Lines:
                 f"not a sign of life for {silent[1]:.0f} s: its process is stopped, swapped out or cut off, "
                 "or a C call keeps the interpreter lock (RINGCOMM_DEAD_AFTER sets the limit)"
             )
-            raise self._lost(silent[0], why, "stalled")
+            raise self.lost(silent[0], why, "stalled")
 
     def take_received(self) -> Sequence[Tuple[int, Message]]:
         """What has arrived for the engine itself."""
