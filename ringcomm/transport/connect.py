@@ -244,7 +244,7 @@ class Dial:
     """One attempt to reach an address and prove ourselves to whoever answers.
 
     Afterwards either :attr:`sock` is a proven, non-blocking connection, or :attr:`reason` says why
-    there is none.
+    there is none; :attr:`no_answer` whether that is because nobody said anything.
 
     Args:
         finished: called once, with this object.
@@ -265,6 +265,7 @@ class Dial:
         self.sock: Optional[socket.socket] = None
         self.reason = ""
         self.refused_by_key = False
+        self.no_answer = False
         self._reactor = reactor
         self._initiator = Initiator(key, claim)
         self._finished = finished
@@ -287,6 +288,7 @@ class Dial:
         reactor.after(timeout_s, self._too_late)
 
     def _too_late(self) -> None:
+        self.no_answer = not self._over
         self.give_up(f"no answer within {self._timeout_s:g} s")
 
     def _connected(self) -> None:

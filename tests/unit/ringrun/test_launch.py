@@ -2,14 +2,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
 
 import pytest
 
 from ringcomm.config import Slot
 from ringcomm.errors import ConfigError
+from ringcomm.transport import nics
 from ringrun import launch
 from ringrun.launch import Options, describe, per_host, prepare, read_hosts
+from ringrun.rendezvous import rendezvous_addresses
 
 ENVIRON = {"PATH": "/nowhere", "TOKEN": "hunter2"}
 
@@ -38,6 +40,29 @@ def test_a_job() -> None:
     assert far.env == {"TOKEN": "hunter2", "RINGCOMM_IFACE": "eth0"}
     assert job.slot_of(2) == Slot(1, 1) and job.host_of(2) is far and not job.all_local
     assert len(job.key) == 32
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ifaces", "spec"),
+    [
+        ("far,away", ("eth7",), ""),  # no rank is here, so it is not about this machine
+        ("localhost,far", ("eth7",), "eth7"),
+        ("localhost,far", ("eth7", "localhost=lan0"), "lan0"),
+        ("localhost,far", ("far=eth7",), ""),
+    ],
+)
+def test_where_the_rendezvous_listens(
+    monkeypatch: pytest.MonkeyPatch, hosts: str, ifaces: Tuple[str, ...], spec: str
+) -> None:
+    asked = []
+    monkeypatch.setattr(
+        nics,
+        "own_addresses",
+        lambda spec: asked.append(spec) or [nics.Interface("x", "192.0.2.1", "real", 24)],
+    )
+    job = prepare(Options(hosts=hosts, ifaces=ifaces), ["x.py"], ENVIRON)
+    assert rendezvous_addresses(job) == ["192.0.2.1"]
+    assert asked == [spec]
 
 
 def test_what_an_agent_is_told() -> None:
