@@ -114,6 +114,16 @@ def test_alone_without_variables():
     assert Membership.from_environment({"RINGCOMM_SIZE": "1", "RINGCOMM_RANK": "9"}) == Membership(size=1)
 
 
+@pytest.mark.parametrize("name", ["RENDEZVOUS", "RANK"])
+def test_one_of_several_without_a_size_does_not_run_alone(name):
+    variable = "RINGCOMM_" + name
+    for size in ({}, {"RINGCOMM_SIZE": ""}):
+        with pytest.raises(ConfigError, match=f"{variable}=0 says .* RINGCOMM_SIZE does not"):
+            Membership.from_environment({variable: "0", **size})
+    assert Membership.from_environment({variable: "0", "RINGCOMM_SIZE": "1"}) == Membership()
+    assert Membership.from_environment({variable: ""}) == Membership()
+
+
 def test_membership_by_hand():
     assert Membership.from_environment(JOB) == Membership(3, (("10.0.0.1", 5000),), KEY)
 
