@@ -79,6 +79,7 @@ def prepare(
     common = {**own_variables(settings, environ), **forwarded(options.forward, environ)}
     hosts: List[HostJob] = []
     are_local = find_local([host.spec for host in plan.hosts])
+    _refuse_aliases(plan, are_local)
     for index, (planned, is_local) in enumerate(zip(plan.hosts, are_local)):
         spec = planned.spec
         chosen = spec.python or pythons.get(spec.name) or pythons.get(None)
@@ -101,6 +102,17 @@ def prepare(
         command=parsed, version=own_version(), payload=payload,
         output_dir=None if options.output_dir is None else Path(options.output_dir),
     )  # fmt: skip
+
+
+def _refuse_aliases(plan: Plan, are_local: Sequence[bool]) -> None:
+    """One machine under two names would be two hosts, whose ranks look for each other on the network."""
+    here = [host for host, is_local in zip(plan.hosts, are_local) if is_local]
+    if len(here) > 1:
+        names = " and ".join(host.spec.name for host in here)
+        raise ConfigError(
+            f"{names} are one machine: this one. Name it once, with the number of its ranks, like "
+            f"{here[0].spec.name}:{sum(host.used for host in here)}."
+        )
 
 
 def read_hosts(options: Options) -> List[HostSpec]:

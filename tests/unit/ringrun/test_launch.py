@@ -65,6 +65,12 @@ def test_where_the_rendezvous_listens(
     assert asked == [spec]
 
 
+def test_one_machine_under_two_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "find_local", lambda specs: [spec.name != "far" for spec in specs])
+    with pytest.raises(ConfigError, match="localhost and 127.0.0.1 are one machine.*like localhost:3"):
+        prepare(Options(hosts="localhost:2,far,127.0.0.1"), ["x.py"], ENVIRON)
+
+
 def test_what_an_agent_is_told() -> None:
     job = prepare(Options(np=3, hosts="localhost,far:2"), ["train.py"], ENVIRON)
     config: Dict[str, Any] = job.agent_config(job.hosts[1])
