@@ -68,6 +68,16 @@ def _transport(text: str) -> str:
     return text
 
 
+ALGORITHMS = ("one_shot", "direct", "ring", "doubling")
+"""The names of :data:`ringcomm.schedule.choose.ALL_REDUCE_NAMES`, which this module may not import."""
+
+
+def _algorithm(text: str) -> str:
+    if text and text not in ALGORITHMS:
+        raise ValueError(f"must be empty or one of {', '.join(ALGORITHMS)}")
+    return text
+
+
 def _setting(default: Any, variable: str, parse: Callable[[str], Any], doc: str) -> Any:
     metadata = {"variable": PREFIX + variable, "parse": parse, "doc": doc}
     return field(default=default, metadata=metadata)
@@ -100,7 +110,7 @@ class Settings:
         "ranks on a host outnumber its cores.",
     )  # fmt: skip
     algorithm: str = _setting(
-        "", "ALGORITHM", str,
+        "", "ALGORITHM", _algorithm,
         "Forces the allreduce algorithm: `one_shot`, `direct`, `doubling` or `ring`. Empty: chosen by size.",
     )  # fmt: skip
     transport: str = _setting(

@@ -16,6 +16,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ringcomm.config import Settings
 from ringcomm.errors import ConfigError
+from ringcomm.transport.nics import InterfaceFilter
 
 from .command import Command, parse_command, with_interpreter
 from .console import Console
@@ -90,6 +91,7 @@ def prepare(
         env = dict(common)
         iface = spec.iface or ifaces.get(spec.name)
         if iface:
+            InterfaceFilter(iface)
             env["RINGCOMM_IFACE"] = iface
         if is_local:
             env.update(local_env or {})
@@ -168,11 +170,21 @@ def _settings(options: Options, environ: Mapping[str, str], iface: Optional[str]
     settings = Settings.from_environment(environ)
     if iface is not None:
         settings = replace(settings, iface=iface)
+    InterfaceFilter(settings.iface)  # refuses what is no network, before it does so on every host
     if options.start_timeout_s is not None:
-        settings = replace(settings, start_timeout_s=options.start_timeout_s)
+        settings = replace(settings, start_timeout_s=_seconds("start_timeout", options.start_timeout_s))
     if options.timeout_s is not None:
-        settings = replace(settings, timeout_s=options.timeout_s)
+        settings = replace(settings, timeout_s=_seconds("timeout", options.timeout_s))
     return replace(settings, verbose=settings.verbose or options.verbose)
+
+
+def _seconds(option: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise ConfigError(
+            f"--{option.replace('_', '-')} (in ringcomm.run {option}_s): {value!r} is not a number of seconds "
+            "that is more than zero."
+        )
+    return float(value)
 
 
 def _working_directory(environ: Mapping[str, str]) -> str:

@@ -9,8 +9,17 @@ from pathlib import Path
 import pytest
 
 from ringcomm import config
-from ringcomm.config import Membership, Settings, Slot, document, format_endpoint, parse_endpoint
+from ringcomm.config import (
+    ALGORITHMS,
+    Membership,
+    Settings,
+    Slot,
+    document,
+    format_endpoint,
+    parse_endpoint,
+)
 from ringcomm.errors import ConfigError
+from ringcomm.schedule import choose
 
 KEY = bytes(range(32))
 JOB = {"RINGCOMM_SIZE": "3", "RINGCOMM_RENDEZVOUS": "10.0.0.1:5000", "RINGCOMM_KEY": KEY.hex()}
@@ -69,6 +78,10 @@ def test_bad_setting_is_named_with_its_value(variable, text):
     with pytest.raises(ConfigError) as caught:
         Settings.from_environment({"RINGCOMM_" + variable: text})
     assert f"RINGCOMM_{variable}={text!r}" in str(caught.value)
+
+
+def test_the_algorithms_are_those_that_there_are():
+    assert ALGORITHMS == choose.ALL_REDUCE_NAMES
 
 
 def test_defaults_without_variables_and_other_variables_are_ignored():

@@ -71,6 +71,26 @@ def test_one_machine_under_two_names(monkeypatch: pytest.MonkeyPatch) -> None:
         prepare(Options(hosts="localhost:2,far,127.0.0.1"), ["x.py"], ENVIRON)
 
 
+@pytest.mark.parametrize(
+    ("options", "environ", "words"),
+    [
+        (Options(timeout_s=float("nan")), {}, "--timeout .*nan is not a number of seconds"),
+        (Options(start_timeout_s=float("nan")), {}, "--start-timeout .*nan is not a number of seconds"),
+        (Options(timeout_s="9"), {}, "timeout_s.*'9' is not a number"),  # type: ignore[arg-type]
+        (Options(ifaces=("10.0.0.0/99",)), {}, "--iface '10.0.0.0/99' is not a network"),
+        (Options(hosts="a,b", ifaces=("b=10.0.0/8",)), {}, "'10.0.0/8' is not a network"),
+        (Options(), {"RINGCOMM_IFACE": "eth0,!1.2.3.4/-1"}, "is not a network"),
+        (Options(), {"RINGCOMM_ALGORITHM": "fast"}, "RINGCOMM_ALGORITHM='fast' .*one_shot"),
+        (Options(), {"RINGCOMM_TIMEOUT": "nan"}, "RINGCOMM_TIMEOUT='nan'"),
+    ],
+)
+def test_values_that_make_no_sense_are_refused_before_anything_starts(
+    options: Options, environ: Dict[str, str], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        prepare(options, ["x.py"], {**ENVIRON, **environ})
+
+
 def test_what_an_agent_is_told() -> None:
     job = prepare(Options(np=3, hosts="localhost,far:2"), ["train.py"], ENVIRON)
     config: Dict[str, Any] = job.agent_config(job.hosts[1])
