@@ -7,6 +7,7 @@ convenience over a default one.
 from __future__ import annotations
 
 import logging
+import operator
 import os
 from typing import Any, List, Optional, Sequence, Tuple
 
@@ -153,7 +154,7 @@ class Context:
         """
         flat, shape = flat_copy(array)
         self._runner.all_reduce(
-            flat, _op(op), name or "", shape, float(prescale_factor), float(postscale_factor)
+            flat, _op(op), name or "", shape, _factor(prescale_factor), _factor(postscale_factor)
         )
         return flat.reshape(shape)
 
@@ -168,7 +169,12 @@ class Context:
         """Like :meth:`allreduce`, overwriting ``array`` (without any copy if it is C-contiguous)."""
         target = InPlace(array, "allreduce_")
         self._runner.all_reduce(
-            target.flat, _op(op), name or "", target.shape, float(prescale_factor), float(postscale_factor)
+            target.flat,
+            _op(op),
+            name or "",
+            target.shape,
+            _factor(prescale_factor),
+            _factor(postscale_factor),
         )
         return target.finish()
 
@@ -225,7 +231,7 @@ class Context:
         rows = even_bounds(shape[0], self.size)
         bounds = tuple(row * row_items for row in rows)
         self._runner.reduce_scatter(
-            flat, bounds, _op(op), name or "", shape, float(prescale), float(postscale)
+            flat, bounds, _op(op), name or "", shape, _factor(prescale), _factor(postscale)
         )
         mine = flat[bounds[self.rank] : bounds[self.rank + 1]]
         return mine.reshape((rows[self.rank + 1] - rows[self.rank], *shape[1:]))
@@ -376,9 +382,13 @@ class Context:
         ]
 
     def _root(self, root_rank: int) -> int:
-        if not 0 <= root_rank < self.size:
+        try:
+            root = operator.index(root_rank)
+        except TypeError:
+            raise Misuse(f"root_rank={root_rank!r} is not a whole number.") from None
+        if not 0 <= root < self.size:
             raise Misuse(f"root_rank={root_rank}: this job has ranks 0 to {self.size - 1}.")
-        return int(root_rank)
+        return root
 
 
 def _op(op: Any) -> ReduceOp:
@@ -389,6 +399,13 @@ def _op(op: Any) -> ReduceOp:
     except ValueError:
         names = ", ".join(item.name.capitalize() for item in ReduceOp)
         raise Misuse(f"op={op!r} is no reduction; there are {names}.") from None
+
+
+def _factor(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise Misuse(f"prescale_factor and postscale_factor are numbers, not {value!r}.") from None
 
 
 def _row_items(shape: Sequence[int], what: str) -> int:

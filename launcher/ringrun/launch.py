@@ -181,8 +181,8 @@ def _settings(options: Options, environ: Mapping[str, str], iface: Optional[str]
 def _seconds(option: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
         raise ConfigError(
-            f"--{option.replace('_', '-')} (in ringcomm.run {option}_s): {value!r} is not a number of seconds "
-            "that is more than zero."
+            f"--{option.replace('_', '-')} (in ringcomm.run {option}_s): {value!r} is not a number of "
+            "seconds; it must be more than zero."
         )
     return float(value)
 
