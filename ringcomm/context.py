@@ -17,7 +17,7 @@ import numpy as np
 from .arrays.bridge import InPlace, flat_copy, flat_view
 from .collective.runner import Runner
 from .config import Membership, Settings
-from .errors import Misuse
+from .errors import Misuse, describe_error
 from .ops import Collective, ReduceOp
 from .rendezvous.client import Joined, Peer, join
 from .rendezvous.embedded import EmbeddedRendezvous
@@ -117,7 +117,7 @@ class Context:
         if error is None:
             self.close()
         else:
-            self.close(f"{kind.__name__}: {error}", ok=False)
+            self.close(describe_error(error), ok=False)
 
     @property
     def is_homogeneous(self) -> bool:

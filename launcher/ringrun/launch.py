@@ -6,6 +6,7 @@ Nothing here handles signals, prints or exits, so that it works in threads and n
 from __future__ import annotations
 
 import os
+import resource
 import secrets
 import shlex
 import shutil
@@ -31,6 +32,9 @@ from .rendezvous import rendezvous_for
 from .report import ranks_text
 from .ssh import SshOptions, ssh_argv
 from .supervise import Supervisor
+
+SPARE_FILES = 64
+"""What a process has open besides its connections to ranks."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,7 @@ def prepare(
     hosts: List[HostJob] = []
     are_local = find_local([host.spec for host in plan.hosts])
     _refuse_aliases(plan, are_local)
+    _check_open_files(plan.size)
     for index, (planned, is_local) in enumerate(zip(plan.hosts, are_local)):
         spec = planned.spec
         chosen = spec.python or pythons.get(spec.name) or pythons.get(None)
@@ -117,6 +122,16 @@ def _refuse_aliases(plan: Plan, are_local: Sequence[bool]) -> None:
         )
 
 
+def _check_open_files(size: int) -> None:
+    """Every rank holds a connection to every other, and the launcher one to each."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY and size + SPARE_FILES > most:
+        raise ConfigError(
+            f"{size} ranks: each keeps a connection to every other, but a process may have only {most} files "
+            "open here (`ulimit -n`). Ask for fewer ranks, or raise that limit on every host."
+        )
+
+
 def read_hosts(options: Options) -> List[HostSpec]:
     """The hosts that ``-H`` or ``--hostfile`` name; none means this machine.
 
@@ -130,7 +145,10 @@ def read_hosts(options: Options) -> List[HostSpec]:
     if options.hostfile is None:
         return []
     try:
-        text = Path(options.hostfile).read_text(encoding="utf-8")
+        # "sig": editors on Windows put a mark in front.
+        text = Path(options.hostfile).read_text(
+            encoding="utf-8-sig"
+        )  # editors on Windows start files with a mark
     except OSError as problem:
         raise ConfigError(f"The hostfile {options.hostfile} cannot be read: {problem.strerror}.") from None
     except UnicodeDecodeError:

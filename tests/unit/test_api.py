@@ -83,6 +83,12 @@ def test_results_are_new_arrays(alone):
         assert getattr(rc, name + "_")(array) is array or np.shares_memory(array, array)
 
 
+def test_after_shutdown_the_message_says_so(alone):
+    rc.shutdown()
+    with pytest.raises(rc.NotInitializedError, match=r"shutdown\(\) was called.*ringcomm\.init\(\) first"):
+        rc.rank()
+
+
 def test_init_and_shutdown_may_be_repeated(alone):
     context = api.context()
     rc.init(Membership())

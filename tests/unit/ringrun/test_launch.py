@@ -91,6 +91,13 @@ def test_values_that_make_no_sense_are_refused_before_anything_starts(
         prepare(options, ["x.py"], {**ENVIRON, **environ})
 
 
+def test_more_ranks_than_a_process_may_have_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch.resource, "getrlimit", lambda _: (256, 4096))
+    assert prepare(Options(np=192), ["x.py"], ENVIRON).plan.size == 192
+    with pytest.raises(ConfigError, match="193 ranks: .* only 256 files open"):
+        prepare(Options(np=193), ["x.py"], ENVIRON)
+
+
 def test_what_an_agent_is_told() -> None:
     job = prepare(Options(np=3, hosts="localhost,far:2"), ["train.py"], ENVIRON)
     config: Dict[str, Any] = job.agent_config(job.hosts[1])
@@ -138,6 +145,8 @@ def test_hosts_come_from_one_place(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("a slots=2\n")
     assert [spec.name for spec in read_hosts(Options(hostfile=str(file)))] == ["a"]
+    file.write_bytes(b"\xef\xbb\xbfa slots=2\r\nb\r\n")
+    assert [spec.name for spec in read_hosts(Options(hostfile=str(file)))] == ["a", "b"]
     with pytest.raises(ConfigError, match="both given"):
         read_hosts(Options(hosts="a", hostfile=str(file)))
     file.write_bytes(b"\xff\xfe\x00")
