@@ -20,6 +20,7 @@ from ..wire.auth import Claim, Initiator, Responder, parting_answer
 HANDSHAKE_S = 2.0
 MOST_HALF_OPEN = 128
 _ACCEPTS_AT_ONCE = 64
+_PAUSE_S = 0.1
 _LONGEST_WAIT_S = 3600.0
 
 Callback = Callable[[], None]
@@ -194,8 +195,11 @@ class Acceptor:
             except OSError as problem:
                 if problem.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     raise
-                # Out of descriptors: give back the oldest stranger's and try again next turn.
-                self._evict()
+                # Out of descriptors: give back the oldest stranger's and try again next turn. If there is
+                # none, look away for a moment: the listener stays readable, and would keep us busy.
+                if not self._evict():
+                    self._reactor.forget(listener)
+                    self._reactor.after(_PAUSE_S, lambda: self._resume(listener))
                 return
             sock.setblocking(False)
             if len(self._half_open) >= MOST_HALF_OPEN:
@@ -208,12 +212,17 @@ class Acceptor:
                 self._reactor.after(HANDSHAKE_S, self._sweep)
             half_open.readable()
 
-    def _evict(self) -> None:
-        """Close the oldest connection, if possible one that has not even named this job."""
+    def _resume(self, listener: socket.socket) -> None:
+        if listener in self._listeners:
+            self._watch(listener)
+
+    def _evict(self) -> bool:
+        """Close the oldest connection, one that has not named this job if possible; whether there was any."""
         strangers = (item for item in self._half_open if not item.responder.challenged)
         victim = next(strangers, None) or next(iter(self._half_open), None)
         if victim is not None:
             victim.refuse("too many unproven connections at once")
+        return victim is not None
 
     def _sweep(self) -> None:
         """Close the connections that have not proven themselves in time."""
