@@ -141,7 +141,7 @@ class Context:
 
         Args:
             op: Average (the default), Sum, Min, Max or Product.
-            name: checked to be the same on all ranks; optional.
+            name: shown in errors, and checked to be the same on all ranks; optional.
             prescale_factor: multiplies every contribution before, ``postscale_factor`` the result after.
 
         Returns:

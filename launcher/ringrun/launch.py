@@ -146,9 +146,7 @@ def read_hosts(options: Options) -> List[HostSpec]:
         return []
     try:
         # "sig": editors on Windows put a mark in front.
-        text = Path(options.hostfile).read_text(
-            encoding="utf-8-sig"
-        )  # editors on Windows start files with a mark
+        text = Path(options.hostfile).read_text(encoding="utf-8-sig")
     except OSError as problem:
         raise ConfigError(f"The hostfile {options.hostfile} cannot be read: {problem.strerror}.") from None
     except UnicodeDecodeError:

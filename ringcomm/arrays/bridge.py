@@ -29,11 +29,9 @@ def as_array(value: Any) -> np.ndarray[Any, Any]:
 
 
 def _refuse_masked(value: Any) -> None:
-    if (
-        isinstance(value, np.ndarray)
-        and type(value) is not np.ndarray
-        and isinstance(value, np.ma.MaskedArray)
-    ):
+    # The exact type first: numpy may load its module of masked arrays when that is named.
+    is_subclass = isinstance(value, np.ndarray) and type(value) is not np.ndarray
+    if is_subclass and isinstance(value, np.ma.MaskedArray):
         raise Misuse(
             "A masked array would lose its mask on the way. Pass array.filled(value), or the array.data and "
             "array.mask that are in it."
