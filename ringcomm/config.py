@@ -93,6 +93,16 @@ def _transport(text: str) -> str:
     return text
 
 
+ALGORITHMS = ("one_shot", "direct", "ring", "doubling")
+"""The names of :data:`ringcomm.schedule.choose.ALL_REDUCE_NAMES`, which this module may not import."""
+
+
+def _algorithm(text: str) -> str:
+    if text and text not in ALGORITHMS:
+        raise ValueError(f"must be empty or one of {', '.join(ALGORITHMS)}")
+    return text
+
+
 def _setting(default: Any, variable: str, parse: Callable[[str], Any], doc: str) -> Any:
     metadata = {"variable": PREFIX + variable, "parse": parse, "doc": doc}
     return field(default=default, metadata=metadata)
@@ -125,7 +135,7 @@ class Settings:
         "ranks on a host outnumber its cores.",
     )  # fmt: skip
     algorithm: str = _setting(
-        "", "ALGORITHM", str,
+        "", "ALGORITHM", _algorithm,
         "Forces the allreduce algorithm: `one_shot`, `direct`, `doubling` or `ring`. Empty: chosen by size.",
     )  # fmt: skip
     transport: str = _setting(
@@ -255,7 +265,10 @@ class Membership:
             ConfigError: a variable is missing or does not parse.
         """
         environ = os.environ if environ is None else environ
-        size = _integer(environ, "SIZE", 1, low=1) or 1
+        size = _integer(environ, "SIZE", None, low=1)
+        if size is None:
+            _check_alone(environ)
+            return cls()
         if size == 1:
             return cls()
         where = environ.get(PREFIX + "RENDEZVOUS", "")
@@ -273,6 +286,18 @@ class Membership:
             rank=_integer(environ, "RANK", None, low=0, high=size - 1),
             host=environ.get(PREFIX + "HOST") or None,
         )
+
+
+def _check_alone(environ: Mapping[str, str]) -> None:
+    """Without a size this process would train alone; refuse if something says that it shall not."""
+    for name in ("RENDEZVOUS", "RANK"):
+        value = environ.get(PREFIX + name)
+        if value:
+            raise ConfigError(
+                f"{PREFIX}{name}={value} says that this process is one of several, but {PREFIX}SIZE does not "
+                f"say of how many. Set {PREFIX}SIZE on every host, or start the program with ringrun; to run "
+                f"alone, unset {PREFIX}{name}."
+            )
 
 
 def _integer(
@@ -383,7 +408,9 @@ def format_endpoint(address: str, port: int) -> str:
 
 _MEMBERSHIP_VARIABLES = (
     ("SIZE", "Number of ranks. Unset or 1: this process is the whole job."),
-    ("RENDEZVOUS", "Where the ranks meet: `host:port`, or several separated by commas."),
+    ("RENDEZVOUS", "Where the ranks meet: `host:port`, or several separated by commas. Without `ringrun` a "
+     "process on that host that asks for rank 0 or for none serves it, if one address is given; otherwise "
+     "`python -m ringcomm.rendezvous` must."),
     ("RANK", "The rank this process asks for. Unset: the rendezvous assigns one."),
     ("KEY_FILE", "A file that holds the job's key in hex digits, the same on every host."),
     ("KEY", "The key itself. A file is better: other users may see environments."),
@@ -391,7 +418,7 @@ _MEMBERSHIP_VARIABLES = (
     ("JOB", "The job's name. Ranks of another job are refused."),
     ("HOST", "What this host is called in messages. Unset: its hostname."),
     ("SLOT", "`HOST_INDEX:SLOT`, the place that `ringrun` gave this process."),
-)
+)  # fmt: skip
 
 
 def document() -> str:
@@ -411,7 +438,9 @@ def document() -> str:
         default = getattr(plain, item.name)
         shown = "off" if default is False else f"`{default}`" if default != "" else "empty"
         lines.append(f"| `{item.metadata['variable']}` | {shown} | {item.metadata['doc']} |")
-    lines += ["", "## Taking part in a job", "", "`ringrun` sets these. By hand they are enough to join.", ""]
+    lines += ["", "## Taking part in a job", ""]
+    lines += ["`ringrun` sets `SIZE`, `RENDEZVOUS`, `KEY_FD`, `JOB`, `HOST` and `SLOT`; the rank follows."]
+    lines += ["By hand `SIZE`, `RENDEZVOUS` and a key are enough to join.", ""]
     lines += ["| variable | meaning |", "| --- | --- |"]
     lines += [f"| `{PREFIX}{name}` | {doc} |" for name, doc in _MEMBERSHIP_VARIABLES]
     return "\n".join(lines) + "\n"

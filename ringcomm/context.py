@@ -7,6 +7,7 @@ convenience over a default one.
 from __future__ import annotations
 
 import logging
+import operator
 import os
 from typing import Any, List, Optional, Sequence, Tuple
 
@@ -19,8 +20,8 @@ from .collective.runner import Runner
 from .config import Membership, Settings
 from .engine.adasum import adasum, check_adasum
 from .engine.engine import Engine
-from .errors import Misuse
-from .ops import Collective, ReduceOp, op_of
+from .errors import Misuse, describe_error
+from .ops import Collective, ReduceOp, factor_of, op_of
 from .rendezvous.client import Joined, Peer, join
 from .rendezvous.embedded import EmbeddedRendezvous
 from .schedule.steps import even_bounds
@@ -131,7 +132,7 @@ class Context:
         if error is None:
             self.close()
         else:
-            self.close(f"{kind.__name__}: {error}", ok=False)
+            self.close(describe_error(error), ok=False)
 
     def start_timeline(self, path: str, mark_cycles: bool = False) -> None:
         """Write what the engines do to a Chrome trace, until :meth:`stop_timeline`.
@@ -170,7 +171,7 @@ class Context:
 
         Args:
             op: Average (the default), Sum, Min, Max, Product or Adasum.
-            name: checked to be the same on all ranks; optional.
+            name: shown in errors, and checked to be the same on all ranks; optional.
             prescale_factor: multiplies every contribution before, ``postscale_factor`` the result after.
 
         Returns:
@@ -207,7 +208,7 @@ class Context:
         prescale: float,
         postscale: float,
     ) -> None:
-        op, prescale, postscale = op_of(op), float(prescale), float(postscale)
+        op, prescale, postscale = op_of(op), factor_of(prescale), factor_of(postscale)
         if op == ReduceOp.ADASUM:
             check_adasum(flat.dtype)
             with self._runner.exclusive():
@@ -268,7 +269,7 @@ class Context:
         rows = even_bounds(shape[0], self.size)
         bounds = tuple(row * width for row in rows)
         self._runner.reduce_scatter(
-            flat, bounds, op_of(op), name or "", shape, float(prescale), float(postscale)
+            flat, bounds, op_of(op), name or "", shape, factor_of(prescale), factor_of(postscale)
         )
         mine = flat[bounds[self.rank] : bounds[self.rank + 1]]
         return mine.reshape((rows[self.rank + 1] - rows[self.rank], *shape[1:]))
@@ -399,9 +400,13 @@ class Context:
         ]
 
     def _root(self, root_rank: int) -> int:
-        if not 0 <= root_rank < self.size:
+        try:
+            root = operator.index(root_rank)
+        except TypeError:
+            raise Misuse(f"root_rank={root_rank!r} is not a whole number.") from None
+        if not 0 <= root < self.size:
             raise Misuse(f"root_rank={root_rank}: this job has ranks 0 to {self.size - 1}.")
-        return int(root_rank)
+        return root
 
 
 def usable_cores() -> int:

@@ -6,6 +6,7 @@ Nothing here handles signals, prints or exits, so that it works in threads and n
 from __future__ import annotations
 
 import os
+import resource
 import secrets
 import shlex
 import shutil
@@ -16,6 +17,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ringcomm.config import Settings
 from ringcomm.errors import ConfigError
+from ringcomm.transport.nics import InterfaceFilter
 
 from .command import Command, parse_command, with_interpreter
 from .console import Console
@@ -30,6 +32,9 @@ from .rendezvous import rendezvous_for
 from .report import ranks_text
 from .ssh import SshOptions, ssh_argv
 from .supervise import Supervisor
+
+SPARE_FILES = 64
+"""What a process has open besides its connections to ranks."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,8 @@ def prepare(
     common = {**own_variables(settings, environ), **forwarded(options.forward, environ)}
     hosts: List[HostJob] = []
     are_local = find_local([host.spec for host in plan.hosts])
+    _refuse_aliases(plan, are_local)
+    _check_open_files(plan.size)
     for index, (planned, is_local) in enumerate(zip(plan.hosts, are_local)):
         spec = planned.spec
         chosen = spec.python or pythons.get(spec.name) or pythons.get(None)
@@ -89,6 +96,7 @@ def prepare(
         env = dict(common)
         iface = spec.iface or ifaces.get(spec.name)
         if iface:
+            InterfaceFilter(iface)
             env["RINGCOMM_IFACE"] = iface
         if is_local:
             env.update(local_env or {})
@@ -101,6 +109,27 @@ def prepare(
         command=parsed, version=own_version(), payload=payload,
         output_dir=None if options.output_dir is None else Path(options.output_dir),
     )  # fmt: skip
+
+
+def _refuse_aliases(plan: Plan, are_local: Sequence[bool]) -> None:
+    """One machine under two names would be two hosts, whose ranks look for each other on the network."""
+    here = [host for host, is_local in zip(plan.hosts, are_local) if is_local]
+    if len(here) > 1:
+        names = " and ".join(host.spec.name for host in here)
+        raise ConfigError(
+            f"{names} are one machine: this one. Name it once, with the number of its ranks, like "
+            f"{here[0].spec.name}:{sum(host.used for host in here)}."
+        )
+
+
+def _check_open_files(size: int) -> None:
+    """Every rank holds a connection to every other, and the launcher one to each."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY and size + SPARE_FILES > most:
+        raise ConfigError(
+            f"{size} ranks: each keeps a connection to every other, but a process may have only {most} files "
+            "open here (`ulimit -n`). Ask for fewer ranks, or raise that limit on every host."
+        )
 
 
 def read_hosts(options: Options) -> List[HostSpec]:
@@ -116,7 +145,8 @@ def read_hosts(options: Options) -> List[HostSpec]:
     if options.hostfile is None:
         return []
     try:
-        text = Path(options.hostfile).read_text(encoding="utf-8")
+        # "sig": editors on Windows put a mark in front.
+        text = Path(options.hostfile).read_text(encoding="utf-8-sig")
     except OSError as problem:
         raise ConfigError(f"The hostfile {options.hostfile} cannot be read: {problem.strerror}.") from None
     except UnicodeDecodeError:
@@ -156,11 +186,21 @@ def _settings(options: Options, environ: Mapping[str, str], iface: Optional[str]
     settings = Settings.from_environment(environ)
     if iface is not None:
         settings = replace(settings, iface=iface)
+    InterfaceFilter(settings.iface)  # refuses what is no network, before it does so on every host
     if options.start_timeout_s is not None:
-        settings = replace(settings, start_timeout_s=options.start_timeout_s)
+        settings = replace(settings, start_timeout_s=_seconds("start_timeout", options.start_timeout_s))
     if options.timeout_s is not None:
-        settings = replace(settings, timeout_s=options.timeout_s)
+        settings = replace(settings, timeout_s=_seconds("timeout", options.timeout_s))
     return replace(settings, verbose=settings.verbose or options.verbose)
+
+
+def _seconds(option: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise ConfigError(
+            f"--{option.replace('_', '-')} (in ringcomm.run {option}_s): {value!r} is not a number of "
+            "seconds; it must be more than zero."
+        )
+    return float(value)
 
 
 def _working_directory(environ: Mapping[str, str]) -> str:

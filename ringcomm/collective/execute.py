@@ -351,6 +351,9 @@ def run(
             patience_s = quiet.remaining_s()
             if fabric.watch is not None:
                 patience_s = min(patience_s, fabric.watch.interval_s)
-            fabric.wait(reading, writing, patience_s)
+            # Asking may hand over the last bytes that a link had kept. Then all is done, and nobody
+            # would wake us up.
+            if reading or writing:
+                fabric.wait(reading, writing, patience_s)
             if fabric.watch is not None:
                 fabric.watch.check()

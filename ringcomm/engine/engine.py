@@ -16,7 +16,7 @@ from ..collective.runner import Reporter, Runner, call_site
 from ..config import Settings
 from ..dtypes import code_of
 from ..errors import ConfigError, Misuse, UnsupportedDtypeError
-from ..ops import Collective, ReduceOp
+from ..ops import Collective, ReduceOp, factor_of
 from ..transport.base import Fabric, Lanes
 from ..wire.frames import NO_OP, NO_ROOT
 from .adasum import check_adasum
@@ -153,7 +153,7 @@ class Engine:
         self._check_reducible(arrays, op, prescale, postscale)
         return self._submit(
             Collective.ALLREDUCE, arrays, shapes, name, process_set, urgent, convert,
-            op=int(op), prescale=float(prescale), postscale=float(postscale),
+            op=int(op), prescale=factor_of(prescale), postscale=factor_of(postscale),
         )  # fmt: skip
 
     def reducescatter(
@@ -175,7 +175,7 @@ class Engine:
             raise UnsupportedDtypeError("Adasum exists for allreduce only.")
         return self._submit(
             Collective.REDUCESCATTER, arrays, shapes, name, process_set, urgent, convert,
-            op=int(op), prescale=float(prescale), postscale=float(postscale),
+            op=int(op), prescale=factor_of(prescale), postscale=factor_of(postscale),
         )  # fmt: skip
 
     def allgather(
@@ -292,7 +292,7 @@ class Engine:
             if op == ReduceOp.ADASUM:
                 check_adasum(array.dtype)
             else:
-                kernel(op, array.dtype, self.size, float(prescale), float(postscale))
+                kernel(op, array.dtype, self.size, factor_of(prescale), factor_of(postscale))
 
     def _submit(
         self,

@@ -94,13 +94,13 @@ class Turns:
         for peer, message in self.lines.take_received():
             moved = True
             self._take(peer, message, now_s)
-        if self.lines.mailbox.gone:
-            self._check_gone()
         if self.coordinator is not None:
             self._coordinate(self.coordinator)
         while self._orders:
             moved = True
             self._obey(self._orders.pop(0))
+        if self.lines.mailbox.gone:
+            self._check_gone()  # after what it had sent before it left
         self.lines.tracing.flush(now_s)
         return moved
 
