@@ -78,16 +78,13 @@ class _Call(NamedTuple):
 class _Plan:
     """How a call is run, kept for the next time the same call comes."""
 
-    __slots__ = ("call", "execution", "fold", "header", "redundant", "schedule")
+    __slots__ = ("call", "execution", "fold", "header", "schedule")
 
-    def __init__(
-        self, call: _Call, schedule: Sequence[Step], header: Header, fold: Optional[Kernel], redundant: bool
-    ) -> None:
+    def __init__(self, call: _Call, schedule: Sequence[Step], header: Header, fold: Optional[Kernel]) -> None:
         self.call = call
         self.schedule = schedule
         self.header = header
         self.fold = fold
-        self.redundant = redundant
         self.execution: Optional[Execution] = None
 
 
@@ -180,7 +177,7 @@ class Runner:
                 needs_single_fold=fold.needs_single_fold, override=self._override,
             )  # fmt: skip
             schedule = choose.build_all_reduce(algorithm, self.rank, self.size, data.size)
-            plan = self._plan(call, schedule, fold, redundant=algorithm in choose.REDUNDANT_NAMES)
+            plan = self._plan(call, schedule, fold)
         if prescale != 1.0 and plan.fold is not None:
             plan.fold.prepare(data)
         self._run(plan, data)
@@ -286,15 +283,13 @@ class Runner:
         """Return once every rank has called it: an allreduce of one byte."""
         self.all_reduce(np.zeros(1, np.uint8), ReduceOp.MAX, name, collective=Collective.BARRIER)
 
-    def _plan(
-        self, call: _Call, schedule: Sequence[Step], fold: Optional[Kernel] = None, redundant: bool = False
-    ) -> _Plan:
+    def _plan(self, call: _Call, schedule: Sequence[Step], fold: Optional[Kernel] = None) -> _Plan:
         """What is needed to run this call, from the last time if it was the same schedule."""
         plan = self._plans.get(call)
         if plan is None or plan.schedule is not schedule:
             if len(self._plans) >= _PLANS_KEPT:
                 self._plans.pop(next(iter(self._plans)))
-            plan = self._plans[call] = _Plan(call, schedule, call.header(self._generation), fold, redundant)
+            plan = self._plans[call] = _Plan(call, schedule, call.header(self._generation), fold)
         return plan
 
     def _run(
@@ -314,8 +309,6 @@ class Runner:
                 # own the element would help nobody.
                 with np.errstate(all="ignore"):
                     run(execution, self._fabric, self._settings.timeout_s, self._spin_s)
-                    if plan.redundant and plan.fold is not None:
-                        plan.fold.settle(data)
             except BaseException as problem:
                 # The streams stop in the middle of a message: nothing can be sent on them any more.
                 self._broken = self._translate(problem, execution, plan.call)

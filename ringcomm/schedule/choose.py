@@ -23,9 +23,6 @@ REDUCE_SCATTER_NAMES = ("direct", "ring")
 ALL_GATHER_NAMES = ("direct", "ring")
 BROADCAST_NAMES = ("tree", "chain")
 
-REDUNDANT_NAMES = ("one_shot", "doubling")
-"""The all-reduces in which several ranks compute the same element, each for itself."""
-
 SINGLE_FOLD_NAMES = ("one_shot", "direct")
 """The all-reduces in which one fold makes each element, so that no sum is rounded on the way."""
 
