@@ -101,7 +101,13 @@ class Settings:
     )  # fmt: skip
     algorithm: str = _setting(
         "", "ALGORITHM", str,
-        "Forces the allreduce algorithm: `one_shot`, `direct`, `doubling` or `ring`. Empty: chosen by size.",
+        "Forces the allreduce algorithm: `one_shot`, `direct`, `doubling`, `ring` or `hierarchical` (several "
+        "hosts with equally many ranks; `direct` elsewhere). Empty: chosen by size and what was measured.",
+    )  # fmt: skip
+    measure: bool = _setting(
+        True, "MEASURE", _flag,
+        "Measure latencies and speeds when a job starts, choose algorithms by them, and give slow links "
+        "smaller shares. Off on any rank: algorithms are chosen by rule.",
     )  # fmt: skip
     transport: str = _setting(
         "auto", "TRANSPORT", _transport,
@@ -116,7 +122,8 @@ class Settings:
     )  # fmt: skip
     verbose: bool = _setting(
         False, "VERBOSE", _flag,
-        "Rank 0 logs the table of links and which interface each one uses.",
+        "Rank 0 logs the table of links and which interface each one uses, and which algorithm serves which "
+        "messages.",
     )  # fmt: skip
 
     @classmethod

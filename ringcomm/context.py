@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import replace
 from typing import Any, List, Optional, Sequence, Tuple
 
 import cloudpickle
 import numpy as np
 
 from .arrays.bridge import InPlace, flat_copy, flat_view
+from .collective.measure import measure
 from .collective.runner import Runner
 from .config import Membership, Settings
 from .errors import Misuse
 from .ops import Collective, ReduceOp
 from .rendezvous.client import Joined, Peer, join
 from .rendezvous.embedded import EmbeddedRendezvous
+from .schedule.select import Selector
 from .schedule.steps import even_bounds
 from .transport.base import Fabric
 from .transport.tcp import SocketFabric
@@ -66,7 +69,10 @@ class Context:
         self.cross_size = len(across)
         spin_s = settings.spin_us * 1e-6 if self.local_size <= usable_cores() else 0.0
         reporter = joined.control if joined is not None else None
-        self._runner = Runner(fabric, settings, self.generation, spin_s, reporter)
+        hosts = [peer.host_index for peer in self.peers]
+        say = _log if settings.verbose and self.rank == 0 else None
+        self._selector = Selector(self.rank, self.size, settings.algorithm or None, hosts, say)
+        self._runner = Runner(fabric, settings, self.generation, spin_s, reporter, self._selector)
 
     @classmethod
     def start(cls, membership: Optional[Membership] = None, settings: Optional[Settings] = None) -> Context:
@@ -91,7 +97,23 @@ class Context:
             raise
         if settings.verbose and joined.rank == 0:
             logger.info("%s", joined.table)
-        return cls(joined.fabric, joined.peers, settings, joined, embedded)
+        context = cls(joined.fabric, joined.peers, settings, joined, embedded)
+        try:
+            context._tune()
+        except BaseException:
+            context.close("it could not start", ok=False)
+            raise
+        return context
+
+    def _tune(self) -> None:
+        """Measure the machine, together with all ranks, and choose schedules by that from now on."""
+        hosts = [peer.host_index for peer in self.peers]
+        limited = replace(
+            self.settings, timeout_s=min(self.settings.timeout_s, self.settings.start_timeout_s)
+        )
+        scout = self._runner.twin(limited)
+        wanted = self.settings.measure and (self.local_size < self.size or self.size <= usable_cores())
+        self._selector.adopt(measure(scout, hosts, wanted))
 
     def close(self, reason: str = "it called shutdown()", ok: bool = True) -> None:
         """Leave the job. Others that still need this rank get an error that names it and ``reason``.
@@ -379,6 +401,10 @@ class Context:
         if not 0 <= root_rank < self.size:
             raise Misuse(f"root_rank={root_rank}: this job has ranks 0 to {self.size - 1}.")
         return int(root_rank)
+
+
+def _log(text: str) -> None:
+    logger.info("%s", text)
 
 
 def _op(op: Any) -> ReduceOp:

@@ -32,6 +32,7 @@ LEVELS: Dict[int, List[List[str]]] = {
     3: [
         [
             "collective.reduce", "collective.flows", "collective.execute", "collective.runner",
+            "collective.measure",
         ],
         [
             "rendezvous.actions", "rendezvous.roster", "rendezvous.blame", "rendezvous.table",
