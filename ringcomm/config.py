@@ -93,7 +93,7 @@ def _transport(text: str) -> str:
     return text
 
 
-ALGORITHMS = ("one_shot", "direct", "ring", "doubling")
+ALGORITHMS = ("one_shot", "direct", "doubling", "ring", "hierarchical")
 """The names of :data:`ringcomm.schedule.choose.ALL_REDUCE_NAMES`, which this module may not import."""
 
 
@@ -136,7 +136,13 @@ class Settings:
     )  # fmt: skip
     algorithm: str = _setting(
         "", "ALGORITHM", _algorithm,
-        "Forces the allreduce algorithm: `one_shot`, `direct`, `doubling` or `ring`. Empty: chosen by size.",
+        "Forces the allreduce algorithm: `one_shot`, `direct`, `doubling`, `ring` or `hierarchical` (several "
+        "hosts with equally many ranks; `direct` elsewhere). Empty: chosen by size and what was measured.",
+    )  # fmt: skip
+    measure: bool = _setting(
+        True, "MEASURE", _flag,
+        "Measure latencies and speeds when a job starts, choose algorithms by them, and give slow links "
+        "smaller shares. Off on any rank: algorithms are chosen by rule.",
     )  # fmt: skip
     transport: str = _setting(
         "auto", "TRANSPORT", _transport,
@@ -193,7 +199,8 @@ class Settings:
     )  # fmt: skip
     verbose: bool = _setting(
         False, "VERBOSE", _flag,
-        "Rank 0 logs the table of links and which interface each one uses.",
+        "Rank 0 logs the table of links and which interface each one uses, and which algorithm serves which "
+        "messages.",
     )  # fmt: skip
 
     @classmethod
