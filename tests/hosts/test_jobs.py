@@ -271,7 +271,7 @@ def bytes_sent(lab: Lab, host: str, *arguments: Any) -> int:
 
 
 def test_a_slow_link_gets_a_small_share(make_lab: Callable[..., Lab]) -> None:
-    """With equal chunks, one of three ranks sends 4/3 of 12 times 4 MB; one that owns nothing sends that once."""
+    """With equal chunks, a rank sends 4/3 of 12 times 4 MB; one that owns nothing sends that once."""
     lab = make_lab("jetson1", "jetson2", "jetson3", no_wlan=True, docker=False)
     for host, rate in (("jetson1", "100mbit"), ("jetson2", "1gbit"), ("jetson3", "1gbit")):
         lab.shape(host, "eth", rate)
