@@ -3,16 +3,15 @@
 The first rank of every host measures for it: with the next rank of its own host, then with the first ranks
 of all other hosts, in rounds of disjoint pairs so that nobody disturbs anybody. In a pair the lower rank
 asks. It sends and gets back a few bytes some times, then both send each other blocks of doubling size at the
-same time, until one takes long enough to tell the speed; the asking rank says after each how long it took, so
-that both stop together.
+same time, until one takes long enough to tell the speed, and that one again: a busy machine makes some slow,
+nothing makes one fast. The asking rank says after each how long it took, so that both stop together.
 
 Of two hosts the slower interface limits a pair, so the only fast one would look as slow as the others. That
-is why, with three hosts or more, every host that looks as fast as the fastest is asked for by all others at
-the same time.
+is why, with three hosts or more that look equally fast, each of them swaps with all others of them at the
+same time.
 
 All of it goes through the executor, so what is measured is what collectives get. It takes some milliseconds
-on one host and some tens of milliseconds per round between hosts of 1 Gbit/s (up to half a second per round
-where a wire is slower than 10 Mbit/s).
+on one host and some 30 ms per round between hosts of 1 Gbit/s (100 ms where a wire has 20 Mbit/s).
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _STEADY_BYTES = 512 * 1024
 """Smaller blocks fit into a shaper's burst or a switch's buffer and say nothing about the wire."""
 _LAST_BYTES = 2 * 1024 * 1024
 _ENOUGH_S = 0.008
-_AT_MOST_S = 0.06
+_AT_MOST_S = 0.03
 _FLOAT64 = np.dtype(np.float64)
 
 
@@ -87,11 +86,12 @@ def _measure_centres(runner: Runner, scout: _Scout, firsts: Sequence[int], byte_
     """The hosts that may be faster than any pair could show; this host's seconds per byte after that."""
     everybodys = _gather(runner, [byte_s])[:, 0]
     fastest = min(everybodys[rank] for rank in firsts)
-    centres = [rank for rank in firsts if everybodys[rank] <= 1.25 * fastest]
-    if runner.rank in firsts and len(centres) <= _MOST_CENTRES:
+    centres = [rank for rank in firsts if everybodys[rank] <= 1.5 * fastest]
+    # With two, each has shown all that the other can; slower ones would only make it take longer.
+    if runner.rank in centres and 2 < len(centres) <= _MOST_CENTRES:
         for centre in centres:
-            others = [rank for rank in firsts if rank != centre]
-            together_s = scout.speed(centre, others)
+            others = [rank for rank in centres if rank != centre]
+            together_s = scout.burst(centre, others, fastest)
             if runner.rank == centre:
                 byte_s = min(byte_s, together_s)
     return byte_s
@@ -108,45 +108,57 @@ class _Scout:
     def pair(self, first: int, second: int) -> Tuple[float, float]:
         """Latency in seconds and seconds per byte between two ranks, as the first of them sees it."""
         latency_s = self._latency(first, second)
-        return latency_s, self.speed(first, [second])
+        return latency_s, self._speed(first, second)
 
     def _latency(self, first: int, second: int) -> float:
-        """Half of the median time that a few bytes take there and back."""
+        """Half of the time that a few bytes take there and back when nothing else goes on."""
         if self._runner.rank == first:
             steps: Tuple[Step, ...] = (Send(second, 0, 8, SOURCE), Recv((second,), 0, 8))
         else:
             steps = (Recv((first,), 0, 8), Send(first, 0, 8))
         times = sorted(self._timed(steps, 8) for _ in range(_PINGS))
-        return times[_PINGS // 2] / 2
+        return times[_PINGS // 4] / 2
 
-    def speed(self, centre: int, others: Sequence[int]) -> float:
-        """Seconds per byte through the centre's links to the others, each way, all at the same time.
+    def _speed(self, first: int, second: int) -> float:
+        """Seconds per byte between two ranks, both ways at the same time, as the first of them sees it."""
+        length, first_s = _FIRST_BYTES, 0.0
+        while True:
+            elapsed_s = self._told(first, [second], self._swap(first, [second], length))
+            if first_s or elapsed_s >= _AT_MOST_S:
+                return min(elapsed_s, first_s or elapsed_s) / length
+            if 2 * length > _LAST_BYTES or (length >= _STEADY_BYTES and elapsed_s >= _ENOUGH_S):
+                first_s = elapsed_s
+            else:
+                length *= 2
+
+    def burst(self, centre: int, others: Sequence[int], byte_s: float) -> float:
+        """Seconds per byte between one rank and all others at the same time, as the one sees it.
 
         Args:
-            centre: the rank that asks.
-            others: all that it asks for; what the others pass does not matter.
+            byte_s: what it is expected to be, or less.
         """
-        peers = others if self._runner.rank == centre else [centre]
         length = _FIRST_BYTES
-        while True:
-            steps: List[Step] = [Send(peer, 0, length, SOURCE) for peer in peers]
-            steps += [Recv((peer,), i * length, (i + 1) * length) for i, peer in enumerate(peers)]
-            elapsed_s = self._timed(tuple(steps), length * len(peers))
-            elapsed_s, together = self._told(centre, peers, elapsed_s)
-            steady = length * together >= _STEADY_BYTES
-            last = 2 * length * together > _LAST_BYTES
-            if last or elapsed_s >= _AT_MOST_S or (steady and elapsed_s >= _ENOUGH_S):
-                return elapsed_s / (length * together)
+        while 2 * length * len(others) <= _LAST_BYTES and length * byte_s < _ENOUGH_S:
             length *= 2
+        # The first empties the buckets of shapers. Nobody begins the second before the first has ended.
+        self._told(centre, others, self._swap(centre, others, length))
+        return self._swap(centre, others, length) / (length * len(others))
 
-    def _told(self, centre: int, peers: Sequence[int], elapsed_s: float) -> Tuple[float, int]:
-        """How long the centre says that it took, and with how many at once."""
-        report = np.array([elapsed_s, len(peers)], np.float64)
+    def _swap(self, centre: int, others: Sequence[int], length: int) -> float:
+        """So many bytes from one rank to each of the others, and from them to it; how long it took."""
+        peers = others if self._runner.rank == centre else [centre]
+        steps: List[Step] = [Send(peer, 0, length, SOURCE) for peer in peers]
+        steps += [Recv((peer,), i * length, (i + 1) * length) for i, peer in enumerate(peers)]
+        return self._timed(tuple(steps), length * len(peers))
+
+    def _told(self, centre: int, others: Sequence[int], elapsed_s: float) -> float:
+        """How long the one rank says that it took, so that all come to the same decision."""
+        report = np.array([elapsed_s], np.float64)
         if self._runner.rank == centre:
-            self._runner.run_apart(tuple(Send(peer, 0, 2) for peer in peers), report, report, "report")
+            self._runner.run_apart(tuple(Send(peer, 0, 1) for peer in others), report, report, "report")
         else:
-            self._runner.run_apart((Recv((centre,), 0, 2),), report, report, "report")
-        return float(report[0]), int(report[1])
+            self._runner.run_apart((Recv((centre,), 0, 1),), report, report, "report")
+        return float(report[0])
 
     def _timed(self, steps: Tuple[Step, ...], length: int) -> float:
         started_s = monotonic()

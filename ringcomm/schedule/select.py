@@ -78,6 +78,8 @@ class Selector:
         self._model = coarse_model(model) if model is not None and self._size <= MODEL_MAX_RANKS else None
         self._shares = _unequal_shares(model, self._grid) if model is not None else {}
         self._chosen.clear()
+        if self._say is not None and model is not None:
+            self._say(_describe(model))
 
     def all_reduce(self, count: int, item_bytes: int, needs_single_fold: bool) -> Steps:
         """This rank's schedule for ``count`` elements.
@@ -205,6 +207,15 @@ def _unequal_shares(model: CostModel, grid: Optional[Hosts]) -> Dict[str, Option
         by_host = interface_shares([1] * len(speeds), speeds)
         found[HIERARCHICAL] = [by_host[host] / counts[host] for host in model.hosts]
     return found
+
+
+def _describe(model: CostModel) -> str:
+    where = "between ranks of a host" if model.hosts else "between ranks"
+    text = f"measured: {where} {model.latency_s * 1e6:.0f} us and {1e-9 / model.byte_s:.1f} GB/s"
+    if model.hosts:
+        speeds = ", ".join(f"{8e-6 / byte_s:.0f}" for byte_s in model.wire_byte_s)
+        text += f", between hosts {model.wire_latency_s * 1e6:.0f} us, the hosts' interfaces {speeds} Mbit/s"
+    return f"{text}; adding {1e-9 / model.reduce_byte_s:.0f} GB/s"
 
 
 def _explain(collective: str, size_class: int, single: bool, name: str, costs: Dict[str, float]) -> str:

@@ -20,6 +20,8 @@ MESSAGE_S = 4e-6
 LOCAL_LATENCY_S, LOCAL_BYTE_S, REDUCE_BYTE_S = 15e-6, 0.25e-9, 0.08e-9
 """Between ranks of one host, for hosts on which nobody measured it: with one rank, or with too many."""
 WIRE_LATENCY_S, WIRE_BYTE_S = 50e-6, 8e-9
+QUICK_BYTE_S = 1.6e-9
+"""Interfaces of 5 Gbit/s and more count as equal: there processors decide, and what else they do just now."""
 
 
 class Sounding(NamedTuple):
@@ -73,7 +75,7 @@ def model_of(soundings: Sequence[Sounding], host_index: Sequence[int]) -> CostMo
     if len(numbers) == 1:
         return CostModel(local_latency_s, local_byte_s, reduce_byte_s, MESSAGE_S)
     wires = [soundings[rank].wire_byte_s or WIRE_BYTE_S for rank in leaders(host_index)]
-    speeds = even_classes([1.0 / byte_s for byte_s in wires])
+    speeds = even_classes([1.0 / max(byte_s, QUICK_BYTE_S) for byte_s in wires])
     return CostModel(
         local_latency_s,
         local_byte_s,

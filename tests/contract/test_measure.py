@@ -85,5 +85,6 @@ def test_rank_0_says_what_was_chosen(caplog):
 
     with caplog.at_level("INFO", logger="ringcomm"):
         run_ranks(3, work, settings=settings)
-    (text,) = [record.getMessage() for record in caplog.records]
+    model, text = [record.getMessage() for record in caplog.records]
+    assert model.startswith("measured: ")
     assert text.startswith("allreduce of 0 to 127 bytes: ") and "ms predicted" in text

@@ -37,10 +37,10 @@ def check(hosts, count, bounds):
 @pytest.mark.parametrize("size", range(1, 65))
 def test_every_grid_of_all_sizes(size):
     for places in range(1, size + 1):
-        if size % places == 0 and (size <= 24 or 1 < places < size):
+        if size % places == 0 and (size <= 16 or 1 < places < size):
             hosts, bounds = grid(size // places, places), even_bounds(size + 1, size)
             check_all_reduce([hierarchy.all_reduce(r, hosts, bounds) for r in range(size)], size + 1)
-            if size <= 24:
+            if size <= 16:
                 check(hosts, size + 1, bounds)
 
 
