@@ -59,7 +59,7 @@ def _microseconds(text: str) -> float:
     return value
 
 
-TRANSPORTS = ("auto", "memory", "unix", "tcp")
+TRANSPORTS = ("auto", "memory", "shm", "unix", "tcp")
 
 
 def _transport(text: str) -> str:
@@ -105,8 +105,8 @@ class Settings:
     )  # fmt: skip
     transport: str = _setting(
         "auto", "TRANSPORT", _transport,
-        "How ranks of one host exchange data: `auto` (the fastest that works), `memory` (each reads the "
-        "other's memory), `unix` (Unix sockets) or `tcp`.",
+        "How ranks of one host exchange data: `auto` (the first of these that works), `memory` (each reads "
+        "the other's memory), `shm` (memory that both share), `unix` (Unix sockets) or `tcp`.",
     )  # fmt: skip
     congestion: str = _setting(
         "auto", "CONGESTION", str,

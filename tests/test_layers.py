@@ -24,8 +24,8 @@ LEVELS: Dict[int, List[List[str]]] = {
     ],
     2: [
         [
-            "transport.base", "transport.memory", "transport.tcp", "transport.vm", "transport.local",
-            "transport.nics", "transport.routes", "transport.connect",
+            "transport.base", "transport.memory", "transport.tcp", "transport.framed", "transport.vm",
+            "transport.shm", "transport.local", "transport.nics", "transport.routes", "transport.connect",
         ],
     ],
     3: [
