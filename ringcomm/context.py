@@ -404,8 +404,8 @@ def _row_items(shape: Sequence[int], what: str) -> int:
 def _cumulative(rows: np.ndarray[Any, Any], row_items: int) -> Tuple[int, ...]:
     """Chunk boundaries in elements for so many rows from each rank."""
     bounds = [0]
-    for count in rows:
-        bounds.append(bounds[-1] + int(count) * row_items)
+    for count in rows.tolist():
+        bounds.append(bounds[-1] + count * row_items)
     return tuple(bounds)
 
 

@@ -29,7 +29,10 @@ LEVELS: Dict[int, List[List[str]]] = {
         ],
     ],
     3: [
-        ["collective.reduce", "collective.flows", "collective.execute", "collective.runner"],
+        [
+            "collective.reduce", "collective.flows", "collective.execute", "collective.short",
+            "collective.runner",
+        ],
         [
             "rendezvous.actions", "rendezvous.roster", "rendezvous.blame", "rendezvous.table",
             "rendezvous.state", "rendezvous.probe", "rendezvous.mesh", "rendezvous.control",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ContextManager, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -30,9 +31,10 @@ from ..schedule import choose
 from ..schedule.steps import Step, even_bounds
 from ..transport.base import Fabric, LinkClosed
 from ..wire.frames import NO_OP, NO_ROOT, Header, digest
-from .execute import Execution, run
+from .execute import Part, run
 from .flows import SegmentPool
 from .reduce import Kernel, kernel
+from .short import make_execution
 
 
 class _Call(NamedTuple):
@@ -40,6 +42,7 @@ class _Call(NamedTuple):
 
     Attributes:
         items: number of elements, where all ranks must agree on it; otherwise 0.
+        ahead: whether this is the exchange of numbers that goes ahead of the collective.
     """
 
     collective: int
@@ -50,6 +53,7 @@ class _Call(NamedTuple):
     name: str
     shape: Tuple[int, ...]
     scales: Tuple[float, float] = (1.0, 1.0)
+    ahead: bool = False
 
     def header(self, generation: int) -> Header:
         """The header that goes in front; the name, shape and scale factors become a hash in it."""
@@ -78,7 +82,7 @@ class _Call(NamedTuple):
 class _Plan:
     """How a call is run, kept for the next time the same call comes."""
 
-    __slots__ = ("call", "execution", "fold", "header", "redundant", "schedule")
+    __slots__ = ("call", "execution", "fold", "header", "redundant", "schedule", "warns")
 
     def __init__(
         self, call: _Call, schedule: Sequence[Step], header: Header, fold: Optional[Kernel], redundant: bool
@@ -88,10 +92,12 @@ class _Plan:
         self.header = header
         self.fold = fold
         self.redundant = redundant
-        self.execution: Optional[Execution] = None
+        self.warns = fold is not None and fold.warns
+        self.execution: Optional[Part] = None
 
 
 _PLANS_KEPT = 512
+_NOTHING_TO_SUPPRESS: ContextManager[Any] = nullcontext()
 _WITHOUT_ARRAY = (Collective.BARRIER, Collective.BROADCAST_OBJECT, Collective.ALLGATHER_OBJECT)
 _BY_ROWS = (Collective.ALLGATHER, Collective.ALLTOALL)
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
@@ -196,16 +202,20 @@ class Runner:
         postscale: float = 1.0,
     ) -> None:
         """Reduce over all ranks; afterwards chunk ``rank`` of ``data`` is finished, the rest is not."""
-        fold = kernel(op, data.dtype, self.size, prescale, postscale)
+        call = _Call(
+            int(Collective.REDUCESCATTER), data.dtype, data.size, int(op), NO_ROOT, name, shape,
+            (prescale, postscale),
+        )  # fmt: skip
+        plan = self._plans.get(call)
+        fold = plan.fold if plan is not None else None
+        if fold is None:
+            fold = kernel(op, data.dtype, self.size, prescale, postscale)
         fold.prepare(data)
         if self.size == 1:
             fold.finish_alone(data)
             return
         algorithm = choose.choose_reduce_scatter(self.size, needs_single_fold=fold.needs_single_fold)
         schedule = choose.build_reduce_scatter(algorithm, self.rank, self.size, bounds)
-        call = _Call(
-            Collective.REDUCESCATTER, data.dtype, data.size, op, NO_ROOT, name, shape, (prescale, postscale)
-        )
         self._run(self._plan(call, schedule, fold), data)
 
     def all_gather(
@@ -222,7 +232,7 @@ class Runner:
         algorithm = choose.choose_all_gather(self.size)
         schedule = choose.build_all_gather(algorithm, self.rank, self.size, bounds)
         # With the number of elements no header is the same as that of the exchange before it.
-        call = _Call(collective, data.dtype, data.size, NO_OP, NO_ROOT, name, shape)
+        call = _Call(int(collective), data.dtype, data.size, NO_OP, NO_ROOT, name, shape)
         self._run(self._plan(call, schedule), data)
 
     def exchange(
@@ -242,10 +252,13 @@ class Runner:
         numbers[self.rank] = values
         if self.size > 1:
             flat = numbers.reshape(-1)
-            bounds = even_bounds(flat.size, self.size)
-            algorithm = choose.choose_all_gather(self.size)
-            schedule = choose.build_all_gather(algorithm, self.rank, self.size, bounds)
-            self._run(self._plan(_Call(collective, dtype, 0, NO_OP, NO_ROOT, name, shape), schedule), flat)
+            call = _Call(int(collective), dtype, 0, NO_OP, NO_ROOT, name, shape, ahead=True)
+            plan = self._plans.get(call)
+            if plan is None:
+                algorithm = choose.choose_all_gather(self.size)
+                bounds = even_bounds(flat.size, self.size)
+                plan = self._plan(call, choose.build_all_gather(algorithm, self.rank, self.size, bounds))
+            self._run(plan, flat)
         return numbers
 
     def broadcast(
@@ -261,7 +274,7 @@ class Runner:
             return
         algorithm = choose.choose_broadcast(self.size, data.size, data.itemsize)
         schedule = choose.build_broadcast(algorithm, self.rank, self.size, root, data.size)
-        call = _Call(collective, data.dtype, data.size, NO_OP, root, name, shape)
+        call = _Call(int(collective), data.dtype, data.size, NO_OP, root, name, shape)
         self._run(self._plan(call, schedule), data)
 
     def all_to_all(
@@ -279,7 +292,7 @@ class Runner:
         if self.size == 1:
             return
         schedule = choose.build_all_to_all(self.rank, self.size, send_bounds, recv_bounds)
-        call = _Call(Collective.ALLTOALL, data.dtype, 0, NO_OP, NO_ROOT, name, shape)
+        call = _Call(int(Collective.ALLTOALL), data.dtype, 0, NO_OP, NO_ROOT, name, shape)
         self._run(self._plan(call, schedule), data, source)
 
     def barrier(self, name: str = "") -> None:
@@ -305,14 +318,14 @@ class Runner:
             self._sequence += 1
             execution = plan.execution
             if execution is None:
-                execution = plan.execution = Execution(
+                execution = plan.execution = make_execution(
                     plan.schedule, self._fabric, plan.header, data.dtype, self._pool, plan.fold
                 )
             execution.arm(self._sequence, data, source)
             try:
                 # Overflow and NaN are the caller's numbers; a warning on whichever rank happens to
                 # own the element would help nobody.
-                with np.errstate(all="ignore"):
+                with np.errstate(all="ignore") if plan.warns else _NOTHING_TO_SUPPRESS:
                     run(execution, self._fabric, self._settings.timeout_s, self._spin_s)
                     if plan.redundant and plan.fold is not None:
                         plan.fold.settle(data)
@@ -342,7 +355,7 @@ class Runner:
                 f"failure was: {type(self._broken).__name__}: {self._broken}"
             ) from self._broken
 
-    def _translate(self, problem: BaseException, execution: Execution, call: _Call) -> BaseException:
+    def _translate(self, problem: BaseException, execution: Part, call: _Call) -> BaseException:
         """The error for people, the same on every rank, for what stopped an execution."""
         doing = f"{call.header(self._generation).describe()}, call number {self._sequence}"
         error: BaseException = problem
