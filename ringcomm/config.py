@@ -43,6 +43,11 @@ def _bytes(text: str) -> int:
     return value
 
 
+def _bytes_or_nothing(text: str) -> int:
+    """Like :func:`_bytes`, and 0."""
+    return 0 if text.strip() == "0" else _bytes(text)
+
+
 def _flag(text: str) -> bool:
     word = text.strip().lower()
     if word in ("1", "true", "yes", "on"):
@@ -91,8 +96,9 @@ class Settings:
         "Seconds without a single byte from a peer after which a collective gives up and names that peer.",
     )  # fmt: skip
     segment_bytes: int = _setting(
-        256 * 1024, "SEGMENT_BYTES", _bytes,
-        "How much is received before it is reduced. Should stay in the processor's cache.",
+        0, "SEGMENT_BYTES", _bytes_or_nothing,
+        "How much is received before it is reduced. Should stay in the processor's cache. 0: what suits the "
+        "link, 1 MiB where ranks read each other's memory and 256 KiB elsewhere.",
     )  # fmt: skip
     spin_us: float = _setting(
         200.0, "SPIN_US", _microseconds,

@@ -157,9 +157,10 @@ class Execution(Part):
                         inward[peer] = Stream(fabric.link(peer), memoryview(bytearray(HEADER_BYTES)))
                     inward[peer].flows.append(flow)
                     if step.fold and inward[peer].segment is None:
-                        inward[peer].segment = Segment(self._pool.segment(peer), self._dtype)
+                        inward[peer].segment = Segment(self._pool.segment(inward[peer].link), self._dtype)
                 if step.fold:
                     self._folds.append(flow)
+                    flow.segment_bytes = min(self._pool.bytes_for(inward[peer].link) for peer in step.peers)
                     segments = {peer: inward[peer].segment for peer in step.peers}
                     flow.operands = [None if peer == SELF else segments[peer] for peer in step.fold]
             if start < stop:
@@ -287,7 +288,7 @@ class Execution(Part):
         """Where bytes from this peer may go now; None if nowhere."""
         if stream.segment is not None and flow.fold:
             arrived = flow.arrived[stream.link.peer]
-            end = min(flow.stop, flow.window + self._pool.segment_bytes)
+            end = min(flow.stop, flow.window + flow.segment_bytes)
             if end == arrived:
                 return None
             return stream.segment.bytes[arrived - flow.window : end - flow.window]
@@ -301,7 +302,7 @@ class Execution(Part):
 
     def _fold(self, flow: Receipt, partial: bool) -> bool:
         """Combine what all peers have delivered; whether anything was combined."""
-        end = min(flow.stop, flow.window + self._pool.segment_bytes)
+        end = min(flow.stop, flow.window + flow.segment_bytes)
         ready = min(flow.arrived.values())
         if ready < end and not partial:
             return False

@@ -307,7 +307,7 @@ def make_execution(
     kernel: Optional[Kernel] = None,
 ) -> Part:
     """What runs this schedule best. The arguments are those of :class:`~.execute.Execution`."""
-    most = min(SHORT_BYTES, pool.segment_bytes)
+    most = min(SHORT_BYTES, pool.segment_bytes or SHORT_BYTES)
     lengths: List[int] = []
     for kind in (Send, Recv):
         pairs = [
