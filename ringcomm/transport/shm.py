@@ -22,14 +22,12 @@ import socket
 from typing import List, Optional, Tuple
 
 from .base import Views
-from .framed import FramedLink, flat, inline_head, offer
+from .framed import SHORT_BYTES, FramedLink, flat, inline_head, offer
 
 RING_BYTES = 1024 * 1024
 """Large enough to keep both ends busy, small enough to stay in a processor's cache."""
 _PIECE_BYTES = RING_BYTES // 4
 """The sender tells the receiver after so many bytes, so that both copy at the same time."""
-INLINE_MOST_BYTES = 2 * 1024
-"""Up to here bytes travel in the frame itself."""
 
 
 class Ring:
@@ -150,11 +148,13 @@ class SharedLink(FramedLink):
             self._arrived = 0
         if self._unsent and not self._flush():
             return 0
+        if len(views) == 1 and 0 < views[0].nbytes <= SHORT_BYTES:
+            return self._send_short(views[0])
         frames: List[memoryview] = []
         taken = 0
         for view in views:
             length = view.nbytes
-            if 0 < length <= INLINE_MOST_BYTES:
+            if 0 < length <= SHORT_BYTES:
                 frames += (memoryview(inline_head(length)), flat(view))
                 taken += length
             elif length:

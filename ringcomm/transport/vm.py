@@ -18,7 +18,7 @@ from typing import Any, List, Optional
 import numpy as np
 
 from .base import LinkClosed, Views
-from .framed import FramedLink, flat, inline_head, offer
+from .framed import SHORT_BYTES, FramedLink, flat, inline_head, offer
 from .tcp import closed_reason
 
 INLINE_MOST_BYTES = 16 * 1024
@@ -128,6 +128,8 @@ class ReadingLink(FramedLink):
                 return taken
         if self._unsent and not self._flush():
             return 0
+        if len(views) == 1 and 0 < views[0].nbytes <= SHORT_BYTES and not self._offered:
+            return self._send_short(views[0])
         return self._post(views)
 
     def _post(self, views: Views) -> int:
