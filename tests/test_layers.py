@@ -25,14 +25,15 @@ LEVELS: Dict[int, List[List[str]]] = {
     ],
     2: [
         [
-            "transport.base", "transport.subset", "transport.memory", "transport.tcp", "transport.vm",
-            "transport.local", "transport.nics", "transport.routes", "transport.connect",
+            "transport.base", "transport.subset", "transport.memory", "transport.tcp", "transport.framed",
+            "transport.vm", "transport.shm", "transport.local", "transport.nics", "transport.routes",
+            "transport.connect",
         ],
     ],
     3: [
         [
-            "collective.reduce", "collective.flows", "collective.execute", "collective.runner",
-            "collective.measure",
+            "collective.reduce", "collective.flows", "collective.execute", "collective.short",
+            "collective.runner", "collective.measure",
         ],
         [
             "rendezvous.actions", "rendezvous.roster", "rendezvous.blame", "rendezvous.table",
