@@ -41,6 +41,10 @@ class UnsupportedDtypeError(Misuse, TypeError):
     """The element type cannot be carried, or the operation has no meaning for it."""
 
 
+class NotOfferedError(Misuse, NotImplementedError):
+    """There is no such combination of an operation and its arguments, though one could imagine it."""
+
+
 class ShapeError(Misuse, ValueError, HorovodInternalError):
     """An array has no first dimension, and the operation is about rows.
 

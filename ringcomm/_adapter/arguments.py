@@ -6,7 +6,7 @@ import sys
 import warnings
 from typing import Any, List, Optional, Sequence, Tuple
 
-from ..errors import ConfigError
+from ..errors import ConfigError, NotOfferedError
 from ..ops import ReduceOp, op_of
 
 
@@ -27,6 +27,19 @@ def reduction(op: Any, average: Optional[bool]) -> ReduceOp:
     return ReduceOp.AVERAGE if average else ReduceOp.SUM
 
 
+def scattered_reduction(op: Any) -> ReduceOp:
+    """The reduction that a reducescatter shall do.
+
+    Raises:
+        NotOfferedError: it is Adasum, which needs whole tensors.
+        Misuse: there is no such reduction.
+    """
+    chosen = op_of(op)
+    if chosen == ReduceOp.ADASUM:
+        raise NotOfferedError("reducescatter does not support Adasum: it compares whole tensors.")
+    return chosen
+
+
 def _outside() -> int:
     """The stack level of the caller's own code, whatever function of an adapter it has called."""
     package = __name__.partition(".")[0] + "."
@@ -35,7 +48,7 @@ def _outside() -> int:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(package):
         frame = frame.f_back
         level += 1
-    return level - 1
+    return level
 
 
 def wire_name(kind: str, name: Optional[str]) -> str:

@@ -7,7 +7,7 @@ from typing import Any, Callable, List, Optional, Sequence, Union
 import torch
 
 from .. import api
-from .._adapter.arguments import reduction, row_counts, wire_name
+from .._adapter.arguments import reduction, row_counts, scattered_reduction, wire_name
 from ..engine.request import Handle
 from ..errors import ConfigError
 from ..ops import ReduceOp, op_of
@@ -160,7 +160,7 @@ def _scatter(
 ) -> Handle:
     hosts = [host_copy(plain(tensor, "reducescatter")) for tensor in tensors]
     return api.context().engine.reducescatter(
-        [flat_array(host) for host in hosts], shapes_of(hosts), op_of(op), wire_name("reducescatter", name),
+        [flat_array(host) for host in hosts], shapes_of(hosts), scattered_reduction(op), wire_name("reducescatter", name),
         prescale, postscale, number_of(process_set), urgent, _list_or_one(tensors, grouped),
     )  # fmt: skip
 
@@ -327,7 +327,7 @@ def sparse_allreduce_async(
         found, amounts = synchronize(places), synchronize(numbers)
         if chosen == ReduceOp.AVERAGE:
             amounts = amounts / process_set.size()
-        return torch.sparse_coo_tensor(found.t(), amounts, tensor.shape)
+        return torch.sparse_coo_tensor(found.t(), amounts, tensor.shape, check_invariants=False)
 
     return finish
 

@@ -11,7 +11,7 @@ import torch
 from .. import api
 from .._adapter.arguments import predivided
 from .._adapter.gradients import Groups, Reduction, chosen_groups, names_of
-from ..errors import ConfigError
+from ..errors import ConfigError, NotOfferedError
 from ..ops import ReduceOp, op_of
 from ..process_set import ProcessSet, global_process_set
 from . import handles
@@ -52,6 +52,7 @@ class _Distributed:
 
     def _distribute(self, options: _Options, names: Dict[int, str], passes: int) -> None:
         self._options = options
+        self._parameter_names = {item: names[id(item)] for item in _everything(self)}
         self._should_synchronize = True
         self._synchronized = False
         self._reducer = GradientReducer(
@@ -250,7 +251,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
     names = names_of(_parameters(optimizer), named_parameters)
     if chosen == ReduceOp.ADASUM and api.size() > 1:
         if process_set is not global_process_set:
-            raise NotImplementedError("Adasum does not support non-global process sets yet.")
+            raise NotOfferedError("Adasum does not support non-global process sets yet.")
         delta: Any = _of_kind(_AdasumDistributed, optimizer)
         delta._compression, delta._passes = compression, passes
         delta._names = [names[id(item)] for item in _everything(optimizer) if item.requires_grad]
