@@ -53,9 +53,10 @@ class _Distributed:
 
     def _reduced(self, gradients: Sequence[Any], variables: Sequence[Any]) -> List[Any]:
         results = list(gradients)
-        process_set = self._ringcomm_how.reduction.process_set
-        if not process_set.included() or process_set.size() == 1:
-            return results
+        how = self._ringcomm_how.reduction
+        if not how.process_set.included() or how.process_set.size() == 1:
+            factor = how.prescale * how.postscale
+            return results if factor == 1.0 else [item if item is None else item * factor for item in results]
         shared = []
         for index, variable in enumerate(variables):
             if results[index] is None:
@@ -63,7 +64,7 @@ class _Distributed:
             if id(variable) not in self._ringcomm_local:
                 shared.append(index)
             elif self._ringcomm_scale_local:
-                results[index] = results[index] / process_set.size()
+                results[index] = results[index] / how.process_set.size()
         if shared:
             reduced = reduce(
                 self._ringcomm_how,

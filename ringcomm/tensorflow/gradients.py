@@ -81,7 +81,8 @@ class GradientReducer:
             name: what a variable is called.
         """
         if not self.active():
-            return list(gradients)
+            factor = self.how.prescale * self.how.postscale
+            return [_times(item, factor) for item in gradients] if factor != 1.0 else list(gradients)
         named = name or variable_name
         reduced: List[Any] = list(gradients)
         for index, variable in enumerate(variables):
@@ -106,12 +107,9 @@ class GradientReducer:
         return reduced
 
     def _scaled(self, gradient: Any) -> Any:
-        if gradient is None or not self.scale_local_gradients:
+        if not self.scale_local_gradients:
             return gradient
-        factor = 1.0 / self.how.process_set.size()
-        if isinstance(gradient, tf.IndexedSlices):
-            return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
-        return gradient * tf.cast(factor, gradient.dtype)
+        return _times(gradient, 1.0 / self.how.process_set.size())
 
     def _bundles(
         self,
@@ -186,6 +184,14 @@ class Bundle(NamedTuple):
     tensors: List[Any]
     shapes: List[Any]
     finish: Callable[[Sequence[Any], List[Any]], None]
+
+
+def _times(gradient: Any, factor: float) -> Any:
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(factor, gradient.dtype)
 
 
 def _known(shape: tf.TensorShape) -> Tuple[int, ...]:

@@ -1,0 +1,35 @@
+"""ringcomm.keras between real processes, on each backend: any number of ranks trains the same model."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any, Dict
+
+import numpy as np
+import pytest
+
+from tests.adapters.jobs import run
+
+BACKENDS = ["tensorflow", "torch", "jax"]
+
+
+def work() -> Dict[str, Any]:
+    from tests.adapters.keras import training
+
+    return training.work()
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_any_number_of_ranks_trains_the_same_model(backend: str) -> None:
+    if find_spec(backend) is None:
+        pytest.skip(f"{backend} is not installed")
+    alone, *several = [run(work, (), ranks, KERAS_BACKEND=backend) for ranks in (1, 2, 3)]
+    assert alone[0]["accuracy"][-1] > 0.8
+    for results in several:
+        for result in results:
+            np.testing.assert_allclose(result["loss"], alone[0]["loss"], rtol=1e-5)
+            np.testing.assert_allclose(result["accuracy"], alone[0]["accuracy"], rtol=1e-5)
+            np.testing.assert_allclose(result["accumulated"], alone[0]["accumulated"], rtol=1e-4)
+            np.testing.assert_allclose(result["others"][0], alone[0]["others"][0], rtol=1e-4)
+            np.testing.assert_allclose(result["others"][1:], alone[0]["others"][1:], rtol=1e-2)
