@@ -37,7 +37,7 @@ class NotInitializedError(Misuse, ValueError):
     """A collective or a question about rank and size came before ``init()`` or after ``shutdown()``."""
 
 
-class UnsupportedDtypeError(Misuse, TypeError):
+class UnsupportedDtypeError(Misuse, TypeError, ValueError):
     """The element type cannot be carried, or the operation has no meaning for it."""
 
 

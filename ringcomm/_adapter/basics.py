@@ -39,7 +39,8 @@ def _listed(process_sets: Union[str, Sequence[Any], None]) -> List[ProcessSet]:
         return []
     if isinstance(process_sets, (str, ProcessSet)):
         raise ConfigError(f"process_sets={process_sets!r}: a list of ProcessSet is needed.")
-    wanted = [item if isinstance(item, ProcessSet) else ProcessSet(item) for item in process_sets]
+    given: Sequence[Any] = process_sets
+    wanted = [item if isinstance(item, ProcessSet) else ProcessSet(item) for item in given]
     for number, item in enumerate(wanted, start=1):
         if any(item.ranks == other.ranks for other in wanted[: number - 1]):
             raise ConfigError(f"process_sets: entry number {number} is a duplicate: {item}.")

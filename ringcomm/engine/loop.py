@@ -18,6 +18,7 @@ from ..errors import (
     Misuse,
     NotInitializedError,
     PeerStalledError,
+    Recoverable,
     RingcommError,
 )
 from ..transport.base import Fabric, Watch
@@ -27,7 +28,7 @@ from .mailbox import Mailbox
 from .observe import Observer, label_of
 from .pending import Pending, Work
 from .perform import Performer
-from .request import Handle, Key, Request, Signature
+from .request import Handle, Key, Request, Signature, fresh_copy
 from .tracing import Sink, Tracing
 
 logger = logging.getLogger("ringcomm.engine")
@@ -229,6 +230,9 @@ class Loop:
                 "ringcomm has been shut down (shutdown() was called), so there is nobody to talk to. Call "
                 "init() again first."
             )
+        if isinstance(self._broken, Recoverable):
+            # Whoever submits may be the first of this rank's program to learn of the loss.
+            raise fresh_copy(self._broken)
         if self._broken is not None:
             raise Misuse(
                 "This job has failed before; call shutdown(), and init() if it shall start again. The "

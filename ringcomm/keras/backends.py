@@ -1,28 +1,12 @@
-"""What each backend of Keras needs: how gradients are reduced, and what numbers compile to."""
+"""Gradients of Keras on whatever backend it has."""
 
 from __future__ import annotations
 
-from typing import Any, List, NamedTuple, Sequence
+from typing import Any, List, Sequence
 
 import keras
 
-from .._adapter.gradients import Groups, Reduction
-
-
-class How(NamedTuple):
-    """How gradients are reduced.
-
-    Attributes:
-        reduction: how they become one.
-        compression: ``"none"``, ``"fp16"`` or ``"bf16"``, or on TensorFlow what its adapter takes.
-        sparse_as_dense: make ``tf.IndexedSlices`` dense.
-        groups: which ones travel together.
-    """
-
-    reduction: Reduction
-    compression: Any
-    sparse_as_dense: bool
-    groups: Groups
+from .how import How
 
 
 def reduce(how: How, gradients: Sequence[Any], variables: Sequence[Any]) -> List[Any]:

@@ -9,8 +9,8 @@ import keras
 from .._adapter.gradients import Reduction
 from ..ops import ReduceOp
 from ..process_set import global_process_set
-from .backends import How
 from .compression import Compression
+from .how import How
 from .optimizer import make_distributed
 
 

@@ -11,7 +11,7 @@ from jax.experimental import io_callback
 from .._adapter import host
 from .._adapter.compression import wire_dtype
 from .._adapter.names import group_name
-from .backends import How
+from .how import How
 
 
 def reduce(how: How, gradients: Sequence[Any], variables: Sequence[Any]) -> List[Any]:

@@ -6,7 +6,7 @@ from typing import Any, List, Sequence
 
 from ..tensorflow.compression import Compression
 from ..tensorflow.gradients import GradientReducer
-from .backends import How
+from .how import How
 
 
 def reduce(how: How, gradients: Sequence[Any], variables: Sequence[Any]) -> List[Any]:

@@ -9,7 +9,7 @@ import torch
 from .._adapter.names import group_name
 from ..torch.compression import Compression
 from ..torch.handles import grouped_allreduce_async, synchronize
-from .backends import How
+from .how import How
 
 
 def reduce(how: How, gradients: Sequence[Any], variables: Sequence[Any]) -> List[Any]:

@@ -11,8 +11,9 @@ from .._adapter.gradients import Groups, Reduction, chosen_groups
 from ..errors import ConfigError
 from ..ops import ReduceOp, op_of
 from ..process_set import ProcessSet, global_process_set
-from .backends import How, reduce
+from .backends import reduce
 from .compression import Compression
+from .how import How
 
 _classes: Dict[type, type] = {}
 

@@ -74,7 +74,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
     return broadcast_variables(tf1.global_variables(), root_rank)
 
 
-class BroadcastGlobalVariablesHook(tf1.train.SessionRunHook):
+class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
     """Gives all variables the root's values when a ``MonitoredTrainingSession`` has made or loaded them.
 
     So ranks start from the same ones, be they random or from a checkpoint.

@@ -15,7 +15,7 @@ from .gradients import GradientReducer
 
 tf1 = tf.compat.v1
 
-_classes: Dict[type, type] = {}
+_classes: Dict[Any, Any] = {}
 
 
 class _Distributed:
@@ -139,7 +139,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             groups, process_set, scale_local_gradients,
         )  # fmt: skip
     factor = 1.0 / backward_passes_per_step if average_aggregated_gradients else 1.0
-    kind = type(optimizer)
+    kind: Any = type(optimizer)
     if kind not in _classes:
         _classes[kind] = type(kind.__name__, (_Distributed, kind), {"__doc__": kind.__doc__})
     distributed: Any = _classes[kind].__new__(_classes[kind])

@@ -12,7 +12,7 @@ from ..process_set import ProcessSet, global_process_set
 from . import bridge, flow
 
 
-class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignore[misc]
+class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
     """Like ``keras.layers.BatchNormalization``, with the mean and variance of all ranks' batches together.
 
     For Keras on TensorFlow. Batches may differ in size.

@@ -12,7 +12,7 @@ from ..process_set import ProcessSet, global_process_set
 from .compression import Compression
 from .gradients import GradientReducer
 
-_classes: Dict[type, type] = {}
+_classes: Dict[Any, Any] = {}
 
 
 class _Distributed:
@@ -85,7 +85,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         scale_local_gradients: divide gradients of local sources by the number of ranks.
         device_dense, device_sparse: without effect; Horovod has them.
     """
-    kind = type(gradtape)
+    kind: Any = type(gradtape)
     if kind not in _classes:
         _classes[kind] = type(kind.__name__, (_Distributed, kind), {"__doc__": kind.__doc__})
     tape: Any = _classes[kind].__new__(_classes[kind])

@@ -160,8 +160,9 @@ def _scatter(
 ) -> Handle:
     hosts = [host_copy(plain(tensor, "reducescatter")) for tensor in tensors]
     return api.context().engine.reducescatter(
-        [flat_array(host) for host in hosts], shapes_of(hosts), scattered_reduction(op), wire_name("reducescatter", name),
-        prescale, postscale, number_of(process_set), urgent, _list_or_one(tensors, grouped),
+        [flat_array(host) for host in hosts], shapes_of(hosts), scattered_reduction(op),
+        wire_name("reducescatter", name), prescale, postscale, number_of(process_set), urgent,
+        _list_or_one(tensors, grouped),
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 
@@ -168,15 +168,13 @@ class _AdasumDistributed:
     def synchronize(self) -> None:
         """Nothing: it is steps that are combined, not gradients."""
 
-    @contextmanager
-    def skip_synchronize(self) -> Iterator[None]:
+    def skip_synchronize(self) -> ContextManager[None]:
         """Not possible here.
 
         Raises:
             AssertionError: always.
         """
         raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
-        yield
 
     def step(self, closure: Optional[Callable[[], Any]] = None, **options: Any) -> Any:
         """Make the optimizer's own step, and go to where all ranks' steps together lead."""
@@ -256,7 +254,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
         delta._compression, delta._passes = compression, passes
         delta._names = [names[id(item)] for item in _everything(optimizer) if item.requires_grad]
         return delta
-    wrapped: Any = _of_kind(_Distributed, optimizer)
+    wrapped = _of_kind(_Distributed, optimizer)
     reduction = Reduction(chosen, prescale, postscale, process_set)
     wrapped._distribute(_Options(reduction, compression, groups, sparse_as_dense), names, passes)
     return wrapped
@@ -265,7 +263,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
 def _of_kind(kind: type, optimizer: torch.optim.Optimizer) -> Any:
     """An optimizer with the same state and parameter groups, and ``kind`` in front of its class."""
     own = type(optimizer)
-    wrapped = object.__new__(type(own.__name__, (kind, own), {"__doc__": own.__doc__}))
+    wrapped: Any = object.__new__(type(own.__name__, (kind, own), {"__doc__": own.__doc__}))
     # A step that a scheduler has put into the instance belongs to the old one.
     wrapped.__dict__.update({key: value for key, value in vars(optimizer).items() if key != "step"})
     return wrapped

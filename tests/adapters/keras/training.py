@@ -18,8 +18,8 @@ STEPS = 6
 EPOCHS = 3
 
 
-def work() -> Dict[str, Any]:
-    """Everything that is checked; what a run on another number of ranks must come to as well."""
+def work(all_of_it: bool) -> Dict[str, Any]:
+    """What a run on any number of ranks must come to; with ``all_of_it`` also what concerns one run alone."""
     hvd.init()
     if keras.backend.backend() == "torch":
         import torch
@@ -28,14 +28,16 @@ def work() -> Dict[str, Any]:
     images, labels = my_part()
     results: Dict[str, Any] = {}
     results["loss"], results["accuracy"], model = trained(images, labels)
-    saved_and_loaded(model, images, labels)
     results["accumulated"] = accumulated(images, labels)
-    results["others"] = [with_optimizer(kind, images, labels) for kind in ("SGD", "RMSprop", "AdamW")]
-    compressed(images, labels)
-    parts_of_one_rank(images, labels)
-    callbacks(images, labels)
-    best_model(images, labels)
-    values()
+    results["clipped"] = clipped(images, labels)
+    if all_of_it:
+        saved_and_loaded(model, images, labels)
+        accumulated_sums(images, labels)
+        compressed(images, labels)
+        parts_of_one_rank(images, labels)
+        callbacks(images, labels)
+        best_model(images, labels)
+        values()
     hvd.shutdown()
     return results
 
@@ -103,17 +105,20 @@ def accumulated(images: Any, labels: Any) -> List[float]:
     )
     model = make(optimizer)
     fit(model, images, labels)
-    total = [float(np.abs(item).sum()) for item in model.get_weights()]
-    summed = make(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), backward_passes_per_step=2))
-    fit(summed, images, labels)
-    for one, other in zip(model.get_weights(), summed.get_weights()):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
-    return total
+    return [float(np.abs(item).sum()) for item in model.get_weights()]
 
 
-def with_optimizer(kind: str, images: Any, labels: Any) -> List[float]:
+def accumulated_sums(images: Any, labels: Any) -> None:
+    model = make(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), backward_passes_per_step=2))
+    fit(model, images, labels)
+    found = [float(np.abs(item).sum()) for item in model.get_weights()]
+    np.testing.assert_allclose(found, accumulated(images, labels), rtol=1e-4)
+
+
+def clipped(images: Any, labels: Any) -> List[float]:
+    """Clipped by the norm of everybody's gradient, not by that of each rank's own."""
     optimizer = hvd.DistributedOptimizer(
-        getattr(keras.optimizers, kind)(0.01, global_clipnorm=1.0), gradient_predivide_factor=2.0
+        keras.optimizers.SGD(0.5, momentum=0.9, global_clipnorm=0.3), gradient_predivide_factor=2.0
     )
     model = make(optimizer)
     fit(model, images, labels)

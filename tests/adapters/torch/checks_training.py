@@ -397,8 +397,11 @@ def check_uneven_data_with_join() -> None:
 
 def check_optimizer_state_of_every_kind() -> None:
     skipped = {"LBFGS", "Optimizer"}
-    kinds = [kind for name, kind in vars(torch.optim).items()
-             if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and name not in skipped]  # fmt: skip
+    kinds = [
+        kind
+        for name, kind in vars(torch.optim).items()
+        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and name not in skipped
+    ]
     assert len(kinds) >= 10
     for kind in kinds:
         sparse = kind.__name__ == "SparseAdam"
