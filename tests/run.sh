@@ -112,7 +112,7 @@ finish
 
 begin "TensorFlow and Keras"
 environment .venv-test-tf "$main" -e '.[test,examples]' -r tests/requirements-tf.txt
-.venv-test-tf/bin/python -m pytest -q -rs -n 2 -m "not hosts" tests/adapters/tensorflow tests/adapters/keras
+.venv-test-tf/bin/python -m pytest -q -rs tests/adapters/tensorflow tests/adapters/keras tests/hosts/test_keras.py
 finish
 
 core_needs=(pytest pytest-timeout pytest-xdist ml_dtypes)
