@@ -10,7 +10,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 import pytest
@@ -24,15 +24,26 @@ ENVIRONMENT = {
 }
 
 
-def ringrun(ranks: int, example: str, *options: Any, **environment: str) -> str:
+def ringrun(ranks: int, example: Union[str, Path], *options: Any, **environment: str) -> str:
     """``ringrun -np RANKS examples/EXAMPLE``; what it printed."""
+    program = ROOT / "examples" / example
     done = subprocess.run(
-        [sys.executable, "-m", "ringrun", "-np", str(ranks), f"examples/{example}", *map(str, options)],
+        [sys.executable, "-m", "ringrun", "-np", str(ranks), str(program), *map(str, options)],
         cwd=ROOT, env={**ENVIRONMENT, **environment}, text=True, timeout=150, stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     return done.stdout
+
+
+@pytest.mark.timeout(200)
+def test_what_the_readme_shows(tmp_path: Path) -> None:
+    (script,) = re.findall(
+        r"```python\n(# keras_train.py\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
+    )
+    (tmp_path / "keras_train.py").write_text(script)
+    output = ringrun(2, tmp_path / "keras_train.py")
+    assert float(output.split()[-1]) < 1e-2, output
 
 
 def accuracy(output: str) -> float:
