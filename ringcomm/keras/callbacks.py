@@ -9,6 +9,7 @@ import keras
 
 from .. import api
 from .._adapter.callbacks import Multiplier, Schedule, averaged, warmup
+from .optimizer import check_reached
 from .values import broadcast_variables
 
 _logger = logging.getLogger(__name__)
@@ -47,6 +48,10 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         """Late, for models of which nobody could know the shapes before."""
         if not self.broadcast_done:
             self._broadcast()
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        """Make sure that what has begun together has gone on together."""
+        check_reached(self.model.optimizer)
 
     def _broadcast(self) -> None:
         if self.broadcast_done:

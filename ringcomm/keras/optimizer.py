@@ -8,7 +8,7 @@ import keras
 
 from .._adapter.arguments import predivided
 from .._adapter.gradients import Groups, Reduction, chosen_groups
-from ..errors import ConfigError
+from ..errors import BrokenInvariantError, ConfigError
 from ..ops import ReduceOp, op_of
 from ..process_set import ProcessSet, global_process_set
 from .backends import reduce
@@ -28,6 +28,8 @@ class _Distributed:
     _ringcomm_how: How
     _ringcomm_scale_local: bool
     _ringcomm_local: Dict[int, Any]
+    _ringcomm_variables: List[Any]
+    _ringcomm_reached = False
 
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
         """Like the optimizer's own, with the gradients of all ranks."""
@@ -35,11 +37,18 @@ class _Distributed:
         own = super().apply  # type: ignore[misc]
         if self._accumulates():
             # The sum of several batches is reduced, not each batch: see _clip_gradients().
-            self._ringcomm_variables = [
-                variable for gradient, variable in zip(grads, variables) if gradient is not None
-            ]
+            present = [variable for gradient, variable in zip(grads, variables) if gradient is not None]
+            object.__setattr__(self, "_ringcomm_variables", present)
             return own(grads, trainable_variables)
         return own(self._reduced(grads, variables), trainable_variables)
+
+    def stateless_apply(
+        self, optimizer_variables: Any, grads: Sequence[Any], trainable_variables: Any
+    ) -> Any:
+        """What JAX calls; it comes to :meth:`apply`, but for optimizers that scale losses."""
+        if isinstance(self, keras.optimizers.LossScaleOptimizer):
+            grads = self._reduced(grads, self.inner_optimizer._trainable_variables)
+        return super().stateless_apply(optimizer_variables, grads, trainable_variables)  # type: ignore[misc]
 
     def _accumulates(self) -> bool:
         return bool(getattr(self, "gradient_accumulation_steps", None)) and hasattr(
@@ -53,6 +62,7 @@ class _Distributed:
         return super()._clip_gradients(grads)  # type: ignore[misc]
 
     def _reduced(self, gradients: Sequence[Any], variables: Sequence[Any]) -> List[Any]:
+        object.__setattr__(self, "_ringcomm_reached", True)
         results = list(gradients)
         how = self._ringcomm_how.reduction
         if not how.process_set.included() or how.process_set.size() == 1:
@@ -98,6 +108,19 @@ def distributed_class(kind: type) -> type:
             kind.__name__, (_Distributed, kind), {"__doc__": kind.__doc__, "__module__": module}
         )
     return _classes[kind]
+
+
+def check_reached(optimizer: Any) -> None:
+    """Called after an epoch: whether Keras has taken the way on which gradients are reduced.
+
+    Raises:
+        BrokenInvariantError: it has not, and ranks would train models of their own from here on.
+    """
+    if isinstance(optimizer, _Distributed) and not optimizer._ringcomm_reached:
+        raise BrokenInvariantError(
+            f"Keras {keras.__version__} on {keras.backend.backend()} has trained with "
+            f"{type(optimizer).__name__} without reducing gradients: ringcomm does not know this version."
+        )
 
 
 def make_distributed(
@@ -172,6 +195,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         raise ConfigError(f"DistributedOptimizer needs an optimizer of Keras 3, not {type(optimizer)}.")
     if backward_passes_per_step < 1:
         raise ConfigError("backward_passes_per_step must be at least 1")
+    if _losses_are_scaled() and not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        # What compile() would do otherwise, the other way round: then each rank would decide by its own
+        # gradients whether to make a step, and only some of them would come to the reduction.
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     chosen = op_of(op)
     prescale, postscale = predivided(chosen, gradient_predivide_factor)
     if backward_passes_per_step > 1 and not average_aggregated_gradients:
@@ -184,6 +211,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         chosen_groups(groups, num_groups, object),
     )
     return make_distributed(optimizer, how, backward_passes_per_step, scale_local_gradients)
+
+
+def _losses_are_scaled() -> bool:
+    return bool(keras.config.dtype_policy().name == "mixed_float16")
 
 
 def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name

@@ -34,6 +34,7 @@ def work(all_of_it: bool) -> Dict[str, Any]:
         saved_and_loaded(model, images, labels)
         accumulated_sums(images, labels)
         compressed(images, labels)
+        half_precision(images, labels)
         parts_of_one_rank(images, labels)
         callbacks(images, labels)
         best_model(images, labels)
@@ -130,6 +131,21 @@ def compressed(images: Any, labels: Any) -> None:
         model = make(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01), compression=compression))
         history = fit(model, images, labels, epochs=2)
         assert history["loss"][1] < history["loss"][0]
+
+
+def half_precision(images: Any, labels: Any) -> None:
+    """A step with a gradient that is no number on one rank is left out by all."""
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = make(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    spoilt = images.copy()
+    if hvd.rank() == 0:
+        spoilt[GLOBAL_BATCH // hvd.size()] = np.inf
+    fit(model, spoilt, labels, epochs=2)
+    assert all(np.isfinite(item).all() for item in model.get_weights())
 
 
 def parts_of_one_rank(images: Any, labels: Any) -> None:
