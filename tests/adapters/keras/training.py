@@ -28,8 +28,9 @@ def work(all_of_it: bool) -> Dict[str, Any]:
     images, labels = my_part()
     results: Dict[str, Any] = {}
     results["loss"], results["accuracy"], model = trained(images, labels)
-    results["accumulated"] = accumulated(images, labels)
-    results["clipped"] = clipped(images, labels)
+    if hvd.size() < 3:
+        results["accumulated"] = accumulated(images, labels)
+        results["clipped"] = clipped(images, labels)
     if all_of_it:
         saved_and_loaded(model, images, labels)
         accumulated_sums(images, labels)
