@@ -47,8 +47,8 @@ LEVELS: Dict[int, List[List[str]]] = {
     5: [["timeline", "context", "api", "process_set", "named", "__init__"]],
     6: [
         [
-            "_adapter.arguments", "_adapter.basics", "_adapter.compression", "_adapter.gradients",
-            "_adapter.names", "_adapter.host", "_adapter.callbacks", "_adapter.objects",
+            "_adapter.arguments", "_adapter.basics", "_adapter.common", "_adapter.compression",
+            "_adapter.gradients", "_adapter.names", "_adapter.host", "_adapter.callbacks", "_adapter.objects",
             "_adapter.sampling", "_adapter.trees", "_adapter.elastic",
         ],
     ],
