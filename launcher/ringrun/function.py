@@ -19,6 +19,7 @@ from .job import Job
 from .launch import Options, launch, prepare
 from .outcome import Outcome
 from .ssh import SshOptions
+from .tunables import from_values
 from .worker import Call, pack_call
 
 
@@ -55,6 +56,7 @@ def run_function(
     iface: Optional[str] = None, start_timeout_s: Optional[float] = None, timeout_s: Optional[float] = None,
     ssh: str = "ssh", ssh_port: Optional[int] = None, ssh_identity_file: Optional[str] = None,
     output_dir: Optional[str] = None, verbose: bool = False, console: Optional[Console] = None,
+    config_file: Optional[str] = None, settings: Optional[Mapping[str, Any]] = None,
 ) -> List[Any]:  # fmt: skip
     """Call ``fn(*args, **kwargs)`` once on every rank and return what each returned, in rank order.
 
@@ -64,16 +66,19 @@ def run_function(
     Args:
         env: variables for the ranks, as with ``-x NAME=VALUE``.
         console: takes what ranks print, instead of ``sys.stdout`` and ``sys.stderr``.
+        settings: more settings by the names of their fields, like ``{"transport": "tcp"}``.
 
     Raises:
         RemoteError: a rank failed, or the job did not start.
         ConfigError: an option makes no sense.
     """
+    timeouts = {"start_timeout_s": start_timeout_s, "timeout_s": timeout_s}
+    more = {**{name: value for name, value in timeouts.items() if value is not None}, **(settings or {})}
     options = Options(
         np=np, hosts=hosts, hostfile=hostfile, output_dir=output_dir, verbose=verbose,
         forward=tuple(f"{name}={value}" for name, value in (env or {}).items()),
         pythons=() if python is None else (python,), cwds=() if cwd is None else (cwd,),
-        ifaces=() if iface is None else (iface,), start_timeout_s=start_timeout_s, timeout_s=timeout_s,
+        ifaces=() if iface is None else (iface,), said=from_values(more), config_file=config_file,
         ssh=SshOptions(ssh, ssh_port, ssh_identity_file),
     )  # fmt: skip
     command = ["-m", "ringrun.worker"]

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ringcomm import config
-from ringcomm.config import Membership, Settings, Slot, document, format_endpoint, parse_endpoint
+from ringcomm import keys
+from ringcomm.config import ALGORITHMS, Membership, Settings, Slot, document, format_endpoint, parse_endpoint
 from ringcomm.errors import ConfigError
+from ringcomm.schedule.choose import ALL_REDUCE_NAMES
 
 KEY = bytes(range(32))
 JOB = {"RINGCOMM_SIZE": "3", "RINGCOMM_RENDEZVOUS": "10.0.0.1:5000", "RINGCOMM_KEY": KEY.hex()}
@@ -34,6 +35,9 @@ DOCS = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
         ("SPIN_US", "0", "spin_us", 0.0),
         ("SPIN_US", "1000000", "spin_us", 1e6),
         ("ALGORITHM", "ring", "algorithm", "ring"),
+        ("ALGORITHM", "", "algorithm", ""),
+        ("TIMELINE", "t.json", "timeline", "t.json"),
+        ("AUTOTUNE", "1", "autotune", True),
         ("VERBOSE", "1", "verbose", True),
         ("VERBOSE", "Yes", "verbose", True),
         ("VERBOSE", "off", "verbose", False),
@@ -59,6 +63,7 @@ def test_setting_is_read(variable, text, field, value):
         ("SEGMENT_BYTES", ""),
         ("SEGMENT_BYTES", "1.5M"),
         ("SEGMENT_BYTES", "1T"),
+        ("ALGORITHM", "tree"),
         ("SPIN_US", "-1"),
         ("SPIN_US", "2000000"),
         ("SPIN_US", "nan"),
@@ -69,6 +74,10 @@ def test_bad_setting_is_named_with_its_value(variable, text):
     with pytest.raises(ConfigError) as caught:
         Settings.from_environment({"RINGCOMM_" + variable: text})
     assert f"RINGCOMM_{variable}={text!r}" in str(caught.value)
+
+
+def test_algorithms_are_those_that_exist():
+    assert set(ALGORITHMS) == set(ALL_REDUCE_NAMES)
 
 
 def test_defaults_without_variables_and_other_variables_are_ignored():
@@ -212,7 +221,7 @@ def test_key_from_a_descriptor_again_and_again(tmp_path):
 
 
 def test_key_from_a_pipe_again_and_again(monkeypatch):
-    monkeypatch.setattr(config, "_keys_from_pipes", {})
+    monkeypatch.setattr(keys, "_keys_from_pipes", {})
     reader, writer = os.pipe()
     try:
         os.write(writer, KEY.hex().encode())

@@ -9,6 +9,7 @@ import pytest
 from ringcomm.config import Slot
 from ringcomm.errors import ConfigError
 from ringrun import launch
+from ringrun.horovod import Said
 from ringrun.launch import Options, describe, per_host, prepare, read_hosts
 
 ENVIRON = {"PATH": "/nowhere", "TOKEN": "hunter2"}
@@ -96,7 +97,8 @@ def test_hosts_come_from_one_place(tmp_path: Path) -> None:
 
 def test_settings_come_from_options_before_the_environment() -> None:
     environ = {**ENVIRON, "RINGCOMM_TIMEOUT": "5", "RINGCOMM_START_TIMEOUT": "7"}
-    job = prepare(Options(timeout_s=600.0), ["x.py"], environ)
+    said = (Said("timeout_s", "600", "--timeout 600", "--timeout"),)
+    job = prepare(Options(said=said), ["x.py"], environ)
     assert (job.settings.timeout_s, job.settings.start_timeout_s) == (600.0, 7.0)
     assert "RINGCOMM_TIMEOUT" not in job.hosts[0].env  # the default again, and the variable is removed
     assert job.hosts[0].env["RINGCOMM_START_TIMEOUT"] == "7.0"
