@@ -1,4 +1,4 @@
-"""The command line. Everything heavy is imported only when a job is really run.
+"""The command line. What starts and watches a job is imported only when one is really run.
 
 The flags of the settings, and horovodrun's, are made in :mod:`ringrun.flags`.
 """

@@ -19,7 +19,7 @@ from ringcomm.errors import ConfigError
 from . import horovod, tunables
 from .command import Command, parse_command, with_interpreter
 from .console import Console
-from .environment import forwarded, own_variables
+from .environment import forwarded, horovods_variables, own_variables
 from .horovod import Said
 from .hosts import HostSpec, parse_hostfile, parse_hosts
 from .job import HostJob, Job
@@ -81,6 +81,8 @@ def prepare(
     ifaces = per_host("--iface", options.ifaces, names)
     settings = effective_settings(options, environ, ifaces).settings
     common = {**own_variables(settings, environ), **forwarded(options.forward, environ)}
+    if options.horovod:
+        common = {**horovods_variables(environ), **common}
     hosts: List[HostJob] = []
     are_local = find_local([host.spec for host in plan.hosts])
     for index, (planned, is_local) in enumerate(zip(plan.hosts, are_local)):
@@ -101,8 +103,7 @@ def prepare(
         hosts.append(HostJob(index, planned, is_local, python, cwd, own, env, tuple(argv)))
     return Job(
         id=secrets.token_hex(8), key=secrets.token_bytes(32), plan=plan, hosts=tuple(hosts),
-        settings=settings,
-        command=parsed, version=own_version(), payload=payload,
+        settings=settings, command=parsed, version=own_version(), payload=payload, horovod=options.horovod,
         output_dir=None if options.output_dir is None else Path(options.output_dir),
     )  # fmt: skip
 

@@ -8,9 +8,10 @@ import pytest
 
 from ringcomm.config import Slot
 from ringcomm.errors import ConfigError
-from ringrun import launch
+from ringrun import launch, rendezvous
 from ringrun.horovod import Said
 from ringrun.launch import Options, describe, per_host, prepare, read_hosts
+from ringrun.rendezvous import master_variables
 
 ENVIRON = {"PATH": "/nowhere", "TOKEN": "hunter2"}
 
@@ -45,9 +46,10 @@ def test_what_an_agent_is_told() -> None:
     job = prepare(Options(np=3, hosts="localhost,far:2"), ["train.py"], ENVIRON)
     config: Dict[str, Any] = job.agent_config(job.hosts[1])
     assert config["key"] == job.key.hex()
+    same = {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2"}
     assert config["ranks"] == [
-        {"rank": 1, "env": {"RINGCOMM_SLOT": "1:0"}},
-        {"rank": 2, "env": {"RINGCOMM_SLOT": "1:1"}},
+        {"rank": 1, "env": {**same, "RANK": "1", "LOCAL_RANK": "0", "RINGCOMM_SLOT": "1:0"}},
+        {"rank": 2, "env": {**same, "RANK": "2", "LOCAL_RANK": "1", "RINGCOMM_SLOT": "1:1"}},
     ]
     assert config["env"] == {
         "RINGCOMM_JOB": job.id,
@@ -57,6 +59,57 @@ def test_what_an_agent_is_told() -> None:
     }
     assert config["silence_s"] and not job.agent_config(job.hosts[0])["silence_s"]
     assert (config["python"], config["script"], config["argv"]) == (True, "train.py", (None, "train.py"))
+
+
+def test_under_horovod() -> None:
+    environ = {**ENVIRON, "HOROVOD_CYCLE_TIME": "4", "HOROVOD_RANK": "8"}
+    options = Options(hosts="localhost,far", horovod=True, forward=("RANK=9", "HOROVOD_CONTROLLER=own"))
+    job = prepare(options, ["train.py"], environ)
+    assert job.settings.cycle_ms == 4.0
+    for host in job.hosts:
+        config = job.agent_config(host)
+        (rank,) = config["ranks"]
+        assert config["horovod"] and config["env"]["HOROVOD_CYCLE_TIME"] == "4"
+        assert config["env"]["RINGCOMM_CYCLE_TIME"] == "4.0"
+        assert rank["env"]["HOROVOD_RANK"] == str(host.index) and "HOROVOD_RANK" not in config["env"]
+        # What -x says stays.
+        assert (config["env"]["RANK"], config["env"]["HOROVOD_CONTROLLER"]) == ("9", "own")
+        assert "RANK" not in rank["env"] and "HOROVOD_CONTROLLER" not in rank["env"]
+    without = prepare(Options(), ["train.py"], environ)
+    assert without.settings.cycle_ms == 1.0 and not without.agent_config(without.hosts[0])["horovod"]
+    assert "HOROVOD_RANK" not in without.agent_config(without.hosts[0])["ranks"][0]["env"]
+
+
+ALONE = {0: {"port": 5, "login": "10.0.0.9 1 10.0.0.8 22"}}
+FROM_HERE = {
+    0: {"port": 5, "login": "10.0.0.9 1 10.0.0.8 22"},
+    1: {"port": 6, "login": "10.0.0.1 1 10.0.0.2 22"},
+}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "facts", "address"),
+    [
+        ("localhost:2", ALONE, "127.0.0.1"),
+        ("far:2", ALONE, "127.0.0.1"),
+        ("far,other", FROM_HERE, "10.0.0.8"),
+        ("far,localhost", FROM_HERE, "10.0.0.8"),
+        ("far,other", {**FROM_HERE, 0: {"port": 5, "login": ""}}, "far"),
+        ("far,other", {**FROM_HERE, 0: {"port": 5, "login": "127.0.0.1 1 127.0.0.1 22"}}, "far"),
+        ("far,other", {**FROM_HERE, 0: {"port": 5, "login": "fe80::1%e 1 fe80::2%e 22"}}, "far"),
+        ("localhost,far", FROM_HERE, "10.0.0.1"),
+        ("localhost,far", {**FROM_HERE, 1: {"port": 6, "login": "10.7.7.7 1 10.0.0.2 22"}}, "192.168.0.1"),
+        ("localhost,far", {**FROM_HERE, 1: {"port": 6, "login": "FD00::0001 1 fd00::2 22"}}, "fd00::1"),
+    ],
+)  # fmt: skip
+def test_where_others_meet(monkeypatch: pytest.MonkeyPatch, hosts: str, facts: Any, address: str) -> None:
+    own = ["192.168.0.1", "10.0.0.1", "fd00::1"]
+    monkeypatch.setattr(rendezvous, "rendezvous_addresses", lambda job: own)
+    job = prepare(Options(hosts=hosts), ["x.py"], ENVIRON)
+    for host in job.hosts:
+        assert master_variables(job, host, facts) == {"MASTER_ADDR": address, "MASTER_PORT": "5"}
+    job = prepare(Options(hosts=hosts, forward=("MASTER_ADDR=x",)), ["x.py"], ENVIRON)
+    assert master_variables(job, job.hosts[0], facts) == {"MASTER_PORT": "5"}
 
 
 def test_no_secret_is_in_any_description() -> None:
