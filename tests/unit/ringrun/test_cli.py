@@ -5,12 +5,13 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from ringcomm.config import Settings
 from ringrun import cli
-from ringrun.horovod import IGNORED, REFUSED, VALUES
+from ringrun.horovod import IGNORED, NAMES, REFUSED, VALUES
 from ringrun.launch import Options, effective_settings
 from ringrun.ssh import SshOptions
 
@@ -156,3 +157,11 @@ def test_check_build() -> None:
         "    [X] NumPy",
     ]:
         assert line in result.output
+
+
+def test_the_page_names_every_option() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "ringrun.md").read_text()
+    settings = {item.metadata["flag"] for item in fields(Settings)}
+    wanted = {name for param in cli.ringrun.params if isinstance(param, click.Option) for name in param.opts}
+    assert sorted(name for name in wanted - settings if f"`{name}" not in page) == []
+    assert [name.variable for name in NAMES if f"`{name.variable}`" not in page and name.variable] == []
