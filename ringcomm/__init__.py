@@ -35,6 +35,8 @@ from .api import (
     run,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
 )
 from .config import Membership, Settings
 from .context import Context
@@ -68,6 +70,7 @@ from .named import (
     grouped_allreduce,
     grouped_allreduce_async,
     join,
+    pause,
     poll,
     reducescatter_async,
     synchronize,
@@ -136,6 +139,7 @@ __all__ = [
     "join",
     "local_rank",
     "local_size",
+    "pause",
     "poll",
     "rank",
     "reducescatter",
@@ -145,5 +149,7 @@ __all__ = [
     "run",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]

@@ -11,12 +11,13 @@ import numpy as np
 
 from .config import Membership, Settings
 from .context import Context
-from .errors import NotInitializedError, RingcommError
+from .errors import NotInitializedError, RingcommError, describe_error
 from .ops import ReduceOp
 
 _lock = threading.Lock()
 _default: Optional[Context] = None
 _registered = False
+_left = False
 
 
 def init(membership: Optional[Membership] = None, settings: Optional[Settings] = None) -> None:
@@ -44,9 +45,10 @@ def init(membership: Optional[Membership] = None, settings: Optional[Settings] =
 
 def shutdown() -> None:
     """Leave the job. Harmless if it was left already; happens by itself when the program ends."""
-    global _default
+    global _default, _left
     with _lock:
         context, _default = _default, None
+        _left = _left or context is not None
     if context is not None:
         context.close()
 
@@ -59,7 +61,7 @@ def _leave_at_exit() -> None:
         return
     error = getattr(sys, "last_value", None)
     if error is not None and not sys.flags.interactive and not hasattr(sys, "ps1"):
-        context.close(f"uncaught {type(error).__name__}: {error}", ok=False)
+        context.close(f"uncaught {describe_error(error)}", ok=False)
     else:
         context.close("its program ended")
 
@@ -73,8 +75,13 @@ def context() -> Context:
     """The default context.
 
     Raises:
-        NotInitializedError: ``init()`` has not been called.
+        NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.
     """
+    if _default is None and _left:
+        raise NotInitializedError(
+            "This rank has left the job: ringcomm.shutdown() was called. To join again, call "
+            "ringcomm.init() first."
+        )
     if _default is None:
         raise NotInitializedError(
             "ringcomm has not been initialized; call ringcomm.init() first (and start the program with "
@@ -91,6 +98,16 @@ def rank() -> int:
 def size() -> int:
     """How many processes the job has."""
     return context().size
+
+
+def start_timeline(path: str, mark_cycles: bool = False) -> None:
+    """See :meth:`ringcomm.Context.start_timeline`."""
+    context().start_timeline(path, mark_cycles)
+
+
+def stop_timeline() -> None:
+    """See :meth:`ringcomm.Context.stop_timeline`."""
+    context().stop_timeline()
 
 
 def local_rank() -> int:
@@ -215,8 +232,10 @@ def run(
     """Run a function on several ranks and return their results, in rank order.
 
     Works from scripts and notebooks. The function is shipped with cloudpickle; in it, call
-    ``ringcomm.init()`` and use the collectives. Options are those of
-    :func:`ringrun.function.run_function`, such as ``np=2`` and ``hosts="localhost,jetson1"``.
+    ``ringcomm.init()`` and use the collectives. Options are those of ``ringrun --help``: ``np``,
+    ``hosts``, ``hostfile``, ``env`` (a dictionary), ``python``, ``cwd``, ``iface``, ``start_timeout_s``,
+    ``timeout_s``, ``ssh``, ``ssh_port``, ``ssh_identity_file``, ``output_dir``, ``verbose``, and
+    ``console``, which takes what ranks print. See :func:`ringrun.function.run_function`.
     """
     from ringrun.function import run_function
 

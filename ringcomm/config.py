@@ -12,6 +12,7 @@ import os
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
+from .endpoints import parse_endpoint
 from .errors import ConfigError
 from .keys import read_key
 
@@ -84,7 +85,6 @@ def _microseconds(text: str) -> float:
 
 
 TRANSPORTS = ("auto", "memory", "unix", "tcp")
-ALGORITHMS = ("one_shot", "direct", "doubling", "ring")
 
 
 def _transport(text: str) -> str:
@@ -93,9 +93,13 @@ def _transport(text: str) -> str:
     return text
 
 
+ALGORITHMS = ("one_shot", "direct", "ring", "doubling")
+"""The names of :data:`ringcomm.schedule.choose.ALL_REDUCE_NAMES`, which this module may not import."""
+
+
 def _algorithm(text: str) -> str:
     if text and text not in ALGORITHMS:
-        raise ValueError(f"must be one of {', '.join(ALGORITHMS)}, or empty")
+        raise ValueError(f"must be empty or one of {', '.join(ALGORITHMS)}")
     return text
 
 
@@ -154,6 +158,11 @@ class Settings:
         1.0, "CYCLE_TIME", _milliseconds,
         "Milliseconds that a tensor may wait for others to be sent with, unless somebody waits for it.",
     )  # fmt: skip
+    dead_after_s: float = _setting(
+        30.0, "DEAD_AFTER", _seconds,
+        "After how many seconds without a sign of life a rank counts as dead: its process is stopped or cut "
+        "off, or a C call keeps the interpreter lock. 0: never.",
+    )  # fmt: skip
     cache_capacity: int = _setting(
         4096, "CACHE_CAPACITY", _count,
         "For how many tensors the engine remembers what they are, so that a few bytes announce them.",
@@ -169,20 +178,19 @@ class Settings:
     )  # fmt: skip
     timeline: str = _setting(
         "", "TIMELINE", str,
-        "A file into which rank 0 writes when each operation was waited for and done, for Perfetto or "
-        "chrome://tracing. Empty: none.",
+        "Write what all ranks do, from start to end, to this file of rank 0: a Chrome trace. Empty: nothing.",
     )  # fmt: skip
     timeline_mark_cycles: bool = _setting(
         False, "TIMELINE_MARK_CYCLES", _flag,
-        "The timeline also shows every cycle of the engine.",
+        "Mark in the timeline whenever the engine is told what to run.",
     )  # fmt: skip
     autotune: bool = _setting(
         False, "AUTOTUNE", _flag,
-        "Look for the best fusion threshold and cycle time while the job runs.",
+        "Try fusion thresholds and cycle times while the job runs, and keep the best.",
     )  # fmt: skip
-    autotune_log_file: str = _setting(
-        "", "AUTOTUNE_LOG_FILE", str,
-        "A file into which rank 0 writes what was tried, as comma-separated values. Empty: none.",
+    autotune_log: str = _setting(
+        "", "AUTOTUNE_LOG", str,
+        "File of rank 0 for what autotuning has measured, as CSV. Empty: none.",
     )  # fmt: skip
     verbose: bool = _setting(
         False, "VERBOSE", _flag,
@@ -270,7 +278,10 @@ class Membership:
             ConfigError: a variable is missing or does not parse.
         """
         environ = os.environ if environ is None else environ
-        size = _integer(environ, "SIZE", 1, low=1) or 1
+        size = _integer(environ, "SIZE", None, low=1)
+        if size is None:
+            _check_alone(environ)
+            return cls()
         if size == 1:
             return cls()
         where = environ.get(PREFIX + "RENDEZVOUS", "")
@@ -292,6 +303,18 @@ class Membership:
             rank=_integer(environ, "RANK", None, low=0, high=size - 1),
             host=environ.get(PREFIX + "HOST") or None,
         )
+
+
+def _check_alone(environ: Mapping[str, str]) -> None:
+    """Without a size this process would train alone; refuse if something says that it shall not."""
+    for name in ("RENDEZVOUS", "RANK"):
+        value = environ.get(PREFIX + name)
+        if value:
+            raise ConfigError(
+                f"{PREFIX}{name}={value} says that this process is one of several, but {PREFIX}SIZE does not "
+                f"say of how many. Set {PREFIX}SIZE on every host, or start the program with ringrun; to run "
+                f"alone, unset {PREFIX}{name}."
+            )
 
 
 def _integer(
@@ -321,31 +344,11 @@ def _slot(environ: Mapping[str, str]) -> Optional[Slot]:
         raise ConfigError(f"{PREFIX}SLOT={text!r} is not of the form HOST_INDEX:SLOT, like 1:0.") from None
 
 
-def parse_endpoint(text: str) -> Tuple[str, int]:
-    """``host:port`` or ``[v6]:port`` as (host, port).
-
-    Raises:
-        ConfigError: it is neither.
-    """
-    text = text.strip()
-    host, colon, port = text.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        host = ""  # an IPv6 address without brackets: which colon starts the port is a guess
-    if not host or not colon or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ConfigError(f"{text!r} is not an address: write host:port, or [address]:port for IPv6.")
-    return host, int(port)
-
-
-def format_endpoint(address: str, port: int) -> str:
-    """The inverse of :func:`parse_endpoint`."""
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-
-
 _MEMBERSHIP_VARIABLES = (
     ("SIZE", "Number of ranks. Unset or 1: this process is the whole job."),
-    ("RENDEZVOUS", "Where the ranks meet: `host:port`, or several separated by commas."),
+    ("RENDEZVOUS", "Where the ranks meet: `host:port`, or several separated by commas. Without `ringrun` a "
+     "process on that host that asks for rank 0 or for none serves it, if one address is given; otherwise "
+     "`python -m ringcomm.rendezvous` must."),
     ("RANK", "The rank this process asks for. Unset: the rendezvous assigns one."),
     ("KEY_FILE", "A file that holds the job's key in hex digits, the same on every host."),
     ("KEY", "The key itself. A file is better: other users may see environments."),
@@ -353,7 +356,7 @@ _MEMBERSHIP_VARIABLES = (
     ("JOB", "The job's name. Ranks of another job are refused."),
     ("HOST", "What this host is called in messages. Unset: its hostname."),
     ("SLOT", "`HOST_INDEX:SLOT`, the place that `ringrun` gave this process."),
-)
+)  # fmt: skip
 
 
 def document() -> str:
@@ -378,7 +381,9 @@ def document() -> str:
         shown = "off" if default is False else f"`{default}`" if default != "" else "empty"
         names = f"`{item.metadata['flag']}` | `{item.metadata['variable']}`"
         lines.append(f"| {names} | {shown} | {item.metadata['doc']} |")
-    lines += ["", "## Taking part in a job", "", "`ringrun` sets these. By hand they are enough to join.", ""]
+    lines += ["", "## Taking part in a job", ""]
+    lines += ["`ringrun` sets `SIZE`, `RENDEZVOUS`, `KEY_FD`, `JOB`, `HOST` and `SLOT`; the rank follows."]
+    lines += ["By hand `SIZE`, `RENDEZVOUS` and a key are enough to join.", ""]
     lines += ["| variable | meaning |", "| --- | --- |"]
     lines += [f"| `{PREFIX}{name}` | {doc} |" for name, doc in _MEMBERSHIP_VARIABLES]
     return "\n".join(lines) + "\n"

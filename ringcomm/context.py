@@ -7,6 +7,7 @@ convenience over a default one.
 from __future__ import annotations
 
 import logging
+import operator
 import os
 from typing import Any, List, Optional, Sequence, Tuple
 
@@ -14,15 +15,17 @@ import cloudpickle
 import numpy as np
 
 from .arrays.bridge import InPlace, flat_copy, flat_view
+from .arrays.rows import check_splits, cumulative, row_items
 from .collective.runner import Runner
 from .config import Membership, Settings
 from .engine.adasum import adasum, check_adasum
 from .engine.engine import Engine
-from .errors import Misuse
-from .ops import Collective, ReduceOp, op_of
+from .errors import Misuse, describe_error
+from .ops import Collective, ReduceOp, factor_of, op_of
 from .rendezvous.client import Joined, Peer, join
 from .rendezvous.embedded import EmbeddedRendezvous
 from .schedule.steps import even_bounds
+from .timeline import Recording
 from .transport.base import Lanes
 from .transport.tcp import SocketFabric
 
@@ -72,6 +75,7 @@ class Context:
         self.engine = Engine(
             lanes, settings, self.generation, spin_s, reporter, [peer.host for peer in self.peers]
         )
+        self._recording = Recording(self.engine, [peer.host for peer in self.peers])
 
     @classmethod
     def start(cls, membership: Optional[Membership] = None, settings: Optional[Settings] = None) -> Context:
@@ -98,7 +102,10 @@ class Context:
             raise
         if settings.verbose and joined.rank == 0:
             logger.info("%s", joined.table)
-        return cls(joined.lanes, joined.peers, settings, joined, embedded)
+        context = cls(joined.lanes, joined.peers, settings, joined, embedded)
+        if settings.timeline:
+            context.start_timeline(settings.timeline, settings.timeline_mark_cycles)
+        return context
 
     def close(self, reason: str = "it called shutdown()", ok: bool = True) -> None:
         """Leave the job. Others that still need this rank get an error that names it and ``reason``.
@@ -114,6 +121,7 @@ class Context:
         if self._joined is not None:
             self._joined.control.leave(reason, ok)
         self._lanes.close()
+        self._recording.close()
         if self._embedded is not None:
             self._embedded.stop()
 
@@ -124,7 +132,22 @@ class Context:
         if error is None:
             self.close()
         else:
-            self.close(f"{kind.__name__}: {error}", ok=False)
+            self.close(describe_error(error), ok=False)
+
+    def start_timeline(self, path: str, mark_cycles: bool = False) -> None:
+        """Write what the engines do to a Chrome trace, until :meth:`stop_timeline`.
+
+        Every rank that is to appear must call it; rank 0 writes the file.
+
+        Raises:
+            Misuse: it is being written already.
+            ConfigError: the file cannot be written.
+        """
+        self._recording.start(path, mark_cycles)
+
+    def stop_timeline(self) -> None:
+        """End the timeline. Every rank that started it must call it; the file is complete afterwards."""
+        self._recording.stop()
 
     @property
     def is_homogeneous(self) -> bool:
@@ -148,7 +171,7 @@ class Context:
 
         Args:
             op: Average (the default), Sum, Min, Max, Product or Adasum.
-            name: checked to be the same on all ranks; optional.
+            name: shown in errors, and checked to be the same on all ranks; optional.
             prescale_factor: multiplies every contribution before, ``postscale_factor`` the result after.
 
         Returns:
@@ -185,7 +208,7 @@ class Context:
         prescale: float,
         postscale: float,
     ) -> None:
-        op, prescale, postscale = op_of(op), float(prescale), float(postscale)
+        op, prescale, postscale = op_of(op), factor_of(prescale), factor_of(postscale)
         if op == ReduceOp.ADASUM:
             check_adasum(flat.dtype)
             with self._runner.exclusive():
@@ -242,11 +265,11 @@ class Context:
         prescale: float,
         postscale: float,
     ) -> np.ndarray[Any, Any]:
-        row_items = _row_items(shape, "reducescatter")
+        width = row_items(shape, "reducescatter")
         rows = even_bounds(shape[0], self.size)
-        bounds = tuple(row * row_items for row in rows)
+        bounds = tuple(row * width for row in rows)
         self._runner.reduce_scatter(
-            flat, bounds, op_of(op), name or "", shape, float(prescale), float(postscale)
+            flat, bounds, op_of(op), name or "", shape, factor_of(prescale), factor_of(postscale)
         )
         mine = flat[bounds[self.rank] : bounds[self.rank + 1]]
         return mine.reshape((rows[self.rank + 1] - rows[self.rank], *shape[1:]))
@@ -261,11 +284,11 @@ class Context:
         """
         flat, shape = flat_view(array)
         shape = shape or (1,)
-        row_items = _row_items(shape, "allgather")
+        width = row_items(shape, "allgather")
         runner, label = self._runner, name or ""
         with runner.exclusive():
             rows = runner.exchange([shape[0]], Collective.ALLGATHER, flat.dtype, label, shape[1:])[:, 0]
-            bounds = _cumulative(rows, row_items)
+            bounds = cumulative(rows, width)
             gathered = np.empty(bounds[-1], flat.dtype)
             gathered[bounds[self.rank] : bounds[self.rank + 1]] = flat
             runner.all_gather(gathered, bounds, label, shape[1:])
@@ -278,8 +301,8 @@ class Context:
         overwritten with theirs.
         """
         target = InPlace(array, "allgather_")
-        row_items = _row_items(target.shape, "allgather_")
-        bounds = tuple(row * row_items for row in even_bounds(target.shape[0], self.size))
+        width = row_items(target.shape, "allgather_")
+        bounds = tuple(row * width for row in even_bounds(target.shape[0], self.size))
         self._runner.all_gather(target.flat, bounds, name or "", target.shape)
         return target.finish()
 
@@ -317,15 +340,15 @@ class Context:
             Misuse: the splits do not fit the array.
         """
         flat, shape = flat_view(array)
-        row_items = _row_items(shape, "alltoall")
-        counts = self._splits(shape[0], splits)
+        width = row_items(shape, "alltoall")
+        counts = check_splits(shape[0], splits, self.size)
         runner, label = self._runner, name or ""
         with runner.exclusive():
             matrix = runner.exchange(counts, Collective.ALLTOALL, flat.dtype, label, shape[1:])
             received = matrix[:, self.rank]
-            recv_bounds = _cumulative(received, row_items)
+            recv_bounds = cumulative(received, width)
             output = np.empty(recv_bounds[-1], flat.dtype)
-            send_bounds = _cumulative(np.asarray(counts, np.int64), row_items)
+            send_bounds = cumulative(np.asarray(counts, np.int64), width)
             runner.all_to_all(flat, output, send_bounds, recv_bounds, label, shape[1:])
         result = output.reshape((int(received.sum()), *shape[1:]))
         return result if splits is None else (result, received.astype(np.int32))
@@ -335,26 +358,6 @@ class Context:
         target = InPlace(array, "alltoall_")
         target.flat[:] = np.asarray(self.alltoall(target.flat.reshape(target.shape), name=name)).reshape(-1)
         return target.finish()
-
-    def _splits(self, rows: int, splits: Optional[Sequence[int]]) -> List[int]:
-        if splits is None:
-            if rows % self.size:
-                raise Misuse(
-                    f"alltoall without splits deals out rows evenly, but {rows} is not an even multiple of "
-                    f"the number of workers ({self.size}). Pass splits=[...], one number per rank."
-                )
-            return [rows // self.size] * self.size
-        array = np.asarray(splits)
-        if array.ndim != 1 or array.size != self.size or array.dtype.kind not in "iu":
-            raise Misuse(
-                f"alltoall: splits must be {self.size} whole numbers, one per rank; got {array.tolist()!r}."
-            )
-        counts = [int(number) for number in array]
-        if min(counts) < 0 or sum(counts) != rows:
-            raise Misuse(
-                f"alltoall: the splits {counts} do not add up to the array's {rows} rows, or are negative."
-            )
-        return counts
 
     # ---- coordination ------------------------------------------------------------------------
 
@@ -385,7 +388,7 @@ class Context:
         kind = Collective.ALLGATHER_OBJECT
         with self._runner.exclusive():
             lengths = self._runner.exchange([payload.size], kind, payload.dtype, name or "", ())
-            bounds = _cumulative(lengths[:, 0], 1)
+            bounds = cumulative(lengths[:, 0], 1)
             gathered = np.empty(bounds[-1], np.uint8)
             gathered[bounds[self.rank] : bounds[self.rank + 1]] = payload
             self._runner.all_gather(gathered, bounds, name or "", (), kind)
@@ -397,27 +400,13 @@ class Context:
         ]
 
     def _root(self, root_rank: int) -> int:
-        if not 0 <= root_rank < self.size:
+        try:
+            root = operator.index(root_rank)
+        except TypeError:
+            raise Misuse(f"root_rank={root_rank!r} is not a whole number.") from None
+        if not 0 <= root < self.size:
             raise Misuse(f"root_rank={root_rank}: this job has ranks 0 to {self.size - 1}.")
-        return int(root_rank)
-
-
-def _row_items(shape: Sequence[int], what: str) -> int:
-    """How many elements a row of the first dimension has."""
-    if not shape:
-        raise Misuse(f"{what} divides the first dimension, and a zero-dimensional array has none.")
-    items = 1
-    for length in shape[1:]:
-        items *= int(length)
-    return items
-
-
-def _cumulative(rows: np.ndarray[Any, Any], row_items: int) -> Tuple[int, ...]:
-    """Chunk boundaries in elements for so many rows from each rank."""
-    bounds = [0]
-    for count in rows:
-        bounds.append(bounds[-1] + int(count) * row_items)
-    return tuple(bounds)
+        return root
 
 
 def usable_cores() -> int:

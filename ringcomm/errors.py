@@ -107,3 +107,9 @@ class BrokenInvariantError(RingcommError, AssertionError):
 
 class ProtocolError(RingcommError):
     """The other side sent bytes that mean nothing here: another version, or not ringcomm at all."""
+
+
+def describe_error(error: BaseException) -> str:
+    """An exception as Python ends its traceback: ``KeyError: 'x'``, or just ``KeyboardInterrupt``."""
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence
+from typing import Any, ContextManager, List, Optional, Sequence
 
 import numpy as np
 
 from . import api
 from .arrays.bridge import InPlace, flat_copy, flat_view
+from .arrays.rows import check_splits, row_items
 from .engine.request import Handle
-from .errors import Misuse
 from .ops import ReduceOp, op_of
 from .process_set import ProcessSet, number_of
 
@@ -134,13 +134,8 @@ def alltoall_async(
     engine = api.context().engine
     number = number_of(process_set)
     size = len(engine.sets.check_member(number))
-    rows = shape[0] if shape else 0
-    if splits is None and rows % size:
-        raise Misuse(
-            f"alltoall without splits deals out rows evenly, but {rows} is not an even multiple of the "
-            f"number of workers ({size}). Pass splits=[...], one number per rank."
-        )
-    counts = [rows // size] * size if splits is None else [int(item) for item in splits]
+    row_items(shape, "alltoall")
+    counts = check_splits(shape[0], splits, size)
     return engine.alltoall(flat, shape, counts, name or "", number)
 
 
@@ -155,6 +150,14 @@ def join() -> int:
     """
     last: int = api.context().engine.join().wait()
     return last
+
+
+def pause(reason: str) -> ContextManager[None]:
+    """``with rc.pause("saving checkpoint"):`` announces that this rank will be away for long.
+
+    As long as it is, nobody warns or gives up because it does not come to what others wait for.
+    """
+    return api.context().engine.pause(reason)
 
 
 def poll(handle: Handle) -> bool:

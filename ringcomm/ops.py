@@ -67,3 +67,15 @@ def op_of(op: Any) -> ReduceOp:
     except ValueError:
         names = ", ".join(item.name.capitalize() for item in ReduceOp)
         raise Misuse(f"op={op!r} is no reduction; there are {names}.") from None
+
+
+def factor_of(value: Any) -> float:
+    """A scale factor as a number.
+
+    Raises:
+        Misuse: it is none.
+    """
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise Misuse(f"prescale_factor and postscale_factor are numbers, not {value!r}.") from None

@@ -14,7 +14,7 @@ LAUNCHER = ROOT / "launcher" / "ringrun"
 
 LEVELS: Dict[int, List[List[str]]] = {
     # Each list is one family of siblings, every one of which may import those before it.
-    0: [["version", "errors", "ops", "dtypes", "keys", "config", "clock"]],
+    0: [["version", "errors", "ops", "dtypes", "keys", "endpoints", "config", "clock"]],
     1: [
         ["wire.frames", "wire.auth", "wire.messages"],
         [
@@ -38,13 +38,14 @@ LEVELS: Dict[int, List[List[str]]] = {
     ],
     4: [
         [
-            "engine.request", "engine.cache", "engine.disagree", "engine.fusion", "engine.coordinator",
-            "engine.process_sets", "engine.adasum", "engine.perform", "engine.mailbox", "engine.pending",
-            "engine.loop", "engine.engine",
+            "engine.request", "engine.observe", "engine.cache", "engine.disagree", "engine.fusion",
+            "engine.coordinator", "engine.tuning", "engine.process_sets", "engine.adasum", "engine.perform",
+            "engine.mailbox", "engine.liveness", "engine.stacks", "engine.pending", "engine.tracing",
+            "engine.lines", "engine.waiters", "engine.turns", "engine.loop", "engine.engine",
         ],
-        ["arrays.bridge"],
+        ["arrays.bridge", "arrays.rows"],
     ],
-    5: [["context", "api", "process_set", "named", "__init__"]],
+    5: [["timeline", "context", "api", "process_set", "named", "__init__"]],
     7: [
         [
             "testing.faulty", "testing.reference", "testing.simulation", "testing.contract",
@@ -60,7 +61,7 @@ PURE = [
     "errors", "ops", "dtypes", "wire.frames", "wire.auth", "wire.messages", "schedule.*", "collective.reduce",
     "transport.routes", "rendezvous.actions", "rendezvous.roster", "rendezvous.blame", "rendezvous.table",
     "rendezvous.state", "engine.cache", "engine.disagree", "engine.fusion", "engine.coordinator",
-    "engine.process_sets", "engine.pending",
+    "engine.process_sets", "engine.pending", "engine.tuning", "engine.liveness",
 ]  # fmt: skip
 IMPURE_MODULES = {
     "socket",

@@ -5,6 +5,7 @@ The flags of the settings, and horovodrun's, are made in :mod:`ringrun.flags`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -171,6 +172,11 @@ def _leave(outcome: Outcome, console: Any) -> NoReturn:
     # After Ctrl-C nobody waits for a pager; otherwise it may take its time.
     console.close(FLUSH_S if outcome.reason in ("interrupt", "pipe") else None)
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115  nothing is in it, and the pipe may be gone
+    if console.problem and outcome.reason in ("done", "pipe"):
+        ended = " The job was ended." if outcome.reason == "pipe" else ""
+        with contextlib.suppress(OSError):  # it may be stderr itself that cannot be written
+            click.echo(f"ringrun: {console.problem}{ended} Send it to a place that has room.", err=True)
+        raise SystemExit(os.EX_IOERR)
     raise SystemExit(outcome.exit_code)
 
 

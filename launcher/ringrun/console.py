@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import sys
 import threading
 from collections import deque
 from pathlib import Path
-from typing import BinaryIO, Callable, Deque, Dict, Mapping, Optional, Tuple
+from typing import BinaryIO, Callable, Deque, Dict, Mapping, Optional, Set, Tuple
 
 from ringcomm.clock import Deadline
 from ringcomm.errors import ConfigError
@@ -27,6 +28,9 @@ class Console:
 
     broken = False
     """Whether nobody reads any more."""
+
+    problem = ""
+    """What the system said when the output could not be written, if not that nobody reads it."""
 
     def coloured(self, environ: Mapping[str, str]) -> Dict[int, bool]:
         """For each stream, whether prefixes may have colours."""
@@ -69,6 +73,7 @@ class DescriptorConsole(Console):
         self._wake: Callable[[], None] = lambda: None
         self._was_full = False
         self._closing = False
+        self._dead: Set[int] = set()
         self._thread = threading.Thread(target=self._run, name="ringrun-console", daemon=True)
         self._thread.start()
 
@@ -85,7 +90,7 @@ class DescriptorConsole(Console):
         return full
 
     def write(self, stream: int, data: bytes) -> None:
-        if data and not self.broken:
+        if data and stream not in self._dead:
             with self._changed:
                 self._queue.append((stream, data))
                 self._queued_bytes += len(data)
@@ -107,19 +112,30 @@ class DescriptorConsole(Console):
                 stream, data = self._queue.popleft()
             try:
                 _write_all(stream, data)
-            except OSError:  # a closed pipe, or a terminal that is gone
-                with self._changed:
-                    self.broken = True
-                    self._queue.clear()
-                    self._queued_bytes = 0
-                self._wake()
-                return
+            except OSError as problem:  # a closed pipe, a terminal that is gone, a full disk
+                self._give_up(stream, problem)
+                continue
             with self._changed:
                 before = self._queued_bytes
                 self._queued_bytes -= len(data)
                 drained = before > ROOM_BYTES >= self._queued_bytes
             if drained:
                 self._wake()
+
+    def _give_up(self, stream: int, problem: OSError) -> None:
+        """Write no more there. Where nobody reads stdout, nobody wants to read stderr either."""
+        with self._changed:
+            if problem.errno == errno.EPIPE:
+                self._dead = {1, 2}
+            else:
+                self._dead.add(stream)
+                name = "stdout" if stream == 1 else "stderr"
+                self.problem = f"The output cannot be written to {name}: {problem.strerror}."
+            self.broken = True
+            left = [item for item in self._queue if item[0] not in self._dead]
+            self._queue = deque(left)
+            self._queued_bytes = sum(len(data) for _, data in left)
+        self._wake()
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -66,6 +66,10 @@ def forwarded(requests: Sequence[str], environ: Mapping[str, str]) -> Dict[str, 
         elif any(sign in name for sign in "*?["):
             found = {key: environ[key] for key in environ if fnmatch.fnmatchcase(key, name)}
             found = {key: found[key] for key in found if key not in MEMBERSHIP}
+            if not found:
+                raise ConfigError(
+                    f"-x {request!r}: no variable that is set here fits. Set one, or leave it out."
+                )
         elif name in environ:
             found = {name: environ[name]}
         elif _NAME.match(name):

@@ -52,7 +52,7 @@ def _same(text: str) -> str:
 
 
 def _metavar(setting: str) -> str:
-    units = {"bytes": "BYTES", "s": "S", "ms": "MS", "us": "US", "file": "FILE", "capacity": "N"}
+    units = {"bytes": "BYTES", "s": "S", "ms": "MS", "us": "US", "log": "FILE", "capacity": "N"}
     return units.get(setting.rpartition("_")[2], "FILE" if setting == "timeline" else "NAME")
 
 

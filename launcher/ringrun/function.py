@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.machinery
+import numbers
 import os
 import sys
 import sysconfig
@@ -12,7 +13,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import cloudpickle
 
-from ringcomm.errors import RingcommError
+from ringcomm.errors import ConfigError, RingcommError
 
 from .console import Console
 from .job import Job
@@ -72,12 +73,18 @@ def run_function(
         RemoteError: a rank failed, or the job did not start.
         ConfigError: an option makes no sense.
     """
+    _check_types(
+        fn, args, {"kwargs": kwargs, "env": env, "settings": settings}, {"np": np, "ssh_port": ssh_port},
+        {"hosts": hosts, "hostfile": hostfile, "python": python, "cwd": cwd, "iface": iface, "ssh": ssh,
+         "ssh_identity_file": ssh_identity_file, "output_dir": output_dir, "config_file": config_file},
+    )  # fmt: skip
     timeouts = {"start_timeout_s": start_timeout_s, "timeout_s": timeout_s}
     more = {**{name: value for name, value in timeouts.items() if value is not None}, **(settings or {})}
     options = Options(
         np=np, hosts=hosts, hostfile=hostfile, output_dir=output_dir, verbose=verbose,
         forward=tuple(f"{name}={value}" for name, value in (env or {}).items()),
-        pythons=() if python is None else (python,), cwds=() if cwd is None else (cwd,),
+        pythons=() if python is None else (os.fspath(python),),
+        cwds=() if cwd is None else (os.fspath(cwd),),
         ifaces=() if iface is None else (iface,), said=from_values(more), config_file=config_file,
         ssh=SshOptions(ssh, ssh_port, ssh_identity_file),
     )  # fmt: skip
@@ -87,6 +94,29 @@ def run_function(
     job = prepare_again(job, payload)
     outcome = launch(job, console)
     return unpack_results(job, outcome)
+
+
+def _check_types(
+    fn: object, args: object, tables: Mapping[str, object], counts: Mapping[str, object],
+    texts: Mapping[str, object],
+) -> None:  # fmt: skip
+    """Refuse what notebooks easily get wrong, before a TypeError from deep inside does."""
+    if not callable(fn):
+        raise ConfigError(f"The first argument is what every rank calls, a function; {fn!r} is none.")
+    if not isinstance(args, (list, tuple)):
+        raise ConfigError(f"args={args!r}: the function's arguments are a list or a tuple, like args=(1,).")
+    for name, value in tables.items():
+        if value is not None and not isinstance(value, Mapping):
+            raise ConfigError(f"{name}={value!r} is not a dictionary.")
+    for name, value in counts.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Integral)):
+            raise ConfigError(f"{name}={value!r} is not a whole number.")
+    for name, value in texts.items():
+        may_be_path = name in ("python", "cwd", "hostfile", "output_dir", "config_file")
+        is_path = may_be_path and isinstance(value, os.PathLike)
+        if not (value is None or is_path or isinstance(value, str)):
+            like = ', like "localhost,jetson1:2"' if name == "hosts" else ""
+            raise ConfigError(f"{name}={value!r} is not a text{like}.")
 
 
 def prepare_again(job: Job, payload: bytes) -> Job:

@@ -87,7 +87,7 @@ NAMES = (
     Name("timeline", "--timeline-filename", "HOROVOD_TIMELINE", "timeline.filename", _timeline, _timeline),
     Name("timeline_mark_cycles", "", "HOROVOD_TIMELINE_MARK_CYCLES", "timeline.mark_cycles", _same, _same),
     Name("autotune", "", "HOROVOD_AUTOTUNE", "autotune.enabled", _same, _same),
-    Name("autotune_log_file", "", "HOROVOD_AUTOTUNE_LOG", "autotune.log_file", _same, _same),
+    Name("autotune_log", "--autotune-log-file", "HOROVOD_AUTOTUNE_LOG", "autotune.log_file", _same, _same),
     Name("stall_warning_s", "--stall-check-warning-time-seconds", "HOROVOD_STALL_CHECK_TIME_SECONDS",
          "stall_check.warning_time_seconds", _same, _same),
     Name("late_after_s", "--stall-check-shutdown-time-seconds", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",

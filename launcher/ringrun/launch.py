@@ -6,6 +6,7 @@ Nothing here handles signals, prints or exits, so that it works in threads and n
 from __future__ import annotations
 
 import os
+import resource
 import secrets
 import shlex
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ringcomm.errors import ConfigError
+from ringcomm.transport.nics import InterfaceFilter
 
 from . import horovod, tunables
 from .command import Command, parse_command, with_interpreter
@@ -32,6 +34,9 @@ from .report import ranks_text
 from .ssh import SshOptions, ssh_argv
 from .supervise import Supervisor
 from .tunables import Effective
+
+SPARE_FILES = 64
+"""What a process has open besides its connections to ranks."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,8 @@ def prepare(
         common = {**horovods_variables(environ), **common}
     hosts: List[HostJob] = []
     are_local = find_local([host.spec for host in plan.hosts])
+    _refuse_aliases(plan, are_local)
+    _check_open_files(plan.size)
     for index, (planned, is_local) in enumerate(zip(plan.hosts, are_local)):
         spec = planned.spec
         chosen = spec.python or pythons.get(spec.name) or pythons.get(None)
@@ -95,6 +102,7 @@ def prepare(
         env = dict(common)
         iface = spec.iface or ifaces.get(spec.name)
         if iface:
+            InterfaceFilter(iface)
             env["RINGCOMM_IFACE"] = iface
         if is_local:
             env.update(local_env or {})
@@ -106,6 +114,27 @@ def prepare(
         settings=settings, command=parsed, version=own_version(), payload=payload, horovod=options.horovod,
         output_dir=None if options.output_dir is None else Path(options.output_dir),
     )  # fmt: skip
+
+
+def _refuse_aliases(plan: Plan, are_local: Sequence[bool]) -> None:
+    """One machine under two names would be two hosts, whose ranks look for each other on the network."""
+    here = [host for host, is_local in zip(plan.hosts, are_local) if is_local]
+    if len(here) > 1:
+        names = " and ".join(host.spec.name for host in here)
+        raise ConfigError(
+            f"{names} are one machine: this one. Name it once, with the number of its ranks, like "
+            f"{here[0].spec.name}:{sum(host.used for host in here)}."
+        )
+
+
+def _check_open_files(size: int) -> None:
+    """Every rank holds a connection to every other, and the launcher one to each."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY and size + SPARE_FILES > most:
+        raise ConfigError(
+            f"{size} ranks: each keeps a connection to every other, but a process may have only {most} files "
+            "open here (`ulimit -n`). Ask for fewer ranks, or raise that limit on every host."
+        )
 
 
 def read_hosts(options: Options) -> List[HostSpec]:
@@ -125,7 +154,8 @@ def read_hosts(options: Options) -> List[HostSpec]:
 
 def _read(what: str, path: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8")
+        # "sig": editors on Windows put a mark in front.
+        return Path(path).read_text(encoding="utf-8-sig")
     except OSError as problem:
         raise ConfigError(f"The {what} {path} cannot be read: {problem.strerror}.") from None
     except UnicodeDecodeError:
@@ -182,7 +212,9 @@ def effective_settings(
     path = options.config_file
     file = [] if path is None else tunables.from_file(_read("configuration file", path), path)
     others = horovod.from_environment(environ) if options.horovod else []
-    return tunables.effective([file, others, tunables.from_environment(environ), tunables.once(flags)])
+    found = tunables.effective([file, others, tunables.from_environment(environ), tunables.once(flags)])
+    InterfaceFilter(found.settings.iface)  # refuses what is no network, before it does so on every host
+    return found
 
 
 def _working_directory(environ: Mapping[str, str]) -> str:

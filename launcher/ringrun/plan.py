@@ -53,6 +53,10 @@ class Plan(NamedTuple):
         return [place for place in self.places if place.host_index == host_index]
 
 
+MOST_UNSTATED = 1024
+"""A single host is filled up with as many ranks as are asked for, but more than this is taken for a slip."""
+
+
 def make_plan(np: Optional[int], hosts: Sequence[HostSpec] = ()) -> Plan:
     """Give every rank a place: hosts in the order given, and on each of them slot after slot.
 
@@ -65,10 +69,10 @@ def make_plan(np: Optional[int], hosts: Sequence[HostSpec] = ()) -> Plan:
     """
     if np is not None and np < 1:
         raise ConfigError(f"-np {np}: a job has at least one rank.")
-    merged = _merge(hosts) or [HostSpec("localhost", slots=np or 1)]
+    merged = _merge(hosts) or [HostSpec("localhost")]
     slots = [1 if spec.slots is None else spec.slots for spec in merged]
     if np is not None and np > sum(slots):
-        if len(merged) == 1 and merged[0].slots is None:
+        if len(merged) == 1 and merged[0].slots is None and np <= MOST_UNSTATED:
             slots = [np]
         else:
             raise ConfigError(_too_many(np, merged, slots))

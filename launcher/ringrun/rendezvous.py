@@ -54,7 +54,10 @@ def rendezvous_for(job: Job) -> OpenRendezvous:
 
 
 def rendezvous_addresses(job: Job) -> List[str]:
-    """Where the rendezvous listens: on loopback if all are here, else on what ``--iface`` allows.
+    """Where the rendezvous listens: on loopback if all are here, else where ranks of this machine may.
+
+    ``--iface`` is about traffic between ranks. If none is here, it says nothing about this machine,
+    and every address will do.
 
     Raises:
         ConfigError: no interface is left.
@@ -63,10 +66,7 @@ def rendezvous_addresses(job: Job) -> List[str]:
         return ["127.0.0.1"]
     from ringcomm.transport.nics import LOOPBACK, own_addresses
 
-    spec = next(
-        (host.env["RINGCOMM_IFACE"] for host in job.hosts if host.is_local and "RINGCOMM_IFACE" in host.env),
-        job.settings.iface,
-    )
+    spec = next((host.env.get("RINGCOMM_IFACE", "") for host in job.hosts if host.is_local), "")
     # A link-local address means nothing elsewhere without the name of the interface there.
     found = [item for item in own_addresses(spec) if not item.scope]
     if all(item.kind == LOOPBACK for item in found):

@@ -77,7 +77,7 @@ def failure_box(
     else:
         title = f"rank {cause.rank} on {hosts[cause.rank]} failed first: {cause.how}"
     paragraphs = _body(cause, tails)
-    others = _others(verdict, cause, hosts)
+    others = _others(verdict, cause)
     if others:
         paragraphs.append(others)
     return box(title, paragraphs, f"exit code {verdict.exit_code()}")
@@ -119,8 +119,8 @@ def signal_hint(end: Optional[Exit]) -> str:
     return ""
 
 
-def _others(verdict: Verdict, cause: Cause, hosts: Mapping[int, str]) -> str:
-    """One line for everybody else."""
+def _others(verdict: Verdict, cause: Cause) -> str:
+    """One line for those who stopped because of it, and one for those who failed by themselves."""
     ended = {
         rank for rank, end in verdict.exits.items()
         if rank != cause.rank and not (end.ok and rank not in verdict.secondary())
@@ -128,9 +128,16 @@ def _others(verdict: Verdict, cause: Cause, hosts: Mapping[int, str]) -> str:
     ended |= verdict.secondary() - {cause.rank}
     if cause.host_index is not None:
         ended -= {rank for rank in ended if rank not in verdict.exits}
-    if not ended:
-        return ""
-    return f"{ranks_text(sorted(ended)).capitalize()} stopped because of it."
+    alone = {rank for rank in ended - verdict.secondary() if not verdict.exits[rank].sent}
+    if cause.host_index is not None:
+        alone = set()  # the rendezvous may not have had the time to say so
+    lines = []
+    if ended - alone:
+        lines.append(f"{ranks_text(sorted(ended - alone)).capitalize()} stopped because of it.")
+    for how in sorted({verdict.exits[rank].describe() for rank in alone}):
+        ranks = [rank for rank in alone if verdict.exits[rank].describe() == how]
+        lines.append(f"{ranks_text(ranks).capitalize()} failed too: {how}.")
+    return "\n".join(lines)
 
 
 def problems_box(problems: Mapping[str, str], waiting: Sequence[str], hosts: int) -> str:

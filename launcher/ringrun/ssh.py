@@ -114,8 +114,9 @@ def explain_start(
         status: its exit status, negative for a signal, None if it could not be started.
         stderr: what it said.
     """
+    stderr = stderr.replace(BOOT, "…")  # a program that is no Python may quote what it was given
     said = last_lines(stderr)
-    old = re.search(r"ringrun-old-python (\S+) ?(.*)", stderr)
+    old = re.search(r"^ringrun-old-python ([\d.]+) ?(.*)", stderr, re.M)
     if old:
         return Failure(
             f"{host}: the Python there is too old: {old.group(2).strip() or python} is {old.group(1)}, and "
@@ -129,7 +130,7 @@ def explain_start(
     how = "was ended by a signal" if status is not None and status < 0 else f"ended with status {status}"
     return Failure(
         f"{host}: {python} {how} before it could start anything there. It said: {said}. "
-        f"Try by hand: {hand}{quoted_path(python)} --version"
+        f"Is it a Python? Try by hand: {hand}{quoted_path(python)} --version"
     )
 
 
@@ -199,7 +200,7 @@ _SSH_FAILURES = (
 def last_lines(text: str, count: int = 2, limit: int = 400) -> str:
     """The end of what a program said, on one line, for a message."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return "; ".join(lines[-count:])[-limit:] or "nothing"
+    return "; ".join(lines[-count:])[-limit:].rstrip(".") or "nothing"  # the sentence around it has its own
 
 
 def explain_loss(host: str, status: Optional[int], stderr: str, is_local: bool) -> str:

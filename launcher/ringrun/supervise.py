@@ -12,7 +12,7 @@ from collections import deque
 from typing import Any, Deque, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ringcomm.clock import Clock, monotonic
-from ringcomm.config import format_endpoint
+from ringcomm.endpoints import format_endpoint
 
 from . import agent, processes, report, ssh
 from .console import Console

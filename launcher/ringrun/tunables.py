@@ -8,6 +8,7 @@ of the file are derived from that table.
 from __future__ import annotations
 
 import difflib
+import numbers
 from dataclasses import fields, replace
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
 
@@ -66,12 +67,16 @@ def from_values(values: Mapping[str, Any]) -> Tuple[Said, ...]:
     """What a program says, by the fields of :class:`ringcomm.config.Settings`.
 
     Raises:
-        ConfigError: there is no such field.
+        ConfigError: there is no such field, or a value is of the wrong kind.
     """
-    known = [item.name for item in fields(Settings)]
-    for name in values:
-        if name not in known:
-            raise ConfigError(f"There is no setting {name!r}. There are: {', '.join(known)}.")
+    defaults = {item.name: item.default for item in fields(Settings)}
+    for name, value in values.items():
+        if name not in defaults:
+            raise ConfigError(f"There is no setting {name!r}. There are: {', '.join(defaults)}.")
+        if isinstance(value, bool) and not isinstance(defaults[name], bool):
+            raise ConfigError(f"{name}={value!r}: this setting is not one to turn on or off.")
+        if isinstance(defaults[name], float) and not isinstance(value, numbers.Real):
+            raise ConfigError(f"{name}={value!r} is not a number.")
     return tuple(
         Said(name, str(int(value) if isinstance(value, bool) else value), f"{name}={value!r}", name)
         for name, value in values.items()

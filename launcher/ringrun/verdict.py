@@ -126,7 +126,9 @@ class Verdict:
             how = f"still running, ended by ringrun with {signal_name(end.sent)}"
         else:
             how = end.describe() if end is not None else "still running"
-        return Cause(rank, None, how, self._detail(rank), self._any_status(), end)
+        # What it would have to answer for has no code: that of a rank that suffered would mislead.
+        own = end is not None and not end.ok and not end.sent
+        return Cause(rank, None, how, self._detail(rank), end.status if end and own else NO_CODE, end)
 
     def _detail(self, rank: Optional[int]) -> str:
         """What it said itself, or else what others said about it."""

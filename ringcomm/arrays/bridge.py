@@ -18,12 +18,24 @@ def as_array(value: Any) -> np.ndarray[Any, Any]:
 
     Raises:
         UnsupportedDtypeError: its elements cannot.
+        Misuse: some of them are masked; a mask does not travel.
     """
+    _refuse_masked(value)
     array = np.asarray(value)
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     code_of(array.dtype)
     return array
+
+
+def _refuse_masked(value: Any) -> None:
+    # The exact type first: numpy may load its module of masked arrays when that is named.
+    is_subclass = isinstance(value, np.ndarray) and type(value) is not np.ndarray
+    if is_subclass and isinstance(value, np.ma.MaskedArray):
+        raise Misuse(
+            "A masked array would lose its mask on the way. Pass array.filled(value), or the array.data and "
+            "array.mask that are in it."
+        )
 
 
 def flat_copy(value: Any) -> Tuple[np.ndarray[Any, Any], Tuple[int, ...]]:
@@ -45,7 +57,7 @@ class InPlace:
     :meth:`finish` writes back.
 
     Raises:
-        Misuse: the value is not an array, or is read-only.
+        Misuse: the value is not an array, is masked, or is read-only.
         UnsupportedDtypeError: its elements cannot travel.
     """
 
@@ -55,6 +67,7 @@ class InPlace:
                 f"{what} works in place, so it needs a numpy array, not {type(array).__name__}. "
                 f"Without the trailing underscore it returns a new array."
             )
+        _refuse_masked(array)
         flags = array.flags
         if not flags.writeable:
             raise Misuse(f"{what} works in place, but this array is read-only. Pass a copy of it.")

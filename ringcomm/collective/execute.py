@@ -348,6 +348,12 @@ def run(
             if quiet.expired():
                 raise TimeoutError
             reading, writing = execution.waiting_for()
-            fabric.wait(reading, writing, quiet.remaining_s())
+            patience_s = quiet.remaining_s()
+            if fabric.watch is not None:
+                patience_s = min(patience_s, fabric.watch.interval_s)
+            # Asking may hand over the last bytes that a link had kept. Then all is done, and nobody
+            # would wake us up.
+            if reading or writing:
+                fabric.wait(reading, writing, patience_s)
             if fabric.watch is not None:
                 fabric.watch.check()

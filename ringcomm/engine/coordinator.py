@@ -58,6 +58,11 @@ class Coordinator:
         stall_warning_s: after how long a missing rank is worth a warning; 0: never.
         stall_limit_s: after how long the operation fails; 0: never.
         cache_capacity: how many signatures have numbers.
+
+    Attributes:
+        warnings: texts to be logged; whoever logs them clears the list.
+        to_explain: ranks to be asked for their stack; whoever asks them clears the list.
+        on_announce, on_complete, on_orders: told of what happens, if set.
     """
 
     def __init__(
@@ -71,7 +76,10 @@ class Coordinator:
     ) -> None:
         self.tuning = tuning or Tuning()
         self.warnings: List[str] = []
+        self.to_explain: List[int] = []
         self.on_announce: Optional[Callable[[Key, int, Signature], None]] = None
+        self.on_complete: Optional[Callable[[Key], None]] = None
+        self.on_orders: Optional[Callable[[int, float], None]] = None
         self._hosts = hosts
         self._size = len(hosts)
         self._members = members
@@ -89,6 +97,8 @@ class Coordinator:
         self._changed_s = 0.0
         self._sites: Dict[Tuple[int, Signature], str] = {}
         self._last: Dict[int, Tuple[str, float]] = {}
+        self._paused: Dict[int, str] = {}
+        self._stacks: Dict[int, str] = {}
 
     # ---- announcements -----------------------------------------------------------------------
 
@@ -121,6 +131,15 @@ class Coordinator:
             self._last_joined = rank
             for entry in list(self._entries.values()):
                 self._complete(entry, now_s)
+        elif kind == "paused":
+            self._paused[rank] = str(message["reason"])
+        elif kind == "resumed":
+            self._paused.pop(rank, None)
+        elif kind == "stack":
+            self._stacks[rank] = str(message["text"])
+            self.warnings.append(
+                f"Rank {rank} ({self._hosts[rank]}), for which others wait, is here:\n{self._stacks[rank]}"
+            )
         elif kind == "forgot":
             self._ids.confirm(rank, int(message["epoch"]))
 
@@ -143,6 +162,8 @@ class Coordinator:
         if any(rank not in self._joined for rank in missing):
             return
         del self._entries[entry.key]
+        if self.on_complete is not None:
+            self.on_complete(entry.key)
         signatures = set(entry.signatures.values())
         first = next(iter(signatures))
         if len(signatures) > 1:
@@ -182,6 +203,8 @@ class Coordinator:
         full = self._ids.full
         if not (self._failed or joined >= 0 or full or (self._ready and self._due(now_s))):
             return None
+        if self.on_orders is not None and self._ready:
+            self.on_orders(sum(signature.nbytes for _, signature in self._ready), now_s)
         members: List[Member] = []
         fresh: List[List[Any]] = []
         for key, signature in self._ready:
@@ -256,6 +279,9 @@ class Coordinator:
 
     def _look_for_stalls(self, now_s: float) -> None:
         for entry in list(self._entries.values()):
+            if self._paused and any(rank in self._paused for rank in self._missing(entry)):
+                entry.first_s = entry.reported_s = now_s  # It said that it would be away.
+                continue
             waited_s = now_s - entry.first_s
             if self._stall_limit_s and waited_s >= self._stall_limit_s:
                 missing = self._missing(entry)
@@ -266,6 +292,7 @@ class Coordinator:
                 entry.reported_s = now_s
                 missing = self._missing(entry)
                 self.warnings.append(f"{self._stall_text(entry, missing, now_s)}.")
+                self.to_explain += [rank for rank in missing if rank not in self.to_explain]
 
     def _missing(self, entry: _Entry) -> List[int]:
         members = self._members(entry.key.process_set)
@@ -282,6 +309,8 @@ class Coordinator:
                 seen.append(f"rank {rank} last submitted {last}, {now_s - when_s:.0f} s ago")
             else:
                 seen.append(f"rank {rank} has submitted nothing yet")
+            if rank in self._stacks:
+                seen.append(f"its main thread was last seen at {self._stacks[rank].strip()}")
         return (
             f"{what}{' at ' + site if site else ''} has waited for {now_s - entry.first_s:.0f} s on "
             f"{ranks_text(waiting, self._hosts)} for {ranks_text(missing, self._hosts)} ({'; '.join(seen)})"

@@ -6,7 +6,8 @@ Arrays are flat, contiguous and native here; shapes travel beside them. Every me
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from contextlib import contextmanager
+from typing import IO, Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -14,16 +15,20 @@ from ..collective.reduce import kernel
 from ..collective.runner import Reporter, Runner, call_site
 from ..config import Settings
 from ..dtypes import code_of
-from ..errors import Misuse, UnsupportedDtypeError
-from ..ops import Collective, ReduceOp
+from ..errors import ConfigError, Misuse, UnsupportedDtypeError
+from ..ops import Collective, ReduceOp, factor_of
 from ..transport.base import Fabric, Lanes
 from ..wire.frames import NO_OP, NO_ROOT
 from .adasum import check_adasum
 from .coordinator import Coordinator, Tuning
-from .loop import Loop, Observer, StopWatch
+from .lines import StopWatch
+from .loop import Loop
+from .observe import Observer
 from .perform import Performer
 from .process_sets import EVERYBODY, ProcessSets, UnknownProcessSetError
 from .request import Handle, Request, Shape, Signature
+from .tracing import Sink
+from .tuning import Autotuner
 
 Array = np.ndarray[Any, Any]
 Convert = Optional[Callable[[Any], Any]]
@@ -55,6 +60,7 @@ class Engine:
         self.sets = ProcessSets(self.rank, self.size)
         self.coordinator: Optional[Coordinator] = None
         self._loop: Optional[Loop] = None
+        self._log: Optional[IO[str]] = None
         reporter = Reporter() if reporter is None else reporter
 
         def make_runner(fabric: Fabric) -> Runner:
@@ -75,19 +81,50 @@ class Engine:
                 settings.late_after_s,
                 settings.cache_capacity,
             )
+            if settings.autotune:
+                self._autotune(self.coordinator, settings.autotune_log)
         self._loop = Loop(
-            lanes.orders, lanes.engine, self._performer, self.coordinator, watch, reporter, spin_s
+            lanes.orders,
+            lanes.engine,
+            self._performer,
+            self.coordinator,
+            watch,
+            reporter,
+            spin_s,
+            settings.dead_after_s,
         )
+
+    def _autotune(self, coordinator: Coordinator, log: str) -> None:
+        try:
+            self._log = open(log, "w") if log else None  # noqa: SIM115 - open until stop()
+        except OSError as problem:
+            raise ConfigError(f"The autotuning log {log} cannot be written: {problem.strerror}.") from None
+        file = self._log
+
+        def write(line: str) -> None:
+            if file is not None:
+                file.write(f"{line}\n")
+                file.flush()
+
+        tuner = Autotuner(coordinator.tuning, log=write)
+
+        def ran(nbytes: int, now_s: float) -> None:
+            if tuner.ran(nbytes, now_s):
+                coordinator.tuning = tuner.tuning
+
+        coordinator.on_orders = ran
 
     def stop(self) -> None:
         """End the thread; what is still on its way fails."""
         if self._loop is not None:
             self._loop.stop()
+        if self._log is not None:
+            self._log.close()
 
-    def observe(self, observer: Optional[Observer]) -> None:
-        """Tell an observer what happens from now on (None: nobody)."""
+    def observe(self, observer: Optional[Observer], sink: Optional[Sink] = None) -> None:
+        """Tell an observer what happens from now on (None: nobody); see :meth:`~.loop.Loop.observe`."""
         if self._loop is not None:
-            self._loop.observer = observer
+            self._loop.observe(observer, sink)
 
     def pending(self) -> List[Request]:
         """What is on its way, in the order of submission."""
@@ -116,7 +153,7 @@ class Engine:
         self._check_reducible(arrays, op, prescale, postscale)
         return self._submit(
             Collective.ALLREDUCE, arrays, shapes, name, process_set, urgent, convert,
-            op=int(op), prescale=float(prescale), postscale=float(postscale),
+            op=int(op), prescale=factor_of(prescale), postscale=factor_of(postscale),
         )  # fmt: skip
 
     def reducescatter(
@@ -138,7 +175,7 @@ class Engine:
             raise UnsupportedDtypeError("Adasum exists for allreduce only.")
         return self._submit(
             Collective.REDUCESCATTER, arrays, shapes, name, process_set, urgent, convert,
-            op=int(op), prescale=float(prescale), postscale=float(postscale),
+            op=int(op), prescale=factor_of(prescale), postscale=factor_of(postscale),
         )  # fmt: skip
 
     def allgather(
@@ -212,6 +249,18 @@ class Engine:
             return handle
         return self._loop.join()
 
+    @contextmanager
+    def pause(self, reason: str) -> Iterator[None]:
+        """See :func:`ringcomm.pause`."""
+        if self._loop is None:
+            yield
+            return
+        self._loop.pause(reason)
+        try:
+            yield
+        finally:
+            self._loop.resume()
+
     def add_process_set(self, ranks: Sequence[int]) -> int:
         """Make a group of ranks; every rank of the job must call it. Its number.
 
@@ -243,7 +292,7 @@ class Engine:
             if op == ReduceOp.ADASUM:
                 check_adasum(array.dtype)
             else:
-                kernel(op, array.dtype, self.size, float(prescale), float(postscale))
+                kernel(op, array.dtype, self.size, factor_of(prescale), factor_of(postscale))
 
     def _submit(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, Tuple
+from typing import Dict, Iterable, List, Optional, Tuple
 
 from ..transport.base import Fabric, Link, LinkClosed
 from ..wire.messages import MAX_ORDERS_BYTES, Message, MessageReader, encode
@@ -24,11 +24,12 @@ class Mailbox:
         self._unsent: Dict[int, bytearray] = {peer: bytearray() for peer in self._links}
         self._buffer = memoryview(bytearray(_READ_BYTES))
 
-    def send(self, message: Message) -> None:
-        """Send to every peer that is still there: all of them on rank 0, otherwise rank 0."""
+    def send(self, message: Message, to: Optional[int] = None) -> None:
+        """Send to one peer, or to every one that is still there: all on rank 0, otherwise rank 0."""
         data = encode(message)
-        for peer in list(self._links):
-            self._unsent[peer] += data
+        for peer in self._links:
+            if to is None or peer == to:
+                self._unsent[peer] += data
         self.flush()
 
     def flush(self) -> None:

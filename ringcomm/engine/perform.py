@@ -54,6 +54,7 @@ class Performer:
 
     def __init__(self, fabric: Fabric, make_runner: Callable[[Fabric], Runner], sets: ProcessSets) -> None:
         self.spin_s = 0.0
+        self.on_activity: Optional[Callable[[str], None]] = None
         self._fabric = fabric
         self._make_runner = make_runner
         self._sets = sets
@@ -102,7 +103,9 @@ class Performer:
             return [None] * len(bucket)
         for group in _groups(arrays):
             packed, unpack = self._pack(group)
+            self._note("RINGCOMM_ALLREDUCE")
             runner.all_reduce(packed, op, prescale=first.prescale, postscale=first.postscale)
+            self._note("")
             unpack()
         return [None] * len(bucket)
 
@@ -114,16 +117,24 @@ class Performer:
         if joined is not None:
             return joined, _nothing
         packed = self._buffer.items(sum(array.size for array in group), group[0].dtype)
+        self._note("MEMCPY_IN_FUSION_BUFFER")
         np.concatenate(group, out=packed)
+        self._note("")
 
         def unpack() -> None:
+            self._note("MEMCPY_OUT_FUSION_BUFFER")
             start = 0
             for array in group:
                 stop = start + array.size
                 array[:] = packed[start:stop]
                 start = stop
+            self._note("")
 
         return packed, unpack
+
+    def _note(self, activity: str) -> None:
+        if self.on_activity is not None:
+            self.on_activity(activity)
 
     def _reduce_scatter(self, runner: Runner, bucket: Sequence[Work]) -> List[Any]:
         first = bucket[0][0]

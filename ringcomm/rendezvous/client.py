@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..clock import Deadline
-from ..config import Membership, Settings, format_endpoint
+from ..config import Membership, Settings
+from ..endpoints import format_endpoint
 from ..errors import (
     AuthenticationError,
     ProtocolError,
@@ -35,6 +36,7 @@ logger = logging.getLogger("ringcomm.rendezvous")
 
 _RETRY_S = 0.25
 _DIAL_S = 5.0
+_PATIENCE_S = 3.0
 
 
 class Peer(NamedTuple):
@@ -199,16 +201,23 @@ class _Joiner:
                     f"The rendezvous at {format_endpoint(*wrong_key.address)} was not accepted: "
                     f"{wrong_key.reason}. Every process of a job needs the same key and job name."
                 )
-            if self._deadline.expired() or self._deadline.remaining_s() <= _DIAL_S:
+            if self._deadline.remaining_s() <= _DIAL_S or self._hopeless(dials):
+                iface = self.settings.iface
                 raise StartTimeoutError(
                     f"No answer from the rendezvous within {self._deadline.elapsed_s():.0f} s. Tried:\n"
                     + "\n".join(tried)
                     + "\nIs ringrun (or the process that serves the rendezvous) still running, and does a "
                     "firewall allow this host to reach it?"
+                    + (f" --iface {iface} (RINGCOMM_IFACE) is set: is it the right network?" if iface else "")
                 )
             pause = Deadline(_RETRY_S)
             while not pause.expired():
                 self.reactor.turn(pause.remaining_s())
+
+    def _hopeless(self, dials: Sequence[Dial]) -> bool:
+        """Whether every address has said no for a while, although the launcher serves before we start."""
+        silent = any(dial.no_answer for dial in dials)
+        return self.membership.slot is not None and not silent and self._deadline.elapsed_s() >= _PATIENCE_S
 
     def _introduction(self, addresses: List[Dict[str, Any]]) -> Message:
         who = self.membership

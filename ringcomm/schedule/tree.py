@@ -6,9 +6,17 @@ Both are written relative to the root: position 0 is the root, position i the ra
 In the costs below a message takes alpha seconds plus beta seconds per element, p is the number of
 ranks, n the number of elements, and s the number that a rank collects before it passes them on
 (the executor's segment, at most n).
+
+**Ranks that disagree.** A root hears from nobody, and ranks that disagree about the root or the length
+send along different trees. So whatever the arguments are, each rank also hears from its parent in the
+tree of rank 0, if only a header: a step without elements. As that tree connects all ranks, somebody
+hears from a rank that makes another call, in this very call. It costs no message where the root is
+rank 0 and the vector short, because then these are the edges that the vector takes.
 """
 
 from __future__ import annotations
+
+from typing import List
 
 from .steps import Recv, Schedule, Send
 
@@ -37,16 +45,10 @@ def broadcast(rank: int, size: int, root: int, count: int) -> Schedule:
     """
     position = (rank - root) % size
     steps: Schedule = []
-    if position == 0:
-        reach = 1 << (size - 1).bit_length()
-    else:
-        reach = position & -position
-        steps.append(Recv(((position - reach + root) % size,), 0, count))
-    while reach > 1:
-        reach //= 2
-        if position + reach < size:
-            steps.append(Send((position + reach + root) % size, 0, count))
-    return steps
+    if position > 0:
+        steps.append(Recv(((_parent(position) + root) % size,), 0, count))
+    steps.extend(Send((child + root) % size, 0, count) for child in _children(position, size))
+    return steps + _headers(rank, size, steps)
 
 
 def chain(rank: int, size: int, root: int, count: int) -> Schedule:
@@ -71,4 +73,25 @@ def chain(rank: int, size: int, root: int, count: int) -> Schedule:
         steps.append(Recv(((rank - 1) % size,), 0, count))
     if position < size - 1:
         steps.append(Send((rank + 1) % size, 0, count))
-    return steps
+    return _headers(rank, size, steps) + steps  # they need not wait until the long vector has gone
+
+
+def _parent(position: int) -> int:
+    return position & (position - 1)
+
+
+def _children(position: int, size: int) -> List[int]:
+    """The one with the largest subtree first."""
+    reach = position & -position if position else 1 << (size - 1).bit_length()
+    reaches = [1 << bit for bit in reversed(range(reach.bit_length() - 1))]
+    return [position + reach for reach in reaches if position + reach < size]
+
+
+def _headers(rank: int, size: int, steps: Schedule) -> Schedule:
+    """Empty steps along the tree of rank 0, where no other step goes the same way."""
+    served = [step.peer for step in steps if isinstance(step, Send)]
+    heard = [peer for step in steps if isinstance(step, Recv) for peer in step.peers]
+    empty: Schedule = [Send(child, 0, 0) for child in _children(rank, size) if child not in served]
+    if rank > 0 and _parent(rank) not in heard:
+        empty.append(Recv((_parent(rank),), 0, 0))
+    return empty

@@ -78,7 +78,13 @@ class Link(ABC):
 
 
 class Watch(ABC):
-    """What can interrupt a wait: the control channel, over which the end of the job is announced."""
+    """What can interrupt a wait: the control channel, over which the end of the job is announced.
+
+    Attributes:
+        interval_s: :meth:`check` wants to be called at least this often during a wait.
+    """
+
+    interval_s = 3600.0
 
     @abstractmethod
     def fileno(self) -> int:

@@ -20,6 +20,7 @@ from ..wire.auth import Claim, Initiator, Responder, parting_answer
 HANDSHAKE_S = 2.0
 MOST_HALF_OPEN = 128
 _ACCEPTS_AT_ONCE = 64
+_PAUSE_S = 0.1
 _LONGEST_WAIT_S = 3600.0
 
 Callback = Callable[[], None]
@@ -194,8 +195,11 @@ class Acceptor:
             except OSError as problem:
                 if problem.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     raise
-                # Out of descriptors: give back the oldest stranger's and try again next turn.
-                self._evict()
+                # Out of descriptors: give back the oldest stranger's and try again next turn. If there is
+                # none, look away for a moment: the listener stays readable, and would keep us busy.
+                if not self._evict():
+                    self._reactor.forget(listener)
+                    self._reactor.after(_PAUSE_S, lambda: self._resume(listener))
                 return
             sock.setblocking(False)
             if len(self._half_open) >= MOST_HALF_OPEN:
@@ -208,12 +212,17 @@ class Acceptor:
                 self._reactor.after(HANDSHAKE_S, self._sweep)
             half_open.readable()
 
-    def _evict(self) -> None:
-        """Close the oldest connection, if possible one that has not even named this job."""
+    def _resume(self, listener: socket.socket) -> None:
+        if listener in self._listeners:
+            self._watch(listener)
+
+    def _evict(self) -> bool:
+        """Close the oldest connection, one that has not named this job if possible; whether there was any."""
         strangers = (item for item in self._half_open if not item.responder.challenged)
         victim = next(strangers, None) or next(iter(self._half_open), None)
         if victim is not None:
             victim.refuse("too many unproven connections at once")
+        return victim is not None
 
     def _sweep(self) -> None:
         """Close the connections that have not proven themselves in time."""
@@ -244,7 +253,7 @@ class Dial:
     """One attempt to reach an address and prove ourselves to whoever answers.
 
     Afterwards either :attr:`sock` is a proven, non-blocking connection, or :attr:`reason` says why
-    there is none.
+    there is none; :attr:`no_answer` whether that is because nobody said anything.
 
     Args:
         finished: called once, with this object.
@@ -265,6 +274,7 @@ class Dial:
         self.sock: Optional[socket.socket] = None
         self.reason = ""
         self.refused_by_key = False
+        self.no_answer = False
         self._reactor = reactor
         self._initiator = Initiator(key, claim)
         self._finished = finished
@@ -287,6 +297,7 @@ class Dial:
         reactor.after(timeout_s, self._too_late)
 
     def _too_late(self) -> None:
+        self.no_answer = not self._over
         self.give_up(f"no answer within {self._timeout_s:g} s")
 
     def _connected(self) -> None:

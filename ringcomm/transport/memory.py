@@ -96,17 +96,17 @@ class MemoryFabric(Fabric):
         self.watch = watch
         self._links = links
         self._exchange = exchange
-        self._seen = 0
+        self._seen: Dict[int, int] = {}  # by thread: several may wait
 
     def link(self, peer: int) -> Link:
         return self._links[peer]
 
     def wait(self, reading: Sequence[Link], writing: Sequence[Link], timeout_s: float) -> None:
         with self._exchange.condition:
-            self._exchange.condition.wait_for(
-                lambda: self._exchange.changes != self._seen, min(timeout_s, 3600.0)
-            )
-            self._seen = self._exchange.changes
+            ident = threading.get_ident()
+            seen = self._seen.get(ident, 0)
+            self._exchange.condition.wait_for(lambda: self._exchange.changes != seen, min(timeout_s, 3600.0))
+            self._seen[ident] = self._exchange.changes
 
     def make_wakeable(self) -> None:
         """Nothing: it always is."""

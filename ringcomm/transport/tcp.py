@@ -156,11 +156,16 @@ class SocketFabric(Fabric):
         ready = poller.poll(min(timeout_s, 3600.0) * 1000)
         if bell is not None and any(descriptor == bell[0].fileno() for descriptor, _ in ready):
             with self._bell_lock:
-                bell[0].recv(16)
+                try:
+                    bell[0].recv(16)
+                except BlockingIOError:
+                    pass  # Another thread that waited too was quicker.
                 self._rung = False
 
     def make_wakeable(self) -> None:
         self._bell = socket.socketpair()
+        for sock in self._bell:
+            sock.setblocking(False)
 
     def wake(self) -> None:
         with self._bell_lock:

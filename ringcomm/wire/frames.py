@@ -117,7 +117,7 @@ def explain_difference(mine: Header, theirs: Header) -> str:
     ):
         here, there = getattr(mine, field), getattr(theirs, field)
         if here != there:
-            if field in ("collective", "op", "dtype"):
+            if field in ("collective", "op", "dtype", "root"):
                 return f"they disagree about {words} ({mine.describe()} here, {theirs.describe()} there)"
             return f"they disagree about {words} ({here} here, {there} there)"
     return "they disagree about the name, the shape or the scale factors"

@@ -37,13 +37,21 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     "link": {"routes": (list,)},
     "go": {"table": (str,)},
     "abort": {"kind": (str,), "text": (str,)},
+    # between the engines of rank 0 and the others
+    "beat": {},
     # from an engine to the one of rank 0
     "ready": {"known": (list,), "fresh": (list,), "urgent": (bool,)},
     "blocked": {},
     "unblocked": {},
     "joined": {},
     "forgot": {"epoch": (int,)},
+    "paused": {"reason": (str,)},
+    "resumed": {},
+    "stack": {"text": (str,)},
+    "trace": {"events": (list,)},
+    "clock": {"sent_us": (float, int), "there_us": (float, int)},
     # from the engine of rank 0 to the others
+    "explain": {},
     "orders": {"fresh": (list,), "run": (list,), "failed": (list,), "joined": (int,), "forget": (int,)},
     # between ranks, on a probe connection
     "echo": {"rank": (int,)},

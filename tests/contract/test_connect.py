@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import socket
+import time
 
 import pytest
 
@@ -201,3 +203,23 @@ def _readable(sock):
         return False
     finally:
         sock.settimeout(5.0)
+
+
+def test_out_of_descriptors_it_does_not_spin(door, monkeypatch):
+    """Nobody can be sent away, so it looks again ten times a second, and serves when it can."""
+    tried = []
+    accept = socket.socket.accept
+
+    def no_more_files(listener):
+        tried.append(listener)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(socket.socket, "accept", no_more_files)
+    with socket.create_connection(door.address) as visitor:
+        until_s = time.monotonic() + 0.5
+        while time.monotonic() < until_s:
+            door.reactor.turn(0.05)
+        assert 3 <= len(tried) <= 6
+        monkeypatch.setattr(socket.socket, "accept", accept)
+        visitor.sendall(b"not a greeting" * 10)
+        door.turn_until(lambda: door.refused)

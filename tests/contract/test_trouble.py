@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -56,8 +58,7 @@ DISAGREEMENTS = {
     ),
     "root": (
         lambda c: c.broadcast(ONES, 1), lambda c: c.broadcast(ONES, 0),
-        "1 there, which is broadcast(8 x float32, root_rank=1)",
-        "1 there, which is broadcast(8 x float32, root_rank=0)",
+        "broadcast(8 x float32, root_rank=1)", "broadcast(8 x float32, root_rank=0)",
     ),
     "collective": (
         lambda c: c.allreduce(ONES), lambda c: c.allgather(ONES),
@@ -99,7 +100,7 @@ class TestDisagreement:
 
         def work(context):
             (one if context.rank == 1 else others)(context)
-            context.barrier()  # a broadcast's root hears from nobody before the next call
+            context.barrier()  # the root of a short broadcast may have left it already
 
         return work
 
@@ -119,6 +120,65 @@ class TestDisagreement:
         errors = errors_of(SIZE, self.work(kind), transport="memory")
         assert any(isinstance(error, MismatchError) for error in errors)
         assert all(isinstance(error, (MismatchError, PeerLostError)) for error in errors)
+
+
+LONG = np.ones(1 << 20, np.float32)
+BROADCASTS = {
+    "root": (lambda c: c.broadcast(ONES, 0), lambda c: c.broadcast(ONES, c.size - 1)),
+    "root of a long one": (lambda c: c.broadcast(LONG, 0), lambda c: c.broadcast(LONG, c.size - 1)),
+    "other roots": (lambda c: c.broadcast(ONES, 1), lambda c: c.broadcast(ONES, c.size - 1)),
+    "length": (lambda c: c.broadcast(ONES, 0), lambda c: c.broadcast(LONG, 0)),
+    "length, from another": (lambda c: c.broadcast(ONES, 1), lambda c: c.broadcast(LONG, 1)),
+    "type": (lambda c: c.broadcast(ONES, 1), lambda c: c.broadcast(ONES.astype("i4"), 1)),
+    "shape": (lambda c: c.broadcast(ROWS, 0), lambda c: c.broadcast(ROWS.T, 0)),
+    "object": (lambda c: c.broadcast_object("x", 0), lambda c: c.broadcast_object("x", 1)),
+    "another call": (lambda c: c.broadcast(ONES, 0), lambda c: c.allreduce(ONES)),
+}
+
+
+@pytest.mark.parametrize("kind", list(BROADCASTS))
+@pytest.mark.parametrize(("size", "odd"), [(2, 0), (2, 1), (3, 0), (3, 2), (4, 0), (4, 1), (4, 3), (5, 4)])
+class TestBroadcastsThatDisagree:
+    """Its root waits for nobody, and the trees differ; still it is noticed in the call itself."""
+
+    def call(self, kind, odd, context):
+        usual, other = BROADCASTS[kind]
+        (other if context.rank == odd else usual)(context)
+
+    def test_somebody_notices_without_a_further_call(self, kind, size, odd):
+        if kind == "other roots" and size == 2:
+            pytest.skip("there is one other root")
+        noticed = threading.Event()
+
+        def work(context):
+            try:
+                self.call(kind, odd, context)
+            except MismatchError:
+                noticed.set()
+            assert noticed.wait(5.0)  # those who have left it stay connected
+
+        with contextlib.suppress(RankFailed):  # whoever still waits when the others leave
+            run_ranks(size, work, timeout_s=10.0)
+        assert noticed.is_set()
+
+    def test_everybody_reads_it_within_a_second(self, kind, size, odd):
+        if kind == "other roots" and size == 2:
+            pytest.skip("there is one other root")
+        seconds = []
+
+        def work(context):
+            context.barrier()
+            started_s = time.monotonic()
+            try:
+                self.call(kind, odd, context)
+                context.barrier()
+            finally:
+                seconds.append(time.monotonic() - started_s)
+
+        errors = errors_of(size, work, transport="tcp")
+        assert {type(error) for error in errors} == {MismatchError}
+        assert len({str(error) for error in errors}) == 1
+        assert max(seconds) < 2.0  # 0.3 s for the verdict; the rest is for a slow machine
 
 
 def survivors(failure, culprit):

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from typing import Any, List
+from typing import Any, Dict, List
 
 import pytest
 
@@ -103,6 +103,27 @@ def test_a_rank_that_leaves_without_a_result() -> None:
 def test_bad_options() -> None:
     with pytest.raises(ConfigError, match="-np 3"):
         run_function(describe, np=3, hosts="localhost:2")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"fn": 3}, "3 is none"),
+        ({"args": 7}, "args=7"),
+        ({"kwargs": [1]}, r"kwargs=\[1\] is not a dictionary"),
+        ({"env": "A=1"}, "env='A=1' is not a dictionary"),
+        ({"np": "2"}, "np='2' is not a whole number"),
+        ({"np": 2.0}, "np=2.0 is not a whole number"),
+        ({"hosts": ["localhost"]}, r"hosts=\['localhost'\] is not a text, like \"localhost,jetson1:2\""),
+        ({"timeout_s": "1"}, "timeout_s='1' is not a number"),
+        ({"settings": [1]}, r"settings=\[1\] is not a dictionary"),
+        ({"settings": {"tranport": "tcp"}}, "no setting 'tranport'"),
+        ({"config_file": "/nowhere"}, "/nowhere cannot be read"),
+    ],
+)
+def test_arguments_of_the_wrong_type(wrong: Dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        run_function(**{"fn": print, **wrong})
 
 
 def test_from_several_threads_at_once() -> None:

@@ -245,3 +245,26 @@ def test_two_jobs_at_once_do_not_meet() -> None:
     for number, job in enumerate(jobs):
         assert job.finish() == 0
         assert sorted(job.out.splitlines()) == [f"[localhost:{rank}] {number}" for rank in range(2)]
+
+
+@pytest.mark.parametrize("lasts_s", [0, 20])
+def test_a_full_disk_is_no_silent_end(lasts_s: int) -> None:
+    program = f"import time; print('x' * 100, flush=True); time.sleep({lasts_s})"
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "ringrun", "-np", "2", "python", "-c", program],
+            env={**os.environ, "PYTHONPATH": SOURCES}, stdout=full, stderr=subprocess.PIPE, timeout=15,
+        )  # fmt: skip
+    assert done.returncode == 74
+    assert b"cannot be written to stdout: No space left on device." in done.stderr
+
+
+@pytest.mark.parametrize("stream", [1, 2])
+def test_a_full_disk_for_both(stream: int) -> None:
+    with open("/dev/full", "wb") as full:
+        program = f"import os; os.write({stream}, b'x\\n')"
+        done = subprocess.run(
+            [sys.executable, "-m", "ringrun", "-np", "2", "python", "-c", program],
+            env={**os.environ, "PYTHONPATH": SOURCES}, stdout=full, stderr=full, timeout=15,
+        )  # fmt: skip
+    assert done.returncode == 74

@@ -59,6 +59,21 @@ def test_alone_the_arithmetic_is_the_same(alone):
     assert (array.tolist(), received.tolist()) == ([0, 1, 2], [3])
 
 
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (lambda: rc.broadcast(1.0, root_rank="0"), "root_rank='0' is not a whole number"),
+        (lambda: rc.broadcast_object(1, root_rank=0.0), "root_rank=0.0 is not a whole number"),
+        (lambda: rc.broadcast(1.0, root_rank=1), "root_rank=1: this job has ranks 0 to 0"),
+        (lambda: rc.allreduce(1.0, prescale_factor="a"), "are numbers, not 'a'"),
+        (lambda: rc.reducescatter([1.0], postscale_factor=[]), r"are numbers, not \[\]"),
+    ],
+)
+def test_arguments_of_the_wrong_type(alone, call, words):
+    with pytest.raises(rc.Misuse, match=words):
+        call()
+
+
 def test_results_are_new_arrays(alone):
     array = np.ones((2, 2))
     for name in ("allreduce", "reducescatter", "allgather", "broadcast", "alltoall"):
@@ -66,6 +81,12 @@ def test_results_are_new_arrays(alone):
         assert not np.shares_memory(result, array)
         assert result.flags.writeable
         assert getattr(rc, name + "_")(array) is array or np.shares_memory(array, array)
+
+
+def test_after_shutdown_the_message_says_so(alone):
+    rc.shutdown()
+    with pytest.raises(rc.NotInitializedError, match=r"shutdown\(\) was called.*ringcomm\.init\(\) first"):
+        rc.rank()
 
 
 def test_init_and_shutdown_may_be_repeated(alone):

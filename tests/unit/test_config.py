@@ -9,9 +9,16 @@ from pathlib import Path
 import pytest
 
 from ringcomm import keys
-from ringcomm.config import ALGORITHMS, Membership, Settings, Slot, document, format_endpoint, parse_endpoint
+from ringcomm.config import (
+    ALGORITHMS,
+    Membership,
+    Settings,
+    Slot,
+    document,
+)
+from ringcomm.endpoints import format_endpoint, parse_endpoint
 from ringcomm.errors import ConfigError
-from ringcomm.schedule.choose import ALL_REDUCE_NAMES
+from ringcomm.schedule import choose
 
 KEY = bytes(range(32))
 JOB = {"RINGCOMM_SIZE": "3", "RINGCOMM_RENDEZVOUS": "10.0.0.1:5000", "RINGCOMM_KEY": KEY.hex()}
@@ -76,8 +83,8 @@ def test_bad_setting_is_named_with_its_value(variable, text):
     assert f"RINGCOMM_{variable}={text!r}" in str(caught.value)
 
 
-def test_algorithms_are_those_that_exist():
-    assert set(ALGORITHMS) == set(ALL_REDUCE_NAMES)
+def test_the_algorithms_are_those_that_there_are():
+    assert ALGORITHMS == choose.ALL_REDUCE_NAMES
 
 
 def test_defaults_without_variables_and_other_variables_are_ignored():
@@ -121,6 +128,16 @@ def test_frozen(frozen):
 def test_alone_without_variables():
     assert Membership.from_environment({}) == Membership(size=1)
     assert Membership.from_environment({"RINGCOMM_SIZE": "1", "RINGCOMM_RANK": "9"}) == Membership(size=1)
+
+
+@pytest.mark.parametrize("name", ["RENDEZVOUS", "RANK"])
+def test_one_of_several_without_a_size_does_not_run_alone(name):
+    variable = "RINGCOMM_" + name
+    for size in ({}, {"RINGCOMM_SIZE": ""}):
+        with pytest.raises(ConfigError, match=f"{variable}=0 says .* RINGCOMM_SIZE does not"):
+            Membership.from_environment({variable: "0", **size})
+    assert Membership.from_environment({variable: "0", "RINGCOMM_SIZE": "1"}) == Membership()
+    assert Membership.from_environment({variable: ""}) == Membership()
 
 
 def test_membership_by_hand():

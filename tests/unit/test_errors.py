@@ -26,6 +26,7 @@ from ringcomm.errors import (
     StartTimeoutError,
     StartupError,
     UnsupportedDtypeError,
+    describe_error,
 )
 
 ALL = [
@@ -101,3 +102,15 @@ def test_facts_survive_pickling(error, facts):
     for one in (error, copy):
         assert {name: getattr(one, name) for name in facts} == facts
     assert (type(copy), str(copy)) == (type(error), str(error))
+
+
+@pytest.mark.parametrize(
+    "error, words",
+    [
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (KeyError("x"), "KeyError: 'x'"),
+        (OSError("a."), "OSError: a."),
+    ],
+)
+def test_an_exception_on_one_line(error, words):
+    assert describe_error(error) == words

@@ -96,11 +96,11 @@ class TestInPlace:
         assert (array == 7).all()
 
     def test_subclasses_are_taken_for_their_data(self):
-        array = np.ma.masked_array(np.arange(4.0), mask=[0, 1, 0, 0])
+        array = np.arange(4.0).view(np.recarray)
         target = InPlace(array, "allreduce_")
         assert type(target.flat) is np.ndarray
         target.flat[:] = 5
-        assert (array.data == 5).all()
+        assert (np.asarray(array) == 5).all()
 
     @pytest.mark.parametrize("value", [[1.0], 2.0, None, "x"])
     def test_only_arrays_can_be_overwritten(self, value):
@@ -110,3 +110,9 @@ class TestInPlace:
     def test_elements_that_cannot_travel(self):
         with pytest.raises(UnsupportedDtypeError):
             InPlace(np.array(["a"]), "broadcast_")
+
+
+@pytest.mark.parametrize("take", [flat_copy, flat_view, lambda array: InPlace(array, "allreduce_")])
+def test_a_mask_is_not_lost_silently(take):
+    with pytest.raises(Misuse, match="lose its mask.*filled"):
+        take(np.ma.masked_array([1.0, 2.0], [False, True]))

@@ -70,7 +70,7 @@ def test_lines(seen: List[Any], line: str, options: Dict[str, Any], command: Tup
         ("--no-stall-check", {"stall_warning_s": 0.0}),
         ("--timeline-filename t --timeline-mark-cycles", {"timeline": "t", "timeline_mark_cycles": True}),
         ("--timeline t --no-timeline-mark-cycles", {"timeline": "t"}),
-        ("--autotune --autotune-log-file a", {"autotune": True, "autotune_log_file": "a"}),
+        ("--autotune --autotune-log-file a", {"autotune": True, "autotune_log": "a"}),
         ("--gloo-timeout-seconds 9 --verbose", {"timeout_s": 9.0, "verbose": True}),
         ("--iface eth0", {"iface": "eth0"}),
     ],

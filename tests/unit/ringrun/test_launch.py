@@ -2,16 +2,18 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
 
 import pytest
 
 from ringcomm.config import Slot
 from ringcomm.errors import ConfigError
+from ringcomm.transport import nics
 from ringrun import launch, rendezvous
 from ringrun.horovod import Said
 from ringrun.launch import Options, describe, per_host, prepare, read_hosts
-from ringrun.rendezvous import master_variables
+from ringrun.rendezvous import master_variables, rendezvous_addresses
+from ringrun.tunables import from_values
 
 ENVIRON = {"PATH": "/nowhere", "TOKEN": "hunter2"}
 
@@ -40,6 +42,61 @@ def test_a_job() -> None:
     assert far.env == {"TOKEN": "hunter2", "RINGCOMM_IFACE": "eth0"}
     assert job.slot_of(2) == Slot(1, 1) and job.host_of(2) is far and not job.all_local
     assert len(job.key) == 32
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ifaces", "spec"),
+    [
+        ("far,away", ("eth7",), ""),  # no rank is here, so it is not about this machine
+        ("localhost,far", ("eth7",), "eth7"),
+        ("localhost,far", ("eth7", "localhost=lan0"), "lan0"),
+        ("localhost,far", ("far=eth7",), ""),
+    ],
+)
+def test_where_the_rendezvous_listens(
+    monkeypatch: pytest.MonkeyPatch, hosts: str, ifaces: Tuple[str, ...], spec: str
+) -> None:
+    asked = []
+    monkeypatch.setattr(
+        nics,
+        "own_addresses",
+        lambda spec: asked.append(spec) or [nics.Interface("x", "192.0.2.1", "real", 24)],
+    )
+    job = prepare(Options(hosts=hosts, ifaces=ifaces), ["x.py"], ENVIRON)
+    assert rendezvous_addresses(job) == ["192.0.2.1"]
+    assert asked == [spec]
+
+
+def test_one_machine_under_two_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "find_local", lambda specs: [spec.name != "far" for spec in specs])
+    with pytest.raises(ConfigError, match="localhost and 127.0.0.1 are one machine.*like localhost:3"):
+        prepare(Options(hosts="localhost:2,far,127.0.0.1"), ["x.py"], ENVIRON)
+
+
+@pytest.mark.parametrize(
+    ("options", "environ", "words"),
+    [
+        (Options(said=from_values({"timeout_s": float("nan")})), {}, "timeout_s=nan cannot be used"),
+        (Options(said=from_values({"timeout_s": 0})), {}, "timeout_s=0 cannot be used"),
+        (Options(ifaces=("10.0.0.0/99",)), {}, "--iface '10.0.0.0/99' is not a network"),
+        (Options(hosts="a,b", ifaces=("b=10.0.0/8",)), {}, "'10.0.0/8' is not a network"),
+        (Options(), {"RINGCOMM_IFACE": "eth0,!1.2.3.4/-1"}, "is not a network"),
+        (Options(), {"RINGCOMM_ALGORITHM": "fast"}, "RINGCOMM_ALGORITHM='fast' .*one_shot"),
+        (Options(), {"RINGCOMM_TIMEOUT": "nan"}, "RINGCOMM_TIMEOUT='nan'"),
+    ],
+)
+def test_values_that_make_no_sense_are_refused_before_anything_starts(
+    options: Options, environ: Dict[str, str], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        prepare(options, ["x.py"], {**ENVIRON, **environ})
+
+
+def test_more_ranks_than_a_process_may_have_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch.resource, "getrlimit", lambda _: (256, 4096))
+    assert prepare(Options(np=192), ["x.py"], ENVIRON).plan.size == 192
+    with pytest.raises(ConfigError, match="193 ranks: .* only 256 files open"):
+        prepare(Options(np=193), ["x.py"], ENVIRON)
 
 
 def test_what_an_agent_is_told() -> None:
@@ -141,6 +198,8 @@ def test_hosts_come_from_one_place(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("a slots=2\n")
     assert [spec.name for spec in read_hosts(Options(hostfile=str(file)))] == ["a"]
+    file.write_bytes(b"\xef\xbb\xbfa slots=2\r\nb\r\n")
+    assert [spec.name for spec in read_hosts(Options(hostfile=str(file)))] == ["a", "b"]
     with pytest.raises(ConfigError, match="both given"):
         read_hosts(Options(hosts="a", hostfile=str(file)))
     file.write_bytes(b"\xff\xfe\x00")

@@ -63,3 +63,12 @@ def test_a_host_has_one_interpreter() -> None:
     first, second = parse_hosts("a,a")
     with pytest.raises(ConfigError, match="listed twice with different python="):
         make_plan(2, [first, second._replace(python="/p")])
+
+
+@pytest.mark.parametrize("hosts", ["", "a"])
+def test_so_many_ranks_on_one_host_must_be_meant(hosts: str) -> None:
+    specs = parse_hosts(hosts) if hosts else []
+    assert make_plan(1024, specs).size == 1024
+    with pytest.raises(ConfigError, match="-np 100000 asks for 100000 ranks, but there is only 1 slot"):
+        make_plan(100000, specs)
+    assert make_plan(2000, parse_hosts("a:2000")).size == 2000

@@ -78,6 +78,19 @@ def test_the_box_without_a_traceback_shows_the_last_words_and_the_reason() -> No
     assert "because of it" not in text
 
 
+def test_who_failed_alike_did_not_stop_because_of_it() -> None:
+    verdict = Verdict()
+    for rank, code, sent in [(1, 1, 0), (0, 1, 0), (2, 1, 15), (3, 7, 0)]:
+        verdict.exited(Exit(rank, code, None, sent))
+    lines = failure_box(verdict, HOSTS, ["pc", "jetson1"], {}).splitlines()
+    assert lines[0] == "╭─ ringrun: rank 1 on pc failed first: exit code 1"
+    assert lines[1:-1] == [
+        "│ Rank 2 stopped because of it.",
+        "│ Rank 0 failed too: exit code 1.",
+        "│ Rank 3 failed too: exit code 7.",
+    ]
+
+
 def test_the_box_of_a_lost_host() -> None:
     verdict = Verdict()
     verdict.host_lost(1, "jetson1: the ssh connection ended.")

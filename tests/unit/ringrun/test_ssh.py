@@ -149,6 +149,22 @@ def test_a_local_interpreter_is_not_logged_in_to() -> None:
     assert "Try by hand: /v/bin/python --version" in failure.text
 
 
+def test_a_program_that_is_no_python() -> None:
+    said = f"/bin/ls: cannot access '{BOOT}': No such file or directory\n"
+    for status in (1, 2):
+        text = explain_start(
+            "localhost", ["/bin/ls", "-c", BOOT], "/bin/ls", status, said, is_local=True
+        ).text
+        assert "too old" not in text and "import os" not in text
+        assert "/bin/ls: cannot access '…': No such file or directory" in text
+    assert "/bin/ls ended with status 2" in text and "Is it a Python?" in text
+
+
+def test_what_was_said_ends_with_one_full_stop() -> None:
+    text = explain_loss("jetson1", 255, "Connection to jetson1 closed by remote host.\n", False)
+    assert text.endswith("closed by remote host.") and ".." not in text
+
+
 @pytest.mark.parametrize(
     ("status", "is_local", "words"),
     [

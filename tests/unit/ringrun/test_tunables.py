@@ -16,8 +16,9 @@ from ringrun.tunables import describe, effective, from_environment, from_file, f
 GOOD: Dict[str, str] = {
     "iface": "eth0", "start_timeout_s": "7", "timeout_s": "8", "segment_bytes": "64K", "spin_us": "9",
     "algorithm": "ring", "transport": "tcp", "congestion": "cubic", "fusion_bytes": "3M", "cycle_ms": "2.5",
-    "cache_capacity": "17", "stall_warning_s": "11", "late_after_s": "12", "timeline": "t.json",
-    "timeline_mark_cycles": "1", "autotune": "1", "autotune_log_file": "a.csv", "verbose": "1",
+    "cache_capacity": "17", "stall_warning_s": "11", "late_after_s": "12", "dead_after_s": "13",
+    "timeline": "t.json",
+    "timeline_mark_cycles": "1", "autotune": "1", "autotune_log": "a.csv", "verbose": "1",
 }  # fmt: skip
 
 HOROVOD_FILE = """
@@ -72,7 +73,7 @@ def test_a_file_of_horovods() -> None:
     found = effective([from_file(HOROVOD_FILE, "f")]).settings
     assert found == Settings(
         fusion_bytes=32 << 20, cycle_ms=10.0, cache_capacity=2048, autotune=True,
-        autotune_log_file="horovod_autotune_log.txt", timeline="horovod_timeline.json",
+        autotune_log="horovod_autotune_log.txt", timeline="horovod_timeline.json",
         timeline_mark_cycles=True, stall_warning_s=120.0, late_after_s=240.0, timeout_s=60.0,
     )  # fmt: skip
 
@@ -106,7 +107,7 @@ def test_bad_files(content: str, words: Any) -> None:
          {"timeline": "t.json", "timeline_mark_cycles": True}),
         ({"HOROVOD_TIMELINE": "DYNAMIC"}, {}),
         ({"HOROVOD_AUTOTUNE": "1", "HOROVOD_AUTOTUNE_LOG": "a"},
-         {"autotune": True, "autotune_log_file": "a"}),
+         {"autotune": True, "autotune_log": "a"}),
         ({"HOROVOD_STALL_CHECK_TIME_SECONDS": "5"}, {"stall_warning_s": 5.0}),
         ({"HOROVOD_STALL_CHECK_TIME_SECONDS": "5", "HOROVOD_STALL_CHECK_DISABLE": "1"},
          {"stall_warning_s": 0.0}),
@@ -142,6 +143,8 @@ def test_from_a_program() -> None:
     assert found.settings == Settings(timeout_s=2.0, autotune=True, fusion_bytes=0, transport="tcp")
     with pytest.raises(ConfigError, match="no setting 'time'"):
         from_values({"time": 2})
+    with pytest.raises(ConfigError, match="timeout_s=True: this setting"):
+        from_values({"timeout_s": True})
     with pytest.raises(ConfigError, match="transport='ip' cannot be used"):
         effective([from_values({"transport": "ip"})])
 

@@ -61,19 +61,19 @@ def test_complaints_of_single_ranks_form_a_chain() -> None:
     assert cause is not None and (cause.rank, cause.detail, found.exit_code()) == (2, "1 lost 2", 7)
 
 
-def test_a_rank_that_left_early_is_the_cause_and_another_gives_the_code() -> None:
+def test_a_rank_that_left_early_is_the_cause_and_has_no_code() -> None:
     found = verdict(Exit(1, 0, None), Complaint(None, 1, "rank 1 has finished"), Exit(0, 5, None))
     cause = found.cause()
     assert cause is not None
     assert (cause.rank, cause.how) == (1, "exit code 0, while others still needed it")
-    assert found.exit_code() == 5
+    assert found.exit_code() == 255
 
 
 def test_a_frozen_rank_is_the_cause_although_we_ended_it() -> None:
     found = verdict(Complaint(None, 1, "rank 1 is silent"), Exit(0, 1, None), Exit(1, None, 9, sent=9))
     cause = found.cause()
     assert cause is not None and "ended by ringrun with SIGKILL" in cause.how
-    assert found.exit_code() == 1
+    assert found.exit_code() == 255
 
 
 def test_nobody_exited_badly() -> None:

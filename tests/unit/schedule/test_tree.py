@@ -29,8 +29,27 @@ def test_all_roots(build, size, count):
 
 @pytest.mark.parametrize("build", BROADCASTS)
 @pytest.mark.parametrize("size", [1, 2, 5, 8])
-def test_the_root_only_sends(build, size):
-    assert all(isinstance(s, Send) for s in build(1 % size, size, 1 % size, 10))
+def test_the_root_waits_for_no_elements(build, size):
+    assert all(isinstance(s, Send) for s in build(0, size, 0, 10))
+    assert all(isinstance(s, Send) or s.start == s.stop for s in build(1 % size, size, 1 % size, 10))
+
+
+@pytest.mark.parametrize("size", range(2, 65))
+def test_whatever_the_arguments_everybody_hears_from_the_same_parent(size):
+    calls = [(tree.broadcast, 0, 1), (tree.broadcast, size - 1, 0), (tree.chain, size // 2, 7)]
+    for build, root, count in calls:
+        for rank in range(size):
+            steps = build(rank, size, root, count)
+            heard = {peer for s in steps if isinstance(s, Recv) for peer in s.peers}
+            served = {s.peer for s in steps if isinstance(s, Send)}
+            assert rank == 0 or rank & (rank - 1) in heard
+            assert served >= {peer for peer in range(rank + 1, size) if peer & (peer - 1) == rank}
+
+
+@pytest.mark.parametrize("size", range(1, 65))
+def test_short_ones_from_rank_0_cost_no_further_message(size):
+    steps = [step for rank in range(size) for step in tree.broadcast(rank, size, 0, 1)]
+    assert len(steps) == 2 * (size - 1)
 
 
 @pytest.mark.parametrize("build", BROADCASTS)
@@ -57,5 +76,6 @@ def test_a_binomial_tree_is_as_deep_as_the_logarithm(size):
 
 
 def test_a_chain_passes_on_to_the_next():
-    assert tree.chain(0, 4, 3, 9) == [Recv((3,), 0, 9), Send(1, 0, 9)]
-    assert tree.chain(2, 4, 3, 9) == [Recv((1,), 0, 9)]
+    assert tree.chain(0, 4, 3, 9) == [Send(2, 0, 0), Recv((3,), 0, 9), Send(1, 0, 9)]
+    assert tree.chain(1, 4, 3, 9) == [Recv((0,), 0, 9), Send(2, 0, 9)]
+    assert tree.chain(2, 4, 3, 9) == [Send(3, 0, 0), Recv((0,), 0, 0), Recv((1,), 0, 9)]

@@ -105,7 +105,7 @@ def test_every_known_call_can_be_described():
         (ALLREDUCE, {"collective": 3}, ["what to do", "allreduce(", "broadcast("]),
         (ALLREDUCE, {"op": 4}, ["the reduction", "op=Sum", "op=Max"]),
         (ALLREDUCE, {"dtype": 12}, ["the element type", "float32", "float64"]),
-        (BROADCAST, {"root": 1}, ["the root rank", "2 here", "1 there"]),
+        (BROADCAST, {"root": 1}, ["the root rank", "root_rank=2) here", "root_rank=1) there"]),
         (ALLREDUCE, {"items": 999}, ["the number of elements", "1000 here", "999 there"]),
         (ALLREDUCE, {"digest": 2}, ["the name, the shape or the scale factors"]),
     ],

@@ -1,0 +1,106 @@
+"""What the engine tells whoever wants to know. Costs nothing while nobody does."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from ..ops import Collective
+from .request import Key, Signature
+
+Event = Tuple[str, str, str, float, Optional[Dict[str, Any]]]
+"""Tensor, phase (B, E, X, i), activity, microseconds on this rank's clock, arguments."""
+
+
+def now_us() -> float:
+    """The clock of all events: monotonic microseconds."""
+    return time.monotonic_ns() / 1000.0
+
+
+def label_of(signature: Signature, number: int) -> str:
+    """What an operation is called in reports: Horovod's ``allreduce.NAME``, or ``allreduce.noname.3``."""
+    kind = Collective(signature.kind).name.lower()
+    return f"{kind}.{signature.name}" if signature.name else f"{kind}.noname.{number}"
+
+
+def labels_of(signatures: Sequence[Signature], run: Sequence[int]) -> List[Tuple[str, Signature]]:
+    """The members of a bucket with their labels; ``run`` is how orders name them."""
+    return [(label_of(signature, count), signature) for signature, count in zip(signatures, run[1::2])]
+
+
+class Observer:
+    """Collects events; :meth:`drain` takes them.
+
+    Args:
+        mark_cycles: also note whenever orders arrive.
+    """
+
+    def __init__(self, mark_cycles: bool = False) -> None:
+        self.offset_us = 0.0
+        self._mark_cycles = mark_cycles
+        self._events: List[Event] = []
+        self._lock = threading.Lock()
+        self._negotiating: Dict[Key, str] = {}
+
+    def _add(self, events: Sequence[Event]) -> None:
+        with self._lock:
+            self._events += events
+
+    def announced(self, key: Key, rank: int, signature: Signature) -> None:
+        """On rank 0: an announcement has arrived."""
+        now, label = now_us(), label_of(signature, key.number)
+        events: List[Event] = []
+        if key not in self._negotiating:
+            self._negotiating[key] = label
+            events.append((label, "B", f"NEGOTIATE_{Collective(signature.kind).name}", now, None))
+        events.append((label, "X", str(rank), now, None))
+        self._add(events)
+
+    def negotiated(self, key: Key) -> None:
+        """On rank 0: everybody has announced it, or it has failed."""
+        label = self._negotiating.pop(key, None)
+        if label is not None:
+            self._add([(label, "E", "", now_us(), None)])
+
+    def started(self, bucket: Sequence[Tuple[str, Signature]]) -> None:
+        """A bucket begins to run."""
+        now = now_us()
+        self._add([(label, "B", Collective(signature.kind).name, now, None) for label, signature in bucket])
+
+    def activity(self, bucket: Sequence[Tuple[str, Signature]], name: str) -> None:
+        """Something within a bucket begins; with an empty name, what began last ends."""
+        now = now_us()
+        self._add([(label, "B" if name else "E", name, now, None) for label, _ in bucket])
+
+    def ended(self, bucket: Sequence[Tuple[str, Signature]]) -> None:
+        """A bucket has run."""
+        now = now_us()
+        self._add([
+            (label, "E", "", now, {"dtype": "/".join(sorted(set(item.dtypes))), "shape": str(item.shapes)})
+            for label, item in bucket
+        ])  # fmt: skip
+
+    def cycle(self) -> None:
+        """Orders have arrived."""
+        if self._mark_cycles:
+            self._add([("", "i", "CYCLE_START", now_us(), None)])
+
+    def finish(self) -> None:
+        """Nothing more will be observed: end what is open."""
+        for key in list(self._negotiating):
+            self.negotiated(key)
+
+    @property
+    def collected(self) -> bool:
+        """Whether :meth:`drain` would give anything."""
+        return bool(self._events)
+
+    def drain(self) -> List[List[Any]]:
+        """All events since the last time, on rank 0's clock."""
+        with self._lock:
+            events, self._events = self._events, []
+        offset = self.offset_us
+        return [
+            [name, phase, activity, at + offset, arguments] for name, phase, activity, at, arguments in events
+        ]

@@ -1,0 +1,97 @@
+"""Brings every rank's events to rank 0, on rank 0's clock.
+
+Clocks are compared as in NTP: a rank asks rank 0 what time it is, and takes the answer that came back
+quickest to be from the middle of its way.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, Optional, Sequence
+
+from ..wire.messages import Message
+from .mailbox import Mailbox
+from .observe import Observer, now_us
+
+Sink = Callable[[int, Sequence[Sequence[Any]]], None]
+"""Takes a rank's events."""
+
+FLUSH_S = 0.25
+"""How long events are collected before they are sent."""
+CLOCK_ASKS = 8
+"""How often a rank asks for the time."""
+
+
+class Tracing:
+    """One engine's part in the timeline. Used by the engine's thread, except for :attr:`observer`.
+
+    Args:
+        mailbox: leads to rank 0, or from it to everybody.
+    """
+
+    def __init__(self, mailbox: Mailbox, rank: int) -> None:
+        self.observer: Optional[Observer] = None
+        self.sink: Optional[Sink] = None
+        self._mailbox = mailbox
+        self._rank = rank
+        self._asked = 0
+        self._quickest_us = float("inf")
+        self._flushed_s = 0.0
+
+    def ask_time(self) -> Message:
+        """The question what time it is on rank 0."""
+        self._asked += 1
+        return {"type": "clock", "sent_us": now_us(), "there_us": 0.0}
+
+    def restart(self) -> Message:
+        """A new observer has come: compare clocks anew."""
+        self._asked = 0
+        self._quickest_us = float("inf")
+        return self.ask_time()
+
+    def take(self, peer: int, message: Message) -> bool:
+        """A message, if it is about the timeline; whether it was."""
+        if message["type"] == "trace":
+            if self.sink is not None:
+                self.sink(peer, message["events"])
+        elif message["type"] != "clock":
+            return False
+        elif self._rank == 0:
+            self._mailbox.send({**message, "there_us": now_us()}, peer)
+        else:
+            self._learn_time(message)
+        return True
+
+    def _learn_time(self, answer: Message) -> None:
+        now = now_us()
+        took_us = now - float(answer["sent_us"])
+        if self.observer is not None and took_us < self._quickest_us:
+            self._quickest_us = took_us
+            self.observer.offset_us = float(answer["there_us"]) + took_us / 2.0 - now
+        if self._asked < CLOCK_ASKS:
+            self._mailbox.send(self.ask_time())
+
+    def flush(self, now_s: float) -> None:
+        """Send what was collected, if it is time."""
+        if self.observer is not None and now_s - self._flushed_s >= FLUSH_S:
+            self._flushed_s = now_s
+            message = self.drain(self.observer)
+            if message is not None:
+                self.deliver(message)
+
+    def drain(self, observer: Observer) -> Optional[Message]:
+        """What an observer has collected, as a message to rank 0."""
+        events: List[List[Any]] = observer.drain()
+        return {"type": "trace", "events": events} if events else None
+
+    def deliver(self, message: Message) -> None:
+        """Bring a message of :meth:`drain` to rank 0."""
+        if self._rank:
+            self._mailbox.send(message)
+        elif self.sink is not None:
+            self.sink(0, message["events"])
+
+    def alarm_s(self, now_s: float) -> Optional[float]:
+        """In how many seconds :meth:`flush` wants to be called again."""
+        if self.observer is None or not self.observer.collected:
+            return None
+        return max(0.0, self._flushed_s + FLUSH_S - now_s)

@@ -1,0 +1,263 @@
+"""One turn of the engine at a time: announce, hear, decide, obey. The loop around it is elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import List, NamedTuple, Optional, Sequence
+
+from ..clock import Clock
+from ..errors import MismatchError, NotInitializedError, PeerStalledError, RingcommError
+from ..transport.base import Fabric, Link
+from ..wire.messages import Message
+from .coordinator import Coordinator
+from .lines import Lines, Stopped, StopWatch
+from .observe import labels_of
+from .pending import Pending
+from .perform import Performer
+from .request import Handle, Key
+from .stacks import main_stack
+from .waiters import Waiters
+
+logger = logging.getLogger("ringcomm.engine")
+
+
+class Rest(NamedTuple):
+    """What to wait for, and how long."""
+
+    timeout_s: float
+    reading: Sequence[Link]
+    writing: Sequence[Link]
+
+
+class Turns:
+    """The state of one rank's engine, and what is done with it.
+
+    Any thread may change the state under :attr:`lock`. Everything but :meth:`sleep` is called by
+    one thread at a time; whose turn it is, is the caller's affair.
+
+    Args:
+        fabric: the links that :meth:`sleep` waits on.
+        lines: to the other engines.
+        performer: runs buckets.
+        coordinator: on rank 0.
+        watch: interrupts waits.
+        spin_s: how long a collective may poll while somebody waits for it.
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        lines: Lines,
+        performer: Performer,
+        coordinator: Optional[Coordinator],
+        watch: StopWatch,
+        spin_s: float,
+        clock: Clock,
+    ) -> None:
+        self.rank = fabric.rank
+        self.lock = threading.Lock()
+        self.pending = Pending()
+        self.waiters = Waiters()
+        self.outbox: List[Message] = []
+        self.join: Optional[Handle] = None
+        self.urgent = False
+        self.busy = True
+        self.broken: Optional[BaseException] = None
+        self.lines = lines
+        self.performer = performer
+        self.coordinator = coordinator
+        self._fabric = fabric
+        self._watch = watch
+        self._spin_s = spin_s
+        self._clock = clock
+        self._orders: List[Message] = []
+
+    def fail_all(self, error: BaseException) -> None:
+        """The engine has failed: so has everything that is on its way."""
+        with self.lock:
+            self.broken = error
+            requests = self.pending.take_all()
+            join, self.join = self.join, None
+        for request in requests:
+            request.handle.finish(error=error)
+        if join is not None:
+            join.finish(error=error)
+
+    def turn(self) -> bool:
+        """Do what can be done now; whether anything was."""
+        if self._watch.stopping:
+            raise Stopped
+        now_s = self._clock()
+        moved = self._announce(now_s)
+        self.lines.pulse()
+        for peer, message in self.lines.take_received():
+            moved = True
+            self._take(peer, message, now_s)
+        if self.coordinator is not None:
+            self._coordinate(self.coordinator)
+        while self._orders:
+            moved = True
+            self._obey(self._orders.pop(0))
+        if self.lines.mailbox.gone:
+            self._check_gone()  # after what it had sent before it left
+        self.lines.tracing.flush(now_s)
+        return moved
+
+    def _take(self, peer: int, message: Message, now_s: float) -> None:
+        kind = message["type"]
+        if kind == "explain":
+            self.lines.mailbox.send({"type": "stack", "text": main_stack()})
+        elif self.coordinator is None:
+            self._orders.append(message)
+        else:
+            self.coordinator.take(peer, message, now_s)
+
+    def _coordinate(self, coordinator: Coordinator) -> None:
+        orders = coordinator.decide(self._clock())
+        for text in coordinator.warnings:
+            logger.warning("%s", text)
+        coordinator.warnings.clear()
+        for rank in coordinator.to_explain:
+            if rank == self.rank:
+                coordinator.take(rank, {"type": "stack", "text": main_stack()}, self._clock())
+            else:
+                self.lines.mailbox.send({"type": "explain"}, rank)
+        coordinator.to_explain.clear()
+        if orders is not None:
+            self.lines.mailbox.send(orders)
+            self._orders.append(orders)
+
+    def _announce(self, now_s: float) -> bool:
+        with self.lock:
+            ready = self.pending.announce(self.urgent or bool(self.waiters))
+            self.urgent = False
+            messages, self.outbox = self.outbox, []
+        if ready is not None:
+            messages.insert(0, ready)
+        for message in messages:
+            if message["type"] in ("trace", "clock"):
+                self.lines.tracing.deliver(message)
+            elif self.coordinator is None:
+                self.lines.mailbox.send(message)
+            else:
+                self.coordinator.take(0, message, now_s)
+        return bool(messages)
+
+    def prepare_to_sleep(self, most_s: float = 3600.0) -> Rest:
+        """What to wait for, and for how long (0.0: there is work). What is submitted later rings the bell."""
+        timeout_s = min(most_s, self.lines.alarm_s())
+        if self.coordinator is not None:
+            alarm_s = self.coordinator.next_alarm_s(self._clock())
+            timeout_s = timeout_s if alarm_s is None else min(timeout_s, alarm_s)
+        reading, writing = self.lines.mailbox.waiting_for()
+        with self.lock:
+            self.busy = False
+            return Rest(0.0 if self._has_work() else timeout_s, reading, writing)
+
+    def sleep(self, rest: Rest) -> None:
+        """Wait. The one part that needs no turn."""
+        if rest.timeout_s > 0.0:
+            self._fabric.wait(rest.reading, rest.writing, rest.timeout_s)
+
+    def wake_up(self) -> None:
+        """Begin a turn, after sleeping."""
+        with self.lock:
+            self.busy = True
+        self.lines.mailbox.flush()
+        self._watch.check()
+
+    def hand_over(self) -> None:
+        """The calling thread does not go on: ring the bell if there is anything that cannot wait."""
+        alarm_s = None if self.coordinator is None else self.coordinator.next_alarm_s(self._clock())
+        with self.lock:
+            self.busy = False
+            ring = alarm_s is not None or self._has_work()
+        if ring:
+            self._fabric.wake()
+
+    def ring_if_needed(self) -> None:
+        """Wake up whoever is at work, if something was submitted that it may not have seen."""
+        with self.lock:
+            ring = self._has_work()
+        if ring:
+            self._fabric.wake()
+
+    def _has_work(self) -> bool:
+        return bool(self.outbox) or self.pending.unannounced
+
+    def _check_gone(self) -> None:
+        """A rank has hung up: that matters if anybody still waits for it."""
+        with self.lock:
+            waiting = self.pending.waiting()
+            idle = not waiting and self.join is None
+        if self.coordinator is not None and self.coordinator.waits_for(self.lines.mailbox.gone):
+            idle = False
+        if idle:
+            return
+        peer, reason = next(iter(self.lines.mailbox.gone.items()))
+        raise self.lines.lost(peer, reason, "lost")
+
+    def doing(self) -> str:
+        """What this rank is in the middle of, for messages."""
+        with self.lock:
+            waiting = self.pending.waiting()
+        return f"{waiting[0].signature.describe()} {waiting[0].key}" if waiting else "no collective"
+
+    # ---- orders ------------------------------------------------------------------------------
+
+    def _obey(self, orders: Message) -> None:
+        if self.lines.tracing.observer is not None:
+            self.lines.tracing.observer.cycle()
+        with self.lock:
+            self.pending.learn(orders["fresh"])
+        for key, kind, text, missing in orders["failed"]:
+            self._fail_one(Key(*key), kind, text, missing)
+        for run in orders["run"]:
+            self._run(run)
+        if orders["joined"] >= 0:
+            with self.lock:
+                join, self.join = self.join, None
+            if join is not None:
+                join.finish(orders["joined"])
+        if orders["forget"]:
+            with self.lock:
+                self.pending.ids.forget()
+                self.outbox.append({"type": "forgot", "epoch": orders["forget"]})
+
+    def _fail_one(self, key: Key, kind: str, text: str, missing: Sequence[int]) -> None:
+        with self.lock:
+            request = self.pending.take(key)
+        if request is not None:
+            error: RingcommError = MismatchError(text)
+            if kind == "stalled":
+                error = PeerStalledError(text, rank=missing[0] if missing else None)
+            request.handle.finish(error=error)
+
+    def _run(self, run: Sequence[int]) -> None:
+        with self.lock:
+            bucket = self.pending.take_bucket(run)
+            self.performer.spin_s = self._spin_s if self.waiters else 0.0
+        members = self.performer.members(bucket[0][0].process_set)
+        if self.rank not in members:
+            return
+        observer = self.lines.tracing.observer
+        traced = labels_of([signature for signature, _ in bucket], run) if observer is not None else []
+        if observer is not None:
+            observer.started(traced)
+            self.performer.on_activity = lambda name: observer.activity(traced, name)
+        try:
+            results = self.performer.run(bucket)
+        except BaseException as problem:
+            error = problem
+            if isinstance(problem, Stopped):
+                error = NotInitializedError("ringcomm has been shut down while this operation was running.")
+            for _, request in bucket:
+                if request is not None:
+                    request.handle.finish(error=error)
+            raise
+        if observer is not None:
+            observer.ended(traced)
+        for (_, request), result in zip(bucket, results):
+            if request is not None:
+                request.handle.finish(result)

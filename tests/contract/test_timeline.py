@@ -1,0 +1,124 @@
+"""The timeline: complete JSON at any moment, all ranks on one clock, Horovod's names, pairs that match."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import numpy as np
+import pytest
+
+from ringcomm.config import Settings
+from ringcomm.errors import ConfigError, Misuse
+from ringcomm.ops import Sum
+from ringcomm.testing.cluster import run_ranks
+from ringcomm.timeline import Merger, TraceFile
+
+
+def test_file_is_complete_after_every_write(tmp_path):
+    path = tmp_path / "trace.json"
+    file = TraceFile(path)
+    written = []
+    assert json.loads(path.read_text()) == []
+    for n in range(20):
+        events = [{"ph": "i", "ts": n, "name": "x" * (n * 50 % 300)} for _ in range(1 + n % 3)]
+        file.add(events)
+        written += events
+        assert json.loads(path.read_text()) == written
+    file.close()
+
+
+def test_a_place_that_cannot_be_written(tmp_path):
+    with pytest.raises(ConfigError, match="No such file or directory"):
+        TraceFile(tmp_path / "nowhere" / "trace.json")
+
+
+def test_every_tensor_is_a_process_and_every_rank_a_thread():
+    merger = Merger(["desk", "jetson1"], 5)
+    events = [["allreduce.a", "B", "ALLREDUCE", 1.0, None], ["allreduce.a", "E", "", 2.0, {"shape": "()"}]]
+    first, again, other = merger.convert(0, events), merger.convert(0, events), merger.convert(1, events)
+    named = [(event["name"], event["args"]) for event in first if event["ph"] == "M"]
+    assert named == [
+        ("process_name", {"name": "allreduce.a"}),
+        ("process_sort_index", {"sort_index": 1}),
+        ("thread_name", {"name": "rank 0 (desk)"}),
+    ]
+    assert (
+        first[-2:]
+        == again
+        == [
+            {"ph": "B", "ts": 1.0, "pid": 1, "tid": 0, "name": "ALLREDUCE"},
+            {"ph": "E", "ts": 2.0, "pid": 1, "tid": 0, "args": {"shape": "()"}},
+        ]
+    )
+    assert [event["tid"] for event in other] == [1, 1, 1]
+
+
+def read(path):
+    """The events of a trace, after checking that what begins ends, inner before outer."""
+    trace = json.loads(path.read_text())
+    processes = {e["pid"]: e["args"]["name"] for e in trace if e.get("name") == "process_name"}
+    open_spans = {}
+    for event in trace:
+        line = (event["pid"], event.get("tid"))
+        if event["ph"] == "B":
+            open_spans.setdefault(line, []).append(event)
+        elif event["ph"] == "E":
+            began = open_spans[line].pop()
+            assert began["ts"] <= event["ts"]
+    assert not any(open_spans.values())
+    return trace, processes
+
+
+@pytest.mark.parametrize("transport", ["memory", "tcp"])
+def test_of_three_ranks(transport, tmp_path):
+    path = tmp_path / "trace.json"
+    moments = {}
+
+    def work(context):
+        context.start_timeline(str(path), mark_cycles=True)
+        if context.rank == 0:
+            with pytest.raises(Misuse, match="already"):
+                context.start_timeline(str(path))
+        time.sleep(0.05 * context.rank)  # rank 2 is late
+        handles = [context.engine.allreduce([np.ones(9)], Sum, f"g{n}") for n in range(3)]
+        for handle in handles:
+            handle.wait(20)
+        context.engine.allgather([np.ones(2)], [(2,)]).wait(20)
+        moments[context.rank] = json.loads(path.read_text())  # in the middle of it
+        context.stop_timeline()
+        context.engine.allreduce([np.ones(1)], Sum, "not seen").wait(20)
+
+    run_ranks(3, work, transport)
+    trace, processes = read(path)
+    labels = {"allreduce.g0", "allreduce.g1", "allreduce.g2", "allgather.noname.1"}
+    assert labels <= set(processes.values()) and not any("not seen" in name for name in processes.values())
+    of_g1 = [e for e in trace if processes[e["pid"]] == "allreduce.g1" and e["ph"] in "BX"]
+    names = {(event["name"], event["tid"]) for event in of_g1}
+    assert {("ALLREDUCE", 0), ("ALLREDUCE", 1), ("ALLREDUCE", 2), ("NEGOTIATE_ALLREDUCE", 0)} <= names
+    assert {("MEMCPY_IN_FUSION_BUFFER", rank) for rank in range(3)} <= names
+    ticks = [(event["name"], event["ts"]) for event in of_g1 if event["ph"] == "X"]
+    assert sorted(name for name, _ in ticks) == ["0", "1", "2"]
+    # On one clock: nobody can have run it before the last one had announced it.
+    last_tick = max(at for _, at in ticks)
+    assert all(event["ts"] >= last_tick - 500 for event in of_g1 if event["name"] == "ALLREDUCE")
+    assert any(event.get("name") == "CYCLE_START" for event in trace)
+    ended = [event for event in trace if event["ph"] == "E" and "args" in event]
+    assert {event["args"]["dtype"] for event in ended} == {"float64"}
+    assert moments[0][0]["args"]["start_time_since_epoch_in_micros"] > 1e15
+
+
+def test_can_be_started_again_and_by_a_setting(tmp_path):
+    path = tmp_path / "trace.json"
+
+    def work(context):
+        context.engine.barrier("first").wait(20)
+        context.stop_timeline()
+        context.stop_timeline()
+        context.start_timeline(str(tmp_path / "second.json"))
+        context.engine.barrier("second").wait(20)
+        context.stop_timeline()
+
+    run_ranks(2, work, "tcp", settings=Settings(spin_us=0.0, timeline=str(path)))
+    assert "barrier.first" in read(path)[1].values()
+    assert "barrier.second" in read(tmp_path / "second.json")[1].values()

@@ -1,0 +1,283 @@
+"""The coordinator: announcements in, orders out. No threads, no links, a clock that is a number."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Tuple
+
+import pytest
+
+from ringcomm.engine.coordinator import DEADLOCK_S, Coordinator, Tuning
+from ringcomm.engine.request import Signature
+from ringcomm.ops import Collective, ReduceOp
+from ringcomm.wire.frames import NO_OP, NO_ROOT
+from ringcomm.wire.messages import encode, validate
+
+HOSTS = ["desk", "jetson1", "jetson2"]
+SETS = {0: (0, 1, 2), 1: (0, 2)}
+
+
+def sig(name: str = "", **changes: Any) -> Signature:
+    plain = Signature(name, 0, int(Collective.ALLREDUCE), int(ReduceOp.SUM), NO_ROOT, ("float32",), ((4,),))
+    return plain._replace(**changes)
+
+
+class Job:
+    """A coordinator, and what each rank has been told of signatures so far."""
+
+    def __init__(self, **options: Any) -> None:
+        self.now_s = 100.0
+        options.setdefault("tuning", Tuning(1 << 20, 0.0))
+        self.coordinator = Coordinator(HOSTS, SETS.__getitem__, **options)
+        self.ids: Dict[Signature, int] = {}
+
+    def ready(self, rank: int, *signatures: Signature, number: int = 0, urgent: bool = False) -> None:
+        known: List[int] = []
+        fresh: List[List[Any]] = []
+        for item in signatures:
+            if item in self.ids:
+                known += [self.ids[item], number]
+            else:
+                fresh.append([list(item), number, f"train.py:{rank}"])
+        message = {"type": "ready", "known": known, "fresh": fresh, "urgent": urgent}
+        self.tell(rank, message)
+
+    def tell(self, rank: int, message: Dict[str, Any]) -> None:
+        validate(message)
+        assert encode(message)
+        self.coordinator.take(rank, message, self.now_s)
+
+    def orders(self) -> Optional[Dict[str, Any]]:
+        orders = self.coordinator.decide(self.now_s)
+        if orders is not None:
+            validate(orders)
+            for number, data in orders["fresh"]:
+                self.ids[Signature.from_json(data)] = number
+            if orders["forget"]:
+                self.ids.clear()
+        return orders
+
+    def run(self) -> List[List[str]]:
+        """Names by bucket of what is to be run now."""
+        orders = self.orders()
+        if orders is None:
+            return []
+        assert not orders["failed"]
+        names = {number: item.name for item, number in self.ids.items()}
+        return [[names[number] for number in bucket[::2]] for bucket in orders["run"]]
+
+    def failures(self) -> List[Tuple[str, str]]:
+        orders = self.orders()
+        return [] if orders is None else [(key[1], text) for key, _, text, _ in orders["failed"]]
+
+
+def test_runs_when_the_last_rank_has_announced():
+    job = Job()
+    job.ready(2, sig("a"), sig("b"))
+    job.ready(0, sig("b"))
+    assert job.run() == []
+    job.ready(1, sig("b"), sig("a"))
+    assert job.run() == [["b"]]
+    job.ready(0, sig("a"))
+    assert job.run() == [["a"]]
+    assert job.coordinator.next_alarm_s(job.now_s) is None
+
+
+def test_a_second_time_numbers_are_enough():
+    job = Job()
+    for _ in range(2):
+        for rank in range(3):
+            job.ready(rank, sig("a"))
+        assert job.run() == [["a"]]
+    assert list(job.ids) == [sig("a")]
+    job.ready(0, sig("a"))
+    assert job.orders() is None
+
+
+def test_a_set_needs_its_members_only():
+    job = Job()
+    job.ready(0, sig("a", process_set=1))
+    job.ready(2, sig("a", process_set=1))
+    assert job.run() == [["a"]]
+
+
+def test_same_name_in_two_sets_are_two_operations():
+    job = Job()
+    for rank in range(3):
+        job.ready(rank, sig("a"))
+    job.ready(0, sig("a", process_set=1))
+    assert job.run() == [["a"]]
+
+
+def test_waits_for_company_unless_somebody_waits_for_it():
+    job = Job(tuning=Tuning(1 << 20, 0.5))
+    for rank in range(3):
+        job.ready(rank, sig("a"))
+    assert job.run() == []
+    assert job.coordinator.next_alarm_s(job.now_s) == pytest.approx(0.5)
+    job.now_s += 0.3
+    for rank in range(3):
+        job.ready(rank, sig("b"))
+    job.now_s += 0.2
+    assert job.run() == [["a", "b"]]
+    for rank in range(3):
+        job.ready(rank, sig("c"), urgent=rank == 1)
+    assert job.run() == [["c"]]
+    for rank in range(3):
+        job.ready(rank, sig("big", shapes=((1 << 20,),)))
+    assert job.run() == [["big"]]
+
+
+DISAGREEMENTS = {
+    "operations": {"kind": int(Collective.ALLGATHER), "op": NO_OP},
+    "data types": {"dtypes": ("int32",)},
+    "reduction operations": {"op": int(ReduceOp.MAX)},
+    "allreduce tensor shapes": {"shapes": ((2, 2),)},
+    "prescale factors": {"prescale": 0.5},
+    "postscale factors": {"postscale": 0.5},
+}
+
+
+@pytest.mark.parametrize("what", DISAGREEMENTS)
+def test_disagreement_fails_on_all_and_disturbs_nothing_else(what):
+    job = Job()
+    job.ready(0, sig("a"))
+    job.ready(1, sig("a", **DISAGREEMENTS[what]), sig("b"))
+    job.ready(2, sig("a"))
+    ((name, text),) = job.failures()
+    assert name == "a" and text.startswith(f"Mismatched {what}")
+    assert "ranks 0 (desk) and 2 (jetson2)" not in text  # they called from different places
+    for rank in range(3):
+        assert f"rank {rank} ({HOSTS[rank]})" in text and f"train.py:{rank}" in text
+    job.ready(0, sig("b"), sig("a"))
+    job.ready(2, sig("b"), sig("a"))
+    job.ready(1, sig("a"))
+    assert sorted(map(sorted, job.run())) == [["a", "b"]]
+
+
+def test_roots_that_differ():
+    job = Job()
+    for rank in range(3):
+        job.ready(rank, sig("w", kind=int(Collective.BROADCAST), op=NO_OP, root=rank // 2))
+    ((_, text),) = job.failures()
+    assert text.startswith("Mismatched broadcast root ranks") and "root_rank=1" in text
+
+
+def test_without_names_the_number_counts():
+    job = Job()
+    for number in (1, 2):
+        for rank in range(3):
+            job.ready(rank, sig(shapes=((number,),)), number=number)
+    orders = job.orders()
+    assert orders is not None
+    assert sorted(tuple(bucket[1::2]) for bucket in orders["run"]) == [(1, 2)]
+    job.ready(0, sig(), number=3)
+    job.ready(1, sig(kind=int(Collective.BARRIER), op=NO_OP, shapes=(), dtypes=()), number=3)
+    job.ready(2, sig(), number=3)
+    ((_, text),) = job.failures()
+    assert "without a name (number 3)" in text and "barrier()" in text
+
+
+class TestJoin:
+    def test_goes_on_without_those_who_joined(self):
+        job = Job()
+        job.ready(0, sig("a"))
+        job.tell(1, {"type": "joined"})
+        job.ready(2, sig("a"))
+        assert job.run() == [["a"]]
+        job.tell(0, {"type": "joined"})
+        assert job.orders() is None
+        job.tell(2, {"type": "joined"})
+        orders = job.orders()
+        assert orders is not None and orders["joined"] == 2
+        job.ready(0, sig("a"))
+        assert job.orders() is None
+
+    def test_who_joins_late_completes_what_waits(self):
+        job = Job()
+        job.ready(0, sig("a"))
+        job.ready(2, sig("a"))
+        job.tell(1, {"type": "joined"})
+        assert job.run() == [["a"]]
+
+    @pytest.mark.parametrize("kind", [Collective.ALLGATHER, Collective.BROADCAST, Collective.ALLTOALL])
+    def test_other_collectives_need_everybody(self, kind):
+        job = Job()
+        job.tell(1, {"type": "joined"})
+        job.ready(0, sig("a", kind=int(kind)))
+        job.ready(2, sig("a", kind=int(kind)))
+        ((name, text),) = job.failures()
+        assert name == "a" and "rank 1 (jetson1) called join()" in text
+
+
+class TestWaiting:
+    def test_everybody_waits_for_something_else(self):
+        job = Job()
+        for rank, name in enumerate("abb"):
+            job.ready(rank, sig(name))
+            job.tell(rank, {"type": "blocked"})
+        assert job.orders() is None
+        assert job.coordinator.next_alarm_s(job.now_s) == pytest.approx(DEADLOCK_S)
+        job.now_s += DEADLOCK_S
+        failures = dict(job.failures())
+        assert set(failures) == {"a", "b"}
+        assert "rank 0 (desk): allreduce" in failures["a"] and "named 'b'" in failures["a"]
+        assert job.orders() is None
+
+    @pytest.mark.parametrize("change", ["unblocked", "ready", "nobody says so"])
+    def test_somebody_may_still_come(self, change):
+        job = Job(stall_warning_s=0, stall_limit_s=0)
+        for rank, name in enumerate("abb"):
+            job.ready(rank, sig(name))
+            if rank or change != "nobody says so":
+                job.tell(rank, {"type": "blocked"})
+        if change == "unblocked":
+            job.tell(0, {"type": "unblocked"})
+        elif change == "ready":
+            job.ready(0, sig("c"))
+        job.now_s += 100 * DEADLOCK_S
+        assert job.orders() is None and job.coordinator.next_alarm_s(job.now_s) is None
+
+    def test_warns_and_gives_up(self):
+        job = Job(stall_warning_s=60, stall_limit_s=150)
+        job.ready(1, sig("early"))
+        job.ready(2, sig("a"))
+        job.ready(0, sig("a"))
+        job.now_s += 60
+        assert job.orders() is None
+        early, warning = job.coordinator.warnings
+        assert "waited for 60 s on ranks 0 (desk) and 2 (jetson2) for rank 1 (jetson1)" in warning
+        assert "rank 1 last submitted allreduce" in warning and "'early', 60 s ago" in warning
+        assert "rank 0 last submitted" in early
+        job.coordinator.warnings.clear()
+        job.now_s += 30
+        assert job.orders() is None and not job.coordinator.warnings
+        job.now_s += 60
+        orders = job.orders()
+        assert orders is not None
+        assert [(kind, missing) for _, kind, _, missing in orders["failed"]] == [
+            ("stalled", [0, 2]),
+            ("stalled", [1]),
+        ]
+        assert "given up" in orders["failed"][1][2]
+
+
+def test_cache_forgets_and_old_numbers_stay_good_until_all_have_confirmed():
+    job = Job(cache_capacity=2)
+    for name in "ab":
+        for rank in range(3):
+            job.ready(rank, sig(name))
+    old = {"type": "ready", "known": [], "fresh": [], "urgent": False}
+    assert job.run() == [["a", "b"]]
+    numbers = dict(job.ids)
+    orders = job.orders()
+    assert orders is not None and orders["forget"] == 1
+    # Rank 1 had not heard of it yet.
+    job.tell(1, {**old, "known": [numbers[sig("a")], 0]})
+    job.tell(1, {"type": "forgot", "epoch": 1})
+    for rank in (0, 2):
+        job.tell(rank, {"type": "forgot", "epoch": 1})
+        job.ready(rank, sig("a"))
+    assert job.run() == [["a"]]
+    assert job.ids[sig("a")] not in numbers.values()
+    with pytest.raises(KeyError):
+        job.tell(1, {**old, "known": [numbers[sig("a")], 0]})

@@ -1,0 +1,57 @@
+"""Buckets: what travels together, decided by signatures alone."""
+
+from __future__ import annotations
+
+from ringcomm.engine.fusion import Member, plan_buckets
+from ringcomm.engine.request import Signature
+from ringcomm.ops import Collective, ReduceOp
+from ringcomm.wire.frames import NO_OP, NO_ROOT
+
+
+def member(number: int, items: int = 1, **changes) -> Member:
+    plain = Signature(
+        f"t{number}", 0, int(Collective.ALLREDUCE), int(ReduceOp.SUM), NO_ROOT, ("float32",), ((items,),)
+    )
+    return Member(number, 0, plain._replace(**changes))
+
+
+def planned(members, threshold_bytes=100):
+    return [[item.id for item in bucket] for bucket in plan_buckets(members, threshold_bytes)]
+
+
+def test_fills_up_to_the_threshold():
+    assert planned([member(n, 10) for n in range(5)]) == [[0, 1], [2, 3], [4]]
+
+
+def test_looks_ahead_past_what_does_not_fit():
+    other = {"dtypes": ("int32",)}
+    members = [member(0), member(1, **other), member(2), member(3, **other), member(4, op=int(ReduceOp.MAX))]
+    assert planned(members) == [[0, 2], [1, 3], [4]]
+
+
+def test_what_is_larger_than_the_threshold_is_alone():
+    assert planned([member(0, 1000), member(1, 1)]) == [[0], [1]]
+
+
+def test_zero_means_each_alone():
+    assert planned([member(0), member(1)], 0) == [[0], [1]]
+
+
+def test_never_across_sets_scales_or_kinds():
+    kinds = [
+        member(0),
+        member(1, process_set=1),
+        member(2, prescale=0.5),
+        member(3, postscale=0.5),
+        member(4, kind=int(Collective.REDUCESCATTER)),
+        member(5, kind=int(Collective.ALLGATHER), op=NO_OP),
+    ]
+    assert planned(kinds) == [[n] for n in range(6)]
+
+
+def test_some_are_always_alone():
+    barrier = {"kind": int(Collective.BARRIER), "op": NO_OP, "shapes": (), "dtypes": ()}
+    adasum = {"op": int(ReduceOp.ADASUM)}
+    broadcast = {"kind": int(Collective.BROADCAST), "op": NO_OP, "root": 0}
+    for changes in (barrier, adasum, broadcast):
+        assert planned([member(0, **changes), member(1, **changes)]) == [[0], [1]]

@@ -1,0 +1,122 @@
+"""What a rank has submitted: announced once, by number when it has one, and taken by key."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ringcomm.engine.pending import Pending
+from ringcomm.engine.process_sets import ProcessSets, UnknownProcessSetError
+from ringcomm.engine.request import Handle, Key, Request, Signature
+from ringcomm.errors import DuplicateNameError, MismatchError
+from ringcomm.ops import Collective, ReduceOp
+from ringcomm.wire.frames import NO_ROOT
+
+
+def request(name: str = "", site: str = "train.py:1") -> Request:
+    signature = Signature(
+        name, 0, int(Collective.ALLREDUCE), int(ReduceOp.SUM), NO_ROOT, ("float32",), ((4,),)
+    )
+    return Request(signature, [np.zeros(4, np.float32)], Handle(name), site=site)
+
+
+def test_announced_in_full_and_then_by_number():
+    pending = Pending()
+    first = request("a")
+    pending.add(first)
+    assert pending.announce(True) == {
+        "type": "ready", "known": [], "fresh": [[list(first.signature), 0, "train.py:1"]], "urgent": True,
+    }  # fmt: skip
+    assert pending.announce(True) is None
+    pending.learn([[7, list(first.signature)]])
+    assert pending.take_bucket([7, 0]) == [(first.signature, first)]
+    assert len(pending) == 0
+    pending.add(request("a"))
+    announced = pending.announce(False)
+    assert announced is not None and announced["known"] == [7, 0] and announced["fresh"] == []
+
+
+def test_a_name_can_be_used_again_when_it_is_done():
+    pending = Pending()
+    first = request("a", "train.py:3")
+    pending.add(first)
+    with pytest.raises(DuplicateNameError, match=r"same name .*train\.py:3"):
+        pending.add(request("a"))
+    assert pending.take(first.key) is first
+    pending.add(request("a"))
+
+
+def test_without_a_name_they_are_counted():
+    pending = Pending()
+    keys = []
+    for _ in range(3):
+        item = request()
+        pending.add(item)
+        keys.append(item.key)
+    assert keys == [Key(0, "", 1), Key(0, "", 2), Key(0, "", 3)]
+
+
+def test_who_has_joined_counts_along():
+    pending = Pending()
+    signature = request().signature
+    pending.learn([[1, list(signature)]])
+    assert pending.take_bucket([1, 5]) == [(signature, None)]
+    later = request()
+    pending.add(later)
+    assert later.key.number == 6
+
+
+class TestHandle:
+    def test_result_is_converted_once_by_whoever_asks(self):
+        calls = []
+        handle = Handle("x", convert=lambda result: calls.append(result) or [result])
+        handle.finish(3)
+        assert handle.done() and not calls
+        assert handle.wait() is handle.wait()
+        assert calls == [3]
+
+    def test_every_waiter_gets_an_error_of_its_own(self):
+        handle = Handle("x")
+        handle.finish(error=MismatchError("differ", rank=0, peer=1))
+        errors = []
+        for _ in range(2):
+            with pytest.raises(MismatchError, match="differ") as caught:
+                handle.wait()
+            errors.append(caught.value)
+        assert errors[0] is not errors[1] and errors[1].peer == 1
+
+    def test_not_done_in_time(self):
+        handle = Handle("grad")
+        with pytest.raises(TimeoutError, match="grad was not done within 0"):
+            handle.wait(0.0)
+        assert not handle.done()
+
+    def test_calls_back(self):
+        seen = []
+        handle = Handle("x")
+        handle.when_done(seen.append)
+        handle.finish(1)
+        handle.when_done(seen.append)
+        assert seen == [handle, handle]
+
+
+class TestProcessSets:
+    def test_numbers_are_used_again(self):
+        sets = ProcessSets(0, 4)
+        assert [sets.apply(sets.change("add", ranks)) for ranks in ([0, 1], [2, 3])] == [1, 2]
+        assert sets.apply(sets.change("remove", [0, 1])) == 1
+        assert sets.apply(sets.change("add", [1, 2])) == 1
+        assert sets.numbers() == [0, 1, 2] and sets.members(1) == (1, 2)
+
+    @pytest.mark.parametrize("ranks", [[], [0, 0], [4], [-1], [3, 2, 1, 0]])
+    def test_what_cannot_be_a_set(self, ranks):
+        with pytest.raises(UnknownProcessSetError):
+            ProcessSets(0, 4).check_new(ranks)
+
+    def test_not_a_member(self):
+        sets = ProcessSets(0, 4)
+        number = sets.apply(sets.change("add", [1, 2]))
+        with pytest.raises(UnknownProcessSetError, match="Rank 0 is not a member"):
+            sets.check_member(number)
+        with pytest.raises(UnknownProcessSetError, match="does not exist"):
+            sets.check_member(9)
