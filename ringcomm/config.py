@@ -93,8 +93,8 @@ def _transport(text: str) -> str:
     return text
 
 
-ALGORITHMS = ("one_shot", "direct", "ring", "doubling")
-"""The names of :data:`ringcomm.schedule.choose.ALL_REDUCE_NAMES`, which this module may not import."""
+ALGORITHMS = ("one_shot", "direct", "doubling", "ring", "hierarchical")
+"""Those of ``schedule.choose.ALL_REDUCE_NAMES``, which this module may not import, and that of two levels."""
 
 
 def _algorithm(text: str) -> str:
@@ -137,7 +137,13 @@ class Settings:
     )  # fmt: skip
     algorithm: str = _setting(
         "", "ALGORITHM", _algorithm,
-        "Forces the allreduce algorithm: `one_shot`, `direct`, `doubling` or `ring`. Empty: chosen by size.",
+        "Forces the allreduce algorithm: `one_shot`, `direct`, `doubling`, `ring` or `hierarchical` (several "
+        "hosts with equally many ranks; `direct` elsewhere). Empty: chosen by size and what was measured.",
+    )  # fmt: skip
+    measure: bool = _setting(
+        True, "MEASURE", _flag,
+        "Measure latencies and speeds when a job starts, choose algorithms by them, and give slow links "
+        "smaller shares. Off on any rank: algorithms are chosen by rule.",
     )  # fmt: skip
     transport: str = _setting(
         "auto", "TRANSPORT", _transport,
@@ -194,7 +200,8 @@ class Settings:
     )  # fmt: skip
     verbose: bool = _setting(
         False, "VERBOSE", _flag,
-        "Rank 0 logs the table of links and which interface each one uses.",
+        "Rank 0 logs the table of links and which interface each one uses, and which algorithm serves which "
+        "messages.",
     )  # fmt: skip
 
     @classmethod
@@ -378,7 +385,7 @@ def document() -> str:
     ]
     for item in fields(Settings):
         default = getattr(plain, item.name)
-        shown = "off" if default is False else f"`{default}`" if default != "" else "empty"
+        shown = {"False": "off", "True": "on", "": "empty"}.get(str(default), f"`{default}`")
         names = f"`{item.metadata['flag']}` | `{item.metadata['variable']}`"
         lines.append(f"| {names} | {shown} | {item.metadata['doc']} |")
     lines += ["", "## Taking part in a job", ""]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import operator
 import os
+from dataclasses import replace
 from typing import Any, List, Optional, Sequence, Tuple
 
 import cloudpickle
@@ -16,6 +17,7 @@ import numpy as np
 
 from .arrays.bridge import InPlace, flat_copy, flat_view
 from .arrays.rows import check_splits, cumulative, row_items
+from .collective.measure import measure
 from .collective.runner import Runner
 from .config import Membership, Settings
 from .engine.adasum import adasum, check_adasum
@@ -24,6 +26,7 @@ from .errors import Misuse, describe_error
 from .ops import Collective, ReduceOp, factor_of, op_of
 from .rendezvous.client import Joined, Peer, join
 from .rendezvous.embedded import EmbeddedRendezvous
+from .schedule.select import Selector
 from .schedule.steps import even_bounds
 from .timeline import Recording
 from .transport.base import Lanes
@@ -71,11 +74,13 @@ class Context:
         self.cross_size = len(across)
         spin_s = settings.spin_us * 1e-6 if self.local_size <= usable_cores() else 0.0
         reporter = joined.control if joined is not None else None
-        self._runner = Runner(lanes.calls, settings, self.generation, spin_s, reporter)
-        self.engine = Engine(
-            lanes, settings, self.generation, spin_s, reporter, [peer.host for peer in self.peers]
-        )
-        self._recording = Recording(self.engine, [peer.host for peer in self.peers])
+        hosts = [peer.host_index for peer in self.peers]
+        say = _log if settings.verbose and self.rank == 0 else None
+        self._selector = Selector(self.rank, self.size, settings.algorithm or None, hosts, say)
+        self._runner = Runner(lanes.calls, settings, self.generation, spin_s, reporter, self._selector)
+        names = [peer.host for peer in self.peers]
+        self.engine = Engine(lanes, settings, self.generation, spin_s, reporter, names, self._selector)
+        self._recording = Recording(self.engine, names)
 
     @classmethod
     def start(cls, membership: Optional[Membership] = None, settings: Optional[Settings] = None) -> Context:
@@ -103,9 +108,24 @@ class Context:
         if settings.verbose and joined.rank == 0:
             logger.info("%s", joined.table)
         context = cls(joined.lanes, joined.peers, settings, joined, embedded)
-        if settings.timeline:
-            context.start_timeline(settings.timeline, settings.timeline_mark_cycles)
+        try:
+            context._tune()
+            if settings.timeline:
+                context.start_timeline(settings.timeline, settings.timeline_mark_cycles)
+        except BaseException:
+            context.close("it could not start", ok=False)
+            raise
         return context
+
+    def _tune(self) -> None:
+        """Measure the machine, together with all ranks, and choose schedules by that from now on."""
+        hosts = [peer.host_index for peer in self.peers]
+        limited = replace(
+            self.settings, timeout_s=min(self.settings.timeout_s, self.settings.start_timeout_s)
+        )
+        scout = self._runner.twin(limited)
+        wanted = self.settings.measure and (self.local_size < self.size or self.size <= usable_cores())
+        self._selector.adopt(measure(scout, hosts, wanted))
 
     def close(self, reason: str = "it called shutdown()", ok: bool = True) -> None:
         """Leave the job. Others that still need this rank get an error that names it and ``reason``.
@@ -407,6 +427,10 @@ class Context:
         if not 0 <= root < self.size:
             raise Misuse(f"root_rank={root_rank}: this job has ranks 0 to {self.size - 1}.")
         return root
+
+
+def _log(text: str) -> None:
+    logger.info("%s", text)
 
 
 def usable_cores() -> int:

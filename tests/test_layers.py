@@ -19,7 +19,8 @@ LEVELS: Dict[int, List[List[str]]] = {
         ["wire.frames", "wire.auth", "wire.messages"],
         [
             "schedule.steps", "schedule.streams", "schedule.ring", "schedule.direct", "schedule.doubling",
-            "schedule.tree", "schedule.verify", "schedule.cost", "schedule.choose",
+            "schedule.tree", "schedule.hierarchy", "schedule.verify", "schedule.cost", "schedule.shares",
+            "schedule.sounding", "schedule.choose", "schedule.select",
         ],
     ],
     2: [
@@ -29,7 +30,10 @@ LEVELS: Dict[int, List[List[str]]] = {
         ],
     ],
     3: [
-        ["collective.reduce", "collective.flows", "collective.execute", "collective.runner"],
+        [
+            "collective.reduce", "collective.flows", "collective.execute", "collective.runner",
+            "collective.measure",
+        ],
         [
             "rendezvous.actions", "rendezvous.roster", "rendezvous.blame", "rendezvous.table",
             "rendezvous.state", "rendezvous.probe", "rendezvous.mesh", "rendezvous.control",

@@ -67,9 +67,9 @@ def _native() -> Iterator[click.Option]:
         flag, default = item.metadata["flag"], item.default
         if item.name in BY_HAND:
             continue
-        shown = "" if default in ("", False) else f" [{shown_value(item.name, default)}]"
+        shown = "" if default == "" or default is False else f" [{shown_value(item.name, default)}]"
         text = summary(item.metadata["doc"]) + shown
-        if default is False:
+        if isinstance(default, bool):
             names = [f"{flag}/--no-{flag[2:]}", f"tunable_{item.name}"]
             yield _Tunable(names, default=None, help=text, callback=_switch(item.name, flag))
         else:

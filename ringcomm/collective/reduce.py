@@ -100,11 +100,12 @@ class Kernel:
     ) -> None:
         """Combine the operands from left to right into ``out``, which may be one of them.
 
-        Operands other than ``out`` may be used as working space. ``final`` also divides and scales.
+        Operands other than ``out`` may be used as working space. ``final`` also divides and scales, and
+        gives the result the bits that IEEE 754 leaves open (:meth:`_settle`).
         ``workspace`` spares an allocation if the type needs a wider one to accumulate in.
         """
         if self._wide is not None:
-            self._fold_wide(out, operands, self._wide, workspace or Workspace())
+            self._fold_wide(out, operands, self._wide, final, workspace or Workspace())
             return
         # Accumulate in the first operand: if ``out`` stands in the middle it must stay whole until
         # its turn, and if it stands first this is in place anyway.
@@ -112,8 +113,10 @@ class Kernel:
         for operand in operands[1:-1]:
             self._ufunc(accumulated, operand, out=accumulated)
         self._ufunc(accumulated, operands[-1], out=out)
-        if final and not self._plain:
-            self._scale(out)
+        if final:
+            if not self._plain:
+                self._scale(out)
+            self._settle(out)
 
     def finish_alone(self, data: np.ndarray[Any, Any]) -> None:
         """What a job of one rank does instead of a fold, in place."""
@@ -126,21 +129,22 @@ class Kernel:
             else:
                 self._scale(data)
 
-    def settle(self, data: np.ndarray[Any, Any]) -> None:
+    def _settle(self, data: np.ndarray[Any, Any]) -> None:
         """Give results the bits that IEEE 754 leaves open, in place: which NaN, and which zero.
 
         Of two NaNs an addition may keep either, and of 0.0 and -0.0 a minimum either; numpy's choice
-        varies with the alignment of the arrays, their lengths and the processor. So where several
-        ranks compute the same element, each for itself, all of them must call this at the end, with
-        numpy's floating-point warnings off.
+        varies with the alignment of the arrays, their lengths and the processor. So ranks that compute
+        the same element, each for itself, would differ, and so would two runs in which the same bytes
+        arrived in other pieces. Done right after the fold, while the elements are in the cache: half of
+        what an addition costs there.
         """
-        if self._exact:
+        if self._exact or data.size == 0:
             return
-        if self.dtype.kind == "c":
-            data = data.view(np.float32 if self.dtype == np.complex64 else np.float64)
-        # The sum of all is NaN if one of them is: one quick pass in the case without.
-        total = np.add.reduce(data)
-        if total != total:
+        if data.dtype.kind == "c":
+            data = data.view(np.float32 if data.dtype == np.complex64 else np.float64)
+        # The greatest of all is NaN if one of them is: one quick pass in the case without.
+        greatest = np.maximum.reduce(data)
+        if greatest != greatest:
             data[np.isnan(data)] = np.nan
         if self._selects:
             np.add(data, data.dtype.type(0), out=data)  # -0.0 + 0.0 is 0.0
@@ -156,6 +160,7 @@ class Kernel:
         out: np.ndarray[Any, Any],
         operands: Sequence[np.ndarray[Any, Any]],
         wide: np.dtype[Any],
+        final: bool,
         workspace: Workspace,
     ) -> None:
         for start in range(0, out.size, _BLOCK_ITEMS):
@@ -163,6 +168,8 @@ class Kernel:
             accumulated = workspace.wide(operands[0][block], wide, 0)
             for operand in operands[1:]:
                 self._ufunc(accumulated, workspace.wide(operand[block], wide, 1), out=accumulated)
+            if final:
+                self._settle(accumulated)  # before the rounding: wide types are quicker to look through
             self._finish_wide(out[block], accumulated)
 
     def _finish_wide(self, out: np.ndarray[Any, Any], accumulated: np.ndarray[Any, Any]) -> None:

@@ -27,7 +27,8 @@ from ..errors import (
     RingcommError,
 )
 from ..ops import Collective, ReduceOp
-from ..schedule import choose
+from ..schedule.choose import build_all_to_all
+from ..schedule.select import Selector
 from ..schedule.steps import Step, even_bounds
 from ..transport.base import Fabric, LinkClosed
 from ..wire.frames import NO_OP, NO_ROOT, Header, digest
@@ -79,16 +80,13 @@ class _Call(NamedTuple):
 class _Plan:
     """How a call is run, kept for the next time the same call comes."""
 
-    __slots__ = ("call", "execution", "fold", "header", "redundant", "schedule")
+    __slots__ = ("call", "execution", "fold", "header", "schedule")
 
-    def __init__(
-        self, call: _Call, schedule: Sequence[Step], header: Header, fold: Optional[Kernel], redundant: bool
-    ) -> None:
+    def __init__(self, call: _Call, schedule: Sequence[Step], header: Header, fold: Optional[Kernel]) -> None:
         self.call = call
         self.schedule = schedule
         self.header = header
         self.fold = fold
-        self.redundant = redundant
         self.execution: Optional[Execution] = None
 
 
@@ -120,6 +118,7 @@ class Runner:
         generation: membership epoch, part of every header.
         spin_s: how long to poll before sleeping.
         reporter: asked for the common error when something goes wrong.
+        selector: chooses the schedules; may be shared by runners of the same rank and job.
     """
 
     def __init__(
@@ -129,6 +128,7 @@ class Runner:
         generation: int = 0,
         spin_s: float = 0.0,
         reporter: Optional[Any] = None,
+        selector: Optional[Selector] = None,
     ) -> None:
         self.rank = fabric.rank
         self.size = fabric.size
@@ -138,13 +138,17 @@ class Runner:
         self.spin_s = spin_s
         self._reporter = reporter if reporter is not None else Reporter()
         self._pool = SegmentPool(settings.segment_bytes)
-        self._override = settings.algorithm or None
+        self._selector = selector or Selector(fabric.rank, fabric.size, settings.algorithm or None)
         self._plans: Dict[_Call, _Plan] = {}
         self._sequence = 0
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._stopped = False
         self._broken: Optional[BaseException] = None
+
+    def twin(self, settings: Settings) -> Runner:
+        """Another runner over the same links that chooses by rule: to measure with, before this one runs."""
+        return Runner(self._fabric, settings, self._generation, self.spin_s, self._reporter)
 
     def stop(self) -> None:
         """Refuse further calls: this rank has left the job."""
@@ -176,12 +180,8 @@ class Runner:
                 fold.prepare(data)
                 fold.finish_alone(data)
                 return
-            algorithm = choose.choose_all_reduce(
-                self.size, data.size, data.itemsize,
-                needs_single_fold=fold.needs_single_fold, override=self._override,
-            )  # fmt: skip
-            schedule = choose.build_all_reduce(algorithm, self.rank, self.size, data.size)
-            plan = self._plan(call, schedule, fold, redundant=algorithm in choose.REDUNDANT_NAMES)
+            schedule = self._selector.all_reduce(data.size, data.itemsize, fold.needs_single_fold)
+            plan = self._plan(call, schedule, fold)
         if prescale != 1.0 and plan.fold is not None:
             plan.fold.prepare(data)
         self._run(plan, data)
@@ -202,8 +202,7 @@ class Runner:
         if self.size == 1:
             fold.finish_alone(data)
             return
-        algorithm = choose.choose_reduce_scatter(self.size, needs_single_fold=fold.needs_single_fold)
-        schedule = choose.build_reduce_scatter(algorithm, self.rank, self.size, bounds)
+        schedule = self._selector.reduce_scatter(bounds, data.itemsize, fold.needs_single_fold)
         call = _Call(
             Collective.REDUCESCATTER, data.dtype, data.size, op, NO_ROOT, name, shape, (prescale, postscale)
         )
@@ -220,8 +219,7 @@ class Runner:
         """Fill ``data`` with every rank's chunk; this rank's own must be in its place already."""
         if self.size == 1:
             return
-        algorithm = choose.choose_all_gather(self.size)
-        schedule = choose.build_all_gather(algorithm, self.rank, self.size, bounds)
+        schedule = self._selector.all_gather(bounds, data.itemsize)
         # With the number of elements no header is the same as that of the exchange before it.
         call = _Call(collective, data.dtype, data.size, NO_OP, NO_ROOT, name, shape)
         self._run(self._plan(call, schedule), data)
@@ -244,8 +242,7 @@ class Runner:
         if self.size > 1:
             flat = numbers.reshape(-1)
             bounds = even_bounds(flat.size, self.size)
-            algorithm = choose.choose_all_gather(self.size)
-            schedule = choose.build_all_gather(algorithm, self.rank, self.size, bounds)
+            schedule = self._selector.all_gather(bounds, flat.itemsize)
             self._run(self._plan(_Call(collective, dtype, 0, NO_OP, NO_ROOT, name, shape), schedule), flat)
         return numbers
 
@@ -260,8 +257,7 @@ class Runner:
         """Overwrite ``data`` on all ranks with the root's."""
         if self.size == 1:
             return
-        algorithm = choose.choose_broadcast(self.size, data.size, data.itemsize)
-        schedule = choose.build_broadcast(algorithm, self.rank, self.size, root, data.size)
+        schedule = self._selector.broadcast(root, data.size, data.itemsize)
         call = _Call(collective, data.dtype, data.size, NO_OP, root, name, shape)
         self._run(self._plan(call, schedule), data)
 
@@ -279,7 +275,7 @@ class Runner:
         data[recv_bounds[self.rank] : recv_bounds[self.rank + 1]] = mine
         if self.size == 1:
             return
-        schedule = choose.build_all_to_all(self.rank, self.size, send_bounds, recv_bounds)
+        schedule = build_all_to_all(self.rank, self.size, send_bounds, recv_bounds)
         call = _Call(Collective.ALLTOALL, data.dtype, 0, NO_OP, NO_ROOT, name, shape)
         self._run(self._plan(call, schedule), data, source)
 
@@ -287,23 +283,32 @@ class Runner:
         """Return once every rank has called it: an allreduce of one byte."""
         self.all_reduce(np.zeros(1, np.uint8), ReduceOp.MAX, name, collective=Collective.BARRIER)
 
-    def _plan(
-        self, call: _Call, schedule: Sequence[Step], fold: Optional[Kernel] = None, redundant: bool = False
-    ) -> _Plan:
+    def run_apart(
+        self, schedule: Sequence[Step], data: np.ndarray[Any, Any], source: np.ndarray[Any, Any], name: str
+    ) -> None:
+        """Run a schedule in which not all ranks take part, so it is not counted among the calls."""
+        call = _Call(Collective.EXCHANGE, data.dtype, 0, NO_OP, NO_ROOT, name, ())
+        self._run(self._plan(call, schedule), data, source, counted=False)
+
+    def _plan(self, call: _Call, schedule: Sequence[Step], fold: Optional[Kernel] = None) -> _Plan:
         """What is needed to run this call, from the last time if it was the same schedule."""
         plan = self._plans.get(call)
         if plan is None or plan.schedule is not schedule:
             if len(self._plans) >= _PLANS_KEPT:
                 self._plans.pop(next(iter(self._plans)))
-            plan = self._plans[call] = _Plan(call, schedule, call.header(self._generation), fold, redundant)
+            plan = self._plans[call] = _Plan(call, schedule, call.header(self._generation), fold)
         return plan
 
     def _run(
-        self, plan: _Plan, data: np.ndarray[Any, Any], source: Optional[np.ndarray[Any, Any]] = None
+        self,
+        plan: _Plan,
+        data: np.ndarray[Any, Any],
+        source: Optional[np.ndarray[Any, Any]] = None,
+        counted: bool = True,
     ) -> None:
         with self._lock:
             self._check_usable()
-            self._sequence += 1
+            self._sequence += counted
             execution = plan.execution
             if execution is None:
                 execution = plan.execution = Execution(
@@ -315,8 +320,6 @@ class Runner:
                 # own the element would help nobody.
                 with np.errstate(all="ignore"):
                     run(execution, self._fabric, self._settings.timeout_s, self.spin_s)
-                    if plan.redundant and plan.fold is not None:
-                        plan.fold.settle(data)
             except BaseException as problem:
                 # The streams stop in the middle of a message: nothing can be sent on them any more.
                 self._broken = self._translate(problem, execution, plan.call)

@@ -17,6 +17,7 @@ from ..config import Settings
 from ..dtypes import code_of
 from ..errors import ConfigError, Misuse, UnsupportedDtypeError
 from ..ops import Collective, ReduceOp, factor_of
+from ..schedule.select import Selector
 from ..transport.base import Fabric, Lanes
 from ..wire.frames import NO_OP, NO_ROOT
 from .adasum import check_adasum
@@ -44,6 +45,7 @@ class Engine:
         spin_s: how long to poll while somebody waits.
         reporter: tells the rendezvous of lost peers, or None.
         hosts: of every rank, for messages.
+        selector: chooses algorithms among all ranks.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Engine:
         spin_s: float = 0.0,
         reporter: Optional[Any] = None,
         hosts: Sequence[str] = ("localhost",),
+        selector: Optional[Selector] = None,
     ) -> None:
         self.rank = lanes.engine.rank
         self.size = lanes.engine.size
@@ -64,7 +67,8 @@ class Engine:
         reporter = Reporter() if reporter is None else reporter
 
         def make_runner(fabric: Fabric) -> Runner:
-            return Runner(fabric, settings, generation, 0.0, reporter)
+            everybody = fabric is lanes.engine
+            return Runner(fabric, settings, generation, 0.0, reporter, selector if everybody else None)
 
         if self.size == 1:
             self._performer = Performer(lanes.engine, make_runner, self.sets)

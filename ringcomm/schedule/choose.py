@@ -1,18 +1,20 @@
-"""Which algorithm for which message; and the schedules themselves, built once and kept.
+"""Which algorithm for which message, by rule; and the schedules themselves, built once and kept.
 
 The choice depends only on what all ranks know alike (number of ranks, elements, element type,
 settings), so all ranks choose the same without asking each other. The limits below are rules of
 thumb for networks with a latency of some 50 microseconds and 1 to 10 Gbit/s, from the costs that
-the algorithms' docstrings give; :mod:`ringcomm.schedule.cost` computes them for other machines.
+the algorithms' docstrings give. They serve where nothing was measured; :mod:`ringcomm.schedule.select`
+chooses for the machine at hand.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Tuple
+from typing import Optional, Tuple
 
 from ..errors import ConfigError
-from . import direct, doubling, ring, tree
+from . import direct, doubling, hierarchy, ring, tree
+from .hierarchy import Hosts
 from .steps import Step, even_bounds
 
 Steps = Tuple[Step, ...]
@@ -23,8 +25,8 @@ REDUCE_SCATTER_NAMES = ("direct", "ring")
 ALL_GATHER_NAMES = ("direct", "ring")
 BROADCAST_NAMES = ("tree", "chain")
 
-REDUNDANT_NAMES = ("one_shot", "doubling")
-"""The all-reduces in which several ranks compute the same element, each for itself."""
+HIERARCHICAL = "hierarchical"
+"""For all of them but broadcast, on hosts with several ranks each; see :mod:`ringcomm.schedule.hierarchy`."""
 
 SINGLE_FOLD_NAMES = ("one_shot", "direct")
 """The all-reduces in which one fold makes each element, so that no sum is rounded on the way."""
@@ -69,7 +71,7 @@ def choose_all_reduce(
             is needed, "direct" takes its place.
 
     Returns:
-        One of :data:`ALL_REDUCE_NAMES`.
+        One of :data:`ALL_REDUCE_NAMES`, or :data:`HIERARCHICAL` if that is the override.
 
     Raises:
         ConfigError: there is no algorithm of the override's name.
@@ -78,7 +80,7 @@ def choose_all_reduce(
     'direct'
     """
     if override is not None:
-        _check_name("all-reduce", override, ALL_REDUCE_NAMES)
+        _check_name("all-reduce", override, (*ALL_REDUCE_NAMES, HIERARCHICAL))
         return "direct" if needs_single_fold and override not in SINGLE_FOLD_NAMES else override
     length_bytes = count * item_bytes
     if size <= DIRECT_MAX_RANKS:
@@ -141,22 +143,39 @@ def choose_broadcast(size: int, count: int, item_bytes: int, *, override: str | 
 
 
 @lru_cache(maxsize=_CACHED_SCHEDULES)
-def build_all_reduce(name: str, rank: int, size: int, count: int) -> Steps:
-    """The schedule of one rank, with even chunks; the name as :func:`choose_all_reduce` gives it."""
+def build_all_reduce(
+    name: str,
+    rank: int,
+    size: int,
+    count: int,
+    bounds: Optional[Tuple[int, ...]] = None,
+    hosts: Optional[Hosts] = None,
+) -> Steps:
+    """The schedule of one rank; the name as :func:`choose_all_reduce` gives it.
+
+    Args:
+        bounds: chunk boundaries in elements for the algorithms that have chunks; None for even ones.
+        hosts: the grid of ranks, for "hierarchical".
+    """
+    if name == HIERARCHICAL and hosts is not None:
+        return tuple(hierarchy.all_reduce(rank, hosts, bounds or even_bounds(count, size)))
     _check_name("all-reduce", name, ALL_REDUCE_NAMES)
     if name == "one_shot":
         return tuple(direct.one_shot(rank, size, count))
     if name == "doubling":
         return tuple(doubling.all_reduce(rank, size, count))
-    bounds = even_bounds(count, size)
     if name == "direct":
-        return tuple(direct.all_reduce(rank, size, bounds))
-    return tuple(ring.all_reduce(rank, size, bounds))
+        return tuple(direct.all_reduce(rank, size, bounds or even_bounds(count, size)))
+    return tuple(ring.all_reduce(rank, size, bounds or even_bounds(count, size)))
 
 
 @lru_cache(maxsize=_CACHED_SCHEDULES)
-def build_reduce_scatter(name: str, rank: int, size: int, bounds: Tuple[int, ...]) -> Steps:
+def build_reduce_scatter(
+    name: str, rank: int, size: int, bounds: Tuple[int, ...], hosts: Optional[Hosts] = None
+) -> Steps:
     """The schedule of one rank; chunk r, of ``bounds`` in elements, becomes rank r's."""
+    if name == HIERARCHICAL and hosts is not None:
+        return tuple(hierarchy.reduce_scatter(rank, hosts, list(zip(bounds, bounds[1:]))))
     _check_name("reduce-scatter", name, REDUCE_SCATTER_NAMES)
     if name == "direct":
         return tuple(direct.reduce_scatter(rank, size, bounds))
@@ -164,8 +183,12 @@ def build_reduce_scatter(name: str, rank: int, size: int, bounds: Tuple[int, ...
 
 
 @lru_cache(maxsize=_CACHED_SCHEDULES)
-def build_all_gather(name: str, rank: int, size: int, bounds: Tuple[int, ...]) -> Steps:
+def build_all_gather(
+    name: str, rank: int, size: int, bounds: Tuple[int, ...], hosts: Optional[Hosts] = None
+) -> Steps:
     """The schedule of one rank; chunk r, of ``bounds`` in elements, is rank r's."""
+    if name == HIERARCHICAL and hosts is not None:
+        return tuple(hierarchy.all_gather(rank, hosts, list(zip(bounds, bounds[1:]))))
     _check_name("all-gather", name, ALL_GATHER_NAMES)
     if name == "direct":
         return tuple(direct.all_gather(rank, size, bounds))

@@ -2,10 +2,11 @@
 
 The model is the usual alpha-beta-gamma one (latency, seconds per byte, seconds per added byte;
 R. Hockney 1994; Thakur, Rabenseifner and Gropp 2005), with one port per direction and rank, as on
-a switch: a rank sends to one peer at a time and receives from one at a time, and does both at the
-same time. Because steps follow each other by position, a step is not one point in time but a line:
-when its first segment is done, and when its last. What follows it may start at the first, and
-cannot end before the last. With that, the pipeline of a chain costs what a pipeline costs.
+a switch: what a rank sends to several peers goes one after the other, and so does what it receives,
+both at the same time. Ranks of one host share the ports to the other hosts. Because steps follow each
+other by position, a step is not one point in time but a line: when its first segment is done, and when
+its last. What follows it may start at the first, and cannot end before the last. With that, the
+pipeline of a chain costs what a pipeline costs.
 
 It is a model. It ranks algorithms; it does not predict a stopwatch.
 """
@@ -13,6 +14,7 @@ It is a model. It ranks algorithms; it does not predict a stopwatch.
 from __future__ import annotations
 
 import heapq
+from math import frexp, ldexp
 from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from .steps import DATA, Recv, Send, Step
@@ -35,10 +37,20 @@ class CostModel(NamedTuple):
     """gamma: per byte of an operand that is folded into another."""
 
     message_s: float = 0.0
-    """What each message occupies the ports on both sides with, whatever its length."""
+    """What each message occupies the ports of both ranks with, whatever its length."""
 
     segment_bytes: int = 262144
     """How much a rank collects before it folds or passes on."""
+
+    hosts: Tuple[int, ...] = ()
+    """For each rank the number of its host, if there are several. Then ``latency_s`` and ``byte_s`` are
+    those between ranks of one host, and the next two those between hosts."""
+
+    wire_latency_s: float = 0.0
+    """alpha between ranks of different hosts."""
+
+    wire_byte_s: Tuple[float, ...] = ()
+    """For each host: beta of its network interface, which its ranks share; each direction on its own."""
 
 
 class _Line(NamedTuple):
@@ -71,12 +83,17 @@ def predict(schedules: Schedules, item_bytes: int, model: CostModel) -> float:
     ready: List[Tuple[float, int, int]] = [(0.0, i, r) for (r, i), n in blockers.items() if n == 0]
     heapq.heapify(ready)
     while ready:
-        _, index, rank = heapq.heappop(ready)
+        asked_s, index, rank = heapq.heappop(ready)
+        begin_s = clock.begin_s((rank, index))
+        if begin_s > asked_s:
+            # Its ports have been taken since: whoever can begin earlier goes first.
+            heapq.heappush(ready, (begin_s, index, rank))
+            continue
         clock.price((rank, index))
         for node in followers.get((rank, index), ()):
             blockers[node] -= 1
             if blockers[node] == 0:
-                heapq.heappush(ready, (clock.ready_s(node), node[1], node[0]))
+                heapq.heappush(ready, (clock.begin_s(node), node[1], node[0]))
     if len(clock.lines) < len(blockers):
         fail(f"deadlock: {len(blockers) - len(clock.lines)} steps wait for each other")
     return max((line.last_s for line in clock.lines.values()), default=0.0)
@@ -99,14 +116,28 @@ class _Clock:
             for pair in pairs:
                 node = (pair.target, pair.recv_index)
                 self._sources.setdefault(node, []).append((pair.source, pair.send_index))
-        self._out_free = [0.0] * size
-        self._in_free = [0.0] * size
+        self._alone = not model.hosts
+        self._out_free: Dict[int, float] = {}
+        self._in_free: Dict[int, float] = {}
         self._processor_free = [0.0] * size
         self.lines: Dict[_Node, _Line] = {}
 
-    def ready_s(self, node: _Node) -> float:
-        """When a step may begin, for all its rank cares."""
-        return self._own_wait(node).first_s
+    def begin_s(self, node: _Node) -> float:
+        """When a step may begin, as far as its own rank and the ports are concerned, to 1 %.
+
+        In that order steps are served. More exactly would be wrong: of chunks that differ by an element,
+        those of one rank would all come first, and keep ports from those of the others.
+        """
+        begin_s = self._own_wait(node).first_s
+        if isinstance(self._schedules[node[0]][node[1]], Send):
+            source, target = node[0], self._target[node]
+            latency_s = self.latency_s(source, target)
+            for port, _, _ in self._ports(source, target):
+                begin_s = max(begin_s, self._out_free.get(port, 0.0))
+            for port, _, _ in self._ports(target, source):
+                begin_s = max(begin_s, self._in_free.get(port, 0.0) - latency_s)
+        mantissa, exponent = frexp(begin_s)
+        return ldexp(round(mantissa * 128), exponent)
 
     def price(self, node: _Node) -> None:
         """Give a step its line; all that it waits for has one."""
@@ -130,19 +161,42 @@ class _Clock:
 
     def _sent(self, node: _Node, length_bytes: int) -> _Line:
         source, target = node[0], self._target[node]
-        model, wait = self._model, self._own_wait(node)
-        begin_s = max(wait.first_s, self._out_free[source], self._in_free[target] - model.latency_s)
-        busy_s = model.message_s + length_bytes * model.byte_s
-        segment_s = min(length_bytes, model.segment_bytes) * model.byte_s
-        self._out_free[source] = begin_s + busy_s
-        self._in_free[target] = begin_s + model.latency_s + busy_s
-        return _Line(begin_s + model.message_s + segment_s, max(begin_s + busy_s, wait.last_s + segment_s))
+        model, wait, latency_s = self._model, self._own_wait(node), self.latency_s(source, target)
+        begin_s, end_s, pace_s = wait.first_s, 0.0, 0.0
+        # Out through the sender's ports, in through the receiver's. Each works off what it is given in
+        # that order; a port that is busy does not keep the other side's from serving somebody else.
+        for free, lag_s, ports in (
+            (self._out_free, 0.0, self._ports(source, target)),
+            (self._in_free, latency_s, self._ports(target, source)),
+        ):
+            for port, byte_s, message_s in ports:
+                begin_s = max(begin_s, free.get(port, 0.0) - lag_s)
+                busy_s = message_s + length_bytes * byte_s
+                free[port] = begin_s + lag_s + busy_s
+                end_s, pace_s = max(end_s, begin_s + busy_s), max(pace_s, byte_s)
+        segment_s = min(length_bytes, model.segment_bytes) * pace_s
+        return _Line(begin_s + model.message_s + segment_s, max(end_s, wait.last_s + segment_s))
+
+    def _ports(self, rank: int, peer: int) -> Tuple[Tuple[int, float, float], ...]:
+        """What a message between them occupies at this rank: port, seconds per byte and per message."""
+        model = self._model
+        if self._alone or model.hosts[rank] == model.hosts[peer]:
+            return ((rank, model.byte_s, model.message_s),)
+        host = model.hosts[rank]
+        return ((rank, 0.0, model.message_s), (-1 - host, model.wire_byte_s[host], 0.0))
+
+    def latency_s(self, source: int, target: int) -> float:
+        """alpha between two ranks."""
+        model = self._model
+        if self._alone or model.hosts[source] == model.hosts[target]:
+            return model.latency_s
+        return model.wire_latency_s
 
     def _received(self, node: _Node, recv: Recv, length_bytes: int) -> _Line:
         model, rank = self._model, node[0]
-        arrivals = [self.lines[source] for source in self._sources[node]]
-        first_s = max(line.first_s for line in arrivals) + model.latency_s
-        last_s = max(line.last_s for line in arrivals) + model.latency_s
+        arrivals = [(self.lines[source], self.latency_s(source[0], rank)) for source in self._sources[node]]
+        first_s = max(line.first_s + latency_s for line, latency_s in arrivals)
+        last_s = max(line.last_s + latency_s for line, latency_s in arrivals)
         wait = self._own_wait(node)
         if not recv.fold:
             return _Line(max(first_s, wait.first_s), max(last_s, wait.last_s))

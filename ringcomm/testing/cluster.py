@@ -41,6 +41,7 @@ def run_ranks(
     settings: Optional[Settings] = None,
     timeout_s: float = 60.0,
     wrap: Optional[Callable[[Fabric], Fabric]] = None,
+    ranks_per_host: int = 1,
 ) -> List[Any]:
     """Call ``function(context)`` on every rank, each in a thread; the results in rank order.
 
@@ -50,6 +51,7 @@ def run_ranks(
         settings: defaults if None (without polling: the threads share one interpreter).
         timeout_s: limit for everything together.
         wrap: for ``memory``: wraps every rank's fabric, to make it faulty for example.
+        ranks_per_host: for ``memory``: how many ranks shall believe to be on the same host.
 
     Raises:
         RankFailed: a rank raised. Its ``__cause__`` is the first error.
@@ -60,7 +62,10 @@ def run_ranks(
         jobs = memory_lanes(size)
         if wrap is not None:
             jobs = [Lanes(*(wrap(fabric) for fabric in lanes)) for lanes in jobs]
-        peers = [Peer(rank, f"host{rank}", rank, 0, os.getpid()) for rank in range(size)]
+        places = [divmod(rank, ranks_per_host) for rank in range(size)]
+        peers = [
+            Peer(rank, f"host{host}", host, local, os.getpid()) for rank, (host, local) in enumerate(places)
+        ]
         starters = [_starter(lanes, peers, settings) for lanes in jobs]
         return _run_threads(starters, function, timeout_s)
     settings = replace(settings, transport=transport)

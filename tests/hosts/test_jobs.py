@@ -277,3 +277,29 @@ def test_ranks_can_meet_over_ipv6(make_lab: Callable[..., Lab]) -> None:
         job = ringrun(lab, "--horovod", "-H", hosts, MEET)
         assert job.process.returncode == 0, job.output
         assert job.values(r" met (.*)")
+
+
+def bytes_sent(lab: Lab, host: str, *arguments: Any) -> int:
+    """What a host's fast interface sends during a whole job, measuring the links included."""
+    before = lab.counters(host)[lab.iface(host)][1]
+    job = ringrun(lab, *arguments, timeout_s=120)
+    assert job.process.returncode == 0, job.output
+    assert len(digests(job)) == 1, job.output
+    return lab.counters(host)[lab.iface(host)][1] - before
+
+
+def test_a_slow_link_gets_a_small_share(make_lab: Callable[..., Lab]) -> None:
+    """With equal chunks, a rank sends 4/3 of 12 times 4 MB; one that owns nothing sends that once."""
+    lab = make_lab("jetson1", "jetson2", "jetson3", no_wlan=True, docker=False)
+    for host, rate in (("jetson1", "100mbit"), ("jetson2", "1gbit"), ("jetson3", "1gbit")):
+        lab.shape(host, "eth", rate)
+    sent = bytes_sent(lab, "jetson1", "-H", "jetson1,jetson2,jetson3", REDUCE, "--repeat", 12)
+    assert 48_000_000 < sent < 58_000_000
+
+
+def test_ranks_of_a_host_add_up_before_they_use_the_wire(lab: Lab) -> None:
+    """Two hosts: each sends 12 times 4 MB once, not twice, although it has two ranks."""
+    for host in ("jetson1", "jetson2"):
+        lab.shape(host, "eth", "500mbit")
+    sent = bytes_sent(lab, "jetson1", "-H", "jetson1:2,jetson2:2", REDUCE, "--repeat", 12)
+    assert 48_000_000 < sent < 60_000_000

@@ -47,7 +47,8 @@ def _all_reduce(name: str) -> Callable[[int, int, Any], Case]:
     def make(size: int, count: int, dtype: Any) -> Case:
         data = _whole_numbers(size, count, dtype)
         total = np.sum(data, axis=0, dtype=dtype)
-        schedules = [choose.build_all_reduce(name, rank, size, count) for rank in range(size)]
+        hosts = grid(size)
+        schedules = [choose.build_all_reduce(name, rank, size, count, None, hosts) for rank in range(size)]
         return Case(schedules, data, [[(slice(None), total)]] * size, True)
 
     return make
@@ -58,7 +59,9 @@ def _reduce_scatter(name: str) -> Callable[[int, int, Any], Case]:
         data, bounds = _whole_numbers(size, count, dtype), _uneven(size, count)
         total = np.sum(data, axis=0, dtype=dtype)
         spans = [slice(bounds[rank], bounds[rank + 1]) for rank in range(size)]
-        schedules = [choose.build_reduce_scatter(name, rank, size, bounds) for rank in range(size)]
+        schedules = [
+            choose.build_reduce_scatter(name, rank, size, bounds, grid(size)) for rank in range(size)
+        ]
         return Case(schedules, data, [[(span, total[span])] for span in spans], True)
 
     return make
@@ -68,7 +71,7 @@ def _all_gather(name: str) -> Callable[[int, int, Any], Case]:
     def make(size: int, count: int, dtype: Any) -> Case:
         data, bounds = _whole_numbers(size, count, dtype), _uneven(size, count)
         whole = np.concatenate([data[rank][bounds[rank] : bounds[rank + 1]] for rank in range(size)])
-        schedules = [choose.build_all_gather(name, rank, size, bounds) for rank in range(size)]
+        schedules = [choose.build_all_gather(name, rank, size, bounds, grid(size)) for rank in range(size)]
         return Case(schedules, data, [[(slice(None), whole)]] * size, False)
 
     return make
@@ -102,6 +105,12 @@ def _all_to_all(size: int, count: int, dtype: Any) -> Case:
     return Case(schedules, data, expected, False, sources)
 
 
+def grid(size: int) -> Tuple[Tuple[int, ...], ...]:
+    """As many hosts as the least divisor of the number of ranks says; ranks are dealt out one by one."""
+    hosts = next((number for number in range(2, size) if size % number == 0), size)
+    return tuple(tuple(range(host, size, hosts)) for host in range(hosts))
+
+
 def _uneven(size: int, count: int) -> Tuple[int, ...]:
     """Boundaries with chunks of very different lengths, some of them empty."""
     if size == 1 or count % 2:
@@ -110,9 +119,12 @@ def _uneven(size: int, count: int) -> Tuple[int, ...]:
 
 
 CASES: Dict[str, Callable[[int, int, Any], Case]] = {
-    **{f"all_reduce-{name}": _all_reduce(name) for name in choose.ALL_REDUCE_NAMES},
-    **{f"reduce_scatter-{name}": _reduce_scatter(name) for name in choose.REDUCE_SCATTER_NAMES},
-    **{f"all_gather-{name}": _all_gather(name) for name in choose.ALL_GATHER_NAMES},
+    **{f"all_reduce-{name}": _all_reduce(name) for name in (*choose.ALL_REDUCE_NAMES, choose.HIERARCHICAL)},
+    **{
+        f"reduce_scatter-{name}": _reduce_scatter(name)
+        for name in (*choose.REDUCE_SCATTER_NAMES, choose.HIERARCHICAL)
+    },
+    **{f"all_gather-{name}": _all_gather(name) for name in (*choose.ALL_GATHER_NAMES, choose.HIERARCHICAL)},
     **{f"broadcast-{name}": _broadcast(name) for name in choose.BROADCAST_NAMES},
     "all_to_all": _all_to_all,
 }

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from ringcomm.collective.reduce import Kernel
-from ringcomm.ops import Sum
+from ringcomm.ops import Min, Sum
 from ringcomm.schedule import choose
 from ringcomm.testing.faulty import Faults
+from ringcomm.testing.reference import hard_bits
 from ringcomm.testing.simulation import simulate
+from tests.sim.cases import grid
 
 SEGMENT_BYTES = 32
 
@@ -51,7 +53,7 @@ def test_links_that_hold_a_single_byte(make_case, size):
         run(make_case(size, 5 * size + seed, np.int32), seed, capacity_bytes=1)
 
 
-@pytest.mark.parametrize("name", choose.ALL_REDUCE_NAMES)
+@pytest.mark.parametrize("name", (*choose.ALL_REDUCE_NAMES, choose.HIERARCHICAL))
 @pytest.mark.parametrize("size", [2, 3, 6, 8])
 def test_timing_changes_no_bit(name, size):
     count = 40
@@ -59,7 +61,8 @@ def test_timing_changes_no_bit(name, size):
     contributions = [(random.standard_normal(count) * 10.0 ** (rank % 5)).astype(np.float32)
                      for rank in range(size)]  # fmt: skip
     exact = np.sum(np.asarray(contributions, np.float64), axis=0)
-    schedules = [choose.build_all_reduce(name, rank, size, count) for rank in range(size)]
+    hosts = grid(size)
+    schedules = [choose.build_all_reduce(name, rank, size, count, None, hosts) for rank in range(size)]
     seen = set()
     for seed in range(6):
         data = [array.copy() for array in contributions]
@@ -69,5 +72,26 @@ def test_timing_changes_no_bit(name, size):
             segment_bytes=16 << (seed % 3), capacity_bytes=[1 << 20, 7, 64][seed % 3], faults=faults,
         )  # fmt: skip
         np.testing.assert_allclose(data[0], exact, rtol=1e-4, atol=1e-3)
+        seen.update(array.tobytes() for array in data)
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("name", (*choose.ALL_REDUCE_NAMES, choose.HIERARCHICAL))
+@pytest.mark.parametrize(("op", "dtype"), [(Sum, "float32"), (Sum, "complex64"), (Min, "float64")])
+def test_timing_and_alignment_change_no_bit_of_nans_and_zeros(name, op, dtype):
+    """Which of two NaNs numpy keeps depends on how the array lies in memory and on where it is cut."""
+    size, count, dtype = 4, 67, np.dtype(dtype)
+    contributions = [hard_bits(dtype, count, (size, rank)) for rank in range(size)]
+    hosts = grid(size)
+    schedules = [choose.build_all_reduce(name, rank, size, count, None, hosts) for rank in range(size)]
+    seen = set()
+    for seed in range(8):
+        data = [np.empty(count + seed + rank, dtype)[seed + rank :] for rank in range(size)]
+        for array, contribution in zip(data, contributions):
+            array[:] = contribution
+        faults = Faults(seed=seed, short=0.1 * seed, delay=0.05, most_turns=9) if seed else None
+        with np.errstate(all="ignore"):
+            simulate(schedules, data, seed=seed, kernel=lambda: Kernel(op, dtype, size),
+                     segment_bytes=16 << (seed % 4), faults=faults)  # fmt: skip
         seen.update(array.tobytes() for array in data)
     assert len(seen) == 1

@@ -72,7 +72,7 @@ def test_lines(seen: List[Any], line: str, options: Dict[str, Any], command: Tup
         ("--timeline t --no-timeline-mark-cycles", {"timeline": "t"}),
         ("--autotune --autotune-log-file a", {"autotune": True, "autotune_log": "a"}),
         ("--gloo-timeout-seconds 9 --verbose", {"timeout_s": 9.0, "verbose": True}),
-        ("--iface eth0", {"iface": "eth0"}),
+        ("--iface eth0 --no-measure", {"iface": "eth0", "measure": False}),
     ],
 )
 def test_settings(seen: List[Any], line: str, changes: Dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ GOOD: Dict[str, str] = {
     "iface": "eth0", "start_timeout_s": "7", "timeout_s": "8", "segment_bytes": "64K", "spin_us": "9",
     "algorithm": "ring", "transport": "tcp", "congestion": "cubic", "fusion_bytes": "3M", "cycle_ms": "2.5",
     "cache_capacity": "17", "stall_warning_s": "11", "late_after_s": "12", "dead_after_s": "13",
-    "timeline": "t.json",
+    "measure": "0", "timeline": "t.json",
     "timeline_mark_cycles": "1", "autotune": "1", "autotune_log": "a.csv", "verbose": "1",
 }  # fmt: skip
 

@@ -7,7 +7,7 @@ from math import log2
 import pytest
 
 from ringcomm.errors import BrokenInvariantError
-from ringcomm.schedule import direct, doubling, ring, tree
+from ringcomm.schedule import direct, doubling, hierarchy, ring, tree
 from ringcomm.schedule.cost import CostModel, predict
 from ringcomm.schedule.steps import Recv, Send, even_bounds
 
@@ -102,3 +102,44 @@ def test_a_receive_waits_for_what_is_still_to_be_sent():
 def test_a_deadlock_has_no_price():
     with pytest.raises(BrokenInvariantError, match="deadlock"):
         predict([[Recv((1,), 0, 1), Send(1, 0, 1)], [Recv((0,), 0, 1), Send(0, 0, 1)]], 1, MODEL)
+
+
+class TestHosts:
+    """Ranks of one host share its interface."""
+
+    MODEL = CostModel(1e-6, 1e-10, 0.0, hosts=(0, 0, 1, 1), wire_latency_s=1e-3, wire_byte_s=(1e-8, 1e-8))
+
+    def test_inside_a_host_the_wire_does_not_matter(self):
+        steps = [[Send(1, 0, 1000)], [Recv((0,), 0, 1000)], [], []]
+        assert predict(steps, 1, self.MODEL) == pytest.approx(1e-6 + 1000 * 1e-10)
+
+    def test_two_ranks_send_to_two_others_over_one_wire(self):
+        steps = [[Send(2, 0, 1000)], [Send(3, 0, 1000)], [Recv((0,), 0, 1000)], [Recv((1,), 0, 1000)]]
+        assert predict(steps, 1, self.MODEL) == pytest.approx(1e-3 + 2 * 1000 * 1e-8)
+
+    def test_the_slower_interface_limits_a_pair(self):
+        model = self.MODEL._replace(wire_byte_s=(1e-8, 5e-8))
+        steps = [[Send(2, 0, 1000)], [], [Recv((0,), 0, 1000)], []]
+        assert predict(steps, 1, model) == pytest.approx(1e-3 + 1000 * 5e-8)
+
+    def test_a_slow_receiver_keeps_nobody_from_serving_others(self):
+        """Rank 0 sends to the slow host of ranks 2 and 3 first, then to rank 1."""
+        model = self.MODEL._replace(hosts=(0, 1, 2, 2), wire_byte_s=(1e-8, 1e-8, 1e-6))
+        steps = [[Send(2, 0, 1000), Send(1, 0, 1000)], [Recv((0,), 0, 1000)], [Recv((0,), 0, 1000)], []]
+        assert predict(steps, 1, model) == pytest.approx(1e-3 + 1000 * 1e-6)
+
+    def test_hierarchical_saves_the_wire(self):
+        hosts, bounds = ((0, 1), (2, 3)), even_bounds(1_000_000, 4)
+        flat = price(lambda r: direct.all_reduce(r, 4, bounds), 4, self.MODEL)
+        deep = price(lambda r: hierarchy.all_reduce(r, hosts, bounds), 4, self.MODEL)
+        assert 1.7 < flat / deep < 2.3
+
+
+@pytest.mark.parametrize("size", [3, 5, 7])
+def test_chunks_that_are_not_quite_equal_cost_no_more(size):
+    """Whoever can begin a little earlier must not take a port for later."""
+    even, odd = (
+        price(lambda r, n=n: direct.all_reduce(r, size, even_bounds(n, size)), size)
+        for n in (size * 1000_000, size * 1000_000 + 1)
+    )
+    assert odd == pytest.approx(even, rel=1e-4)

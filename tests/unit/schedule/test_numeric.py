@@ -95,7 +95,10 @@ def test_all_to_all(size):
             assert got == ([None] * len(meant) if i == j else meant)
 
 
-@pytest.mark.parametrize("module", ["choose", "cost", "direct", "doubling", "ring", "steps", "tree"])
+@pytest.mark.parametrize(
+    "module",
+    ["choose", "cost", "direct", "doubling", "hierarchy", "ring", "shares", "sounding", "steps", "tree"],
+)
 def test_examples_in_docstrings(module):
     result = doctest.testmod(importlib.import_module(f"ringcomm.schedule.{module}"))
     assert result.attempted > 0

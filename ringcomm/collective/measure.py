@@ -1,0 +1,177 @@
+"""Measuring the machine, once per job, over the links that the job will use.
+
+The first rank of every host measures for it: with the next rank of its own host, then with the first ranks
+of all other hosts, in rounds of disjoint pairs so that nobody disturbs anybody. In a pair the lower rank
+asks. It sends and gets back a few bytes some times, then both send each other blocks of doubling size at the
+same time, until one takes long enough to tell the speed, and that one again: a busy machine makes some slow,
+nothing makes one fast. The asking rank says after each how long it took, so that both stop together.
+
+Of two hosts the slower interface limits a pair, so the only fast one would look as slow as the others. That
+is why, with three hosts or more that look equally fast, each of them swaps with all others of them at the
+same time.
+
+All of it goes through the executor, so what is measured is what collectives get. It takes some milliseconds
+on one host and some 30 ms per round between hosts of 1 Gbit/s (100 ms where a wire has 20 Mbit/s).
+"""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from ..clock import monotonic
+from ..ops import Collective
+from ..schedule.cost import CostModel
+from ..schedule.sounding import Sounding, leaders, model_of, pairings
+from ..schedule.steps import SOURCE, Recv, Send, Step
+from .runner import Runner
+
+MOST_LOCAL_RANKS = 8
+"""A job on one host with more ranks does without: there the choice is not worth the wait."""
+
+_MOST_ROUNDS = 7
+_MOST_CENTRES = 8
+_PINGS = 9
+_FIRST_BYTES = 16 * 1024
+_STEADY_BYTES = 512 * 1024
+"""Smaller blocks fit into a shaper's burst or a switch's buffer and say nothing about the wire."""
+_LAST_BYTES = 2 * 1024 * 1024
+_ENOUGH_S = 0.008
+_AT_MOST_S = 0.03
+_FLOAT64 = np.dtype(np.float64)
+
+
+def measure(runner: Runner, host_index: Sequence[int], wanted: bool) -> Optional[CostModel]:
+    """Measure the machine together. All ranks call it at the same point, before anything else.
+
+    Args:
+        runner: over the links to be measured. It is used up: calls after that belong to another.
+        host_index: for each rank the number of its host.
+        wanted: whether this rank may (a setting allows it, its host has a core for every rank).
+
+    Returns:
+        the same model on every rank; None if one of them did not want, or it would not be worth it.
+
+    Raises:
+        PeerLostError: (or whatever else stops a collective) a rank is gone.
+    """
+    if runner.size == 1 or (len(set(host_index)) == 1 and runner.size > MOST_LOCAL_RANKS):
+        return None
+    if not _gather(runner, [float(wanted)]).all():
+        return None
+    rank, firsts = runner.rank, leaders(host_index)
+    own = [other for other, host in enumerate(host_index) if host == host_index[rank]]
+    scout = _Scout(runner)
+    local = scout.pair(own[0], own[1]) if rank in own[:2] and len(own) > 1 else (0.0, 0.0)
+    wires: List[Tuple[float, float]] = []
+    if rank in firsts and len(firsts) > 1:
+        for pairs in pairings(firsts)[:_MOST_ROUNDS]:
+            wires += [scout.pair(*pair) for pair in pairs if rank in pair]
+    latency_s = min((wire[0] for wire in wires), default=0.0)
+    byte_s = min((wire[1] for wire in wires), default=0.0)
+    if len(firsts) > 2:
+        byte_s = _measure_centres(runner, scout, firsts, byte_s)
+    mine = Sounding(_reduce_byte_s(), *local, latency_s, byte_s)
+    return model_of([Sounding(*row.tolist()) for row in _gather(runner, mine)], host_index)
+
+
+def _gather(runner: Runner, values: Sequence[float]) -> np.ndarray[Any, Any]:
+    """Everybody's numbers, one row per rank."""
+    bits = np.array(values, np.float64).view(np.int64).tolist()
+    return runner.exchange(bits, Collective.EXCHANGE, _FLOAT64, "measure", ()).view(np.float64)
+
+
+def _measure_centres(runner: Runner, scout: _Scout, firsts: Sequence[int], byte_s: float) -> float:
+    """The hosts that may be faster than any pair could show; this host's seconds per byte after that."""
+    everybodys = _gather(runner, [byte_s])[:, 0]
+    fastest = min(everybodys[rank] for rank in firsts)
+    centres = [rank for rank in firsts if everybodys[rank] <= 1.5 * fastest]
+    # With two, each has shown all that the other can; slower ones would only make it take longer.
+    if runner.rank in centres and 2 < len(centres) <= _MOST_CENTRES:
+        for centre in centres:
+            others = [rank for rank in centres if rank != centre]
+            together_s = scout.burst(centre, others, fastest)
+            if runner.rank == centre:
+                byte_s = min(byte_s, together_s)
+    return byte_s
+
+
+class _Scout:
+    """Swaps bytes with single ranks, and takes the time."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._source = np.ones(_LAST_BYTES, np.uint8)
+        self._data = np.ones(_LAST_BYTES, np.uint8)
+
+    def pair(self, first: int, second: int) -> Tuple[float, float]:
+        """Latency in seconds and seconds per byte between two ranks, as the first of them sees it."""
+        latency_s = self._latency(first, second)
+        return latency_s, self._speed(first, second)
+
+    def _latency(self, first: int, second: int) -> float:
+        """Half of the time that a few bytes take there and back when nothing else goes on."""
+        if self._runner.rank == first:
+            steps: Tuple[Step, ...] = (Send(second, 0, 8, SOURCE), Recv((second,), 0, 8))
+        else:
+            steps = (Recv((first,), 0, 8), Send(first, 0, 8))
+        times = sorted(self._timed(steps, 8) for _ in range(_PINGS))
+        return times[_PINGS // 4] / 2
+
+    def _speed(self, first: int, second: int) -> float:
+        """Seconds per byte between two ranks, both ways at the same time, as the first of them sees it."""
+        length, first_s = _FIRST_BYTES, 0.0
+        while True:
+            elapsed_s = self._told(first, [second], self._swap(first, [second], length))
+            if first_s or elapsed_s >= _AT_MOST_S:
+                return min(elapsed_s, first_s or elapsed_s) / length
+            if 2 * length > _LAST_BYTES or (length >= _STEADY_BYTES and elapsed_s >= _ENOUGH_S):
+                first_s = elapsed_s
+            else:
+                length *= 2
+
+    def burst(self, centre: int, others: Sequence[int], byte_s: float) -> float:
+        """Seconds per byte between one rank and all others at the same time, as the one sees it.
+
+        Args:
+            byte_s: what it is expected to be, or less.
+        """
+        length = _FIRST_BYTES
+        while 2 * length * len(others) <= _LAST_BYTES and length * byte_s < _ENOUGH_S:
+            length *= 2
+        # The first empties the buckets of shapers. Nobody begins the second before the first has ended.
+        self._told(centre, others, self._swap(centre, others, length))
+        return self._swap(centre, others, length) / (length * len(others))
+
+    def _swap(self, centre: int, others: Sequence[int], length: int) -> float:
+        """So many bytes from one rank to each of the others, and from them to it; how long it took."""
+        peers = others if self._runner.rank == centre else [centre]
+        steps: List[Step] = [Send(peer, 0, length, SOURCE) for peer in peers]
+        steps += [Recv((peer,), i * length, (i + 1) * length) for i, peer in enumerate(peers)]
+        return self._timed(tuple(steps), length * len(peers))
+
+    def _told(self, centre: int, others: Sequence[int], elapsed_s: float) -> float:
+        """How long the one rank says that it took, so that all come to the same decision."""
+        report = np.array([elapsed_s], np.float64)
+        if self._runner.rank == centre:
+            self._runner.run_apart(tuple(Send(peer, 0, 1) for peer in others), report, report, "report")
+        else:
+            self._runner.run_apart((Recv((centre,), 0, 1),), report, report, "report")
+        return float(report[0])
+
+    def _timed(self, steps: Tuple[Step, ...], length: int) -> float:
+        started_s = monotonic()
+        self._runner.run_apart(steps, self._data[:length], self._source, "measure")
+        return monotonic() - started_s
+
+
+def _reduce_byte_s() -> float:
+    """Seconds per byte of an operand that is added, in the cache."""
+    a, b = np.ones(32768, np.float32), np.ones(32768, np.float32)
+    best_s = 1.0
+    for _ in range(5):
+        started_s = monotonic()
+        np.add(a, b, out=b)
+        best_s = min(best_s, monotonic() - started_s)
+    return best_s / a.nbytes

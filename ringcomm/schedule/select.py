@@ -1,0 +1,232 @@
+"""The choice: one schedule for every call, by a model of the machine if there is one, else by rule.
+
+A :class:`Selector` belongs to one rank of one job. All ranks must give theirs the same model (and
+settings), and then all choose the same without asking each other. The model is asked once for each
+collective and each power of two of bytes: every algorithm that could serve is replayed on it
+(:func:`ringcomm.schedule.cost.predict`) and the quickest is kept.
+
+Not quite the quickest: ``direct`` and ``one_shot`` add up in the order of the ranks, so that results do
+not depend on which of them was taken, and what was measured a little differently in the next run changes
+no bit. Another algorithm must be better by more than measurements vary.
+
+**Unequal links.** Where hosts' interfaces differ in speed, ``direct`` and ``hierarchical`` all-reduces give
+each rank a chunk that its interface can carry (:mod:`ringcomm.schedule.shares`). Reduce-scatter and
+all-gather cannot: there the caller says what belongs to whom.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
+
+from . import choose
+from .choose import HIERARCHICAL, Steps
+from .cost import CostModel, predict
+from .hierarchy import Hosts, hosts_of
+from .shares import interface_shares, share_bounds
+from .sounding import coarse_model
+from .steps import even_bounds
+
+MODEL_MAX_RANKS = 32
+"""Beyond, the rules: replaying a ring of 64 ranks takes a second."""
+
+HANDICAP = {HIERARCHICAL: 1.1, "doubling": 1.25, "ring": 1.25, "one_shot": 1.05, "chain": 1.05}
+"""By how much more an algorithm must be worth than ``direct`` (or ``tree``)."""
+
+HIERARCHICAL_MIN_BYTES = 64 * 1024
+"""Without a model: below, its four messages on the way of an element cost more than the wire's load."""
+
+ONE_SHOT_MOST_BYTES = 256 * 1024
+"""Beyond a segment, the fold overwrites what is still to be sent, so both wait for each other: measured
+between two ranks of one host, 256 KB took 0.85 of the time of ``direct`` and 1 MB four times as long."""
+
+_SMALLEST_CLASS = 7  # up to 127 bytes all is the same
+
+Build = Callable[[str, int, int], Steps]
+"""From an algorithm, a rank and a number of elements to a schedule."""
+
+
+class Selector:
+    """Chooses and builds the schedules of one rank.
+
+    Args:
+        rank: this rank.
+        size: number of ranks.
+        override: the all-reduce that the user wants, if any.
+        host_index: for each rank the number of its host; None if nothing is known about hosts.
+        say: told what was chosen and why, once for each kind of call.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        override: Optional[str] = None,
+        host_index: Optional[Sequence[int]] = None,
+        say: Optional[Callable[[str], None]] = None,
+    ) -> None:
+        self._rank = rank
+        self._size = size
+        self._override = override
+        self._grid: Optional[Hosts] = hosts_of(host_index) if host_index is not None else None
+        self._say = say
+        self._model: Optional[CostModel] = None
+        self._shares: Dict[str, Optional[List[float]]] = {}
+        self._chosen: Dict[Tuple[str, int, bool], str] = {}
+
+    def adopt(self, model: Optional[CostModel]) -> None:
+        """From now on, choose by this model. All ranks do it at the same point of the program."""
+        self._model = coarse_model(model) if model is not None and self._size <= MODEL_MAX_RANKS else None
+        self._shares = _unequal_shares(model, self._grid) if model is not None else {}
+        self._chosen.clear()
+        if self._say is not None and model is not None:
+            self._say(_describe(model))
+
+    def all_reduce(self, count: int, item_bytes: int, needs_single_fold: bool) -> Steps:
+        """This rank's schedule for ``count`` elements.
+
+        Args:
+            count: number of elements.
+            item_bytes: bytes per element.
+            needs_single_fold: sums must not be rounded or wrapped between hops.
+
+        Raises:
+            ConfigError: the user wants an algorithm that does not exist.
+        """
+        rule = choose.choose_all_reduce(
+            self._size, count, item_bytes, needs_single_fold=needs_single_fold, override=self._override
+        )
+        if self._override is not None:
+            name = "direct" if rule == HIERARCHICAL and self._grid is None else rule
+            return self._build_all_reduce(name, self._rank, count)
+        names = ["direct"] if self._size <= choose.DIRECT_MAX_RANKS else []
+        if names and (count * item_bytes).bit_length() < ONE_SHOT_MOST_BYTES.bit_length():
+            names.append("one_shot")
+        if needs_single_fold:
+            names = names or ["direct"]
+        else:
+            names += [*self._hierarchical(), "doubling", "ring"]
+            if self._grid is not None and count * item_bytes >= HIERARCHICAL_MIN_BYTES:
+                rule = HIERARCHICAL
+        name = self._choose(
+            "allreduce", names, rule, count, item_bytes, needs_single_fold, self._build_all_reduce
+        )
+        return self._build_all_reduce(name, self._rank, count)
+
+    def reduce_scatter(self, bounds: Tuple[int, ...], item_bytes: int, needs_single_fold: bool) -> Steps:
+        """This rank's schedule; chunk r of ``bounds``, in elements, becomes rank r's."""
+        rule = choose.choose_reduce_scatter(self._size, needs_single_fold=needs_single_fold)
+        names = ["direct"] if needs_single_fold or self._size <= choose.DIRECT_MAX_RANKS else []
+        if not needs_single_fold:
+            names += [*self._hierarchical(), "ring"]
+            if self._grid is not None and bounds[-1] * item_bytes >= HIERARCHICAL_MIN_BYTES:
+                rule = HIERARCHICAL
+
+        def build(name: str, rank: int, count: int) -> Steps:
+            edges = bounds if count == bounds[-1] else even_bounds(count, self._size)
+            return self._maker(rank, choose.build_reduce_scatter)(name, rank, self._size, edges, self._grid)
+
+        name = self._choose("reducescatter", names, rule, bounds[-1], item_bytes, needs_single_fold, build)
+        return build(name, self._rank, bounds[-1])
+
+    def all_gather(self, bounds: Tuple[int, ...], item_bytes: int) -> Steps:
+        """This rank's schedule; chunk r of ``bounds``, in elements, is rank r's."""
+        rule = choose.choose_all_gather(self._size)
+        names = ["direct"] if self._size <= choose.DIRECT_MAX_RANKS else []
+        names += [*self._hierarchical(), "ring"]
+        if self._grid is not None and bounds[-1] * item_bytes >= HIERARCHICAL_MIN_BYTES:
+            rule = HIERARCHICAL
+
+        def build(name: str, rank: int, count: int) -> Steps:
+            edges = bounds if count == bounds[-1] else even_bounds(count, self._size)
+            return self._maker(rank, choose.build_all_gather)(name, rank, self._size, edges, self._grid)
+
+        name = self._choose("allgather", names, rule, bounds[-1], item_bytes, False, build)
+        return build(name, self._rank, bounds[-1])
+
+    def broadcast(self, root: int, count: int, item_bytes: int) -> Steps:
+        """This rank's schedule; ``count`` elements of rank ``root`` go to all."""
+        rule = choose.choose_broadcast(self._size, count, item_bytes)
+
+        def build(name: str, rank: int, count: int) -> Steps:
+            return self._maker(rank, choose.build_broadcast)(name, rank, self._size, root, count)
+
+        names = list(choose.BROADCAST_NAMES) if self._size > 2 else ["tree"]
+        name = self._choose("broadcast", names, rule, count, item_bytes, False, build)
+        return build(name, self._rank, count)
+
+    def _hierarchical(self) -> List[str]:
+        return [HIERARCHICAL] if self._grid is not None else []
+
+    def _build_all_reduce(self, name: str, rank: int, count: int) -> Steps:
+        shares = self._shares.get(name)
+        bounds = share_bounds(count, shares) if shares is not None else None
+        build = self._maker(rank, choose.build_all_reduce)
+        return build(name, rank, self._size, count, bounds, self._grid)
+
+    def _maker(self, rank: int, build: Callable[..., Steps]) -> Callable[..., Steps]:
+        """Others' schedules are only priced: they shall not push this rank's own out of the cache."""
+        return build if rank == self._rank else build.__wrapped__  # type: ignore[attr-defined]
+
+    def _choose(
+        self, collective: str, names: Sequence[str], rule: str, count: int, item_bytes: int, single: bool,
+        build: Build,
+    ) -> str:  # fmt: skip
+        """The algorithm for all calls of this size class, from the first one on."""
+        size_class = max((count * item_bytes).bit_length(), _SMALLEST_CLASS)
+        key = (collective, size_class, single)
+        name = self._chosen.get(key)
+        if name is None:
+            costs: Dict[str, float] = {}
+            if self._model is not None and len(names) > 1:
+                # The middle of the class, so that its first call decides nothing.
+                typical = max(1, (3 << (size_class - 2)) // item_bytes)
+                costs = {name: self._predict(name, typical, item_bytes, build) for name in names}
+            name = min(costs, key=lambda name: costs[name] * HANDICAP.get(name, 1.0)) if costs else rule
+            self._chosen[key] = name
+            if self._say is not None:
+                self._say(_explain(collective, size_class, single, name, costs))
+        return name
+
+    def _predict(self, name: str, count: int, item_bytes: int, build: Build) -> float:
+        assert self._model is not None
+        return predict([build(name, rank, count) for rank in range(self._size)], item_bytes, self._model)
+
+
+def _unequal_shares(model: CostModel, grid: Optional[Hosts]) -> Dict[str, Optional[List[float]]]:
+    """Each rank's share of an all-reduce, by algorithm; nothing where all shares are equal."""
+    if len(set(model.wire_byte_s)) < 2:
+        return {}
+    speeds = [1.0 / byte_s for byte_s in model.wire_byte_s]
+    counts = [model.hosts.count(host) for host in range(len(speeds))]
+    by_host = interface_shares(counts, speeds)
+    found: Dict[str, Optional[List[float]]] = {
+        "direct": [by_host[host] / counts[host] for host in model.hosts]
+    }
+    if grid is not None:
+        # One rank of every host talks to one of every other: as if each had a single one.
+        by_host = interface_shares([1] * len(speeds), speeds)
+        found[HIERARCHICAL] = [by_host[host] / counts[host] for host in model.hosts]
+    return found
+
+
+def _describe(model: CostModel) -> str:
+    where = "between ranks of a host" if model.hosts else "between ranks"
+    text = f"measured: {where} {model.latency_s * 1e6:.0f} us and {1e-9 / model.byte_s:.1f} GB/s"
+    if model.hosts:
+        speeds = ", ".join(f"{8e-6 / byte_s:.0f}" for byte_s in model.wire_byte_s)
+        text += f", between hosts {model.wire_latency_s * 1e6:.0f} us, the hosts' interfaces {speeds} Mbit/s"
+    return f"{text}; adding {1e-9 / model.reduce_byte_s:.0f} GB/s"
+
+
+def _explain(collective: str, size_class: int, single: bool, name: str, costs: Dict[str, float]) -> str:
+    low = 0 if size_class == _SMALLEST_CLASS else 1 << (size_class - 1)
+    what = f"{collective} of {low} to {(1 << size_class) - 1} bytes"
+    what += ", all contributions at once" if single else ""
+    if not costs:
+        return f"{what}: {name}"
+    prices = ", ".join(f"{other} {cost * 1e3:.3g}" for other, cost in sorted(costs.items(), key=_by_cost))
+    return f"{what}: {name} (ms predicted: {prices})"
+
+
+def _by_cost(item: Tuple[str, float]) -> float:
+    return item[1]

@@ -1,0 +1,109 @@
+"""From what the ranks measured to the model of the machine that all of them choose by.
+
+Every rank sounds out its part (:mod:`ringcomm.collective.measure` does it), all gather all numbers, and
+each makes the same model of them: with additions, multiplications and divisions of doubles only, which
+give the same bits on every processor. What only serves to compare algorithms is rounded to a few steps per
+power of two, so that the next run of the same job on the same machines comes to the same choice. The
+speeds of interfaces, which decide how unequal chunks are, are only taken together when they are about equal.
+"""
+
+from __future__ import annotations
+
+from math import frexp, ldexp
+from typing import List, NamedTuple, Sequence, Tuple
+
+from .cost import CostModel
+from .shares import even_classes
+
+MESSAGE_S = 4e-6
+"""What a message costs the processors at both ends: two system calls and the executor's bookkeeping."""
+LOCAL_LATENCY_S, LOCAL_BYTE_S, REDUCE_BYTE_S = 15e-6, 0.25e-9, 0.08e-9
+"""Between ranks of one host, for hosts on which nobody measured it: with one rank, or with too many."""
+WIRE_LATENCY_S, WIRE_BYTE_S = 50e-6, 8e-9
+QUICK_BYTE_S = 1.6e-9
+"""Interfaces of 5 Gbit/s and more count as equal: there processors decide, and what else they do just now."""
+
+
+class Sounding(NamedTuple):
+    """What one rank has measured; 0 stands for what it has not."""
+
+    reduce_byte_s: float = 0.0
+    local_latency_s: float = 0.0
+    local_byte_s: float = 0.0
+    wire_latency_s: float = 0.0
+    wire_byte_s: float = 0.0
+    """Of its host's interface, each way: the best that it reached with anybody."""
+
+
+def leaders(host_index: Sequence[int]) -> Tuple[int, ...]:
+    """The first rank of every host, which measures for it, in the order of the hosts' numbers.
+
+    >>> leaders([0, 0, 1, 1])
+    (0, 2)
+    """
+    hosts = list(host_index)
+    return tuple(hosts.index(host) for host in sorted(set(hosts)))
+
+
+def pairings(members: Sequence[int]) -> List[List[Tuple[int, int]]]:
+    """Rounds of disjoint pairs in which everybody meets everybody once (the circle of a tournament).
+
+    >>> pairings([0, 2, 5])
+    [[(2, 5)], [(0, 5)], [(0, 2)]]
+    """
+    circle = [*members] if len(members) % 2 == 0 else [*members, -1]
+    rounds: List[List[Tuple[int, int]]] = []
+    for _ in range(len(circle) - 1):
+        pairs = zip(circle[: len(circle) // 2], reversed(circle[len(circle) // 2 :]))
+        rounds.append(sorted((min(pair), max(pair)) for pair in pairs if -1 not in pair))
+        circle.insert(1, circle.pop())
+    return rounds
+
+
+def model_of(soundings: Sequence[Sounding], host_index: Sequence[int]) -> CostModel:
+    """The machine.
+
+    Args:
+        soundings: of every rank, in rank order.
+        host_index: for each rank the number of its host.
+    """
+    numbers = sorted(set(host_index))
+    hosts = tuple(numbers.index(host) for host in host_index)
+    local_latency_s = coarse(_median([item.local_latency_s for item in soundings], LOCAL_LATENCY_S))
+    local_byte_s = coarse(_median([item.local_byte_s for item in soundings], LOCAL_BYTE_S))
+    reduce_byte_s = coarse(_median([item.reduce_byte_s for item in soundings], REDUCE_BYTE_S))
+    if len(numbers) == 1:
+        return CostModel(local_latency_s, local_byte_s, reduce_byte_s, MESSAGE_S)
+    wires = [soundings[rank].wire_byte_s or WIRE_BYTE_S for rank in leaders(host_index)]
+    speeds = even_classes([1.0 / max(byte_s, QUICK_BYTE_S) for byte_s in wires])
+    return CostModel(
+        local_latency_s,
+        local_byte_s,
+        reduce_byte_s,
+        MESSAGE_S,
+        hosts=hosts,
+        wire_latency_s=coarse(_median([item.wire_latency_s for item in soundings], WIRE_LATENCY_S)),
+        wire_byte_s=tuple(1.0 / speed for speed in speeds),
+    )
+
+
+def coarse(value: float) -> float:
+    """The nearest of 1, 1.5, 2, 3, 4, 6, 8, ... (times a power of two).
+
+    >>> [coarse(value) for value in (1.1, 1.4, 2.4, 3.3, 100.0)]
+    [1.0, 1.5, 2.0, 3.0, 96.0]
+    """
+    mantissa, exponent = frexp(value)  # 0.5 <= mantissa < 1
+    step = 0.5 if mantissa < 0.625 else 0.75 if mantissa < 0.875 else 1.0
+    return ldexp(step, exponent)
+
+
+def coarse_model(model: CostModel) -> CostModel:
+    """The same machine with rounded wires, to compare algorithms by."""
+    return model._replace(wire_byte_s=tuple(coarse(byte_s) for byte_s in model.wire_byte_s))
+
+
+def _median(values: Sequence[float], default: float) -> float:
+    """The middle one of those that were measured."""
+    known = sorted(value for value in values if value > 0)
+    return known[len(known) // 2] if known else default

@@ -1,0 +1,158 @@
+"""What is chosen on machines that one can picture, and that all ranks choose alike."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringcomm.errors import ConfigError
+from ringcomm.schedule import choose, hierarchy
+from ringcomm.schedule.cost import CostModel
+from ringcomm.schedule.select import Selector
+from ringcomm.schedule.steps import Recv, Send, even_bounds
+from ringcomm.schedule.verify import (
+    check_all_gather,
+    check_all_reduce,
+    check_broadcast,
+    check_reduce_scatter,
+)
+
+GIGABIT = 8e-9
+KIB, MIB = 1024, 1024 * 1024
+
+
+def network(*byte_s, places=1, latency_s=50e-6):
+    """Hosts with these interfaces and so many ranks each."""
+    hosts = tuple(host for host in range(len(byte_s)) for _ in range(places))
+    return CostModel(15e-6, 0.25e-9, 0.1e-9, 4e-6, hosts=hosts, wire_latency_s=latency_s, wire_byte_s=byte_s)
+
+
+def selectors(model, heard=None, **options):
+    """One for each rank."""
+    found = []
+    for rank in range(len(model.hosts)):
+        say = heard.append if heard is not None and rank == 0 else None
+        found.append(Selector(rank, len(model.hosts), host_index=model.hosts, say=say, **options))
+        found[-1].adopt(model)
+    return found
+
+
+def name_of(model, length_bytes, single=False):
+    heard = []
+    (first, *_) = selectors(model, heard)
+    first.all_reduce(length_bytes // 4, 4, single)
+    return heard[-1].split(": ")[1].split(" ")[0]
+
+
+class TestAllReduce:
+    def test_small_and_large_messages_on_equal_links(self):
+        model = network(*[GIGABIT] * 4)
+        assert name_of(model, 64) == "one_shot"
+        assert name_of(model, 64 * MIB) == "direct"
+
+    def test_a_slow_latency_makes_one_round_worth_more_bytes(self):
+        fast, slow = network(*[GIGABIT] * 4), network(*[GIGABIT] * 4, latency_s=5e-3)
+        assert name_of(fast, 100 * KIB) == "direct"
+        assert name_of(slow, 100 * KIB) == "one_shot"
+
+    def test_several_ranks_per_host(self):
+        model = network(GIGABIT, GIGABIT, places=4)
+        assert name_of(model, 64 * MIB) == "hierarchical"
+        assert name_of(model, 64 * MIB, single=True) == "direct"
+        assert name_of(network(GIGABIT, GIGABIT), 64 * MIB) == "direct"
+
+    def test_more_ranks_than_may_all_talk_at_once(self):
+        model = network(*[GIGABIT] * 20)
+        assert name_of(model, 64) == "doubling"
+        assert name_of(model, 16 * MIB) == "ring"
+
+    @pytest.mark.parametrize("model", [
+        network(GIGABIT, GIGABIT), network(80e-9, GIGABIT, GIGABIT), network(GIGABIT, 80e-9, places=3),
+    ])  # fmt: skip
+    @pytest.mark.parametrize("count", [0, 1, 50, 5000, 300_000])
+    def test_all_ranks_fit_together(self, model, count):
+        size = len(model.hosts)
+        for single in (False, True):
+            built = [selector.all_reduce(count, 4, single) for selector in selectors(model)]
+            check_all_reduce(built, count, single_fold=single)
+        bounds = even_bounds(count, size)
+        check_reduce_scatter([s.reduce_scatter(bounds, 4, False) for s in selectors(model)], bounds)
+        check_all_gather([s.all_gather(bounds, 4) for s in selectors(model)], bounds)
+        check_broadcast([s.broadcast(size - 1, count, 4) for s in selectors(model)], size - 1, count)
+
+    def test_a_slow_link_gets_a_small_chunk(self):
+        model = network(80e-9, GIGABIT, GIGABIT, GIGABIT)
+        for rank, selector in enumerate(selectors(model)):
+            (fold,) = [step for step in selector.all_reduce(3_000_000, 4, False)
+                       if isinstance(step, Recv) and step.fold]  # fmt: skip
+            assert fold.stop - fold.start == (0 if rank == 0 else 1_000_000)
+
+    def test_so_does_a_slow_host_of_several_ranks(self):
+        model = network(80e-9, GIGABIT, GIGABIT, places=2)
+        out = 0
+        for selector in selectors(model)[:2]:
+            for step in selector.all_reduce(3_000_000, 4, False):
+                if isinstance(step, Send) and step.peer > 1:
+                    out += step.stop - step.start
+        assert out == 3_000_000  # each element leaves the slow host once
+
+    def test_the_user_decides(self):
+        model = network(GIGABIT, GIGABIT, places=2)
+        for name in (*choose.ALL_REDUCE_NAMES, choose.HIERARCHICAL):
+            (first, *_) = selectors(model, override=name)
+            hosts = hierarchy.hosts_of(model.hosts)
+            assert first.all_reduce(100, 4, False) == choose.build_all_reduce(name, 0, 4, 100, None, hosts)
+        lonely = Selector(0, 3, "hierarchical", [0, 1, 2])
+        assert lonely.all_reduce(100, 4, False) == choose.build_all_reduce("direct", 0, 3, 100)
+        with pytest.raises(ConfigError, match="hierarchical"):
+            Selector(0, 3, "magic").all_reduce(1, 4, False)
+
+
+class TestWithoutAModel:
+    def test_the_rules(self):
+        selector = Selector(1, 5)
+        assert selector.all_reduce(4, 4, False) == choose.build_all_reduce("one_shot", 1, 5, 4)
+        assert selector.all_reduce(40_000, 4, False) == choose.build_all_reduce("direct", 1, 5, 40_000)
+        selector = Selector(1, 17)
+        assert selector.all_gather(even_bounds(17, 17), 4) == choose.build_all_gather(
+            "ring", 1, 17, even_bounds(17, 17)
+        )
+
+    def test_a_grid_of_ranks_saves_the_wire(self):
+        heard = []
+        selector = Selector(0, 4, host_index=[0, 0, 1, 1], say=heard.append)
+        selector.all_reduce(MIB, 4, False)
+        selector.reduce_scatter(even_bounds(MIB, 4), 4, False)
+        selector.all_gather(even_bounds(MIB, 4), 4)
+        selector.all_reduce(MIB, 2, True)
+        assert [text.split(": ")[1] for text in heard] == ["hierarchical"] * 3 + ["direct"]
+
+    def test_too_many_ranks_to_replay(self):
+        (first, *_) = selectors(network(*[GIGABIT] * 40))
+        assert first.all_reduce(MIB, 4, False) == choose.build_all_reduce("ring", 0, 40, MIB)
+
+
+class TestSaying:
+    def test_once_for_every_kind_of_call(self):
+        heard = []
+        (first, *_) = selectors(network(GIGABIT, GIGABIT, GIGABIT), heard)
+        for count in (1, 2, 3):
+            first.all_reduce(count, 4, False)
+        first.broadcast(0, 100_000, 4)
+        assert len(heard) == 3
+        assert heard[0] == (
+            "measured: between ranks of a host 15 us and 4.0 GB/s, between hosts 50 us, the hosts' "
+            "interfaces 1000, 1000, 1000 Mbit/s; adding 10 GB/s"
+        )
+        assert heard[1].startswith("allreduce of 0 to 127 bytes: one_shot (ms predicted: one_shot 0.0")
+        assert heard[2].startswith("broadcast of 262144 to 524287 bytes: ")
+
+
+def test_reduce_scatter_and_all_gather_save_the_wire_too():
+    heard = []
+    (first, *_) = selectors(network(GIGABIT, GIGABIT, places=4), heard)
+    bounds = even_bounds(8 * MIB, 8)
+    first.reduce_scatter(bounds, 4, False)
+    first.all_gather(bounds, 4)
+    first.reduce_scatter(bounds, 2, True)
+    names = [text.split(": ")[1].split(" ")[0] for text in heard[1:]]
+    assert names == ["hierarchical", "hierarchical", "direct"]
