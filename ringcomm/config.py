@@ -8,13 +8,13 @@ by :func:`document` from the same table, and a test keeps the two together.
 
 from __future__ import annotations
 
-import errno
 import os
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
+from .endpoints import parse_endpoint
 from .errors import ConfigError
+from .keys import read_key
 
 PREFIX = "RINGCOMM_"
 
@@ -94,7 +94,7 @@ def _transport(text: str) -> str:
 
 
 ALGORITHMS = ("one_shot", "direct", "doubling", "ring", "hierarchical")
-"""The names of :data:`ringcomm.schedule.choose.ALL_REDUCE_NAMES`, which this module may not import."""
+"""Those of ``schedule.choose.ALL_REDUCE_NAMES``, which this module may not import, and that of two levels."""
 
 
 def _algorithm(text: str) -> str:
@@ -104,7 +104,8 @@ def _algorithm(text: str) -> str:
 
 
 def _setting(default: Any, variable: str, parse: Callable[[str], Any], doc: str) -> Any:
-    metadata = {"variable": PREFIX + variable, "parse": parse, "doc": doc}
+    flag = "--" + variable.lower().replace("_", "-")
+    metadata = {"variable": PREFIX + variable, "flag": flag, "parse": parse, "doc": doc}
     return field(default=default, metadata=metadata)
 
 
@@ -216,13 +217,8 @@ class Settings:
         for item in fields(cls):
             variable = item.metadata["variable"]
             if variable in environ:
-                try:
-                    changes[item.name] = item.metadata["parse"](environ[variable])
-                except ValueError as problem:
-                    raise ConfigError(
-                        f"{variable}={environ[variable]!r} cannot be used: {problem}. "
-                        f"It means: {item.metadata['doc']}"
-                    ) from None
+                text = environ[variable]
+                changes[item.name] = parse_setting(item.name, text, f"{variable}={text!r}")
         return replace(cls(), **changes)
 
     def to_environment(self) -> Dict[str, str]:
@@ -234,6 +230,23 @@ class Settings:
             if value != getattr(plain, item.name):
                 changed[item.metadata["variable"]] = str(int(value) if isinstance(value, bool) else value)
         return changed
+
+
+def parse_setting(name: str, text: str, said: str) -> Any:
+    """The value of one setting from its text.
+
+    Args:
+        name: the field of :class:`Settings`.
+        said: how the user said it, which starts the error message.
+
+    Raises:
+        ConfigError: the text does not parse; the message says why, and what the setting means.
+    """
+    (metadata,) = [item.metadata for item in fields(Settings) if item.name == name]
+    try:
+        return metadata["parse"](text)
+    except ValueError as problem:
+        raise ConfigError(f"{said} cannot be used: {problem}. It means: {metadata['doc']}") from None
 
 
 class Slot(NamedTuple):
@@ -288,7 +301,11 @@ class Membership:
         return cls(
             size=size,
             rendezvous=tuple(parse_endpoint(item) for item in where.split(",")),
-            key=_key(environ),
+            key=read_key(
+                _integer(environ, "KEY_FD", None, low=0),
+                environ.get(PREFIX + "KEY_FILE", ""),
+                environ.get(PREFIX + "KEY", ""),
+            ),
             job=environ.get(PREFIX + "JOB", "default"),
             slot=_slot(environ),
             rank=_integer(environ, "RANK", None, low=0, high=size - 1),
@@ -335,85 +352,6 @@ def _slot(environ: Mapping[str, str]) -> Optional[Slot]:
         raise ConfigError(f"{PREFIX}SLOT={text!r} is not of the form HOST_INDEX:SLOT, like 1:0.") from None
 
 
-def _key(environ: Mapping[str, str]) -> bytes:
-    """The job's key: from an inherited descriptor (``ringrun``), a file, or a variable."""
-    if environ.get(PREFIX + "KEY_FD"):
-        descriptor = _integer(environ, "KEY_FD", None, low=0)
-        assert descriptor is not None
-        try:
-            raw = _read_descriptor(descriptor)
-        except OSError as problem:
-            raise ConfigError(
-                f"{PREFIX}KEY_FD={descriptor}: the descriptor that carries the job's key cannot be read "
-                f"({problem.strerror}). A wrapper between ringrun and this process closed it; let it pass "
-                "descriptors on, or start the program directly."
-            ) from None
-        key = _decode_key(raw.decode("ascii", "replace"), f"{PREFIX}KEY_FD")
-    elif environ.get(PREFIX + "KEY_FILE"):
-        path = Path(environ[PREFIX + "KEY_FILE"])
-        try:
-            key = _decode_key(path.read_text("ascii", "replace"), f"the key file {path}")
-        except OSError as problem:
-            raise ConfigError(f"The key file {path} cannot be read: {problem.strerror}.") from None
-    elif environ.get(PREFIX + "KEY"):
-        key = _decode_key(environ[PREFIX + "KEY"], f"{PREFIX}KEY")
-    else:
-        raise ConfigError(
-            "No key for this job: ranks only talk to each other with a shared secret. Start the program "
-            f"with ringrun, which makes one, or write 32 random hex digits or more into a file and set "
-            f"{PREFIX}KEY_FILE on every host."
-        )
-    return key
-
-
-_MOST_KEY_BYTES = 4096
-_keys_from_pipes: Dict[int, bytes] = {}
-"""A pipe can be read only once, but ``init()`` may be called again after ``shutdown()``."""
-
-
-def _read_descriptor(descriptor: int) -> bytes:
-    try:
-        return os.pread(descriptor, _MOST_KEY_BYTES, 0)
-    except OSError as problem:
-        if problem.errno != errno.ESPIPE:
-            raise
-    # A key is far shorter than what a pipe passes on in one piece, so one read has all of it.
-    fresh = b"" if descriptor in _keys_from_pipes else os.read(descriptor, _MOST_KEY_BYTES)
-    return _keys_from_pipes.setdefault(descriptor, fresh)
-
-
-def _decode_key(text: str, where: str) -> bytes:
-    try:
-        key = bytes.fromhex(text.strip())
-    except ValueError:
-        raise ConfigError(f"{where} must hold hex digits only.") from None
-    if len(key) < 16:
-        raise ConfigError(f"{where} holds {len(key)} bytes; a key needs at least 16 (32 hex digits).")
-    return key
-
-
-def parse_endpoint(text: str) -> Tuple[str, int]:
-    """``host:port`` or ``[v6]:port`` as (host, port).
-
-    Raises:
-        ConfigError: it is neither.
-    """
-    text = text.strip()
-    host, colon, port = text.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        host = ""  # an IPv6 address without brackets: which colon starts the port is a guess
-    if not host or not colon or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ConfigError(f"{text!r} is not an address: write host:port, or [address]:port for IPv6.")
-    return host, int(port)
-
-
-def format_endpoint(address: str, port: int) -> str:
-    """The inverse of :func:`parse_endpoint`."""
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-
-
 _MEMBERSHIP_VARIABLES = (
     ("SIZE", "Number of ranks. Unset or 1: this process is the whole job."),
     ("RENDEZVOUS", "Where the ranks meet: `host:port`, or several separated by commas. Without `ringrun` a "
@@ -439,13 +377,18 @@ def document() -> str:
         "",
         "## Settings",
         "",
-        "| variable | default | meaning |",
-        "| --- | --- | --- |",
+        "Each has an option of `ringrun`, a variable, and, without the dashes, a line in a file for "
+        "`ringrun --config-file`. The option comes before the variable, the variable before the file. "
+        "[ringrun.md](ringrun.md) has the rest.",
+        "",
+        "| option | variable | default | meaning |",
+        "| --- | --- | --- | --- |",
     ]
     for item in fields(Settings):
         default = getattr(plain, item.name)
-        shown = "off" if default is False else f"`{default}`" if default != "" else "empty"
-        lines.append(f"| `{item.metadata['variable']}` | {shown} | {item.metadata['doc']} |")
+        shown = {"False": "off", "True": "on", "": "empty"}.get(str(default), f"`{default}`")
+        names = f"`{item.metadata['flag']}` | `{item.metadata['variable']}`"
+        lines.append(f"| {names} | {shown} | {item.metadata['doc']} |")
     lines += ["", "## Taking part in a job", ""]
     lines += ["`ringrun` sets `SIZE`, `RENDEZVOUS`, `KEY_FD`, `JOB`, `HOST` and `SLOT`; the rank follows."]
     lines += ["By hand `SIZE`, `RENDEZVOUS` and a key are enough to join.", ""]

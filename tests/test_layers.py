@@ -14,7 +14,7 @@ LAUNCHER = ROOT / "launcher" / "ringrun"
 
 LEVELS: Dict[int, List[List[str]]] = {
     # Each list is one family of siblings, every one of which may import those before it.
-    0: [["version", "errors", "ops", "dtypes", "config", "clock"]],
+    0: [["version", "errors", "ops", "dtypes", "keys", "endpoints", "config", "clock"]],
     1: [
         ["wire.frames", "wire.auth", "wire.messages"],
         [

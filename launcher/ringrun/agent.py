@@ -22,8 +22,7 @@ import sys
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from ringrun import processes
-from ringrun.checks import check_argv, find_problem, judge_check
+from ringrun import checks, processes
 
 MARKER = b"\nringrun-agent/1\n"
 TO_LAUNCHER = struct.Struct("!BiI")  # kind, rank, length
@@ -63,7 +62,7 @@ class Agent:
         self.inbox, self.outbox = bytearray(), bytearray()
         self.children: Dict[int, Child] = {}
         self.pipes: Dict[int, Tuple[int, int]] = {}  # descriptor: (kind, rank)
-        self.check_output = bytearray()
+        self.checked, self.check_output = "", bytearray()
         self.paused = self.lost = self.finished = self.told = False
         self.waiting = True  # until the launcher says go
         self.agenda: List[Tuple[float, int]] = []  # (when, signal to all ranks)
@@ -238,14 +237,15 @@ class Agent:
     def prepare(self) -> None:
         """Look for what the ranks will need; say what is missing, or start the trial import."""
         program = self.argv[0]
-        problem = find_problem(self.config, program, self.cwd, self.env.get("PATH"))
+        problem = checks.find_problem(self.config, program, self.cwd, self.env.get("PATH"))
         if problem is not None:
             self.give_up(problem)
-        elif self.config["python"]:
-            self.start(CHECK, check_argv(self.config, program, self.cwd), self.env, ())
+        elif self.config["python"] or self.config["horovod"]:
+            self.checked = program if self.config["python"] else sys.executable
+            self.start(CHECK, checks.check_argv(self.config, self.checked, self.cwd), self.env, ())
             self.agenda.append((time.monotonic() + CHECK_LIMIT_S, signal.SIGKILL))
         else:
-            self.event("ready")
+            self.event("ready", **checks.meeting_facts())
 
     def give_up(self, facts: Dict[str, Any]) -> None:
         self.waiting = False
@@ -255,11 +255,13 @@ class Agent:
         """The trial import is over."""
         if self.waiting:
             self.agenda.clear()  # there was its own time limit and nothing else
-        facts = judge_check(bytes(self.check_output), self.argv[0], self.config["version"], how)
+        facts = checks.judge_check(bytes(self.check_output), self.checked, self.config["version"], how)
         if "problem" in facts:
             self.give_up(facts)
-        else:
-            self.event("ready", **facts)
+            return
+        if self.config["horovod"]:
+            checks.put_horovod_first(self.env, facts["found"]["ringrun_at"])
+        self.event("ready", **facts, **checks.meeting_facts())
 
     def start_rank(self, rank: Dict[str, Any]) -> None:
         env = dict(self.env, **rank["env"])
@@ -360,7 +362,7 @@ class Agent:
 
 
 def read_exactly(count: int) -> bytes:
-    """From stdin, blocking. The launcher being gone this early means that there is nothing to do."""
+    """From stdin, blocking. If the launcher is gone this early there is nothing to do."""
     data = bytearray()
     while len(data) < count:
         piece = os.read(0, min(count - len(data), 1 << 20))

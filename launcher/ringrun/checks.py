@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 from typing import Any, Dict, List, Mapping, Optional
 
 # Runs under the ranks' interpreter, which may be older than 3.8.
@@ -21,7 +22,7 @@ found = {"python": sys.executable, "version": "%d.%d.%d" % sys.version_info[:3]}
 found["old"] = sys.version_info < (3, 8)
 try:
     import json
-    for name in [] if found["old"] else ["numpy", "ringcomm"]:
+    for name in [] if found["old"] else sys.argv[2:]:
         module = __import__(name)
         found[name] = getattr(module, "__version__", None)
         found[name + "_at"] = getattr(module, "__file__", None)
@@ -44,19 +45,44 @@ def find_problem(
 ) -> Optional[Dict[str, Any]]:
     """What of directory, program and script is not there."""
     script = config["script"]
+    beside = _import_folder(config, cwd)
     if not os.path.isdir(cwd):
         return {"problem": "cwd", "path": cwd}
     if not find_program(program, cwd, path):
         return {"problem": "interpreter" if config["python"] else "program", "path": program}
     if script and not os.path.exists(os.path.join(cwd, script)):
         return {"problem": "script", "path": os.path.join(cwd, script)}
+    if config["horovod"] and config["python"]:
+        for name in ("horovod.py", os.path.join("horovod", "__init__.py")):
+            if os.path.exists(os.path.join(beside, name)):
+                return {"problem": "shadow", "path": os.path.join(beside, name)}
     return None
 
 
-def check_argv(config: Mapping[str, Any], program: str, cwd: str) -> List[str]:
-    """The trial import, which looks where the ranks will: next to the script, or in the directory."""
+def _import_folder(config: Mapping[str, Any], cwd: str) -> str:
+    """Where the ranks' Python looks for modules first: next to the script, or in the directory."""
     script = config["script"]
-    return [program, "-c", CHECK_SOURCE, os.path.dirname(os.path.join(cwd, script)) if script else cwd]
+    return os.path.dirname(os.path.join(cwd, script)) if script else cwd
+
+
+def check_argv(config: Mapping[str, Any], program: str, cwd: str) -> List[str]:
+    """The trial import, which looks where the ranks will."""
+    wanted = ["numpy", "ringcomm", *(["ringrun"] if config["horovod"] else [])]
+    return [program, "-c", CHECK_SOURCE, _import_folder(config, cwd), *wanted]
+
+
+def put_horovod_first(env: Dict[str, str], ringrun_at: str) -> None:
+    """Have ``import horovod`` find ringcomm's, which is where ringrun is installed on this host."""
+    folder = os.path.join(os.path.dirname(ringrun_at), "horovod_shim")
+    known = env.get("PYTHONPATH")
+    env["PYTHONPATH"] = folder + os.pathsep + known if known else folder
+
+
+def meeting_facts() -> Dict[str, Any]:
+    """What the launcher needs to say where ranks may meet: a free port, and the addresses of its login."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return {"port": probe.getsockname()[1], "login": os.environ.get("SSH_CONNECTION", "")}
 
 
 def judge_check(output: bytes, program: str, wanted: str, how: Mapping[str, Any]) -> Dict[str, Any]:

@@ -1,4 +1,7 @@
-"""The command line. Everything heavy is imported only when a job is really run."""
+"""The command line. What starts and watches a job is imported only when one is really run.
+
+The flags of the settings, and horovodrun's, are made in :mod:`ringrun.flags`.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ import sys
 from typing import TYPE_CHECKING, Any, List, NoReturn, Optional, Tuple
 
 import click
+
+from .flags import said_by, with_generated, write_options
 
 if TYPE_CHECKING:
     from .launch import Options
@@ -22,8 +27,8 @@ class _RankCommand(click.Command):
     """Options end where the ranks' command starts, and that may start with ``-m``."""
 
     def parse_args(self, ctx: click.Context, args: List[str]) -> List[str]:
-        takes_value = {
-            name: not getattr(option, "is_flag", False) and not getattr(option, "count", False)
+        values = {
+            name: 0 if getattr(option, "is_flag", False) or getattr(option, "count", False) else option.nargs
             for option in self.get_params(ctx)
             if isinstance(option, click.Option)
             for name in (*option.opts, *option.secondary_opts)
@@ -33,8 +38,11 @@ class _RankCommand(click.Command):
             if args[position] == "-m":
                 args = [*args[:position], "--", *args[position:]]
                 break
-            position += 2 if takes_value.get(args[position], False) else 1
+            position += 1 + values.get(args[position], 0)
         return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_options(self, ctx, formatter)
 
 
 def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
@@ -45,7 +53,12 @@ def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
         ctx.exit()
 
 
-_SECONDS = click.FloatRange(min=0, min_open=True)
+def _show_build(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        from .build import describe_build
+
+        click.echo(describe_build(), nl=False)
+        ctx.exit()
 
 
 @click.command(
@@ -68,26 +81,27 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
 )
 @click.option("--iface", "ifaces", multiple=True, metavar="[HOST=]SPEC",
               help="Network interfaces to use: names, globs, CIDRs, '!name' to exclude.")  # fmt: skip
-@click.option(
-    "--output-dir", metavar="DIR", help="Also keep what rank N prints in DIR/rank.N/stdout and stderr."
-)
-@click.option(
-    "--start-timeout", type=_SECONDS, metavar="S", help="Seconds for all ranks to find each other. [60]"
-)
-@click.option(
-    "--timeout", type=_SECONDS, metavar="S", help="Seconds without a byte before a peer is given up. [600]"
-)
+@click.option("--network-interfaces", "--network-interface", "nics", multiple=True, hidden=True)
+@click.option("--output-dir", "--output-filename", metavar="DIR",
+              help="Also keep what rank N prints in DIR/rank.N/stdout and stderr.")  # fmt: skip
 @click.option("--ssh", default="ssh", metavar="COMMAND", help="The ssh command, perhaps with options.")
 @click.option(
     "-p", "--ssh-port", type=click.IntRange(1, 65535), metavar="PORT", help="The ssh port on all hosts."
 )
 @click.option("-i", "--ssh-identity-file", metavar="FILE", help="The private key to log in with.")
+@click.option("--horovod", is_flag=True,
+              help="'import horovod.torch' is ringcomm's on all ranks; HOROVOD_* count.")  # fmt: skip
+@click.option("--config-file", metavar="FILE", help="Settings, as lines like 'timeout: 300'.")
 @click.option("--verbose", is_flag=True, help="Tell what happens, and show the table of links.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and the command lines; start nothing.")
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version,
+@click.option("--print-config", is_flag=True, help="Show every setting, and who set it; start nothing.")
+@click.option("-cb", "--check-build", is_flag=True, is_eager=True, expose_value=False, callback=_show_build,
+              help="Show which frameworks can be used here, and leave.")  # fmt: skip
+@click.option("-v", "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version,
               help="Show the version and leave.")  # fmt: skip
+@with_generated
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND [ARGS]…")
-def ringrun(command: Tuple[str, ...], dry_run: bool, **given: Any) -> None:
+def ringrun(command: Tuple[str, ...], dry_run: bool, print_config: bool, **given: Any) -> None:
     """Run COMMAND as one job of several ranks, on this machine and on others reached by ssh.
 
     COMMAND is a script (train.py), "-m pkg.module", "python …", or any other program.
@@ -96,7 +110,10 @@ def ringrun(command: Tuple[str, ...], dry_run: bool, **given: Any) -> None:
 
     try:
         options = _options(given)
-        _run(options, command, dry_run)
+        if print_config:
+            _print_config(options)
+        else:
+            _run(options, command, dry_run)
     except RingcommError as problem:
         from ringcomm.errors import Misuse
 
@@ -108,12 +125,21 @@ def _options(given: Any) -> Options:
     from .launch import Options
     from .ssh import SshOptions
 
+    said, given = said_by(given)
+    ifaces = (*given["ifaces"], *([",".join(given["nics"])] if given["nics"] else []))
     return Options(
         np=given["np"], hosts=given["hosts"], hostfile=given["hostfile"], forward=given["forward"],
-        pythons=given["pythons"], cwds=given["cwds"], ifaces=given["ifaces"], output_dir=given["output_dir"],
-        start_timeout_s=given["start_timeout"], timeout_s=given["timeout"], verbose=given["verbose"],
+        pythons=given["pythons"], cwds=given["cwds"], ifaces=ifaces, output_dir=given["output_dir"],
+        said=said, config_file=given["config_file"], horovod=given["horovod"], verbose=given["verbose"],
         ssh=SshOptions(given["ssh"], given["ssh_port"], given["ssh_identity_file"]),
     )  # fmt: skip
+
+
+def _print_config(options: Options) -> None:
+    from .launch import effective_settings
+    from .tunables import describe
+
+    click.echo(describe(effective_settings(options, os.environ)), nl=False)
 
 
 def _run(options: Options, command: Tuple[str, ...], dry_run: bool) -> None:

@@ -14,6 +14,9 @@ from typing import Dict, List, Mapping, Sequence
 from ringcomm.config import PREFIX, Settings
 from ringcomm.errors import ConfigError
 
+from . import horovod
+from .plan import Place
+
 MEMBERSHIP = tuple(
     PREFIX + name
     for name in ("SIZE", "RENDEZVOUS", "RANK", "KEY", "KEY_FILE", "KEY_FD", "JOB", "HOST", "SLOT")
@@ -30,7 +33,21 @@ def setting_variables() -> List[str]:
 
 def removed() -> List[str]:
     """Variables that every rank loses before it is given its own."""
-    return [*MEMBERSHIP, *setting_variables()]
+    return [*MEMBERSHIP, *setting_variables(), *horovod.IDENTITY]
+
+
+def rank_variables(place: Place, size: int, host: str, as_horovod: bool = False) -> Dict[str, str]:
+    """What other launchers tell a rank, too: torchrun, and Horovod's if asked for.
+
+    ``MASTER_ADDR`` and ``MASTER_PORT`` follow when every host has answered.
+    """
+    common = {
+        "RANK": str(place.rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(place.local_rank),
+        "LOCAL_WORLD_SIZE": str(place.local_size),
+    }
+    return {**common, **(horovod.rank_variables(place, size, host) if as_horovod else {})}
 
 
 def forwarded(requests: Sequence[str], environ: Mapping[str, str]) -> Dict[str, str]:
@@ -72,3 +89,11 @@ def own_variables(settings: Settings, environ: Mapping[str, str]) -> Dict[str, s
     kept = {key: value for key, value in environ.items() if key.startswith(PREFIX) and key not in skip}
     kept = {key: value for key, value in kept.items() if not key.startswith(PREFIX + "KEY")}
     return {**kept, **settings.to_environment()}
+
+
+def horovods_variables(environ: Mapping[str, str]) -> Dict[str, str]:
+    """Under ``--horovod`` scripts elsewhere see the user's ``HOROVOD_*`` variables, too."""
+    return {
+        key: value for key, value in environ.items()
+        if key.startswith("HOROVOD_") and key not in horovod.IDENTITY and "KEY" not in key
+    }  # fmt: skip

@@ -20,6 +20,7 @@ from .job import Job
 from .launch import Options, launch, prepare
 from .outcome import Outcome
 from .ssh import SshOptions
+from .tunables import from_values
 from .worker import Call, pack_call
 
 
@@ -56,6 +57,7 @@ def run_function(
     iface: Optional[str] = None, start_timeout_s: Optional[float] = None, timeout_s: Optional[float] = None,
     ssh: str = "ssh", ssh_port: Optional[int] = None, ssh_identity_file: Optional[str] = None,
     output_dir: Optional[str] = None, verbose: bool = False, console: Optional[Console] = None,
+    config_file: Optional[str] = None, settings: Optional[Mapping[str, Any]] = None,
 ) -> List[Any]:  # fmt: skip
     """Call ``fn(*args, **kwargs)`` once on every rank and return what each returned, in rank order.
 
@@ -65,22 +67,25 @@ def run_function(
     Args:
         env: variables for the ranks, as with ``-x NAME=VALUE``.
         console: takes what ranks print, instead of ``sys.stdout`` and ``sys.stderr``.
+        settings: more settings by the names of their fields, like ``{"transport": "tcp"}``.
 
     Raises:
         RemoteError: a rank failed, or the job did not start.
         ConfigError: an option makes no sense.
     """
     _check_types(
-        fn, args, {"kwargs": kwargs, "env": env}, {"np": np, "ssh_port": ssh_port},
+        fn, args, {"kwargs": kwargs, "env": env, "settings": settings}, {"np": np, "ssh_port": ssh_port},
         {"hosts": hosts, "hostfile": hostfile, "python": python, "cwd": cwd, "iface": iface, "ssh": ssh,
-         "ssh_identity_file": ssh_identity_file, "output_dir": output_dir},
+         "ssh_identity_file": ssh_identity_file, "output_dir": output_dir, "config_file": config_file},
     )  # fmt: skip
+    timeouts = {"start_timeout_s": start_timeout_s, "timeout_s": timeout_s}
+    more = {**{name: value for name, value in timeouts.items() if value is not None}, **(settings or {})}
     options = Options(
         np=np, hosts=hosts, hostfile=hostfile, output_dir=output_dir, verbose=verbose,
         forward=tuple(f"{name}={value}" for name, value in (env or {}).items()),
         pythons=() if python is None else (os.fspath(python),),
         cwds=() if cwd is None else (os.fspath(cwd),),
-        ifaces=() if iface is None else (iface,), start_timeout_s=start_timeout_s, timeout_s=timeout_s,
+        ifaces=() if iface is None else (iface,), said=from_values(more), config_file=config_file,
         ssh=SshOptions(ssh, ssh_port, ssh_identity_file),
     )  # fmt: skip
     command = ["-m", "ringrun.worker"]
@@ -107,7 +112,8 @@ def _check_types(
         if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Integral)):
             raise ConfigError(f"{name}={value!r} is not a whole number.")
     for name, value in texts.items():
-        is_path = name in ("python", "cwd", "hostfile", "output_dir") and isinstance(value, os.PathLike)
+        may_be_path = name in ("python", "cwd", "hostfile", "output_dir", "config_file")
+        is_path = may_be_path and isinstance(value, os.PathLike)
         if not (value is None or is_path or isinstance(value, str)):
             like = ', like "localhost,jetson1:2"' if name == "hosts" else ""
             raise ConfigError(f"{name}={value!r} is not a text{like}.")

@@ -9,8 +9,8 @@ from typing import Any, Dict, List, Optional, Tuple
 from ringcomm.config import Settings, Slot
 
 from .command import Command
-from .environment import removed
-from .plan import Plan, PlannedHost
+from .environment import rank_variables, removed
+from .plan import Place, Plan, PlannedHost
 
 SILENCE_S = 120.0
 """A remote agent that hears nothing for so long takes the launcher for dead."""
@@ -55,7 +55,7 @@ class Job:
         key: its secret.
         version: of ringcomm here, which the hosts must have too ("" to not compare).
         payload: what the ranks read from a descriptor, or None.
-        rank_of: hosts and ranks, from ``plan``.
+        horovod: whether ``import horovod`` is to find ringcomm.
     """
 
     id: str
@@ -67,6 +67,7 @@ class Job:
     version: str = ""
     output_dir: Optional[Path] = None
     payload: Optional[bytes] = field(default=None, repr=False)
+    horovod: bool = False
 
     def host_of(self, rank: int) -> HostJob:
         """Where a rank runs."""
@@ -85,7 +86,7 @@ class Job:
     def agent_config(self, host: HostJob) -> Dict[str, Any]:
         """What the agent of a host is told first, as JSON. It holds the key: stdin only."""
         ranks: List[Dict[str, Any]] = [
-            {"rank": place.rank, "env": {"RINGCOMM_SLOT": f"{place.host_index}:{place.local_rank}"}}
+            {"rank": place.rank, "env": self._rank_env(host, place)}
             for place in self.plan.on_host(host.index)
         ]
         own = {
@@ -108,4 +109,11 @@ class Job:
             "payload": self.payload is not None,
             "version": self.version,
             "silence_s": None if host.is_local else SILENCE_S,
+            "horovod": self.horovod,
         }
+
+    def _rank_env(self, host: HostJob, place: Place) -> Dict[str, str]:
+        """One rank's own variables. What the user passes on with ``-x`` stays as the user said it."""
+        others = rank_variables(place, self.plan.size, host.name, self.horovod)
+        kept = {name: value for name, value in others.items() if name not in host.env}
+        return {**kept, "RINGCOMM_SLOT": f"{place.host_index}:{place.local_rank}"}

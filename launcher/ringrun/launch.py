@@ -11,17 +11,18 @@ import secrets
 import shlex
 import shutil
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from ringcomm.config import Settings
 from ringcomm.errors import ConfigError
 from ringcomm.transport.nics import InterfaceFilter
 
+from . import horovod, tunables
 from .command import Command, parse_command, with_interpreter
 from .console import Console
-from .environment import forwarded, own_variables
+from .environment import forwarded, horovods_variables, own_variables
+from .horovod import Said
 from .hosts import HostSpec, parse_hostfile, parse_hosts
 from .job import HostJob, Job
 from .local import find_local
@@ -32,6 +33,7 @@ from .rendezvous import rendezvous_for
 from .report import ranks_text
 from .ssh import SshOptions, ssh_argv
 from .supervise import Supervisor
+from .tunables import Effective
 
 SPARE_FILES = 64
 """What a process has open besides its connections to ranks."""
@@ -41,7 +43,8 @@ SPARE_FILES = 64
 class Options:
     """What can be said about a job, as ``ringrun --help`` explains it.
 
-    ``pythons``, ``cwds`` and ``ifaces`` are ``[HOST=]VALUE`` each.
+    ``pythons``, ``cwds`` and ``ifaces`` are ``[HOST=]VALUE`` each; ``said`` is what flags say about the
+    settings.
     """
 
     np: Optional[int] = None
@@ -52,8 +55,9 @@ class Options:
     cwds: Tuple[str, ...] = ()
     ifaces: Tuple[str, ...] = ()
     output_dir: Optional[str] = None
-    start_timeout_s: Optional[float] = None
-    timeout_s: Optional[float] = None
+    said: Tuple[Said, ...] = ()
+    config_file: Optional[str] = None
+    horovod: bool = False
     ssh: SshOptions = SshOptions()
     verbose: bool = False
 
@@ -80,8 +84,10 @@ def prepare(
     pythons = per_host("--python", options.pythons, names)
     cwds = per_host("--cwd", options.cwds, names)
     ifaces = per_host("--iface", options.ifaces, names)
-    settings = _settings(options, environ, ifaces.get(None))
+    settings = effective_settings(options, environ, ifaces).settings
     common = {**own_variables(settings, environ), **forwarded(options.forward, environ)}
+    if options.horovod:
+        common = {**horovods_variables(environ), **common}
     hosts: List[HostJob] = []
     are_local = find_local([host.spec for host in plan.hosts])
     _refuse_aliases(plan, are_local)
@@ -105,8 +111,7 @@ def prepare(
         hosts.append(HostJob(index, planned, is_local, python, cwd, own, env, tuple(argv)))
     return Job(
         id=secrets.token_hex(8), key=secrets.token_bytes(32), plan=plan, hosts=tuple(hosts),
-        settings=settings,
-        command=parsed, version=own_version(), payload=payload,
+        settings=settings, command=parsed, version=own_version(), payload=payload, horovod=options.horovod,
         output_dir=None if options.output_dir is None else Path(options.output_dir),
     )  # fmt: skip
 
@@ -144,14 +149,17 @@ def read_hosts(options: Options) -> List[HostSpec]:
         return parse_hosts(options.hosts)
     if options.hostfile is None:
         return []
+    return parse_hostfile(_read("hostfile", options.hostfile), options.hostfile)
+
+
+def _read(what: str, path: str) -> str:
     try:
         # "sig": editors on Windows put a mark in front.
-        text = Path(options.hostfile).read_text(encoding="utf-8-sig")
+        return Path(path).read_text(encoding="utf-8-sig")
     except OSError as problem:
-        raise ConfigError(f"The hostfile {options.hostfile} cannot be read: {problem.strerror}.") from None
+        raise ConfigError(f"The {what} {path} cannot be read: {problem.strerror}.") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"The hostfile {options.hostfile} is not a text file in UTF-8.") from None
-    return parse_hostfile(text, options.hostfile)
+        raise ConfigError(f"The {what} {path} is not a text file in UTF-8.") from None
 
 
 def per_host(option: str, values: Sequence[str], hosts: Sequence[str]) -> Dict[Optional[str], str]:
@@ -182,25 +190,31 @@ def per_host(option: str, values: Sequence[str], hosts: Sequence[str]) -> Dict[O
     return found
 
 
-def _settings(options: Options, environ: Mapping[str, str], iface: Optional[str]) -> Settings:
-    settings = Settings.from_environment(environ)
-    if iface is not None:
-        settings = replace(settings, iface=iface)
-    InterfaceFilter(settings.iface)  # refuses what is no network, before it does so on every host
-    if options.start_timeout_s is not None:
-        settings = replace(settings, start_timeout_s=_seconds("start_timeout", options.start_timeout_s))
-    if options.timeout_s is not None:
-        settings = replace(settings, timeout_s=_seconds("timeout", options.timeout_s))
-    return replace(settings, verbose=settings.verbose or options.verbose)
+def effective_settings(
+    options: Options, environ: Mapping[str, str], ifaces: Optional[Mapping[Optional[str], str]] = None
+) -> Effective:
+    """The settings that a job with these options would have, and where each comes from.
 
+    Args:
+        ifaces: the interfaces by host, if they are known already; None is the key of the one for all.
 
-def _seconds(option: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-        raise ConfigError(
-            f"--{option.replace('_', '-')} (in ringcomm.run {option}_s): {value!r} is not a number of "
-            "seconds; it must be more than zero."
-        )
-    return float(value)
+    Raises:
+        ConfigError: one of them makes no sense, or the configuration file cannot be read.
+    """
+    if ifaces is None:
+        names = [planned.spec.name for planned in make_plan(options.np, read_hosts(options)).hosts]
+        ifaces = per_host("--iface", options.ifaces, names)
+    flags = list(options.said)
+    if None in ifaces:
+        flags.append(Said("iface", ifaces[None], f"--iface {ifaces[None]}", "--iface"))
+    if options.verbose:
+        flags.append(Said("verbose", "1", "--verbose", "--verbose"))
+    path = options.config_file
+    file = [] if path is None else tunables.from_file(_read("configuration file", path), path)
+    others = horovod.from_environment(environ) if options.horovod else []
+    found = tunables.effective([file, others, tunables.from_environment(environ), tunables.once(flags)])
+    InterfaceFilter(found.settings.iface)  # refuses what is no network, before it does so on every host
+    return found
 
 
 def _working_directory(environ: Mapping[str, str]) -> str:

@@ -30,6 +30,12 @@ def numeric(text: str) -> Optional[_Address]:
     return mapped or address
 
 
+def is_loopback(text: str) -> bool:
+    """Whether an address (or a name, which never counts) is one that only this machine reaches. Pure."""
+    address = numeric(text)
+    return address is not None and address.is_loopback
+
+
 def is_own(addresses: Iterable[str], own: FrozenSet[_Address]) -> bool:
     """Whether any of a host's addresses is one of this machine's (``own``) or a loopback. Pure."""
     found = [numeric(text) for text in addresses]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Mapping, Optional, Protocol, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Tuple
 
 from ringcomm.config import Slot
 from ringcomm.errors import ConfigError
 
-from .job import Job
+from .job import HostJob, Job
+from .local import is_loopback, numeric
 
 
 class NoticeLike(Protocol):
@@ -75,3 +76,44 @@ def rendezvous_addresses(job: Job) -> List[str]:
             + ", but other hosts in the job must reach it. `ip address` shows what there is."
         )
     return [item.address for item in found]
+
+
+def master_variables(job: Job, host: HostJob, facts: Mapping[int, Mapping[str, Any]]) -> Dict[str, str]:
+    """``MASTER_ADDR`` and ``MASTER_PORT`` for the ranks of a host, unless the user passes on others.
+
+    They say where programs that do without ringcomm may meet (``torch.distributed``): at rank 0's host, on a
+    port that was free there when it was asked.
+
+    Args:
+        facts: by host, what its agent found (:func:`ringrun.checks.meeting_facts`).
+    """
+    first = job.host_of(0)
+    found = {
+        "MASTER_PORT": str(facts[first.index]["port"]),
+        "MASTER_ADDR": _master_address(job, first, facts),
+    }
+    return {name: value for name, value in found.items() if name not in host.env}
+
+
+def _master_address(job: Job, first: HostJob, facts: Mapping[int, Mapping[str, Any]]) -> str:
+    """An address of rank 0's host that the others reach: one that a login from or to it has used.
+
+    Names would have to mean the same on every host, and one in ``~/.ssh/config`` means nothing elsewhere.
+    """
+    if len(job.hosts) == 1 or job.all_local:
+        return "127.0.0.1"
+    if not first.is_local:
+        _, server = _login(facts[first.index])
+        return server or first.name
+    own = [address for address in rendezvous_addresses(job) if not is_loopback(address)]
+    seen = {numeric(_login(facts[host.index])[0]) for host in job.hosts if not host.is_local}
+    return next((address for address in own if numeric(address) in seen), own[0])
+
+
+def _login(facts: Mapping[str, Any]) -> Tuple[str, str]:
+    """Both ends of an agent's ssh connection, the launcher's first; "" where they are of no use."""
+    words = str(facts.get("login", "")).split()
+    if len(words) != 4:
+        return "", ""
+    client, server = ("" if "%" in word or is_loopback(word) else word for word in (words[0], words[2]))
+    return client, server

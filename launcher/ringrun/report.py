@@ -181,6 +181,11 @@ def host_problem(host: str, facts: Dict[str, Any], is_local: bool) -> str:
         return (
             f"{there} program {path} in PATH{here}, or it may not be run. Install it, or give its full path."
         )
+    if kind == "shadow":
+        return (
+            f"{host}: {path} is next to what the ranks run, so `import horovod` would find that and not "
+            "ringcomm. Move or rename it, or leave out --horovod."
+        )
     if kind == "start":
         return f"{host}: {path} could not be started: {facts['why']}."
     return f"{host}: {_interpreter_problem(facts)} {other_python(host)}"

@@ -12,7 +12,7 @@ from collections import deque
 from typing import Any, Deque, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ringcomm.clock import Clock, monotonic
-from ringcomm.config import format_endpoint
+from ringcomm.endpoints import format_endpoint
 
 from . import agent, processes, report, ssh
 from .console import Console
@@ -22,7 +22,7 @@ from .loop import READ, WRITE, Loop
 from .outcome import Outcome, ended, not_started
 from .printer import STDERR, STDOUT, Printer
 from .protocol import Frame, ProtocolError
-from .rendezvous import NoticeLike, OpenRendezvous, RendezvousLike
+from .rendezvous import NoticeLike, OpenRendezvous, RendezvousLike, master_variables
 from .verdict import Complaint, Exit, Verdict
 
 GRACE_S = 2.0
@@ -62,7 +62,7 @@ class Supervisor:
         self._verdict = Verdict()
         self._links = [Link(host.argv) for host in job.hosts]
         self._unstarted: Deque[HostJob] = deque(job.hosts)
-        self._ready: Set[int] = set()
+        self._ready: Dict[int, Dict[str, Any]] = {}  # by host, what its agent found
         self._done: Set[int] = set()
         self._closed: Set[int] = set()
         self._fading: Dict[int, float] = {}  # links whose stdout ended, and when
@@ -183,9 +183,9 @@ class Supervisor:
             endpoints = [] if self._rendezvous is None else self._rendezvous.start()
         for host in self.job.hosts:
             usable = [item for item in endpoints if host.is_local or not item[0].startswith(("127.", "::1"))]
-            env = (
-                {"RINGCOMM_RENDEZVOUS": ",".join(format_endpoint(*item) for item in usable)} if usable else {}
-            )
+            env = master_variables(self.job, host, self._ready)
+            if usable:
+                env["RINGCOMM_RENDEZVOUS"] = ",".join(format_endpoint(*item) for item in usable)
             self._links[host.index].send({"do": "go", "env": env})
 
     def _ping(self) -> None:
@@ -238,7 +238,7 @@ class Supervisor:
     def _event(self, host: HostJob, rank: int, facts: Dict[str, Any]) -> None:
         name = facts["event"]
         if name == "ready":
-            self._ready.add(host.index)
+            self._ready[host.index] = facts
             if len(self._ready) == len(self._links) and not self._ending:
                 self._go()
             elif self._problems and len(self._problems) + len(self._ready) == len(self._links):
@@ -376,7 +376,7 @@ class Supervisor:
 
     def _outcome(self) -> Outcome:
         if self._problems and self._ending in ("start", ""):
-            return not_started(self.job, self._problems, self._ready)
+            return not_started(self.job, self._problems, set(self._ready))
         found = ended(self.job, self._verdict, self._ending, self._signum, self._printer.tails())
         if found.reason != "interrupt":
             verbose = self.job.settings.verbose

@@ -10,7 +10,8 @@ import logging
 import queue
 import sys
 
-from ..config import Membership, Settings, format_endpoint
+from ..config import Membership, Settings
+from ..endpoints import format_endpoint
 from ..errors import RingcommError
 from .actions import Notice
 from .server import RendezvousServer

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..clock import Deadline
-from ..config import Membership, Settings, format_endpoint
+from ..config import Membership, Settings
+from ..endpoints import format_endpoint
 from ..errors import (
     AuthenticationError,
     ProtocolError,

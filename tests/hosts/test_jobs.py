@@ -18,7 +18,7 @@ from tests.hosts.job import EXAMPLES, Job, ringrun
 from tests.hosts.netlab import Host, Lab, wait_for
 
 PROGRAMS = Path(__file__).parent / "programs"
-REDUCE = PROGRAMS / "reduce.py"
+REDUCE, MEET = PROGRAMS / "reduce.py", PROGRAMS / "meet.py"
 THREE = "localhost,jetson1,jetson2"
 HOUSEKEEPING_BYTES = 20_000
 """What ARP, IPv6 neighbours and multicast leave on an interface that carries nothing else, at most."""
@@ -259,6 +259,24 @@ def test_hosts_that_cannot_reach_each_other(lab: Lab) -> None:
     flat = job.output.replace("\n", " ")
     assert re.search(r"jetson1 and jetson2 cannot reach each other", flat), job.output
     assert re.search(r"10\.99\.\d+\.12 \(eth0\): no answer", flat), job.output
+
+
+@pytest.mark.parametrize(
+    "hosts", ["localhost,jetson1:2,jetson2", "jetson1:2,localhost,jetson2:2", "jetson2,jetson1", "jetson1:2"]
+)
+def test_what_ranks_are_told_is_true_and_they_can_meet(lab: Lab, hosts: str) -> None:
+    job = ringrun(lab, "--horovod", "-H", hosts, MEET)
+    assert job.process.returncode == 0, job.output
+    size = hosts.count(",") + 1 + hosts.count(":2")
+    assert job.values(r"^\[\S+:0\] met (.*)") == [" ".join(str(rank) for rank in range(1, size))]
+
+
+def test_ranks_can_meet_over_ipv6(make_lab: Callable[..., Lab]) -> None:
+    lab = make_lab("jetson1", "jetson2", ipv6_only=True)
+    for hosts in (THREE, "jetson1,jetson2"):
+        job = ringrun(lab, "--horovod", "-H", hosts, MEET)
+        assert job.process.returncode == 0, job.output
+        assert job.values(r" met (.*)")
 
 
 def bytes_sent(lab: Lab, host: str, *arguments: Any) -> int:

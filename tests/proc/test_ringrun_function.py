@@ -115,7 +115,10 @@ def test_bad_options() -> None:
         ({"np": "2"}, "np='2' is not a whole number"),
         ({"np": 2.0}, "np=2.0 is not a whole number"),
         ({"hosts": ["localhost"]}, r"hosts=\['localhost'\] is not a text, like \"localhost,jetson1:2\""),
-        ({"timeout_s": "1"}, "timeout_s.*'1' is not a number of seconds"),
+        ({"timeout_s": "1"}, "timeout_s='1' is not a number"),
+        ({"settings": [1]}, r"settings=\[1\] is not a dictionary"),
+        ({"settings": {"tranport": "tcp"}}, "no setting 'tranport'"),
+        ({"config_file": "/nowhere"}, "/nowhere cannot be read"),
     ],
 )
 def test_arguments_of_the_wrong_type(wrong: Dict[str, Any], words: str) -> None:

@@ -237,7 +237,7 @@ def test_help_is_quick() -> None:
         env={**os.environ, "PYTHONPATH": SOURCES},
     )  # fmt: skip
     assert b"--hostfile" in done.stdout
-    assert time.monotonic() - began < 2.0  # 0.1 s on an idle machine
+    assert time.monotonic() - began < 2.0  # 0.25 s on an idle machine, most of it NumPy's
 
 
 def test_two_jobs_at_once_do_not_meet() -> None:

@@ -8,16 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from ringcomm import config
+from ringcomm import keys
 from ringcomm.config import (
     ALGORITHMS,
     Membership,
     Settings,
     Slot,
     document,
-    format_endpoint,
-    parse_endpoint,
 )
+from ringcomm.endpoints import format_endpoint, parse_endpoint
 from ringcomm.errors import ConfigError
 from ringcomm.schedule import choose
 
@@ -44,6 +43,9 @@ DOCS = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
         ("SPIN_US", "0", "spin_us", 0.0),
         ("SPIN_US", "1000000", "spin_us", 1e6),
         ("ALGORITHM", "ring", "algorithm", "ring"),
+        ("ALGORITHM", "", "algorithm", ""),
+        ("TIMELINE", "t.json", "timeline", "t.json"),
+        ("AUTOTUNE", "1", "autotune", True),
         ("VERBOSE", "1", "verbose", True),
         ("VERBOSE", "Yes", "verbose", True),
         ("VERBOSE", "off", "verbose", False),
@@ -69,6 +71,7 @@ def test_setting_is_read(variable, text, field, value):
         ("SEGMENT_BYTES", ""),
         ("SEGMENT_BYTES", "1.5M"),
         ("SEGMENT_BYTES", "1T"),
+        ("ALGORITHM", "tree"),
         ("SPIN_US", "-1"),
         ("SPIN_US", "2000000"),
         ("SPIN_US", "nan"),
@@ -236,7 +239,7 @@ def test_key_from_a_descriptor_again_and_again(tmp_path):
 
 
 def test_key_from_a_pipe_again_and_again(monkeypatch):
-    monkeypatch.setattr(config, "_keys_from_pipes", {})
+    monkeypatch.setattr(keys, "_keys_from_pipes", {})
     reader, writer = os.pipe()
     try:
         os.write(writer, KEY.hex().encode())

@@ -7,7 +7,14 @@ from typing import Any, Dict, Optional
 
 import pytest
 
-from ringrun.checks import check_argv, find_problem, find_program, judge_check
+from ringrun.checks import (
+    check_argv,
+    find_problem,
+    find_program,
+    judge_check,
+    meeting_facts,
+    put_horovod_first,
+)
 
 HOW: Dict[str, Any] = {"code": 1, "signal": None, "sent": 0}
 GOOD = {"python": "/p", "version": "3.9.1", "old": False, "numpy": "1.23.5", "ringcomm": "0.1.0"}
@@ -37,7 +44,7 @@ def test_no_answer_is_a_problem(output: bytes) -> None:
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:
-    config: Dict[str, Any] = {"script": None, "python": True}
+    config: Dict[str, Any] = {"script": None, "python": True, "horovod": False}
     assert find_problem(config, sys.executable, str(tmp_path), None) is None
     nowhere = str(tmp_path / "no")
     assert find_problem(config, sys.executable, nowhere, None) == {"problem": "cwd", "path": nowhere}
@@ -64,7 +71,42 @@ def test_programs(tmp_path: Path) -> None:
     assert find_program("/", "/", None) is None
 
 
-def test_modules_are_looked_for_where_the_ranks_will() -> None:
-    assert check_argv({"script": "sub/train.py"}, "/p", "/job")[-1] == "/job/sub"
-    assert check_argv({"script": "/abs/train.py"}, "/p", "/job")[-1] == "/abs"
-    assert check_argv({"script": None}, "/p", "/job")[-1] == "/job"
+@pytest.mark.parametrize(
+    ("script", "folder"), [("sub/train.py", "/job/sub"), ("/abs/train.py", "/abs"), (None, "/job")]
+)
+def test_modules_are_looked_for_where_the_ranks_will(script: Optional[str], folder: str) -> None:
+    config = {"script": script, "horovod": False}
+    assert check_argv(config, "/p", "/job")[3:] == [folder, "numpy", "ringcomm"]
+    assert check_argv({**config, "horovod": True}, "/p", "/job")[3:] == [
+        folder,
+        "numpy",
+        "ringcomm",
+        "ringrun",
+    ]
+
+
+@pytest.mark.parametrize("name", ["horovod.py", "horovod/__init__.py"])
+def test_a_horovod_next_to_the_script_is_in_the_way(tmp_path: Path, name: str) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "horovod").mkdir()  # a folder of that name is no module
+    config: Dict[str, Any] = {"script": "train.py", "python": True, "horovod": True}
+    assert find_problem(config, sys.executable, str(tmp_path), None) is None
+    (tmp_path / name).touch()
+    wanted = {"problem": "shadow", "path": str(tmp_path / name)}
+    assert find_problem(config, sys.executable, str(tmp_path), None) == wanted
+    assert find_problem({**config, "horovod": False}, sys.executable, str(tmp_path), None) is None
+
+
+def test_horovod_comes_first() -> None:
+    env: Dict[str, str] = {}
+    put_horovod_first(env, "/site/ringrun/__init__.py")
+    assert env == {"PYTHONPATH": "/site/ringrun/horovod_shim"}
+    env = {"PYTHONPATH": "/a:/b"}
+    put_horovod_first(env, "/site/ringrun/__init__.py")
+    assert env == {"PYTHONPATH": "/site/ringrun/horovod_shim:/a:/b"}
+
+
+def test_meeting_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSH_CONNECTION", "a 1 b 22")
+    facts = meeting_facts()
+    assert facts["login"] == "a 1 b 22" and 0 < facts["port"] < 65536

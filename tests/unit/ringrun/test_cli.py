@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import os
+from dataclasses import fields
+from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
+import click
 import pytest
 from click.testing import CliRunner
 
+from ringcomm.config import Settings
 from ringrun import cli
-from ringrun.launch import Options
+from ringrun.horovod import IGNORED, NAMES, REFUSED, VALUES
+from ringrun.launch import Options, effective_settings
 from ringrun.ssh import SshOptions
 
 
@@ -32,7 +38,13 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> List[Tuple[Options, Tuple[str, ...]
         ("-hostfile f x.py", {"hostfile": "f"}, ("x.py",)),
         ("--hostfile f -- x.py", {"hostfile": "f"}, ("x.py",)),
         ("-p 22 -i key --ssh s x", {"ssh": SshOptions("s", 22, "key")}, ("x",)),
-        ("--timeout 1.5 --start-timeout 2 x", {"timeout_s": 1.5, "start_timeout_s": 2.0}, ("x",)),
+        (
+            "--output-filename d --horovod --config-file f x",
+            {"output_dir": "d", "horovod": True, "config_file": "f"},
+            ("x",),
+        ),
+        ("--network-interface e0 --network-interface e1 x", {"ifaces": ("e0,e1",)}, ("x",)),
+        ("--gloo --disable-cache --no-hierarchical-allreduce x", {}, ("x",)),
         (
             "--python a=/p --cwd /c --iface e x",
             {"pythons": ("a=/p",), "cwds": ("/c",), "ifaces": ("e",)},
@@ -46,12 +58,110 @@ def test_lines(seen: List[Any], line: str, options: Dict[str, Any], command: Tup
     assert seen == [(Options(**options), command, False)]
 
 
-@pytest.mark.parametrize("line", ["-np x a", "-np 0 a", "--nope a", "-p 0 a", "--timeout 0 a", "-np"])
+@pytest.mark.parametrize(
+    ("line", "changes"),
+    [
+        ("--timeout 1.5 --start-timeout 2", {"timeout_s": 1.5, "start_timeout_s": 2.0}),
+        ("--fusion-threshold 3M --transport=tcp", {"fusion_bytes": 3 << 20, "transport": "tcp"}),
+        ("--fusion-threshold-mb 3 --cycle-time-ms 3.5", {"fusion_bytes": 3 << 20, "cycle_ms": 3.5}),
+        ("--fusion-threshold-mb 0 --cache-capacity 9", {"fusion_bytes": 0, "cache_capacity": 9}),
+        ("--stall-check-warning-time-seconds 3", {"stall_warning_s": 3.0}),
+        ("--stall-check-shutdown-time-seconds 3", {"late_after_s": 3.0}),
+        ("--no-stall-check", {"stall_warning_s": 0.0}),
+        ("--timeline-filename t --timeline-mark-cycles", {"timeline": "t", "timeline_mark_cycles": True}),
+        ("--timeline t --no-timeline-mark-cycles", {"timeline": "t"}),
+        ("--autotune --autotune-log-file a", {"autotune": True, "autotune_log": "a"}),
+        ("--gloo-timeout-seconds 9 --verbose", {"timeout_s": 9.0, "verbose": True}),
+        ("--iface eth0 --no-measure", {"iface": "eth0", "measure": False}),
+    ],
+)
+def test_settings(seen: List[Any], line: str, changes: Dict[str, Any]) -> None:
+    result = CliRunner().invoke(cli.ringrun, [*line.split(), "x", "--timeout", "9"])
+    assert result.exit_code == 0, result.output
+    ((options, command, _),) = seen
+    assert effective_settings(options, {}).settings == Settings(**changes)
+    assert command == ("x", "--timeout", "9")
+
+
+@pytest.mark.parametrize(
+    ("flag", "count"), [(flag, VALUES.get(flag, 0)) for flag in sorted({*IGNORED, *REFUSED})]
+)
+def test_horovodruns_other_flags(seen: List[Any], flag: str, count: int) -> None:
+    result = CliRunner().invoke(cli.ringrun, [flag, *["3", "4"][:count], "-m", "m"])
+    if flag in REFUSED:
+        assert result.exit_code == 2 and not seen
+        assert f"{flag}: {REFUSED[flag]}" in result.output
+    else:
+        assert seen == [(Options(), ("-m", "m"), False)]
+        assert (f"{flag} has no effect: {IGNORED[flag]}" in result.output) == bool(IGNORED[flag])
+
+
+def test_every_setting_has_a_flag() -> None:
+    known = {name for param in cli.ringrun.params for name in param.opts}
+    assert {item.metadata["flag"] for item in fields(Settings)} <= known
+    page = CliRunner().invoke(cli.ringrun, ["--help"]).output
+    assert [item.name for item in fields(Settings) if item.metadata["flag"] not in page] == []
+    assert "--fusion-threshold-mb" not in page
+
+
+def test_print_config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in os.environ if name.startswith(("RINGCOMM_", "HOROVOD_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("RINGCOMM_TIMEOUT", "5")
+    monkeypatch.setenv("HOROVOD_CYCLE_TIME", "4")
+    file = tmp_path / "f.yaml"
+    file.write_text("params:\n  cache_capacity: 7\n  cycle_time_ms: 9\ntimeout: 3\n")
+    line = ["--print-config", "--config-file", str(file), "--fusion-threshold-mb", "2"]
+    for more, cycle in (([], ["9", f"{file}, line 3"]), (["--horovod"], ["4", "HOROVOD_CYCLE_TIME"])):
+        result = CliRunner().invoke(cli.ringrun, [*line, *more])
+        assert result.exit_code == 0, result.output
+        rows = {row.split()[0]: row.split(None, 2)[1:] for row in result.output.splitlines()}
+        assert rows["timeout"] == ["5", "RINGCOMM_TIMEOUT"]
+        assert rows["cache-capacity"] == ["7", f"{file}, line 2"]
+        assert rows["fusion-threshold"] == ["2M", "--fusion-threshold-mb"]
+        assert rows["spin-us"] == ["200", "default"]
+        assert rows["cycle-time"] == cycle
+
+
+@pytest.mark.parametrize(
+    "line", ["--config-file /nowhere x", "--fusion-threshold 1M --fusion-threshold-mb 2 x", "--iface a=b x"]
+)
+def test_bad_settings_end_with_2_and_one_paragraph(line: str) -> None:
+    result = CliRunner().invoke(cli.ringrun, line.split())
+    assert result.exit_code == 2
+    assert result.output.startswith("ringrun: ") and result.output.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "line", ["-np x a", "-np 0 a", "--nope a", "-p 0 a", "--timeout 0 a", "--fusion-threshold-mb x a", "-np"]
+)
 def test_bad_lines(seen: List[Any], line: str) -> None:
     result = CliRunner().invoke(cli.ringrun, line.split())
     assert result.exit_code == 2 and not seen
     assert "Error" in result.output
 
 
-def test_version() -> None:
-    assert CliRunner().invoke(cli.ringrun, ["--version"]).output.startswith("ringrun 0.")
+@pytest.mark.parametrize("flag", ["--version", "-v"])
+def test_version(flag: str) -> None:
+    assert CliRunner().invoke(cli.ringrun, [flag]).output.startswith("ringrun 0.")
+
+
+def test_check_build() -> None:
+    result = CliRunner().invoke(cli.ringrun, ["--check-build"])
+    assert result.exit_code == 0
+    for line in [
+        "Available Frameworks:",
+        "Available Controllers:",
+        "    [ ] MPI",
+        "    [X] Gloo",
+        "    [X] NumPy",
+    ]:
+        assert line in result.output
+
+
+def test_the_page_names_every_option() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "ringrun.md").read_text()
+    settings = {item.metadata["flag"] for item in fields(Settings)}
+    wanted = {name for param in cli.ringrun.params if isinstance(param, click.Option) for name in param.opts}
+    assert sorted(name for name in wanted - settings if f"`{name}" not in page) == []
+    assert [name.variable for name in NAMES if f"`{name.variable}`" not in page and name.variable] == []

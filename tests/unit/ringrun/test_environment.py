@@ -6,7 +6,17 @@ import pytest
 
 from ringcomm.config import Settings
 from ringcomm.errors import ConfigError
-from ringrun.environment import MEMBERSHIP, forwarded, own_variables, removed
+from ringrun import horovod
+from ringrun.environment import (
+    MEMBERSHIP,
+    forwarded,
+    horovods_variables,
+    own_variables,
+    rank_variables,
+    removed,
+)
+from ringrun.hosts import parse_hosts
+from ringrun.plan import make_plan
 
 HERE = {
     "A": "1",
@@ -61,3 +71,28 @@ def test_own_variables() -> None:
 def test_ranks_lose_what_belongs_to_another_job() -> None:
     assert set(MEMBERSHIP) < set(removed())
     assert {"RINGCOMM_KEY", "RINGCOMM_KEY_FD", "RINGCOMM_SLOT", "RINGCOMM_TIMEOUT"} < set(removed())
+    assert {"HOROVOD_RANK", "HOROVOD_LOCAL_RANK", "HOROVOD_HOSTNAME"} < set(removed())
+
+
+def test_what_other_launchers_tell_a_rank() -> None:
+    plan = make_plan(None, parse_hosts("a:2,b,c:2"))
+    found = [rank_variables(place, plan.size, "abc"[place.host_index], True) for place in plan.places]
+    names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"]
+    assert [" ".join(item[name] for name in names) for item in found] == [
+        "0 5 0 2", "1 5 1 2", "2 5 0 1", "3 5 0 2", "4 5 1 2",
+    ]  # fmt: skip
+    names = [
+        f"HOROVOD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+    ]
+    names.append("HOROVOD_HOSTNAME")
+    assert [" ".join(item[name] for name in names) for item in found] == [
+        "0 5 0 2 0 3 a", "1 5 1 2 0 2 a", "2 5 0 1 1 3 b", "3 5 0 2 2 3 c", "4 5 1 2 1 2 c",
+    ]  # fmt: skip
+    assert set(horovod.IDENTITY) < set(found[0])
+    plain = rank_variables(plan.places[1], plan.size, "a")
+    assert sorted(plain) == ["LOCAL_RANK", "LOCAL_WORLD_SIZE", "RANK", "WORLD_SIZE"]
+
+
+def test_the_users_own_variables_of_horovods() -> None:
+    environ = {"HOROVOD_TEST_GPU": "1", "HOROVOD_RANK": "3", "HOROVOD_SECRET_KEY": "s", "OTHER": "1"}
+    assert horovods_variables(environ) == {"HOROVOD_TEST_GPU": "1"}

@@ -9,9 +9,11 @@ import pytest
 from ringcomm.config import Slot
 from ringcomm.errors import ConfigError
 from ringcomm.transport import nics
-from ringrun import launch
+from ringrun import launch, rendezvous
+from ringrun.horovod import Said
 from ringrun.launch import Options, describe, per_host, prepare, read_hosts
-from ringrun.rendezvous import rendezvous_addresses
+from ringrun.rendezvous import master_variables, rendezvous_addresses
+from ringrun.tunables import from_values
 
 ENVIRON = {"PATH": "/nowhere", "TOKEN": "hunter2"}
 
@@ -74,9 +76,8 @@ def test_one_machine_under_two_names(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("options", "environ", "words"),
     [
-        (Options(timeout_s=float("nan")), {}, "--timeout .*nan is not a number of seconds"),
-        (Options(start_timeout_s=float("nan")), {}, "--start-timeout .*nan is not a number of seconds"),
-        (Options(timeout_s="9"), {}, "timeout_s.*'9' is not a number"),  # type: ignore[arg-type]
+        (Options(said=from_values({"timeout_s": float("nan")})), {}, "timeout_s=nan cannot be used"),
+        (Options(said=from_values({"timeout_s": 0})), {}, "timeout_s=0 cannot be used"),
         (Options(ifaces=("10.0.0.0/99",)), {}, "--iface '10.0.0.0/99' is not a network"),
         (Options(hosts="a,b", ifaces=("b=10.0.0/8",)), {}, "'10.0.0/8' is not a network"),
         (Options(), {"RINGCOMM_IFACE": "eth0,!1.2.3.4/-1"}, "is not a network"),
@@ -102,9 +103,10 @@ def test_what_an_agent_is_told() -> None:
     job = prepare(Options(np=3, hosts="localhost,far:2"), ["train.py"], ENVIRON)
     config: Dict[str, Any] = job.agent_config(job.hosts[1])
     assert config["key"] == job.key.hex()
+    same = {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2"}
     assert config["ranks"] == [
-        {"rank": 1, "env": {"RINGCOMM_SLOT": "1:0"}},
-        {"rank": 2, "env": {"RINGCOMM_SLOT": "1:1"}},
+        {"rank": 1, "env": {**same, "RANK": "1", "LOCAL_RANK": "0", "RINGCOMM_SLOT": "1:0"}},
+        {"rank": 2, "env": {**same, "RANK": "2", "LOCAL_RANK": "1", "RINGCOMM_SLOT": "1:1"}},
     ]
     assert config["env"] == {
         "RINGCOMM_JOB": job.id,
@@ -114,6 +116,57 @@ def test_what_an_agent_is_told() -> None:
     }
     assert config["silence_s"] and not job.agent_config(job.hosts[0])["silence_s"]
     assert (config["python"], config["script"], config["argv"]) == (True, "train.py", (None, "train.py"))
+
+
+def test_under_horovod() -> None:
+    environ = {**ENVIRON, "HOROVOD_CYCLE_TIME": "4", "HOROVOD_RANK": "8"}
+    options = Options(hosts="localhost,far", horovod=True, forward=("RANK=9", "HOROVOD_CONTROLLER=own"))
+    job = prepare(options, ["train.py"], environ)
+    assert job.settings.cycle_ms == 4.0
+    for host in job.hosts:
+        config = job.agent_config(host)
+        (rank,) = config["ranks"]
+        assert config["horovod"] and config["env"]["HOROVOD_CYCLE_TIME"] == "4"
+        assert config["env"]["RINGCOMM_CYCLE_TIME"] == "4.0"
+        assert rank["env"]["HOROVOD_RANK"] == str(host.index) and "HOROVOD_RANK" not in config["env"]
+        # What -x says stays.
+        assert (config["env"]["RANK"], config["env"]["HOROVOD_CONTROLLER"]) == ("9", "own")
+        assert "RANK" not in rank["env"] and "HOROVOD_CONTROLLER" not in rank["env"]
+    without = prepare(Options(), ["train.py"], environ)
+    assert without.settings.cycle_ms == 1.0 and not without.agent_config(without.hosts[0])["horovod"]
+    assert "HOROVOD_RANK" not in without.agent_config(without.hosts[0])["ranks"][0]["env"]
+
+
+ALONE = {0: {"port": 5, "login": "10.0.0.9 1 10.0.0.8 22"}}
+FROM_HERE = {
+    0: {"port": 5, "login": "10.0.0.9 1 10.0.0.8 22"},
+    1: {"port": 6, "login": "10.0.0.1 1 10.0.0.2 22"},
+}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "facts", "address"),
+    [
+        ("localhost:2", ALONE, "127.0.0.1"),
+        ("far:2", ALONE, "127.0.0.1"),
+        ("far,other", FROM_HERE, "10.0.0.8"),
+        ("far,localhost", FROM_HERE, "10.0.0.8"),
+        ("far,other", {**FROM_HERE, 0: {"port": 5, "login": ""}}, "far"),
+        ("far,other", {**FROM_HERE, 0: {"port": 5, "login": "127.0.0.1 1 127.0.0.1 22"}}, "far"),
+        ("far,other", {**FROM_HERE, 0: {"port": 5, "login": "fe80::1%e 1 fe80::2%e 22"}}, "far"),
+        ("localhost,far", FROM_HERE, "10.0.0.1"),
+        ("localhost,far", {**FROM_HERE, 1: {"port": 6, "login": "10.7.7.7 1 10.0.0.2 22"}}, "192.168.0.1"),
+        ("localhost,far", {**FROM_HERE, 1: {"port": 6, "login": "FD00::0001 1 fd00::2 22"}}, "fd00::1"),
+    ],
+)  # fmt: skip
+def test_where_others_meet(monkeypatch: pytest.MonkeyPatch, hosts: str, facts: Any, address: str) -> None:
+    own = ["192.168.0.1", "10.0.0.1", "fd00::1"]
+    monkeypatch.setattr(rendezvous, "rendezvous_addresses", lambda job: own)
+    job = prepare(Options(hosts=hosts), ["x.py"], ENVIRON)
+    for host in job.hosts:
+        assert master_variables(job, host, facts) == {"MASTER_ADDR": address, "MASTER_PORT": "5"}
+    job = prepare(Options(hosts=hosts, forward=("MASTER_ADDR=x",)), ["x.py"], ENVIRON)
+    assert master_variables(job, job.hosts[0], facts) == {"MASTER_PORT": "5"}
 
 
 def test_no_secret_is_in_any_description() -> None:
@@ -156,7 +209,8 @@ def test_hosts_come_from_one_place(tmp_path: Path) -> None:
 
 def test_settings_come_from_options_before_the_environment() -> None:
     environ = {**ENVIRON, "RINGCOMM_TIMEOUT": "5", "RINGCOMM_START_TIMEOUT": "7"}
-    job = prepare(Options(timeout_s=600.0), ["x.py"], environ)
+    said = (Said("timeout_s", "600", "--timeout 600", "--timeout"),)
+    job = prepare(Options(said=said), ["x.py"], environ)
     assert (job.settings.timeout_s, job.settings.start_timeout_s) == (600.0, 7.0)
     assert "RINGCOMM_TIMEOUT" not in job.hosts[0].env  # the default again, and the variable is removed
     assert job.hosts[0].env["RINGCOMM_START_TIMEOUT"] == "7.0"

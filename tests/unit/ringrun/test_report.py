@@ -132,6 +132,7 @@ FOUND = {
         ({"problem": "interpreter"}, ["Python at /x over there", "--python jetson1=PATH"]),
         ({"problem": "script"}, ["script /x over there", "Copy it there"]),
         ({"problem": "program"}, ["program /x"]),
+        ({"problem": "shadow"}, ["/x is next to", "--horovod"]),
         ({"problem": "start", "why": "no memory"}, ["no memory"]),
         ({"problem": "old", "found": FOUND}, ["3.6.1", "3.8"]),
         ({"problem": "missing", "found": FOUND}, ["/p cannot import numpy", "/p -m pip install numpy"]),

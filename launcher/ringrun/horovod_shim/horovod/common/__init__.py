@@ -1,0 +1,1 @@
+"""What Horovod's bindings have in common."""

@@ -1,0 +1,132 @@
+"""Small helpers of Horovod's that scripts and tests use."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Iterator, List, Sequence
+
+
+def gloo_built(verbose: bool = False) -> bool:
+    """True: ringcomm's own links take Gloo's place, and nothing else is needed."""
+    return True
+
+
+def mpi_built(verbose: bool = False) -> bool:
+    """False: there is no MPI."""
+    return False
+
+
+def nccl_built(verbose: bool = False) -> int:
+    """0: there is no NCCL."""
+    return 0
+
+
+def ddl_built(verbose: bool = False) -> bool:
+    """False: there is no DDL."""
+    return False
+
+
+def ccl_built(verbose: bool = False) -> bool:
+    """False: there is no oneCCL."""
+    return False
+
+
+def cuda_built(verbose: bool = False) -> bool:
+    """False: nothing here is compiled."""
+    return False
+
+
+def rocm_built(verbose: bool = False) -> bool:
+    """False: nothing here is compiled."""
+    return False
+
+
+def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Whether ringcomm has an adapter for a framework and the framework is there."""
+    try:
+        return find_spec(ext_base_name) is not None and find_spec(f"ringcomm.{ext_base_name}") is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
+    """Make sure that there is an adapter.
+
+    Raises:
+        ImportError: there is none.
+    """
+    if not extension_available(ext_name.rpartition(".")[2]):
+        raise ImportError(f"{ext_name}: ringcomm has no adapter for it, or the framework is not installed.")
+
+
+def check_installed_version(name: str, version: str, exception: Any = None) -> None:
+    """Nothing: ringcomm is not tied to the version of a framework."""
+
+
+def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Whether a framework sees a GPU."""
+    if ext_base_name == "torch":
+        return bool(import_module("torch").cuda.is_available())
+    if ext_base_name == "tensorflow":
+        return bool(import_module("tensorflow").config.list_physical_devices("GPU"))
+    return False
+
+
+@contextmanager
+def env(**kwargs: Any) -> Iterator[None]:
+    """Set variables for a while; None takes one away."""
+    before = {name: os.environ.get(name) for name in kwargs}
+    _put(kwargs)
+    try:
+        yield
+    finally:
+        _put(before)
+
+
+def _put(variables: Any) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = str(value)
+
+
+def is_iterable(x: Any) -> bool:
+    """Whether one can iterate over it."""
+    return hasattr(x, "__iter__") or hasattr(x, "__getitem__")
+
+
+def num_rank_is_power_2(num_rank: int) -> bool:
+    """Whether a number is a power of two."""
+    return num_rank > 0 and num_rank & (num_rank - 1) == 0
+
+
+def split_list(items: Sequence[Any], n: int) -> List[Sequence[Any]]:
+    """Cut a list into n pieces that differ in length by one at most."""
+    size, longer = divmod(len(items), n)
+    ends = [index * size + min(index, longer) for index in range(n + 1)]
+    return [items[start:end] for start, end in zip(ends, ends[1:])]
+
+
+def is_version_greater_equal_than(ver: str, target: str) -> bool:
+    """Whether a version is at least ``major.minor.patch``; what follows the numbers does not count.
+
+    Raises:
+        ValueError: the target is not of that form.
+    """
+    if not (isinstance(ver, str) and isinstance(target, str)) or target.count(".") != 2:
+        raise ValueError(
+            f"two versions are needed, the second as major.minor.patch, not {ver!r} and {target!r}"
+        )
+    return _numbers(ver) >= _numbers(target)
+
+
+def _numbers(version: str) -> List[int]:
+    found = []
+    for part in version.split("+")[0].split(".")[:3]:
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        found.append(int(digits or 0))
+    return found + [0] * (3 - len(found))

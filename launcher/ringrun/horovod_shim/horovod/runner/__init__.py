@@ -1,0 +1,41 @@
+"""``horovod.run``: a function as a job."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, Mapping, Optional, Sequence
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Optional[Mapping[str, Any]] = None,
+    num_proc: Optional[int] = None,
+    hosts: Optional[str] = None,
+    hostfile: Optional[str] = None,
+    start_timeout: Optional[float] = None,
+    ssh_port: Optional[int] = None,
+    ssh_identity_file: Optional[str] = None,
+    output_filename: Optional[str] = None,
+    verbose: Optional[bool] = None,
+    network_interfaces: Optional[str] = None,
+    executable: Optional[str] = None,
+    np: Optional[int] = None,
+    disable_cache: Optional[bool] = None,
+    use_gloo: Optional[bool] = None,
+    **others: Any,
+) -> List[Any]:
+    """Call a function on every rank, and return what each returned; see ``ringcomm.run``.
+
+    Raises:
+        NotImplementedError: an option belongs to MPI or to elastic training.
+    """
+    from ringrun.function import run_function
+
+    asked = sorted(name for name, value in others.items() if value)
+    if asked:
+        raise NotImplementedError(f"horovod.run has no {', '.join(asked)} with ringcomm.")
+    return run_function(
+        func, args, kwargs, np=num_proc or np or 1, hosts=hosts, hostfile=hostfile,
+        start_timeout_s=start_timeout, ssh_port=ssh_port, ssh_identity_file=ssh_identity_file,
+        output_dir=output_filename, verbose=bool(verbose), iface=network_interfaces, python=executable,
+    )  # fmt: skip
