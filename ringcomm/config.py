@@ -281,6 +281,23 @@ def _slot(environ: Mapping[str, str]) -> Optional[Slot]:
         raise ConfigError(f"{PREFIX}SLOT={text!r} is not of the form HOST_INDEX:SLOT, like 1:0.") from None
 
 
+def key_from_environment(environ: Optional[Mapping[str, str]] = None) -> Optional[bytes]:
+    """The job's key, or None if no variable gives one: for jobs that come together in another way.
+
+    Raises:
+        ConfigError: a variable names a key that cannot be read or is none.
+    """
+    environ = os.environ if environ is None else environ
+    if not any(environ.get(PREFIX + name) for name in ("KEY_FD", "KEY_FILE", "KEY")):
+        return None
+    return _key(environ)
+
+
+def host_from_environment(environ: Optional[Mapping[str, str]] = None) -> Optional[str]:
+    """What the launcher calls this host, if it calls it anything."""
+    return (os.environ if environ is None else environ).get(PREFIX + "HOST") or None
+
+
 def _key(environ: Mapping[str, str]) -> bytes:
     """The job's key: from an inherited descriptor (``ringrun``), a file, or a variable."""
     if environ.get(PREFIX + "KEY_FD"):

@@ -120,6 +120,9 @@ class Runner:
         generation: membership epoch, part of every header.
         spin_s: how long to poll before sleeping.
         reporter: asked for the common error when something goes wrong.
+
+    Attributes:
+        spin_s, timeout_s: may be changed from call to call.
     """
 
     def __init__(
@@ -136,6 +139,7 @@ class Runner:
         self._settings = settings
         self._generation = generation
         self.spin_s = spin_s
+        self.timeout_s = settings.timeout_s
         self._reporter = reporter if reporter is not None else Reporter()
         self._pool = SegmentPool(settings.segment_bytes)
         self._override = settings.algorithm or None
@@ -314,7 +318,7 @@ class Runner:
                 # Overflow and NaN are the caller's numbers; a warning on whichever rank happens to
                 # own the element would help nobody.
                 with np.errstate(all="ignore"):
-                    run(execution, self._fabric, self._settings.timeout_s, self.spin_s)
+                    run(execution, self._fabric, self.timeout_s, self.spin_s)
                     if plan.redundant and plan.fold is not None:
                         plan.fold.settle(data)
             except BaseException as problem:
@@ -357,7 +361,7 @@ class Runner:
         elif type(problem) is TimeoutError:
             reading, writing = execution.waiting_for()
             peer = self._fabric.rank_of((reading or writing)[0].peer)
-            why = f"not a byte for {self._settings.timeout_s:g} s, {execution.moved_bytes} bytes into it"
+            why = f"not a byte for {self.timeout_s:g} s, {execution.moved_bytes} bytes into it"
             error = self._reporter.report_lost(peer, doing, why, "stalled")
         return error
 

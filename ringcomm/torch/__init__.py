@@ -1,0 +1,1 @@
+"""ringcomm for PyTorch."""
