@@ -46,10 +46,12 @@ def trained(
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
-def like_gloo(on: Ranks, step: Callable[[DDP, int], torch.Tensor], hook: Any = None, **options: Any) -> None:
+def like_gloo(
+    on: Ranks, step: Callable[[DDP, int], torch.Tensor], hook: Any = None, off: float = 1e-6, **options: Any
+) -> None:
     ours, theirs = (trained(on, group, step, hook, **options) for group in (on.ring, on.gloo))
     for mine, other in zip(ours, theirs):
-        assert torch.allclose(mine, other, rtol=1e-4, atol=1e-6), (mine - other).abs().max()
+        assert torch.allclose(mine, other, rtol=1e-4, atol=off), (mine - other).abs().max()
     for mine in ours:
         copy = mine.clone()
         dist.broadcast(copy, 0)
@@ -103,7 +105,8 @@ def check_ddp_hooks(on: Ranks) -> None:
         return default_hooks.bf16_compress_hook(group, bucket)
 
     for plain in (default_hooks.allreduce_hook, default_hooks.fp16_compress_hook):
-        like_gloo(on, step, lambda model, group, plain=plain: model.register_comm_hook(group, plain))
+        # Gloo rounds after each addition of half types, ringcomm once.
+        like_gloo(on, step, lambda model, group, plain=plain: model.register_comm_hook(group, plain), 1e-3)
     rounded = trained(on, on.ring, step, lambda model, group: model.register_comm_hook(group, bf16))
     for mine, exact in zip(rounded, trained(on, on.gloo, step)):
         assert torch.allclose(mine, exact, rtol=0.05, atol=5e-3)
