@@ -301,11 +301,7 @@ class Membership:
         return cls(
             size=size,
             rendezvous=tuple(parse_endpoint(item) for item in where.split(",")),
-            key=read_key(
-                _integer(environ, "KEY_FD", None, low=0),
-                environ.get(PREFIX + "KEY_FILE", ""),
-                environ.get(PREFIX + "KEY", ""),
-            ),
+            key=_key(environ),
             job=environ.get(PREFIX + "JOB", "default"),
             slot=_slot(environ),
             rank=_integer(environ, "RANK", None, low=0, high=size - 1),
@@ -350,6 +346,28 @@ def _slot(environ: Mapping[str, str]) -> Optional[Slot]:
         return Slot(int(host_index), int(index))
     except ValueError:
         raise ConfigError(f"{PREFIX}SLOT={text!r} is not of the form HOST_INDEX:SLOT, like 1:0.") from None
+
+
+def _key(environ: Mapping[str, str]) -> bytes:
+    descriptor = _integer(environ, "KEY_FD", None, low=0)
+    return read_key(descriptor, environ.get(PREFIX + "KEY_FILE", ""), environ.get(PREFIX + "KEY", ""))
+
+
+def key_from_environment(environ: Optional[Mapping[str, str]] = None) -> Optional[bytes]:
+    """The job's key, or None if no variable gives one: for jobs that come together in another way.
+
+    Raises:
+        ConfigError: a variable names a key that cannot be read or is none.
+    """
+    environ = os.environ if environ is None else environ
+    if not any(environ.get(PREFIX + name) for name in ("KEY_FD", "KEY_FILE", "KEY")):
+        return None
+    return _key(environ)
+
+
+def host_from_environment(environ: Optional[Mapping[str, str]] = None) -> Optional[str]:
+    """What the launcher calls this host, if it calls it anything."""
+    return (os.environ if environ is None else environ).get(PREFIX + "HOST") or None
 
 
 _MEMBERSHIP_VARIABLES = (

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import Any, ContextManager, List, Optional, Sequence
 
-import numpy as np
-
 from . import api
 from .arrays.bridge import InPlace, flat_copy, flat_view
 from .arrays.rows import check_splits, row_items
+from .dtypes import Array
 from .engine.request import Handle
 from .ops import ReduceOp, op_of
 from .process_set import ProcessSet, number_of
-
-Array = np.ndarray[Any, Any]
 
 
 def allreduce_async(

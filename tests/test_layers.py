@@ -75,10 +75,22 @@ LEVELS: Dict[int, List[List[str]]] = {
             "testing.faulty", "testing.reference", "testing.simulation", "testing.contract",
             "testing.cluster",
         ],
+        [
+            "torch.distributed._bridge", "torch.distributed._work", "torch.distributed._lane",
+            "torch.distributed._matching", "torch.distributed._channel", "torch.distributed._post",
+            "torch.distributed._reductions", "torch.distributed._collectives", "torch.distributed._store",
+            "torch.distributed._watch", "torch.distributed._face", "torch.distributed._group",
+            "torch.distributed._rendezvous", "torch.distributed.__init__",
+        ],
     ],
 }  # fmt: skip
 
-ADAPTERS = {"torch": {"torch"}, "tensorflow": {"tensorflow"}, "keras": {"keras", "torch", "jax"}}
+ADAPTERS = {
+    "torch": {"torch"},
+    "distributed": {"torch"},
+    "tensorflow": {"tensorflow"},
+    "keras": {"keras", "torch", "jax"},
+}
 """Packages on level 7 that translate, and for which frameworks; users import the packages themselves."""
 
 FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "mxnet", "cupy", "lightning")
@@ -92,7 +104,7 @@ PURE = [
     "rendezvous.state", "engine.cache", "engine.disagree", "engine.fusion", "engine.coordinator",
     "engine.process_sets", "engine.pending", "engine.tuning", "engine.liveness",
     "_adapter.arguments", "_adapter.compression", "_adapter.gradients", "_adapter.names",
-    "_adapter.sampling", "_adapter.trees",
+    "_adapter.sampling", "_adapter.trees", "torch.distributed._matching",
 ]  # fmt: skip
 IMPURE_MODULES = {
     "socket",

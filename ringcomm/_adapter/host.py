@@ -21,14 +21,13 @@ import numpy as np
 
 from .. import api
 from ..arrays.bridge import flat_copy, flat_view
+from ..dtypes import Array
 from ..engine.request import Handle
 from ..errors import RingcommError
 from ..ops import ReduceOp
 from ..process_set import ProcessSet, number_of
 from .arguments import row_counts, wire_name
 from .gradients import Reduction
-
-Array = np.ndarray[Any, Any]
 
 
 class Allreduce(NamedTuple):

@@ -125,6 +125,9 @@ class Runner:
         spin_s: how long to poll before sleeping.
         reporter: asked for the common error when something goes wrong.
         selector: chooses the schedules; may be shared by runners of the same rank and job.
+
+    Attributes:
+        spin_s, timeout_s: may be changed from call to call.
     """
 
     def __init__(
@@ -142,6 +145,7 @@ class Runner:
         self._settings = settings
         self._generation = generation
         self.spin_s = spin_s
+        self.timeout_s = settings.timeout_s
         self._reporter = reporter if reporter is not None else Reporter()
         self._pool = SegmentPool(settings.segment_bytes)
         self._selector = selector or Selector(fabric.rank, fabric.size, settings.algorithm or None)
@@ -332,7 +336,7 @@ class Runner:
                 # Overflow and NaN are the caller's numbers; a warning on whichever rank happens to
                 # own the element would help nobody.
                 with np.errstate(all="ignore") if plan.warns else _NOTHING_TO_SUPPRESS:
-                    run(execution, self._fabric, self._settings.timeout_s, self.spin_s)
+                    run(execution, self._fabric, self.timeout_s, self.spin_s)
             except BaseException as problem:
                 # The streams stop in the middle of a message: nothing can be sent on them any more.
                 self._broken = self._translate(problem, execution, plan.call)
@@ -373,7 +377,7 @@ class Runner:
         elif type(problem) is TimeoutError:
             reading, writing = execution.waiting_for()
             peer = self._fabric.rank_of((reading or writing)[0].peer)
-            why = f"not a byte for {self._settings.timeout_s:g} s, {execution.moved_bytes} bytes into it"
+            why = f"not a byte for {self.timeout_s:g} s, {execution.moved_bytes} bytes into it"
             error = self._reporter.report_lost(peer, doing, why, "stalled")
         return error
 

@@ -9,12 +9,10 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import IO, Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
-import numpy as np
-
 from ..collective.reduce import kernel
 from ..collective.runner import Reporter, Runner, call_site
 from ..config import Settings
-from ..dtypes import code_of
+from ..dtypes import Array, code_of
 from ..errors import ConfigError, Misuse, ShapeError, UnsupportedDtypeError
 from ..ops import Collective, ReduceOp, factor_of
 from ..schedule.select import Selector
@@ -31,7 +29,6 @@ from .request import Handle, Request, Shape, Signature
 from .tracing import Sink
 from .tuning import Autotuner
 
-Array = np.ndarray[Any, Any]
 Convert = Optional[Callable[[Any], Any]]
 
 

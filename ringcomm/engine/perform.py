@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from ..collective.runner import Runner
-from ..dtypes import dtype_named
+from ..dtypes import Array, dtype_named
 from ..ops import Collective, ReduceOp
 from ..schedule.steps import even_bounds
 from ..transport.base import Fabric
@@ -23,7 +23,6 @@ from .request import Request, Signature
 ALONE_BYTES = 1 << 20
 """Tensors from this size on are not copied into a bucket: the copies would cost more than a call."""
 
-Array = np.ndarray[Any, Any]
 Work = Tuple[Signature, Optional[Request]]
 """A member of a bucket; without a request if this rank has joined, and contributes nothing."""
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import socket
-from typing import Optional
+from typing import List, Optional, Tuple
 
 from ..config import Membership, Settings
 from ..errors import StartupError
-from ..transport.nics import own_addresses
+from ..transport.nics import LOOPBACK, REAL, own_addresses
 from .actions import Notice
 from .server import RendezvousServer
 
@@ -56,6 +56,32 @@ class EmbeddedRendezvous:
             logger.debug("this rank does not serve the rendezvous: %s", problem)
             return None
         return cls(server)
+
+    @classmethod
+    def serve(
+        cls, key: bytes, job: str, size: int, settings: Settings
+    ) -> Tuple[EmbeddedRendezvous, List[Tuple[str, int]]]:
+        """Serve a job of its own on all of this machine's allowed addresses, on ports that are free.
+
+        Returns:
+            the server, and where it can be reached.
+
+        Raises:
+            StartupError: none of the addresses can be listened on.
+        """
+        allowed = own_addresses(settings.iface)
+        offered = [item for item in own_addresses() if item.kind == LOOPBACK or item in allowed]
+        # Those on this machine had better not depend on an interface that may go away.
+        offered.sort(key=lambda item: (item.kind != LOOPBACK, item.kind != REAL))
+        server = RendezvousServer(
+            key=key,
+            job=job,
+            size=size,
+            addresses=list(dict.fromkeys(item.address for item in offered if not item.scope)),
+            start_timeout_s=settings.start_timeout_s,
+            notify=_log,
+        )
+        return cls(server), server.start()
 
     def stop(self) -> None:
         """Stop serving once all others have left too (or after a while)."""

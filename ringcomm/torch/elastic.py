@@ -18,7 +18,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-class ElasticSampler(Sampler):  # type: ignore[type-arg]
+class ElasticSampler(Sampler):
     """Deals out samples to the ranks, and deals out the rest again when there are other ranks.
 
     Put it into a :class:`TorchState`, call :meth:`record_batch` after each batch and :meth:`set_epoch` at

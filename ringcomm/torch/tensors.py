@@ -10,10 +10,8 @@ from typing import Any, Callable, Optional, Sequence
 import numpy as np
 import torch
 
-from ..dtypes import dtype_named
+from ..dtypes import Array, dtype_named
 from ..errors import ConfigError, UnsupportedDtypeError
-
-Array = np.ndarray[Any, Any]
 
 
 def flat_array(tensor: torch.Tensor) -> Array:

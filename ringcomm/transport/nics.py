@@ -128,11 +128,12 @@ def own_addresses(spec: str = "") -> List[Interface]:
             if kind != LOOPBACK and not allowed.allows(name, address):
                 skipped[f"{name} ({address})"] = None
                 continue
-            scope = (
-                socket.if_nametoindex(name)
-                if ipaddress.ip_address(address).is_link_local and ":" in address
-                else 0
-            )
+            scope = 0
+            if ":" in address and ipaddress.ip_address(address).is_link_local:
+                try:
+                    scope = socket.if_nametoindex(name)
+                except OSError:
+                    continue  # It has gone since it was listed.
             found.append(Interface(name, address, kind, _prefix_bits(entry.netmask), scope))
     if skipped and all(item.kind == LOOPBACK for item in found):
         raise ConfigError(

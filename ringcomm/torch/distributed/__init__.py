@@ -1,0 +1,22 @@
+"""The backend ``"ringcomm"`` for ``torch.distributed``: DDP, FSDP and all that builds on them, over TCP.
+
+    import ringcomm.torch.distributed
+    torch.distributed.init_process_group("ringcomm")
+
+Importing this module registers the backend, and two ways for processes that ``ringrun`` has started to
+find each other: ``init_method="ringcomm://"``, and PyTorch's default where its variables are not set.
+"""
+
+from __future__ import annotations
+
+import torch.distributed as _dist
+
+from ._face import BACKEND
+from ._group import ProcessGroupRingcomm, create
+from ._rendezvous import register
+
+__all__ = ["BACKEND", "ProcessGroupRingcomm"]
+
+if BACKEND not in _dist.Backend.backend_list:
+    _dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu"])
+    register()

@@ -1,0 +1,302 @@
+"""PyTorch's collectives on tensors, carried out over a group's links. Everything here blocks."""
+
+from __future__ import annotations
+
+from typing import Any, List, Sequence, Tuple
+
+import numpy as np
+import torch
+
+from ...collective.runner import Runner
+from ...errors import Misuse
+from ...ops import Collective, ReduceOp
+from ...schedule.steps import even_bounds
+from ._bridge import Array, Flat, even_parts, flat_array
+from ._reductions import Reduction
+
+Tensors = Sequence[torch.Tensor]
+
+_KEPT_BYTES = 64 * 1024 * 1024
+"""Working space up to this size stays for the next operation."""
+_FUSE_BYTES = 256 * 1024
+"""Of several tensors to be reduced at once, those up to this size travel as one."""
+_REDUCE_ALL_BYTES = 64 * 1024
+"""Up to this size all ranks learn what one of them wants: a round less is worth more than the bytes."""
+
+
+class Collectives:
+    """The operations of one group, for one thread at a time.
+
+    Args:
+        runner: runs collectives on flat arrays.
+    """
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self.rank = runner.rank
+        self.size = runner.size
+        self._space: List[Array] = [np.empty(0, np.uint8), np.empty(0, np.uint8)]
+
+    def _scratch(self, count: int, dtype: np.dtype[Any], index: int = 0) -> Array:
+        """Working space that is valid until the next operation asks for it."""
+        wanted = count * dtype.itemsize
+        space = self._space[index]
+        if space.size < wanted:
+            space = np.empty(wanted, np.uint8)
+            if wanted <= _KEPT_BYTES:
+                self._space[index] = space
+        return space[:wanted].view(dtype)
+
+    # ---- reductions --------------------------------------------------------------------------
+
+    def all_reduce(self, tensor: torch.Tensor, how: Reduction) -> None:
+        """Every rank gets the reduction, in place."""
+        if tensor.is_sparse:
+            self._all_reduce_sparse(tensor, how)
+            return
+        flat = Flat(tensor, arithmetic=True)
+        self._reduce(flat.array, how)
+        flat.finish()
+
+    def _reduce(self, data: Array, how: Reduction) -> None:
+        how.check(data.dtype)
+        how.prepare(data)
+        if how.op is not None:
+            self.runner.all_reduce(data, how.op, shape=data.shape)
+            return
+        bounds = even_bounds(data.size, self.size)
+        own = data[bounds[self.rank] : bounds[self.rank + 1]]
+        own[...] = self._fold(data, bounds, how)
+        self.runner.all_gather(data, bounds, shape=data.shape)
+
+    def _fold(self, source: Array, bounds: Tuple[int, ...], how: Reduction) -> Array:
+        """This rank's chunk, reduced by a function that the runner does not know."""
+        assert how.ufunc is not None
+        count = bounds[self.rank + 1] - bounds[self.rank]
+        pieces = self._scratch(count * self.size, source.dtype, 1)
+        into = tuple(count * rank for rank in range(self.size + 1))
+        self.runner.all_to_all(source, pieces, bounds, into, shape=source.shape)
+        result: Array = how.ufunc.reduce(pieces.reshape(self.size, count), axis=0)  # type: ignore[attr-defined]
+        return result
+
+    def all_reduce_all(self, tensors: Tensors, how: Reduction) -> None:
+        """Reduce several tensors; small ones of one type travel together."""
+        small = [t for t in tensors if not t.is_sparse and t.numel() * t.element_size() <= _FUSE_BYTES]
+        together = len({t.dtype for t in small}) == 1 and len(small) > 1
+        for tensor in tensors:
+            if not together or not any(tensor is item for item in small):
+                self.all_reduce(tensor, how)
+        if not together:
+            return
+        flats = [Flat(tensor, arithmetic=True) for tensor in small]
+        fused = self._scratch(sum(flat.array.size for flat in flats), flats[0].array.dtype)
+        np.concatenate([flat.array for flat in flats], out=fused)
+        self._reduce(fused, how)
+        start = 0
+        for flat in flats:
+            flat.array[...] = fused[start : start + flat.array.size]
+            start += flat.array.size
+            flat.finish()
+
+    def _all_reduce_sparse(self, tensor: torch.Tensor, how: Reduction) -> None:
+        """Gather everybody's entries and add them up; their number may differ."""
+        if how.op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
+            raise Misuse("sparse tensors can be summed and averaged only.")
+        mine = tensor.coalesce()
+        values, indices = mine.values(), mine.indices()
+        how.prepare(flat_array(values, arithmetic=True))
+        own = flat_array(values)
+        label, shape = "sparse", tuple(tensor.shape)
+        rows = self.runner.exchange([indices.shape[1]], Collective.ALLGATHER, own.dtype, label, shape)[:, 0]
+        all_values = values.new_empty((int(rows.sum()), *values.shape[1:]))
+        # One entry's indices after the other, so that a rank's are one piece.
+        all_indices = indices.new_empty((int(rows.sum()), indices.shape[0]))
+        self._gather_rows(all_values, values, rows)
+        self._gather_rows(all_indices, indices.t().contiguous(), rows)
+        total = torch.sparse_coo_tensor(all_indices.t(), all_values, tensor.shape).coalesce()
+        if how.op == ReduceOp.AVERAGE:
+            total = total / self.size
+        with torch.no_grad():  # a detached sparse tensor would get entries of its own
+            tensor.copy_(total)
+
+    def _gather_rows(self, output: torch.Tensor, own: torch.Tensor, rows: Array) -> None:
+        data, mine = flat_array(output), flat_array(own)
+        width = data.size // output.shape[0] if output.shape[0] else 1
+        bounds = (0, *(int(bound) * width for bound in np.cumsum(rows)))
+        data[bounds[self.rank] : bounds[self.rank + 1]] = mine
+        self.runner.all_gather(data, bounds, "sparse", data.shape)
+
+    def reduce(self, tensor: torch.Tensor, root: int, how: Reduction) -> None:
+        """The root gets the reduction, in place; the others' tensors stay as they are."""
+        flat = Flat(tensor, arithmetic=True)
+        data = flat.array
+        if self.rank != root:
+            data = self._scratch(flat.array.size, flat.array.dtype)
+            np.copyto(data, flat.array)
+        if how.op is None or data.nbytes <= _REDUCE_ALL_BYTES:
+            self._reduce(data, how)
+        else:
+            how.prepare(data)
+            bounds = even_bounds(data.size, self.size)
+            self.runner.reduce_scatter(data, bounds, how.op, shape=data.shape)
+            own = data[bounds[self.rank] : bounds[self.rank + 1]]
+            self._to_root(own, data if self.rank == root else None, bounds, root)
+        if self.rank == root:
+            flat.finish()
+
+    def reduce_scatter(self, output: torch.Tensor, inputs: Tensors, how: Reduction) -> None:
+        """Rank r gets the reduction of everybody's ``inputs[r]``; these may differ in size."""
+        bounds = _bounds_of(inputs)
+        source = self._joined(inputs, bounds, arithmetic=True)
+        self._reduce_scatter(output, source, bounds, how)
+
+    def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, how: Reduction) -> None:
+        """The same with one tensor that is divided equally."""
+        flat = flat_array(source, arithmetic=True)
+        bounds = even_parts(flat.size, self.size)
+        data = self._scratch(flat.size, flat.dtype)
+        np.copyto(data, flat)
+        self._reduce_scatter(output, data, bounds, how)
+
+    def _reduce_scatter(
+        self, output: torch.Tensor, data: Array, bounds: Tuple[int, ...], how: Reduction
+    ) -> None:
+        target = Flat(output, arithmetic=True)
+        _check_room(target.array, bounds[self.rank + 1] - bounds[self.rank], data.dtype, "output")
+        how.check(data.dtype)
+        how.prepare(data)
+        if how.op is None:
+            target.array[...] = self._fold(data, bounds, how)
+        else:
+            self.runner.reduce_scatter(data, bounds, how.op, shape=data.shape)
+            target.array[...] = data[bounds[self.rank] : bounds[self.rank + 1]]
+        target.finish()
+
+    # ---- movement ----------------------------------------------------------------------------
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        """Everybody gets the root's tensor."""
+        flat = Flat(tensor)
+        self.runner.broadcast(flat.array, root, shape=flat.array.shape)
+        if self.rank != root:
+            flat.finish()
+
+    def all_gather(self, outputs: Tensors, source: torch.Tensor) -> None:
+        """``outputs[r]`` becomes rank r's tensor; these may differ in size."""
+        own = flat_array(source)
+        bounds = _bounds_of(outputs)
+        _check_room(own, bounds[self.rank + 1] - bounds[self.rank], own.dtype, "input")
+        data = self._scratch(bounds[-1], own.dtype)
+        data[bounds[self.rank] : bounds[self.rank + 1]] = own
+        self.runner.all_gather(data, bounds, shape=data.shape)
+        self._deal_out(data, outputs, bounds)
+
+    def all_gather_single(self, output: torch.Tensor, source: torch.Tensor) -> None:
+        """The same into one tensor, straight to its memory."""
+        own, target = flat_array(source), Flat(output)
+        _check_room(target.array, own.size * self.size, own.dtype, "output")
+        bounds = even_parts(target.array.size, self.size)
+        target.array[bounds[self.rank] : bounds[self.rank + 1]] = own
+        self.runner.all_gather(target.array, bounds, shape=target.array.shape)
+        target.finish()
+
+    def gather(self, outputs: Tensors, source: torch.Tensor, root: int) -> None:
+        """On the root ``outputs[r]`` becomes rank r's tensor; elsewhere there are no outputs."""
+        own = flat_array(source)
+        if self.rank != root:
+            self._to_root(own, None, (0,) * (self.size + 1), root)
+            return
+        bounds = _bounds_of(outputs)
+        data = self._scratch(bounds[-1], own.dtype)
+        self._to_root(own, data, bounds, root)
+        self._deal_out(data, outputs, bounds)
+
+    def _to_root(self, own: Array, data: Any, bounds: Tuple[int, ...], root: int) -> None:
+        """Send this rank's piece to the root, where they are put together in ``data``."""
+        send = _only(root, own.size, self.size)
+        if data is None:
+            data, bounds = np.empty(0, own.dtype), (0,) * (self.size + 1)
+        self.runner.all_to_all(own, data, send, bounds, "to one")
+
+    def scatter(self, output: torch.Tensor, inputs: Tensors, root: int) -> None:
+        """Rank r gets the root's ``inputs[r]``; elsewhere there are no inputs."""
+        target = Flat(output)
+        dtype = target.array.dtype
+        source, send = np.empty(0, dtype), (0,) * (self.size + 1)
+        if self.rank == root:
+            send = _bounds_of(inputs)
+            source = self._joined(inputs, send)
+            _check_room(target.array, send[root + 1] - send[root], source.dtype, "output")
+        into = _only(root, target.array.size, self.size)
+        self.runner.all_to_all(source, target.array, send, into, "from one")
+        target.finish()
+
+    def all_to_all(self, outputs: Tensors, inputs: Tensors) -> None:
+        """``outputs[r]`` becomes what rank r has as its input for this rank; sizes may differ."""
+        send, into = _bounds_of(inputs), _bounds_of(outputs)
+        source = self._joined(inputs, send)
+        data = self._scratch(into[-1], source.dtype, 1)
+        self.runner.all_to_all(source, data, send, into)
+        self._deal_out(data, outputs, into)
+
+    def all_to_all_single(
+        self, output: torch.Tensor, source: torch.Tensor, into: Sequence[int], send: Sequence[int]
+    ) -> None:
+        """The same with one tensor each, divided by rows; without numbers of rows, equally."""
+        target, own = Flat(output), flat_array(source)
+        self.runner.all_to_all(
+            own, target.array, self._row_bounds(source, send), self._row_bounds(output, into)
+        )
+        target.finish()
+
+    def _row_bounds(self, tensor: torch.Tensor, rows: Sequence[int]) -> Tuple[int, ...]:
+        if not rows:
+            return even_parts(tensor.numel(), self.size)
+        if len(rows) != self.size or sum(rows) != tensor.shape[0] or min(rows) < 0:
+            raise Misuse(
+                f"all_to_all: the split sizes {list(rows)} must be {self.size} numbers that add up to the "
+                f"tensor's {tensor.shape[0]} rows."
+            )
+        width = tensor.numel() // tensor.shape[0] if tensor.shape[0] else 0
+        return (0, *(int(bound) * width for bound in np.cumsum(rows)))
+
+    def _joined(self, tensors: Tensors, bounds: Tuple[int, ...], arithmetic: bool = False) -> Array:
+        """Several tensors one after another, in working space."""
+        self._check_number(tensors)
+        pieces = [flat_array(tensor, arithmetic) for tensor in tensors]
+        if any(piece.dtype != pieces[0].dtype for piece in pieces):
+            raise Misuse("the tensors of one collective must be of one type.")
+        joined = self._scratch(bounds[-1], pieces[0].dtype)
+        return np.concatenate(pieces, out=joined)
+
+    def _deal_out(self, data: Array, outputs: Tensors, bounds: Tuple[int, ...]) -> None:
+        self._check_number(outputs)
+        for tensor, start, stop in zip(outputs, bounds, bounds[1:]):
+            target = Flat(tensor)
+            _check_room(target.array, stop - start, data.dtype, "output")
+            target.array[...] = data[start:stop]
+            target.finish()
+
+    def _check_number(self, tensors: Tensors) -> None:
+        if len(tensors) != self.size:
+            raise Misuse(f"one tensor per rank is needed: {self.size}, not {len(tensors)}.")
+
+
+def _bounds_of(tensors: Tensors) -> Tuple[int, ...]:
+    """Where each tensor starts when they lie one after another."""
+    bounds = [0]
+    for tensor in tensors:
+        bounds.append(bounds[-1] + tensor.numel())
+    return tuple(bounds)
+
+
+def _only(place: int, count: int, size: int) -> Tuple[int, ...]:
+    """Boundaries of chunks that are empty but for one."""
+    return (0,) * (place + 1) + (count,) * (size - place)
+
+
+def _check_room(array: Array, count: int, dtype: np.dtype[Any], what: str) -> None:
+    if array.size != count or array.dtype != dtype:
+        raise Misuse(
+            f"the {what} tensor has {array.size} elements of {array.dtype}; {count} of {dtype} are needed."
+        )

@@ -1,0 +1,396 @@
+"""The process group: what PyTorch calls, translated."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import weakref
+from datetime import timedelta
+from typing import Any, Callable, List, Optional, Sequence
+
+import torch
+import torch.distributed as dist
+
+from ...clock import Deadline
+from ...collective.runner import Runner
+from ...context import usable_cores
+from ...errors import Misuse, NotInitializedError, PeerStalledError, RingcommError
+from ...transport.base import Lanes
+from ...transport.tcp import SocketFabric
+from ._bridge import Flat
+from ._collectives import Collectives, Tensors
+from ._face import GroupFace
+from ._lane import Lane
+from ._post import PostOffice
+from ._reductions import Reduction
+from ._store import Meeting, group_settings, meet
+from ._watch import GroupWatch
+from ._work import RingcommWork, Together
+
+_USERS, _OURS = 0, 1
+_FAREWELL_S = 5.0
+_open_groups: weakref.WeakSet[ProcessGroupRingcomm] = weakref.WeakSet()
+
+
+class ProcessGroupRingcomm(GroupFace):
+    """A group of ranks with links of its own. ``init_process_group`` and ``new_group`` make them.
+
+    Collectives run one after another, in the order in which they are called, which must be the same on
+    all ranks. Point-to-point messages have links of their own.
+
+    Args:
+        store: the group's part of PyTorch's store.
+        rank: this process's rank in the group.
+        ranks: the ranks of the whole job that the group consists of.
+        timeout: for operations that have none of their own: how long nothing at all may move.
+        name: the group's name.
+        default: whether it is the group of all ranks.
+    """
+
+    def __init__(
+        self, store: Any, rank: int, ranks: Sequence[int], timeout: timedelta, name: str, default: bool
+    ) -> None:
+        super().__init__(rank, len(ranks), name, store)
+        self._ranks = tuple(ranks)
+        settings = group_settings(timeout)
+        self._timeout_s = settings.timeout_s
+        self._meeting: Optional[Meeting] = None
+        self._spin_s = 0.0
+        generation, control = 0, None
+        lanes = Lanes(*(SocketFabric(0, {}) for _ in Lanes._fields))
+        if len(ranks) > 1:
+            self._meeting = meet(store, rank, ranks, name, settings, default)
+            joined = self._meeting.joined
+            generation, control, lanes = joined.generation, joined.control, joined.lanes
+            own = joined.peers[rank].host_index
+            if sum(peer.host_index == own for peer in joined.peers) <= usable_cores():
+                self._spin_s = settings.spin_us * 1e-6
+        lanes.orders.close()  # there is nothing to negotiate
+        self._watch = GroupWatch(control, ranks)
+        self._fabrics = (lanes.calls, lanes.engine)
+        for fabric in self._fabrics:
+            fabric.watch = self._watch
+            fabric.make_wakeable()
+        self._ops = Collectives(Runner(lanes.calls, settings, generation, 0.0, self._watch))
+        self._lane = Lane(f"ringcomm-{name}")
+        self._post = PostOffice(lanes.engine, self._watch, self._spin_s, f"ringcomm-{name}-messages")
+        self._coalesced: Optional[List[RingcommWork]] = None
+        self._started = 0
+        self._left = False
+        _open_groups.add(self)
+
+    # ---- starting an operation ---------------------------------------------------------------
+
+    def _begin(self, what: str, result: Any, opts: Any, do: Callable[[], None]) -> RingcommWork:
+        limit_s, runner = self._limit_s(opts), self._ops.runner
+
+        def run(work: RingcommWork) -> None:
+            runner.timeout_s = limit_s
+            runner.spin_s = self._spin_s if work.waiters else 0.0
+            do()
+
+        self._started += 1
+        work = RingcommWork(what, result, run, self._lane.help)
+        coalesced = self._coalesced
+        if coalesced is not None:
+            coalesced.append(work)
+        return self._lane.submit(work, inline=not getattr(opts, "asyncOp", True))
+
+    def _limit_s(self, opts: Any) -> float:
+        timeout_s: float = opts.timeout.total_seconds() if opts is not None else -1.0
+        return timeout_s if timeout_s > 0 else self._timeout_s
+
+    # ---- reductions --------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> RingcommWork:
+        """Reduce a tensor over all ranks, in place."""
+        tensor, how = _single(tensors), _reduction(opts)
+        return self._begin("allreduce", [tensor], opts, lambda: self._ops.all_reduce(tensor, how))
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> RingcommWork:
+        """Reduce several tensors, in place."""
+        tensors, how = list(tensors), _reduction(opts)
+        return self._begin(
+            "allreduce_coalesced", tensors, opts, lambda: self._ops.all_reduce_all(tensors, how)
+        )
+
+    def reduce(self, tensors: Any, opts: Any = None) -> RingcommWork:
+        """Reduce a tensor; the root gets the result, in place."""
+        tensor, how, root = _single(tensors), _reduction(opts), _root(opts)
+        return self._begin("reduce", [tensor], opts, lambda: self._ops.reduce(tensor, root, how))
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> RingcommWork:
+        """Every rank gets the reduction of one of the tensors in a list."""
+        output, pieces, how = _single(outputs), list(inputs[0]), _reduction(opts)
+        return self._begin(
+            "reduce_scatter", [output], opts, lambda: self._ops.reduce_scatter(output, pieces, how)
+        )
+
+    def reduce_scatter_single(
+        self, output: torch.Tensor, source: torch.Tensor, opts: Any = None
+    ) -> RingcommWork:
+        """Every rank gets the reduction of an equal part of one tensor."""
+        how = _reduction(opts)
+        return self._begin(
+            "reduce_scatter", [output], opts, lambda: self._ops.reduce_scatter_single(output, source, how)
+        )
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> RingcommWork:
+        """The same for several tensors."""
+        pairs, how = list(zip(outputs, inputs)), _reduction(opts)
+
+        def run() -> None:
+            for output, source in pairs:
+                self._ops.reduce_scatter_single(output, source, how)
+
+        return self._begin("reduce_scatter", list(outputs), opts, run)
+
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    # ---- movement ----------------------------------------------------------------------------
+
+    def broadcast(self, tensors: Any, opts: Any = None) -> RingcommWork:
+        """Everybody gets the root's tensor."""
+        tensor, root = _single(tensors), _root(opts)
+        return self._begin("broadcast", [tensor], opts, lambda: self._ops.broadcast(tensor, root))
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> RingcommWork:
+        """Everybody gets everybody's tensor; they may differ in size."""
+        places, tensor = list(outputs[0]), _single(inputs)
+        return self._begin("allgather", [places], opts, lambda: self._ops.all_gather(places, tensor))
+
+    def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> RingcommWork:
+        """The same into one tensor."""
+        return self._begin("allgather", [output], opts, lambda: self._ops.all_gather_single(output, source))
+
+    def all_gather_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> RingcommWork:
+        """The same for several tensors."""
+        pairs = list(zip(outputs, inputs))
+
+        def run() -> None:
+            for output, source in pairs:
+                self._ops.all_gather_single(output, source)
+
+        return self._begin("allgather", list(outputs), opts, run)
+
+    def allgather_coalesced(self, outputs: Any, inputs: Tensors, opts: Any = None) -> RingcommWork:
+        """Everybody gets everybody's tensors: ``outputs[r][i]`` becomes rank r's ``inputs[i]``."""
+        places, tensors = [list(item) for item in outputs], list(inputs)
+
+        def run() -> None:
+            for index, tensor in enumerate(tensors):
+                self._ops.all_gather([place[index] for place in places], tensor)
+
+        return self._begin("allgather", places, opts, run)
+
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> RingcommWork:
+        """The root gets everybody's tensor."""
+        places, tensor, root = list(outputs[0]) if outputs else [], _single(inputs), _root(opts)
+        return self._begin("gather", [places], opts, lambda: self._ops.gather(places, tensor, root))
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> RingcommWork:
+        """Everybody gets one of the root's tensors."""
+        output, pieces, root = _single(outputs), list(inputs[0]) if inputs else [], _root(opts)
+        return self._begin("scatter", [output], opts, lambda: self._ops.scatter(output, pieces, root))
+
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> RingcommWork:
+        """Everybody gets one tensor from everybody."""
+        places, tensors = list(outputs), list(inputs)
+        return self._begin("alltoall", places, opts, lambda: self._ops.all_to_all(places, tensors))
+
+    def all_to_all_single(
+        self, output: torch.Tensor, source: torch.Tensor, into: Any, send: Any, opts: Any = None
+    ) -> RingcommWork:
+        """The same with one tensor each, in equal parts or in parts of so many rows."""
+        into, send = list(into or ()), list(send or ())
+        return self._begin(
+            "alltoall", [output], opts, lambda: self._ops.all_to_all_single(output, source, into, send)
+        )
+
+    alltoall_base = all_to_all_single
+
+    # ---- coordination ------------------------------------------------------------------------
+
+    def barrier(self, opts: Any = None) -> RingcommWork:
+        """Wait for everybody."""
+        return self._begin("barrier", [], opts, self._ops.runner.barrier)
+
+    def monitored_barrier(self, timeout: Optional[timedelta] = None, wait_all_ranks: bool = False) -> None:
+        """Wait for everybody, and name those who do not come.
+
+        Args:
+            wait_all_ranks: name all of them, not only the first.
+
+        Raises:
+            PeerStalledError: somebody has not come in time.
+        """
+        limit_s = timeout.total_seconds() if timeout else self._timeout_s
+        peers = [rank for rank in range(self.size()) if rank != self.rank()]
+        if self.rank() != 0:
+            self._token(self._post.send, 0, limit_s)
+            # Rank 0 judges first, and everybody hears of it.
+            self._token(self._post.receive, 0, 2 * limit_s + 10.0).wait()
+            return
+        deadline = Deadline(limit_s)
+        missing: List[int] = []
+        here = [(peer, self._token(self._post.receive, peer, None)) for peer in peers]
+        for peer, work in here:
+            if not work.is_completed() and missing and not wait_all_ranks:
+                break
+            try:
+                work.wait(timedelta(seconds=max(1e-3, deadline.remaining_s())))
+            except PeerStalledError:
+                missing.append(peer)
+        if missing:
+            self._watch.report_lost(
+                missing[0], "monitored_barrier", f"not there after {limit_s:g} s", "stalled"
+            )
+            names = ", ".join(f"rank {self._ranks[peer]}" for peer in missing)
+            raise PeerStalledError(
+                f"monitored_barrier: {names} did not come within {limit_s:g} s.", rank=self._ranks[missing[0]]
+            )
+        for peer in peers:
+            self._token(self._post.send, peer, limit_s)
+
+    def _token(self, act: Callable[..., None], peer: int, limit_s: Optional[float]) -> RingcommWork:
+        work = RingcommWork("monitored_barrier", [])
+        act(peer, (_OURS, 0), memoryview(bytearray(1)), work, limit_s)
+        return work
+
+    # ---- messages ----------------------------------------------------------------------------
+
+    def send(self, tensors: Any, peer: int, tag: int = 0) -> RingcommWork:
+        """Send a tensor to one rank."""
+        tensor = _single(tensors)
+        flat = Flat(tensor)
+        work = RingcommWork(f"send to rank {self._name_of(peer)} with tag {tag}", [tensor])
+        work.epilogue = lambda: setattr(work, "kept", None)
+        work.kept = flat  # a copy, if the tensor is not contiguous, must live until it has been sent
+        self._post.send(peer, (_USERS, tag), flat.array.view("u1").data, work, self._timeout_s)
+        return self._noted(work)
+
+    def recv(self, tensors: Any, peer: int, tag: int = 0) -> RingcommWork:
+        """Receive a tensor from one rank."""
+        return self._receive(tensors, peer, tag, f"recv from rank {self._name_of(peer)} with tag {tag}")
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> RingcommWork:
+        """Receive a tensor from whoever sends one; the work's ``source_rank()`` tells who did."""
+        return self._receive(tensors, None, tag, f"recv from anybody with tag {tag}")
+
+    def _receive(self, tensors: Any, peer: Optional[int], tag: int, what: str) -> RingcommWork:
+        tensor = _single(tensors)
+        flat = Flat(tensor)
+        work = RingcommWork(what, [tensor])
+        work.epilogue = flat.finish
+        self._post.receive(peer, (_USERS, tag), flat.array.view("u1").data, work, self._timeout_s)
+        return self._noted(work)
+
+    def _name_of(self, peer: int) -> int:
+        if not 0 <= peer < self.size() or peer == self.rank():
+            raise Misuse(f"rank {peer}: messages go to and come from the group's other ranks.")
+        return self._ranks[peer]
+
+    def _noted(self, work: RingcommWork) -> RingcommWork:
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
+
+    def _start_coalescing(self, device: Any = None) -> None:
+        self._coalesced = []
+
+    def _end_coalescing(self, device: Any = None) -> RingcommWork:
+        works, self._coalesced = self._coalesced or [], None
+        return Together(works)
+
+    # ---- the end -----------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """Leave the group, after what has been started. Others that still need this rank are told."""
+        if not self._left:
+            self._lane.drain(Deadline(self._timeout_s))
+            self._leave("it called destroy_process_group()", ok=True)
+
+    def abort(self) -> None:
+        """End the group at once; everybody's operations fail."""
+        self._leave("it called abort()", ok=False)
+
+    def _leave(self, reason: str, ok: bool, wait: bool = False) -> None:
+        if self._left:
+            return
+        self._left = True
+        _open_groups.discard(self)
+        why = f"This process group has ended ({reason}). Make another one first."
+        error = NotInitializedError(why)
+        if not ok:
+            self._watch.abort(error)
+        if self._meeting is not None:
+            self._meeting.joined.control.leave(reason, ok)
+        for fabric in self._fabrics:
+            fabric.wake()
+        self._lane.close(why, error)
+        self._post.close(error)
+        self._ops.runner.stop()
+        for fabric in self._fabrics:
+            fabric.close()
+        if self._meeting is not None:
+            self._meeting.leave(reason, ok, wait)
+
+    @property
+    def failure(self) -> Optional[RingcommError]:
+        """What ended the group's communication, once something has: a typed error that names the culprit."""
+        return self._watch.failure
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """How long nothing may move in operations that have no limit of their own."""
+        self._timeout_s = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    def _set_sequence_number_for_group(self) -> None:
+        self._started = 0
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._started
+
+
+def _single(tensors: Any) -> torch.Tensor:
+    if isinstance(tensors, torch.Tensor):
+        return tensors
+    if len(tensors) != 1:
+        raise Misuse(f"one tensor at a time, not {len(tensors)}.")
+    return tensors[0]
+
+
+def _reduction(opts: Any) -> Reduction:
+    return Reduction.of(opts.reduceOp if opts is not None else dist.ReduceOp.SUM)
+
+
+def _root(opts: Any) -> int:
+    return int(opts.rootRank) if opts is not None else 0
+
+
+def create(options: Any, _: Any = None) -> ProcessGroupRingcomm:
+    """Make a group from what ``init_process_group`` and ``new_group`` give a backend."""
+    ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
+    default = not options.global_ranks_in_group
+    name = str(options.group_id)
+    return ProcessGroupRingcomm(options.store, options.group_rank, ranks, options.timeout, name, default)
+
+
+@atexit.register
+def _leave_at_exit() -> None:
+    """Leave, and say why if an uncaught exception ends the program, so that all others can name it."""
+    error = getattr(sys, "last_value", None)
+    for group in list(_open_groups):
+        if error is not None:
+            group._leave(f"uncaught {type(error).__name__}: {error}", ok=False, wait=True)
+        else:
+            group._leave("its program ended", ok=True, wait=True)

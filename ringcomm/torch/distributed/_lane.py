@@ -1,0 +1,123 @@
+"""The order in which a group's collectives run: one after another, as they were called."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Deque, Optional
+
+from ...clock import Deadline
+from ...errors import NotInitializedError, RingcommError
+from ._work import RingcommWork
+
+
+class Lane:
+    """A queue of works and the thread that runs them.
+
+    All ranks call collectives in the same order, so this order is all that has to be kept. Nobody is
+    woken without need: a caller that would only wait runs its operation itself if nothing is queued, and
+    whoever waits for a queued one runs what is queued before it, unless another thread is at it.
+
+    What is submitted by the thread that is running a work, because something hangs on that work's
+    future, runs at once, before anything else that is queued: so it comes at the same place on all ranks.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._ready = threading.Condition(self._lock)
+        self._idle = threading.Condition(self._lock)
+        self._queue: Deque[RingcommWork] = deque()
+        self._runner: Optional[int] = None
+        self._thread: Optional[threading.Thread] = None
+        self._closed: Optional[str] = None
+
+    def submit(self, work: RingcommWork, inline: bool) -> RingcommWork:
+        """Run a work now if ``inline`` and nothing is before it; otherwise when it is its turn.
+
+        Raises:
+            NotInitializedError: the group has been shut down.
+        """
+        me = threading.get_ident()
+        with self._lock:
+            if self._closed is not None:
+                raise NotInitializedError(self._closed)
+            nested = self._runner == me
+            if not nested:
+                if not inline or self._runner is not None or self._queue:
+                    self._enqueue(work)
+                    return work
+                self._runner = me
+        if nested:
+            work.perform()
+        else:
+            work.waiters += 1  # its caller is waiting for it, right here
+            self._perform(work)
+        return work
+
+    def _enqueue(self, work: RingcommWork) -> None:
+        self._queue.append(work)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._main, name=self._name, daemon=True)
+            self._thread.start()
+        elif self._runner is None:
+            self._ready.notify()
+
+    def _perform(self, work: RingcommWork) -> None:
+        try:
+            work.perform()
+        finally:
+            with self._lock:
+                self._runner = None
+                if self._queue:
+                    self._ready.notify()
+                else:
+                    self._idle.notify_all()
+
+    def help(self, work: RingcommWork) -> None:
+        """Run what is queued, up to and including this work, unless another thread is running something."""
+        me = threading.get_ident()
+        while not work.is_completed():
+            with self._lock:
+                nested = self._runner == me
+                if not self._queue or not nested and self._runner is not None:
+                    return
+                self._runner = me
+                item = self._queue.popleft()
+            if nested:
+                item.perform()
+            else:
+                self._perform(item)
+
+    def _main(self) -> None:
+        while True:
+            with self._lock:
+                while self._runner is not None or not self._queue:
+                    if self._closed is not None and not self._queue:
+                        return
+                    self._ready.wait()
+                self._runner = threading.get_ident()
+                work = self._queue.popleft()
+            self._perform(work)
+            del work
+
+    def drain(self, deadline: Deadline) -> None:
+        """Sleep until nothing runs and nothing is queued, or the time is over."""
+        with self._lock:
+            while (self._queue or self._runner is not None) and not deadline.expired():
+                if self._runner == threading.get_ident():
+                    return
+                self._idle.wait(min(deadline.remaining_s(), 3600.0))
+
+    def close(self, why: str, error: RingcommError) -> None:
+        """Take no more works; what is queued fails with ``error``."""
+        with self._lock:
+            self._closed = self._closed or why
+            left = list(self._queue)
+            self._queue.clear()
+            self._ready.notify_all()
+        for work in left:
+            work.finish(error)
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(10.0)

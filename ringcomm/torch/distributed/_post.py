@@ -1,0 +1,210 @@
+"""Point-to-point messages of one group: a thread of its own on links of its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+
+from ...clock import Deadline
+from ...errors import BrokenInvariantError, PeerLostError, PeerStalledError, RingcommError
+from ...transport.base import Fabric, LinkClosed
+from ._channel import Channel
+from ._matching import Address, Matcher, Receive
+from ._work import RingcommWork
+
+_LONGEST_WAIT_S = 3600.0
+
+
+class _Order(NamedTuple):
+    """Something that a thread of the user's wants to be done."""
+
+    work: RingcommWork
+    limit_s: Optional[float]
+    peer: Optional[int]
+    do: Callable[[], None]
+
+
+class PostOffice:
+    """Sends and receives tensors' bytes, matched by peer and tag.
+
+    Args:
+        fabric: the links; nobody else uses them.
+        reporter: tells everybody of a lost peer.
+        spin_s: how long to poll before sleeping while somebody waits.
+        name: of the thread.
+    """
+
+    def __init__(self, fabric: Fabric, reporter: Any, spin_s: float, name: str) -> None:
+        self._fabric = fabric
+        self._reporter = reporter
+        self._spin_s = spin_s
+        self._name = name
+        self._matcher = Matcher()
+        self._channels: Dict[int, Channel] = {
+            peer: Channel(fabric.link(peer), self._matcher)
+            for peer in range(fabric.size)
+            if peer != fabric.rank
+        }
+        self._gone: Dict[int, str] = {}
+        self._lock = threading.Lock()
+        self._posted: List[_Order] = []
+        self._limits: Dict[RingcommWork, Tuple[Deadline, Optional[int]]] = {}
+        self._thread: Optional[threading.Thread] = None
+        self._failure: Optional[BaseException] = None
+        self._stopping = False
+
+    # ---- for all threads ---------------------------------------------------------------------
+
+    def send(
+        self, peer: int, address: Address, view: memoryview, work: RingcommWork, limit_s: Optional[float]
+    ) -> None:
+        """Send bytes; they must stay as they are until the work is finished."""
+        self._post(work, limit_s, peer, lambda: self._channel(peer).send(address, view, work))
+
+    def receive(
+        self,
+        peer: Optional[int],
+        address: Address,
+        view: memoryview,
+        work: RingcommWork,
+        limit_s: Optional[float],
+    ) -> None:
+        """Receive exactly as many bytes as fit, from a peer or (None) from anybody."""
+        self._post(work, limit_s, peer, lambda: self._take(Receive(peer, address, view, work)))
+
+    def _post(
+        self, work: RingcommWork, limit_s: Optional[float], peer: Optional[int], do: Callable[[], None]
+    ) -> None:
+        with self._lock:
+            failure = self._failure
+            if failure is None:
+                self._posted.append(_Order(work, limit_s, peer, do))
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._main, name=self._name, daemon=True)
+                    self._thread.start()
+        if failure is None:
+            self._fabric.wake()
+        else:
+            work.finish(failure)
+
+    def close(self, error: RingcommError) -> None:
+        """End the thread; what has not been delivered fails with ``error``."""
+        with self._lock:
+            self._stopping = True
+            self._failure = self._failure or error
+        if self._thread is not None:
+            self._fabric.wake()
+            if self._thread is not threading.current_thread():
+                self._thread.join(10.0)
+        self._fail_all(error)
+
+    # ---- the thread --------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        try:
+            while not self._stopping:
+                if not self._turn():
+                    self._sleep()
+        except RingcommError as error:
+            self._fail_all(error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, all who wait must learn of it
+            self._fail_all(BrokenInvariantError(f"{self._name} failed: {type(error).__name__}: {error}"))
+
+    def _fail_all(self, error: BaseException) -> None:
+        with self._lock:
+            self._failure = self._failure or error
+            works = [*self._limits, *(order.work for order in self._posted)]
+            self._posted, self._limits = [], {}
+        for work in works:
+            work.finish(self._failure)
+
+    def _turn(self) -> bool:
+        with self._lock:
+            posted, self._posted = self._posted, []
+        for order in posted:
+            self._limits[order.work] = (Deadline(order.limit_s), order.peer)
+        for order in posted:
+            try:
+                order.do()
+            except LinkClosed as closed:
+                self._give_up(closed.peer, closed.reason)
+        moved = bool(posted)
+        for peer, channel in list(self._channels.items()):
+            try:
+                moved = channel.advance() or moved
+                channel.link.settled()
+            except LinkClosed as closed:
+                self._lose(peer, closed.reason)
+        if self._limits:
+            self._limits = {work: limit for work, limit in self._limits.items() if not work.is_completed()}
+        return moved
+
+    def _sleep(self) -> None:
+        if any(work.waiters for work in self._limits):
+            until = time.perf_counter() + self._spin_s
+            while time.perf_counter() < until:
+                if self._posted or self._turn():
+                    return
+        timeout_s = self._check_limits()
+        reading = [item.link for item in self._channels.values() if item.reading()]
+        writing = [item.link for item in self._channels.values() if item.writing() or not item.link.settled()]
+        with self._lock:
+            if self._posted or self._stopping:
+                return
+        self._fabric.wait(reading, writing, timeout_s)
+        if self._fabric.watch is not None:
+            self._fabric.watch.check()
+
+    def _check_limits(self) -> float:
+        """Seconds until the first operation has waited too long; deals with those that have."""
+        first_s = _LONGEST_WAIT_S
+        for work, (deadline, peer) in list(self._limits.items()):
+            if not deadline.expired():
+                first_s = min(first_s, deadline.remaining_s())
+                continue
+            del self._limits[work]
+            why = f"not done within {deadline.timeout_s:g} s"
+            if peer is not None:
+                raise self._reporter.report_lost(peer, work.what, why, "stalled")
+            for receive in self._matcher.receives():
+                if receive.work is work:
+                    self._matcher.withdraw(receive)
+            work.finish(PeerStalledError(f"{work.what}: nobody has sent anything; {why}."))
+        return first_s
+
+    # ---- peers -------------------------------------------------------------------------------
+
+    def _channel(self, peer: int) -> Channel:
+        if peer in self._gone:
+            raise LinkClosed(peer, self._gone[peer])
+        return self._channels[peer]
+
+    def _take(self, receive: Receive) -> None:
+        arrival = self._matcher.post(receive)
+        if arrival is not None:
+            if arrival.content is None:
+                self._channel(arrival.peer)
+            self._channels_or_past(arrival.peer).serve(receive, arrival)
+        elif receive.peer is not None:
+            self._channel(receive.peer)
+        elif not self._channels:
+            raise LinkClosed(*next(iter(self._gone.items())))
+
+    def _channels_or_past(self, peer: int) -> Channel:
+        """The peer's channel, or one that is only good for handing out what it has sent before."""
+        return self._channels.get(peer) or Channel(self._fabric.link(peer), self._matcher)
+
+    def _lose(self, peer: int, reason: str) -> None:
+        """A peer has hung up: that matters if anybody still needs it."""
+        needed = bool(self._channels.pop(peer).unfinished())
+        self._gone[peer] = reason
+        for receive in self._matcher.receives():
+            needed = needed or receive.peer == peer or receive.peer is None and not self._channels
+        if needed:
+            self._give_up(peer, reason)
+
+    def _give_up(self, peer: int, reason: str) -> None:
+        doing = next((work.what for work in self._limits if not work.is_completed()), "send or recv")
+        error = self._reporter.report_lost(peer, doing, reason)
+        raise error if isinstance(error, RingcommError) else PeerLostError(str(error), rank=peer)

@@ -1,0 +1,76 @@
+"""PyTorch's reductions, in terms of those that ringcomm has."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, NamedTuple, Optional
+
+import numpy as np
+import torch.distributed as dist
+
+from ...collective.reduce import kernel
+from ...errors import Misuse, UnsupportedDtypeError
+from ...ops import ReduceOp
+from ._bridge import Array
+
+_KIND = dist.ReduceOp.RedOpType
+
+_PLAIN: Dict[Any, ReduceOp] = {
+    _KIND.SUM: ReduceOp.SUM,
+    _KIND.AVG: ReduceOp.AVERAGE,
+    _KIND.MIN: ReduceOp.MIN,
+    _KIND.MAX: ReduceOp.MAX,
+    _KIND.PRODUCT: ReduceOp.PRODUCT,
+    _KIND.PREMUL_SUM: ReduceOp.SUM,
+}
+_BITWISE: Dict[Any, Callable[..., Any]] = {
+    _KIND.BAND: np.bitwise_and,
+    _KIND.BOR: np.bitwise_or,
+    _KIND.BXOR: np.bitwise_xor,
+}
+
+
+class Reduction(NamedTuple):
+    """How contributions become one.
+
+    Attributes:
+        op: the reduction that ringcomm has for it, or None.
+        ufunc: what combines two contributions, if there is none.
+        factor: multiplies this rank's contribution before.
+    """
+
+    op: Optional[ReduceOp]
+    ufunc: Optional[Callable[..., Any]] = None
+    factor: float = 1.0
+
+    @classmethod
+    def of(cls, op: Any) -> Reduction:
+        """The reduction that PyTorch's ``ReduceOp`` stands for.
+
+        Raises:
+            Misuse: there is none.
+        """
+        kind = getattr(op, "op", op)
+        if kind == _KIND.PREMUL_SUM:
+            return cls(ReduceOp.SUM, None, _number(op.factor))
+        if kind in _PLAIN:
+            return cls(_PLAIN[kind])
+        if kind in _BITWISE:
+            return cls(None, _BITWISE[kind])
+        raise Misuse(f"{op!r} is no reduction that the backend 'ringcomm' knows.")
+
+    def prepare(self, contribution: Array) -> None:
+        """Multiply this rank's contribution by its factor, in place."""
+        if self.factor != 1.0:
+            # The factor may differ from rank to rank, so it is not part of the call.
+            kernel(ReduceOp.SUM, contribution.dtype, 1, self.factor).prepare(contribution)
+
+    def check(self, dtype: np.dtype[Any]) -> None:
+        """Raise UnsupportedDtypeError if it has no meaning for these elements."""
+        if self.ufunc is not None and dtype.kind not in "biu":
+            raise UnsupportedDtypeError(f"bitwise reductions need integers or booleans, not {dtype}.")
+
+
+def _number(factor: Any) -> float:
+    if getattr(factor, "numel", lambda: 1)() != 1:
+        raise Misuse("PREMUL_SUM needs one factor for the whole tensor, not a tensor of them.")
+    return float(factor)

@@ -1,0 +1,209 @@
+"""Reductions over ringcomm, over Gloo and by hand."""
+
+from __future__ import annotations
+
+import operator
+from functools import reduce as fold
+
+import torch
+import torch.distributed as dist
+from harness import Ranks
+
+REDUCE = dist.ReduceOp
+INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+NOT_IN_GLOO = {torch.bool, torch.int16}
+COUNTS = [0, 1, 7, 1000, 70_001]
+BITWISE = {REDUCE.BAND: operator.and_, REDUCE.BOR: operator.or_, REDUCE.BXOR: operator.xor}
+BY_HAND = {
+    REDUCE.SUM: torch.add,
+    REDUCE.AVG: torch.add,
+    REDUCE.MIN: torch.minimum,
+    REDUCE.MAX: torch.maximum,
+    REDUCE.PRODUCT: torch.mul,
+    **BITWISE,
+}
+NAMES = ["SUM", "AVG", "MIN", "MAX", "PRODUCT", "BAND", "BOR", "BXOR"]
+
+
+def numbers(rank: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+    """What a rank contributes: small numbers, so that products fit and sums of half types are exact."""
+    generator = torch.Generator().manual_seed(rank * 1000 + count)
+    values = torch.randint(0, 4, (count,), generator=generator)
+    return values.to(torch.bool) if dtype is torch.bool else values.to(dtype)
+
+
+def by_hand(op: str, tensors: list[torch.Tensor]) -> torch.Tensor:
+    kind, dtype = getattr(REDUCE, op), tensors[0].dtype
+    if dtype is torch.bool and op in ("SUM", "MAX", "PRODUCT", "MIN"):
+        return fold(operator.or_ if op in ("SUM", "MAX") else operator.and_, tensors)
+    total = fold(BY_HAND[kind], tensors)
+    if op == "AVG":
+        wide = total.double() / len(tensors)
+        return wide.to(dtype) if dtype.is_floating_point else wide.trunc().to(dtype)
+    return total
+
+
+def ops_for(dtype: torch.dtype) -> list[str]:
+    if dtype.is_floating_point:
+        return [name for name in NAMES if name[0] != "B"]
+    return [name for name in NAMES if dtype is not torch.bool or name != "AVG"]
+
+
+def close(got: torch.Tensor, wanted: torch.Tensor, why: object) -> None:
+    assert got.shape == wanted.shape and got.dtype == wanted.dtype, why
+    if got.dtype.is_floating_point or got.dtype.is_complex:
+        assert torch.allclose(got, wanted, rtol=1e-2 if got.itemsize == 2 else 1e-6), why
+    else:
+        assert torch.equal(got, wanted), (why, got[:5], wanted[:5])
+
+
+def check_all_reduce(on: Ranks) -> None:
+    for dtype in [torch.bool, *INTEGERS, *FLOATS]:
+        for op in ops_for(dtype):
+            for count in COUNTS:
+                everybody = [numbers(rank, count, dtype) for rank in range(on.size)]
+                mine = everybody[on.rank].clone()
+                dist.all_reduce(mine, getattr(REDUCE, op))
+                close(mine, by_hand(op, everybody), (dtype, op, count))
+
+
+def check_all_reduce_like_gloo(on: Ranks) -> None:
+    for dtype in [*INTEGERS, *FLOATS]:
+        for op in ops_for(dtype):
+            if dtype in NOT_IN_GLOO or op == "AVG":
+                continue
+            ours, theirs = numbers(on.rank, 1000, dtype), numbers(on.rank, 1000, dtype)
+            dist.all_reduce(ours, getattr(REDUCE, op))
+            dist.all_reduce(theirs, getattr(REDUCE, op), group=on.gloo)
+            close(ours, theirs, (dtype, op))
+
+
+def check_all_reduce_of_complex_numbers(on: Ranks) -> None:
+    for dtype in (torch.complex64, torch.complex128):
+        for op in ("SUM", "AVG"):
+            everybody = [
+                torch.complex(
+                    torch.arange(5.0, dtype=torch.float64) + rank, torch.ones(5, dtype=torch.float64)
+                ).to(dtype)
+                for rank in range(on.size)
+            ]
+            mine = everybody[on.rank].clone()
+            dist.all_reduce(mine, getattr(REDUCE, op))
+            close(mine, sum(everybody) / (on.size if op == "AVG" else 1), (dtype, op))
+        pieces = [everybody[0].conj() for _ in range(on.size)]  # not computed yet
+        got = [torch.empty_like(mine) for _ in range(on.size)]
+        on.ring.alltoall(got, pieces).wait()
+        close(got[0], everybody[0].conj().resolve_conj(), "conjugated")
+
+
+def check_premultiplied_sum(on: Ranks) -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        everybody = [numbers(rank, 9, dtype) for rank in range(on.size)]
+        mine = everybody[on.rank].clone()
+        dist.all_reduce(mine, dist._make_nccl_premul_sum(2.0))
+        close(mine, sum(everybody) * 2, dtype)
+        share, whole = torch.empty(9, dtype=dtype), mine.repeat(on.size)
+        dist.reduce_scatter_tensor(share, whole.clone(), dist._make_nccl_premul_sum(3.0))
+        close(share, mine * 3 * on.size, dtype)
+
+
+def check_layouts(on: Ranks) -> None:
+    base = torch.arange(24.0).reshape(2, 3, 4) + on.rank
+    total = sum(torch.arange(24.0).reshape(2, 3, 4) + rank for rank in range(on.size))
+    for view in (
+        lambda t: t.transpose(0, 2),
+        lambda t: t[:, 1:, ::2],
+        lambda t: t[..., 0],
+        lambda t: t[0, 0, 0],
+    ):
+        mine = base.clone()
+        dist.all_reduce(view(mine))
+        close(view(mine).contiguous(), view(total).contiguous(), "view")
+        mine = base.clone().requires_grad_()
+        dist.broadcast(view(mine.detach()), 0)
+        close(
+            view(mine.detach()).contiguous(), view(torch.arange(24.0).reshape(2, 3, 4)).contiguous(), "view"
+        )
+    image = torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    dist.all_reduce(image)
+    assert image.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(image, torch.full((2, 3, 4, 5), float(on.size)))
+
+
+def check_reduce(on: Ranks) -> None:
+    for count in (0, 5, 70_001):
+        for root in range(on.size):
+            for op in ("SUM", "MAX", "BXOR", "AVG"):
+                dtype = torch.int32 if op == "BXOR" else torch.float32
+                everybody = [numbers(rank, count, dtype) for rank in range(on.size)]
+                mine = everybody[on.rank].clone()
+                dist.reduce(mine, root, getattr(REDUCE, op))
+                expected = by_hand(op, everybody) if on.rank == root else everybody[on.rank]
+                close(mine, expected, (count, root, op))
+
+
+def check_reduce_scatter(on: Ranks) -> None:
+    for dtype in (torch.int64, torch.bfloat16, torch.float64, torch.uint8):
+        for op in ops_for(dtype):
+            pieces = [[numbers(r * 10 + s, 33, dtype) for s in range(on.size)] for r in range(on.size)]
+            expected = by_hand(op, [pieces[r][on.rank] for r in range(on.size)])
+            inputs = [piece.clone() for piece in pieces[on.rank]]
+            got = torch.empty(33, dtype=dtype)
+            dist.reduce_scatter(got, inputs, getattr(REDUCE, op))
+            close(got, expected, (dtype, op))
+            whole = torch.cat(inputs)
+            got.zero_()
+            dist.reduce_scatter_tensor(got, whole, getattr(REDUCE, op))
+            close(got, expected, (dtype, op))
+            assert torch.equal(whole, torch.cat(pieces[on.rank])), "the input has changed"
+
+
+def check_uneven_reduce_scatter(on: Ranks) -> None:
+    inputs = [torch.full((3 + r,), float(on.rank + r)) for r in range(on.size)]
+    got = torch.empty(3 + on.rank)
+    dist.reduce_scatter(got, inputs)
+    close(got, torch.full((3 + on.rank,), float(sum(r + on.rank for r in range(on.size)))), "uneven")
+
+
+def check_coalesced(on: Ranks) -> None:
+    mixed = [torch.ones(3), torch.full((2, 2), 2.0), torch.ones(100_000), torch.ones(4, dtype=torch.float64)]
+    on.ring.allreduce_coalesced(mixed).wait()
+    for tensor, value in zip(mixed, (1.0, 2.0, 1.0, 1.0)):
+        assert torch.equal(tensor, torch.full_like(tensor, value * on.size))
+    small = [torch.ones(3), torch.ones(2, 2).t(), torch.ones(0)]
+    dist.all_reduce_coalesced(small)
+    assert all(bool((tensor == on.size).all()) for tensor in small)
+    pairs = [(torch.empty(2), torch.ones(2 * on.size)), (torch.empty(3), torch.ones(3 * on.size))]
+    with dist._coalescing_manager(on.ring, torch.device("cpu")):
+        for output, source in pairs:
+            dist.reduce_scatter_tensor(output, source)
+    assert all(bool((output == on.size).all()) for output, _ in pairs)
+    with dist._coalescing_manager(on.ring, async_ops=True) as manager:
+        dist.all_reduce(pairs[0][0])
+        dist.all_reduce(pairs[1][0])
+    manager.wait()
+    assert all(bool((output == on.size**2).all()) for output, _ in pairs)
+
+
+def check_sparse(on: Ranks) -> None:
+    def own(rank: int) -> torch.Tensor:
+        rows = [[rank, 5, 5]] if rank % 2 == 0 else [[3]]
+        return torch.sparse_coo_tensor(rows, torch.ones(len(rows[0]), 2) + rank, (6, 2))
+
+    for op in ("SUM", "AVG"):
+        mine = own(on.rank)
+        dist.all_reduce(mine, getattr(REDUCE, op))
+        total = sum(own(rank).to_dense() for rank in range(on.size))
+        close(mine.to_dense(), total / (on.size if op == "AVG" else 1), op)
+
+
+def check_every_rank_has_the_same_bits(on: Ranks) -> None:
+    torch.manual_seed(on.rank)
+    for count in (11, 5001, 200_003):
+        for dtype in FLOATS:
+            mine = torch.randn(count).to(dtype)
+            dist.all_reduce(mine)
+            reference = mine.clone()
+            dist.broadcast(reference, 0)
+            assert torch.equal(mine, reference), (count, dtype)

@@ -1,0 +1,272 @@
+"""Training: the same numbers over ringcomm as over Gloo."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any, Callable
+
+import torch
+import torch.distributed as dist
+from harness import Ranks
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+
+class Branches(nn.Module):
+    """A network of which a part may stay unused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.left, self.right = nn.Linear(8, 32), nn.Linear(32, 4), nn.Linear(32, 4)
+
+    def forward(self, x: torch.Tensor, left: bool = True, both: bool = True) -> torch.Tensor:
+        hidden = torch.relu(self.first(x))
+        if both:
+            return self.left(hidden) + self.right(hidden)
+        return self.left(hidden) if left else self.right(hidden)
+
+
+def batch(rank: int, step: int) -> torch.Tensor:
+    return torch.randn(16, 8, generator=torch.Generator().manual_seed(rank * 100 + step))
+
+
+def trained(
+    on: Ranks, group: Any, step: Callable[[DDP, int], torch.Tensor], hook: Any = None, **options: Any
+) -> list[torch.Tensor]:
+    """The weights after some steps."""
+    model = DDP(Branches(), process_group=group, bucket_cap_mb=0.002, **options)
+    if hook is not None:
+        hook(model, group)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for number in range(6):
+        optimizer.zero_grad()
+        step(model, number)
+        optimizer.step()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def like_gloo(
+    on: Ranks, step: Callable[[DDP, int], torch.Tensor], hook: Any = None, off: float = 1e-6, **options: Any
+) -> None:
+    ours, theirs = (trained(on, group, step, hook, **options) for group in (on.ring, on.gloo))
+    for mine, other in zip(ours, theirs):
+        assert torch.allclose(mine, other, rtol=1e-4, atol=off), (mine - other).abs().max()
+    for mine in ours:
+        copy = mine.clone()
+        dist.broadcast(copy, 0)
+        assert torch.equal(copy, mine), "ranks differ"
+
+
+def check_ddp(on: Ranks) -> None:
+    like_gloo(on, lambda model, n: model(batch(on.rank, n)).square().mean().backward())
+
+
+def check_ddp_with_gradients_as_views_of_buckets(on: Ranks) -> None:
+    def step(model: DDP, n: int) -> None:
+        model(batch(on.rank, n)).square().mean().backward()
+
+    like_gloo(on, step, gradient_as_bucket_view=True)
+    like_gloo(on, step, static_graph=True)
+
+
+def check_ddp_with_accumulation(on: Ranks) -> None:
+    def step(model: DDP, n: int) -> None:
+        with model.no_sync():
+            model(batch(on.rank, n)).square().mean().backward()
+        model(batch(on.rank, n + 50)).square().mean().backward()
+
+    like_gloo(on, step)
+
+
+def check_ddp_with_unused_parameters(on: Ranks) -> None:
+    def step(model: DDP, n: int) -> None:
+        model(batch(on.rank, n), left=(on.rank + n) % 2 == 0, both=False).square().mean().backward()
+
+    like_gloo(on, step, find_unused_parameters=True)
+
+
+def check_ddp_with_uneven_inputs(on: Ranks) -> None:
+    model = DDP(nn.Linear(2, 1))
+    with model.join():
+        for n in range(2 + on.rank):
+            model(torch.ones(1, 2) * n).sum().backward()
+    dist.barrier()
+
+
+def check_ddp_hooks(on: Ranks) -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    def step(model: DDP, n: int) -> None:
+        model(batch(on.rank, n)).square().mean().backward()
+
+    def bf16(group, bucket):
+        # DDP itself refuses this hook by its name unless the backend is NCCL.
+        return default_hooks.bf16_compress_hook(group, bucket)
+
+    for plain in (default_hooks.allreduce_hook, default_hooks.fp16_compress_hook):
+        # Gloo rounds after each addition of half types, ringcomm once.
+        like_gloo(on, step, lambda model, group, plain=plain: model.register_comm_hook(group, plain), 1e-3)
+    rounded = trained(on, on.ring, step, lambda model, group: model.register_comm_hook(group, bf16))
+    for mine, exact in zip(rounded, trained(on, on.gloo, step)):
+        assert torch.allclose(mine, exact, rtol=0.05, atol=5e-3)
+
+    def power(model: DDP, group: Any) -> None:
+        state = powerSGD_hook.PowerSGDState(
+            group, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=0.5
+        )
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+
+    for tensor in trained(on, on.ring, step, power):
+        copy = tensor.clone()
+        dist.broadcast(copy, 0)
+        assert torch.allclose(copy, tensor)
+
+
+def check_ddp_with_batch_norm(on: Ranks) -> None:
+    torch.manual_seed(on.rank)
+    model = DDP(nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6)))
+    for n in range(3):
+        model(batch(on.rank, n)).sum().backward()
+    mean = model.module[1].running_mean.clone()
+    dist.all_reduce(mean)
+    model(batch(0, 9))  # buffers are broadcast before the forward pass
+    weight = model.module[0].weight.detach().clone()
+    dist.broadcast(weight, 0)
+    assert torch.equal(weight, model.module[0].weight)
+
+
+def check_ddp_with_sparse_gradients(on: Ranks) -> None:
+    def weights(group: Any) -> torch.Tensor:
+        torch.manual_seed(5)
+        model = DDP(nn.Embedding(20, 3, sparse=True), process_group=group)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        for n in range(3):
+            optimizer.zero_grad()
+            model(torch.tensor([on.rank, n, 7])).square().sum().backward()
+            optimizer.step()
+        return model.module.weight.detach()
+
+    assert torch.allclose(weights(on.ring), weights(on.gloo))
+
+
+def check_zero_redundancy_optimizer(on: Ranks) -> None:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    def weights(group: Any) -> list[torch.Tensor]:
+        model = DDP(Branches(), process_group=group)
+        optimizer = ZeroRedundancyOptimizer(
+            model.parameters(), torch.optim.Adam, process_group=group, lr=0.01
+        )
+        for n in range(4):
+            optimizer.zero_grad()
+            model(batch(on.rank, n)).square().mean().backward()
+            optimizer.step()
+        optimizer.consolidate_state_dict(0)
+        return [parameter.detach() for parameter in model.parameters()]
+
+    for mine, other in zip(weights(on.ring), weights(on.gloo)):
+        assert torch.allclose(mine, other, rtol=1e-4, atol=1e-6)
+
+
+def check_fully_sharded(on: Ranks) -> None:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    def weights(group: Any) -> list[torch.Tensor]:
+        model = Branches()
+        mesh = DeviceMesh.from_group(group, "cpu")
+        fully_shard(model.first, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        for n in range(4):
+            optimizer.zero_grad()
+            model(batch(on.rank, n)).square().mean().backward()
+            optimizer.step()
+        return [parameter.detach().full_tensor() for parameter in model.parameters()]
+
+    for mine, other in zip(weights(on.ring), weights(on.gloo)):
+        assert torch.allclose(mine, other, rtol=1e-4, atol=1e-6)
+
+
+def check_distributed_tensors(on: Ranks) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (on.size,))
+    whole = torch.arange(24.0).reshape(6, 4)
+    rows = distribute_tensor(whole, mesh, [Shard(0)])
+    assert torch.equal(rows.full_tensor(), whole)
+    columns = rows.redistribute(mesh, [Shard(1)])
+    assert torch.equal(columns.full_tensor(), whole)
+    assert torch.equal(columns.redistribute(mesh, [Replicate()]).to_local(), whole)
+    product = distribute_tensor(whole.t().contiguous(), mesh, [Shard(1)]) @ rows
+    assert isinstance(product.placements[0], Partial)
+    assert torch.allclose(product.full_tensor(), whole.t() @ whole)
+    assert torch.allclose(product.redistribute(mesh, [Shard(0)]).full_tensor(), whole.t() @ whole)
+
+
+def check_distributed_checkpoint(on: Ranks) -> None:
+    import torch.distributed.checkpoint as checkpoint
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    folder = [tempfile.mkdtemp() if on.rank == 0 else None]
+    dist.broadcast_object_list(folder, 0)
+    mesh = init_device_mesh("cpu", (on.size,))
+    whole = torch.arange(10.0)
+    state = {"sharded": distribute_tensor(whole, mesh, [Shard(0)]), "plain": torch.ones(3), "step": 7}
+    checkpoint.save(state, checkpoint_id=folder[0])
+    empty = {
+        "sharded": distribute_tensor(torch.zeros(10), mesh, [Shard(0)]), "plain": torch.zeros(3), "step": 0,
+    }  # fmt: skip
+    checkpoint.load(empty, checkpoint_id=folder[0])
+    assert torch.equal(empty["sharded"].full_tensor(), whole)
+    assert torch.equal(empty["plain"], torch.ones(3)) and empty["step"] == 7
+    checkpoint.async_save(state, checkpoint_id=folder[0] + "/later").result()
+
+
+def check_distributed_sampler(on: Ranks) -> None:
+    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+    data = TensorDataset(torch.arange(10.0))
+    sampler = DistributedSampler(data, shuffle=False, drop_last=False)
+    mine = torch.cat([items for (items,) in DataLoader(data, batch_size=2, sampler=sampler)])
+    everybody = [torch.empty_like(mine) for _ in range(on.size)]
+    dist.all_gather(everybody, mine)
+    assert set(torch.cat(everybody).tolist()) == set(range(10))
+
+
+def check_overlap(on: Ranks) -> None:
+    """Operations move while this thread computes without the interpreter lock."""
+    import time
+
+    tensor, matrix = torch.ones(4_000_000), torch.randn(700, 700)
+    work = dist.all_reduce(tensor, async_op=True)
+    stop = time.perf_counter() + 30
+    while not work.is_completed() and time.perf_counter() < stop:
+        matrix @ matrix
+    assert work.is_completed() and float(tensor[-1]) == on.size
+
+
+def check_functional_collectives(on: Ranks) -> None:
+    import torch.distributed._functional_collectives as functional
+
+    mine = torch.full((4,), float(on.rank))
+    total = float(sum(range(on.size)))
+    equal(functional.all_reduce(mine, "sum", on.ring) + 0, torch.full((4,), total))
+    both = functional.all_reduce_coalesced([mine, mine * 2], "sum", on.ring)
+    equal(both[0] + 0, torch.full((4,), total))
+    equal(both[1] + 0, torch.full((4,), 2 * total))
+    gathered = functional.all_gather_tensor(mine, 0, on.ring) + 0
+    equal(gathered, torch.arange(float(on.size)).repeat_interleave(4))
+    whole = torch.arange(4.0 * on.size)
+    equal(functional.reduce_scatter_tensor(whole, "sum", 0, on.ring) + 0,
+         whole[4 * on.rank : 4 * on.rank + 4] * on.size)  # fmt: skip
+    equal(functional.broadcast(mine, 0, on.ring) + 0, torch.zeros(4))
+    equal(functional.all_to_all_single(whole, None, None, on.ring) + 0,
+         torch.arange(4.0 * on.rank, 4.0 * on.rank + 4).repeat(on.size))  # fmt: skip
+
+
+def equal(got: torch.Tensor, wanted: torch.Tensor) -> None:
+    assert torch.equal(got, wanted), (got, wanted)

@@ -1,0 +1,58 @@
+"""A training program as a user might write it, which goes wrong in the way that it is told to.
+
+python program.py WAY FOLDER [INIT_METHOD]
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import ringcomm.torch.distributed  # noqa: F401
+
+
+def go_wrong(way: str, folder: Path) -> None:
+    """Be killed, freeze or fail, the first time."""
+    if way == "freeze":
+        (folder / "frozen").write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if way == "kill" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if way == "raise":
+        raise ValueError("bad sample in batch 3")
+
+
+def main() -> None:
+    """Train a little."""
+    way, folder, *method = sys.argv[1], Path(sys.argv[2]), *sys.argv[3:]
+    dist.init_process_group(
+        "ringcomm", init_method=method[0] if method else None,
+        timeout=timedelta(seconds=3 if way == "freeze" else 60),
+    )  # fmt: skip
+    rank = dist.get_rank()
+    torch.manual_seed(rank)
+    model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    try:
+        for step in range(6):
+            if step == 3 and rank == 1:
+                go_wrong(way, folder)
+            model(torch.ones(2, 4) * rank).sum().backward()
+            dist.all_reduce(torch.ones(1))
+    except RuntimeError:
+        (folder / f"told.{rank}").write_text(traceback.format_exc())
+        raise
+    dist.barrier()
+    dist.destroy_process_group()
+    (folder / f"done.{rank}").write_text("")
+
+
+if __name__ == "__main__":
+    main()

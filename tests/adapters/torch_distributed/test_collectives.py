@@ -1,0 +1,17 @@
+"""The backend's collectives on real processes; see ``checks_*.py``."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+FILES = ("checks_reductions.py", "checks_movement.py", "checks_order.py")
+SIZES = (1, 2, 3, 4)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_checks(harness, size):
+    outcome = harness.run_checks(" ".join(FILES), size)
+    assert {name: problem for name, problem in outcome.items() if problem} == {}
+    assert sorted(outcome) == sorted(name for file in FILES for name in harness.names_of(file))

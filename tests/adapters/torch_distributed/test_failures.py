@@ -1,0 +1,92 @@
+"""Ranks that die, freeze, disagree or leave: everybody is told, with the culprit's name."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+ROOT = Path(__file__).resolve().parents[3]
+PROGRAM = ROOT / "tests" / "adapters" / "torch_distributed" / "program.py"
+
+
+def test_what_ranks_are_told(harness):
+    outcome = harness.run_checks("checks_failures.py", 3)
+    ended = outcome.pop("end", "")
+    assert {name: problem for name, problem in outcome.items() if problem} == {}
+    assert sorted(outcome) == sorted(harness.names_of("checks_failures.py"))
+    assert ended.startswith("rank 2 ended with -9")
+
+
+def start(command, **variables):
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("RINGCOMM_")}
+    environ.update(PYTHONPATH=f"{ROOT}:{ROOT / 'launcher'}", OMP_NUM_THREADS="1", **variables)
+    return subprocess.Popen(
+        [sys.executable, "-m", *command], env=environ, cwd=ROOT,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def finished(process, limit_s=100):
+    try:
+        output, _ = process.communicate(timeout=limit_s)
+    finally:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        process.stdout.close()
+        process.wait()
+    return output
+
+
+def test_torchrun_starts_again_after_a_rank_was_killed(tmp_path):
+    # By default torchrun looks every 0.1 s, and ends the others before they could read what happened.
+    often = ["--max-restarts=1", "--monitor-interval=3"]
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=3", *often]
+    process = start([*torchrun, str(PROGRAM), "kill", str(tmp_path)])
+    output = finished(process)
+    assert process.returncode == 0, output
+    told = [(tmp_path / f"told.{rank}").read_text() for rank in (0, 2)]
+    assert all("PeerLostError" in text and "rank 1 " in text for text in told), told
+    assert sorted(path.name for path in tmp_path.glob("done.*")) == ["done.0", "done.1", "done.2"]
+
+
+def test_a_frozen_rank_is_named(tmp_path):
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=3"]
+    process = start([*torchrun, str(PROGRAM), "freeze", str(tmp_path)])
+    stop_s = time.monotonic() + 90
+    try:
+        while time.monotonic() < stop_s and len(list(tmp_path.glob("told.*"))) < 2:
+            time.sleep(0.1)
+        told = [(tmp_path / f"told.{rank}").read_text() for rank in (0, 2)]
+    finally:
+        pid = tmp_path / "frozen"
+        if pid.exists():
+            os.kill(int(pid.read_text()), signal.SIGKILL)
+        output = finished(process)
+    assert all("PeerStalledError" in text and "rank 1 " in text for text in told), (told, output)
+
+
+@pytest.mark.parametrize("method", ["env://", "ringcomm://"])
+def test_under_ringrun_nothing_needs_to_be_set(tmp_path, method):
+    process = start(["ringrun", "-np", "3", str(PROGRAM), "train", str(tmp_path), method])
+    output = finished(process)
+    assert process.returncode == 0, output
+    assert "whoever can read the store" not in output, "ringrun has given a key"
+    assert sorted(path.name for path in tmp_path.glob("done.*")) == ["done.0", "done.1", "done.2"]
+
+
+def test_an_uncaught_exception_is_told_to_the_others(tmp_path):
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    process = start([*torchrun, str(PROGRAM), "raise", str(tmp_path)])
+    finished(process)
+    assert process.returncode != 0
+    assert "bad sample" in (tmp_path / "told.0").read_text()

@@ -1,0 +1,14 @@
+"""DDP, FSDP, ZeRO, DTensor, checkpoints over the backend; see ``checks_training.py``."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_training_gives_the_same_numbers_as_over_gloo(harness, size):
+    outcome = harness.run_checks("checks_training.py", size)
+    assert {name: problem for name, problem in outcome.items() if problem} == {}
+    assert sorted(outcome) == sorted(harness.names_of("checks_training.py"))
