@@ -84,7 +84,7 @@ def _microseconds(text: str) -> float:
     return value
 
 
-TRANSPORTS = ("auto", "memory", "unix", "tcp")
+TRANSPORTS = ("auto", "memory", "shm", "unix", "tcp")
 
 
 def _transport(text: str) -> str:
@@ -127,8 +127,9 @@ class Settings:
         "Seconds without a single byte from a peer after which a collective gives up and names that peer.",
     )  # fmt: skip
     segment_bytes: int = _setting(
-        256 * 1024, "SEGMENT_BYTES", _bytes,
-        "How much is received before it is reduced. Should stay in the processor's cache.",
+        0, "SEGMENT_BYTES", _bytes_or_none,
+        "How much is received before it is reduced. Should stay in the processor's cache. 0: what suits the "
+        "link, 1 MiB where ranks read each other's memory and 256 KiB elsewhere.",
     )  # fmt: skip
     spin_us: float = _setting(
         200.0, "SPIN_US", _microseconds,
@@ -147,8 +148,8 @@ class Settings:
     )  # fmt: skip
     transport: str = _setting(
         "auto", "TRANSPORT", _transport,
-        "How ranks of one host exchange data: `auto` (the fastest that works), `memory` (each reads the "
-        "other's memory), `unix` (Unix sockets) or `tcp`.",
+        "How ranks of one host exchange data: `auto` (the first of these that works), `memory` (each reads "
+        "the other's memory), `shm` (memory that both share), `unix` (Unix sockets) or `tcp`.",
     )  # fmt: skip
     congestion: str = _setting(
         "auto", "CONGESTION", str,

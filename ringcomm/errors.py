@@ -37,8 +37,19 @@ class NotInitializedError(Misuse, ValueError):
     """A collective or a question about rank and size came before ``init()`` or after ``shutdown()``."""
 
 
-class UnsupportedDtypeError(Misuse, TypeError):
+class UnsupportedDtypeError(Misuse, TypeError, ValueError):
     """The element type cannot be carried, or the operation has no meaning for it."""
+
+
+class NotOfferedError(Misuse, NotImplementedError):
+    """There is no such combination of an operation and its arguments, though one could imagine it."""
+
+
+class ShapeError(Misuse, ValueError, HorovodInternalError):
+    """An array has no first dimension, and the operation is about rows.
+
+    It is an error of two kinds because Horovod finds this out among the ranks, and callers expect that.
+    """
 
 
 class MismatchError(Misuse, HorovodInternalError):
@@ -99,6 +110,18 @@ class PeerLostError(Recoverable, ConnectionError, HorovodInternalError):
 
 class PeerStalledError(PeerLostError, TimeoutError):
     """A rank is connected but moved nothing for longer than allowed."""
+
+
+class HostsUpdatedInterrupt(RingcommError, RuntimeError):
+    """Hosts have come or are about to go; training goes on with others after a reset, from where it is.
+
+    Attributes:
+        skip_sync: nobody new is among the ranks, so that their state need not be made the same.
+    """
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        super().__init__("hosts were added or removed")
+        self.skip_sync = skip_sync
 
 
 class BrokenInvariantError(RingcommError, AssertionError):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Union
+from typing import Any, List, Optional, Sequence, Tuple, Union
 
 from . import api
+from .context import Context
 from .engine.process_sets import EVERYBODY, UnknownProcessSetError
 from .errors import Misuse
 
@@ -14,10 +15,6 @@ class ProcessSet:
 
     Args:
         ranks: ranks of the job, in any order.
-
-    Attributes:
-        process_set_id: its number, or None while it is not registered.
-        ranks: the ranks in ascending order.
     """
 
     mpi_comm = None
@@ -26,8 +23,26 @@ class ProcessSet:
     def __init__(self, ranks: Sequence[int]) -> None:
         if isinstance(ranks, (str, bytes)) or not hasattr(ranks, "__iter__"):
             raise Misuse(f"ProcessSet needs a list of ranks, not {ranks!r}.")
-        self.process_set_id: Optional[int] = None
+        self._registered: Optional[Tuple[Context, int]] = None
         self._ranks = sorted(int(rank) for rank in ranks)
+
+    @property
+    def process_set_id(self) -> Optional[int]:
+        """Its number, or None while it is not registered."""
+        if self._registered is None or not api.is_initialized():
+            return None
+        # A number means nothing in the next job: there another set may have it.
+        context, number = self._registered
+        return number if context is api.context() else None
+
+    def register(self) -> None:
+        """Make it known to all ranks, every one of which must call this."""
+        context = api.context()
+        self._registered = (context, context.engine.add_process_set(self.ranks))
+
+    def forget(self) -> None:
+        """It is no longer registered."""
+        self._registered = None
 
     @property
     def ranks(self) -> List[int]:
@@ -81,7 +96,11 @@ class _Everybody(ProcessSet):
 
     def __init__(self) -> None:
         super().__init__([])
-        self.process_set_id = EVERYBODY
+
+    @property
+    def process_set_id(self) -> Optional[int]:
+        """Always the same."""
+        return EVERYBODY
 
     @property
     def ranks(self) -> List[int]:
@@ -104,7 +123,7 @@ def add_process_set(process_set: Union[ProcessSet, Sequence[int]]) -> ProcessSet
     """
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
-    process_set.process_set_id = api.context().engine.add_process_set(process_set.ranks)
+    process_set.register()
     return process_set
 
 
@@ -117,7 +136,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     number = process_set.process_set_id
     if number is None or not api.context().engine.remove_process_set(number):
         return False
-    process_set.process_set_id = None
+    process_set.forget()
     return True
 
 

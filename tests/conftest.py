@@ -16,7 +16,7 @@ from ringcomm.testing.cluster import run_ranks
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-MOST_RANKS = {"memory": 9, "tcp": 4, "auto": 4}
+MOST_RANKS = {"memory": 9, "tcp": 4, "auto": 4, "shm": 3}
 
 
 def pytest_addoption(parser):

@@ -40,7 +40,7 @@ quietly() { # COMMAND...: show what it says only if it fails
 environment() { # DIRECTORY PYTHON PIP-ARGUMENTS...: a virtual environment, made again when its ingredients change
     local directory=$1 python=$2 wanted
     shift 2
-    wanted="$("$python" -VV) $PWD $* $(cat pyproject.toml tests/requirements.txt | cksum)"
+    wanted="$("$python" -VV) $PWD $* $(cat pyproject.toml tests/requirements*.txt | cksum)"
     if [ "$(cat "$directory/made-from" 2>/dev/null)" != "$wanted" ]; then
         echo "making $directory"
         quietly "$python" -m venv --clear "$directory"
@@ -108,6 +108,11 @@ finish
 
 begin "slow tests, and tests on several hosts"
 "$python" -m pytest -q -rs -m "slow or hosts"
+finish
+
+begin "TensorFlow and Keras"
+environment .venv-test-tf "$main" -e '.[test,examples]' -r tests/requirements-tf.txt
+.venv-test-tf/bin/python -m pytest -q -rs tests/adapters/tensorflow tests/adapters/keras tests/hosts/test_keras.py
 finish
 
 core_needs=(pytest pytest-timeout pytest-xdist ml_dtypes)

@@ -25,14 +25,15 @@ LEVELS: Dict[int, List[List[str]]] = {
     ],
     2: [
         [
-            "transport.base", "transport.subset", "transport.memory", "transport.tcp", "transport.vm",
-            "transport.local", "transport.nics", "transport.routes", "transport.connect",
+            "transport.base", "transport.subset", "transport.memory", "transport.tcp", "transport.framed",
+            "transport.vm", "transport.shm", "transport.local", "transport.nics", "transport.routes",
+            "transport.connect",
         ],
     ],
     3: [
         [
-            "collective.reduce", "collective.flows", "collective.execute", "collective.runner",
-            "collective.measure",
+            "collective.reduce", "collective.flows", "collective.execute", "collective.short",
+            "collective.runner", "collective.measure",
         ],
         [
             "rendezvous.actions", "rendezvous.roster", "rendezvous.blame", "rendezvous.table",
@@ -50,13 +51,37 @@ LEVELS: Dict[int, List[List[str]]] = {
         ["arrays.bridge", "arrays.rows"],
     ],
     5: [["timeline", "context", "api", "process_set", "named", "__init__"]],
+    6: [
+        [
+            "_adapter.arguments", "_adapter.basics", "_adapter.common", "_adapter.compression",
+            "_adapter.gradients", "_adapter.names", "_adapter.host", "_adapter.callbacks", "_adapter.objects",
+            "_adapter.sampling", "_adapter.trees", "_adapter.elastic",
+        ],
+    ],
     7: [
+        [
+            "torch.tensors", "torch.compression", "torch.handles", "torch.collectives", "torch.state",
+            "torch.sync_batch_norm", "torch.buckets", "torch.reducer", "torch.optimizer", "torch.elastic",
+            "torch.__init__",
+            "tensorflow.bridge", "tensorflow.compression", "tensorflow.flow", "tensorflow.collectives",
+            "tensorflow.functions", "tensorflow.gradients", "tensorflow.tape", "tensorflow.sync_batch_norm",
+            "keras.compression", "keras.how", "keras.on_tensorflow", "keras.on_torch", "keras.on_jax",
+            "keras.backends",
+            "keras.values", "keras.optimizer", "keras.models", "keras.callbacks", "keras.__init__",
+            "tensorflow.optimizer", "tensorflow.__init__",
+            "tensorflow.keras.callbacks", "tensorflow.keras.__init__",
+        ],
         [
             "testing.faulty", "testing.reference", "testing.simulation", "testing.contract",
             "testing.cluster",
         ],
     ],
 }  # fmt: skip
+
+ADAPTERS = {"torch": {"torch"}, "tensorflow": {"tensorflow"}, "keras": {"keras", "torch", "jax"}}
+"""Packages on level 7 that translate, and for which frameworks; users import the packages themselves."""
+
+FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "mxnet", "cupy", "lightning")
 
 LAZY_STEP_UP = ("api", "ringrun.function")
 """The one exception: ``ringcomm.run`` imports the launcher when it is called."""
@@ -66,6 +91,8 @@ PURE = [
     "transport.routes", "rendezvous.actions", "rendezvous.roster", "rendezvous.blame", "rendezvous.table",
     "rendezvous.state", "engine.cache", "engine.disagree", "engine.fusion", "engine.coordinator",
     "engine.process_sets", "engine.pending", "engine.tuning", "engine.liveness",
+    "_adapter.arguments", "_adapter.compression", "_adapter.gradients", "_adapter.names",
+    "_adapter.sampling", "_adapter.trees",
 ]  # fmt: skip
 IMPURE_MODULES = {
     "socket",
@@ -92,7 +119,7 @@ def modules() -> Dict[str, Path]:
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
-        if name == "__init__" or not name.endswith(".__init__"):
+        if not name.endswith(".__init__") or name.split(".")[0] in ("__init__", *ADAPTERS):
             found[name] = path
     return found
 
@@ -169,7 +196,7 @@ def test_pure_modules_touch_no_socket_thread_or_clock(pattern):
 
 def test_packages_are_empty_shells():
     for path in PACKAGE.rglob("__init__.py"):
-        if path.parent != PACKAGE:
+        if path.parent != PACKAGE and path.parent.name not in ADAPTERS:
             assert list(imports(path, "ringcomm")) == [], path
 
 
@@ -195,7 +222,14 @@ def test_the_library_does_not_print_exit_or_configure():
 
 def test_no_pickle_but_for_the_users_objects():
     users = {name for name in modules() for other in imported_by(name) if "pickle" in other}
-    assert users <= {"context"}
+    assert users <= {"context", "_adapter.objects"}
+
+
+@pytest.mark.parametrize("name", sorted(PLACE))
+def test_frameworks_are_imported_by_their_own_adapters_only(name):
+    found = {other.split(".")[0] for other in imported_by(name)} & set(FRAMEWORKS)
+    assert found <= ADAPTERS.get(name.split(".")[0], set())
+    assert len(found) <= 1, "one framework in a file"
 
 
 # ---- the launcher ----------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from it. A fold receives into one segment per peer, taken from a :class:`Segment
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -34,8 +35,50 @@ def _overlap(a: Tuple[int, int, int], b: Tuple[int, int, int]) -> bool:
     return a[0] == b[0] and a[1] < b[2] and b[1] < a[2]
 
 
-class Execution:
+class Part(ABC):
     """One rank's part in one collective, again and again: :meth:`arm` it, then :meth:`advance`.
+
+    Attributes:
+        moved_bytes: how much has moved since it was armed; grows whenever anything does.
+    """
+
+    moved_bytes: int
+
+    @abstractmethod
+    def arm(
+        self, sequence: int, data: np.ndarray[Any, Any], source: Optional[np.ndarray[Any, Any]] = None
+    ) -> None:
+        """Get ready to run with these arrays.
+
+        Args:
+            sequence: number of the call, for the header.
+            data: contiguous one-dimensional array in which the result grows.
+            source: contiguous one-dimensional array that is only read, for schedules that have one.
+        """
+
+    @abstractmethod
+    def disarm(self) -> None:
+        """Let go of the caller's arrays, so that a kept execution does not keep them alive."""
+
+    @abstractmethod
+    def advance(self) -> bool:
+        """Move everything that can move without waiting.
+
+        Returns:
+            whether the collective is complete on this rank.
+
+        Raises:
+            LinkClosed: a peer is gone.
+            MismatchError: a peer is in another collective.
+        """
+
+    @abstractmethod
+    def waiting_for(self) -> Tuple[List[Link], List[Link]]:
+        """The links that could move if they were (readable, writable)."""
+
+
+class Execution(Part):
+    """A part in which every step is a flow, so that everything overlaps.
 
     Args:
         schedule: this rank's steps.
@@ -75,13 +118,6 @@ class Execution:
     def arm(
         self, sequence: int, data: np.ndarray[Any, Any], source: Optional[np.ndarray[Any, Any]] = None
     ) -> None:
-        """Get ready to run with these arrays.
-
-        Args:
-            sequence: number of the call, for the header.
-            data: contiguous one-dimensional array in which the result grows.
-            source: contiguous one-dimensional array that is only read, for schedules that have one.
-        """
         stamp(self._packed, sequence)
         self._data = data
         # memoryview cannot cast bfloat16 and friends; a byte view of the array always works.
@@ -98,7 +134,6 @@ class Execution:
         self.moved_bytes = 0
 
     def disarm(self) -> None:
-        """Let go of the caller's arrays, so that a kept execution does not keep them alive."""
         del self._data, self._views
 
     def _compile(self, schedule: Sequence[Step], fabric: Fabric) -> None:
@@ -122,9 +157,10 @@ class Execution:
                         inward[peer] = Stream(fabric.link(peer), memoryview(bytearray(HEADER_BYTES)))
                     inward[peer].flows.append(flow)
                     if step.fold and inward[peer].segment is None:
-                        inward[peer].segment = Segment(self._pool.segment(peer), self._dtype)
+                        inward[peer].segment = Segment(self._pool.segment(inward[peer].link), self._dtype)
                 if step.fold:
                     self._folds.append(flow)
+                    flow.segment_bytes = min(self._pool.bytes_for(inward[peer].link) for peer in step.peers)
                     segments = {peer: inward[peer].segment for peer in step.peers}
                     flow.operands = [None if peer == SELF else segments[peer] for peer in step.fold]
             if start < stop:
@@ -145,15 +181,6 @@ class Execution:
         )
 
     def advance(self) -> bool:
-        """Move everything that can move without waiting.
-
-        Returns:
-            whether the collective is complete on this rank.
-
-        Raises:
-            LinkClosed: a peer is gone.
-            MismatchError: a peer is in another collective.
-        """
         while True:
             before = self.moved_bytes
             if self._sends:
@@ -261,7 +288,7 @@ class Execution:
         """Where bytes from this peer may go now; None if nowhere."""
         if stream.segment is not None and flow.fold:
             arrived = flow.arrived[stream.link.peer]
-            end = min(flow.stop, flow.window + self._pool.segment_bytes)
+            end = min(flow.stop, flow.window + flow.segment_bytes)
             if end == arrived:
                 return None
             return stream.segment.bytes[arrived - flow.window : end - flow.window]
@@ -275,7 +302,7 @@ class Execution:
 
     def _fold(self, flow: Receipt, partial: bool) -> bool:
         """Combine what all peers have delivered; whether anything was combined."""
-        end = min(flow.stop, flow.window + self._pool.segment_bytes)
+        end = min(flow.stop, flow.window + flow.segment_bytes)
         ready = min(flow.arrived.values())
         if ready < end and not partial:
             return False
@@ -300,7 +327,6 @@ class Execution:
         return True
 
     def waiting_for(self) -> Tuple[List[Link], List[Link]]:
-        """The links that could move if they were (readable, writable)."""
         reading: List[Link] = []
         for stream in self._receives:
             flow = stream.current
@@ -317,20 +343,20 @@ class Execution:
 
 
 def run(
-    execution: Execution,
+    execution: Part,
     fabric: Fabric,
     timeout_s: float,
     spin_s: float = 0.0,
     clock: Clock = monotonic,
 ) -> None:
-    """Run an execution to its end: poll for a while, then sleep until something can move.
+    """Run a part to its end: poll for a while, then sleep until something can move.
 
     Args:
         timeout_s: how long nothing at all may move.
         spin_s: how long to poll before each sleep. Waking a process up costs 50 to 100 us.
 
     Raises:
-        LinkClosed, MismatchError: as from :meth:`Execution.advance`.
+        LinkClosed, MismatchError: as from :meth:`Part.advance`.
         TimeoutError: nothing moved for ``timeout_s``.
         RingcommError: the watch announced the end of the job.
     """

@@ -21,20 +21,24 @@ class SegmentPool:
     """Receiving segments, one per peer, and working space, kept from one collective to the next.
 
     Args:
-        segment_bytes: size of each.
+        segment_bytes: size of each; 0: what suits the link.
     """
 
-    def __init__(self, segment_bytes: int) -> None:
+    def __init__(self, segment_bytes: int = 0) -> None:
         # Whole elements of every type must fit: 16 bytes is the largest.
-        self.segment_bytes = max(16, segment_bytes // 16 * 16)
+        self.segment_bytes = max(16, segment_bytes // 16 * 16) if segment_bytes else 0
         self.workspace = Workspace()
         self._segments: Dict[int, np.ndarray[Any, Any]] = {}
 
-    def segment(self, peer: int) -> np.ndarray[Any, Any]:
-        """The bytes to receive into from this peer."""
-        segment = self._segments.get(peer)
+    def bytes_for(self, link: Link) -> int:
+        """The size of the segment for this link."""
+        return self.segment_bytes or link.segment_bytes
+
+    def segment(self, link: Link) -> np.ndarray[Any, Any]:
+        """The bytes to receive into from this link's peer."""
+        segment = self._segments.get(link.peer)
         if segment is None:
-            segment = self._segments[peer] = np.empty(self.segment_bytes, np.uint8)
+            segment = self._segments[link.peer] = np.empty(self.bytes_for(link), np.uint8)
         return segment
 
 
@@ -82,7 +86,7 @@ class Flow:
 class Receipt(Flow):
     """A ``Recv`` step: ``position`` is how far it is folded (or, without a fold, received)."""
 
-    __slots__ = ("arrived", "final", "fold", "operands", "peers", "window")
+    __slots__ = ("arrived", "final", "fold", "operands", "peers", "segment_bytes", "window")
 
     def __init__(self, start: int, stop: int, step: Recv) -> None:
         super().__init__(start, stop)
@@ -93,6 +97,7 @@ class Receipt(Flow):
         # that peer's segment, which shows the span from ``window`` on.
         self.arrived: Dict[int, int] = dict.fromkeys(step.peers, start) if step.fold else {}
         self.window = start
+        self.segment_bytes = 0  # how much of the span the segments of its peers can show
         self.operands: List[Optional[Segment]] = []  # None stands for this rank's own
 
     def rewind(self) -> None:

@@ -79,6 +79,11 @@ class Kernel:
         """Whether all contributions must meet in one fold, because sums between would be rounded."""
         return self._wide is not None
 
+    @property
+    def warns(self) -> bool:
+        """Whether numpy may have something to say about the numbers: overflow, or NaN."""
+        return not self._exact or self._wide is not None
+
     def prepare(self, contribution: np.ndarray[Any, Any]) -> None:
         """Apply the prescale factor, in place."""
         if self.prescale == 1.0:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from contextlib import nullcontext
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ContextManager, Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -32,9 +33,10 @@ from ..schedule.select import Selector
 from ..schedule.steps import Step, even_bounds
 from ..transport.base import Fabric, LinkClosed
 from ..wire.frames import NO_OP, NO_ROOT, Header, digest
-from .execute import Execution, run
+from .execute import Part, run
 from .flows import SegmentPool
 from .reduce import Kernel, kernel
+from .short import make_execution
 
 
 class _Call(NamedTuple):
@@ -42,6 +44,7 @@ class _Call(NamedTuple):
 
     Attributes:
         items: number of elements, where all ranks must agree on it; otherwise 0.
+        ahead: whether this is the exchange of numbers that goes ahead of the collective.
     """
 
     collective: int
@@ -52,6 +55,7 @@ class _Call(NamedTuple):
     name: str
     shape: Tuple[int, ...]
     scales: Tuple[float, float] = (1.0, 1.0)
+    ahead: bool = False
 
     def header(self, generation: int) -> Header:
         """The header that goes in front; the name, shape and scale factors become a hash in it."""
@@ -80,17 +84,19 @@ class _Call(NamedTuple):
 class _Plan:
     """How a call is run, kept for the next time the same call comes."""
 
-    __slots__ = ("call", "execution", "fold", "header", "schedule")
+    __slots__ = ("call", "execution", "fold", "header", "schedule", "warns")
 
     def __init__(self, call: _Call, schedule: Sequence[Step], header: Header, fold: Optional[Kernel]) -> None:
         self.call = call
         self.schedule = schedule
         self.header = header
         self.fold = fold
-        self.execution: Optional[Execution] = None
+        self.warns = fold is not None and fold.warns
+        self.execution: Optional[Part] = None
 
 
 _PLANS_KEPT = 512
+_NOTHING_TO_SUPPRESS: ContextManager[Any] = nullcontext()
 _WITHOUT_ARRAY = (Collective.BARRIER, Collective.BROADCAST_OBJECT, Collective.ALLGATHER_OBJECT)
 _BY_ROWS = (Collective.ALLGATHER, Collective.ALLTOALL)
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
@@ -197,15 +203,19 @@ class Runner:
         postscale: float = 1.0,
     ) -> None:
         """Reduce over all ranks; afterwards chunk ``rank`` of ``data`` is finished, the rest is not."""
-        fold = kernel(op, data.dtype, self.size, prescale, postscale)
+        call = _Call(
+            int(Collective.REDUCESCATTER), data.dtype, data.size, int(op), NO_ROOT, name, shape,
+            (prescale, postscale),
+        )  # fmt: skip
+        plan = self._plans.get(call)
+        fold = plan.fold if plan is not None else None
+        if fold is None:
+            fold = kernel(op, data.dtype, self.size, prescale, postscale)
         fold.prepare(data)
         if self.size == 1:
             fold.finish_alone(data)
             return
         schedule = self._selector.reduce_scatter(bounds, data.itemsize, fold.needs_single_fold)
-        call = _Call(
-            Collective.REDUCESCATTER, data.dtype, data.size, op, NO_ROOT, name, shape, (prescale, postscale)
-        )
         self._run(self._plan(call, schedule, fold), data)
 
     def all_gather(
@@ -221,7 +231,7 @@ class Runner:
             return
         schedule = self._selector.all_gather(bounds, data.itemsize)
         # With the number of elements no header is the same as that of the exchange before it.
-        call = _Call(collective, data.dtype, data.size, NO_OP, NO_ROOT, name, shape)
+        call = _Call(int(collective), data.dtype, data.size, NO_OP, NO_ROOT, name, shape)
         self._run(self._plan(call, schedule), data)
 
     def exchange(
@@ -241,9 +251,12 @@ class Runner:
         numbers[self.rank] = values
         if self.size > 1:
             flat = numbers.reshape(-1)
-            bounds = even_bounds(flat.size, self.size)
-            schedule = self._selector.all_gather(bounds, flat.itemsize)
-            self._run(self._plan(_Call(collective, dtype, 0, NO_OP, NO_ROOT, name, shape), schedule), flat)
+            call = _Call(int(collective), dtype, 0, NO_OP, NO_ROOT, name, shape, ahead=True)
+            plan = self._plans.get(call)
+            if plan is None:
+                bounds = even_bounds(flat.size, self.size)
+                plan = self._plan(call, self._selector.all_gather(bounds, flat.itemsize))
+            self._run(plan, flat)
         return numbers
 
     def broadcast(
@@ -258,7 +271,7 @@ class Runner:
         if self.size == 1:
             return
         schedule = self._selector.broadcast(root, data.size, data.itemsize)
-        call = _Call(collective, data.dtype, data.size, NO_OP, root, name, shape)
+        call = _Call(int(collective), data.dtype, data.size, NO_OP, root, name, shape)
         self._run(self._plan(call, schedule), data)
 
     def all_to_all(
@@ -276,7 +289,7 @@ class Runner:
         if self.size == 1:
             return
         schedule = build_all_to_all(self.rank, self.size, send_bounds, recv_bounds)
-        call = _Call(Collective.ALLTOALL, data.dtype, 0, NO_OP, NO_ROOT, name, shape)
+        call = _Call(int(Collective.ALLTOALL), data.dtype, 0, NO_OP, NO_ROOT, name, shape)
         self._run(self._plan(call, schedule), data, source)
 
     def barrier(self, name: str = "") -> None:
@@ -311,14 +324,14 @@ class Runner:
             self._sequence += counted
             execution = plan.execution
             if execution is None:
-                execution = plan.execution = Execution(
+                execution = plan.execution = make_execution(
                     plan.schedule, self._fabric, plan.header, data.dtype, self._pool, plan.fold
                 )
             execution.arm(self._sequence, data, source)
             try:
                 # Overflow and NaN are the caller's numbers; a warning on whichever rank happens to
                 # own the element would help nobody.
-                with np.errstate(all="ignore"):
+                with np.errstate(all="ignore") if plan.warns else _NOTHING_TO_SUPPRESS:
                     run(execution, self._fabric, self._settings.timeout_s, self.spin_s)
             except BaseException as problem:
                 # The streams stop in the middle of a message: nothing can be sent on them any more.
@@ -346,7 +359,7 @@ class Runner:
                 f"failure was: {type(self._broken).__name__}: {self._broken}"
             ) from self._broken
 
-    def _translate(self, problem: BaseException, execution: Execution, call: _Call) -> BaseException:
+    def _translate(self, problem: BaseException, execution: Part, call: _Call) -> BaseException:
         """The error for people, the same on every rank, for what stopped an execution."""
         doing = f"{call.header(self._generation).describe()}, call number {self._sequence}"
         error: BaseException = problem

@@ -15,7 +15,7 @@ from ..collective.reduce import kernel
 from ..collective.runner import Reporter, Runner, call_site
 from ..config import Settings
 from ..dtypes import code_of
-from ..errors import ConfigError, Misuse, UnsupportedDtypeError
+from ..errors import ConfigError, Misuse, ShapeError, UnsupportedDtypeError
 from ..ops import Collective, ReduceOp, factor_of
 from ..schedule.select import Selector
 from ..transport.base import Fabric, Lanes
@@ -337,4 +337,4 @@ class Engine:
 def _check_rows(what: str, shapes: Sequence[Tuple[int, ...]]) -> None:
     for shape in shapes:
         if not shape:
-            raise Misuse(f"{what} divides the first dimension, and a zero-dimensional array has none.")
+            raise ShapeError(f"{what} divides the first dimension, and a zero-dimensional array has none.")

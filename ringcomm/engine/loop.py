@@ -14,14 +14,14 @@ import time
 from typing import Any, List, Optional
 
 from ..clock import Clock, monotonic
-from ..errors import BrokenInvariantError, Misuse, NotInitializedError, RingcommError
+from ..errors import BrokenInvariantError, Misuse, NotInitializedError, Recoverable, RingcommError
 from ..transport.base import Fabric
 from ..wire.messages import Message
 from .coordinator import Coordinator
 from .lines import Lines, Stopped, StopWatch
 from .observe import Observer
 from .perform import Performer
-from .request import Handle, Request
+from .request import Handle, Request, fresh_copy
 from .tracing import Sink
 from .turns import Turns
 
@@ -185,6 +185,9 @@ class Loop:
                 "init() again first."
             )
         broken = self._turns.broken
+        if isinstance(broken, Recoverable):
+            # Whoever submits may be the first of this rank's program to learn of the loss.
+            raise fresh_copy(broken)
         if broken is not None:
             raise Misuse(
                 "This job has failed before; call shutdown(), and init() if it shall start again. The "

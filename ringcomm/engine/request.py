@@ -147,7 +147,7 @@ class Handle:
             if not self._finished:
                 raise TimeoutError(f"{self.label} was not done within {timeout_s:g} s")
         if self._error is not None:
-            raise _fresh(self._error)
+            raise fresh_copy(self._error)
         convert, self._convert = self._convert, None
         if convert is not None:
             # In the thread that wants it, not in the engine's.
@@ -184,7 +184,7 @@ class Handle:
         return self._error
 
 
-def _fresh(error: BaseException) -> BaseException:
+def fresh_copy(error: BaseException) -> BaseException:
     """A new exception with the same facts: several waiters must not share one traceback."""
     copy = type(error)(*error.args)
     copy.__dict__.update(error.__dict__)

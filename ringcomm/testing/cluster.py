@@ -46,8 +46,8 @@ def run_ranks(
     """Call ``function(context)`` on every rank, each in a thread; the results in rank order.
 
     Args:
-        transport: ``memory`` for pipes within this process; ``tcp``, ``unix`` or ``auto`` (which reads
-            memory where it may) for real sockets on this machine and a real rendezvous.
+        transport: ``memory`` for pipes within this process; ``tcp``, ``unix``, ``shm`` or ``auto`` (which
+            reads memory where it may) for real sockets on this machine and a real rendezvous.
         settings: defaults if None (without polling: the threads share one interpreter).
         timeout_s: limit for everything together.
         wrap: for ``memory``: wraps every rank's fabric, to make it faulty for example.

@@ -13,9 +13,10 @@ from typing import Any, Callable, List, Optional, Sequence, Union
 
 import numpy as np
 
-from ..collective.execute import Execution
+from ..collective.execute import Part
 from ..collective.flows import SegmentPool
 from ..collective.reduce import Kernel
+from ..collective.short import make_execution
 from ..dtypes import code_of
 from ..errors import RingcommError
 from ..ops import Collective
@@ -36,7 +37,7 @@ def simulate(
     seed: int,
     kernel: Optional[Callable[[], Kernel]] = None,
     sources: Optional[Sequence[np.ndarray[Any, Any]]] = None,
-    segment_bytes: int = 64,
+    segment_bytes: Union[int, Sequence[int]] = 64,
     capacity_bytes: int = 1 << 20,
     faults: Optional[Faults] = None,
 ) -> List[Optional[RingcommError]]:
@@ -50,7 +51,8 @@ def simulate(
         seed: of the order in which ranks run.
         kernel: makes each rank's own, for schedules that fold.
         sources: each rank's input, for schedules that have one.
-        segment_bytes: see :class:`~ringcomm.collective.execute.SegmentPool`.
+        segment_bytes: see :class:`~ringcomm.collective.flows.SegmentPool`; for all ranks, or for each.
+            Messages that fit are short ones (:mod:`ringcomm.collective.short`).
         capacity_bytes: how much a link holds in flight.
         faults: what goes wrong, if anything.
 
@@ -66,13 +68,14 @@ def simulate(
         for fabric in memory_fabrics(len(schedules), capacity_bytes)
     ]
     header = Header(0, 1, Collective.ALLREDUCE, NO_OP, code_of(data[0].dtype), NO_ROOT, 0, 0)
+    sizes = [segment_bytes] * len(schedules) if isinstance(segment_bytes, int) else segment_bytes
     executions = [
-        Execution(
+        make_execution(
             schedules[rank],
             fabric,
             header,
             data[rank].dtype,
-            SegmentPool(segment_bytes),
+            SegmentPool(sizes[rank]),
             kernel() if kernel is not None else None,
         )
         for rank, fabric in enumerate(fabrics)
@@ -87,7 +90,7 @@ class _Simulation:
 
     def __init__(
         self,
-        executions: Sequence[Execution],
+        executions: Sequence[Part],
         fabrics: Sequence[Union[MemoryFabric, FaultyFabric]],
         turns: Turns,
         seed: int,

@@ -35,9 +35,12 @@ class Link(ABC):
 
     Attributes:
         peer: the rank at the other end.
+        segment_bytes: how much is best received at once before it is reduced: little enough to
+            stay in the processor's cache, and enough to be worth a call.
     """
 
     peer: int
+    segment_bytes = 256 * 1024
 
     @abstractmethod
     def send(self, views: Views) -> int:

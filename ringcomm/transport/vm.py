@@ -3,15 +3,28 @@
 The system permits it between processes of one user (unless a container or a security module
 forbids it). It is a plain system call, reached through ctypes; nothing is compiled and nothing
 stays behind when a process dies.
+
+The receiver copies offered bytes directly to where they belong (or into a segment that stays in
+its cache, to be reduced), so they cross memory once instead of four times through a TCP stream.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-from typing import Any, Optional
+import socket
+from typing import Any, List, Optional
 
 import numpy as np
+
+from .base import LinkClosed, Views
+from .framed import SHORT_BYTES, FramedLink, flat, inline_head, offer
+from .tcp import closed_reason
+
+INLINE_MOST_BYTES = 16 * 1024
+"""Up to here a copy through the socket is cheaper than an offer, a read and an answer."""
+_READ_MOST_BYTES = 2 * 1024 * 1024
+"""Read no more at once, so that the sender may go on with what has been read."""
 
 
 class _Span(ctypes.Structure):
@@ -83,3 +96,76 @@ class PeerMemory:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
         return int(count)
+
+
+class ReadingLink(FramedLink):
+    """A link to a rank of the same host whose memory may be read, and which may read ours.
+
+    A place is an address in the sender's memory. Views given to :meth:`send` and not taken must be
+    given again, from the first byte that was not taken on; offered bytes are taken when the peer
+    has read them.
+    """
+
+    __slots__ = ("_memory", "_offered")
+
+    # A read costs some 7 us however short it is, and as much again for every 64 KiB.
+    segment_bytes = 1024 * 1024
+    answer_every_bytes = 1024 * 1024
+
+    def __init__(self, peer: int, sock: socket.socket, memory: PeerMemory) -> None:
+        super().__init__(peer, sock)
+        self._memory = memory
+        self._offered = 0  # bytes offered to the peer and not read by it
+
+    def send(self, views: Views) -> int:
+        if self._offered:
+            # Even while our own frames are stuck: the peer's may be what they are waiting for.
+            if not self._arrived:
+                self._pump()
+            if self._arrived:
+                taken, self._arrived = self._arrived, 0
+                self._offered -= taken
+                return taken
+        if self._unsent and not self._flush():
+            return 0
+        if len(views) == 1 and 0 < views[0].nbytes <= SHORT_BYTES and not self._offered:
+            return self._send_short(views[0])
+        return self._post(views)
+
+    def _post(self, views: Views) -> int:
+        """Send what is small and offer what is large, beyond what is offered already."""
+        skip = self._offered
+        frames: List[memoryview] = []
+        taken = 0
+        for view in views:
+            data = flat(view)
+            if skip >= data.nbytes:
+                skip -= data.nbytes
+                continue
+            if skip:
+                data, skip = data[skip:], 0
+            if data.nbytes <= INLINE_MOST_BYTES and not self._offered:
+                frames += (memoryview(inline_head(data.nbytes)), data)
+                taken += data.nbytes
+            else:
+                frames.append(memoryview(offer(data.nbytes, address_of(data))))
+                self._offered += data.nbytes
+        if frames:
+            self._write(frames)
+        return taken
+
+    def _fetch(self, place: int, view: memoryview) -> int:
+        try:
+            return self._memory.read(place, view[:_READ_MOST_BYTES])
+        except OSError as problem:
+            raise LinkClosed(self.peer, f"its memory cannot be read: {closed_reason(problem)}") from None
+
+    def _next_piece(self, view: memoryview) -> int:
+        count = super()._next_piece(view)
+        if not self._queue:
+            # The sender may not go on before it knows.
+            self._answer()
+        return count
+
+    def _waits_for_answer(self) -> bool:
+        return self._offered > 0

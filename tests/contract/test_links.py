@@ -36,16 +36,20 @@ def fabrics_of(sockets):
     return [SocketFabric(0, {1: SocketLink(1, sockets[0])}), SocketFabric(1, {0: SocketLink(0, sockets[1])})]
 
 
-def local_fabrics():
-    """Each end reads the other's memory (which is the same, here)."""
+def local_fabrics(wishes=("auto", "auto"), buffer_bytes=None):
+    """Each end as it wishes; "memory" reads the other's (which is the same, here)."""
     sockets = socket.socketpair()
+    if buffer_bytes:
+        narrow(sockets, buffer_bytes)
     with ThreadPoolExecutor(2) as pool:
-        ends = pool.map(make_links, [{1: sockets[0]}, {0: sockets[1]}], ["auto", "auto"])
+        ends = pool.map(make_links, [{1: sockets[0]}, {0: sockets[1]}], wishes)
         return [SocketFabric(rank, links) for rank, links in enumerate(ends)]
 
 
 TRANSPORTS = {
     "local": local_fabrics,
+    "shm": lambda: local_fabrics(("shm", "shm")),
+    "shm, narrow": lambda: local_fabrics(("shm", "shm"), 2048),
     "memory": lambda: memory_fabrics(2),
     "memory of 100 bytes": lambda: memory_fabrics(2, 100),
     "tcp": lambda: fabrics_of(tcp_pair()),

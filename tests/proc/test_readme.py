@@ -48,9 +48,10 @@ def test_train_py(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed")
-def test_torch_train_py(tmp_path: Path) -> None:
-    (tmp_path / "torch_train.py").write_text(block("# torch_train.py\nimport"))
-    job = Launched("-np", "2", "torch_train.py", cwd=tmp_path)
+@pytest.mark.parametrize("script", ["torch_train.py", "hvd_train.py"])
+def test_torch_train_py(tmp_path: Path, script: str) -> None:
+    (tmp_path / script).write_text(block(f"# {script}\nimport"))
+    job = Launched("-np", "2", script, cwd=tmp_path)
     assert job.finish(LIMIT_S) == 0, job.err
     losses = [float(line.split()[-1]) for line in job.out.splitlines()]
     assert len(losses) == 5

@@ -11,11 +11,11 @@ from ringcomm.transport.base import LinkClosed
 from ringcomm.wire.frames import HEADER_BYTES
 
 
-def cut_run(case, cut, seed):
+def cut_run(case, cut, seed, segment_bytes=16):
     """Simulate with one cut; the errors, after a look at the numbers of those who had none."""
     errors = simulate(
         case.schedules, case.data, seed=seed, kernel=case.kernel(), sources=case.sources,
-        segment_bytes=16, capacity_bytes=64,
+        segment_bytes=segment_bytes, capacity_bytes=64,
         faults=Faults(seed=seed, would_block=0.1, short=0.3, cuts=(cut,)),
     )  # fmt: skip
     for rank, error in enumerate(errors):
@@ -33,15 +33,16 @@ def bytes_between(case, sender, receiver):
     return HEADER_BYTES + item * sum(step.stop - step.start for step in steps) if steps else 0
 
 
+@pytest.mark.parametrize("segment_bytes", [16, 4096])
 @pytest.mark.parametrize("sending", [True, False])
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_a_cut_at_every_byte(make_case, size, sending):
+def test_a_cut_at_every_byte(make_case, size, sending, segment_bytes):
     for sender, receiver in [(0, 1), (size - 1, 0)]:
         total = bytes_between(make_case(size, 11, np.int32), sender, receiver)
         for offset in range(total):
             rank, peer = (sender, receiver) if sending else (receiver, sender)
             cut = Cut(rank, peer, sending, offset)
-            errors = cut_run(make_case(size, 11, np.int32), cut, seed=offset)
+            errors = cut_run(make_case(size, 11, np.int32), cut, offset, segment_bytes)
             assert errors[receiver] is not None, f"{cut}: bytes are missing, but nobody noticed"
 
 

@@ -53,6 +53,17 @@ def test_links_that_hold_a_single_byte(make_case, size):
         run(make_case(size, 5 * size + seed, np.int32), seed, capacity_bytes=1)
 
 
+@pytest.mark.parametrize("size", [2, 3, 5, 8])
+def test_short_and_long_executions_understand_each_other(make_case, size):
+    for seed in range(6):
+        count = [size + 1, 29, 8 * size, 3, 0, 1][seed]
+        dtype = [np.int16, np.float32, np.complex128, np.uint8, np.int8, np.int64][seed]
+        segments = [[4096], [SEGMENT_BYTES, 4096], [4096, SEGMENT_BYTES]][seed % 3] * size
+        faults = Faults(seed=seed, delay=0.1, most_turns=20)
+        run(make_case(size, count, dtype), seed, segment_bytes=segments[:size], faults=faults,
+            capacity_bytes=[1, 100, 1 << 20][seed // 2])  # fmt: skip
+
+
 @pytest.mark.parametrize("name", (*choose.ALL_REDUCE_NAMES, choose.HIERARCHICAL))
 @pytest.mark.parametrize("size", [2, 3, 6, 8])
 def test_timing_changes_no_bit(name, size):
@@ -69,7 +80,7 @@ def test_timing_changes_no_bit(name, size):
         faults = Faults(seed=seed, short=0.1 * seed, delay=0.05, most_turns=9) if seed else None
         simulate(
             schedules, data, seed=seed, kernel=lambda: Kernel(Sum, np.dtype(np.float32), size),
-            segment_bytes=16 << (seed % 3), capacity_bytes=[1 << 20, 7, 64][seed % 3], faults=faults,
+            segment_bytes=[16, 32, 4096][seed % 3], capacity_bytes=[1 << 20, 7, 64][seed % 3], faults=faults,
         )  # fmt: skip
         np.testing.assert_allclose(data[0], exact, rtol=1e-4, atol=1e-3)
         seen.update(array.tobytes() for array in data)

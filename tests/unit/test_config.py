@@ -34,6 +34,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
         ("IFACE", "eth0,!docker*", "iface", "eth0,!docker*"),
         ("START_TIMEOUT", "2.5", "start_timeout_s", 2.5),
         ("TIMEOUT", "inf", "timeout_s", float("inf")),
+        ("SEGMENT_BYTES", "0", "segment_bytes", 0),
         ("SEGMENT_BYTES", "1000", "segment_bytes", 1000),
         ("SEGMENT_BYTES", "64K", "segment_bytes", 64 * 1024),
         ("SEGMENT_BYTES", "64KiB", "segment_bytes", 64 * 1024),
@@ -64,7 +65,7 @@ def test_setting_is_read(variable, text, field, value):
         ("START_TIMEOUT", "nan"),
         ("TIMEOUT", ""),
         ("TIMEOUT", "10s"),
-        ("SEGMENT_BYTES", "0"),
+        ("SEGMENT_BYTES", "0K"),
         ("SEGMENT_BYTES", "-4K"),
         ("SEGMENT_BYTES", "K"),
         ("SEGMENT_BYTES", ""),
@@ -84,7 +85,7 @@ def test_bad_setting_is_named_with_its_value(variable, text):
 
 
 def test_the_algorithms_are_those_that_there_are():
-    assert sorted(ALGORITHMS) == sorted([*choose.ALL_REDUCE_NAMES, "hierarchical"])
+    assert set(ALGORITHMS) == {*choose.ALL_REDUCE_NAMES, choose.HIERARCHICAL}
 
 
 def test_defaults_without_variables_and_other_variables_are_ignored():

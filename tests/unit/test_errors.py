@@ -13,16 +13,19 @@ from ringcomm.errors import (
     ConfigError,
     DuplicateNameError,
     HorovodInternalError,
+    HostsUpdatedInterrupt,
     MismatchError,
     Misuse,
     NoRouteError,
     NotInitializedError,
+    NotOfferedError,
     PeerLostError,
     PeerStalledError,
     ProtocolError,
     Recoverable,
     RefusedError,
     RingcommError,
+    ShapeError,
     StartTimeoutError,
     StartupError,
     UnsupportedDtypeError,
@@ -35,11 +38,14 @@ ALL = [
     if isinstance(item, type) and issubclass(item, Exception) and item is not HorovodInternalError
 ]
 PLACE = {
-    Misuse: [ConfigError, NotInitializedError, UnsupportedDtypeError, MismatchError, DuplicateNameError],
+    Misuse: [
+        ConfigError, NotInitializedError, UnsupportedDtypeError, MismatchError, DuplicateNameError,
+        ShapeError, NotOfferedError,
+    ],
     StartupError: [StartTimeoutError, RefusedError, AuthenticationError, NoRouteError],
     Recoverable: [PeerLostError, PeerStalledError],
-    RingcommError: [BrokenInvariantError, ProtocolError],
-}
+    RingcommError: [BrokenInvariantError, ProtocolError, HostsUpdatedInterrupt],
+}  # fmt: skip
 
 
 def test_everything_has_one_place_in_the_tree():
@@ -64,6 +70,9 @@ def test_one_base_and_exclusive_branches(kind):
         (ConfigError, ValueError),
         (NotInitializedError, ValueError),
         (UnsupportedDtypeError, TypeError),
+        (UnsupportedDtypeError, ValueError),
+        (ShapeError, ValueError),
+        (NotOfferedError, NotImplementedError),
         (StartTimeoutError, TimeoutError),
         (PeerLostError, ConnectionError),
         (PeerStalledError, TimeoutError),
@@ -77,12 +86,13 @@ def test_builtin_relatives(kind, builtin):
 def test_horovods_users_catch_what_went_wrong_between_ranks():
     """... and nothing else; whoever restarts training looks for Recoverable, which a mistake never is."""
     caught = {kind for kind in ALL if issubclass(kind, HorovodInternalError)}
-    assert caught == {MismatchError, PeerLostError, PeerStalledError}
-    assert {kind for kind in ALL if issubclass(kind, RuntimeError)} == caught
+    assert caught == {MismatchError, ShapeError, PeerLostError, PeerStalledError}
+    others = {NotOfferedError, HostsUpdatedInterrupt}
+    assert {kind for kind in ALL if issubclass(kind, RuntimeError)} == caught | others
     assert {kind for kind in caught if issubclass(kind, Recoverable)} == {PeerLostError, PeerStalledError}
 
 
-@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("kind", [kind for kind in ALL if kind is not HostsUpdatedInterrupt])
 def test_message_is_what_was_said(kind):
     assert str(kind("who did what")) == "who did what"
     assert kind.__doc__
@@ -94,6 +104,7 @@ def test_message_is_what_was_said(kind):
         (PeerLostError("gone", rank=2, host="jetson2"), {"rank": 2, "host": "jetson2"}),
         (PeerStalledError("silent", rank=1), {"rank": 1, "host": None}),
         (MismatchError("differ", rank=0, peer=3), {"rank": 0, "peer": 3}),
+        (HostsUpdatedInterrupt(True), {"skip_sync": True}),
     ],
 )
 def test_facts_survive_pickling(error, facts):

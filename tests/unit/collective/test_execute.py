@@ -191,13 +191,32 @@ class TestMemory:
         assert wire.take() == HEADER.pack() + raw(5, 6)
 
     @pytest.mark.parametrize(("asked", "given"), [(1, 16), (16, 16), (31, 16), (100, 96)])
-    def test_segments_hold_whole_elements(self, asked, given):
-        assert SegmentPool(asked).segment(3).nbytes == given
+    def test_segments_hold_whole_elements(self, wire, asked, given):
+        assert SegmentPool(asked).segment(wire.fabric.link(1)).nbytes == given
 
-    def test_segments_are_made_once(self):
-        pool = SegmentPool(64)
-        assert pool.segment(1) is pool.segment(1)
-        assert pool.segment(1) is not pool.segment(2)
+    def test_segments_are_as_long_as_suits_the_link(self, make_wire):
+        links = [make_wire(4).fabric.link(peer) for peer in (1, 2, 3)]
+        links[1].segment_bytes = 4096
+        pool = SegmentPool()
+        assert [pool.segment(link).nbytes for link in links] == [256 * 1024, 4096, 256 * 1024]
+
+    def test_segments_are_made_once(self, make_wire):
+        wire, pool = make_wire(3), SegmentPool(64)
+        one, two = wire.fabric.link(1), wire.fabric.link(2)
+        assert pool.segment(one) is pool.segment(one)
+        assert pool.segment(one) is not pool.segment(two)
+
+    def test_a_fold_goes_no_further_than_the_shortest_segment(self, make_wire):
+        wire = make_wire(3)
+        wire.fabric.link(2).segment_bytes = 16
+        count = 40
+        data = np.zeros(count, np.int16)
+        steps = [Recv((1, 2), 0, count, fold=(SELF, 1, 2), final=True)]
+        execution = start(wire, steps, data, segment_bytes=0)
+        for peer in (1, 2):
+            wire.put(HEADER.pack() + raw(*range(count)), peer)
+        assert execution.advance()
+        assert data.tolist() == [2 * number for number in range(count)]
 
 
 class TestFailure:

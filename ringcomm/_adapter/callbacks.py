@@ -1,0 +1,100 @@
+"""What callbacks compute, without the framework that calls them."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Optional, Union
+
+import numpy as np
+
+from ..errors import ConfigError
+from ..ops import ReduceOp
+from ..process_set import ProcessSet, global_process_set
+from . import host
+
+Multiplier = Union[float, Callable[[float], float]]
+
+
+class Schedule:
+    """A learning rate as a function of the epoch.
+
+    Args:
+        initial_lr: what the multiplier multiplies.
+        multiplier: a number, or a function of the epoch (with fractions unless ``staircase``).
+        start_epoch, end_epoch: it applies from the one on and before the other.
+        staircase: change it at the beginning of an epoch only, not with every batch.
+        steps_per_epoch: batches per epoch, needed without ``staircase``.
+
+    Raises:
+        ConfigError: there is no initial learning rate.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: Multiplier,
+        start_epoch: int = 0,
+        end_epoch: Optional[int] = None,
+        staircase: bool = True,
+        steps_per_epoch: Optional[int] = None,
+    ) -> None:
+        if initial_lr is None:
+            raise ConfigError("initial_lr is needed: the learning rate that the multiplier applies to.")
+        self.initial_lr = float(initial_lr)
+        self.start_epoch = start_epoch
+        self.end_epoch = end_epoch
+        self.staircase = staircase or not callable(multiplier)
+        self.steps_per_epoch = steps_per_epoch
+        self._multiplier = multiplier
+
+    def rate(self, epoch: int, batch: int) -> Optional[float]:
+        """The learning rate for a batch; None if it stays what it is.
+
+        Raises:
+            ConfigError: nobody said how many batches an epoch has.
+        """
+        if epoch < self.start_epoch or self.end_epoch is not None and epoch >= self.end_epoch:
+            return None
+        if not callable(self._multiplier):
+            return self.initial_lr * self._multiplier if batch == 0 else None
+        if self.staircase:
+            return self.initial_lr * self._multiplier(epoch) if batch == 0 else None
+        if not self.steps_per_epoch:
+            raise ConfigError(
+                "steps_per_epoch is needed: it could not be found out how many batches there are."
+            )
+        return self.initial_lr * self._multiplier(epoch + float(batch) / self.steps_per_epoch)
+
+
+def warmup(size: int, warmup_epochs: float) -> Callable[[float], float]:
+    """The multiplier that rises from 1/size to 1 over some epochs.
+
+    Training on many ranks starts with the learning rate of one, and ends up at ``initial_lr``, which is
+    that of one multiplied by their number (Goyal et al., "Accurate, Large Minibatch SGD", 2017).
+    """
+
+    def multiplier(epoch: float) -> float:
+        if not warmup_epochs:
+            return 1.0
+        return 1.0 / size * (epoch * (size - 1) / warmup_epochs + 1)
+
+    return multiplier
+
+
+def averaged(logs: Dict[str, Any], process_set: ProcessSet = global_process_set) -> Dict[str, float]:
+    """The averages over all ranks of what is a number among some metrics, in one operation."""
+    names = sorted(name for name, value in logs.items() if np.ndim(value) == 0 and _is_number(value))
+    if not names or process_set.size() == 1:
+        return {name: float(logs[name]) for name in names}
+    values = np.array([float(logs[name]) for name in names], np.float64)
+    how = host.average(process_set, ReduceOp.AVERAGE)
+    # The names are in the name: ranks with other metrics get an error, not another metric's average.
+    (means,) = host.Batch([host.Allreduce(how, f"metrics: {', '.join(names)}")]).run([values])
+    return {name: float(mean) for name, mean in zip(names, means)}
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -1,0 +1,39 @@
+"""Nested state taken apart into what travels as arrays and the rest, and put together again."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, NamedTuple, Sequence, Tuple
+
+
+class Leaf(NamedTuple):
+    """Stands for the array with this number."""
+
+    number: int
+
+
+def take_apart(tree: Any, is_array: Callable[[Any], bool]) -> Tuple[Any, List[Any]]:
+    """A copy of nested dicts, lists and tuples with a :class:`Leaf` for every array, and the arrays."""
+    arrays: List[Any] = []
+
+    def copied(node: Any) -> Any:
+        if is_array(node):
+            arrays.append(node)
+            return Leaf(len(arrays) - 1)
+        if isinstance(node, dict):
+            return {key: copied(value) for key, value in node.items()}
+        if type(node) in (list, tuple):
+            return type(node)(copied(item) for item in node)
+        return node
+
+    return copied(tree), arrays
+
+
+def put_together(tree: Any, arrays: Sequence[Any]) -> Any:
+    """The opposite of :func:`take_apart`."""
+    if isinstance(tree, Leaf):
+        return arrays[tree.number]
+    if isinstance(tree, dict):
+        return {key: put_together(value, arrays) for key, value in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(put_together(item, arrays) for item in tree)
+    return tree

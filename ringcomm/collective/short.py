@@ -1,0 +1,324 @@
+"""Short messages: what a peer gets in one go is one packet, header and elements side by side.
+
+:class:`~.execute.Execution` moves positions, so that nothing waits for more than it needs. For a few
+kilobytes there is nothing to overlap, and keeping the positions would take longer than everything
+else together. A :class:`ShortExecution` copies what it sends into packets, receives whole packets,
+and then combines: a few system calls and little around them. The bytes on the wire are the same, so
+each rank decides for itself which of the two it uses.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+
+import numpy as np
+
+from ..errors import BrokenInvariantError, MismatchError
+from ..schedule.steps import DATA, SELF, Recv, Send, Step
+from ..transport.base import Fabric, Link
+from ..wire.frames import HEADER_BYTES, Header, explain_difference, stamp, unpack_header
+from .execute import Execution, Part
+from .flows import SegmentPool
+from .reduce import Kernel
+
+SHORT_BYTES = 16 * 1024
+"""The longest packet. Copying one takes a microsecond; keeping positions takes ten or more."""
+
+_MOST_KEPT_BYTES = 64 * 1024
+"""All packets of one execution together. They are kept as long as it is."""
+
+Array = Any  # numpy.ndarray of any type
+
+
+class _Packet:
+    """What goes to (or comes from) one peer in one stage: perhaps a header, then elements."""
+
+    __slots__ = ("bytes", "elements", "full", "headed", "left", "link", "views")
+
+    def __init__(self, link: Link, count: int, dtype: np.dtype[Any], headed: bool) -> None:
+        self.link = link
+        self.headed = headed
+        start = HEADER_BYTES if headed else 0
+        packet = np.zeros(start + count * dtype.itemsize, np.uint8)
+        self.bytes: memoryview = packet.data
+        self.elements: Array = packet[start:].view(dtype)
+        self.full = [self.bytes]
+        self.views = self.full  # what has not passed yet
+        self.left = packet.size
+
+    def rewind(self) -> None:
+        """Nothing has passed."""
+        self.views = self.full
+        self.left = self.bytes.nbytes
+
+    def passed(self, count: int) -> None:
+        """So many bytes have passed, and more are left."""
+        self.left -= count
+        self.views = [self.bytes[self.bytes.nbytes - self.left :]]
+
+
+class _Copy:
+    """Elements of an array, and where they lie in a packet."""
+
+    __slots__ = ("buffer", "part", "span")
+
+    def __init__(self, buffer: int, start: int, stop: int, part: Array) -> None:
+        self.buffer = buffer
+        self.span = slice(start, stop)
+        self.part = part
+
+
+class _Fold:
+    """A step that combines: elements of the data, and the operands in packets (None: the data)."""
+
+    __slots__ = ("final", "operands", "span")
+
+    def __init__(self, step: Recv, operands: List[Optional[Array]]) -> None:
+        self.span = slice(step.start, step.stop)
+        self.operands = operands
+        self.final = step.final
+
+
+class _Stage:
+    """Steps that go together: all that is sent is sent at once, then all that is received is awaited."""
+
+    def __init__(self) -> None:
+        self.sends: List[Send] = []
+        self.receipts: List[Recv] = []
+        self.packing: List[_Copy] = []
+        self.outward: List[_Packet] = []
+        self.inward: List[_Packet] = []
+        self.arriving: List[Any] = []  # _Copy or _Fold, in the order of the schedule
+
+
+def _stages(schedule: Sequence[Step]) -> Optional[List[_Stage]]:
+    """The schedule in stages, or None if a stage would wait for more than the steps themselves do.
+
+    A send that depends on a receipt begins a stage. That is only possible if there is no other
+    receipt in the stage before, and all sends of the new stage depend on it: then nothing that a
+    peer may be waiting for is held back.
+    """
+    stages = [_Stage()]
+    for step in schedule:
+        if isinstance(step, Recv):
+            stages[-1].receipts.append(step)
+            continue
+        if any(_depends(step, receipt) for receipt in stages[-1].receipts):
+            stages.append(_Stage())
+        if len(stages) > 1:
+            before = stages[-2].receipts
+            if len(before) != 1 or not _depends(step, before[0]):
+                return None
+        stages[-1].sends.append(step)
+    return stages
+
+
+def _depends(step: Send, receipt: Recv) -> bool:
+    return step.buffer == DATA and step.start < receipt.stop and receipt.start < step.stop
+
+
+class ShortExecution(Part):
+    """Like :class:`~.execute.Execution`, of which it is the quick form for short messages."""
+
+    def __init__(
+        self,
+        stages: List[_Stage],
+        fabric: Fabric,
+        header: Header,
+        dtype: np.dtype[Any],
+        pool: SegmentPool,
+        kernel: Optional[Kernel],
+    ) -> None:
+        self._rank = fabric.rank
+        self._header = bytearray(header.pack())
+        self._dtype = dtype
+        self._kernel = kernel
+        self._workspace = pool.workspace
+        self._stages = stages
+        self._headed: List[_Packet] = []
+        self.moved_bytes = 0
+        known: Tuple[Set[int], Set[int]] = (set(), set())
+        for stage in stages:
+            self._compile(stage, fabric, *known)
+        packets = [packet for stage in stages for packet in (*stage.outward, *stage.inward)]
+        self._links = list({packet.link.peer: packet.link for packet in packets}.values())
+        self._index = 0
+        self._sends: List[_Packet] = []
+        self._receives: List[_Packet] = []
+
+    def _compile(self, stage: _Stage, fabric: Fabric, sent: Set[int], received: Set[int]) -> None:
+        # Peers that get the same elements share a packet's bytes, which are then filled once.
+        alike: Dict[Any, _Packet] = {}
+        for peer, sends in _by_peer((step.peer, step) for step in stage.sends).items():
+            headed = peer not in sent
+            sent.add(peer)
+            key = (headed, *((step.start, step.stop, step.buffer) for step in sends))
+            packet = _Packet(fabric.link(peer), _count(sends), self._dtype, headed)
+            if not packet.left:
+                continue
+            if key in alike:
+                packet.bytes, packet.full = alike[key].bytes, alike[key].full
+            else:
+                alike[key] = packet
+                self._headed += [packet] if headed else []
+                stage.packing += [
+                    _Copy(step.buffer, step.start, step.stop, part)
+                    for step, part in zip(sends, _parts(packet, sends))
+                    if part.size
+                ]
+            stage.outward.append(packet)
+        parts: Dict[Tuple[int, int], Array] = {}
+        pairs = [(peer, index) for index, step in enumerate(stage.receipts) for peer in step.peers]
+        for peer, indices in _by_peer(pairs).items():
+            steps = [stage.receipts[index] for index in indices]
+            packet = _Packet(fabric.link(peer), _count(steps), self._dtype, peer not in received)
+            received.add(peer)
+            if packet.left:
+                stage.inward.append(packet)
+            for index, part in zip(indices, _parts(packet, steps)):
+                parts[peer, index] = part
+        for index, step in enumerate(stage.receipts):
+            if step.start == step.stop:
+                continue
+            if step.fold:
+                operands = [None if peer == SELF else parts[peer, index] for peer in step.fold]
+                stage.arriving.append(_Fold(step, operands))
+            else:
+                (peer,) = step.peers
+                stage.arriving.append(_Copy(DATA, step.start, step.stop, parts[peer, index]))
+
+    def arm(self, sequence: int, data: Array, source: Optional[Array] = None) -> None:
+        stamp(self._header, sequence)
+        for packet in self._headed:
+            packet.bytes[:HEADER_BYTES] = self._header
+        self._arrays = (data, data if source is None else source)
+        self._index = -1
+        self.moved_bytes = 0
+        self._next_stage()
+
+    def disarm(self) -> None:
+        del self._arrays
+
+    def _next_stage(self) -> bool:
+        """Go on to the next stage, if there is one: fill its packets."""
+        self._index += 1
+        if self._index == len(self._stages):
+            return False
+        stage, arrays = self._stages[self._index], self._arrays
+        for copy in stage.packing:
+            copy.part[:] = arrays[copy.buffer][copy.span]
+        for packet in stage.outward:
+            packet.rewind()
+        for packet in stage.inward:
+            packet.rewind()
+        self._sends, self._receives = stage.outward, stage.inward
+        return True
+
+    def advance(self) -> bool:
+        while True:
+            if self._sends:
+                self._sends = [packet for packet in self._sends if not self._sent(packet)]
+            if self._receives:
+                self._receives = [packet for packet in self._receives if not self._received(packet)]
+                if self._receives:
+                    return False
+                self._combine(self._stages[self._index])
+            # What is sent is in packets, so the next stage may change the data; but bytes to one
+            # peer must stay in order.
+            if self._sends:
+                return False
+            if self._index >= len(self._stages) or not self._next_stage():
+                unsettled = [link for link in self._links if not link.settled()]
+                return not unsettled
+
+    def _sent(self, packet: _Packet) -> bool:
+        sent = packet.link.send(packet.views)
+        self.moved_bytes += sent
+        if sent == packet.left:
+            return True
+        if sent:
+            packet.passed(sent)
+        return False
+
+    def _received(self, packet: _Packet) -> bool:
+        got = packet.link.recv(packet.views)
+        if not got:
+            return False
+        self.moved_bytes += got
+        left = packet.left
+        if packet.headed and left - got <= packet.bytes.nbytes - HEADER_BYTES:
+            # As soon as it is there: of another call, more may never come.
+            self._check_header(packet)
+        if got == left:
+            return True
+        packet.passed(got)
+        return False
+
+    def _check_header(self, packet: _Packet) -> None:
+        header = packet.bytes[:HEADER_BYTES]
+        if header != self._header:
+            mine, theirs = unpack_header(self._header), unpack_header(header)
+            raise MismatchError(explain_difference(mine, theirs), rank=self._rank, peer=packet.link.peer)
+
+    def _combine(self, stage: _Stage) -> None:
+        """All has arrived: bring it to its place, in the order of the schedule."""
+        data = self._arrays[DATA]
+        for item in stage.arriving:
+            out = data[item.span]
+            if type(item) is _Copy:
+                out[:] = item.part
+            elif self._kernel is None:
+                raise BrokenInvariantError("a schedule that folds was started without a kernel")
+            else:
+                operands = [out if operand is None else operand for operand in item.operands]
+                self._kernel.fold(out, operands, item.final, self._workspace)
+
+    def waiting_for(self) -> Tuple[List[Link], List[Link]]:
+        reading = [packet.link for packet in self._receives]
+        writing = [packet.link for packet in self._sends]
+        if not reading and not writing:
+            writing = [link for link in self._links if not link.settled()]
+        return reading, writing
+
+
+def _by_peer(pairs: Any) -> Dict[int, List[Any]]:
+    found: Dict[int, List[Any]] = {}
+    for peer, item in pairs:
+        found.setdefault(peer, []).append(item)
+    return found
+
+
+def _count(steps: Sequence[Any]) -> int:
+    return sum(step.stop - step.start for step in steps)
+
+
+def _parts(packet: _Packet, steps: Sequence[Any]) -> List[Array]:
+    """The elements of a packet that belong to each of the steps."""
+    bounds = np.cumsum([0, *(step.stop - step.start for step in steps)]).tolist()
+    return [packet.elements[start:stop] for start, stop in zip(bounds, bounds[1:])]
+
+
+def make_execution(
+    schedule: Sequence[Step],
+    fabric: Fabric,
+    header: Header,
+    dtype: np.dtype[Any],
+    pool: SegmentPool,
+    kernel: Optional[Kernel] = None,
+) -> Part:
+    """What runs this schedule best. The arguments are those of :class:`~.execute.Execution`."""
+    most = min(SHORT_BYTES, pool.segment_bytes or SHORT_BYTES)
+    lengths: List[int] = []
+    for kind in (Send, Recv):
+        pairs = [
+            (peer, step)
+            for step in schedule
+            if isinstance(step, kind)
+            for peer in ((step.peer,) if isinstance(step, Send) else step.peers)
+        ]
+        lengths += [HEADER_BYTES + _count(steps) * dtype.itemsize for steps in _by_peer(pairs).values()]
+    if max(lengths, default=0) <= most and sum(lengths) <= _MOST_KEPT_BYTES:
+        stages = _stages(schedule)
+        if stages is not None:
+            return ShortExecution(stages, fabric, header, dtype, pool, kernel)
+    return Execution(schedule, fabric, header, dtype, pool, kernel)

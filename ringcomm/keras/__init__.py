@@ -1,0 +1,38 @@
+"""Keras 3 on any number of ranks, on TensorFlow, PyTorch or JAX, with Horovod's interface.
+
+::
+
+    import ringcomm.keras as hvd
+
+    hvd.init()
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.001 * hvd.size()))
+    model.compile(optimizer=optimizer, loss=..., metrics=[...])
+    model.fit(..., callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+
+Every rank gets its share of the data from the program; everything else stays as it is.
+"""
+
+from .._adapter import common
+from .._adapter.common import *  # noqa: F403
+from .._adapter.objects import allgather_object, broadcast_object
+from . import callbacks
+from .compression import Compression
+from .models import load_model
+from .optimizer import DistributedOptimizer, PartialDistributedOptimizer
+from .values import allgather, allreduce, broadcast, broadcast_variables, reducescatter
+
+__all__ = [
+    *common.__all__,
+    "Compression",
+    "DistributedOptimizer",
+    "PartialDistributedOptimizer",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "broadcast",
+    "broadcast_object",
+    "broadcast_variables",
+    "callbacks",
+    "load_model",
+    "reducescatter",
+]

@@ -1,0 +1,146 @@
+"""The collectives on lists of dense tensors, with their gradients."""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional, Sequence, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+from .. import api
+from .._adapter import host
+from .._adapter.gradients import Reduction
+from ..ops import ReduceOp
+from ..process_set import ProcessSet
+from . import bridge
+
+Tensors = List[tf.Tensor]
+
+
+def reduce(how: Reduction, name: Optional[str], tensors: Sequence[tf.Tensor]) -> Tensors:
+    """Reduce all or none. The gradient of a reduction is the same reduction of the gradients."""
+
+    @tf.custom_gradient
+    def forward(*inputs: tf.Tensor) -> Any:
+        operation = host.Allreduce(how, name, len(inputs))
+        outputs = bridge.run([operation], inputs, _dtypes(inputs), _shapes(inputs))
+        return outputs, lambda *gradients: reduce(how, _of(name), gradients)
+
+    return _list(forward(*tensors))
+
+
+def scatter(how: Reduction, name: Optional[str], tensors: Sequence[tf.Tensor]) -> Tensors:
+    """Reduce, and keep this rank's rows.
+
+    Everybody needs the gradients of all rows; of a sum that of all ranks, as losses are averaged.
+    """
+
+    @tf.custom_gradient
+    def forward(*inputs: tf.Tensor) -> Any:
+        operation = host.Reducescatter(how, name, len(inputs))
+        outputs = bridge.run([operation], inputs, _dtypes(inputs), _rows_unknown(inputs))
+
+        def backward(*gradients: tf.Tensor) -> Any:
+            factor = how.prescale * how.postscale
+            if how.op == ReduceOp.SUM:
+                factor *= how.process_set.size()
+            scaled = [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]
+            return gather(how.process_set, _of(name), scaled)
+
+        return outputs, backward
+
+    return _list(forward(*tensors))
+
+
+def gather(process_set: ProcessSet, name: Optional[str], tensors: Sequence[tf.Tensor]) -> Tensors:
+    """Collect everybody's rows. The gradient is a rank's own rows of the averaged gradients."""
+
+    @tf.custom_gradient
+    def forward(*inputs: tf.Tensor) -> Any:
+        operation = host.Allgather(process_set, name, len(inputs))
+        outputs = bridge.run([operation], inputs, _dtypes(inputs), _rows_unknown(inputs))
+
+        def backward(*gradients: tf.Tensor) -> Any:
+            averaged = reduce(host.average(process_set), _of(name), gradients)
+            rows = tf.stack([tf.shape(item, tf.int64)[0] for item in inputs])
+            label = None if name is None else bridge.unique_name(f"{name}.rows")
+            (everybody,) = gather(process_set, label, [rows[tf.newaxis]])
+            before = tf.reduce_sum(everybody[: process_set.rank()], axis=0)
+            return [part[before[index] : before[index] + rows[index]] for index, part in enumerate(averaged)]
+
+        return outputs, backward
+
+    return _list(forward(*tensors))
+
+
+def spread(
+    root_rank: int, process_set: ProcessSet, name: Optional[str], tensors: Sequence[tf.Tensor]
+) -> Tensors:
+    """Give all the root's tensors. It gets the averaged gradients; the others' tensors were not used."""
+
+    @tf.custom_gradient
+    def forward(*inputs: tf.Tensor) -> Any:
+        operation = host.Broadcast(root_rank, process_set, name, len(inputs))
+        outputs = bridge.run([operation], inputs, _dtypes(inputs), _shapes(inputs))
+
+        def backward(*gradients: tf.Tensor) -> Any:
+            averaged = reduce(host.average(process_set), _of(name), gradients)
+            return averaged if api.rank() == root_rank else [item * 0 for item in averaged]
+
+        return outputs, backward
+
+    return _list(forward(*tensors))
+
+
+def exchange(
+    process_set: ProcessSet, name: Optional[str], tensor: tf.Tensor, splits: tf.Tensor
+) -> Tuple[tf.Tensor, tf.Tensor]:
+    """Send rows to everybody; the received rows, and how many came from whom.
+
+    Gradients go back the way that the rows came.
+    """
+
+    @tf.custom_gradient
+    def forward(rows: tf.Tensor, counts: tf.Tensor) -> Any:
+        outputs = bridge.run(
+            [host.Alltoall(process_set, name)], [rows, counts], [rows.dtype, tf.int32],
+            [*_rows_unknown([rows]), [None]],
+        )  # fmt: skip
+        received = outputs[1]
+
+        def backward(gradient: tf.Tensor, _: tf.Tensor) -> Any:
+            returned, _ = exchange(process_set, _of(name), gradient, received)
+            return returned, None
+
+        return outputs, backward
+
+    results = forward(tensor, splits)
+    return results[0], results[1]
+
+
+def _list(outputs: Any) -> Tensors:
+    return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+
+
+def _of(name: Optional[str]) -> Optional[str]:
+    """What the gradient of an operation is called. It may be asked for more than once."""
+    return None if name is None else bridge.unique_name(f"{name}.gradient")
+
+
+def _dtypes(tensors: Sequence[tf.Tensor]) -> List[Any]:
+    return [tensor.dtype for tensor in tensors]
+
+
+def _shapes(tensors: Sequence[tf.Tensor]) -> List[Any]:
+    return [tensor.shape for tensor in tensors]
+
+
+def _rows_unknown(tensors: Sequence[tf.Tensor]) -> List[Any]:
+    return [
+        tf.TensorShape([None]).concatenate(tensor.shape[1:]) if tensor.shape.rank else tensor.shape
+        for tensor in tensors
+    ]
+
+
+NO_SPLITS = np.zeros(0, np.int32)
+"""Rows are dealt out evenly."""

@@ -1,0 +1,5 @@
+"""``ringcomm.keras`` under the name that scripts with ``tf.keras`` look for: everything is the same."""
+
+from ...keras import *  # noqa: F403
+from ...keras import __all__ as __all__
+from . import callbacks as callbacks  # type: ignore[no-redef]

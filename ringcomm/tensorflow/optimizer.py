@@ -1,0 +1,154 @@
+"""Optimizers whose gradients are those of all ranks."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional
+
+import tensorflow as tf
+
+from .._adapter.gradients import Groups
+from ..errors import ConfigError
+from ..ops import ReduceOp
+from ..process_set import ProcessSet, global_process_set
+from .compression import Compression
+from .gradients import GradientReducer
+
+tf1 = tf.compat.v1
+
+_classes: Dict[Any, Any] = {}
+
+
+class _Distributed:
+    """What a distributed optimizer of version 1 has besides what the user's own has."""
+
+    _reducer: GradientReducer
+    _passes: int
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        """Like the optimizer's own, then reduced over all ranks."""
+        pairs = super().compute_gradients(*args, **kwargs)  # type: ignore[misc]
+        if self._passes > 1:
+            return pairs
+        return self._reduced(pairs)
+
+    def apply_gradients(
+        self, grads_and_vars: Any, global_step: Any = None, name: Optional[str] = None
+    ) -> Any:
+        """Like the optimizer's own; with several passes per step only after the last of them."""
+        pairs = list(grads_and_vars)
+        own = super().apply_gradients  # type: ignore[misc]
+        if self._passes == 1:
+            return own(pairs, global_step, name)
+        return _Accumulator(pairs, self._passes).then(
+            lambda sums: own(self._reduced(sums), global_step, name)
+        )
+
+    def register_local_var(self, var: Any) -> None:
+        """The gradient of this variable is not reduced: it belongs to a part only this rank has."""
+        self._reducer.register_local(var)
+
+    def _reduced(self, pairs: Any) -> Any:
+        gradients, variables = zip(*pairs) if pairs else ((), ())
+        reduced = self._reducer.reduce(gradients, variables, "optimizer")
+        return list(zip(reduced, variables))
+
+
+class _Accumulator:
+    """Adds up gradients over several runs of a graph."""
+
+    def __init__(self, pairs: List[Any], passes: int) -> None:
+        self._passes = passes
+        self._pairs = [(tf.convert_to_tensor(g), v) for g, v in pairs if g is not None]
+        with tf1.variable_scope("ringcomm_accumulated", reuse=tf1.AUTO_REUSE):
+            self._sums = [
+                tf1.get_variable(
+                    f"gradient_{index}", gradient.shape, gradient.dtype, tf1.zeros_initializer(),
+                    trainable=False, use_resource=True, collections=[tf1.GraphKeys.LOCAL_VARIABLES],
+                )
+                for index, (gradient, _) in enumerate(self._pairs)
+            ]  # fmt: skip
+            self._count = tf1.get_variable(
+                "passes", [], tf.int32, tf1.zeros_initializer(), trainable=False, use_resource=True,
+                collections=[tf1.GraphKeys.LOCAL_VARIABLES],
+            )  # fmt: skip
+
+    def then(self, step: Any) -> Any:
+        """What adds these gradients, and makes a step of the sums when they are complete."""
+        added = [
+            total.assign_add(gradient, read_value=False)
+            for total, (gradient, _) in zip(self._sums, self._pairs)
+        ]
+        with tf.control_dependencies(added):
+            count = self._count.assign_add(1)
+
+        def make_step() -> Any:
+            sums = [total.read_value() for total in self._sums]
+            done = step([(total, variable) for total, (_, variable) in zip(sums, self._pairs)])
+            with tf.control_dependencies([done]):
+                cleared = [total.assign(tf.zeros_like(total), read_value=False) for total in self._sums]
+                with tf.control_dependencies([*cleared, self._count.assign(0, read_value=False)]):
+                    return tf.constant(True)
+
+        return tf1.cond(tf.equal(count, self._passes), make_step, lambda: tf.constant(False)).op
+
+
+def DistributedOptimizer(  # noqa: N802 - Horovod's name
+    optimizer: Any,
+    name: Optional[str] = None,
+    use_locking: bool = False,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    backward_passes_per_step: int = 1,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    gradient_predivide_factor: float = 1.0,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Groups = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """An optimizer that averages gradients over all ranks before it applies them.
+
+    Args:
+        optimizer: of ``tf.compat.v1.train``, or of Keras.
+        name: for it; ``use_locking``, ``device_dense`` and ``device_sparse`` are without effect.
+        compression: how gradients travel.
+        sparse_as_dense: reduce ``tf.IndexedSlices`` as dense tensors.
+        backward_passes_per_step: add up the gradients of so many batches before they are reduced.
+        op: Average (the default), Sum or Adasum.
+        gradient_predivide_factor: divide an average by so much before the sum, by the rest after it.
+        average_aggregated_gradients: divide what has been added up by the number of passes.
+        num_groups, groups: reduce gradients in so many groups, or in these (lists of variables).
+        process_set: the ranks that take part.
+        scale_local_gradients: divide gradients of local variables by the number of ranks.
+
+    Raises:
+        ConfigError: it is neither, or the arguments make no sense.
+    """
+    if backward_passes_per_step < 1:
+        raise ConfigError("backward_passes_per_step must be at least 1")
+    if not isinstance(optimizer, tf1.train.Optimizer):
+        # Keras is another package, with adapters of its own, which use this one.
+        from ..keras.optimizer import DistributedOptimizer as for_keras
+
+        return for_keras(
+            optimizer, name, device_dense, device_sparse, compression, sparse_as_dense,
+            gradient_predivide_factor, op, backward_passes_per_step, average_aggregated_gradients, num_groups,
+            groups, process_set, scale_local_gradients,
+        )  # fmt: skip
+    factor = 1.0 / backward_passes_per_step if average_aggregated_gradients else 1.0
+    kind: Any = type(optimizer)
+    if kind not in _classes:
+        _classes[kind] = type(kind.__name__, (_Distributed, kind), {"__doc__": kind.__doc__})
+    distributed: Any = _classes[kind].__new__(_classes[kind])
+    distributed.__dict__.update(optimizer.__dict__)
+    distributed._reducer = GradientReducer(
+        compression, sparse_as_dense, op, gradient_predivide_factor, num_groups, groups, process_set,
+        scale_local_gradients, factor,
+    )  # fmt: skip
+    distributed._passes = backward_passes_per_step
+    if name is not None:
+        distributed._name = name
+    return distributed

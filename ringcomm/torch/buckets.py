@@ -1,0 +1,269 @@
+"""Gradients that are reduced together: side by side in one flat tensor, one by one, or sparse.
+
+In a :class:`FlatBucket` the parameters' ``.grad`` are views of the flat tensor once they have been
+reduced, so the engine works where the gradients are. What autograd then adds to (after
+``zero_grad(set_to_none=False)``) is in its place already; what it makes anew is copied there, once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, Optional, Sequence, Set
+
+import torch
+
+from .. import api
+from .._adapter.arguments import wire_name
+from .._adapter.gradients import Reduction, bucket_name
+from ..process_set import number_of
+from . import handles
+from .compression import is_elementwise, wire_torch_dtype
+from .tensors import flat_array, on_host
+
+Parameters = Sequence[torch.Tensor]
+
+
+class Bucket:
+    """Some parameters' gradients on their way.
+
+    Args:
+        parameters, names: of its members.
+        reduction: how gradients become one.
+    """
+
+    def __init__(self, parameters: Parameters, names: Sequence[str], reduction: Reduction) -> None:
+        self.parameters = list(parameters)
+        self.names = list(names)
+        self.reduction = reduction
+        self.handle: Any = None
+
+    @property
+    def name(self) -> str:
+        """What it is called among the ranks."""
+        return bucket_name(self.names, [parameter.shape for parameter in self.parameters])
+
+    def take(self, parameter: torch.Tensor) -> None:
+        """A gradient is complete (or there is none: then it counts as zeros)."""
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+
+    def submit(self) -> None:
+        """All members have been taken: start reducing."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Wait, and give every member its reduced gradient."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Forget what is on its way: it has failed, or nobody wants it any more."""
+        self.handle = None
+
+    def without(self, parameter: torch.Tensor) -> Optional[Bucket]:
+        """The same bucket without a member, what has been taken before included; None if none is left."""
+        left = [place for place, item in enumerate(self.parameters) if item is not parameter]
+        if not left:
+            return None
+        return self._like([self.parameters[place] for place in left], [self.names[place] for place in left])
+
+    def _like(self, parameters: Parameters, names: Sequence[str]) -> Bucket:
+        raise NotImplementedError
+
+
+class EachBucket(Bucket):
+    """Every gradient compressed by itself: for compressions that are not ours, and mixed groups."""
+
+    def __init__(
+        self, parameters: Parameters, names: Sequence[str], reduction: Reduction, compression: Any
+    ) -> None:
+        super().__init__(parameters, names, reduction)
+        self._compression = compression
+        self._contexts: List[Any] = []
+
+    def submit(self) -> None:
+        """See :meth:`Bucket.submit`."""
+        gradients = [_dense(_gradient(parameter)) for parameter in self.parameters]
+        pairs = [self._compression.compress(gradient) for gradient in gradients]
+        self._contexts = [context for _, context in pairs]
+        self.handle = handles.grouped_allreduce_async_(
+            [compressed for compressed, _ in pairs], None, self.name, self.reduction.op,
+            self.reduction.prescale, self.reduction.postscale, self.reduction.process_set,
+        )  # fmt: skip
+
+    def finish(self) -> None:
+        """See :meth:`Bucket.finish`."""
+        handle, self.handle = self.handle, None
+        reduced = handles.synchronize(handle)
+        for parameter, tensor, context in zip(self.parameters, reduced, self._contexts):
+            whole = self._compression.decompress(tensor, context)
+            if _gradient(parameter).is_sparse:
+                parameter.grad = whole.to_sparse()
+            else:
+                _gradient(parameter).copy_(whole)
+
+    def _like(self, parameters: Parameters, names: Sequence[str]) -> Bucket:
+        return EachBucket(parameters, names, self.reduction, self._compression)
+
+
+class FlatBucket(Bucket):
+    """Gradients of one type and device, side by side."""
+
+    def __init__(
+        self, parameters: Parameters, names: Sequence[str], reduction: Reduction, compression: Any
+    ) -> None:
+        super().__init__(parameters, names, reduction)
+        self._compression = compression
+        self._starts = {}
+        start = 0
+        for parameter in parameters:
+            self._starts[parameter] = start
+            start += parameter.numel()
+        self._count = start
+        self._flat: Optional[torch.Tensor] = None
+        self._users_alone = 0
+        self._fresh = False
+        self._wire: Optional[torch.Tensor] = None
+        self._sparse: Set[torch.Tensor] = set()
+
+    def take(self, parameter: torch.Tensor) -> None:
+        """See :meth:`Bucket.take`."""
+        flat = self._room()
+        gradient = parameter.grad
+        slot = self._slot(flat, parameter)
+        if gradient is None:
+            slot.zero_()
+        elif gradient.is_sparse:
+            slot.copy_(gradient.to_dense())
+            self._sparse.add(parameter)
+            return
+        elif gradient.data_ptr() != slot.data_ptr() or not gradient.is_contiguous():
+            slot.copy_(gradient)
+        else:
+            return
+        if gradient is None or (parameter.is_contiguous() and gradient.dtype == slot.dtype):
+            parameter.grad = slot
+
+    def submit(self) -> None:
+        """See :meth:`Bucket.submit`."""
+        flat = self._room()
+        smaller = wire_torch_dtype(self._compression, flat.dtype)
+        if smaller is not None:
+            if self._wire is None:
+                self._wire = torch.empty_like(flat, dtype=smaller)
+            flat = self._wire.copy_(flat)
+        # What is on the CPU is reduced in place; anything else travels through host memory.
+        self._host = on_host(flat)
+        reduction = self.reduction
+        self.handle = api.context().engine.allreduce(
+            [flat_array(self._host)], reduction.op, wire_name("allreduce", self.name), [(self._count,)],
+            reduction.prescale, reduction.postscale, number_of(reduction.process_set),
+        )  # fmt: skip
+
+    def finish(self) -> None:
+        """See :meth:`Bucket.finish`."""
+        handle, self.handle = self.handle, None
+        handles.synchronize(handle)
+        flat = self._room()
+        if self._host is not flat:
+            flat.copy_(self._host)
+        for parameter in self.parameters:
+            slot = self._slot(flat, parameter)
+            if parameter in self._sparse:
+                parameter.grad = slot.to_sparse()
+            elif parameter.grad is None:
+                parameter.grad = slot
+            elif parameter.grad.data_ptr() != slot.data_ptr():
+                parameter.grad.copy_(slot)
+        self._sparse.clear()
+        self._fresh = False
+
+    def reset(self) -> None:
+        """See :meth:`Bucket.reset`."""
+        super().reset()
+        # The engine may still write to these.
+        self._flat = self._wire = None
+        self._fresh = False
+        self._sparse.clear()
+
+    def _like(self, parameters: Parameters, names: Sequence[str]) -> Bucket:
+        return FlatBucket(parameters, names, self.reduction, self._compression)
+
+    def _slot(self, flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+        """A parameter's place, in its shape. A new object each time: nobody but the user keeps it alive."""
+        return flat.narrow(0, self._starts[parameter], parameter.numel()).view(parameter.shape)
+
+    def _room(self) -> torch.Tensor:
+        """The flat tensor; once per step, another one if somebody has kept gradients of the last step."""
+        if self._flat is None or not (self._fresh or self._ours(self._flat)):
+            first = self.parameters[0]
+            self._flat = torch.zeros(self._count, dtype=first.dtype, device=first.device)
+            self._users_alone = _users(self._flat)
+        self._fresh = True
+        return self._flat
+
+    def _ours(self, flat: torch.Tensor) -> bool:
+        """Whether the memory may be written to: whether whoever uses it expects that.
+
+        A gradient that is still ``.grad`` grows in place, as any gradient does. One that is no longer,
+        because of ``zero_grad(set_to_none=True)``, may have been put aside.
+        """
+        start, stop = flat.data_ptr(), flat.data_ptr() + flat.numel() * flat.element_size()
+        held = [item.grad for item in self.parameters if item.grad is not None and not item.grad.is_sparse]
+        attached = sum(1 for item in held if start <= item.data_ptr() < stop)
+        return attached > 0 or 0 < _users(flat) <= self._users_alone
+
+
+_count_users: Optional[Callable[[int], int]] = getattr(torch._C, "_storage_Use_Count", None)
+
+
+def _users(tensor: torch.Tensor) -> int:
+    """How often the memory under a tensor is in use; 0 if this version of torch does not say."""
+    return 0 if _count_users is None else int(_count_users(tensor.untyped_storage()._cdata))
+
+
+class SparseBucket(Bucket):
+    """One parameter whose gradients are sparse: everybody's entries side by side."""
+
+    def __init__(self, parameter: torch.Tensor, name: str, reduction: Reduction) -> None:
+        super().__init__([parameter], [name], reduction)
+        self._like_last: Optional[torch.Tensor] = None
+
+    def take(self, parameter: torch.Tensor) -> None:
+        """See :meth:`Bucket.take`. Without a gradient it is a sparse one without entries."""
+        if parameter.grad is None and self._like_last is not None:
+            parameter.grad = torch.zeros_like(self._like_last)
+
+    def submit(self) -> None:
+        """See :meth:`Bucket.submit`."""
+        gradient = _gradient(self.parameters[0]).coalesce()
+        self._like_last = torch.zeros_like(gradient)
+        self.handle = handles.sparse_allreduce_async(
+            gradient, self.name, self.reduction.op, self.reduction.process_set
+        )
+
+    def finish(self) -> None:
+        """See :meth:`Bucket.finish`."""
+        handle, self.handle = self.handle, None
+        self.parameters[0].grad = handles.synchronize(handle)
+
+    def without(self, parameter: torch.Tensor) -> Optional[Bucket]:
+        """See :meth:`Bucket.without`."""
+        return None
+
+
+def make_bucket(
+    parameters: Parameters, names: Sequence[str], reduction: Reduction, compression: Any
+) -> Bucket:
+    """The right kind of bucket for dense gradients."""
+    kinds = {(parameter.dtype, parameter.device) for parameter in parameters}
+    if len(kinds) == 1 and is_elementwise(compression):
+        return FlatBucket(parameters, names, reduction, compression)
+    return EachBucket(parameters, names, reduction, compression)
+
+
+def _gradient(parameter: torch.Tensor) -> torch.Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+def _dense(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.to_dense() if gradient.is_sparse else gradient

@@ -1,0 +1,118 @@
+"""The same state on every rank: models and optimizers, copied from one of them."""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, List, Mapping, Sequence, Tuple, Union
+
+import torch
+
+from .. import api
+from .._adapter.objects import broadcast_object
+from .._adapter.trees import put_together, take_apart
+from ..errors import ConfigError
+from ..process_set import ProcessSet, global_process_set, number_of
+from . import handles
+from .tensors import InPlace, flat_array, shapes_of
+
+Named = Union[Mapping[str, Any], Iterable[Tuple[str, Any]]]
+
+
+def broadcast_parameters(params: Named, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
+    """Overwrite parameters (and buffers) on every rank with the root's.
+
+    Args:
+        params: ``model.state_dict()`` or ``model.named_parameters()``. What is no tensor stays.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    under_way = [
+        handles.broadcast_async_(tensor, root_rank, f"parameters.{name}", process_set)
+        for name, tensor in _pairs(params)
+        if isinstance(tensor, torch.Tensor)
+    ]
+    for handle in under_way:
+        handles.synchronize(handle)
+
+
+def _pairs(params: Named) -> List[Tuple[str, Any]]:
+    if isinstance(params, Mapping):
+        return sorted(params.items())
+    if isinstance(params, (str, bytes, torch.Tensor)) or not isinstance(params, Iterable):
+        raise ConfigError(f"invalid params of type: {type(params).__name__}")
+    pairs = list(params)
+    if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
+        raise ConfigError(f"invalid params of type: {type(params).__name__}, not of pairs of name and tensor")
+    return pairs
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer,
+    root_rank: int,
+    model: Any = None,
+    process_set: ProcessSet = global_process_set,
+) -> None:
+    """Give every rank's optimizer the root's state and options (learning rates, momenta, …).
+
+    Ranks that have made no step yet need nothing prepared: the root tells them what there is.
+
+    Args:
+        optimizer: any but LBFGS, wrapped by ``DistributedOptimizer`` or not.
+        model: ignored; there for Horovod's scripts.
+
+    Raises:
+        ConfigError: it is LBFGS.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        # Its state grows with the steps it makes, and which those are depends on each rank's own losses.
+        raise ConfigError("cannot broadcast torch.optim.LBFGS state")
+    root = api.rank() == root_rank
+    tree, tensors = take_apart(optimizer.state_dict() if root else None, torch.is_tensor)
+    facts = [(tuple(item.shape), item.dtype, item.device.type == "cpu") for item in tensors]
+    tree, facts = broadcast_object((tree, facts), root_rank, "optimizer", process_set)
+    if not root:
+        tensors = [torch.empty(shape, dtype=dtype) for shape, dtype, _ in facts]
+    _broadcast_all(tensors, root_rank, process_set)
+    if not root:
+        stays = {id(tensor): on_cpu for tensor, (_, _, on_cpu) in zip(tensors, facts)}
+        _install(optimizer, put_together(tree, tensors), stays)
+
+
+def _broadcast_all(tensors: Sequence[torch.Tensor], root_rank: int, process_set: ProcessSet) -> None:
+    """Overwrite the tensors with the root's, all as one operation."""
+    if not tensors:
+        return
+    targets = [InPlace(tensor, "broadcast_optimizer_state") for tensor in tensors]
+    hosts = [target.host for target in targets]
+    api.context().engine.broadcast(
+        [flat_array(host) for host in hosts], root_rank, "optimizer_state", shapes_of(hosts),
+        number_of(process_set), True,
+    ).wait()  # fmt: skip
+    for target in targets:
+        target.finish()
+
+
+def _install(optimizer: torch.optim.Optimizer, state: Any, stays: Mapping[int, bool]) -> None:
+    """Make a state the optimizer's own, element types included.
+
+    ``load_state_dict`` would change those, and put new parameter groups in place of those that
+    schedulers may know.
+
+    Args:
+        stays: of tensors by ``id()``, whether they belong on the CPU whatever the parameter's device.
+    """
+    if set(state) != {"state", "param_groups"} or len(state["param_groups"]) != len(optimizer.param_groups):
+        optimizer.load_state_dict(state)
+        return
+    parameters: List[torch.Tensor] = []
+    for group, loaded in zip(optimizer.param_groups, state["param_groups"]):
+        if len(group["params"]) != len(loaded["params"]):
+            raise ConfigError("the root's optimizer has parameter groups of other sizes than this rank's.")
+        parameters += group["params"]
+        group.update({key: value for key, value in loaded.items() if key != "params"})
+    optimizer.state.clear()
+    for number, own in state["state"].items():
+        device = parameters[number].device
+        tree, tensors = take_apart(own, torch.is_tensor)
+        placed = [tensor if stays[id(tensor)] else tensor.to(device) for tensor in tensors]
+        optimizer.state[parameters[number]] = put_together(tree, placed)

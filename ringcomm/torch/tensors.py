@@ -1,0 +1,119 @@
+"""Tensors as the flat NumPy arrays that the engine works on, and back.
+
+On the CPU both share their memory. Tensors elsewhere are staged in host memory, pinned if that helps.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional, Sequence
+
+import numpy as np
+import torch
+
+from ..dtypes import dtype_named
+from ..errors import ConfigError, UnsupportedDtypeError
+
+Array = np.ndarray[Any, Any]
+
+
+def flat_array(tensor: torch.Tensor) -> Array:
+    """The elements of a contiguous CPU tensor, sharing its memory.
+
+    Raises:
+        UnsupportedDtypeError: NumPy has nothing like them.
+    """
+    flat = tensor.detach().view(-1)
+    if flat.dtype == torch.bfloat16:
+        bits: Array = flat.view(torch.int16).numpy()
+        return bits.view(dtype_named("bfloat16"))
+    try:
+        array: Array = flat.numpy()
+    except (TypeError, RuntimeError) as problem:
+        raise UnsupportedDtypeError(f"a tensor of {tensor.dtype} cannot be sent: {problem}") from None
+    return array
+
+
+def tensor_of(array: Array, like: torch.Tensor) -> torch.Tensor:
+    """An array that the engine has made as a tensor, on the device of another one."""
+    shape = array.shape
+    flat = array.reshape(-1)
+    if array.dtype.name == "bfloat16":
+        tensor = torch.from_numpy(flat.view(np.int16)).view(torch.bfloat16)
+    else:
+        tensor = torch.from_numpy(flat)
+    return tensor.view(shape).to(like.device)
+
+
+def plain(tensor: Any, what: str) -> torch.Tensor:
+    """The tensor without its history, for a collective.
+
+    Raises:
+        ConfigError: it is none, or not a dense one.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise ConfigError(f"{what} works on tensors, not on {type(tensor).__name__}.")
+    if tensor.layout != torch.strided:
+        raise ConfigError(
+            f"{what} works on dense tensors, not on {tensor.layout}: use sparse_allreduce_async() or "
+            "tensor.to_dense()."
+        )
+    bare = tensor.detach()
+    if bare.is_complex():
+        bare = bare.resolve_conj()
+    return bare.resolve_neg()
+
+
+def on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A dense tensor in host memory and in C order: itself if it is that."""
+    if tensor.device.type == "cpu":
+        return tensor.contiguous()
+    return _staged(tensor)
+
+
+def host_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a dense tensor in host memory and in C order."""
+    if tensor.device.type == "cpu":
+        return tensor.clone(memory_format=torch.contiguous_format)
+    return _staged(tensor)
+
+
+def _staged(tensor: torch.Tensor) -> torch.Tensor:
+    pinned = tensor.device.type == "cuda"
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
+    host.copy_(tensor)
+    return host
+
+
+class InPlace:
+    """A tensor that is to be overwritten.
+
+    Attributes:
+        host: its elements in host memory and in C order; the tensor's own memory if it is like that.
+    """
+
+    def __init__(self, tensor: Any, what: str) -> None:
+        self.tensor = tensor
+        bare = plain(tensor, what)
+        self.host = on_host(bare)
+        self._target: Optional[torch.Tensor] = (
+            None if self.host.data_ptr() == tensor.data_ptr() else tensor.detach()
+        )
+
+    def finish(self) -> Any:
+        """Write staged elements back; the caller's own tensor."""
+        if self._target is not None:
+            self._target.copy_(self.host)
+        return self.tensor
+
+
+def back_to(device: torch.device, host: torch.Tensor) -> torch.Tensor:
+    """A result in host memory where its caller wants it."""
+    return host if device.type == "cpu" else host.to(device)
+
+
+def shapes_of(tensors: Sequence[torch.Tensor]) -> Sequence[Any]:
+    """Their shapes as tuples."""
+    return [tuple(tensor.shape) for tensor in tensors]
+
+
+Convert = Callable[[Any], Any]

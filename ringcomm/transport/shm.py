@@ -1,0 +1,191 @@
+"""Links through memory that two processes share, where they may not read each other's own.
+
+Each end makes a ring for what it sends: a piece of anonymous memory, without a name in any file
+system, that it hands to the other end through their Unix socket. The sender copies bytes into the
+ring and says so in a frame; the receiver copies them out, and answers once it has read a good part
+of the ring, so that there is room again.
+
+No position lies in shared memory. Where bytes are, and that they may be overwritten, is only said
+in frames, through the socket. So nobody can see a position before the bytes that it speaks of, on
+processors that reorder stores either: what is stored before a message is sent can be loaded after
+it was received, because the system's queue in between is guarded by locks.
+
+When the processes end, however they end, the system frees the memory.
+"""
+
+from __future__ import annotations
+
+import array
+import mmap
+import os
+import socket
+from typing import List, Optional, Tuple
+
+from .base import Views
+from .framed import SHORT_BYTES, FramedLink, flat, inline_head, offer
+
+RING_BYTES = 1024 * 1024
+"""Large enough to keep both ends busy, small enough to stay in a processor's cache."""
+_PIECE_BYTES = RING_BYTES // 4
+"""The sender tells the receiver after so many bytes, so that both copy at the same time."""
+
+
+class Ring:
+    """Shared memory of :data:`RING_BYTES` bytes, one end writing, the other reading.
+
+    Args:
+        descriptor: of the memory. It is closed, here if that fails, as soon as nobody needs it.
+
+    Raises:
+        OSError: it cannot be mapped, or is too small.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        try:
+            self._map = mmap.mmap(descriptor, RING_BYTES)
+        except (OSError, ValueError) as problem:
+            os.close(descriptor)
+            raise OSError(f"cannot map shared memory: {problem}") from None
+        self.bytes = memoryview(self._map)
+
+    @classmethod
+    def make(cls) -> Ring:
+        """Fresh memory.
+
+        Raises:
+            OSError: this system has none, or has none left.
+        """
+        descriptor = _nameless()
+        try:
+            # All of it now: what is missing later would be a SIGBUS.
+            os.posix_fallocate(descriptor, 0, RING_BYTES)
+        except OSError:
+            os.close(descriptor)
+            raise
+        return cls(descriptor)
+
+    def pass_on(self, sock: socket.socket, message: bytes) -> None:
+        """Send one byte, and the memory with it, through a Unix socket.
+
+        Raises:
+            OSError: the connection broke.
+        """
+        passed = array.array("i", [self._descriptor])
+        sock.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
+        self._close_descriptor()
+
+    @classmethod
+    def take(cls, sock: socket.socket) -> Tuple[bytes, Optional[Ring]]:
+        """Receive one byte, and the memory that came with it, if any did that can be used.
+
+        Raises:
+            OSError: the connection broke.
+        """
+        descriptors = array.array("i")
+        room = socket.CMSG_SPACE(descriptors.itemsize)
+        message, extras, _, _ = sock.recvmsg(1, room, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, content in extras:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                descriptors.frombytes(content[: len(content) // descriptors.itemsize * descriptors.itemsize])
+        if not message:
+            raise ConnectionError("it closed the connection")
+        try:
+            ring = cls(descriptors[0]) if descriptors else None
+        except OSError:
+            return message, None
+        if ring is not None:
+            ring._close_descriptor()
+        return message, ring
+
+    def _close_descriptor(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def close(self) -> None:
+        """Let go of it. Closing again is harmless."""
+        self._close_descriptor()
+        self.bytes.release()
+        self._map.close()
+
+
+def _nameless() -> int:
+    """A descriptor of memory that only those can find to whom it is passed."""
+    if hasattr(os, "memfd_create"):
+        try:
+            return os.memfd_create("ringcomm", os.MFD_CLOEXEC)
+        except OSError:
+            pass  # A sandbox may know the call and refuse it.
+    if not hasattr(os, "O_TMPFILE"):
+        raise OSError("this system has no shared memory without a name")
+    return os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+
+class SharedLink(FramedLink):
+    """A link to a rank of the same host through two rings of shared memory, which it owns from now on.
+
+    A place is a position in the sender's ring. Bytes are taken as soon as they are in the ring.
+    """
+
+    __slots__ = ("_inward", "_outward", "_room", "_write_at")
+
+    # While less than this is unanswered the sender has room enough, so no answer need be hurried.
+    answer_every_bytes = RING_BYTES // 4
+
+    def __init__(self, peer: int, sock: socket.socket, outward: Ring, inward: Ring) -> None:
+        super().__init__(peer, sock)
+        self._outward = outward
+        self._inward = inward
+        self._room = RING_BYTES  # in our ring
+        self._write_at = 0
+
+    def send(self, views: Views) -> int:
+        if self._room < _PIECE_BYTES and not self._arrived:
+            self._pump()
+        if self._arrived:
+            self._room += self._arrived
+            self._arrived = 0
+        if self._unsent and not self._flush():
+            return 0
+        if len(views) == 1 and 0 < views[0].nbytes <= SHORT_BYTES:
+            return self._send_short(views[0])
+        frames: List[memoryview] = []
+        taken = 0
+        for view in views:
+            length = view.nbytes
+            if 0 < length <= SHORT_BYTES:
+                frames += (memoryview(inline_head(length)), flat(view))
+                taken += length
+            elif length:
+                count = self._put(flat(view), frames)
+                taken += count
+                if count < length:
+                    break
+        if frames:
+            self._write(frames)
+        return taken
+
+    def _put(self, data: memoryview, frames: List[memoryview]) -> int:
+        """Copy a piece of the data into the ring; how many bytes. The frame that says so is added."""
+        place = self._write_at
+        count = min(data.nbytes, self._room, _PIECE_BYTES, RING_BYTES - place)
+        if count:
+            self._outward.bytes[place : place + count] = data[:count]
+            self._write_at = (place + count) % RING_BYTES
+            self._room -= count
+            frames.append(memoryview(offer(count, place)))
+        return count
+
+    def _fetch(self, place: int, view: memoryview) -> int:
+        view[:] = self._inward.bytes[place : place + view.nbytes]
+        return view.nbytes
+
+    def _waits_for_answer(self) -> bool:
+        return not self._room and not self._arrived
+
+    def close(self) -> None:
+        self._room = 0
+        super().close()
+        self._outward.close()
+        self._inward.close()

@@ -1,0 +1,102 @@
+"""Real processes for checks: all checks of a module run in one job, because starting one takes seconds."""
+
+from __future__ import annotations
+
+import importlib
+import time
+import traceback
+from typing import Any, Dict, List, Sequence
+
+import numpy as np
+
+import ringcomm as rc
+
+LIMIT_S = 170.0
+
+
+def run_checks(modules: Sequence[str]) -> Dict[str, str]:
+    """On every rank: run the modules' ``check_*`` functions in order; what became of each."""
+    checks = {
+        f"{module.rpartition('.')[2]}.{name}": item
+        for module in modules
+        for name, item in vars(importlib.import_module(module)).items()
+        if name.startswith("check_")
+    }
+    outcome: Dict[str, str] = {}
+    rc.init()
+    for name, check in checks.items():
+        started = time.perf_counter()
+        try:
+            check()
+            rc.barrier()
+        except Exception:  # noqa: BLE001 - reported by the test
+            outcome[name] = traceback.format_exc()
+            break
+        outcome[name] = f"ok {time.perf_counter() - started:.2f} s"
+    rc.shutdown()
+    return outcome
+
+
+def run_on(ranks: int, modules: Sequence[str], **environment: str) -> None:
+    """Run modules' checks as a job of so many processes, and fail if any has failed on any rank."""
+    outcomes: List[Dict[str, str]] = run(run_checks, (list(modules),), ranks, **environment)
+    assert len(outcomes) == ranks
+    assert len(outcomes[0]) > 1
+    for name, result in outcomes[0].items():
+        print(f"{name} {result if result.startswith('ok') else 'failed'}")
+    bad = [
+        f"rank {rank}: {name}: {result}"
+        for rank, outcome in enumerate(outcomes)
+        for name, result in outcome.items()
+        if not result.startswith("ok")
+    ]
+    assert not bad, "\n".join(bad)
+
+
+def run(function: Any, arguments: Any, ranks: int, **environment: str) -> List[Any]:
+    """Run a function as a job of so many processes, none of which uses all cores."""
+    quiet = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "TF_NUM_INTRAOP_THREADS": "1"}
+    results: List[Any] = rc.run(
+        function,
+        arguments,
+        np=ranks,
+        timeout_s=LIMIT_S,
+        start_timeout_s=LIMIT_S,
+        env={**quiet, **environment},
+    )
+    return results
+
+
+def numbers(rank: int, shape: Any, dtype: Any, salt: int = 0) -> Any:
+    """What a rank contributes; every rank can tell what the others do."""
+    whole = np.random.default_rng([salt, rank]).integers(-9, 10, shape)
+    kind = np.dtype(dtype)
+    if kind == np.bool_:
+        return whole > 0
+    if kind.kind == "u":
+        return np.abs(whole).astype(kind)
+    # ml_dtypes' bfloat16 is of no kind that NumPy knows.
+    return whole.astype(kind) if kind.kind in "iu" else (whole / 4).astype(kind)
+
+
+def everybodys(shape: Any, dtype: Any, salt: int = 0) -> Any:
+    """All contributions, in float64, stacked."""
+    return np.stack([numbers(rank, shape, dtype, salt).astype(np.float64) for rank in range(rc.size())])
+
+
+def close(result: Any, expected: Any) -> None:
+    """The same up to the rounding of the result's own type."""
+    found = np.asarray(result)
+    exact = found.dtype.kind in "iub"
+    target = np.trunc(expected) if exact else expected
+    places = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-6}.get(found.dtype.name, 1e-12)
+    assert found.shape == np.shape(expected), (found.shape, np.shape(expected))
+    np.testing.assert_allclose(
+        found.astype(np.float64), target, rtol=0 if exact else places, atol=0 if exact else places
+    )
+
+
+def same_everywhere(array: Any) -> None:
+    """Every rank has the same bits."""
+    found = rc.allgather_object(np.asarray(array).tobytes())
+    assert all(item == found[0] for item in found)

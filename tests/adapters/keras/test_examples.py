@@ -1,0 +1,98 @@
+"""The examples for Keras and TensorFlow, run as their own text says."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import os
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Union
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[3]
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": f"{ROOT}:{ROOT / 'launcher'}",
+    "OMP_NUM_THREADS": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+}
+
+
+def ringrun(ranks: int, example: Union[str, Path], *options: Any, **environment: str) -> str:
+    """``ringrun -np RANKS examples/EXAMPLE``; what it printed."""
+    program = ROOT / "examples" / example
+    done = subprocess.run(
+        [sys.executable, "-m", "ringrun", "-np", str(ranks), str(program), *map(str, options)],
+        cwd=ROOT, env={**ENVIRONMENT, **environment}, text=True, timeout=150, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.mark.timeout(200)
+def test_what_the_readme_shows(tmp_path: Path) -> None:
+    (script,) = re.findall(
+        r"```python\n(# keras_train.py\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
+    )
+    (tmp_path / "keras_train.py").write_text(script)
+    output = ringrun(2, tmp_path / "keras_train.py")
+    assert float(output.split()[-1]) < 1e-2, output
+
+
+def accuracy(output: str) -> float:
+    (found,) = re.findall(r"final validation accuracy ([\d.]+)", output)
+    return float(found)
+
+
+@pytest.mark.timeout(200)
+def test_keras_stops_at_the_target_and_tells_times_of_every_rank(tmp_path: Path) -> None:
+    log = tmp_path / "training.csv"
+    output = ringrun(2, "keras_mnist.py", "--target", 0.95, "--log", log)
+    assert accuracy(output) >= 0.95
+    with log.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    epochs = max(int(row["epoch"]) for row in rows)
+    assert 1 < epochs < 30
+    assert len(rows) == 2 * epochs
+    by_rank = [[row["accuracy"] for row in rows if row["rank"] == rank] for rank in "01"]
+    assert by_rank[0] == by_rank[1]
+    picture = log.with_suffix(".png")
+    drawn = subprocess.run(
+        [sys.executable, "examples/plot_training.py", str(log)], cwd=ROOT, env=ENVIRONMENT, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    if "Install matplotlib" not in drawn.stdout:
+        assert picture.read_bytes()[:4] == b"\x89PNG", drawn.stdout
+
+
+@pytest.mark.timeout(200)
+def test_keras_reads_mnists_own_files(tmp_path: Path) -> None:
+    """Digits in the format of MNIST, plain and compressed; and another backend than TensorFlow."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    grey = (images.reshape(-1, 8, 8) * 15).astype(np.uint8)
+    for part, rows, suffix in (("train", slice(0, 960), ""), ("t10k", slice(960, 1200), ".gz")):
+        for kind, items in (("images-idx3", grey[rows]), ("labels-idx1", labels[rows].astype(np.uint8))):
+            head = bytes([0, 0, 8, items.ndim]) + struct.pack(f">{items.ndim}I", *items.shape)
+            data = head + items.tobytes()
+            path = tmp_path / f"{part}-{kind}-ubyte{suffix}"
+            path.write_bytes(gzip.compress(data) if suffix else data)
+    output = ringrun(
+        2, "keras_mnist.py", "--mnist", tmp_path, "--epochs", 2, "--target", 0.5, KERAS_BACKEND="jax"
+    )
+    assert "on jax, 480 images each" in output
+    assert accuracy(output) > 0.3
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("example", ["tf2_mnist.py", "tf1_mnist.py"])
+def test_tensorflow_learns(example: str) -> None:
+    assert accuracy(ringrun(2, example)) > 0.9

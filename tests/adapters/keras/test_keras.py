@@ -1,0 +1,34 @@
+"""ringcomm.keras between real processes, on each backend: any number of ranks trains the same model."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any, Dict
+
+import numpy as np
+import pytest
+
+from tests.adapters.jobs import run
+
+BACKENDS = ["tensorflow", "torch", "jax"]
+
+
+def work(all_of_it: bool) -> Dict[str, Any]:
+    from tests.adapters.keras import training
+
+    return training.work(all_of_it)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_any_number_of_ranks_trains_the_same_model(backend: str) -> None:
+    if find_spec(backend) is None:
+        pytest.skip(f"{backend} is not installed")
+    alone, *several = [run(work, (ranks == 2,), ranks, KERAS_BACKEND=backend) for ranks in (1, 2, 3)]
+    assert alone[0]["accuracy"][-1] > 0.8
+    for results in several:
+        for result in results:
+            np.testing.assert_allclose(result["loss"], alone[0]["loss"], rtol=1e-5)
+            np.testing.assert_allclose(result["accuracy"], alone[0]["accuracy"], rtol=1e-5)
+            for name in {"accumulated", "clipped"} & set(result):
+                np.testing.assert_allclose(result[name], alone[0][name], rtol=1e-4)

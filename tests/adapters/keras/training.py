@@ -1,0 +1,218 @@
+"""What every rank does with a Keras model, on the backend that the environment names."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+import keras
+import numpy as np
+
+import ringcomm.keras as hvd
+from ringcomm.errors import ConfigError
+from tests.adapters.jobs import same_everywhere
+
+GLOBAL_BATCH = 96
+STEPS = 6
+EPOCHS = 3
+
+
+def work(all_of_it: bool) -> Dict[str, Any]:
+    """What a run on any number of ranks must come to; with ``all_of_it`` also what concerns one run alone."""
+    hvd.init()
+    if keras.backend.backend() == "torch":
+        import torch
+
+        torch.set_num_threads(1)
+    images, labels = my_part()
+    results: Dict[str, Any] = {}
+    results["loss"], results["accuracy"], model = trained(images, labels)
+    if hvd.size() < 3:
+        results["accumulated"] = accumulated(images, labels)
+        results["clipped"] = clipped(images, labels)
+    if all_of_it:
+        saved_and_loaded(model, images, labels)
+        accumulated_sums(images, labels)
+        compressed(images, labels)
+        half_precision(images, labels)
+        parts_of_one_rank(images, labels)
+        callbacks(images, labels)
+        best_model(images, labels)
+        values()
+    hvd.shutdown()
+    return results
+
+
+def my_part() -> Tuple[Any, Any]:
+    """This rank's rows of each global batch, so that the global batches are the same on any number."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    rows = np.concatenate([
+        np.arange(step * GLOBAL_BATCH, (step + 1) * GLOBAL_BATCH).reshape(hvd.size(), -1)[hvd.rank()]
+        for step in range(STEPS)
+    ])  # fmt: skip
+    return (images[rows] / 16).astype("float32"), labels[rows].astype("int64")
+
+
+def make(optimizer: Any, **options: Any) -> Any:
+    """A model that is another one on every rank, until rank 0's weights come."""
+    model = keras.Sequential([
+        keras.Input((64,)), keras.layers.Dense(32, activation="relu"), keras.layers.Dense(10)
+    ])  # fmt: skip
+    draw = np.random.default_rng(hvd.rank())
+    model.set_weights([draw.normal(size=item.shape) * 0.1 for item in model.get_weights()])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss=loss, metrics=["accuracy"], **options)
+    return model
+
+
+def fit(model: Any, images: Any, labels: Any, *more: Any, epochs: int = 1) -> Any:
+    begin = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
+    history = model.fit(
+        images, labels, batch_size=GLOBAL_BATCH // hvd.size(), epochs=epochs, shuffle=False, verbose=0,
+        callbacks=[*begin, *more],
+    ).history  # fmt: skip
+    same_everywhere(np.concatenate([np.ravel(item) for item in model.get_weights()]))
+    return history
+
+
+def trained(images: Any, labels: Any) -> Tuple[List[float], List[float], Any]:
+    model = make(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)))
+    history = fit(model, images, labels, epochs=EPOCHS)
+    assert hvd.allgather_object(history) == [history] * hvd.size()
+    return history["loss"], history["accuracy"], model
+
+
+def saved_and_loaded(model: Any, images: Any, labels: Any) -> None:
+    """What is saved is Keras's own; what ringcomm loads is distributed again, and goes on where it was."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = str(Path(directory) / "model.keras")
+        model.save(path)
+        plain = keras.models.load_model(path)
+        loaded = hvd.load_model(path)
+    assert type(plain.optimizer) is not type(model.optimizer)
+    assert isinstance(loaded.optimizer, type(model.optimizer)), type(loaded.optimizer).__mro__
+    assert int(loaded.optimizer.iterations) == int(plain.optimizer.iterations) == EPOCHS * STEPS
+    for mine, theirs in zip(model.optimizer.variables, loaded.optimizer.variables):
+        assert np.array_equal(keras.ops.convert_to_numpy(mine), keras.ops.convert_to_numpy(theirs))
+    again, further = fit(loaded, images, labels), fit(model, images, labels)
+    np.testing.assert_allclose(again["loss"], further["loss"], rtol=1e-5)
+
+
+def accumulated(images: Any, labels: Any) -> List[float]:
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(0.1), backward_passes_per_step=2, average_aggregated_gradients=True
+    )
+    model = make(optimizer)
+    fit(model, images, labels)
+    return [float(np.abs(item).sum()) for item in model.get_weights()]
+
+
+def accumulated_sums(images: Any, labels: Any) -> None:
+    model = make(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), backward_passes_per_step=2))
+    fit(model, images, labels)
+    found = [float(np.abs(item).sum()) for item in model.get_weights()]
+    np.testing.assert_allclose(found, accumulated(images, labels), rtol=1e-4)
+
+
+def clipped(images: Any, labels: Any) -> List[float]:
+    """Clipped by the norm of everybody's gradient, not by that of each rank's own."""
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(0.5, momentum=0.9, global_clipnorm=0.3), gradient_predivide_factor=2.0
+    )
+    model = make(optimizer)
+    fit(model, images, labels)
+    return [float(np.abs(item).sum()) for item in model.get_weights()]
+
+
+def compressed(images: Any, labels: Any) -> None:
+    for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
+        model = make(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01), compression=compression))
+        history = fit(model, images, labels, epochs=2)
+        assert history["loss"][1] < history["loss"][0]
+
+
+def half_precision(images: Any, labels: Any) -> None:
+    """A step with a gradient that is no number on one rank is left out by all."""
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = make(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    spoilt = images.copy()
+    if hvd.rank() == 0:
+        spoilt[GLOBAL_BATCH // hvd.size()] = np.inf
+    fit(model, spoilt, labels, epochs=2)
+    assert all(np.isfinite(item).all() for item in model.get_weights())
+
+
+def parts_of_one_rank(images: Any, labels: Any) -> None:
+    """Local layers stay different; the rest becomes the same."""
+    model = make("sgd")
+    local = model.layers[-1]
+    optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=[local])
+    model.compile(optimizer, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    begin = hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=local.trainable_weights)
+    model.fit(images, labels, batch_size=GLOBAL_BATCH // hvd.size(), verbose=0, callbacks=[begin])
+    same_everywhere(model.layers[0].get_weights()[1] * 0)
+    found = hvd.allgather_object(local.get_weights()[0].tobytes())
+    assert len(set(found)) == hvd.size()
+
+
+class Rates(keras.callbacks.Callback):
+    """Notes the learning rate of each batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates: List[float] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.rates.append(float(self.model.optimizer.learning_rate))
+
+
+def callbacks(images: Any, labels: Any) -> None:
+    size = hvd.size()
+    rates, model = Rates(), make(hvd.DistributedOptimizer(keras.optimizers.SGD(0.3, momentum=0.5)))
+    warm = hvd.callbacks.LearningRateWarmupCallback(0.3, warmup_epochs=2)
+    halved = hvd.callbacks.LearningRateScheduleCallback(0.3, lambda epoch: 0.5**epoch, start_epoch=3)
+    history = fit(model, images, labels, warm, halved, rates, epochs=5)
+    rising = [0.3 / size * (epoch * (size - 1) / 2 + 1) for epoch in np.arange(0, 2, 1 / STEPS)]
+    expected = rising + [0.3] * STEPS + [0.3 / 8] * STEPS + [0.3 / 16] * STEPS
+    np.testing.assert_allclose(rates.rates, expected, rtol=1e-5)
+    np.testing.assert_allclose(history["lr"][-1], 0.3 / 16, rtol=1e-5)
+    assert model.optimizer.momentum == 0.5
+    try:
+        hvd.DistributedOptimizer("adam")
+    except ConfigError:
+        pass
+    else:
+        raise AssertionError("a word is no optimizer")
+    logs = {"loss": float(hvd.rank()), "name": "not a number"}
+    hvd.callbacks.MetricAverageCallback().on_epoch_end(0, logs)
+    assert logs == {"loss": (size - 1) / 2, "name": "not a number"}
+
+
+def best_model(images: Any, labels: Any) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "best.keras"
+        model = make(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)))
+        fit(model, images, labels, hvd.callbacks.BestModelCheckpoint(str(path), monitor="loss"), epochs=2)
+        assert path.exists() == (hvd.rank() == 0)
+
+
+def values() -> None:
+    size, rank = hvd.size(), hvd.rank()
+    assert float(hvd.allreduce(rank)) == (size - 1) // 2  # of integers
+    assert hvd.allreduce(keras.ops.ones(2) * rank, op=hvd.Sum).tolist() == [size * (size - 1) / 2] * 2
+    assert hvd.allgather(np.full(rank + 1, rank)).tolist() == sum(
+        ([item] * (item + 1) for item in range(size)), []
+    )
+    assert hvd.broadcast([rank, 7], root_rank=size - 1).tolist() == [size - 1, 7]
+    assert hvd.reducescatter(np.ones((size, 2)), op=hvd.Sum).tolist() == [[size] * 2]
+    assert hvd.broadcast_object(rank, 0) == 0
+    variable = keras.Variable(np.full(2, rank, "float32"))
+    hvd.broadcast_variables([variable], root_rank=size - 1)
+    assert keras.ops.convert_to_numpy(variable).tolist() == [size - 1] * 2

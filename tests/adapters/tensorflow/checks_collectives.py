@@ -1,0 +1,319 @@
+"""What every rank checks about collectives, in each way of running them, against NumPy in float64."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import ringcomm.tensorflow as hvd
+from ringcomm.errors import HorovodInternalError, Misuse
+from tests.adapters.jobs import close, everybodys, numbers, same_everywhere
+from tests.adapters.tensorflow.modes import MODES, in_a_graph, session_of_a_graph
+
+tf1 = tf.compat.v1
+
+FLOATS = [tf.float16, tf.bfloat16, tf.float32, tf.float64]
+INTEGERS = [tf.uint8, tf.int8, tf.int16, tf.int32, tf.int64]
+OPS = {
+    hvd.Average: lambda all_of_them: all_of_them.sum(0) / len(all_of_them),
+    hvd.Sum: lambda all_of_them: all_of_them.sum(0),
+    hvd.Min: lambda all_of_them: all_of_them.min(0),
+    hvd.Max: lambda all_of_them: all_of_them.max(0),
+    hvd.Product: lambda all_of_them: all_of_them.prod(0),
+}
+NARROW = (tf.uint8, tf.int8, tf.int16, tf.float16)
+"""Products overflow in these."""
+
+
+def types() -> list[Any]:
+    return [(salt, dtype.as_numpy_dtype) for salt, dtype in enumerate(FLOATS + INTEGERS)]
+
+
+def rows_of(rank: int) -> int:
+    return rank + 1
+
+
+def check_who_is_who() -> None:
+    assert hvd.is_initialized() and hvd.is_homogeneous() and hvd.gloo_built() and not hvd.mpi_built()
+    for mode in MODES:
+        asked = mode(
+            lambda: [hvd.size_op(), hvd.rank_op(), hvd.local_rank_op(), hvd.local_size_op(),
+                     hvd.process_set_included_op()], []
+        )  # fmt: skip
+        assert asked == [hvd.size(), hvd.rank(), hvd.local_rank(), hvd.local_size(), 1]
+
+
+def check_allreduce_of_every_type_and_op() -> None:
+    cases = [
+        (salt, dtype, op, shape)
+        for salt, dtype in types()
+        for op in OPS
+        for shape in ([(), (0, 3), (3, 5)] if op == hvd.Average else [(3, 5)])
+        if not (op == hvd.Product and dtype in [kind.as_numpy_dtype for kind in NARROW])
+    ]
+    mine = [numbers(hvd.rank(), shape, dtype, salt) for salt, dtype, _, shape in cases]
+
+    def all_of_them(*tensors: Any) -> Any:
+        return [
+            hvd.allreduce(tensor, op=case[2], name=f"case{index}")
+            for index, (tensor, case) in enumerate(zip(tensors, cases))
+        ]
+
+    for mode in MODES:
+        results = mode(all_of_them, mine)
+        for result, (salt, dtype, op, shape) in zip(results, cases):
+            close(result, OPS[op](everybodys(shape, dtype, salt)))
+            assert np.asarray(result).dtype == np.dtype(dtype)
+        same_everywhere(np.concatenate([np.ravel(item).astype(np.float64) for item in results]))
+
+
+def check_movement_of_every_type() -> None:
+    shape = (2, 3)
+    size, rank = hvd.size(), hvd.rank()
+    for salt, dtype in [*types(), (99, np.bool_)]:
+        mine = numbers(rank, shape, dtype, salt)
+        ragged = numbers(rank, (rows_of(rank), 3), dtype, salt)
+        even = numbers(rank, (size * 2, 2), dtype, salt)
+        everybody = np.concatenate(
+            [numbers(other, (rows_of(other), 3), dtype, salt) for other in range(size)]
+        )
+        for mode in MODES:
+            gathered, sent, dealt = mode(
+                lambda a, b, c: [hvd.allgather(a), hvd.broadcast(b, size - 1), hvd.alltoall(c)],
+                [ragged, mine, even],
+            )
+            assert np.array_equal(gathered, everybody)
+            assert np.array_equal(sent, numbers(size - 1, shape, dtype, salt))
+            parts = [
+                numbers(other, (size * 2, 2), dtype, salt)[rank * 2 : rank * 2 + 2] for other in range(size)
+            ]
+            assert np.array_equal(dealt, np.concatenate(parts))
+
+
+def check_reducescatter_and_splits() -> None:
+    size, rank = hvd.size(), hvd.rank()
+    rows = 2 * size + 1
+    mine = numbers(rank, (rows, 2), np.float32, 5)
+    everybody = everybodys((rows, 2), np.float32, 5)
+    start = rank * 2 + min(rank, 1)
+    own = slice(start, start + 2 + (rank == 0))
+    splits = np.arange(1, size + 1, dtype=np.int32)
+    sent = numbers(rank, (int(splits.sum()), 2), np.int64, 6)
+    first = sum(range(1, rank + 1))
+    expected = np.concatenate([
+        numbers(other, (int(splits.sum()), 2), np.int64, 6)[first : first + rank + 1] for other in range(size)
+    ])  # fmt: skip
+
+    def function(tensor: Any, rows_to_send: Any) -> Any:
+        return [
+            hvd.reducescatter(tensor), hvd.reducescatter(tensor, op=hvd.Sum, prescale_factor=0.5),
+            *hvd.grouped_reducescatter([tensor, tensor * 2], op=hvd.Max),
+            *hvd.alltoall(rows_to_send, splits),
+        ]  # fmt: skip
+
+    for mode in MODES:
+        average, half, largest, doubled, received, counts = mode(function, [mine, sent])
+        close(average, everybody.mean(0)[own])
+        close(half, everybody.sum(0)[own] / 2)
+        close(largest, everybody.max(0)[own])
+        close(doubled, everybody.max(0)[own] * 2)
+        assert np.array_equal(received, expected)
+        assert counts.tolist() == [rank + 1] * size
+
+
+def check_gradients_of_every_operation() -> None:
+    """Against what Horovod defines, which is not always the derivative: losses are averaged over ranks."""
+    size, rank = hvd.size(), hvd.rank()
+    mine = numbers(rank, (size, 2), np.float32, 7)
+    weights = [numbers(other, (size, 2), np.float32, 8) for other in range(size)]
+    wide = numbers(0, (size * size, 2), np.float32, 9)
+    mean = np.mean(weights, axis=0)
+
+    def function(tensor: Any) -> Any:
+        own, all_rows = weights[rank], wide + rank
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(tensor)
+            losses = [
+                hvd.allreduce(tensor, op=hvd.Average) * own,
+                hvd.allreduce(tensor, op=hvd.Sum, name="named") * own,
+                hvd.allreduce(tensor, op=hvd.Sum, prescale_factor=2.0, postscale_factor=3.0) * own,
+                hvd.allgather(tensor) * all_rows,
+                hvd.broadcast(tensor, size - 1) * own,
+                hvd.reducescatter(tensor, op=hvd.Sum) * own[:1],
+                hvd.reducescatter(tensor, op=hvd.Average) * own[:1],
+                hvd.alltoall(tensor) * own,
+                hvd.grouped_allreduce([tensor, tensor])[1] * own,
+                hvd.grouped_allgather([tensor, 3 * tensor])[1] * all_rows,
+            ]
+        return [tape.gradient(loss, tensor) for loss in losses]
+
+    first_rows = np.concatenate([weight[:1] for weight in weights])
+    all_rows = np.mean([wide + other for other in range(size)], axis=0)[rank * size : (rank + 1) * size]
+    expected = [
+        mean, mean * size, mean * size * 6, all_rows, mean if rank == size - 1 else mean * 0,
+        first_rows * size, first_rows, np.concatenate([weight[rank : rank + 1] for weight in weights]), mean,
+        all_rows * 3,
+    ]  # fmt: skip
+    for mode in MODES:
+        for found, wanted in zip(mode(function, [mine]), expected):
+            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def check_indexed_slices() -> None:
+    size, rank = hvd.size(), hvd.rank()
+    values, indices = numbers(rank, (2, 3), np.float32, 10), np.array([rank, size], np.int64)
+    expected = np.zeros((size + 1, 3))
+    for other in range(size):
+        theirs = numbers(other, (2, 3), np.float32, 10)
+        expected[other] += theirs[0]
+        expected[size] += theirs[1]
+
+    def function(amounts: Any, places: Any) -> Any:
+        slices = tf.IndexedSlices(amounts, places, dense_shape=tf.constant([size + 1, 3], tf.int64))
+        return [
+            tf.convert_to_tensor(hvd.allreduce(slices, op=hvd.Sum)),
+            tf.convert_to_tensor(hvd.allreduce(slices, compression=hvd.Compression.fp16)),
+        ]
+
+    for mode in MODES:
+        total, average = mode(function, [values, indices])
+        np.testing.assert_allclose(total, expected, rtol=1e-6)
+        np.testing.assert_allclose(average, expected / size, rtol=1e-3)
+    slices = tf.IndexedSlices(values, indices, dense_shape=[size + 1, 3])
+    for call in (
+        lambda: hvd.allreduce(slices, op=hvd.Max),
+        lambda: hvd.allreduce(slices, prescale_factor=2.0),
+        lambda: hvd.allgather(slices),
+        lambda: hvd.broadcast(slices, 0),
+        lambda: hvd.reducescatter(slices),
+        lambda: hvd.alltoall(slices),
+    ):
+        try:
+            call()
+        except NotImplementedError:
+            continue
+        raise AssertionError("slices were taken for a dense tensor")
+
+
+def check_any_order_on_one_thread() -> None:
+    """In a graph without an order, with one thread, and every rank with an order of its own.
+
+    Callbacks that wait where they submit hang here: each rank's thread waits for an operation that the
+    other rank's thread has not come to.
+    """
+    order = list(range(16))
+    random.Random(hvd.rank()).shuffle(order)
+    with session_of_a_graph() as session:
+        place = tf1.placeholder(tf.float32, [3])
+        results: dict[int, Any] = {}
+        for number in order:
+            kind = [hvd.allreduce, hvd.allgather, lambda item, name: hvd.broadcast(item, 0, name)][number % 3]
+            results[number] = kind(place * number, name=f"any.{number}")
+        for _ in range(3):
+            found = session.run(results, {place: np.full(3, hvd.rank(), np.float32)})
+            for number in range(0, 16, 3):
+                close(found[number], np.full(3, number * (hvd.size() - 1) / 2))
+
+
+def check_grouped_and_compressed() -> None:
+    shapes = [(3,), (), (2, 2)]
+    mine = [numbers(hvd.rank(), shape, np.float32, 11 + at) for at, shape in enumerate(shapes)]
+    for mode in MODES:
+        for compression in (hvd.Compression.none, hvd.Compression.fp16, hvd.Compression.bf16):
+            results = mode(
+                lambda *tensors: hvd.grouped_allreduce(tensors, compression=compression, name="group"),  # noqa: B023
+                mine,
+            )
+            for at, (result, shape) in enumerate(zip(results, shapes)):
+                expected = everybodys(shape, np.float32, 11 + at).mean(0)
+                assert result.dtype == np.float32
+                np.testing.assert_allclose(result, expected, rtol=1e-2, atol=2e-2)
+
+
+def check_the_same_place_again_and_again() -> None:
+    """A loop in a graph comes round to the same operation before its last round is forgotten."""
+
+    @tf.function
+    def loop(start: Any) -> Any:
+        total = start
+        for _ in tf.range(20):
+            total = hvd.allreduce(total, op=hvd.Average, name="again") + 1.0
+        return total
+
+    close(loop(tf.constant(float(hvd.rank()))).numpy(), (hvd.size() - 1) / 2 + 20)
+
+
+def check_errors_are_those_of_tensorflow_too() -> None:
+    if hvd.size() == 1:
+        return
+    try:
+        hvd.allreduce(tf.zeros(2 + hvd.rank() % 2), name="misshapen")
+    except tf.errors.FailedPreconditionError as error:
+        assert isinstance(error, HorovodInternalError) and isinstance(error, Misuse), type(error)
+        assert "shape" in str(error)
+    else:
+        raise AssertionError("tensors of two shapes were added")
+    try:
+        hvd.alltoall(tf.zeros(3), splits=[1])
+    except (tf.errors.InvalidArgumentError, ValueError) as error:
+        assert "splits" in str(error)
+    else:
+        raise AssertionError("splits for one rank were taken")
+
+    def misshapen(tensor: Any) -> Any:
+        return hvd.allreduce(tensor, name="misshapen.in.a.graph")
+
+    try:
+        in_a_graph(misshapen, [np.zeros(2 + hvd.rank() % 2, np.float32)])
+    except tf.errors.OpError as error:
+        assert "Mismatched allreduce tensor shapes" in str(error)
+    else:
+        raise AssertionError("tensors of two shapes were added")
+    close(hvd.allreduce(tf.ones(2), op=hvd.Sum).numpy(), np.full(2, hvd.size()))
+
+
+def check_process_sets() -> None:
+    evens = hvd.add_process_set(list(range(0, hvd.size(), 2))) if hvd.size() > 1 else None
+    if evens is None:
+        return
+    if evens.included():
+        for mode in MODES:
+            total, gathered = mode(
+                lambda item: [
+                    hvd.allreduce(item, op=hvd.Sum, process_set=evens),
+                    hvd.allgather(item, process_set=evens),
+                ],
+                [np.full(1, hvd.rank(), np.float32)],
+            )
+            assert total.tolist() == [sum(evens.ranks)] and gathered.tolist() == evens.ranks
+    assert hvd.remove_process_set(evens)
+
+
+def check_objects_variables_and_the_rest() -> None:
+    size, rank = hvd.size(), hvd.rank()
+    assert hvd.broadcast_object({"rank": rank}, size - 1) == {"rank": size - 1}
+    assert hvd.broadcast_object_fn(0)("x" * (rank + 1)) == "x"
+    assert hvd.allgather_object(rank) == list(range(size))
+    variables = [tf.Variable(np.full(2, rank, np.float32)), tf.Variable(rank, dtype=tf.int64)]
+    hvd.broadcast_variables(variables, root_rank=size - 1)
+    assert [float(np.max(item.numpy())) for item in variables] == [size - 1] * 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        close(hvd.allreduce(tf.constant(1.0), average=False).numpy(), size)
+    hvd.barrier()
+    try:
+        hvd.broadcast_global_variables(0)
+    except RuntimeError:
+        pass
+    else:
+        raise AssertionError("there is no graph here")
+
+
+def check_join_with_uneven_data() -> None:
+    for _ in range(2 + hvd.rank()):
+        hvd.allreduce(tf.ones(3), op=hvd.Sum, name="uneven")
+    assert hvd.join() == hvd.size() - 1 or hvd.size() == 1

@@ -1,0 +1,15 @@
+"""ringcomm.tensorflow between real processes: collectives, errors and training."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.adapters.jobs import run_on
+
+CHECKS = ["tests.adapters.tensorflow.checks_collectives", "tests.adapters.tensorflow.checks_training"]
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_every_rank_finds_everything_in_order(ranks: int) -> None:
+    run_on(ranks, CHECKS)

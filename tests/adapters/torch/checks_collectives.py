@@ -1,0 +1,425 @@
+"""What every rank checks about collectives, against float64."""
+
+from __future__ import annotations
+
+import random
+import warnings
+
+import numpy as np
+import torch
+
+import ringcomm.torch as hvd
+from tests.adapters.torch.harness import close, dawdle, everybodys, numbers, same_everywhere
+
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
+SHAPES = [(), (1,), (0, 3), (7,), (3, 5), (2, 3, 4)]
+
+
+def chance() -> random.Random:
+    return random.Random(hvd.rank())
+
+
+def check_who_is_who() -> None:
+    assert hvd.is_initialized() and hvd.is_homogeneous()
+    assert 0 <= hvd.rank() < hvd.size()
+    assert (hvd.local_rank(), hvd.local_size()) == (hvd.rank(), hvd.size())
+    assert (hvd.cross_rank(), hvd.cross_size()) == (0, 1)
+    assert hvd.gloo_built() and hvd.gloo_enabled()
+    assert not any([hvd.mpi_built(), hvd.mpi_enabled(), hvd.mpi_threads_supported(), hvd.nccl_built(),
+                    hvd.ddl_built(), hvd.ccl_built(), hvd.cuda_built(), hvd.rocm_built()])  # fmt: skip
+    assert [hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product] == list(range(6))
+    assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
+
+
+def expected_reduction(op: int, everybody: torch.Tensor) -> torch.Tensor:
+    if op == hvd.Average:
+        return everybody.sum(0) / len(everybody)
+    if op == hvd.Sum:
+        return everybody.sum(0)
+    if op == hvd.Product:
+        return everybody.prod(0)
+    return everybody.amin(0) if op == hvd.Min else everybody.amax(0)
+
+
+def check_allreduce_of_every_type_and_op() -> None:
+    late = chance()
+    results = []
+    for salt, dtype in enumerate(FLOATS + INTEGERS):
+        for op in (hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product):
+            if op == hvd.Product and dtype in (torch.uint8, torch.int8, torch.int16, torch.float16):
+                continue  # overflows
+            for shape in SHAPES if op == hvd.Average else SHAPES[-2:-1]:
+                mine = numbers(hvd.rank(), shape, dtype, salt)
+                before = mine.clone()
+                dawdle(late)
+                result = hvd.allreduce(mine, op=op)
+                expected = expected_reduction(op, everybodys(shape, dtype, salt))
+                close(result, expected)
+                assert result.dtype == dtype and torch.equal(mine, before)
+                results.append(result.double().view(-1))
+            in_place = hvd.allreduce_(mine, op=op)
+            assert in_place is mine and torch.equal(mine, result)
+    same_everywhere(torch.cat(results))
+
+
+def check_scale_factors() -> None:
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int32):
+        everybody = everybodys((6,), dtype)
+        mine = numbers(hvd.rank(), (6,), dtype)
+        result = hvd.allreduce(mine, op=hvd.Sum, prescale_factor=2.0, postscale_factor=0.5)
+        close(result, everybody.sum(0))
+        result = hvd.allreduce(mine, op=hvd.Average, postscale_factor=3.0)
+        close(result, everybody.sum(0) * 3 / hvd.size())
+
+
+def check_bool_and_complex() -> None:
+    flags = numbers(hvd.rank(), (9,), torch.bool)
+    assert torch.equal(hvd.allreduce(flags, op=hvd.Max), everybodys((9,), torch.bool).amax(0).bool())
+    mine = torch.complex(torch.ones(3), torch.full((3,), float(hvd.rank())))
+    total = hvd.allreduce(mine.conj(), op=hvd.Sum)
+    assert total.tolist() == [complex(hvd.size(), -sum(range(hvd.size())))] * 3
+
+
+def check_layouts() -> None:
+    mine = numbers(hvd.rank(), (4, 6), torch.float32)
+    expected = everybodys((4, 6), torch.float32).sum(0)
+    for view in (mine.t(), mine[:, ::2], mine[1:3]):
+        whole = hvd.allreduce(view, op=hvd.Sum)
+        same = {6: expected.t(), 4: expected[:, ::2], 2: expected[1:3]}[view.shape[0]]
+        close(whole, same)
+    column = mine[:, 1]
+    assert hvd.allreduce_(column, op=hvd.Sum) is column
+    close(mine[:, 1], expected[:, 1])
+    images = numbers(hvd.rank(), (2, 3, 4, 4), torch.float32).contiguous(memory_format=torch.channels_last)
+    close(hvd.allreduce(images, op=hvd.Sum), everybodys((2, 3, 4, 4), torch.float32).sum(0))
+
+
+def check_grouped() -> None:
+    mine = [
+        numbers(hvd.rank(), shape, dtype, 5) for shape in SHAPES for dtype in (torch.float32, torch.int64)
+    ]
+    expected = [everybodys(item.shape, item.dtype, 5) for item in mine]
+    for result, all_of_it in zip(hvd.grouped_allreduce(mine, op=hvd.Sum, name="group"), expected):
+        close(result, all_of_it.sum(0))
+    handle = hvd.grouped_allreduce_async(mine, op=hvd.Max)
+    for result, all_of_it in zip(hvd.synchronize(handle), expected):
+        close(result, all_of_it.amax(0))
+    results = hvd.grouped_allreduce_(mine, op=hvd.Average)
+    assert all(result is item for result, item in zip(results, mine))
+    for result, all_of_it in zip(results, expected):
+        close(result, all_of_it.sum(0) / hvd.size())
+
+
+def check_many_in_any_order() -> None:
+    """Named operations belong together whenever and in whatever order ranks start them."""
+    late = random.Random(77 + hvd.rank())
+    order = list(range(40))
+    late.shuffle(order)
+    handles, pending = {}, 0
+    for number in order:
+        dawdle(late)
+        tensor = numbers(hvd.rank(), (number % 7 + 1, 3), FLOATS[number % 4], number)
+        handles[number] = hvd.allreduce_async(tensor, name=f"any.{number}", op=hvd.Sum)
+        pending += not hvd.poll(handles[number])
+    late.shuffle(order)
+    for number in order:
+        result = hvd.synchronize(handles[number])
+        assert hvd.poll(handles[number])
+        close(result, everybodys((number % 7 + 1, 3), FLOATS[number % 4], number).sum(0))
+    assert pending or hvd.size() == 1, "poll() was always true"
+    assert hvd.synchronize(12345) is None
+
+
+def check_allgather() -> None:
+    size, rank = hvd.size(), hvd.rank()
+    for dtype in FLOATS + INTEGERS + [torch.bool]:
+        whole = [numbers(item, ((item + 1) % 3, 4), dtype) for item in range(size)]
+        result = hvd.allgather(whole[rank])
+        assert result.dtype == dtype and torch.equal(result, torch.cat(whole))
+    pieces = [[numbers(item, (item, 2), torch.float32), numbers(item, (2,), torch.bfloat16)]
+              for item in range(size)]  # fmt: skip
+    first, second = hvd.grouped_allgather(pieces[rank])
+    assert torch.equal(first, torch.cat([item[0] for item in pieces]))
+    assert torch.equal(second, torch.cat([item[1] for item in pieces]))
+    assert torch.equal(hvd.synchronize(hvd.allgather_async(pieces[rank][1], name="later")), second)
+    assert len(hvd.synchronize(hvd.grouped_allgather_async(pieces[rank]))) == 2
+
+
+def check_broadcast() -> None:
+    for root in range(hvd.size()):
+        for dtype in FLOATS + INTEGERS + [torch.bool]:
+            for shape in ((), (3, 2), (0,)) if dtype == torch.float32 else ((2, 2),):
+                mine = numbers(hvd.rank(), shape, dtype, root)
+                result = hvd.broadcast(mine, root)
+                assert torch.equal(result, numbers(root, shape, dtype, root))
+                assert torch.equal(mine, numbers(hvd.rank(), shape, dtype, root))
+                assert hvd.broadcast_(mine, root) is mine and torch.equal(mine, result)
+        handle = hvd.broadcast_async(torch.full((2,), float(hvd.rank())), root, name="b")
+        assert hvd.synchronize(handle).tolist() == [root, root]
+        parameter = torch.nn.Parameter(torch.full((2,), float(hvd.rank())))
+        hvd.synchronize(hvd.broadcast_async_(parameter, root))
+        assert parameter.tolist() == [root, root]
+
+
+def check_alltoall() -> None:
+    size, rank = hvd.size(), hvd.rank()
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        even = torch.arange(2 * size).to(dtype) + 10 * rank
+        result = hvd.alltoall(even)
+        assert result.tolist() == [10 * item + 2 * rank + part for item in range(size) for part in (0, 1)]
+        splits = [(rank + to) % 3 for to in range(size)]
+        rows = torch.cat([torch.full((count, 2), to, dtype=dtype) for to, count in enumerate(splits)])
+        for given in (splits, torch.tensor(splits, dtype=torch.int32)):
+            received, counts = hvd.alltoall(rows, given)
+            assert counts.tolist() == [(item + rank) % 3 for item in range(size)]
+            assert counts.dtype == torch.int32
+            assert torch.equal(received, torch.full((int(counts.sum()), 2), rank, dtype=dtype))
+    pair = hvd.synchronize(hvd.alltoall_async(torch.arange(size)))
+    assert pair[0].tolist() == [rank] * size and pair[1].tolist() == [1] * size
+
+
+def check_reducescatter() -> None:
+    size, rank = hvd.size(), hvd.rank()
+    for dtype in FLOATS + [torch.int32]:
+        for rows in (0, 1, size, 2 * size + 1) if dtype == torch.float32 else (size + 1,):
+            everybody = everybodys((rows, 3), dtype)
+            bounds = np.cumsum([0] + [rows // size + (item < rows % size) for item in range(size)])
+            own = slice(int(bounds[rank]), int(bounds[rank + 1]))
+            mine = numbers(rank, (rows, 3), dtype)
+            close(hvd.reducescatter(mine), (everybody.sum(0) / size)[own])
+            close(hvd.reducescatter(mine, op=hvd.Sum, prescale_factor=2.0), 2 * everybody.sum(0)[own])
+            one, two = hvd.grouped_reducescatter([mine, mine], op=hvd.Max)
+            close(one, everybody.amax(0)[own])
+            assert torch.equal(one, two)
+            close(hvd.synchronize(hvd.reducescatter_async(mine, name="rs")), (everybody.sum(0) / size)[own])
+            handle = hvd.grouped_reducescatter_async([mine], op=hvd.Min)
+            close(hvd.synchronize(handle)[0], everybody.amin(0)[own])
+
+
+def check_compression() -> None:
+    mine = numbers(hvd.rank(), (50,), torch.float32)
+    for compression in (hvd.Compression.none, hvd.Compression.fp16, hvd.Compression.bf16):
+        result = hvd.allreduce(mine, op=hvd.Sum, compression=compression)
+        assert result.dtype == torch.float32
+        torch.testing.assert_close(
+            result, everybodys((50,), torch.float32).sum(0).float(), rtol=1e-2, atol=1e-2
+        )
+        (grouped,) = hvd.grouped_allreduce([mine], op=hvd.Sum, compression=compression)
+        assert torch.equal(grouped, result)
+        part = hvd.reducescatter(torch.ones(hvd.size()), compression=compression)
+        assert part.dtype == torch.float32 and part.tolist() == [1.0]
+    whole, context = hvd.Compression.fp16.compress(torch.ones(2, dtype=torch.int32))
+    assert whole.dtype == torch.int32
+    assert hvd.Compression.fp16.decompress(whole, context).dtype == torch.int32
+
+
+def check_gradients_flow() -> None:
+    size, rank = hvd.size(), hvd.rank()
+
+    def gradient(function, shape=(4, 3), outputs=1):
+        tensor = torch.ones(shape, requires_grad=True)
+        result = function(tensor)
+        result = result if isinstance(result, (list, tuple)) else [result]
+        sum(((rank + 1) * item).sum() for item in result).backward()
+        return tensor.grad
+
+    mean = sum(range(1, size + 1)) / size
+    for op, value in ((hvd.Average, mean), (hvd.Sum, mean * size)):
+        assert torch.allclose(gradient(lambda x, op=op: hvd.allreduce(x, op=op)), torch.tensor(value))
+        assert torch.allclose(gradient(lambda x, op=op: hvd.grouped_allreduce([x, 2 * x], op=op)),
+                              torch.tensor(3 * value))  # fmt: skip
+    scaled = gradient(lambda x: hvd.allreduce(x, prescale_factor=2.0, postscale_factor=0.5))
+    assert torch.allclose(scaled, torch.tensor(mean))
+    assert torch.allclose(gradient(lambda x: hvd.allgather(x), (rank + 1, 2)), torch.tensor(mean))
+    assert torch.allclose(gradient(lambda x: hvd.grouped_allgather([x, x])), torch.tensor(2 * mean))
+    own = mean if rank == 0 else 0.0
+    assert torch.allclose(gradient(lambda x: hvd.broadcast(x, 0)), torch.tensor(own))
+    back = gradient(lambda x: hvd.alltoall(x), (size, 2))
+    assert back[:, 0].tolist() == [item + 1 for item in range(size)]
+    splits = [1] * size
+    back = gradient(lambda x: hvd.alltoall(x, splits)[0], (size, 2))
+    assert back[:, 0].tolist() == [item + 1 for item in range(size)]
+    rows = torch.arange(1, size + 1).float()
+    assert gradient(lambda x: hvd.reducescatter(x), (size, 2))[:, 0].tolist() == rows.tolist()
+    back = gradient(lambda x: hvd.grouped_reducescatter([x], op=hvd.Sum, prescale_factor=3.0), (size, 2))
+    assert torch.allclose(back[:, 0], 3 * size * rows)
+
+
+def check_sparse() -> None:
+    size, rank = hvd.size(), hvd.rank()
+    for op in (hvd.Average, hvd.Sum):
+        for dtype in (torch.float32, torch.float64, torch.bfloat16):
+            count = rank % 3  # somebody has no entries at all
+            indices = torch.stack([torch.arange(count), torch.full((count,), rank)])
+            mine = torch.sparse_coo_tensor(indices, torch.ones(count, dtype=dtype), (4, size),
+                                           check_invariants=True)  # fmt: skip
+            handle = hvd.sparse_allreduce_async(mine, name="sparse", op=op)
+            result = hvd.synchronize(handle)
+            assert result.is_sparse and result.shape == mine.shape and result.dtype == dtype
+            expected = torch.zeros(4, size)
+            for item in range(size):
+                expected[: item % 3, item] += 1 / (size if op == hvd.Average else 1)
+            torch.testing.assert_close(result.to_dense().float(), expected, rtol=1e-2, atol=1e-2)
+
+
+def check_objects() -> None:
+    value = {"rank": hvd.rank(), "deep": [np.arange(3), torch.ones(2), lambda: hvd.rank()]}
+    for root in range(hvd.size()):
+        got = hvd.broadcast_object(value, root)
+        assert got["rank"] == root and got["deep"][2]() in range(hvd.size())
+    assert hvd.broadcast_object(None, 0, name="nothing") is None
+    everybody = hvd.allgather_object("x" * hvd.rank() * 1000, name="texts")
+    assert [len(item) for item in everybody] == [1000 * item for item in range(hvd.size())]
+
+
+def check_process_sets() -> None:
+    size, rank = hvd.size(), hvd.rank()
+    assert hvd.global_process_set.size() == size and hvd.global_process_set.ranks == list(range(size))
+    if size == 1:
+        return
+    even = hvd.add_process_set(list(range(0, size, 2)))
+    odd = hvd.add_process_set(hvd.ProcessSet(range(1, size, 2)))
+    assert str(even) == f"ProcessSet(process_set_id={even.process_set_id}, ranks={even.ranks}, mpi_comm=None)"
+    mine, other = (odd, even) if rank % 2 else (even, odd)
+    assert mine.included() and not other.included()
+    assert mine.rank() == rank // 2 and mine.size() == len(mine.ranks)
+    members = mine.ranks
+    total = hvd.allreduce(torch.tensor([float(rank)]), process_set=mine)
+    assert total.item() == sum(members) / len(members)
+    assert hvd.allgather(torch.tensor([rank]), process_set=mine).tolist() == members
+    assert hvd.broadcast(torch.tensor(rank), members[-1], process_set=mine).item() == members[-1]
+    assert hvd.alltoall(torch.full((len(members),), rank), process_set=mine).tolist() == members
+    part = hvd.reducescatter(torch.ones(len(members)), op=hvd.Sum, process_set=mine)
+    assert part.tolist() == [len(members)]
+    assert hvd.broadcast_object(rank, members[0], process_set=mine) == members[0]
+    tensor = torch.ones(2, requires_grad=True)
+    hvd.allgather(tensor, process_set=mine).sum().backward()
+    assert tensor.grad.tolist() == [1.0, 1.0]
+    hvd.barrier(process_set=mine)
+    with_errors(ValueError, lambda: hvd.allreduce(torch.ones(1), process_set=other), "not a member")
+    with_errors(ValueError, other.rank, "not a member")
+    with_errors(ValueError, lambda: hvd.broadcast(torch.ones(1), other.ranks[0], process_set=mine), "root")
+    with_errors(ValueError, lambda: hvd.add_process_set(even.ranks[::-1]), "already")
+    with_errors(ValueError, lambda: hvd.add_process_set(list(range(size))), "already")
+    hvd.barrier()
+    number = even.process_set_id
+    assert hvd.remove_process_set(even) and even.process_set_id is None
+    assert not hvd.remove_process_set(even) and not hvd.remove_process_set(hvd.global_process_set)
+    with_errors(ValueError, lambda: hvd.allreduce(torch.ones(1), process_set=even), "not been registered")
+    again = hvd.add_process_set([0])
+    assert again.process_set_id == number
+    assert hvd.remove_process_set(odd) and hvd.remove_process_set(again)
+
+
+def with_errors(kind, function, text="") -> BaseException:
+    try:
+        function()
+    except kind as error:
+        assert text.lower() in str(error).lower(), error
+        return error
+    raise AssertionError(f"no {kind} was raised")
+
+
+def check_local_errors() -> None:
+    size = hvd.size()
+    ones = torch.ones(size, 2)
+    with_errors(ValueError, lambda: hvd.allreduce(ones, average=True, op=hvd.Sum), "average")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert torch.equal(hvd.allreduce(ones, average=False), size * ones)
+    assert [item.category for item in caught] == [DeprecationWarning]
+    assert caught[0].filename == __file__
+    splits = [1] * size
+    with_errors(ValueError, lambda: hvd.alltoall(ones, [2] + splits[1:]), "greater than the first dimension")
+    with_errors(ValueError, lambda: hvd.alltoall(ones, splits + [0]), "number of workers")
+    with_errors(ValueError, lambda: hvd.alltoall(ones, torch.ones(size)), "32-bit integer")
+    if size > 1:
+        with_errors(ValueError, lambda: hvd.alltoall(torch.ones(size + 1)), "not an even multiple")
+        hvd.barrier()
+        handle = hvd.allreduce_async(torch.ones(1), name="twice") if hvd.rank() == 0 else None
+        if hvd.rank() == 0:
+            with_errors(ValueError, lambda: hvd.allreduce_async(torch.ones(1), name="twice"), "same name")
+        hvd.barrier()
+        handle = handle or hvd.allreduce_async(torch.ones(1), name="twice")
+        assert hvd.synchronize(handle).item() == 1.0
+    for function in (hvd.allgather, hvd.alltoall, hvd.reducescatter):
+        with_errors(RuntimeError, lambda function=function: function(torch.tensor(1.0)), "dimension")
+    with_errors(NotImplementedError, lambda: hvd.reducescatter(ones, op=hvd.Adasum), "Adasum")
+    with_errors(ValueError, lambda: hvd.allreduce(ones.to_sparse()), "sparse")
+    with_errors(ValueError, lambda: hvd.broadcast(ones, size), "root_rank")
+    with_errors(ValueError, lambda: hvd.sparse_allreduce_async(ones.to_sparse(), "s", hvd.Max), "Sum")
+    with_errors(ValueError, lambda: hvd.init(process_sets=[[0], [0]]), "entry number 2")
+    with_errors(ValueError, lambda: hvd.init(comm=object()), "MPI")
+    hvd.init(comm=list(range(size)), process_sets="dynamic")
+
+
+def check_negotiated_errors() -> None:
+    """What only the ranks together can notice is the same error on all, and nothing is broken after it."""
+    if hvd.size() == 1:
+        return
+    odd = hvd.rank() % 2 == 1
+    calls = {
+        "types": lambda: hvd.allreduce(torch.ones(3, dtype=torch.int32 if odd else torch.float32)),
+        "shapes": lambda: hvd.allreduce(torch.ones(3 if odd else 4)),
+        "dimensions": lambda: hvd.allreduce(torch.ones((3, 1) if odd else (3,))),
+        "operations": lambda: hvd.allgather(torch.ones(3)) if odd else hvd.allreduce(torch.ones(3)),
+        "ops": lambda: hvd.allreduce(torch.ones(3), op=hvd.Sum if odd else hvd.Max),
+        "prescale": lambda: hvd.allreduce(torch.ones(3), prescale_factor=2.0 if odd else 1.0),
+        "root": lambda: hvd.broadcast(torch.ones(3), 1 if odd else 0),
+        "rows": lambda: hvd.allgather(torch.ones((2, 3) if odd else (2, 4))),
+        "row types": lambda: hvd.alltoall(torch.ones(hvd.size(), dtype=torch.int64 if odd else torch.int32)),
+        "scatter": lambda: hvd.reducescatter(torch.ones(4 if odd else 8)),
+        "names": lambda: hvd.allreduce(torch.ones(3), name="a" if odd else "b"),
+    }
+    for number, call in enumerate(calls.values()):
+        error = with_errors(hvd.HorovodInternalError, call, "mismatched")
+        assert isinstance(error, RuntimeError)
+        assert len(set(hvd.allgather_object(str(error)))) == 1
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum, name=f"after.{number}").item() == hvd.size()
+
+
+def check_join() -> None:
+    size, rank = hvd.size(), hvd.rank()
+    for step in range(rank + 1):
+        total = hvd.allreduce(torch.ones(3), op=hvd.Sum, name=f"uneven.{step}")
+        assert total.tolist() == [float(size - step)] * 3  # ranks below ``step`` have joined
+        average = hvd.allreduce(torch.ones(2), name=f"average.{step}")
+        assert torch.allclose(average, torch.tensor((size - step) / size))
+    assert 0 <= hvd.join() < size
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == size
+    if size > 1:
+        if rank == 0:
+            hvd.join()
+        else:
+            with_errors(hvd.HorovodInternalError, lambda: hvd.allgather(torch.ones(2)), "join")
+            hvd.join()
+
+
+def check_adasum() -> None:
+    size = hvd.size()
+    same = hvd.allreduce(torch.arange(1.0, 5.0), op=hvd.Adasum)
+    torch.testing.assert_close(same, torch.arange(1.0, 5.0))  # of equal vectors the average
+    mine = torch.zeros(size)
+    mine[hvd.rank()] = 3.0
+    torch.testing.assert_close(hvd.allreduce(mine, op=hvd.Adasum), torch.full((size,), 3.0))  # the sum
+
+
+def check_leaving_and_coming_back() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    group = hvd.add_process_set([0]) if size > 1 else None
+    for turn in range(3):
+        hvd.barrier()
+        hvd.shutdown()
+        hvd.shutdown()
+        assert not hvd.is_initialized()
+        with_errors(ValueError, hvd.size, "init")
+        with_errors(ValueError, lambda: hvd.allreduce(torch.ones(1)), "init")
+        hvd.init()
+        hvd.init()
+        assert (hvd.rank(), hvd.size()) == (rank, size)
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum, name=f"turn.{turn}").item() == size
+    if group is not None:
+        assert group.process_set_id is None  # it belonged to the job before
+        hvd.init(process_sets=[group])
+        assert group.process_set_id == 1

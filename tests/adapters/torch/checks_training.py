@@ -1,0 +1,547 @@
+"""What every rank checks about training: it is what one process with everybody's data would do."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any, Callable, List, Optional
+
+import torch
+from torch import nn
+
+import ringcomm as rc
+import ringcomm.torch as hvd
+from ringcomm.torch import buckets, reducer
+from tests.adapters.torch.checks_collectives import with_errors
+from tests.adapters.torch.harness import same_everywhere
+
+STEPS = 6
+EACH = 4  # samples per rank and step
+
+
+def model_of(seed: int = 3) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 1)).double()
+
+
+def data(step: int, part: Optional[int] = None) -> Any:
+    """The samples of a step: of one rank, or of all together."""
+    generator = torch.Generator().manual_seed(step)
+    inputs = torch.randn(EACH * hvd.size(), 6, generator=generator, dtype=torch.float64)
+    targets = inputs.sin().sum(1, keepdim=True)
+    own = slice(None) if part is None else slice(part * EACH, (part + 1) * EACH)
+    return inputs[own], targets[own]
+
+
+def loss_of(model: nn.Module, step: int, part: Optional[int] = None) -> torch.Tensor:
+    inputs, targets = data(step, part)
+    return (model(inputs) - targets).square().mean()
+
+
+def alone(make: Callable[[nn.Module], Any], steps: int = STEPS, passes: int = 1) -> Any:
+    """One process that has all the data: the losses, and the model."""
+    model = model_of()
+    optimizer = make(model)
+    losses = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        for part in range(passes):
+            loss = loss_of(model, step * passes + part)
+            loss.backward()
+            losses.append(loss.item())
+        optimizer.step()
+    return losses, model
+
+
+def together(make: Callable[[nn.Module], Any], steps: int = STEPS, passes: int = 1, set_to_none: bool = True,
+             **options: Any) -> Any:  # fmt: skip
+    """All ranks, each with its part: the average losses, and the model."""
+    model = model_of(seed=50 + hvd.rank())
+    reference = model_of()
+    hvd.broadcast_parameters(reference.state_dict() if hvd.rank() == 0 else model.state_dict(), 0)
+    model.load_state_dict(hvd.broadcast_object(reference.state_dict(), 0))
+    optimizer = hvd.DistributedOptimizer(
+        make(model), named_parameters=model.named_parameters(), backward_passes_per_step=passes, **options
+    )
+    losses = []
+    for step in range(steps):
+        optimizer.zero_grad(set_to_none=set_to_none)
+        for part in range(passes):
+            loss = loss_of(model, step * passes + part, hvd.rank())
+            loss.backward()
+            losses.append(hvd.allreduce(loss.detach()).item())
+        optimizer.step()
+    return losses, model
+
+
+def sgd(model: nn.Module) -> Any:
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def alike(one: Any, many: Any, places: float = 1e-9) -> None:
+    torch.testing.assert_close(torch.tensor(many[0]), torch.tensor(one[0]), rtol=places, atol=places)
+    flat = torch.cat([parameter.detach().view(-1) for parameter in many[1].parameters()])
+    expected = torch.cat([parameter.detach().view(-1) for parameter in one[1].parameters()])
+    torch.testing.assert_close(flat, expected, rtol=places, atol=places)
+    same_everywhere(flat)
+
+
+def check_the_loss_curve_of_one_process() -> None:
+    for make in (sgd, lambda model: torch.optim.AdamW(model.parameters(), lr=0.01)):
+        one = alone(make)
+        assert loss_of(one[1], 0) < loss_of(model_of(), 0)
+        alike(one, together(make))
+        alike(one, together(make, set_to_none=False))
+
+
+def check_ways_to_reduce() -> None:
+    one = alone(sgd)
+    parameters = 6
+    for groups in (1, 2, parameters, 99):
+        alike(one, together(sgd, groups=groups))
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        alike(one, together(sgd, num_groups=2))
+    alike(one, together(sgd, gradient_predivide_factor=4.0))
+    alike(one, together(sgd, compression=OwnWay))
+    alike(one, together(sgd, compression=hvd.Compression.fp16), 2e-2)
+    alike(one, together(sgd, compression=hvd.Compression.bf16), 5e-2)
+    total = together(lambda model: torch.optim.SGD(model.parameters(), 0.05 / hvd.size(), 0.9), op=hvd.Sum)
+    alike(one, total)
+
+
+class OwnWay:
+    """A compression that is not ours: each tensor is looked at by itself."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> Any:
+        assert tensor.dim() > 0
+        return tensor * 2, "twice"
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, context: Any) -> torch.Tensor:
+        assert context == "twice"
+        return tensor / 2
+
+
+def check_what_older_versions_of_torch_lack() -> None:
+    """Before 2.1 there are no hooks after accumulation; and the memory's use count is not official."""
+    hook, counter = reducer._when_accumulated, buckets._count_users
+    reducer._when_accumulated, buckets._count_users = reducer._OnAccumulator, None
+    try:
+        alike(alone(sgd), together(sgd))
+        check_gradients_that_somebody_keeps(memory_is_kept=False)
+    finally:
+        reducer._when_accumulated, buckets._count_users = hook, counter
+
+
+def check_lists_of_parameters_as_groups() -> None:
+    model = model_of()
+    groups = [[model[0].weight, model[2].weight], [model[4].bias]]
+    optimizer = hvd.DistributedOptimizer(sgd(model), groups=groups)
+    loss_of(model, 0, hvd.rank()).backward()
+    optimizer.step()
+    same_everywhere(model[0].weight)
+    for bad in ([[1]], [[model[0].bias], [model[0].bias]], -1, "all"):
+        with_errors(ValueError, lambda bad=bad: hvd.DistributedOptimizer(sgd(model), groups=bad), "groups")
+
+
+def check_several_passes_per_step() -> None:
+    alike(alone(sgd, passes=3), together(sgd, passes=3))
+    model = model_of()
+    optimizer = hvd.DistributedOptimizer(sgd(model), backward_passes_per_step=2)
+    assert optimizer.backward_passes_per_step == 2
+    optimizer.set_backward_passes_per_step(1)
+    loss_of(model, 0, hvd.rank()).backward()
+    if hvd.size() > 1:
+        with_errors(AssertionError, lambda: loss_of(model, 0, hvd.rank()).backward(), "more than")
+        with_errors(AssertionError, optimizer.zero_grad, "zero_grad")
+    optimizer.step()
+    optimizer.set_backward_passes_per_step(3)
+    optimizer.zero_grad()
+    loss_of(model, 0, hvd.rank()).backward()
+    optimizer.step()  # earlier than announced: what there is is reduced
+    same_everywhere(model[0].weight)
+
+
+def check_looking_at_gradients_before_the_step() -> None:
+    def clipped(model: nn.Module, optimizer: Any, part: Optional[int]) -> None:
+        for step in range(3):
+            optimizer.zero_grad()
+            loss_of(model, step, part).backward()
+            if part is not None:
+                optimizer.synchronize()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            if part is None:
+                optimizer.step()
+            else:
+                with optimizer.skip_synchronize():
+                    optimizer.step()
+
+    one, many = model_of(), model_of()
+    clipped(one, sgd(one), None)
+    clipped(many, hvd.DistributedOptimizer(sgd(many)), hvd.rank())
+    alike(([0.0], one), ([0.0], many))
+    optimizer = hvd.DistributedOptimizer(sgd(many))
+    loss_of(many, 0, hvd.rank()).backward()
+    optimizer.synchronize()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        optimizer.step()
+    assert ["skip_synchronize" in str(item.message) for item in caught] == [True]
+
+
+def check_gradients_that_somebody_keeps(memory_is_kept: bool = True) -> None:
+    """What a program has put aside is not written to; what it has not is not copied."""
+    model = model_of()
+    optimizer = hvd.DistributedOptimizer(sgd(model))
+    kept: List[torch.Tensor] = []
+    for step in range(4):
+        optimizer.zero_grad()
+        loss_of(model, step, hvd.rank()).backward()
+        optimizer.synchronize()
+        assert all(torch.equal(old, copy_of) for old, copy_of in kept)
+        gradient = model[0].weight.grad
+        kept.append(((gradient if step % 2 else gradient[0]).detach(),
+                     (gradient if step % 2 else gradient[0]).clone()))  # fmt: skip
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    if hvd.size() == 1:
+        return
+    kept.clear()
+    del gradient
+    places = set()
+    for step in range(6):
+        optimizer.zero_grad()
+        loss_of(model, step, hvd.rank()).backward()
+        optimizer.step()
+        places.add(model[0].weight.grad.data_ptr())
+    # (Reading .grad keeps it alive no longer than this loop does.)
+    assert len(places) <= 2 or not memory_is_kept, "new memory in every step"
+    start = model[4].bias.grad.data_ptr()
+    assert model[4].weight.grad.data_ptr() == start + 8 * model[4].bias.numel(), (
+        "gradients are not neighbours"
+    )
+
+
+def check_parameters_without_gradients() -> None:
+    """Ranks may differ in which parameters get gradients; a missing one counts as zeros."""
+    torch.manual_seed(0)
+    layers = nn.ModuleList([nn.Linear(3, 3) for _ in range(3)])
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layers.parameters(), lr=1.0))
+    before = [layer.bias.detach().clone() for layer in layers]
+    for _ in range(2):
+        optimizer.zero_grad()
+        layers[hvd.rank() % 2](torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+    size = hvd.size()
+    for number, shares in enumerate([(size + 1) // 2, size // 2, 0]):
+        moved = before[number] - layers[number].bias.detach()
+        assert torch.allclose(moved, torch.full((3,), 2.0 * shares / size))
+        same_everywhere(layers[number].weight)
+    frozen = model_of()
+    for parameter in frozen[0].parameters():
+        parameter.requires_grad_(False)
+    weight = frozen[0].weight.detach().clone()
+    optimizer = hvd.DistributedOptimizer(sgd(frozen))
+    loss_of(frozen, 0, hvd.rank()).backward()
+    optimizer.step()
+    assert torch.equal(frozen[0].weight, weight) and frozen[0].weight.grad is None
+
+
+def check_sparse_gradients() -> None:
+    size, rank = hvd.size(), hvd.rank()
+
+    def embedded(distributed: bool, dense: bool, **options: Any) -> torch.Tensor:
+        torch.manual_seed(8)
+        model = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 1))
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+        if distributed:
+            optimizer = hvd.DistributedOptimizer(optimizer, sparse_as_dense=dense, **options)
+        words = [torch.tensor([step, (step * item) % 10, item]) for step in range(3) for item in range(size)]
+        for step in range(3):
+            optimizer.zero_grad()
+            mine = words[step * size : (step + 1) * size]
+            for batch in mine if not distributed else [mine[rank]]:
+                (model(batch).square().mean() / (1 if distributed else size)).backward()
+            assert model[0].weight.grad.is_sparse
+            optimizer.step()
+            assert model[0].weight.grad.is_sparse
+        return torch.cat([parameter.detach().view(-1) for parameter in model.parameters()])
+
+    expected = embedded(False, False)
+    for options in ({}, {"groups": 1}, {"compression": OwnWay}):
+        for dense in (False, True):
+            result = embedded(True, dense, **options)
+            torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-6)
+            same_everywhere(result)
+
+
+def check_mixed_types_and_layouts() -> None:
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(64, 3))
+    model[0].to(memory_format=torch.channels_last)
+    model[2].to(torch.bfloat16)
+
+    def forward(inputs: torch.Tensor) -> torch.Tensor:
+        return model[2](model[1](model[0](inputs)).bfloat16()).float().square().mean()
+
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    batches = [torch.randn(2, 2, 6, 6) for _ in range(hvd.size())]
+    for turn in range(2):
+        model.zero_grad(set_to_none=turn == 0)
+        forward(batches[hvd.rank()]).backward()
+        optimizer.synchronize()
+    got = [parameter.grad.float().clone() for parameter in model.parameters()]
+    with optimizer.skip_synchronize():
+        optimizer.step()
+    for parameter in model.parameters():
+        same_everywhere(parameter)
+    del optimizer
+    total = [torch.zeros_like(item) for item in got]
+    fresh = copy.deepcopy(model)
+    assert all(item.shape == other.shape for item, other in zip(total, fresh.parameters()))
+
+
+def check_closures() -> None:
+    def with_closure(model: nn.Module, optimizer: Any, part: Optional[int]) -> List[float]:
+        losses = []
+        for step in range(3):
+
+            def closure(step: int = step) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = loss_of(model, step, part)
+                loss.backward()
+                return loss
+
+            losses.append(float(optimizer.step(closure)))
+        return losses
+
+    one, many = model_of(), model_of()
+    with_closure(one, torch.optim.LBFGS(one.parameters(), max_iter=3), None)
+    with_closure(many, hvd.DistributedOptimizer(torch.optim.LBFGS(many.parameters(), max_iter=3)), hvd.rank())
+    alike(([0.0], one), ([0.0], many), 1e-6)
+
+
+def check_the_wrapped_optimizer_stays_itself() -> None:
+    model = model_of()
+    plain = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(plain, 0.5)
+    optimizer = hvd.DistributedOptimizer(plain)
+    assert isinstance(optimizer, torch.optim.SGD) and type(optimizer).__name__ == "SGD"
+    later = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.1)
+    loss_of(model, 0, hvd.rank()).backward()
+    optimizer.step()
+    plain._opt_called = True
+    schedule.step()
+    later.step()
+    assert abs(optimizer.param_groups[0]["lr"] - 0.025) < 1e-12
+    state = copy.deepcopy(optimizer.state_dict())
+    other = model_of()
+    resumed = hvd.DistributedOptimizer(torch.optim.SGD(other.parameters(), lr=9.0, momentum=0.9))
+    resumed.load_state_dict(state)
+    assert resumed.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+    extra = nn.Linear(2, 1).double()
+    resumed.add_param_group({"params": extra.parameters()})
+    (loss_of(other, 0, hvd.rank()) + extra(torch.full((1, 2), float(hvd.rank())).double()).sum()).backward()
+    resumed.step()
+    same_everywhere(torch.cat([extra.weight.view(-1), other[0].weight.view(-1)]))
+
+
+def check_wrong_arguments() -> None:
+    model = model_of()
+    plain = sgd(model)
+    wrong = {
+        "tuples": {"named_parameters": model.parameters()},
+        "unique": {"named_parameters": [("a", item) for item in model.parameters()]},
+        "not named": {"named_parameters": list(model.named_parameters())[1:]},
+        "> 0": {"backward_passes_per_step": 0},
+        "predivide": {"gradient_predivide_factor": 2.0, "op": hvd.Sum},
+    }
+    for text, options in wrong.items():
+        with_errors(ValueError, lambda options=options: hvd.DistributedOptimizer(plain, **options), text)
+
+
+def check_adasum_combines_steps() -> None:
+    model = model_of()
+    start = [parameter.detach().clone() for parameter in model.parameters()]
+    optimizer = hvd.DistributedOptimizer(sgd(model), named_parameters=model.named_parameters(), op=hvd.Adasum)
+    loss_of(model, 0, 0).backward()  # the same on all ranks: then the step is as if there were one
+    optimizer.step()
+    moved = [parameter.detach() - item for parameter, item in zip(model.parameters(), start)]
+    alone_model = model_of()
+    other = sgd(alone_model)
+    loss_of(alone_model, 0, 0).backward()
+    other.step()
+    for delta, parameter, item in zip(moved, alone_model.parameters(), start):
+        torch.testing.assert_close(delta, parameter.detach() - item)
+    if hvd.size() > 1:
+        with_errors(AssertionError, lambda: optimizer.skip_synchronize().__enter__(), "Adasum")
+
+
+def check_a_process_set_trains_by_itself() -> None:
+    if hvd.size() == 1:
+        return
+    group = hvd.add_process_set([0, hvd.size() - 1] if hvd.size() > 2 else [1])
+    model = model_of()
+    optimizer = hvd.DistributedOptimizer(sgd(model), process_set=group)
+    for step in range(2):
+        optimizer.zero_grad()
+        loss_of(model, step, hvd.rank()).backward()
+        optimizer.step()
+    everybody = hvd.allgather(model[0].weight.detach().view(1, -1))
+    assert torch.equal(everybody[0], everybody[-1]) == (hvd.size() > 2)
+    assert not torch.equal(everybody[0], everybody[1])
+    hvd.remove_process_set(group)
+
+
+def check_uneven_data_with_join() -> None:
+    model = model_of()
+    optimizer = hvd.DistributedOptimizer(sgd(model), named_parameters=model.named_parameters())
+    for step in range(2 + hvd.rank()):
+        optimizer.zero_grad()
+        loss_of(model, step, hvd.rank()).backward()
+        optimizer.step()
+    last = hvd.join()
+    hvd.broadcast_parameters(model.state_dict(), last)
+    same_everywhere(model[0].weight)
+
+
+def check_optimizer_state_of_every_kind() -> None:
+    skipped = {"LBFGS", "Optimizer"}
+    kinds = [
+        kind
+        for name, kind in vars(torch.optim).items()
+        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and name not in skipped
+    ]
+    assert len(kinds) >= 10
+    for kind in kinds:
+        sparse = kind.__name__ == "SparseAdam"
+        for steps, wrapped in ((2, False), (0, True)):
+            torch.manual_seed(hvd.rank())
+            model = (
+                nn.Embedding(5, 3, sparse=True) if sparse else nn.Linear(3, 2, bias=kind.__name__ != "Muon")
+            )
+            root = hvd.rank() == 0
+            optimizer: Any = kind(model.parameters(), lr=0.1 if root else 0.7)
+            for _ in range(steps if root else 0):
+                model(torch.tensor([1, 2]) if sparse else torch.ones(1, 3)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            optimizer = hvd.DistributedOptimizer(optimizer) if wrapped else optimizer
+            hvd.broadcast_parameters(model.state_dict(), 0)
+            hvd.broadcast_optimizer_state(optimizer, 0, model)
+            described = hvd.allgather_object(describe(optimizer))
+            assert all(item == described[0] for item in described), (kind, described)
+            # And all can go on from there, in step.
+            model(torch.tensor([0, 2]) if sparse else torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+            same_everywhere(next(model.parameters()))
+    lbfgs = torch.optim.LBFGS(model_of().parameters())
+    with_errors(ValueError, lambda: hvd.broadcast_optimizer_state(lbfgs, 0), "LBFGS")
+
+
+def describe(optimizer: Any) -> Any:
+    """Everything in an optimizer's state, as something that can be compared."""
+
+    def plain(value: Any) -> Any:
+        if torch.is_tensor(value):
+            return [str(value.dtype), value.tolist()]
+        if isinstance(value, dict):
+            return {str(key): plain(item) for key, item in value.items()}
+        return [plain(item) for item in value] if isinstance(value, (list, tuple)) else repr(value)
+
+    return plain(optimizer.state_dict())
+
+
+def check_broadcast_parameters() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).bfloat16()
+    for parameter in model.state_dict().values():
+        parameter.copy_(torch.full_like(parameter, hvd.rank()))
+    root = hvd.size() - 1
+    hvd.broadcast_parameters(model.named_parameters(), root)
+    assert {float(item) for parameter in model.parameters() for item in parameter.view(-1)} == {float(root)}
+    hvd.broadcast_parameters(model.state_dict(), root)
+    assert model[1].num_batches_tracked.item() == root
+    hvd.broadcast_parameters({"none": None, "extra": {"a": 1}}, 0)
+    for bad in ("text", model, 3, [1, 2], torch.ones(2)):
+        with_errors(ValueError, lambda bad=bad: hvd.broadcast_parameters(bad, 0), "invalid params of type")
+
+
+def check_sync_batch_norm() -> None:
+    size, rank = hvd.size(), hvd.rank()
+    for dims in ((), (5,), (3, 2)):
+        for momentum, affine in ((0.1, True), (None, True), (0.3, False)):
+            torch.manual_seed(1)
+            one = {0: nn.BatchNorm1d, 1: nn.BatchNorm1d, 2: nn.BatchNorm2d}[len(dims)](
+                4, momentum=momentum, affine=affine
+            ).double()  # fmt: skip
+            many = hvd.SyncBatchNorm(4, momentum=momentum, affine=affine).double()
+            rows = [2 + item % 2 * 3 for item in range(size)]
+            for _ in range(2):
+                whole = (100 + 3 * torch.randn(sum(rows), 4, *dims, dtype=torch.float64)).requires_grad_()
+                mine = whole.detach().split(rows)[rank].clone().requires_grad_()
+                weights = torch.randn_like(whole)
+                expected, result = one(whole), many(mine)
+                (expected * weights).sum().backward()
+                (result * weights.split(rows)[rank]).sum().backward()
+                torch.testing.assert_close(result, expected.split(rows)[rank])
+                torch.testing.assert_close(mine.grad, whole.grad.split(rows)[rank])
+            torch.testing.assert_close(many.running_mean, one.running_mean)
+            torch.testing.assert_close(many.running_var, one.running_var)
+            if affine:
+                total = hvd.allreduce(many.weight.grad, op=hvd.Sum)
+                torch.testing.assert_close(total, one.weight.grad)
+            one.eval(), many.eval()
+            torch.testing.assert_close(many(mine), one(mine))
+    with_errors(ValueError, lambda: hvd.SyncBatchNorm(4)(torch.ones(4)), "2D")
+    half = hvd.SyncBatchNorm(3).bfloat16()
+    assert half(torch.randn(4, 3, 2).bfloat16()).dtype == torch.bfloat16
+
+
+def check_elastic_state() -> None:
+    size, rank = hvd.size(), hvd.rank()
+    model = model_of(seed=rank)
+    optimizer = hvd.DistributedOptimizer(sgd(model))
+    sampler = hvd.elastic.ElasticSampler(list(range(4 * size + 1)))
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=rank, best=[rank])
+    state.sync()
+    assert (state.epoch, state.best) == (0, [0])
+    same_everywhere(model[0].weight)
+    committed = model[0].weight.detach().clone()
+    loss_of(model, 0, rank).backward()
+    optimizer.step()
+    state.epoch = 5
+    sampler.record_batch(0, 2)
+    state.restore()
+    assert state.epoch == 0 and sampler.processed_num == 0
+    assert torch.equal(model[0].weight, committed)
+    state.epoch = 6
+    sampler.record_batch(0, 2)
+    state.commit()
+    state.restore()
+    assert state.epoch == 6 and sampler.processed_num == 2 * size
+    taken = hvd.allgather_object(list(sampler))
+    assert len({len(item) for item in taken}) == 1
+    sampler.load_state_dict(sampler.state_dict())
+    everybody = [index for item in hvd.allgather_object(list(sampler)) for index in item]
+    assert set(everybody) == set(sampler.remaining_indices) and len(sampler.remaining_indices) == 2 * size + 1
+    state.on_hosts_updated(1.0, 1)
+    with_errors(hvd.HostsUpdatedInterrupt, state.check_host_updates)
+    calls: List[int] = []
+    resets: List[int] = []
+    state.register_reset_callbacks([lambda: resets.append(hvd.size())])
+
+    @hvd.elastic.run
+    def train(state: Any, word: str) -> str:
+        calls.append(state.epoch)
+        if len(calls) == 1:
+            state.epoch = 50
+            raise rc.PeerLostError("somebody is gone")
+        if len(calls) == 2:
+            state.epoch = 51
+            raise hvd.HostsUpdatedInterrupt(False)
+        return word
+
+    assert train(state, "done") == "done"
+    assert calls == [6, 6, 51] and resets == [size, size]

@@ -1,0 +1,149 @@
+"""Which kind of link two ranks of one host get, and that shared memory is gone when they are."""
+
+from __future__ import annotations
+
+import os
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ringcomm as rc
+from ringcomm.errors import StartupError
+from ringcomm.testing.cluster import run_ranks
+from ringcomm.transport import shm
+from ringcomm.transport.local import make_links
+from ringcomm.transport.shm import RING_BYTES, Ring, SharedLink
+from ringcomm.transport.tcp import SocketLink
+from ringcomm.transport.vm import PeerMemory, ReadingLink
+from tests.contract.service import eventually, opened
+
+
+@pytest.fixture
+def pair():
+    """`pair(wish, wish)`: the links at both ends of a Unix socket, or what was raised instead."""
+    sockets = []
+
+    def make(*wishes):
+        ends = socket.socketpair()
+        sockets.extend(ends)
+        with ThreadPoolExecutor(2) as pool:
+            tasks = [pool.submit(make_links, {1 - rank: ends[rank]}, wishes[rank]) for rank in range(2)]
+        return [task.exception() or task.result()[1 - rank] for rank, task in enumerate(tasks)]
+
+    yield make
+    for sock in sockets:
+        sock.close()
+
+
+def refuse(*arguments, **options):
+    raise PermissionError(1, "Operation not permitted")
+
+
+def kinds(links):
+    for link in links:
+        link.close()
+    return [type(link) for link in links]
+
+
+@pytest.mark.parametrize(
+    ("wishes", "kind"),
+    [
+        (("auto", "auto"), ReadingLink),
+        (("memory", "auto"), ReadingLink),
+        (("shm", "auto"), SharedLink),
+        (("auto", "unix"), SocketLink),
+        (("unix", "unix"), SocketLink),
+    ],
+)
+def test_both_ends_get_the_best_that_both_wish_for(pair, wishes, kind):
+    assert kinds(pair(*wishes)) == [kind, kind]
+
+
+def test_memory_that_may_not_be_read_is_shared(pair, monkeypatch):
+    monkeypatch.setattr(PeerMemory, "read", refuse)
+    assert kinds(pair("auto", "auto")) == [SharedLink, SharedLink]
+
+
+def test_without_any_memory_a_plain_stream_remains(pair, monkeypatch):
+    monkeypatch.setattr(PeerMemory, "read", refuse)
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    assert kinds(pair("auto", "auto")) == [SocketLink, SocketLink]
+
+
+@pytest.mark.parametrize(
+    ("wish", "remedy"), [("memory", "use 'auto' or 'shm'"), ("shm", "use 'auto' or 'unix'")]
+)
+def test_a_wish_that_cannot_be_granted_is_an_error_with_a_remedy(pair, wish, remedy):
+    one, other = pair(wish, "unix")
+    assert isinstance(one, StartupError)
+    assert remedy in str(one)
+    assert "rank 1" in str(one)
+    assert type(other) is SocketLink
+
+
+def test_a_broken_connection_leaves_nothing_behind(no_leaks):
+    one, other = socket.socketpair()
+    other.sendall(bytes(40) + b"\0" + b"\1")  # and then no ring
+    other.shutdown(socket.SHUT_WR)
+    with pytest.raises(OSError, match="closed the connection"):
+        make_links({1: one}, "shm")
+    one.close()
+    other.close()
+
+
+class TestRing:
+    @pytest.fixture(params=["memfd", "tmpfs"])
+    def ring(self, request, monkeypatch):
+        if request.param == "tmpfs":
+            monkeypatch.setattr(os, "memfd_create", refuse, raising=False)
+        ring = Ring.make()
+        yield ring
+        ring.close()
+
+    def test_what_one_end_writes_the_other_reads(self, ring):
+        ends = socket.socketpair()
+        ring.pass_on(ends[0], b"!")
+        message, twin = Ring.take(ends[1])
+        ring.bytes[RING_BYTES - 3 :] = b"abc"
+        assert (message, bytes(twin.bytes[RING_BYTES - 3 :])) == (b"!", b"abc")
+        twin.close()
+        for sock in ends:
+            sock.close()
+
+    def test_it_has_no_name_and_is_gone_when_it_is_closed(self, ring):
+        assert not any("ringcomm" in path.name for path in Path("/dev/shm").iterdir())
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        ring.close()
+        ring.close()
+        assert len(list(Path("/proc/self/fd").iterdir())) < before
+
+    def test_memory_that_is_too_small_is_refused(self):
+        ends = socket.socketpair()
+        reading, writing = os.pipe()
+        for descriptor in (reading, writing):
+            ends[0].sendmsg(
+                [b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, np.array([descriptor], np.int32))]
+            )
+            assert Ring.take(ends[1]) == (b"x", None)
+            os.close(descriptor)
+        for sock in ends:
+            sock.close()
+
+    def test_without_memory_there_is_none(self, monkeypatch):
+        monkeypatch.setattr(shm, "_nameless", refuse)
+        with pytest.raises(OSError, match="not permitted"):
+            Ring.make()
+
+
+def test_a_job_leaves_no_descriptor_and_no_mapping(no_leaks):
+    def work(context):
+        data = np.full(500_001, context.rank + 1.0)
+        context.allreduce_(data, rc.Sum)
+        return bool((data == 6).all())
+
+    assert run_ranks(3, work, transport="shm") == [True] * 3
+    assert eventually(lambda: "memfd:ringcomm" not in Path("/proc/self/maps").read_text())
+    assert opened()

@@ -1,0 +1,100 @@
+"""What callers of adapters say, and what is made of it."""
+
+from __future__ import annotations
+
+import pytest
+
+import ringcomm as rc
+from ringcomm._adapter.arguments import predivided, reduction, row_counts, scattered_reduction, wire_name
+from ringcomm._adapter.basics import init
+from ringcomm._adapter.compression import wire_dtype
+from ringcomm._adapter.sampling import plan_share
+from ringcomm._adapter.trees import put_together, take_apart
+
+
+def test_reduction():
+    assert reduction(None, None) == rc.Average
+    assert reduction(3, None) == rc.Min
+    with pytest.warns(DeprecationWarning) as caught:
+        assert reduction(None, False) == rc.Sum
+        assert reduction(None, True) == rc.Average
+    assert {item.filename for item in caught} == {__file__}
+    with pytest.raises(ValueError, match="average"):
+        reduction(rc.Sum, True)
+    with pytest.raises(NotImplementedError):
+        scattered_reduction(rc.Adasum)
+    assert scattered_reduction(1) is rc.Sum
+
+
+def test_wire_name():
+    assert wire_name("allreduce", "x") == "allreduce.x"
+    assert wire_name("allreduce", None) == wire_name("allreduce", "") == ""
+
+
+def test_row_counts():
+    assert row_counts(6, None, 3) == [2, 2, 2]
+    assert row_counts(3, [0, 1, 2], 3) == [0, 1, 2]
+    assert row_counts(0, None, 2) == [0, 0]
+    for rows, splits in (
+        (5, None),
+        (3, [1, 1]),
+        (3, [1, 1, 2]),
+        (3, [1, 1, 0]),
+        (1, [2, -1, 0]),
+        (3, [0.5, 1, 1.5]),
+    ):
+        with pytest.raises(ValueError):
+            row_counts(rows, splits, 3)
+
+
+def test_predivided():
+    assert predivided(rc.Sum, 1.0) == (1.0, 1.0)
+    assert predivided(rc.Average, 4) == (0.25, 4.0)
+    with pytest.raises(ValueError):
+        predivided(rc.Sum, 2.0)
+
+
+def test_only_wide_floats_are_compressed():
+    assert wire_dtype("fp16", "float32") == wire_dtype("fp16", "float64") == "float16"
+    assert wire_dtype("bf16", "float32") == "bfloat16"
+    for kind, dtype in (("none", "float32"), ("fp16", "bfloat16"), ("bf16", "float16"), ("fp16", "int64")):
+        assert wire_dtype(kind, dtype) is None
+
+
+def test_trees():
+    tree = {"a": [1, 2.5, {"b": (3, "x")}], "c": 4}
+    skeleton, leaves = take_apart(tree, lambda item: isinstance(item, int))
+    assert leaves == [1, 3, 4]
+    assert put_together(skeleton, [10, 30, 40]) == {"a": [10, 2.5, {"b": (30, "x")}], "c": 40}
+    assert put_together(skeleton, leaves) == tree
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+@pytest.mark.parametrize("processed", [0, 5, 9, 10, 12])
+def test_everybody_gets_as_many_samples_and_none_is_left_out(size, processed):
+    shares = [plan_share(10, rank, size, 1, 2, True, processed) for rank in range(size)]
+    assert len({len(share.indices) for share in shares}) == 1
+    left = set(shares[0].remaining)
+    assert {index for share in shares for index in share.indices} == left
+    assert len(left) == max(0, 10 - processed)
+    assert all(share.remaining == shares[0].remaining for share in shares)
+
+
+def test_the_order_is_that_of_the_epoch():
+    assert plan_share(4, 1, 2, shuffle=False).indices == [1, 3]
+    assert plan_share(50, 0, 1, epoch=1).remaining != plan_share(50, 0, 1, epoch=2).remaining
+
+
+def test_init_refuses_what_it_cannot_do():
+    for options in (
+        {"comm": object()},
+        {"comm": [0, 1]},
+        {"process_sets": [[0], [0]]},
+        {"process_sets": "x"},
+    ):
+        with pytest.raises(ValueError):
+            init(**options)
+        rc.shutdown()
+    init(comm=[0], process_sets="dynamic")
+    assert rc.size() == 1
+    rc.shutdown()

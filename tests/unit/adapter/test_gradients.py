@@ -1,0 +1,124 @@
+"""Which gradients travel together, and when they are ready; no framework needed."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringcomm._adapter.gradients import (
+    Arrivals,
+    Gradient,
+    bucket_name,
+    chosen_groups,
+    names_of,
+    plan_buckets,
+    plan_groups,
+)
+from ringcomm.errors import ConfigError
+
+
+def sizes(*nbytes: int, kind: str = "float32"):
+    return [Gradient(size, kind) for size in nbytes]
+
+
+def test_buckets_come_in_the_order_of_a_backward_pass():
+    assert plan_buckets(sizes(1, 1, 1, 1), 100, 100) == [[3, 2, 1, 0]]
+
+
+def test_the_first_bucket_is_small_and_none_is_overfull():
+    assert plan_buckets(sizes(*[4] * 7), first_bytes=4, bucket_bytes=12) == [[6], [5, 4, 3], [2, 1, 0]]
+
+
+def test_a_gradient_larger_than_a_bucket_is_alone():
+    assert plan_buckets(sizes(1, 50, 1), 10, 10) == [[2], [1], [0]]
+
+
+def test_kinds_do_not_mix_but_look_past_each_other():
+    mixed = [Gradient(1, "a"), Gradient(1, "b"), Gradient(1, "a"), Gradient(1, "b")]
+    assert plan_buckets(mixed, 10, 10) == [[3, 1], [2, 0]]
+
+
+def test_no_gradients_no_buckets():
+    assert plan_buckets([]) == []
+    assert plan_groups([], 3) == []
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 9])
+@pytest.mark.parametrize("groups", [1, 2, 4, 20])
+def test_a_number_of_groups(count, groups):
+    plan = plan_groups([object() for _ in range(count)], groups)
+    assert sorted(index for group in plan for index in group) == list(range(count))
+    assert len(plan) == min(groups, count)
+    assert max(map(len, plan)) - min(map(len, plan)) <= 1
+
+
+def test_groups_by_hand_leave_the_others_alone():
+    items = [object() for _ in range(5)]
+    stranger = object()
+    assert plan_groups(items, [[items[1], items[3], stranger], [], [stranger]]) == [[1, 3], [4], [2], [0]]
+
+
+def test_what_groups_may_be():
+    assert chosen_groups(None, 0, int) is None
+    assert chosen_groups(None, 3, int) == 3
+    assert chosen_groups(2, 3, int) == 2
+    assert chosen_groups([[1], [2]], 0, int) == [[1], [2]]
+    for bad in (0, -1, "all", [["a"]], [[1], [1]]):
+        with pytest.raises(ConfigError):
+            chosen_groups(bad, 0, int)
+
+
+def test_names():
+    a, b = object(), object()
+    assert names_of([[a], [b]], None) == {id(a): "noname.0.0", id(b): "noname.1.0"}
+    assert names_of([[a, b]], [("x", a), ("y", b)]) == {id(a): "x", id(b): "y"}
+    for bad in ([a, b], [("x", a), ("x", b)], [("x", a)]):
+        with pytest.raises(ConfigError):
+            names_of([[a, b]], bad)
+
+
+def test_a_bucket_is_called_after_its_content():
+    assert bucket_name(["w"], [(2, 3)]) == "w"
+    one = bucket_name(["w", "v", "u"], [(2, 3), (4,), ()])
+    assert one.startswith("w..u (3 tensors")
+    assert one == bucket_name(["w", "v", "u"], [[2, 3], [4], []])
+    assert one != bucket_name(["w", "v", "u"], [(3, 2), (4,), ()])
+
+
+def test_a_bucket_is_complete_with_its_last_member():
+    arrivals = Arrivals([[2, 1], [0]])
+    assert not arrivals.started
+    assert arrivals.arrived(1) is None
+    assert arrivals.started and arrivals.complete(1) and not arrivals.complete(2)
+    assert arrivals.arrived(0) == 1
+    assert arrivals.arrived(2) == 0
+    arrivals.reset()
+    assert not arrivals.started and arrivals.arrived(0) == 1
+
+
+def test_passes_are_counted():
+    arrivals = Arrivals([[0]], passes=2)
+    assert arrivals.arrived(0) is None
+    assert not arrivals.complete(0)
+    assert arrivals.arrived(0) == 0
+    with pytest.raises(AssertionError, match="backward_passes_per_step"):
+        arrivals.arrived(0)
+    arrivals.reset(passes=1)
+    assert arrivals.arrived(0) == 0
+
+
+def test_a_member_may_leave():
+    arrivals = Arrivals([[0, 1, 2]])
+    assert arrivals.alone(1) is None
+    assert arrivals.bucket_of(1) == 1
+    assert arrivals.arrived(1) == 1
+    assert arrivals.arrived(0) is None
+    assert arrivals.arrived(2) == 0
+    arrivals.reset()
+    assert [arrivals.arrived(index) for index in (0, 2, 1)] == [None, 0, 1]
+
+
+def test_the_last_one_that_is_missing_may_leave():
+    arrivals = Arrivals([[0, 1]])
+    assert arrivals.arrived(0) is None
+    assert arrivals.alone(1) == 0
+    assert Arrivals([[0]]).alone(0) is None

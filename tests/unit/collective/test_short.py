@@ -1,0 +1,216 @@
+"""Short messages as packets: when they are used, what they send when, what they wait for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ringcomm.collective.execute import Execution
+from ringcomm.collective.flows import SegmentPool
+from ringcomm.collective.reduce import Kernel
+from ringcomm.collective.short import SHORT_BYTES, ShortExecution, make_execution
+from ringcomm.errors import BrokenInvariantError, MismatchError
+from ringcomm.ops import Collective, Sum
+from ringcomm.schedule import choose
+from ringcomm.schedule.steps import SELF, SOURCE, Recv, Send
+from ringcomm.transport.base import LinkClosed
+from ringcomm.wire.frames import HEADER_BYTES, NO_ROOT, Header
+
+HEADER = Header(0, 1, Collective.ALLREDUCE, Sum, 5, NO_ROOT, 4, 99)
+
+
+def make(wire, schedule, dtype=np.int16, segment_bytes=1 << 18, **options):
+    options.setdefault("kernel", Kernel(Sum, np.dtype(dtype), wire.fabric.size))
+    pool = SegmentPool(segment_bytes)
+    return make_execution(schedule, wire.fabric, HEADER, np.dtype(dtype), pool, **options)
+
+
+def start(wire, schedule, data, source=None, **options):
+    execution = make(wire, schedule, data.dtype, **options)
+    assert type(execution) is ShortExecution
+    execution.arm(HEADER.sequence, data, source)
+    return execution
+
+
+def numbers(*values):
+    return np.array(values, np.int16)
+
+
+def raw(*values):
+    return numbers(*values).tobytes()
+
+
+def fold_from(peer, start, stop, final=True):
+    return Recv((peer,), start, stop, fold=(peer, SELF), final=final)
+
+
+def peers(links):
+    return [link.peer for link in links]
+
+
+class TestWhenTheyAreUsed:
+    def kind(self, wire, schedule, **options):
+        return type(make(wire, schedule, **options))
+
+    def test_up_to_a_limit(self, wire):
+        most = (SHORT_BYTES - HEADER_BYTES) // 2
+        assert self.kind(wire, [Send(1, 0, most)]) is ShortExecution
+        assert self.kind(wire, [Send(1, 0, most + 1)]) is Execution
+        assert self.kind(wire, [Recv((1,), 0, most)]) is ShortExecution
+        assert self.kind(wire, [Recv((1,), 0, most), Recv((1,), most, most + 1)]) is Execution
+
+    def test_up_to_a_segment(self, wire):
+        assert self.kind(wire, [Send(1, 0, 16)], segment_bytes=64) is ShortExecution
+        assert self.kind(wire, [Send(1, 0, 17)], segment_bytes=64) is Execution
+
+    def test_not_for_many_peers_at_once_that_are_not_so_short(self, make_wire):
+        wire, each = make_wire(6), 6000
+        assert self.kind(wire, [Send(peer, 0, each) for peer in range(1, 6)]) is ShortExecution
+        sends = [Send(peer, 0, each) for peer in range(1, 6)]
+        receipts = [Recv((peer,), peer * each, (peer + 1) * each) for peer in range(1, 6)]
+        assert self.kind(wire, sends + receipts) is Execution
+
+    def test_not_where_a_send_would_wait_for_more_than_it_needs(self, make_wire):
+        wire = make_wire(3)
+        one, other = Recv((1,), 0, 2), Recv((2,), 2, 4)
+        assert self.kind(wire, [one, Send(1, 0, 4), other]) is ShortExecution
+        assert self.kind(wire, [one, other, Send(1, 0, 4)]) is Execution
+        assert self.kind(wire, [one, Send(1, 0, 2), Send(2, 8, 9)]) is Execution
+        assert self.kind(wire, [one, other, Send(1, 0, 4, SOURCE)]) is ShortExecution
+
+    @pytest.mark.parametrize("size", [2, 3, 8])
+    def test_for_everything_that_is_chosen_for_small_arrays(self, make_wire, size):
+        wire = make_wire(size)
+        bounds = tuple(range(size + 1))
+        for schedule in (
+            choose.build_all_reduce("one_shot", 0, size, 2),
+            choose.build_reduce_scatter("direct", 0, size, bounds),
+            choose.build_all_gather("direct", 0, size, bounds),
+            choose.build_all_to_all(0, size, bounds, bounds),
+            *(choose.build_broadcast("tree", 0, size, root, 2) for root in range(size)),
+        ):
+            assert self.kind(wire, schedule) is ShortExecution
+
+
+class TestBytes:
+    def test_nothing_to_do(self, wire):
+        assert start(wire, [], numbers()).advance()
+        assert wire.take() == b""
+
+    def test_even_an_empty_message_has_a_header(self, wire):
+        execution = start(wire, [Send(1, 0, 0), Recv((1,), 0, 0)], numbers())
+        assert not execution.advance()
+        assert wire.take() == HEADER.pack()
+        wire.put(HEADER.pack())
+        assert execution.advance()
+
+    def test_an_empty_fold_needs_no_kernel(self, wire):
+        execution = start(wire, [fold_from(1, 0, 0)], numbers(), kernel=None)
+        wire.put(HEADER.pack())
+        assert execution.advance()
+
+    def test_crumbs(self, wire):
+        data = numbers(0, 0)
+        execution = start(wire, [Recv((1,), 0, 2)], data)
+        message = HEADER.pack() + raw(7, 8)
+        for index in range(len(message)):
+            assert not execution.advance()
+            assert execution.moved_bytes == index
+            assert peers(execution.waiting_for()[0]) == [1]
+            wire.put(message[index : index + 1])
+        assert execution.advance()
+        assert data.tolist() == [7, 8]
+
+    def test_several_steps_with_one_peer_share_a_header(self, wire):
+        data = numbers(1, 2, 3)
+        execution = start(wire, [Send(1, 0, 1), Send(1, 2, 3), Recv((1,), 1, 2), fold_from(1, 0, 1)], data)
+        wire.put(HEADER.pack() + raw(7, 10) + b"next")
+        assert execution.advance()
+        assert wire.take() == HEADER.pack() + raw(1, 3)
+        assert data.tolist() == [11, 7, 3]
+
+    def test_what_is_sent_was_there_at_the_start(self, make_wire):
+        wire = make_wire(2, capacity_bytes=HEADER_BYTES + 2)
+        data = numbers(1, 2, 3)
+        execution = start(wire, [Send(1, 0, 3), Recv((1,), 0, 3)], data)
+        wire.put(HEADER.pack() + raw(7))
+        assert not execution.advance()
+        assert wire.take() == HEADER.pack() + raw(1)
+        wire.put(raw(8, 9))
+        assert execution.advance()
+        assert wire.take() == raw(2, 3)
+        assert data.tolist() == [7, 8, 9]
+
+    def test_waits_for_room(self, make_wire):
+        wire = make_wire(2, capacity_bytes=3)
+        execution = start(wire, [Send(1, 0, 1)], numbers(1))
+        got = b""
+        while not execution.advance():
+            assert peers(execution.waiting_for()[1]) == [1]
+            got += wire.take()
+        assert got + wire.take() == HEADER.pack() + raw(1)
+
+    def test_a_stage_without_bytes(self, wire):
+        steps = [Send(1, 0, 1), fold_from(1, 1, 2), Send(1, 1, 2), Recv((1,), 0, 0)]
+        execution = start(wire, steps, numbers(1, 2))
+        wire.put(HEADER.pack() + raw(10))
+        assert execution.advance()
+        assert wire.take() == HEADER.pack() + raw(1, 12)
+
+    def test_passes_on_what_it_has_received(self, make_wire):
+        wire = make_wire(3)
+        execution = start(wire, [Recv((1,), 0, 2), Send(2, 0, 2)], numbers(0, 0))
+        assert not execution.advance()
+        assert (wire.take(2), peers(execution.waiting_for()[0])) == (b"", [1])
+        wire.put(HEADER.pack() + raw(7, 8))
+        assert execution.advance()
+        assert wire.take(2) == HEADER.pack() + raw(7, 8)
+
+    def test_one_fold_of_several_peers_in_the_order_given(self, make_wire):
+        wire = make_wire(3)
+        data = np.array([1e8], np.float32)
+        execution = start(wire, [Recv((2, 1), 0, 1, fold=(1, SELF, 2), final=True)], data)
+        wire.put(HEADER.pack() + np.float32(-1e8).tobytes(), peer=2)
+        assert not execution.advance()
+        assert peers(execution.waiting_for()[0]) == [1]
+        wire.put(HEADER.pack() + np.float32(1).tobytes(), peer=1)
+        assert execution.advance()
+        assert data == np.float32(np.float32(1 + 1e8) - 1e8)
+
+    def test_again_with_other_arrays(self, make_wire):
+        wire = make_wire(3)
+        steps = [Send(1, 0, 1, SOURCE), Send(2, 0, 1, SOURCE), fold_from(1, 0, 1)]
+        execution = make(wire, steps)
+        for sequence in (3, 4):
+            header = HEADER._replace(sequence=sequence).pack()
+            data, source = numbers(sequence), numbers(10 * sequence)
+            source.flags.writeable = False
+            execution.arm(sequence, data, source)
+            wire.put(header + raw(100))
+            assert execution.advance()
+            execution.disarm()
+            assert wire.take(1) == wire.take(2) == header + raw(10 * sequence)
+            assert data.tolist() == [100 + sequence]
+
+
+class TestFailure:
+    def test_another_call_is_recognised_by_its_header_alone(self, wire):
+        execution = start(wire, [Recv((1,), 0, 4)], numbers(1, 2, 3, 4))
+        wire.put(HEADER._replace(items=5).pack())
+        with pytest.raises(MismatchError, match=r"number of elements \(4 here, 5 there\)") as caught:
+            execution.advance()
+        assert (caught.value.rank, caught.value.peer) == (0, 1)
+
+    def test_a_peer_hangs_up(self, wire):
+        execution = start(wire, [fold_from(1, 0, 2)], numbers(1, 2))
+        wire.put(HEADER.pack() + raw(3))
+        wire.hang_up()
+        assert not execution.advance()
+        with pytest.raises(LinkClosed):
+            execution.advance()
+
+    def test_folding_needs_a_kernel(self, wire):
+        execution = start(wire, [fold_from(1, 0, 1)], numbers(1), kernel=None)
+        wire.put(HEADER.pack() + raw(3))
+        with pytest.raises(BrokenInvariantError, match="without a kernel"):
+            execution.advance()
