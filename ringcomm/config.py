@@ -387,7 +387,6 @@ _MEMBERSHIP_VARIABLES = (
 
 def document() -> str:
     """The configuration page, as Markdown."""
-    plain = Settings()
     lines: List[str] = [
         "# Configuration",
         "",
@@ -403,8 +402,7 @@ def document() -> str:
         "| --- | --- | --- | --- |",
     ]
     for item in fields(Settings):
-        default = getattr(plain, item.name)
-        shown = {"False": "off", "True": "on", "": "empty"}.get(str(default), f"`{default}`")
+        shown = {"False": "off", "True": "on", "": "empty"}.get(str(item.default), f"`{item.default}`")
         names = f"`{item.metadata['flag']}` | `{item.metadata['variable']}`"
         lines.append(f"| {names} | {shown} | {item.metadata['doc']} |")
     lines += ["", "## Taking part in a job", ""]

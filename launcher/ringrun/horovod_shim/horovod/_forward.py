@@ -16,7 +16,7 @@ TARGETS: Dict[str, Tuple[str, ...]] = {
     "torch": ("ringcomm.torch",),
     "keras": ("ringcomm.keras",),
     "mxnet": ("ringcomm.mxnet",),
-    "common.elastic": ("ringcomm.elastic",),
+    "common.elastic": ("ringcomm.elastic", "ringcomm._adapter.elastic"),
 }
 """What stands for which of Horovod's modules: the first one that this version of ringcomm has."""
 

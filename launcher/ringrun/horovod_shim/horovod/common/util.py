@@ -8,40 +8,32 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Iterator, List, Sequence
 
+from ringcomm._adapter import basics
+
 
 def gloo_built(verbose: bool = False) -> bool:
-    """True: ringcomm's own links take Gloo's place, and nothing else is needed."""
-    return True
+    """See :func:`ringcomm._adapter.basics.gloo_built`; so for the others."""
+    return basics.gloo_built()
 
 
 def mpi_built(verbose: bool = False) -> bool:
-    """False: there is no MPI."""
-    return False
+    """Whether there is MPI."""
+    return basics.mpi_built()
 
 
 def nccl_built(verbose: bool = False) -> int:
-    """0: there is no NCCL."""
-    return 0
+    """The version of NCCL, or 0."""
+    return basics.nccl_built()
 
 
 def ddl_built(verbose: bool = False) -> bool:
-    """False: there is no DDL."""
-    return False
+    """Whether there is DDL."""
+    return basics.ddl_built()
 
 
 def ccl_built(verbose: bool = False) -> bool:
-    """False: there is no oneCCL."""
-    return False
-
-
-def cuda_built(verbose: bool = False) -> bool:
-    """False: nothing here is compiled."""
-    return False
-
-
-def rocm_built(verbose: bool = False) -> bool:
-    """False: nothing here is compiled."""
-    return False
+    """Whether there is oneCCL."""
+    return basics.ccl_built()
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
