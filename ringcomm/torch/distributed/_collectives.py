@@ -8,10 +8,11 @@ import numpy as np
 import torch
 
 from ...collective.runner import Runner
+from ...dtypes import Array
 from ...errors import Misuse
 from ...ops import Collective, ReduceOp
 from ...schedule.steps import even_bounds
-from ._bridge import Array, Flat, even_parts, flat_array
+from ._bridge import Flat, even_parts, flat_array
 from ._reductions import Reduction
 
 Tensors = Sequence[torch.Tensor]

@@ -8,6 +8,7 @@ import numpy as np
 import torch.distributed as dist
 
 from ...collective.reduce import kernel
+from ...dtypes import Array
 from ...errors import Misuse, UnsupportedDtypeError
 from ...ops import ReduceOp
 from ._bridge import Array
