@@ -11,7 +11,6 @@ from ...collective.reduce import kernel
 from ...dtypes import Array
 from ...errors import Misuse, UnsupportedDtypeError
 from ...ops import ReduceOp
-from ._bridge import Array
 
 _KIND = dist.ReduceOp.RedOpType
 
