@@ -84,13 +84,14 @@ class _Call(NamedTuple):
 class _Plan:
     """How a call is run, kept for the next time the same call comes."""
 
-    __slots__ = ("call", "execution", "fold", "header", "schedule", "warns")
+    __slots__ = ("call", "execution", "fold", "header", "items", "schedule", "warns")
 
     def __init__(self, call: _Call, schedule: Sequence[Step], header: Header, fold: Optional[Kernel]) -> None:
         self.call = call
         self.schedule = schedule
         self.header = header
         self.fold = fold
+        self.items = -1
         self.warns = fold is not None and fold.warns
         self.execution: Optional[Part] = None
 
@@ -257,9 +258,10 @@ class Runner:
             flat = numbers.reshape(-1)
             call = _Call(int(collective), dtype, 0, NO_OP, NO_ROOT, name, shape, ahead=True)
             plan = self._plans.get(call)
-            if plan is None:
+            if plan is None or plan.items != flat.size:
                 bounds = even_bounds(flat.size, self.size)
                 plan = self._plan(call, self._selector.all_gather(bounds, flat.itemsize))
+                plan.items = flat.size
             self._run(plan, flat)
         return numbers
 
