@@ -3,7 +3,7 @@
     python examples/torch_ddp.py                                                    one process
     ringrun -np 2 examples/torch_ddp.py                                             two on this machine
     ringrun -np 3 -H localhost,jetson1,jetson2 examples/torch_ddp.py                three machines
-    torchrun --nproc-per-node 2 examples/torch_ddp.py                               two, with PyTorch's launcher
+    torchrun --nproc-per-node 2 examples/torch_ddp.py                               two, PyTorch's launcher
 
 It is an ordinary program for torch.distributed; only the two lines marked with "<---" are about ringcomm.
 The images are part of scikit-learn; nothing is downloaded.
