@@ -25,6 +25,7 @@ from ringcomm.errors import (
     StartupError,
 )
 from ringcomm.rendezvous import client, control, mesh
+from ringcomm.rendezvous.embedded import EmbeddedRendezvous
 from ringcomm.rendezvous.state import Phase
 from ringcomm.transport.connect import listen
 from ringcomm.wire.auth import Responder, job_digest
@@ -574,3 +575,20 @@ def test_rendezvous_as_a_program_with_nonsense(variables, words):
     assert (process.returncode, output) == (2, "")
     assert words in problems
     assert "Traceback" not in problems
+
+
+def test_a_job_of_its_own_on_free_ports():
+    """As groups of torch.distributed do: one rank serves, and tells the others where in its own way."""
+    key, settings = os.urandom(32), Settings(start_timeout_s=20.0)
+    embedded, endpoints = EmbeddedRendezvous.serve(key, "group", 2, settings)
+    assert endpoints[0][0] == "127.0.0.1", "others on this machine need no interface that may go away"
+
+    def rank(number):
+        membership = Membership(2, tuple(endpoints), key, "group", rank=number)
+        with Context.start(membership, settings) as context:
+            assert context.rank == number
+            return sum_of_ranks(context)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(rank, range(2))) == [1.0, 1.0]
+    embedded.stop()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ringcomm import keys
+from ringcomm import config, keys
 from ringcomm.config import (
     ALGORITHMS,
     Membership,
@@ -316,3 +316,15 @@ def test_page_names_every_variable_that_is_read():
     Settings.from_environment(environ)
     assert len(environ.read) >= 14
     assert [name for name in sorted(environ.read) if f"`{name}`" not in document()] == []
+
+
+def test_a_key_without_the_rest_of_a_job():
+    assert config.key_from_environment({}) is None
+    assert config.key_from_environment({"RINGCOMM_KEY": "ab" * 16}) == b"\xab" * 16
+    with pytest.raises(ConfigError):
+        config.key_from_environment({"RINGCOMM_KEY": "short"})
+
+
+def test_the_hosts_name_without_the_rest_of_a_job():
+    assert config.host_from_environment({}) is None
+    assert config.host_from_environment({"RINGCOMM_HOST": "jetson1"}) == "jetson1"

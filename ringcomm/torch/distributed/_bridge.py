@@ -39,7 +39,8 @@ class Flat:
     __slots__ = ("_copy", "_tensor", "array")
 
     def __init__(self, tensor: torch.Tensor, arithmetic: bool = False) -> None:
-        tensor = tensor.detach()
+        if tensor.requires_grad:
+            tensor = tensor.detach()
         self._tensor = tensor
         self._copy = None
         if not tensor.is_cpu or tensor.layout is not torch.strided:

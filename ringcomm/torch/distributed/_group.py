@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import weakref
 from datetime import timedelta
@@ -77,6 +78,7 @@ class ProcessGroupRingcomm(GroupFace):
         self._coalesced: Optional[List[RingcommWork]] = None
         self._started = 0
         self._left = False
+        self._pid = os.getpid()
         _open_groups.add(self)
 
     # ---- starting an operation ---------------------------------------------------------------
@@ -323,8 +325,8 @@ class ProcessGroupRingcomm(GroupFace):
         self._leave("it called abort()", ok=False)
 
     def _leave(self, reason: str, ok: bool, wait: bool = False) -> None:
-        if self._left:
-            return
+        if self._left or os.getpid() != self._pid:
+            return  # A fork that ends must not say goodbye for the process that it was made from.
         self._left = True
         _open_groups.discard(self)
         why = f"This process group has ended ({reason}). Make another one first."

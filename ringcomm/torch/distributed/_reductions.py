@@ -20,7 +20,6 @@ _PLAIN: Dict[Any, ReduceOp] = {
     _KIND.MIN: ReduceOp.MIN,
     _KIND.MAX: ReduceOp.MAX,
     _KIND.PRODUCT: ReduceOp.PRODUCT,
-    _KIND.PREMUL_SUM: ReduceOp.SUM,
 }
 _BITWISE: Dict[Any, Callable[..., Any]] = {
     _KIND.BAND: np.bitwise_and,
@@ -50,12 +49,11 @@ class Reduction(NamedTuple):
             Misuse: there is none.
         """
         kind = getattr(op, "op", op)
+        found = _KNOWN.get(kind)
+        if found is not None:
+            return found
         if kind == _KIND.PREMUL_SUM:
             return cls(ReduceOp.SUM, None, _number(op.factor))
-        if kind in _PLAIN:
-            return cls(_PLAIN[kind])
-        if kind in _BITWISE:
-            return cls(None, _BITWISE[kind])
         raise Misuse(f"{op!r} is no reduction that the backend 'ringcomm' knows.")
 
     def prepare(self, contribution: Array) -> None:
@@ -68,6 +66,12 @@ class Reduction(NamedTuple):
         """Raise UnsupportedDtypeError if it has no meaning for these elements."""
         if self.ufunc is not None and dtype.kind not in "biu":
             raise UnsupportedDtypeError(f"bitwise reductions need integers or booleans, not {dtype}.")
+
+
+_KNOWN: Dict[Any, Reduction] = {
+    **{kind: Reduction(op) for kind, op in _PLAIN.items()},
+    **{kind: Reduction(None, ufunc) for kind, ufunc in _BITWISE.items()},
+}
 
 
 def _number(factor: Any) -> float:

@@ -38,6 +38,9 @@ def main() -> None:
         timeout=timedelta(seconds=3 if way == "freeze" else 60),
     )  # fmt: skip
     rank = dist.get_rank()
+    if way == "kill":
+        # torchrun ends the others within 0.1 s, before they could have learned what happened.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     torch.manual_seed(rank)
     model = DistributedDataParallel(torch.nn.Linear(4, 1))
     try:

@@ -15,3 +15,9 @@ def test_checks(harness, size):
     outcome = harness.run_checks(" ".join(FILES), size)
     assert {name: problem for name, problem in outcome.items() if problem} == {}
     assert sorted(outcome) == sorted(name for file in FILES for name in harness.names_of(file))
+
+
+def test_ways_to_start(harness):
+    outcome = harness.run_checks("checks_start.py", 2)
+    assert {name: problem for name, problem in outcome.items() if problem} == {}
+    assert sorted(outcome) == sorted(harness.names_of("checks_start.py"))

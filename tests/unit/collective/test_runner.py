@@ -102,6 +102,11 @@ class TestCalls:
         runner.all_to_all(data, received, (0, 4), (0, 4))
         assert received.tolist() == [6.0] * 4
 
+    def test_the_limit_can_be_changed_from_call_to_call(self, wire):
+        runner = Runner(wire.fabric, Settings(timeout_s=600.0))
+        runner.timeout_s = 0.001
+        fail(runner)
+
     @pytest.mark.parametrize("algorithm", ["one_shot", "direct", "doubling", "ring"])
     def test_the_algorithm_can_be_forced(self, wire, algorithm):
         fail(Runner(wire.fabric, Settings(timeout_s=0.001, algorithm=algorithm)))

@@ -1,0 +1,188 @@
+"""torch.distributed over ringcomm beside Gloo, in the same processes at the same time.
+
+    python benchmarks/ddp.py [--np 2] [--rounds 15] [--output DIR] [--quick]
+
+Three backends take turns, so whatever else the machine does hits all of them alike: ringcomm over TCP,
+ringcomm as it comes (on one host it reads the other rank's memory) and Gloo. Measured are steps of
+DistributedDataParallel on a model with ResNet-50's 161 parameters (102 MB of gradients, hardly any
+computation, so this is what communication costs), and collectives on 8 bytes. Rank 0 prints medians, and
+the median of the ratios to Gloo's time in the same round; the larger the better. With --output also
+DIR/ddp.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, List
+
+ROOT = Path(__file__).resolve().parents[1]
+for place in (str(ROOT), str(Path(__file__).resolve().parent)):
+    if place not in sys.path:
+        sys.path.insert(0, place)
+
+BACKENDS = ("ringcomm-tcp", "ringcomm", "gloo")
+Step = Callable[[], Any]
+
+
+def groups() -> Dict[str, Any]:
+    """A process group of each backend, for the same ranks."""
+    import torch.distributed as dist
+
+    os.environ["RINGCOMM_TRANSPORT"] = "tcp"
+    found = {"ringcomm-tcp": dist.new_group(backend="ringcomm")}
+    os.environ["RINGCOMM_TRANSPORT"] = "auto"
+    found["ringcomm"] = dist.new_group(backend="ringcomm")
+    found["gloo"] = dist.new_group(backend="gloo")
+    return found
+
+
+def model_of_shapes(scale: float) -> Any:
+    """ResNet-50's parameters in a network that does hardly more than to touch each of them."""
+    import torch
+    from peers.steps import resnet50_shapes
+
+    class Shapes(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            shapes = [(max(1, int(shape[0] * scale)), *shape[1:]) for shape in resnet50_shapes()]
+            self.parts = torch.nn.ParameterList([torch.nn.Parameter(torch.ones(shape)) for shape in shapes])
+
+        def forward(self, factor: Any) -> Any:
+            total = factor
+            for part in self.parts:
+                total = total + part.view(-1)[0] * factor
+            return total
+
+    return Shapes()
+
+
+def ddp_step(group: Any, scale: float) -> Step:
+    """One forward and backward pass; the gradients live in the buckets."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    model = DistributedDataParallel(model_of_shapes(scale), process_group=group, gradient_as_bucket_view=True)
+    factor = torch.ones(())
+    return lambda: model(factor).backward()
+
+
+def small_calls(group: Any) -> Dict[str, Step]:
+    """Collectives on 8 bytes."""
+    import torch
+    import torch.distributed as dist
+
+    size = dist.get_world_size(group)
+    two, many = torch.ones(2), torch.ones(2 * size)
+    return {
+        "all_reduce 8 B": lambda: dist.all_reduce(two, group=group),
+        "broadcast 8 B": lambda: dist.broadcast(two, 0, group=group),
+        "all_gather 8 B": lambda: dist.all_gather_into_tensor(many, two, group=group),
+        "async all_reduce 8 B": lambda: dist.all_reduce(two, group=group, async_op=True).wait(),
+        "barrier": lambda: dist.barrier(group=group),
+    }
+
+
+def measure(steps: Dict[str, Step], rounds: int, calls: int) -> Dict[str, List[float]]:
+    """Seconds per call of each backend, round by round, all backends in every round."""
+    import torch.distributed as dist
+
+    times: Dict[str, List[float]] = {name: [] for name in steps}
+    for number in range(rounds + 1):
+        for name, step in steps.items():
+            dist.barrier()
+            started = time.perf_counter()
+            for _ in range(calls):
+                step()
+            if number:  # the first one warms up
+                times[name].append((time.perf_counter() - started) / calls)
+    return times
+
+
+def work(rank: int, size: int, store: str, rounds: int, quick: bool) -> None:
+    """Be one rank."""
+    import warnings
+
+    import torch
+    import torch.distributed as dist
+
+    import ringcomm.torch.distributed  # noqa: F401
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    found = groups()
+    scale = 0.1 if quick else 1.0
+    results = {}
+    steps = {name: ddp_step(group, scale) for name, group in found.items()}
+    results["DDP step, 161 parameters"] = measure(steps, rounds, 1)
+    del steps
+    by_group = {name: small_calls(group) for name, group in found.items()}
+    for what in by_group["gloo"]:
+        calls = {name: small[what] for name, small in by_group.items()}
+        results[what] = measure(calls, rounds, 20 if quick else 200)
+    dist.barrier()
+    if rank == 0:
+        print(json.dumps(results))
+    dist.destroy_process_group()
+
+
+def table(results: Dict[str, Dict[str, List[float]]]) -> List[str]:
+    """The report, a line per thing measured."""
+    lines = [
+        "| what | " + " | ".join(BACKENDS) + " | tcp vs. Gloo | auto vs. Gloo |",
+        "| --- |" + " ---: |" * 5,
+    ]
+    for what, times in results.items():
+        medians = [statistics.median(times[name]) for name in BACKENDS]
+        cells = [f"{value * 1e3:.1f} ms" if value > 5e-3 else f"{value * 1e6:.0f} µs" for value in medians]
+        for name in BACKENDS[:2]:
+            ratio = statistics.median(theirs / ours for ours, theirs in zip(times[name], times["gloo"]))
+            cells.append(f"{ratio:.2f} x")
+        lines.append(f"| {what} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def main() -> None:
+    """Start the ranks, and print what rank 0 has measured."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--np", type=int, default=2, help="number of ranks [2]")
+    parser.add_argument("--rounds", type=int, default=15, help="how often everything is measured [15]")
+    parser.add_argument("--output", type=Path, help="a directory for ddp.json")
+    parser.add_argument("--quick", action="store_true", help="only see that it works")
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--store", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    rounds = 2 if args.quick else args.rounds
+    if args.rank is not None:
+        work(args.rank, args.np, args.store, rounds, args.quick)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, __file__, "--np", str(args.np), "--rounds", str(args.rounds)]
+        command += ["--store", f"{folder}/store", *(["--quick"] if args.quick else [])]
+        ranks = [
+            subprocess.Popen([*command, "--rank", str(rank)], stdout=subprocess.PIPE, text=True)
+            for rank in range(args.np)
+        ]
+        printed = [process.communicate()[0] for process in ranks]
+    if any(process.returncode for process in ranks):
+        raise SystemExit("a rank has failed")
+    results = json.loads(printed[0].splitlines()[-1])
+    if args.output is not None:
+        import machine
+
+        args.output.mkdir(parents=True, exist_ok=True)
+        facts = {"machine": machine.facts(), "np": args.np, "seconds": results}
+        (args.output / "ddp.json").write_text(json.dumps(facts, indent=1) + "\n")
+    print("\n".join(table(results)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""``examples/torch_ddp.py`` under every launcher, and the benchmark as a program that works."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+
+ROOT = Path(__file__).resolve().parents[3]
+LAUNCHERS = {
+    "alone": ([], 1),
+    "ringrun": (["-m", "ringrun", "-np", "2"], 2),
+    "torchrun": (["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"], 2),
+}
+
+
+def run(*command):
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("RINGCOMM_")}
+    environ.update(PYTHONPATH=f"{ROOT}:{ROOT / 'launcher'}", OMP_NUM_THREADS="1")
+    done = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("launcher", list(LAUNCHERS))
+def test_it_learns(launcher):
+    prefix, ranks = LAUNCHERS[launcher]
+    output = run(*prefix, "examples/torch_ddp.py", "--epochs", "4")
+    digests = re.findall(r"rank \d+: weights have digest ([0-9a-f]{16})$", output, re.MULTILINE)
+    assert len(digests) == ranks and len(set(digests)) == 1
+    (reached,) = re.findall(r"bit-identical; final accuracy ([\d.]+)$", output, re.MULTILINE)
+    assert float(reached) > 0.9
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("lightning"), reason="lightning is not installed")
+@pytest.mark.parametrize("launcher", ["alone", "torchrun"])
+def test_lightning_learns(launcher):
+    prefix, _ = LAUNCHERS[launcher]
+    output = run(*prefix, "examples/lightning_ddp.py", "--processes", "2", "--epochs", "3")
+    (reached,) = re.findall(r"^2 process\(es\) over ringcomm; final accuracy ([\d.]+)$", output, re.MULTILINE)
+    assert float(reached) > 0.8
+
+
+def test_the_benchmark_runs():
+    output = run("benchmarks/ddp.py", "--quick")
+    assert len(re.findall(r"^\| .* x \|$", output, re.MULTILINE)) == 6
