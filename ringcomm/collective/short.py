@@ -317,8 +317,11 @@ def make_execution(
             for peer in ((step.peer,) if isinstance(step, Send) else step.peers)
         ]
         lengths += [HEADER_BYTES + _count(steps) * dtype.itemsize for steps in _by_peer(pairs).values()]
+    # Headers without elements must go at once, whatever this rank waits for: they are how ranks notice
+    # that they disagree about a broadcast. Stages would hold them back.
+    headers = any(step.start == step.stop for step in schedule)
     if max(lengths, default=0) <= most and sum(lengths) <= _MOST_KEPT_BYTES:
         stages = _stages(schedule)
-        if stages is not None:
+        if stages is not None and not (headers and len(stages) > 1):
             return ShortExecution(stages, fabric, header, dtype, pool, kernel)
     return Execution(schedule, fabric, header, dtype, pool, kernel)
