@@ -7,10 +7,9 @@ import sys
 import threading
 from typing import Any, List, Optional, Sequence
 
-import numpy as np
-
 from .config import Membership, Settings
 from .context import Context
+from .dtypes import Array
 from .errors import NotInitializedError, RingcommError, describe_error
 from .ops import ReduceOp
 
@@ -141,18 +140,18 @@ def allreduce(
     name: Optional[str] = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> np.ndarray[Any, Any]:
+) -> Array:
     """See :meth:`ringcomm.context.Context.allreduce`."""
     return context().allreduce(array, op, name, prescale_factor, postscale_factor)
 
 
 def allreduce_(
-    array: np.ndarray[Any, Any],
+    array: Array,
     op: ReduceOp = ReduceOp.AVERAGE,
     name: Optional[str] = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> np.ndarray[Any, Any]:
+) -> Array:
     """See :meth:`ringcomm.context.Context.allreduce_`."""
     return context().allreduce_(array, op, name, prescale_factor, postscale_factor)
 
@@ -163,40 +162,38 @@ def reducescatter(
     name: Optional[str] = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> np.ndarray[Any, Any]:
+) -> Array:
     """See :meth:`ringcomm.context.Context.reducescatter`."""
     return context().reducescatter(array, op, name, prescale_factor, postscale_factor)
 
 
 def reducescatter_(
-    array: np.ndarray[Any, Any],
+    array: Array,
     op: ReduceOp = ReduceOp.AVERAGE,
     name: Optional[str] = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> np.ndarray[Any, Any]:
+) -> Array:
     """See :meth:`ringcomm.context.Context.reducescatter_`."""
     return context().reducescatter_(array, op, name, prescale_factor, postscale_factor)
 
 
-def allgather(array: Any, name: Optional[str] = None) -> np.ndarray[Any, Any]:
+def allgather(array: Any, name: Optional[str] = None) -> Array:
     """See :meth:`ringcomm.context.Context.allgather`."""
     return context().allgather(array, name)
 
 
-def allgather_(array: np.ndarray[Any, Any], name: Optional[str] = None) -> np.ndarray[Any, Any]:
+def allgather_(array: Array, name: Optional[str] = None) -> Array:
     """See :meth:`ringcomm.context.Context.allgather_`."""
     return context().allgather_(array, name)
 
 
-def broadcast(array: Any, root_rank: int = 0, name: Optional[str] = None) -> np.ndarray[Any, Any]:
+def broadcast(array: Any, root_rank: int = 0, name: Optional[str] = None) -> Array:
     """See :meth:`ringcomm.context.Context.broadcast`."""
     return context().broadcast(array, root_rank, name)
 
 
-def broadcast_(
-    array: np.ndarray[Any, Any], root_rank: int = 0, name: Optional[str] = None
-) -> np.ndarray[Any, Any]:
+def broadcast_(array: Array, root_rank: int = 0, name: Optional[str] = None) -> Array:
     """See :meth:`ringcomm.context.Context.broadcast_`."""
     return context().broadcast_(array, root_rank, name)
 
@@ -206,7 +203,7 @@ def alltoall(array: Any, splits: Optional[Sequence[int]] = None, name: Optional[
     return context().alltoall(array, splits, name)
 
 
-def alltoall_(array: np.ndarray[Any, Any], name: Optional[str] = None) -> np.ndarray[Any, Any]:
+def alltoall_(array: Array, name: Optional[str] = None) -> Array:
     """See :meth:`ringcomm.context.Context.alltoall_`."""
     return context().alltoall_(array, name)
 

@@ -12,95 +12,12 @@ import os
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
+from . import values
 from .endpoints import parse_endpoint
 from .errors import ConfigError
 from .keys import read_key
 
 PREFIX = "RINGCOMM_"
-
-
-def _positive_s(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise ValueError("must be more than zero seconds")
-    return value
-
-
-def _bytes(text: str) -> int:
-    """``262144``, ``256K``, ``256KiB`` or ``1M``."""
-    digits = text.strip().lower()
-    for suffix in ("ib", "b"):
-        if digits.endswith(suffix):
-            digits = digits[: -len(suffix)]
-            break
-    factor = 1
-    if digits and digits[-1] in "kmg":
-        factor = 1024 ** ("kmg".index(digits[-1]) + 1)
-        digits = digits[:-1]
-    value = int(digits) * factor
-    if value < 1:
-        raise ValueError("must be at least one byte")
-    return value
-
-
-def _bytes_or_none(text: str) -> int:
-    return 0 if text.strip() == "0" else _bytes(text)
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError("must be at least 1")
-    return value
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < float("inf"):
-        raise ValueError("must be zero or more seconds")
-    return value
-
-
-def _milliseconds(text: str) -> float:
-    value = float(text)
-    if not 0 <= value <= 10_000:
-        raise ValueError("must lie between 0 and 10000 milliseconds")
-    return value
-
-
-def _flag(text: str) -> bool:
-    word = text.strip().lower()
-    if word in ("1", "true", "yes", "on"):
-        return True
-    if word in ("", "0", "false", "no", "off"):
-        return False
-    raise ValueError("must be 1 or 0")
-
-
-def _microseconds(text: str) -> float:
-    value = float(text)
-    if not 0 <= value <= 1e6:
-        raise ValueError("must lie between 0 and 1000000 microseconds")
-    return value
-
-
-TRANSPORTS = ("auto", "memory", "shm", "unix", "tcp")
-
-
-def _transport(text: str) -> str:
-    if text not in TRANSPORTS:
-        raise ValueError(f"must be one of {', '.join(TRANSPORTS)}")
-    return text
-
-
-ALGORITHMS = ("one_shot", "direct", "doubling", "ring", "hierarchical")
-"""Those of ``schedule.choose.ALL_REDUCE_NAMES``, which this module may not import, and that of two levels."""
-
-
-def _algorithm(text: str) -> str:
-    if text and text not in ALGORITHMS:
-        raise ValueError(f"must be empty or one of {', '.join(ALGORITHMS)}")
-    return text
 
 
 def _setting(default: Any, variable: str, parse: Callable[[str], Any], doc: str) -> Any:
@@ -119,35 +36,35 @@ class Settings:
         "commas (`eth0`, `en*`, `192.168.1.0/24`, `!docker*`). Empty: every interface that proves to work.",
     )  # fmt: skip
     start_timeout_s: float = _setting(
-        60.0, "START_TIMEOUT", _positive_s,
+        60.0, "START_TIMEOUT", values.positive_seconds,
         "Seconds that ranks wait for each other in `init`.",
     )  # fmt: skip
     timeout_s: float = _setting(
-        600.0, "TIMEOUT", _positive_s,
+        600.0, "TIMEOUT", values.positive_seconds,
         "Seconds without a single byte from a peer after which a collective gives up and names that peer.",
     )  # fmt: skip
     segment_bytes: int = _setting(
-        0, "SEGMENT_BYTES", _bytes_or_none,
+        0, "SEGMENT_BYTES", values.size_or_zero,
         "How much is received before it is reduced. Should stay in the processor's cache. 0: what suits the "
         "link, 1 MiB where ranks read each other's memory and 256 KiB elsewhere.",
     )  # fmt: skip
     spin_us: float = _setting(
-        200.0, "SPIN_US", _microseconds,
+        200.0, "SPIN_US", values.microseconds,
         "Microseconds for which a waiting call polls before it sleeps. Polling is left out when the "
         "ranks on a host outnumber its cores.",
     )  # fmt: skip
     algorithm: str = _setting(
-        "", "ALGORITHM", _algorithm,
+        "", "ALGORITHM", values.algorithm,
         "Forces the allreduce algorithm: `one_shot`, `direct`, `doubling`, `ring` or `hierarchical` (several "
         "hosts with equally many ranks; `direct` elsewhere). Empty: chosen by size and what was measured.",
     )  # fmt: skip
     measure: bool = _setting(
-        True, "MEASURE", _flag,
+        True, "MEASURE", values.flag,
         "Measure latencies and speeds when a job starts, choose algorithms by them, and give slow links "
         "smaller shares. Off on any rank: algorithms are chosen by rule.",
     )  # fmt: skip
     transport: str = _setting(
-        "auto", "TRANSPORT", _transport,
+        "auto", "TRANSPORT", values.transport,
         "How ranks of one host exchange data: `auto` (the first of these that works), `memory` (each reads "
         "the other's memory), `shm` (memory that both share), `unix` (Unix sockets) or `tcp`.",
     )  # fmt: skip
@@ -158,29 +75,29 @@ class Settings:
         "between hosts less than 2 ms apart, because it paces even the loopback.",
     )  # fmt: skip
     fusion_bytes: int = _setting(
-        64 * 1024 * 1024, "FUSION_THRESHOLD", _bytes_or_none,
+        64 * 1024 * 1024, "FUSION_THRESHOLD", values.size_or_zero,
         "Most bytes of small tensors that the engine sends as one. 0: each on its own.",
     )  # fmt: skip
     cycle_ms: float = _setting(
-        1.0, "CYCLE_TIME", _milliseconds,
+        1.0, "CYCLE_TIME", values.milliseconds,
         "Milliseconds that a tensor may wait for others to be sent with, unless somebody waits for it.",
     )  # fmt: skip
     dead_after_s: float = _setting(
-        30.0, "DEAD_AFTER", _seconds,
+        30.0, "DEAD_AFTER", values.seconds,
         "After how many seconds without a sign of life a rank counts as dead: its process is stopped or cut "
         "off, or a C call keeps the interpreter lock. 0: never.",
     )  # fmt: skip
     cache_capacity: int = _setting(
-        4096, "CACHE_CAPACITY", _count,
+        4096, "CACHE_CAPACITY", values.count,
         "For how many tensors the engine remembers what they are, so that a few bytes announce them.",
     )  # fmt: skip
     stall_warning_s: float = _setting(
-        60.0, "STALL_WARNING", _seconds,
+        60.0, "STALL_WARNING", values.seconds,
         "After how many seconds the engine warns that some ranks have not submitted what others wait for. "
         "0: never.",
     )  # fmt: skip
     late_after_s: float = _setting(
-        600.0, "LATE_AFTER", _seconds,
+        600.0, "LATE_AFTER", values.seconds,
         "After how many seconds an operation fails that some ranks have not submitted. 0: never.",
     )  # fmt: skip
     timeline: str = _setting(
@@ -188,11 +105,11 @@ class Settings:
         "Write what all ranks do, from start to end, to this file of rank 0: a Chrome trace. Empty: nothing.",
     )  # fmt: skip
     timeline_mark_cycles: bool = _setting(
-        False, "TIMELINE_MARK_CYCLES", _flag,
+        False, "TIMELINE_MARK_CYCLES", values.flag,
         "Mark in the timeline whenever the engine is told what to run.",
     )  # fmt: skip
     autotune: bool = _setting(
-        False, "AUTOTUNE", _flag,
+        False, "AUTOTUNE", values.flag,
         "Try fusion thresholds and cycle times while the job runs, and keep the best.",
     )  # fmt: skip
     autotune_log: str = _setting(
@@ -200,7 +117,7 @@ class Settings:
         "File of rank 0 for what autotuning has measured, as CSV. Empty: none.",
     )  # fmt: skip
     verbose: bool = _setting(
-        False, "VERBOSE", _flag,
+        False, "VERBOSE", values.flag,
         "Rank 0 logs the table of links and which interface each one uses, and which algorithm serves which "
         "messages.",
     )  # fmt: skip

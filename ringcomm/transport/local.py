@@ -37,7 +37,7 @@ class Trial:
     blocking, with a timeout.
 
     Args:
-        wish: one of :data:`ringcomm.config.TRANSPORTS`.
+        wish: one of :data:`ringcomm.values.TRANSPORTS`.
     """
 
     def __init__(self, sock: socket.socket, wish: str) -> None:

@@ -1,0 +1,287 @@
+"""The collectives of one rank over NumPy arrays, as calls in order.
+
+What a call means (shapes, layouts, rows per rank, objects as bytes) is decided here; how its bytes move, in
+:mod:`ringcomm.collective`.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, List, Optional, Sequence, Tuple
+
+import cloudpickle
+import numpy as np
+
+from .arrays.bridge import InPlace, flat_copy, flat_view
+from .arrays.rows import check_splits, cumulative, row_items
+from .collective.runner import Runner
+from .dtypes import Array
+from .engine.adasum import adasum, check_adasum
+from .errors import Misuse
+from .ops import Collective, ReduceOp, factor_of, op_of
+from .schedule.steps import even_bounds
+
+
+class Collectives:
+    """What a rank can do together with the others. All ranks must make the same calls in the same order.
+
+    Calls may come from several threads; they run one after another.
+
+    Args:
+        runner: moves flat arrays.
+        rank, size: this rank, and the number of all.
+    """
+
+    def __init__(self, runner: Runner, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+        self._runner = runner
+
+    # ---- reductions --------------------------------------------------------------------------
+
+    def allreduce(
+        self,
+        array: Any,
+        op: ReduceOp = ReduceOp.AVERAGE,
+        name: Optional[str] = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+    ) -> Array:
+        """Combine an array of the same shape and type from every rank; every rank gets the result.
+
+        Args:
+            op: Average (the default), Sum, Min, Max, Product or Adasum.
+            name: shown in errors, and checked to be the same on all ranks; optional.
+            prescale_factor: multiplies every contribution before, ``postscale_factor`` the result after.
+
+        Returns:
+            a new C-ordered array of the same shape, bit-identical on all ranks.
+
+        Raises:
+            UnsupportedDtypeError: the elements cannot be sent, or the op means nothing for them.
+            MismatchError: ranks disagree about the call.
+            PeerLostError: a rank is gone.
+        """
+        flat, shape = flat_copy(array)
+        self._all_reduce(flat, shape, op, name, prescale_factor, postscale_factor)
+        return flat.reshape(shape)
+
+    def allreduce_(
+        self,
+        array: Array,
+        op: ReduceOp = ReduceOp.AVERAGE,
+        name: Optional[str] = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+    ) -> Array:
+        """Like :meth:`allreduce`, overwriting ``array`` (without any copy if it is C-contiguous)."""
+        target = InPlace(array, "allreduce_")
+        self._all_reduce(target.flat, target.shape, op, name, prescale_factor, postscale_factor)
+        return target.finish()
+
+    def _all_reduce(
+        self,
+        flat: Array,
+        shape: Tuple[int, ...],
+        op: ReduceOp,
+        name: Optional[str],
+        prescale: float,
+        postscale: float,
+    ) -> None:
+        op, prescale, postscale = op_of(op), factor_of(prescale), factor_of(postscale)
+        if op == ReduceOp.ADASUM:
+            check_adasum(flat.dtype)
+            with self._runner.exclusive():
+                adasum(self._runner, flat, prescale, postscale)
+        else:
+            self._runner.all_reduce(flat, op, name or "", shape, prescale, postscale)
+
+    def reducescatter(
+        self,
+        array: Any,
+        op: ReduceOp = ReduceOp.AVERAGE,
+        name: Optional[str] = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+    ) -> Array:
+        """Like :meth:`allreduce`, but every rank gets only its rows of the result.
+
+        Returns:
+            ``rows`` of the first dimension: the first ``n % size`` ranks get one row more.
+
+        Raises:
+            Misuse: the array has no first dimension; otherwise as for :meth:`allreduce`.
+        """
+        flat, shape = flat_copy(array)
+        mine = self._reduce_scatter(flat, shape, op, name, prescale_factor, postscale_factor)
+        # A copy, so that a small result does not keep the whole input's memory alive.
+        return np.array(mine)
+
+    def reducescatter_(
+        self,
+        array: Array,
+        op: ReduceOp = ReduceOp.AVERAGE,
+        name: Optional[str] = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+    ) -> Array:
+        """Like :meth:`reducescatter`, using ``array`` as working space.
+
+        Returns:
+            this rank's rows, as a view of ``array``. The other rows hold intermediate sums.
+        """
+        target = InPlace(array, "reducescatter_")
+        self._reduce_scatter(target.flat, target.shape, op, name, prescale_factor, postscale_factor)
+        rows = even_bounds(target.shape[0], self.size)
+        own: Array = target.finish()[rows[self.rank] : rows[self.rank + 1]]
+        return own
+
+    def _reduce_scatter(
+        self,
+        flat: Array,
+        shape: Tuple[int, ...],
+        op: ReduceOp,
+        name: Optional[str],
+        prescale: float,
+        postscale: float,
+    ) -> Array:
+        width = row_items(shape, "reducescatter")
+        rows = even_bounds(shape[0], self.size)
+        bounds = tuple(row * width for row in rows)
+        self._runner.reduce_scatter(
+            flat, bounds, op_of(op), name or "", shape, factor_of(prescale), factor_of(postscale)
+        )
+        mine = flat[bounds[self.rank] : bounds[self.rank + 1]]
+        return mine.reshape((rows[self.rank + 1] - rows[self.rank], *shape[1:]))
+
+    # ---- movement ----------------------------------------------------------------------------
+
+    def allgather(self, array: Any, name: Optional[str] = None) -> Array:
+        """Concatenate every rank's array along the first dimension, in rank order.
+
+        The first dimension may differ from rank to rank, and may be 0; the others must agree. A
+        zero-dimensional array counts as one row.
+        """
+        flat, shape = flat_view(array)
+        shape = shape or (1,)
+        width = row_items(shape, "allgather")
+        runner, label = self._runner, name or ""
+        with runner.exclusive():
+            rows = runner.exchange([shape[0]], Collective.ALLGATHER, flat.dtype, label, shape[1:])[:, 0]
+            bounds = cumulative(rows, width)
+            gathered = np.empty(bounds[-1], flat.dtype)
+            gathered[bounds[self.rank] : bounds[self.rank + 1]] = flat
+            runner.all_gather(gathered, bounds, label, shape[1:])
+        return gathered.reshape((int(rows.sum()), *shape[1:]))
+
+    def allgather_(self, array: Array, name: Optional[str] = None) -> Array:
+        """Complete an array of which every rank holds its rows: the inverse of :meth:`reducescatter_`.
+
+        Rank r contributes the rows that :meth:`reducescatter` would give it; the others' rows are
+        overwritten with theirs.
+        """
+        target = InPlace(array, "allgather_")
+        width = row_items(target.shape, "allgather_")
+        bounds = tuple(row * width for row in even_bounds(target.shape[0], self.size))
+        self._runner.all_gather(target.flat, bounds, name or "", target.shape)
+        return target.finish()
+
+    def broadcast(self, array: Any, root_rank: int = 0, name: Optional[str] = None) -> Array:
+        """Copy the root's array to every rank. All pass an array of the same shape and type.
+
+        Returns:
+            a new C-ordered array.
+        """
+        flat, shape = flat_copy(array)
+        self._runner.broadcast(flat, self._root(root_rank), name or "", shape)
+        return flat.reshape(shape)
+
+    def broadcast_(self, array: Array, root_rank: int = 0, name: Optional[str] = None) -> Array:
+        """Overwrite ``array`` on every rank with the root's."""
+        target = InPlace(array, "broadcast_")
+        self._runner.broadcast(target.flat, self._root(root_rank), name or "", target.shape)
+        return target.finish()
+
+    def alltoall(self, array: Any, splits: Optional[Sequence[int]] = None, name: Optional[str] = None) -> Any:
+        """Send a part of the rows to every rank and receive a part from every rank.
+
+        Args:
+            array: at least one dimension; all but the first agree on all ranks.
+            splits: how many rows go to each rank, in rank order. Without it the rows are dealt out
+                evenly, and their number must be a multiple of the number of ranks.
+
+        Returns:
+            the received rows in rank order; with ``splits``, a pair of them and of the number of
+            rows that came from each rank (int32).
+
+        Raises:
+            Misuse: the splits do not fit the array.
+        """
+        flat, shape = flat_view(array)
+        width = row_items(shape, "alltoall")
+        counts = check_splits(shape[0], splits, self.size)
+        runner, label = self._runner, name or ""
+        with runner.exclusive():
+            matrix = runner.exchange(counts, Collective.ALLTOALL, flat.dtype, label, shape[1:])
+            received = matrix[:, self.rank]
+            recv_bounds = cumulative(received, width)
+            output = np.empty(recv_bounds[-1], flat.dtype)
+            send_bounds = cumulative(np.asarray(counts, np.int64), width)
+            runner.all_to_all(flat, output, send_bounds, recv_bounds, label, shape[1:])
+        result = output.reshape((int(received.sum()), *shape[1:]))
+        return result if splits is None else (result, received.astype(np.int32))
+
+    def alltoall_(self, array: Array, name: Optional[str] = None) -> Array:
+        """Like :meth:`alltoall` with even splits, overwriting ``array``."""
+        target = InPlace(array, "alltoall_")
+        target.flat[:] = np.asarray(self.alltoall(target.flat.reshape(target.shape), name=name)).reshape(-1)
+        return target.finish()
+
+    # ---- coordination ------------------------------------------------------------------------
+
+    def barrier(self, name: Optional[str] = None) -> None:
+        """Return once every rank has called it."""
+        self._runner.barrier(name or "")
+
+    def broadcast_object(self, value: Any = None, root_rank: int = 0, name: Optional[str] = None) -> Any:
+        """Send any object (pickled by cloudpickle) from the root to all; what others pass is ignored.
+
+        Returns:
+            the root's own object on the root, an equal copy elsewhere.
+        """
+        root = self._root(root_rank)
+        payload = np.frombuffer(cloudpickle.dumps(value) if self.rank == root else b"", np.uint8)
+        length = np.array([payload.size], np.int64)
+        kind = Collective.BROADCAST_OBJECT
+        with self._runner.exclusive():
+            self._runner.broadcast(length, root, name or "", (1,), kind)
+            data = payload.copy() if self.rank == root else np.empty(int(length[0]), np.uint8)
+            self._runner.broadcast(data, root, name or "", data.shape, kind)
+        # Only ranks that proved to hold the job's key, running the same user's program, get here.
+        return value if self.rank == root else cloudpickle.loads(data.tobytes())
+
+    def allgather_object(self, value: Any, name: Optional[str] = None) -> List[Any]:
+        """Collect any object (pickled by cloudpickle) from every rank: a list in rank order."""
+        payload = np.frombuffer(cloudpickle.dumps(value), np.uint8)
+        kind = Collective.ALLGATHER_OBJECT
+        with self._runner.exclusive():
+            lengths = self._runner.exchange([payload.size], kind, payload.dtype, name or "", ())
+            bounds = cumulative(lengths[:, 0], 1)
+            gathered = np.empty(bounds[-1], np.uint8)
+            gathered[bounds[self.rank] : bounds[self.rank + 1]] = payload
+            self._runner.all_gather(gathered, bounds, name or "", (), kind)
+        return [
+            value
+            if rank == self.rank
+            else cloudpickle.loads(gathered[bounds[rank] : bounds[rank + 1]].tobytes())
+            for rank in range(self.size)
+        ]
+
+    def _root(self, root_rank: int) -> int:
+        try:
+            root = operator.index(root_rank)
+        except TypeError:
+            raise Misuse(f"root_rank={root_rank!r} is not a whole number.") from None
+        if not 0 <= root < self.size:
+            raise Misuse(f"root_rank={root_rank}: this job has ranks 0 to {self.size - 1}.")
+        return root

@@ -1,0 +1,100 @@
+"""What settings look like as text: sizes, durations, switches and choices.
+
+Each function returns the value of a text, or raises ``ValueError`` with what would fit; who asked knows the
+name of the setting and says it.
+"""
+
+from __future__ import annotations
+
+
+def positive_seconds(text: str) -> float:
+    """A duration of more than zero."""
+    value = float(text)
+    if not value > 0:
+        raise ValueError("must be more than zero seconds")
+    return value
+
+
+def size(text: str) -> int:
+    """Bytes: ``262144``, ``256K``, ``256KiB`` or ``1M``."""
+    digits = text.strip().lower()
+    for suffix in ("ib", "b"):
+        if digits.endswith(suffix):
+            digits = digits[: -len(suffix)]
+            break
+    factor = 1
+    if digits and digits[-1] in "kmg":
+        factor = 1024 ** ("kmg".index(digits[-1]) + 1)
+        digits = digits[:-1]
+    value = int(digits) * factor
+    if value < 1:
+        raise ValueError("must be at least one byte")
+    return value
+
+
+def size_or_zero(text: str) -> int:
+    """Like :func:`size`; ``0`` has a meaning of its own."""
+    return 0 if text.strip() == "0" else size(text)
+
+
+def count(text: str) -> int:
+    """A whole number from 1."""
+    value = int(text)
+    if value < 1:
+        raise ValueError("must be at least 1")
+    return value
+
+
+def seconds(text: str) -> float:
+    """A duration, zero included."""
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise ValueError("must be zero or more seconds")
+    return value
+
+
+def milliseconds(text: str) -> float:
+    """A short duration, up to ten seconds."""
+    value = float(text)
+    if not 0 <= value <= 10_000:
+        raise ValueError("must lie between 0 and 10000 milliseconds")
+    return value
+
+
+def flag(text: str) -> bool:
+    """``1`` or ``0``, or a word for them."""
+    word = text.strip().lower()
+    if word in ("1", "true", "yes", "on"):
+        return True
+    if word in ("", "0", "false", "no", "off"):
+        return False
+    raise ValueError("must be 1 or 0")
+
+
+def microseconds(text: str) -> float:
+    """A very short duration, up to a second."""
+    value = float(text)
+    if not 0 <= value <= 1e6:
+        raise ValueError("must lie between 0 and 1000000 microseconds")
+    return value
+
+
+TRANSPORTS = ("auto", "memory", "shm", "unix", "tcp")
+
+
+def transport(text: str) -> str:
+    """One of :data:`TRANSPORTS`."""
+    if text not in TRANSPORTS:
+        raise ValueError(f"must be one of {', '.join(TRANSPORTS)}")
+    return text
+
+
+ALGORITHMS = ("one_shot", "direct", "doubling", "ring", "hierarchical")
+"""Those of ``schedule.choose.ALL_REDUCE_NAMES``, which this module may not import, and that of two levels."""
+
+
+def algorithm(text: str) -> str:
+    """One of :data:`ALGORITHMS`, or nothing."""
+    if text and text not in ALGORITHMS:
+        raise ValueError(f"must be empty or one of {', '.join(ALGORITHMS)}")
+    return text
