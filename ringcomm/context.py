@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import replace
-from typing import Any, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 from .collective.measure import measure
 from .collective.runner import Runner
@@ -66,7 +66,7 @@ class Context(Collectives):
         spin_s = settings.spin_us * 1e-6 if self.local_size <= usable_cores() else 0.0
         reporter = joined.control if joined is not None else None
         hosts = [peer.host_index for peer in self.peers]
-        say = _log if settings.verbose and rank == 0 else None
+        say = self._say if settings.verbose and rank == 0 else None
         self._selector = Selector(rank, size, settings.algorithm or None, hosts, say)
         runner = Runner(lanes.calls, settings, self.generation, spin_s, reporter, self._selector)
         super().__init__(runner, rank, size)
@@ -97,10 +97,11 @@ class Context(Collectives):
             if embedded is not None:
                 embedded.stop()
             raise
-        if settings.verbose and joined.rank == 0:
-            logger.info("%s", joined.table)
         context = cls(joined.lanes, joined.peers, settings, joined, embedded)
         try:
+            if settings.verbose and joined.rank == 0:
+                logger.info("%s", joined.table)
+                context._say(_carriers(joined))
             context._tune()
             if settings.timeline:
                 context.start_timeline(settings.timeline, settings.timeline_mark_cycles)
@@ -118,6 +119,12 @@ class Context(Collectives):
         scout = self._runner.twin(limited)
         wanted = self.settings.measure and (self.local_size < self.size or self.size <= usable_cores())
         self._selector.adopt(measure(scout, hosts, wanted))
+
+    def _say(self, text: str) -> None:
+        """Tell whoever asked for details: through logging, and at the launcher."""
+        logger.info("%s", text)
+        if self._joined is not None and self._embedded is None:
+            self._joined.control.note(text)
 
     def close(self, reason: str = "it called shutdown()", ok: bool = True) -> None:
         """Leave the job. Others that still need this rank get an error that names it and ``reason``.
@@ -170,8 +177,13 @@ class Context(Collectives):
         return len(set(counts)) == 1
 
 
-def _log(text: str) -> None:
-    logger.info("%s", text)
+def _carriers(joined: Joined) -> str:
+    """What rank 0 exchanges data through with each rank, in one line."""
+    ways: Dict[str, List[int]] = {}
+    for peer in range(1, len(joined.peers)):
+        ways.setdefault(joined.lanes.calls.link(peer).carrier, []).append(peer)
+    told = (f"{way} with rank {', '.join(str(peer) for peer in peers)}" for way, peers in ways.items())
+    return "rank 0 exchanges data through " + ", ".join(told)
 
 
 def usable_cores() -> int:

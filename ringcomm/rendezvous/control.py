@@ -121,6 +121,12 @@ class ControlChannel(Watch):
                 self._sock.setblocking(False)
         return True
 
+    def note(self, text: str) -> None:
+        """Have the launcher show this, if its user wants details."""
+        with self._lock:
+            if self.open:
+                self._send({"type": "note", "text": text})
+
     def leave(self, reason: str, ok: bool) -> None:
         """Say goodbye and hang up."""
         with self._lock:

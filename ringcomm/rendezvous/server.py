@@ -262,6 +262,8 @@ class RendezvousServer:
             actions = state.lost(number, message, now)
         elif kind == "mismatch":
             actions = state.mismatched(number, message, now)
+        elif kind == "note":
+            actions = state.noted(number, message)
         elif kind == "leaving":
             actions = state.leaving(number, message, now)
         else:

@@ -249,6 +249,10 @@ class Rendezvous:
         self._blame.mismatch(member.rank, str(message["text"]), now_s)
         return [Timer(SETTLE_S)]
 
+    def noted(self, connection: int, message: Message) -> List[Action]:
+        """A rank has something to tell the user who asked for it."""
+        return [Notice("note", message["text"])] if connection in self.members else []
+
     def leaving(self, connection: int, message: Message, now_s: float) -> List[Action]:
         """A rank says goodbye: it shut down, or its program ended."""
         self._stop_waiting_for(connection)

@@ -106,6 +106,10 @@ class FaultyLink(Link):
         self._inward = _Direction(faults, turns, rank, link.peer, sending=False)
         self._broken = False
 
+    @property
+    def carrier(self) -> str:
+        return self._link.carrier
+
     def send(self, views: Views) -> int:
         return self._move(self._outward, self._link.send, views)
 

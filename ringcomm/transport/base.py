@@ -42,6 +42,11 @@ class Link(ABC):
     peer: int
     segment_bytes = 256 * 1024
 
+    @property
+    @abstractmethod
+    def carrier(self) -> str:
+        """What carries the bytes, for people to read."""
+
     @abstractmethod
     def send(self, views: Views) -> int:
         """Hand over as many bytes as fit right now, the views one after another.

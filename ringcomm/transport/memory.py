@@ -32,6 +32,8 @@ class _Exchange:
 class MemoryLink(Link):
     """One end of a pair of pipes."""
 
+    carrier = "the memory of this process"
+
     def __init__(self, peer: int, outward: _Pipe, inward: _Pipe, exchange: _Exchange) -> None:
         self.peer = peer
         self._outward = outward

@@ -133,6 +133,8 @@ class SharedLink(FramedLink):
     # While less than this is unanswered the sender has room enough, so no answer need be hurried.
     answer_every_bytes = RING_BYTES // 4
 
+    carrier = "shared memory"
+
     def __init__(self, peer: int, sock: socket.socket, outward: Ring, inward: Ring) -> None:
         super().__init__(peer, sock)
         self._outward = outward

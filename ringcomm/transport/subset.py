@@ -16,6 +16,10 @@ class _Renumbered(Link):
         self.peer = peer
         self.link = link
 
+    @property
+    def carrier(self) -> str:
+        return self.link.carrier
+
     def send(self, views: Views) -> int:
         return self.link.send(views)
 

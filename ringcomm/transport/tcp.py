@@ -68,6 +68,11 @@ class SocketLink(Link):
         self._recv_into = sock.recv_into
         self._recvmsg_into = sock.recvmsg_into
 
+    @property
+    def carrier(self) -> str:
+        """What carries the bytes, for people to read."""
+        return "a Unix socket" if self.sock.family == socket.AF_UNIX else "TCP"
+
     def send(self, views: Views) -> int:
         try:
             if len(views) == 1:

@@ -112,6 +112,8 @@ class ReadingLink(FramedLink):
     segment_bytes = 1024 * 1024
     answer_every_bytes = 1024 * 1024
 
+    carrier = "each other's memory"
+
     def __init__(self, peer: int, sock: socket.socket, memory: PeerMemory) -> None:
         super().__init__(peer, sock)
         self._memory = memory

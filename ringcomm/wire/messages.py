@@ -30,6 +30,7 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     "unlinked": {"reason": (str,)},
     "lost": {"peer": (int,), "doing": (str,), "why": (str,), "kind": (str,)},
     "mismatch": {"peer": (int,), "text": (str,)},
+    "note": {"text": (str,)},
     "leaving": {"reason": (str,), "ok": (bool,)},
     # from the rendezvous to a rank
     "refused": {"reason": (str,)},

@@ -66,3 +66,12 @@ def test_verbose_shows_the_links(tmp_path: Path) -> None:
     assert done.process.returncode == 0, done.err
     assert "ringrun: rank 0 runs on localhost as process" in done.err
     assert "rank 0 (localhost)" in done.err and "<->" in done.err
+    assert "rank 0 exchanges data through" in done.err
+
+
+def test_verbose_says_what_the_data_goes_through(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import ringcomm as rc\nrc.init()\nrc.barrier()\n")
+    for transport, said in (("tcp", "TCP"), ("unix", "a Unix socket"), ("shm", "shared memory")):
+        done = ringrun("-np", "3", "--verbose", "--transport", transport, "train.py", cwd=tmp_path)
+        assert f"rank 0 exchanges data through {said} with rank 1, 2" in done.err
+        assert "allreduce of 0 to 127 bytes: " in done.err

@@ -659,3 +659,14 @@ def test_the_storm_reaches_every_phase():
         verdicts |= {message["kind"] for message in storm.job.aborts().values()}
     assert phases == set(Phase)
     assert verdicts == {"lost", "stalled", "mismatch", "timeout", "no_route", "startup"}
+
+
+def test_a_note_is_shown_if_a_member_wrote_it():
+    job = Job(2)
+    job.run_on_one_host()
+    note = {"type": "note", "text": "allreduce of 0 to 127 bytes: one_shot"}
+    job.take(job.state.noted(1, note))
+    assert job.notices[-1] == Notice("note", note["text"])
+    before = list(job.notices)
+    job.take(job.state.noted(99, note))
+    assert job.notices == before

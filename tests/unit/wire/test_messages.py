@@ -20,6 +20,7 @@ GOOD = [
     {"type": "unlinked", "reason": "nobody answered"},
     {"type": "lost", "peer": 2, "doing": "allreduce", "why": "grüße \N{SNOWMAN}", "kind": "lost"},
     {"type": "mismatch", "peer": 0, "text": ""},
+    {"type": "note", "text": "a broadcast goes along a chain"},
     {"type": "leaving", "reason": "done", "ok": True},
     {"type": "refused", "reason": "late"},
     {
