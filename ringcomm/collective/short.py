@@ -96,20 +96,25 @@ def _stages(schedule: Sequence[Step]) -> Optional[List[_Stage]]:
 
     A send that depends on a receipt begins a stage. That is only possible if there is no other
     receipt in the stage before, and all sends of the new stage depend on it: then nothing that a
-    peer may be waiting for is held back.
+    peer may be waiting for is held back. Headers without elements depend on nothing and go first:
+    they are how ranks notice that they disagree about a broadcast.
     """
-    stages = [_Stage()]
+    first = _Stage()
+    stages = [first]
     for step in schedule:
+        empty = step.start == step.stop
+        stage = first if empty else stages[-1]
         if isinstance(step, Recv):
-            stages[-1].receipts.append(step)
+            stage.receipts.append(step)
             continue
-        if any(_depends(step, receipt) for receipt in stages[-1].receipts):
-            stages.append(_Stage())
-        if len(stages) > 1:
-            before = stages[-2].receipts
+        if not empty and any(_depends(step, receipt) for receipt in stage.receipts):
+            stage = _Stage()
+            stages.append(stage)
+        if not empty and len(stages) > 1:
+            before = [receipt for receipt in stages[-2].receipts if receipt.start < receipt.stop]
             if len(before) != 1 or not _depends(step, before[0]):
                 return None
-        stages[-1].sends.append(step)
+        stage.sends.append(step)
     return stages
 
 
@@ -317,11 +322,8 @@ def make_execution(
             for peer in ((step.peer,) if isinstance(step, Send) else step.peers)
         ]
         lengths += [HEADER_BYTES + _count(steps) * dtype.itemsize for steps in _by_peer(pairs).values()]
-    # Headers without elements must go at once, whatever this rank waits for: they are how ranks notice
-    # that they disagree about a broadcast. Stages would hold them back.
-    headers = any(step.start == step.stop for step in schedule)
     if max(lengths, default=0) <= most and sum(lengths) <= _MOST_KEPT_BYTES:
         stages = _stages(schedule)
-        if stages is not None and not (headers and len(stages) > 1):
+        if stages is not None:
             return ShortExecution(stages, fabric, header, dtype, pool, kernel)
     return Execution(schedule, fabric, header, dtype, pool, kernel)

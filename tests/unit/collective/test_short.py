@@ -87,7 +87,7 @@ class TestWhenTheyAreUsed:
             choose.build_reduce_scatter("direct", 0, size, bounds),
             choose.build_all_gather("direct", 0, size, bounds),
             choose.build_all_to_all(0, size, bounds, bounds),
-            choose.build_broadcast("tree", 0, size, 0, 2),
+            *(choose.build_broadcast("tree", 0, size, root, 2) for root in range(size)),
         ):
             assert self.kind(wire, schedule) is ShortExecution
 
@@ -149,6 +149,18 @@ class TestBytes:
             assert peers(execution.waiting_for()[1]) == [1]
             got += wire.take()
         assert got + wire.take() == HEADER.pack() + raw(1)
+
+    def test_headers_without_elements_go_and_are_awaited_first(self, make_wire):
+        wire = make_wire(3)
+        steps = [Recv((1,), 0, 2), Send(2, 0, 2), Send(1, 0, 0), Recv((2,), 0, 0)]
+        execution = start(wire, steps, numbers(0, 0))
+        assert not execution.advance()
+        assert wire.take(1) == HEADER.pack()
+        wire.put(HEADER.pack() + raw(5, 6), 1)
+        assert not execution.advance()
+        wire.put(HEADER.pack(), 2)
+        assert execution.advance()
+        assert wire.take(2) == HEADER.pack() + raw(5, 6)
 
     def test_passes_on_what_it_has_received(self, make_wire):
         wire = make_wire(3)
