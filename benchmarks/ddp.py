@@ -1,13 +1,17 @@
-"""torch.distributed over ringcomm beside Gloo, in the same processes at the same time.
+"""PyTorch over ringcomm beside Gloo, in the same processes at the same time.
 
     python benchmarks/ddp.py [--np 2] [--rounds 15] [--output DIR] [--quick]
 
 Three backends take turns, so whatever else the machine does hits all of them alike: ringcomm over TCP,
-ringcomm as it comes (on one host it reads the other rank's memory) and Gloo. Measured are steps of
-DistributedDataParallel on a model with ResNet-50's 161 parameters (102 MB of gradients, hardly any
-computation, so this is what communication costs), and collectives on 8 bytes. Rank 0 prints medians, and
-the median of the ratios to Gloo's time in the same round; the larger the better. With --output also
-DIR/ddp.json.
+ringcomm as it comes (on one host it reads the other rank's memory) and Gloo. Measured are
+
+* steps of DistributedDataParallel on a model with ResNet-50's 161 parameters (102 MB of gradients, hardly
+  any computation, so this is what communication costs),
+* steps of ringcomm.torch's DistributedOptimizer on the same model, beside DistributedDataParallel over Gloo,
+* collectives on 8 bytes.
+
+Rank 0 prints medians, and the median of the ratios to Gloo's time in the same round; the larger the better.
+With --output also DIR/ddp.json.
 """
 
 from __future__ import annotations
@@ -15,6 +19,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import secrets
+import socket
 import statistics
 import subprocess
 import sys
@@ -74,6 +80,42 @@ def ddp_step(group: Any, scale: float) -> Step:
     return lambda: model(factor).backward()
 
 
+def optimizer_step(scale: float) -> Step:
+    """One forward and backward pass, and waiting for the gradients; the optimizer itself changes nothing."""
+    import torch
+
+    import ringcomm.torch as hvd
+
+    class Still(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            """Leave the parameters as they are."""
+
+    model = model_of_shapes(scale)
+    optimizer = hvd.DistributedOptimizer(Still(model.parameters(), lr=0.1), model.named_parameters())
+    factor = torch.ones(())
+
+    def step() -> None:
+        model(factor).backward()
+        optimizer.step()
+
+    return step
+
+
+def measure_optimizer(group: Any, rounds: int, scale: float) -> Dict[str, Dict[str, List[float]]]:
+    """DistributedOptimizer over TCP and as it comes, each in turns with DDP over Gloo."""
+    import ringcomm.torch as hvd
+
+    gloo = ddp_step(group, scale)
+    found = {}
+    for name, transport in (("ringcomm-tcp", "tcp"), ("ringcomm", "auto")):
+        os.environ["RINGCOMM_TRANSPORT"] = transport
+        hvd.init()
+        steps = {name: optimizer_step(scale), "gloo": gloo}
+        found[f"DistributedOptimizer ({transport}) beside DDP"] = measure(steps, rounds, 1)
+        hvd.shutdown()
+    return found
+
+
 def small_calls(group: Any) -> Dict[str, Step]:
     """Collectives on 8 bytes."""
     import torch
@@ -124,6 +166,7 @@ def work(rank: int, size: int, store: str, rounds: int, quick: bool) -> None:
     steps = {name: ddp_step(group, scale) for name, group in found.items()}
     results["DDP step, 161 parameters"] = measure(steps, rounds, 1)
     del steps
+    results.update(measure_optimizer(found["gloo"], rounds, scale))
     by_group = {name: small_calls(group) for name, group in found.items()}
     for what in by_group["gloo"]:
         calls = {name: small[what] for name, small in by_group.items()}
@@ -141,9 +184,15 @@ def table(results: Dict[str, Dict[str, List[float]]]) -> List[str]:
         "| --- |" + " ---: |" * 5,
     ]
     for what, times in results.items():
-        medians = [statistics.median(times[name]) for name in BACKENDS]
-        cells = [f"{value * 1e3:.1f} ms" if value > 5e-3 else f"{value * 1e6:.0f} µs" for value in medians]
+        medians = [statistics.median(times[name]) if name in times else 0.0 for name in BACKENDS]
+        cells = [
+            (f"{value * 1e3:.1f} ms" if value > 5e-3 else f"{value * 1e6:.0f} µs") if value else ""
+            for value in medians
+        ]
         for name in BACKENDS[:2]:
+            if name not in times:
+                cells.append("")
+                continue
             ratio = statistics.median(theirs / ours for ours, theirs in zip(times[name], times["gloo"]))
             cells.append(f"{ratio:.2f} x")
         lines.append(f"| {what} | " + " | ".join(cells) + " |")
@@ -167,8 +216,20 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--np", str(args.np), "--rounds", str(args.rounds)]
         command += ["--store", f"{folder}/store", *(["--quick"] if args.quick else [])]
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            meeting = f"127.0.0.1:{free.getsockname()[1]}"
+        shared = {
+            "RINGCOMM_SIZE": str(args.np),
+            "RINGCOMM_RENDEZVOUS": meeting,
+            "RINGCOMM_KEY": secrets.token_hex(32),
+        }
         ranks = [
-            subprocess.Popen([*command, "--rank", str(rank)], stdout=subprocess.PIPE, text=True)
+            subprocess.Popen(
+                [*command, "--rank", str(rank)],
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, **shared, "RINGCOMM_RANK": str(rank)},
+            )
             for rank in range(args.np)
         ]
         printed = [process.communicate()[0] for process in ranks]

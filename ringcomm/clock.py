@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from typing import Callable, Optional
 
@@ -10,6 +11,9 @@ Clock = Callable[[], float]
 """Returns seconds on a monotonic scale whose origin means nothing."""
 
 monotonic: Clock = time.monotonic
+
+give_way: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
+"""Let another process have the processor if one wants it: to be called between two looks while polling."""
 
 
 class Deadline:

@@ -50,8 +50,8 @@ class Settings:
     )  # fmt: skip
     spin_us: float = _setting(
         200.0, "SPIN_US", values.microseconds,
-        "Microseconds for which a waiting call polls before it sleeps. Polling is left out when the "
-        "ranks on a host outnumber its cores.",
+        "Microseconds for which a waiting call polls before it sleeps, giving the processor away between two "
+        "looks; five times as long where the ranks on a host outnumber its cores.",
     )  # fmt: skip
     algorithm: str = _setting(
         "", "ALGORITHM", values.algorithm,

@@ -43,10 +43,11 @@ LEVELS: Dict[int, List[List[str]]] = {
     ],
     4: [
         [
-            "engine.request", "engine.observe", "engine.cache", "engine.disagree", "engine.fusion",
-            "engine.coordinator", "engine.tuning", "engine.process_sets", "engine.adasum", "engine.perform",
-            "engine.mailbox", "engine.liveness", "engine.stacks", "engine.pending", "engine.tracing",
-            "engine.lines", "engine.waiters", "engine.turns", "engine.loop", "engine.engine",
+            "engine.request", "engine.observe", "engine.carried", "engine.cache", "engine.disagree",
+            "engine.fusion", "engine.coordinator", "engine.tuning", "engine.process_sets", "engine.adasum",
+            "engine.perform", "engine.mailbox", "engine.liveness", "engine.stacks", "engine.pending",
+            "engine.tracing", "engine.lines", "engine.waiters", "engine.turns", "engine.loop",
+            "engine.engine",
         ],
         ["arrays.bridge", "arrays.rows"],
     ],
@@ -101,9 +102,9 @@ LAZY_STEP_UP = ("api", "ringrun.function")
 PURE = [
     "errors", "ops", "dtypes", "values", "wire.frames", "wire.auth", "wire.messages", "schedule.*",
     "collective.reduce", "transport.routes", "rendezvous.actions", "rendezvous.roster", "rendezvous.blame",
-    "rendezvous.table", "rendezvous.state", "engine.cache", "engine.disagree", "engine.fusion",
-    "engine.coordinator", "engine.process_sets", "engine.pending", "engine.tuning", "engine.liveness",
-    "_adapter.arguments", "_adapter.compression", "_adapter.gradients", "_adapter.names",
+    "rendezvous.table", "rendezvous.state", "engine.cache", "engine.carried", "engine.disagree",
+    "engine.fusion", "engine.coordinator", "engine.process_sets", "engine.pending", "engine.tuning",
+    "engine.liveness", "_adapter.arguments", "_adapter.compression", "_adapter.gradients", "_adapter.names",
     "_adapter.sampling", "_adapter.trees", "torch.distributed._matching",
 ]  # fmt: skip
 IMPURE_MODULES = {

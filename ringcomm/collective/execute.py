@@ -20,7 +20,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ..clock import Clock, Deadline, monotonic
+from ..clock import Clock, Deadline, give_way, monotonic
 from ..errors import BrokenInvariantError, MismatchError
 from ..schedule.steps import DATA, SELF, Send, Step
 from ..transport.base import Fabric, Link
@@ -218,7 +218,7 @@ class Execution(Part):
         views = [stream.header[HEADER_BYTES - wanted :]] if wanted else []
         if flow is not None:
             position = flow.position
-            limit = flow.limit()
+            limit = min(flow.limit(), position + stream.link.burst_bytes)
             if limit > position:
                 views.append(self._views[stream.buffers[stream.index]][position:limit])
                 wanted += limit - position
@@ -236,7 +236,7 @@ class Execution(Part):
             flow.position = position + payload
             if flow.position == flow.stop:
                 stream.step()
-        return sent == wanted and stream.current is not None
+        return sent == wanted and sent < stream.link.burst_bytes and stream.current is not None
 
     def _advance_receives(self) -> None:
         finished = False
@@ -370,7 +370,9 @@ def run(
             moved = execution.moved_bytes
             quiet.restart()
             spin_until = time.perf_counter() + spin_s
-        elif time.perf_counter() >= spin_until:
+        elif time.perf_counter() < spin_until:
+            give_way()
+        else:
             if quiet.expired():
                 raise TimeoutError
             reading, writing = execution.waiting_for()

@@ -13,6 +13,7 @@ from typing import Any, Callable, Collection, Dict, List, NamedTuple, Optional, 
 from ..ops import Collective
 from ..wire.messages import Message
 from .cache import IssuedIds
+from .carried import settle
 from .disagree import calls_text, mismatch_text, ranks_text
 from .fusion import Member, plan_buckets
 from .request import Key, Signature
@@ -39,13 +40,14 @@ class Tuning(NamedTuple):
 class _Entry:
     """An operation that some ranks have announced."""
 
-    __slots__ = ("first_s", "key", "reported_s", "signatures", "sites")
+    __slots__ = ("carried", "first_s", "key", "reported_s", "signatures", "sites")
 
     def __init__(self, key: Key, now_s: float) -> None:
         self.key = key
         self.first_s = self.reported_s = now_s
         self.signatures: Dict[int, Signature] = {}
         self.sites: Dict[int, str] = {}
+        self.carried: Dict[int, str] = {}
 
 
 class Coordinator:
@@ -89,6 +91,7 @@ class Coordinator:
         self._entries: Dict[Key, _Entry] = {}
         self._ready: List[Tuple[Key, Signature]] = []
         self._ready_since_s = 0.0
+        self._settled: List[Tuple[Key, Signature, str]] = []
         self._urgent = False
         self._failed: List[List[Any]] = []
         self._joined: Dict[int, None] = {}
@@ -96,7 +99,7 @@ class Coordinator:
         self._blocked: Dict[int, bool] = {}
         self._changed_s = 0.0
         self._sites: Dict[Tuple[int, Signature], str] = {}
-        self._last: Dict[int, Tuple[str, float]] = {}
+        self._last: Dict[int, Tuple[Signature, Key, float]] = {}
         self._paused: Dict[int, str] = {}
         self._stacks: Dict[int, str] = {}
 
@@ -116,6 +119,10 @@ class Coordinator:
                 signature = self._ids.signature(number)
                 site = self._sites.get((rank, signature), "")
                 self._announce(rank, signature, count, site, now_s)
+            for number, count, packed in message["carried"]:
+                signature = self._ids.signature(number)
+                site = self._sites.get((rank, signature), "")
+                self._announce(rank, signature, count, site, now_s, packed)
             for data, count, site in message["fresh"]:
                 signature = Signature.from_json(data)
                 self._sites[rank, signature] = str(site)
@@ -143,7 +150,15 @@ class Coordinator:
         elif kind == "forgot":
             self._ids.confirm(rank, int(message["epoch"]))
 
-    def _announce(self, rank: int, signature: Signature, number: int, site: str, now_s: float) -> None:
+    def _announce(
+        self,
+        rank: int,
+        signature: Signature,
+        number: int,
+        site: str,
+        now_s: float,
+        packed: Optional[str] = None,
+    ) -> None:
         key = Key(signature.process_set, signature.name, number)
         if self.on_announce is not None:
             self.on_announce(key, rank, signature)
@@ -152,7 +167,9 @@ class Coordinator:
             entry = self._entries[key] = _Entry(key, now_s)
         entry.signatures[rank] = signature
         entry.sites[rank] = site
-        self._last[rank] = (f"{signature.describe()} {key}", now_s)
+        if packed is not None:
+            entry.carried[rank] = packed
+        self._last[rank] = (signature, key, now_s)
         self._complete(entry, now_s)
 
     def _complete(self, entry: _Entry, now_s: float) -> None:
@@ -164,9 +181,8 @@ class Coordinator:
         del self._entries[entry.key]
         if self.on_complete is not None:
             self.on_complete(entry.key)
-        signatures = set(entry.signatures.values())
-        first = next(iter(signatures))
-        if len(signatures) > 1:
+        first = next(iter(entry.signatures.values()))
+        if any(signature != first for signature in entry.signatures.values()):
             self._fail(entry, mismatch_text(str(entry.key), entry.signatures, entry.sites, self._hosts))
         elif missing and first.kind not in _WITH_JOINED:
             self._fail(
@@ -175,6 +191,8 @@ class Coordinator:
                 "called join() before. Only allreduce and barrier work then (for sparse gradients: "
                 "sparse_as_dense=True).",
             )
+        elif len(entry.carried) == len(members):
+            self._settled.append((entry.key, first, settle(first, members, entry.carried)))
         else:
             if not self._ready:
                 self._ready_since_s = now_s
@@ -201,22 +219,23 @@ class Coordinator:
         if len(self._joined) == self._size:
             joined = self._last_joined
         full = self._ids.full
-        if not (self._failed or joined >= 0 or full or (self._ready and self._due(now_s))):
+        ready: List[Tuple[Key, Signature]] = []
+        if self._failed or joined >= 0 or full or (self._ready and self._due(now_s)):
+            ready, self._ready, self._urgent = self._ready, [], False
+        elif not self._settled:
             return None
-        if self.on_orders is not None and self._ready:
-            self.on_orders(sum(signature.nbytes for _, signature in self._ready), now_s)
-        members: List[Member] = []
+        if self.on_orders is not None and ready:
+            self.on_orders(sum(signature.nbytes for _, signature in ready), now_s)
         fresh: List[List[Any]] = []
-        for key, signature in self._ready:
-            number = self._ids.id_of(signature)
-            if number is None:
-                number = self._ids.issue(signature)
-                fresh.append([number, list(signature)])
-            members.append(Member(number, key.number, signature))
+        members = [Member(self._number(signature, fresh), key.number, signature) for key, signature in ready]
         buckets = plan_buckets(members, self.tuning.fusion_bytes)
         message: Message = {
             "type": "orders",
             "fresh": fresh,
+            "settled": [
+                [self._number(signature, fresh), key.number, packed]
+                for key, signature, packed in self._settled
+            ],
             "run": [[value for item in bucket for value in (item.id, item.number)] for bucket in buckets],
             "failed": self._failed,
             "joined": joined,
@@ -227,10 +246,18 @@ class Coordinator:
             self._sites.clear()
         if joined >= 0:
             self._joined.clear()
-        self._ready, self._failed, self._urgent = [], [], False
-        if buckets:
+        if buckets or self._settled:
             self._blocked.clear()
+        self._failed, self._settled = [], []
         return message
+
+    def _number(self, signature: Signature, fresh: List[List[Any]]) -> int:
+        """The number of a signature; if it has none it gets one, of which the ranks must be told."""
+        number = self._ids.id_of(signature)
+        if number is None:
+            number = self._ids.issue(signature)
+            fresh.append([number, list(signature)])
+        return number
 
     def _due(self, now_s: float) -> bool:
         if self._urgent or now_s - self._ready_since_s >= self.tuning.cycle_s:
@@ -304,8 +331,9 @@ class Coordinator:
         site = entry.sites[waiting[0]]
         seen = []
         for rank in missing[:6]:
-            last, when_s = self._last.get(rank, ("", now_s))
-            if last:
+            if rank in self._last:
+                signature, key, when_s = self._last[rank]
+                last = f"{signature.describe()} {key}"
                 seen.append(f"rank {rank} last submitted {last}, {now_s - when_s:.0f} s ago")
             else:
                 seen.append(f"rank {rank} has submitted nothing yet")

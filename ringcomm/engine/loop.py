@@ -13,7 +13,7 @@ import threading
 import time
 from typing import Any, List, Optional
 
-from ..clock import Clock, monotonic
+from ..clock import Clock, give_way, monotonic
 from ..errors import BrokenInvariantError, Misuse, NotInitializedError, Recoverable, RingcommError
 from ..transport.base import Fabric
 from ..wire.messages import Message
@@ -94,6 +94,7 @@ class Loop:
             Misuse: the engine has failed or ended.
         """
         turns = self._turns
+        request.urgent = urgent
         with turns.lock:
             self._check_usable()
             turns.pending.add(request)
@@ -244,6 +245,7 @@ class Loop:
                 continue
             now_s = time.perf_counter()
             if now_s - moved_s < self._spin_s:
+                give_way()
                 continue
             if not told and now_s - began_s >= BLOCKED_S:
                 told = self._tell_if_blocked()

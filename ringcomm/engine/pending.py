@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from ..errors import DuplicateNameError
 from ..wire.messages import Message
 from .cache import KnownIds
+from .carried import may_ride, pack
 from .request import Key, Request, Signature
 
 Work = Tuple[Signature, Optional[Request]]
@@ -53,20 +54,23 @@ class Pending:
         self._requests[request.key] = request
         self._unannounced.append(request)
 
-    def announce(self, urgent: bool) -> Optional[Message]:
-        """What rank 0 has not been told yet."""
+    def announce(self, urgent: bool, rank: int) -> Optional[Message]:
+        """What rank 0 has not been told yet. ``rank`` is this one."""
         if not self._unannounced:
             return None
         known: List[int] = []
+        carried: List[List[Any]] = []
         fresh: List[List[Any]] = []
         for request in self._unannounced:
             number = self.ids.id_of(request.signature)
             if number is None:
                 fresh.append([list(request.signature), request.key.number, request.site])
+            elif request.urgent and may_ride(request):
+                carried.append([number, request.key.number, pack(request, rank)])
             else:
                 known += (number, request.key.number)
         self._unannounced = []
-        return {"type": "ready", "known": known, "fresh": fresh, "urgent": urgent}
+        return {"type": "ready", "known": known, "carried": carried, "fresh": fresh, "urgent": urgent}
 
     def learn(self, fresh: Sequence[Sequence[Any]]) -> None:
         """Rank 0 has given signatures numbers."""

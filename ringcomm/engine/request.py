@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from functools import lru_cache
+from math import prod
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -51,10 +53,7 @@ class Signature(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Payload of all tensors together in bytes (by rows: of one row)."""
-        return sum(
-            _itemsize(dtype) * int(np.prod(shape, dtype=np.int64))
-            for dtype, shape in zip(self.dtypes, self.shapes)
-        )
+        return sum(_itemsize(dtype) * prod(shape) for dtype, shape in zip(self.dtypes, self.shapes))
 
     def describe(self) -> str:
         """The call as a person would write it."""
@@ -81,6 +80,7 @@ class Signature(NamedTuple):
         return f"{verb}({', '.join(arguments)})"
 
 
+@lru_cache(maxsize=None)
 def _itemsize(dtype: str) -> int:
     return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
 
@@ -198,10 +198,11 @@ class Request:
         signature, key: what it is, and by what it is matched.
         arrays: flat, contiguous; of reductions and broadcasts they are overwritten with the result.
         splits: for alltoall, how many rows go to each member of the process set.
+        urgent: whether somebody waits for it from the start.
         site: file and line of the call.
     """
 
-    __slots__ = ("arrays", "handle", "key", "rows", "signature", "site", "splits", "submitted_s")
+    __slots__ = ("arrays", "handle", "key", "rows", "signature", "site", "splits", "submitted_s", "urgent")
 
     def __init__(
         self,
@@ -220,3 +221,4 @@ class Request:
         self.splits = list(splits)
         self.site = site
         self.submitted_s = 0.0
+        self.urgent = False

@@ -10,6 +10,7 @@ from ..clock import Clock
 from ..errors import MismatchError, NotInitializedError, PeerStalledError, RingcommError
 from ..transport.base import Fabric, Link
 from ..wire.messages import Message
+from .carried import unpack
 from .coordinator import Coordinator
 from .lines import Lines, Stopped, StopWatch
 from .observe import labels_of
@@ -130,7 +131,7 @@ class Turns:
 
     def _announce(self, now_s: float) -> bool:
         with self.lock:
-            ready = self.pending.announce(self.urgent or bool(self.waiters))
+            ready = self.pending.announce(self.urgent or bool(self.waiters), self.rank)
             self.urgent = False
             messages, self.outbox = self.outbox, []
         if ready is not None:
@@ -213,6 +214,8 @@ class Turns:
             self.pending.learn(orders["fresh"])
         for key, kind, text, missing in orders["failed"]:
             self._fail_one(Key(*key), kind, text, missing)
+        for number, count, text in orders["settled"]:
+            self._settle(number, count, text)
         for run in orders["run"]:
             self._run(run)
         if orders["joined"] >= 0:
@@ -233,6 +236,20 @@ class Turns:
             if kind == "stalled":
                 error = PeerStalledError(text, rank=missing[0] if missing else None)
             request.handle.finish(error=error)
+
+    def _settle(self, number: int, count: int, text: str) -> None:
+        """An operation that needs no collective: its result came with the orders."""
+        with self.lock:
+            [(signature, request)] = self.pending.take_bucket([number, count])
+        if request is None:
+            return  # of a process set to which this rank does not belong
+        observer = self.lines.tracing.observer
+        if observer is not None:
+            traced = labels_of([signature], [number, count])
+            observer.started(traced)
+            observer.ended(traced)
+        unpack(request, text)
+        request.handle.finish()
 
     def _run(self, run: Sequence[int]) -> None:
         with self.lock:

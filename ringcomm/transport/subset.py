@@ -15,6 +15,8 @@ class _Renumbered(Link):
     def __init__(self, peer: int, link: Link) -> None:
         self.peer = peer
         self.link = link
+        self.segment_bytes = link.segment_bytes
+        self.burst_bytes = link.burst_bytes
 
     @property
     def carrier(self) -> str:

@@ -22,6 +22,8 @@ MAX_REPORT_BYTES = 256 * 1024
 MAX_ORDERS_BYTES = 64 * 1024 * 1024
 """Cap for messages between engines: they may name every tensor of a large model at once."""
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
 _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     # from a rank to the rendezvous
     "join": {"version": (str,), "hostname": (str,), "pid": (int,), "addresses": (list,)},
@@ -41,7 +43,7 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     # between the engines of rank 0 and the others
     "beat": {},
     # from an engine to the one of rank 0
-    "ready": {"known": (list,), "fresh": (list,), "urgent": (bool,)},
+    "ready": {"known": (list,), "carried": (list,), "fresh": (list,), "urgent": (bool,)},
     "blocked": {},
     "unblocked": {},
     "joined": {},
@@ -53,7 +55,10 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     "clock": {"sent_us": (float, int), "there_us": (float, int)},
     # from the engine of rank 0 to the others
     "explain": {},
-    "orders": {"fresh": (list,), "run": (list,), "failed": (list,), "joined": (int,), "forget": (int,)},
+    "orders": {
+        "fresh": (list,), "settled": (list,), "run": (list,), "failed": (list,), "joined": (int,),
+        "forget": (int,),
+    },
     # between ranks, on a probe connection
     "echo": {"rank": (int,)},
 }
@@ -72,7 +77,7 @@ _ITEMS: Mapping[Tuple[str, str], Mapping[str, Tuple[type, ...]]] = {
 
 def encode(message: Message) -> bytes:
     """One message as it travels: four bytes of length, then UTF-8 JSON."""
-    body = json.dumps(message, separators=(",", ":")).encode("utf-8")
+    body = _encode(message).encode("utf-8")
     return _LENGTH.pack(len(body)) + body
 
 

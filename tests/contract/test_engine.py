@@ -75,6 +75,48 @@ class TestNumbers:
             np.testing.assert_array_equal(counts, [rank + 1] * size)
             np.testing.assert_array_equal(rows, np.repeat(rank * 10 + np.arange(size), rank + 1))
 
+    def test_small_ones_that_all_wait_for_need_no_collective(self, on_ranks, size):
+        def work(context):
+            engine, rank, runs = context.engine, context.rank, []
+            run = engine._performer.run
+            engine._performer.run = lambda bucket: runs.append(bucket) or run(bucket)
+            results = []
+            for step in range(4):
+                mean, last = values(rank, step, 5), values(rank, step + 50, 3)
+                engine.allreduce([mean], Average, "mean", urgent=True).wait(LIMIT_S)
+                engine.broadcast([last], size - 1, "last", urgent=True).wait(LIMIT_S)
+                engine.barrier("end").wait(LIMIT_S)
+                results.append((mean, last))
+            return results, len(runs)
+
+        for results, runs in on_ranks(size, work):
+            assert runs == (3 if size > 1 else 12)
+            for step, (mean, last) in enumerate(results):
+                np.testing.assert_allclose(mean, sum(values(r, step, 5) for r in range(size)) / size)
+                np.testing.assert_array_equal(last, values(size - 1, step + 50, 3))
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_some_wait_at_once_and_some_do_not(self, on_ranks, size, seed):
+        def work(context):
+            random_of_rank, results = random.Random(seed * 100 + context.rank), []
+            for step in range(60):
+                batch = [values(context.rank, step * 10 + n, 4) for n in range(3)]
+                order = random_of_rank.sample(range(3), 3)
+                handles = [
+                    context.engine.allreduce([batch[n]], Sum, f"t{n}", urgent=random_of_rank.random() < 0.8)
+                    for n in order
+                ]
+                for handle in handles:
+                    handle.wait(LIMIT_S)
+                results.append(batch)
+            return results
+
+        for results in on_ranks(size, work):
+            for step, batch in enumerate(results):
+                for n, array in enumerate(batch):
+                    expected = sum(values(rank, step * 10 + n, 4) for rank in range(size))
+                    np.testing.assert_array_equal(array, expected)
+
     def test_groups_of_mixed_types_and_sizes(self, on_ranks, size):
         kinds = [np.float32, np.float16, np.int64, np.float64]
 

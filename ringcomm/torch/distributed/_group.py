@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from ...clock import Deadline
 from ...collective.runner import Runner
-from ...context import usable_cores
+from ...context import polling_s
 from ...errors import Misuse, NotInitializedError, PeerStalledError, RingcommError
 from ...transport.base import Lanes
 from ...transport.tcp import SocketFabric
@@ -64,8 +64,7 @@ class ProcessGroupRingcomm(GroupFace):
             joined = self._meeting.joined
             generation, control, lanes = joined.generation, joined.control, joined.lanes
             own = joined.peers[rank].host_index
-            if sum(peer.host_index == own for peer in joined.peers) <= usable_cores():
-                self._spin_s = settings.spin_us * 1e-6
+            self._spin_s = polling_s(settings, sum(peer.host_index == own for peer in joined.peers))
         lanes.orders.close()  # there is nothing to negotiate
         self._watch = GroupWatch(control, ranks)
         self._fabrics = (lanes.calls, lanes.engine)

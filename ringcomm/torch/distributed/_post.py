@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from ...clock import Deadline
+from ...clock import Deadline, give_way
 from ...errors import BrokenInvariantError, PeerLostError, PeerStalledError, RingcommError
 from ...transport.base import Fabric, LinkClosed
 from ._channel import Channel
@@ -146,6 +146,7 @@ class PostOffice:
             while time.perf_counter() < until:
                 if self._posted or self._turn():
                     return
+                give_way()
         timeout_s = self._check_limits()
         reading = [item.link for item in self._channels.values() if item.reading()]
         writing = [item.link for item in self._channels.values() if item.writing() or not item.link.settled()]

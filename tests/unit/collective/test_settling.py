@@ -21,6 +21,7 @@ class Hoarder:
     def __init__(self, link, times):
         self.link = link
         self.peer = link.peer
+        self.burst_bytes = link.burst_bytes
         self.left = times
         self.send, self.recv = link.send, link.recv
 

@@ -38,7 +38,7 @@ class Job:
                 known += [self.ids[item], number]
             else:
                 fresh.append([list(item), number, f"train.py:{rank}"])
-        message = {"type": "ready", "known": known, "fresh": fresh, "urgent": urgent}
+        message = {"type": "ready", "known": known, "carried": [], "fresh": fresh, "urgent": urgent}
         self.tell(rank, message)
 
     def tell(self, rank: int, message: Dict[str, Any]) -> None:
@@ -266,7 +266,7 @@ def test_cache_forgets_and_old_numbers_stay_good_until_all_have_confirmed():
     for name in "ab":
         for rank in range(3):
             job.ready(rank, sig(name))
-    old = {"type": "ready", "known": [], "fresh": [], "urgent": False}
+    old = {"type": "ready", "known": [], "carried": [], "fresh": [], "urgent": False}
     assert job.run() == [["a", "b"]]
     numbers = dict(job.ids)
     orders = job.orders()

@@ -24,15 +24,16 @@ def test_announced_in_full_and_then_by_number():
     pending = Pending()
     first = request("a")
     pending.add(first)
-    assert pending.announce(True) == {
-        "type": "ready", "known": [], "fresh": [[list(first.signature), 0, "train.py:1"]], "urgent": True,
+    assert pending.announce(True, 0) == {
+        "type": "ready", "known": [], "carried": [], "fresh": [[list(first.signature), 0, "train.py:1"]],
+        "urgent": True,
     }  # fmt: skip
-    assert pending.announce(True) is None
+    assert pending.announce(True, 0) is None
     pending.learn([[7, list(first.signature)]])
     assert pending.take_bucket([7, 0]) == [(first.signature, first)]
     assert len(pending) == 0
     pending.add(request("a"))
-    announced = pending.announce(False)
+    announced = pending.announce(False, 0)
     assert announced is not None and announced["known"] == [7, 0] and announced["fresh"] == []
 
 
