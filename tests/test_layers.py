@@ -66,7 +66,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "torch.__init__",
             "tensorflow.bridge", "tensorflow.compression", "tensorflow.flow", "tensorflow.collectives",
             "tensorflow.functions", "tensorflow.gradients", "tensorflow.tape", "tensorflow.sync_batch_norm",
-            "keras.compression", "keras.how", "keras.on_tensorflow", "keras.on_torch", "keras.on_jax",
+            "keras.how", "keras.on_tensorflow", "keras.on_torch", "keras.on_jax",
             "keras.backends",
             "keras.values", "keras.optimizer", "keras.models", "keras.callbacks", "keras.__init__",
             "tensorflow.optimizer", "tensorflow.__init__",
@@ -77,11 +77,12 @@ LEVELS: Dict[int, List[List[str]]] = {
             "testing.cluster",
         ],
         [
+            "torch.distributed._version",
             "torch.distributed._bridge", "torch.distributed._work", "torch.distributed._lane",
             "torch.distributed._matching", "torch.distributed._channel", "torch.distributed._post",
             "torch.distributed._reductions", "torch.distributed._collectives", "torch.distributed._store",
-            "torch.distributed._watch", "torch.distributed._face", "torch.distributed._group",
-            "torch.distributed._rendezvous", "torch.distributed.__init__",
+            "torch.distributed._watch", "torch.distributed._monitored", "torch.distributed._face",
+            "torch.distributed._group", "torch.distributed._rendezvous", "torch.distributed.__init__",
         ],
     ],
 }  # fmt: skip

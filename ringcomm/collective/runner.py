@@ -379,7 +379,8 @@ class Runner:
         elif type(problem) is TimeoutError:
             reading, writing = execution.waiting_for()
             peer = self._fabric.rank_of((reading or writing)[0].peer)
-            why = f"not a byte for {self.timeout_s:g} s, {execution.moved_bytes} bytes into it"
+            moved = f"{execution.moved_bytes} bytes into it"
+            why = f"not a byte for {self.timeout_s:g} s (the timeout is over), {moved}"
             error = self._reporter.report_lost(peer, doing, why, "stalled")
         return error
 

@@ -14,9 +14,9 @@ Every rank gets its share of the data from the program; everything else stays as
 
 from .._adapter import common
 from .._adapter.common import *  # noqa: F403
+from .._adapter.compression import Compression
 from .._adapter.objects import allgather_object, broadcast_object
 from . import callbacks
-from .compression import Compression
 from .models import load_model
 from .optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from .values import allgather, allreduce, broadcast, broadcast_variables, reducescatter

@@ -12,7 +12,7 @@ class How(NamedTuple):
 
     Attributes:
         reduction: how they become one.
-        compression: ``"none"``, ``"fp16"`` or ``"bf16"``, or on TensorFlow what its adapter takes.
+        compression: how they travel.
         sparse_as_dense: make ``tf.IndexedSlices`` dense.
         groups: which ones travel together.
     """

@@ -6,10 +6,10 @@ from typing import Any, Dict, Optional, Sequence
 
 import keras
 
+from .._adapter.compression import Compression
 from .._adapter.gradients import Reduction
 from ..ops import ReduceOp
 from ..process_set import global_process_set
-from .compression import Compression
 from .how import How
 from .optimizer import make_distributed
 

@@ -9,7 +9,6 @@ import numpy as np
 from jax.experimental import io_callback
 
 from .._adapter import host
-from .._adapter.compression import wire_dtype
 from .._adapter.names import group_name
 from .how import How
 
@@ -20,15 +19,11 @@ def reduce(how: How, gradients: Sequence[Any], variables: Sequence[Any]) -> List
     All gradients go to one callback, and JAX runs ordered callbacks one after another, in the order of the
     program, which is the same on all ranks.
     """
-    travelling = [_compressed(how, gradient) for gradient in gradients]
+    pairs = [how.compression.compress(gradient) for gradient in gradients]
+    travelling = [compressed for compressed, _ in pairs]
     batch = host.Batch([host.Allreduce(how.reduction, group_name(variables, "keras"), len(travelling))])
     shapes = [jax.ShapeDtypeStruct(item.shape, item.dtype) for item in travelling]
     results = io_callback(
         lambda *arrays: batch.run([np.asarray(array) for array in arrays]), shapes, *travelling, ordered=True
     )
-    return [result.astype(gradient.dtype) for result, gradient in zip(results, gradients)]
-
-
-def _compressed(how: How, gradient: Any) -> Any:
-    smaller = wire_dtype(how.compression.kind, str(gradient.dtype))
-    return gradient if smaller is None else gradient.astype(smaller)
+    return [how.compression.decompress(result, context) for result, (_, context) in zip(results, pairs)]

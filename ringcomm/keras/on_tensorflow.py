@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from typing import Any, List, Sequence
 
-from ..tensorflow.compression import Compression
 from ..tensorflow.gradients import GradientReducer
 from .how import How
 
 
 def reduce(how: How, gradients: Sequence[Any], variables: Sequence[Any]) -> List[Any]:
     """See :func:`.backends.reduce`."""
-    reducer = GradientReducer(
-        getattr(Compression, getattr(how.compression, "kind", ""), how.compression),
-        how.sparse_as_dense,
-        groups=how.groups,
-    )
+    reducer = GradientReducer(how.compression, how.sparse_as_dense, groups=how.groups)
     reducer.how = how.reduction
     return reducer.reduce(gradients, variables, "keras")

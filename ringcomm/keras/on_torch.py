@@ -7,18 +7,16 @@ from typing import Any, List, Sequence
 import torch
 
 from .._adapter.names import group_name
-from ..torch.compression import Compression
 from ..torch.handles import grouped_allreduce_async, synchronize
 from .how import How
 
 
 def reduce(how: How, gradients: Sequence[Any], variables: Sequence[Any]) -> List[Any]:
     """See :func:`.backends.reduce`."""
-    compression = getattr(Compression, getattr(how.compression, "kind", ""), how.compression)
     op, prescale, postscale, process_set = how.reduction
     with torch.no_grad():
         dense = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients]
-        pairs = [compression.compress(gradient) for gradient in dense]
+        pairs = [how.compression.compress(gradient) for gradient in dense]
         handle = grouped_allreduce_async(
             [compressed for compressed, _ in pairs],
             name=group_name(variables, "keras"),
@@ -29,6 +27,6 @@ def reduce(how: How, gradients: Sequence[Any], variables: Sequence[Any]) -> List
             urgent=True,
         )
         return [
-            compression.decompress(result, context)
+            how.compression.decompress(result, context)
             for result, (_, context) in zip(synchronize(handle), pairs)
         ]

@@ -7,12 +7,12 @@ from typing import Any, Dict, List, Optional, Sequence
 import keras
 
 from .._adapter.arguments import predivided
+from .._adapter.compression import Compression
 from .._adapter.gradients import Groups, Reduction, chosen_groups
 from ..errors import BrokenInvariantError, ConfigError
 from ..ops import ReduceOp, op_of
 from ..process_set import ProcessSet, global_process_set
 from .backends import reduce
-from .compression import Compression
 from .how import How
 
 _classes: Dict[type, type] = {}
@@ -152,21 +152,13 @@ def _attach(optimizer: Any, how: How, scale_local: bool) -> None:
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
-    optimizer: Any,
-    name: Optional[str] = None,
-    device_dense: str = "",
-    device_sparse: str = "",
-    compression: Any = Compression.none,
-    sparse_as_dense: bool = False,
-    gradient_predivide_factor: float = 1.0,
-    op: ReduceOp = ReduceOp.AVERAGE,
-    backward_passes_per_step: int = 1,
-    average_aggregated_gradients: bool = False,
-    num_groups: int = 0,
-    groups: Groups = None,
-    process_set: ProcessSet = global_process_set,
+    optimizer: Any, name: Optional[str] = None, device_dense: str = "", device_sparse: str = "",
+    compression: Any = Compression.none, sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0, op: ReduceOp = ReduceOp.AVERAGE,
+    backward_passes_per_step: int = 1, average_aggregated_gradients: bool = False,
+    num_groups: int = 0, groups: Groups = None, process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
-) -> Any:
+) -> Any:  # fmt: skip
     """An optimizer that averages gradients over all ranks before it applies them.
 
     ::

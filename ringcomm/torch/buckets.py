@@ -13,10 +13,11 @@ import torch
 
 from .. import api
 from .._adapter.arguments import wire_name
+from .._adapter.compression import is_elementwise
 from .._adapter.gradients import Reduction, bucket_name
 from ..process_set import number_of
 from . import handles
-from .compression import is_elementwise, wire_torch_dtype
+from .compression import wire_torch_dtype
 from .tensors import flat_array, on_host
 
 Parameters = Sequence[torch.Tensor]

@@ -2,76 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Tuple, Type
+from typing import Any, Union
 
 import torch
 
-from .._adapter.compression import wire_dtype
+from .._adapter.compression import (
+    BF16Compressor,
+    Compression,
+    Compressor,
+    FP16Compressor,
+    NoneCompressor,
+    register_cast,
+    wire_dtype,
+)
 
-
-class Compressor:
-    """How a tensor travels. Derive from it for a way of your own."""
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> Tuple[torch.Tensor, Any]:
-        """What is to travel, and what :meth:`decompress` needs to know."""
-        raise NotImplementedError
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """The tensor again, from what has travelled."""
-        raise NotImplementedError
-
-
-class NoneCompressor(Compressor):
-    """Tensors travel as they are."""
-
-    kind = "none"
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> Tuple[torch.Tensor, Any]:
-        """The same tensor."""
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """The same tensor."""
-        return tensor
-
-
-class _HalfCompressor(Compressor):
-    kind = ""
-
-    @classmethod
-    def compress(cls, tensor: torch.Tensor) -> Tuple[torch.Tensor, Any]:
-        """Wider floating-point numbers become those of 16 bits."""
-        smaller = wire_torch_dtype(cls, tensor.dtype)
-        return (tensor, None) if smaller is None else (tensor.to(smaller), tensor.dtype)
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """And what they were before."""
-        return tensor if ctx is None else tensor.to(ctx)
-
-
-class FP16Compressor(_HalfCompressor):
-    """Floating-point numbers travel as float16: 11 bits precise, up to 65504."""
-
-    kind = "fp16"
-
-
-class BF16Compressor(_HalfCompressor):
-    """Floating-point numbers travel as bfloat16: 8 bits precise, as large as float32."""
-
-    kind = "bf16"
-
-
-class Compression:
-    """The compressions that exist."""
-
-    none = NoneCompressor
-    fp16 = FP16Compressor
-    bf16 = BF16Compressor
+__all__ = [
+    "BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor", "wire_torch_dtype",
+]  # fmt: skip
 
 
 def wire_torch_dtype(compression: Any, dtype: torch.dtype) -> Any:
@@ -80,6 +27,8 @@ def wire_torch_dtype(compression: Any, dtype: torch.dtype) -> Any:
     return None if name is None else getattr(torch, name)
 
 
-def is_elementwise(compression: Type[Any]) -> bool:
-    """Whether it may be applied to several tensors side by side: whether it is one of ours."""
-    return compression in (NoneCompressor, FP16Compressor, BF16Compressor)
+def _cast(tensor: torch.Tensor, dtype: Union[str, torch.dtype]) -> torch.Tensor:
+    return tensor.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
+
+
+register_cast(torch.Tensor, _cast)

@@ -11,11 +11,15 @@ from __future__ import annotations
 
 import torch.distributed as _dist
 
+from . import _version  # noqa: F401 - it tells what others would only stumble over
+
+# isort: split
 from ._face import BACKEND
 from ._group import ProcessGroupRingcomm, create
+from ._monitored import monitored_barrier
 from ._rendezvous import register
 
-__all__ = ["BACKEND", "ProcessGroupRingcomm"]
+__all__ = ["BACKEND", "ProcessGroupRingcomm", "monitored_barrier"]
 
 if BACKEND not in _dist.Backend.backend_list:
     _dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu"])

@@ -15,20 +15,21 @@ import torch.distributed as dist
 from ...clock import Deadline
 from ...collective.runner import Runner
 from ...context import polling_s
-from ...errors import Misuse, NotInitializedError, PeerStalledError, RingcommError
+from ...errors import Misuse, NotInitializedError, RingcommError
 from ...transport.base import Lanes
 from ...transport.tcp import SocketFabric
 from ._bridge import Flat
 from ._collectives import Collectives, Tensors
 from ._face import GroupFace
 from ._lane import Lane
+from ._monitored import MonitoredBarrier
 from ._post import PostOffice
 from ._reductions import Reduction
 from ._store import Meeting, group_settings, meet
 from ._watch import GroupWatch
 from ._work import RingcommWork, Together
 
-_USERS, _OURS = 0, 1
+_USERS = 0
 _FAREWELL_S = 5.0
 _open_groups: weakref.WeakSet[ProcessGroupRingcomm] = weakref.WeakSet()
 
@@ -225,46 +226,17 @@ class ProcessGroupRingcomm(GroupFace):
         return self._begin("barrier", [], opts, self._ops.runner.barrier)
 
     def monitored_barrier(self, timeout: Optional[timedelta] = None, wait_all_ranks: bool = False) -> None:
-        """Wait for everybody, and name those who do not come.
-
-        Args:
-            wait_all_ranks: name all of them, not only the first.
+        """Wait for everybody, and name those who do not come; see :func:`._monitored.monitored_barrier`.
 
         Raises:
             PeerStalledError: somebody has not come in time.
         """
-        limit_s = timeout.total_seconds() if timeout else self._timeout_s
-        peers = [rank for rank in range(self.size()) if rank != self.rank()]
-        if self.rank() != 0:
-            self._token(self._post.send, 0, limit_s)
-            # Rank 0 judges first, and everybody hears of it.
-            self._token(self._post.receive, 0, 2 * limit_s + 10.0).wait()
-            return
-        deadline = Deadline(limit_s)
-        missing: List[int] = []
-        here = [(peer, self._token(self._post.receive, peer, None)) for peer in peers]
-        for peer, work in here:
-            if not work.is_completed() and missing and not wait_all_ranks:
-                break
-            try:
-                work.wait(timedelta(seconds=max(1e-3, deadline.remaining_s())))
-            except PeerStalledError:
-                missing.append(peer)
-        if missing:
-            self._watch.report_lost(
-                missing[0], "monitored_barrier", f"not there after {limit_s:g} s", "stalled"
-            )
-            names = ", ".join(f"rank {self._ranks[peer]}" for peer in missing)
-            raise PeerStalledError(
-                f"monitored_barrier: {names} did not come within {limit_s:g} s.", rank=self._ranks[missing[0]]
-            )
-        for peer in peers:
-            self._token(self._post.send, peer, limit_s)
-
-    def _token(self, act: Callable[..., None], peer: int, limit_s: Optional[float]) -> RingcommWork:
-        work = RingcommWork("monitored_barrier", [])
-        act(peer, (_OURS, 0), memoryview(bytearray(1)), work, limit_s)
-        return work
+        limit_s = self._timeout_s if timeout is None else timeout.total_seconds()
+        barrier = MonitoredBarrier(self._post, self._watch, self._ranks)
+        if self.rank() == 0:
+            barrier.judge(limit_s, wait_all_ranks)
+        else:
+            barrier.report(limit_s)
 
     # ---- messages ----------------------------------------------------------------------------
 

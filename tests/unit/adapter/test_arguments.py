@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import ringcomm as rc
 from ringcomm._adapter.arguments import predivided, reduction, row_counts, scattered_reduction, wire_name
 from ringcomm._adapter.basics import init
-from ringcomm._adapter.compression import wire_dtype
+from ringcomm._adapter.compression import Compression, is_elementwise, wire_dtype
 from ringcomm._adapter.sampling import plan_share
 from ringcomm._adapter.trees import put_together, take_apart
 
@@ -59,6 +60,20 @@ def test_only_wide_floats_are_compressed():
     assert wire_dtype("bf16", "float32") == "bfloat16"
     for kind, dtype in (("none", "float32"), ("fp16", "bfloat16"), ("bf16", "float16"), ("fp16", "int64")):
         assert wire_dtype(kind, dtype) is None
+
+
+def test_compressors_come_back_to_the_type_that_there_was():
+    numbers = np.array([0.5, 1.25], np.float64)
+    small, context = Compression.fp16.compress(numbers)
+    assert small.dtype == np.float16
+    whole = Compression.fp16.decompress(small, context)
+    assert whole.dtype == np.float64 and whole.tolist() == [0.5, 1.25]
+    counts = np.array([1, 2])
+    for compression in (Compression.none, Compression.fp16, Compression.bf16):
+        assert is_elementwise(compression)
+        assert compression.compress(counts) == (counts, None)
+        assert compression.decompress(counts, None) is counts
+    assert not is_elementwise(type("Own", (Compression.fp16,), {}))
 
 
 def test_trees():
