@@ -32,8 +32,8 @@ LEVELS: Dict[int, List[List[str]]] = {
     ],
     3: [
         [
-            "collective.reduce", "collective.flows", "collective.execute", "collective.short",
-            "collective.runner", "collective.measure",
+            "collective.reduce", "collective.flows", "collective.progress", "collective.execute",
+            "collective.short", "collective.runner", "collective.measure",
         ],
         [
             "rendezvous.actions", "rendezvous.roster", "rendezvous.blame", "rendezvous.table",
@@ -46,7 +46,8 @@ LEVELS: Dict[int, List[List[str]]] = {
             "engine.request", "engine.observe", "engine.cache", "engine.disagree", "engine.fusion",
             "engine.coordinator", "engine.tuning", "engine.process_sets", "engine.adasum", "engine.perform",
             "engine.mailbox", "engine.liveness", "engine.stacks", "engine.pending", "engine.tracing",
-            "engine.lines", "engine.waiters", "engine.turns", "engine.loop", "engine.engine",
+            "engine.standing", "engine.lines", "engine.waiters", "engine.turns", "engine.loop",
+            "engine.engine",
         ],
         ["arrays.bridge", "arrays.rows"],
     ],
@@ -103,8 +104,8 @@ PURE = [
     "collective.reduce", "transport.routes", "rendezvous.actions", "rendezvous.roster", "rendezvous.blame",
     "rendezvous.table", "rendezvous.state", "engine.cache", "engine.disagree", "engine.fusion",
     "engine.coordinator", "engine.process_sets", "engine.pending", "engine.tuning", "engine.liveness",
-    "_adapter.arguments", "_adapter.compression", "_adapter.gradients", "_adapter.names",
-    "_adapter.sampling", "_adapter.trees", "torch.distributed._matching",
+    "engine.standing", "collective.progress", "_adapter.arguments", "_adapter.compression", "_adapter.gradients",
+    "_adapter.names", "_adapter.sampling", "_adapter.trees", "torch.distributed._matching",
 ]  # fmt: skip
 IMPURE_MODULES = {
     "socket",

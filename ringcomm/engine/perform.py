@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
+from ..collective.progress import Progress
 from ..collective.runner import Runner
 from ..dtypes import Array, dtype_named
 from ..ops import Collective, ReduceOp
@@ -58,6 +59,8 @@ class Performer:
         self._make_runner = make_runner
         self._sets = sets
         self._runners: Dict[Tuple[int, ...], Runner] = {}
+        self._buckets = 0
+        self._active: Optional[Runner] = None
         self._buffer = FusionBuffer()
         self._do = {
             Collective.ALLREDUCE: self._all_reduce,
@@ -74,8 +77,24 @@ class Performer:
         first = bucket[0][0]
         runner = self._runner(first.process_set)
         runner.spin_s = self.spin_s
-        results: List[Any] = self._do[Collective(first.kind)](runner, bucket)
+        self._active = runner
+        try:
+            results: List[Any] = self._do[Collective(first.kind)](runner, bucket)
+        finally:
+            self._active = None
         return results
+
+    def next_bucket(self) -> None:
+        """Count a bucket that is to be run, also if this rank has no part in it."""
+        self._buckets += 1
+
+    def progress(self) -> Progress:
+        """How far this rank is, in buckets. For any thread, and at any time."""
+        active, sequence = self._active, 2 * self._buckets
+        if active is None:
+            return Progress(sequence)
+        progress = active.progress()
+        return progress._replace(sequence=sequence, doing=progress.doing or "copying into one buffer")
 
     def members(self, process_set: int) -> Tuple[int, ...]:
         """The ranks of a process set."""

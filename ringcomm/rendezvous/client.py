@@ -120,7 +120,8 @@ class _Joiner:
         assert self._assignment is not None and self._go is not None
         rank = int(self._assignment["rank"])
         self.reactor.forget(self._control)
-        control = ControlChannel(self._control, self._reader)
+        own = next(item for item in self._assignment["members"] if item["rank"] == rank)
+        control = ControlChannel(self._control, self._reader, rank, str(own["host"]))
         return Joined(
             rank,
             int(self._assignment["generation"]),
@@ -229,6 +230,7 @@ class _Joiner:
             "machine": _machine(),
             "pid": os.getpid(),
             "addresses": addresses,
+            "dead_after": self.settings.dead_after_s,
         }
         if who.slot is not None:
             message["slot"] = list(who.slot)
@@ -274,6 +276,8 @@ class _Joiner:
             self._failure = RefusedError(f"The rendezvous refused this process: {message['reason']}")
         elif kind == "abort":
             self._failure = error_from(message)
+        elif kind == "ping":
+            self._tell({"type": "pong", "heard": [], "silent": []})
         elif kind == "probe":
             self._assignment = message
             mesh.become(int(message["rank"]), int(message["generation"]))

@@ -203,17 +203,13 @@ class Mesh:
         """Build the links: dial those that are ours to dial, wait for the others."""
         self._expected = set()
         for route in routes:
-            lanes = [(int(purpose), int(route["peer"])) for purpose in self._purposes(int(route["peer"]))]
+            lanes = [(int(purpose), int(route["peer"])) for purpose in _LANES]
             self._expected.update(lanes)
             if route["dial"]:
                 for lane in lanes:
                     self._dial_link(lane, route, [])
         self.reactor.after(min(_LINK_S, deadline.remaining_s()), self._links_overdue)
         self._check_complete()
-
-    def _purposes(self, peer: int) -> Sequence[Purpose]:
-        """The lanes to a peer: orders come from rank 0 alone."""
-        return [item for item in _LANES if item != Purpose.ORDERS or 0 in (self.rank, peer)]
 
     def _dial_link(self, lane: Lane, route: Dict[str, Any], failures: List[str]) -> None:
         """Dial the addresses of a route one after another until one leads to the peer."""

@@ -25,6 +25,8 @@ class Member:
         linked: whether it has links to all others.
         left: the reason it gave when it said goodbye.
         gone: how it ended, if it failed.
+        dead_after_s: how long it may be silent while the job starts; 0: for ever.
+        heard_s: when it was last heard.
     """
 
     def __init__(self, connection: int, message: Message, slot: Optional[Slot], host: str) -> None:
@@ -42,6 +44,9 @@ class Member:
         self.linked = False
         self.left: Optional[str] = None
         self.gone: Optional[str] = None
+        dead_after_s = message.get("dead_after", 0.0)
+        self.dead_after_s = float(dead_after_s) if isinstance(dead_after_s, (int, float)) else 0.0
+        self.heard_s = 0.0
 
     def name(self) -> str:
         """Like ``rank 2 (jetson2)``."""

@@ -264,6 +264,10 @@ class RendezvousServer:
             actions = state.mismatched(number, message, now)
         elif kind == "note":
             actions = state.noted(number, message)
+        elif kind == "closed":
+            actions = state.closed(number, message, now)
+        elif kind == "pong":
+            actions = state.answered(number, message, now)
         elif kind == "leaving":
             actions = state.leaving(number, message, now)
         else:

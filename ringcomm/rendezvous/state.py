@@ -19,11 +19,13 @@ from ..transport.nics import LOCAL, LOOPBACK
 from ..transport.routes import Attempt, choose_route, explain_no_route
 from ..wire.messages import Message
 from .actions import Action, Drop, Notice, Seat, Tell, Timer
-from .blame import EVIDENCE_S, NOBODY, SETTLE_S, VANISHED, Blame, Suspicion
+from .blame import EVIDENCE_S, NOBODY, SETTLE_S, VANISHED, Blame, Suspicion, Verdict
 from .roster import Member, Refusal, Roster
 from .table import link_rows, link_table
 
 _NEAREST = {LOCAL: 0, LOOPBACK: 1}
+_PINGS = 6
+"""How often members are asked for a sign of life within the time after which silence means death."""
 
 
 class Phase(Enum):
@@ -88,7 +90,7 @@ class Rendezvous:
             self._first_join_s = now_s
             actions.append(Timer(self.start_timeout_s))
         if self.phase is Phase.JOINING:
-            actions += self._blame_early_exits() or self._start_if_complete()
+            actions += self._blame_early_exits() or self._start_if_complete(now_s)
         return actions
 
     def _admit(self, slot: Optional[Slot], host: str) -> None:
@@ -117,7 +119,7 @@ class Rendezvous:
             Notice("refused", f"refused to let somebody join: {reason}"),
         ]
 
-    def _start_if_complete(self) -> List[Action]:
+    def _start_if_complete(self, now_s: float) -> List[Action]:
         if len(self._waiting) < self.size:
             return []
         try:
@@ -132,8 +134,43 @@ class Rendezvous:
         self._reports.clear()
         self._links.clear()
         self.phase = Phase.PROBING
+        for member in ordered:
+            member.heard_s = now_s
         actions: List[Action] = [Tell(member.connection, self._assignment(member)) for member in ordered]
-        return actions + (self._link() if len(self._leaders) == 1 else [])
+        return actions + self._listen(now_s) + (self._link() if len(self._leaders) == 1 else [])
+
+    def _listen(self, now_s: float) -> List[Action]:
+        """While links are built: ask everybody for a sign of life; who gives none for long is given up."""
+        limit_s = min(member.dead_after_s for member in self.members.values())
+        if not limit_s:
+            return []
+        silent = min(self._by_rank.values(), key=lambda member: member.heard_s)
+        if now_s - silent.heard_s >= limit_s - 1e-3:
+            return self._abort(
+                "stalled",
+                f"{silent.name()} has been silent for {now_s - silent.heard_s:.0f} s while links were being "
+                "built: its process is stopped, swapped out or cut off, or a C call keeps the interpreter "
+                "lock (RINGCOMM_DEAD_AFTER sets the limit).",
+                silent.rank,
+                silent.host,
+            )
+        return [*self._census(), Timer(limit_s / _PINGS)]
+
+    def _census(self) -> List[Action]:
+        """Ask everybody who is heard, and who is not."""
+        return [
+            Tell(member.connection, {"type": "ping"})
+            for member in self.members.values()
+            if member.left is None and member.gone is None
+        ]
+
+    def answered(self, connection: int, message: Message, now_s: float) -> List[Action]:
+        """A member says that it lives, and whom it has heard and whom not."""
+        member = self.members.get(connection)
+        if member is not None:
+            member.heard_s = now_s
+            self._blame.answered(member.rank, map(int, message["heard"]), map(int, message["silent"]))
+        return []
 
     def _assignment(self, member: Member) -> Message:
         others = [leader for leader in self._leaders if leader is not member]
@@ -232,14 +269,18 @@ class Rendezvous:
         peer = self._by_rank.get(int(message["peer"]))
         if member is None or peer is None or self.phase is Phase.ABORTED:
             return []
-        known = peer.gone is not None or peer.left is not None or message["kind"] == "stalled"
+        known = peer.gone is not None or peer.left is not None or message["kind"] in ("stalled", "late")
         wait_s = SETTLE_S if known else EVIDENCE_S
         self._blame.suspect(
             Suspicion(
                 member.rank, peer.rank, message["doing"], message["why"], message["kind"], now_s + wait_s
             )
         )
-        return [Timer(wait_s)]
+        return [*self._census(), Timer(wait_s)]
+
+    def closed(self, connection: int, message: Message, now_s: float) -> List[Action]:
+        """The link between two ranks ended without a goodbye, while neither needed it."""
+        return self.lost(connection, {**message, "doing": "", "kind": "closed"}, now_s)
 
     def mismatched(self, connection: int, message: Message, now_s: float) -> List[Action]:
         """A rank reports that another one is in a different call."""
@@ -264,9 +305,9 @@ class Rendezvous:
             return []
         if not message["ok"]:
             member.gone = member.left
-            return self._condemn(member)
+            return self._condemn(self._blame.sentence(self._by_rank, member))
         if self.phase in (Phase.PROBING, Phase.LINKING):
-            return self._condemn(member)
+            return self._condemn(self._blame.sentence(self._by_rank, member))
         return self._next_generation(now_s)
 
     def disconnected(self, connection: int, now_s: float) -> List[Action]:
@@ -279,7 +320,7 @@ class Rendezvous:
         if self.phase is Phase.ABORTED:
             return []
         if member.gone != VANISHED:
-            return self._condemn(member)
+            return self._condemn(self._blame.sentence(self._by_rank, member))
         # The launcher usually knows within moments how the process ended; that reads better.
         wait_s = EVIDENCE_S if self._roster.seats else SETTLE_S
         self._blame.suspect(Suspicion(NOBODY, member.rank, "", "", "vanished", now_s + wait_s))
@@ -303,7 +344,7 @@ class Rendezvous:
                 # One that said goodbye may still have failed after that; whoever waits shall read how.
                 member.gone = how
                 if member.left is None:
-                    return self._condemn(member)
+                    return self._condemn(self._blame.sentence(self._by_rank, member))
         return self._blame_early_exits()
 
     def _blame_early_exits(self) -> List[Action]:
@@ -327,20 +368,17 @@ class Rendezvous:
             return []
         verdict = self._blame.due(self._by_rank, now_s)
         if verdict is not None:
-            culprit = verdict.culprit
-            return self._abort(
-                verdict.kind,
-                verdict.text,
-                culprit.rank if culprit else None,
-                culprit.host if culprit else None,
-            )
+            return self._condemn(verdict)
+        if self.phase in (Phase.PROBING, Phase.LINKING):
+            return self._listen(now_s)
         if self._first_join_s is not None and now_s >= self._first_join_s + self.start_timeout_s - 1e-3:
             return self._give_up_waiting()
         return []
 
-    def _condemn(self, member: Member) -> List[Action]:
-        verdict = self._blame.sentence(self._by_rank, member)
-        return self._abort(verdict.kind, verdict.text, member.rank, member.host)
+    def _condemn(self, verdict: Verdict) -> List[Action]:
+        culprit = verdict.culprit
+        rank, host = (None, None) if culprit is None else (culprit.rank, culprit.host)
+        return self._abort(verdict.kind, verdict.text, rank, host, verdict.apart)
 
     def _give_up_waiting(self) -> List[Action]:
         waiting = list(self._waiting.values())
@@ -355,10 +393,18 @@ class Rendezvous:
         )
 
     def _abort(
-        self, kind: str, text: str, culprit: Optional[int], host: Optional[str] = None
+        self,
+        kind: str,
+        text: str,
+        culprit: Optional[int],
+        host: Optional[str] = None,
+        apart: Sequence[Member] = (),
     ) -> List[Action]:
         self.phase = Phase.ABORTED
         self.verdict = {"type": "abort", "kind": kind, "text": text, "rank": culprit, "host": host}
+        if apart:
+            self.verdict["ranks"] = [member.rank for member in apart]
+            self.verdict["hosts"] = [member.host for member in apart]
         everyone = list(self.members) + list(self._waiting)
         actions: List[Action] = [Tell(connection, self.verdict) for connection in everyone]
         actions.append(Notice("failed", text, culprit=culprit, detail={"kind": kind}))
@@ -377,7 +423,7 @@ class Rendezvous:
         if self._waiting:
             self._first_join_s = now_s
             actions.append(Timer(self.start_timeout_s))
-        return actions + (self._blame_early_exits() or self._start_if_complete())
+        return actions + (self._blame_early_exits() or self._start_if_complete(now_s))
 
 
 def _no_route(low: Member, high: Member, attempts: Sequence[Attempt]) -> str:
