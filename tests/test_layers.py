@@ -104,8 +104,9 @@ PURE = [
     "collective.reduce", "transport.routes", "rendezvous.actions", "rendezvous.roster", "rendezvous.blame",
     "rendezvous.table", "rendezvous.state", "engine.cache", "engine.disagree", "engine.fusion",
     "engine.coordinator", "engine.process_sets", "engine.pending", "engine.tuning", "engine.liveness",
-    "engine.standing", "collective.progress", "_adapter.arguments", "_adapter.compression", "_adapter.gradients",
-    "_adapter.names", "_adapter.sampling", "_adapter.trees", "torch.distributed._matching",
+    "engine.standing", "collective.progress", "_adapter.arguments", "_adapter.compression",
+    "_adapter.gradients", "_adapter.names", "_adapter.sampling", "_adapter.trees",
+    "torch.distributed._matching",
 ]  # fmt: skip
 IMPURE_MODULES = {
     "socket",

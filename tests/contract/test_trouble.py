@@ -274,7 +274,7 @@ class TestLate:
         for error in errors:
             assert type(error) is PeerStalledError
             assert (error.rank, error.host) == (1, "localhost")
-            assert "rank 1 (localhost) is late while others were in allreduce(shape (8,), float32" in str(error)
+            assert "rank 1 (localhost) is late while others were in allreduce(shape (8,)," in str(error)
             assert "has waited for" in str(error) and "RINGCOMM_LATE_AFTER" in str(error)
             assert "run_ranks" in str(error)  # where the main thread is
         texts = [record.getMessage() for record in caplog.records]
