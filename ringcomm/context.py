@@ -68,7 +68,7 @@ class Context(Collectives):
         reporter: Any = Reporter()
         if joined is not None:
             reporter = joined.control
-        elif self.size > 1:
+        elif size > 1:
             lanes.calls.watch = lanes.engine.watch = reporter
         hosts = [peer.host_index for peer in self.peers]
         say = self._say if settings.verbose and rank == 0 else None

@@ -115,7 +115,7 @@ class ControlChannel(Watch):
         if kind == "cut off":
             # Nobody will contradict, nor tell the others: the rendezvous is as far away as they are.
             peer, host, name = self._rank, self._host, f"rank {self._rank} ({self._host})"
-        text = f"{name} was lost while this rank was in {doing}: {why}."
+        text = f"{name} was lost while this rank was in {doing}: {why}. (The rendezvous did not say more.)"
         error = PeerLostError if kind == "lost" else PeerStalledError
         return self._report(
             {"type": "lost", "peer": peer, "doing": doing, "why": why, "kind": kind},

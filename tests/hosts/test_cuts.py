@@ -170,7 +170,8 @@ def test_everybody_learns_who_is_cut_off(outcomes: Dict[Tuple[str, str], Any], n
     assert max(took_s.values()) < BOUND_S, seen.errors
     for rank, error in seen.errors.items():
         if fault.culprit is None:
-            assert set(fault.apart) <= named(error), (rank, error)
+            # One of the two may be cut off from the rendezvous as well; it names the other.
+            assert set(fault.apart) - {rank} <= named(error), (rank, error)
             assert error["kind"] == "LinkLostError" or rank in fault.apart, (rank, error)
         else:
             assert error["rank"] == fault.culprit and error["host"] == HOSTS[fault.culprit], (rank, error)
