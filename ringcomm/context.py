@@ -99,7 +99,7 @@ class Context(Collectives):
             )
         embedded = EmbeddedRendezvous.start_if_ours(membership, settings)
         try:
-            joined = join(membership, settings)
+            joined = join(membership, settings, listens=True)
         except BaseException:
             if embedded is not None:
                 embedded.stop()

@@ -60,14 +60,17 @@ class Joined(NamedTuple):
     table: str
 
 
-def join(membership: Membership, settings: Settings) -> Joined:
+def join(membership: Membership, settings: Settings, listens: bool = False) -> Joined:
     """Become a rank of the job.
+
+    Args:
+        listens: whether an engine will answer the rendezvous for as long as the job runs.
 
     Raises:
         StartupError: (or one of its kinds) the job could not be put together; the message says why.
         ConfigError: ``settings.iface`` makes no sense on this machine.
     """
-    joiner = _Joiner(membership, settings)
+    joiner = _Joiner(membership, settings, listens)
     try:
         return joiner.run()
     except BaseException:
@@ -80,7 +83,8 @@ def join(membership: Membership, settings: Settings) -> Joined:
 class _Joiner:
     """The steps of joining, driven by one reactor and one deadline."""
 
-    def __init__(self, membership: Membership, settings: Settings) -> None:
+    def __init__(self, membership: Membership, settings: Settings, listens: bool) -> None:
+        self.listens = listens
         self.membership = membership
         self.settings = settings
         self.reactor = Reactor()
@@ -231,6 +235,7 @@ class _Joiner:
             "pid": os.getpid(),
             "addresses": addresses,
             "dead_after": self.settings.dead_after_s,
+            "listens": self.listens,
         }
         if who.slot is not None:
             message["slot"] = list(who.slot)

@@ -25,7 +25,8 @@ class Member:
         linked: whether it has links to all others.
         left: the reason it gave when it said goodbye.
         gone: how it ended, if it failed.
-        dead_after_s: how long it may be silent while the job starts; 0: for ever.
+        dead_after_s: how long it may be silent while the rendezvous listens; 0: for ever.
+        listens: whether it answers not only while the job starts, but for as long as it runs.
         heard_s: when it was last heard.
     """
 
@@ -46,6 +47,7 @@ class Member:
         self.gone: Optional[str] = None
         dead_after_s = message.get("dead_after", 0.0)
         self.dead_after_s = float(dead_after_s) if isinstance(dead_after_s, (int, float)) else 0.0
+        self.listens = message.get("listens") is True
         self.heard_s = 0.0
 
     def name(self) -> str:

@@ -140,21 +140,29 @@ class Rendezvous:
         return actions + self._listen(now_s) + (self._link() if len(self._leaders) == 1 else [])
 
     def _listen(self, now_s: float) -> List[Action]:
-        """While links are built: ask everybody for a sign of life; who gives none for long is given up."""
-        limit_s = min(member.dead_after_s for member in self.members.values())
-        if not limit_s:
+        """Ask everybody for a sign of life, and give up who gives none for long.
+
+        While the job runs, ranks listen to each other. The rendezvous does it while links are built, and
+        when the first have left: the last rank has nobody else.
+        """
+        running = self.phase is Phase.RUNNING
+        here = [item for item in self._by_rank.values() if item.left is None and item.gone is None]
+        here = [item for item in here if item.dead_after_s and (item.listens or not running)]
+        if not here:
             return []
-        silent = min(self._by_rank.values(), key=lambda member: member.heard_s)
+        limit_s = min(member.dead_after_s for member in here)
+        silent = min(here, key=lambda member: member.heard_s)
         if now_s - silent.heard_s >= limit_s - 1e-3:
+            when = "others have left already" if running else "links were being built"
             return self._abort(
                 "stalled",
-                f"{silent.name()} has been silent for {now_s - silent.heard_s:.0f} s while links were being "
-                "built: its process is stopped, swapped out or cut off, or a C call keeps the interpreter "
-                "lock (RINGCOMM_DEAD_AFTER sets the limit).",
+                f"{silent.name()} has been silent for {now_s - silent.heard_s:.0f} s while {when}: its "
+                "process is stopped, swapped out or cut off, or a C call keeps the interpreter lock "
+                "(RINGCOMM_DEAD_AFTER sets the limit).",
                 silent.rank,
                 silent.host,
             )
-        return [*self._census(), Timer(limit_s / _PINGS)]
+        return [*(Tell(member.connection, {"type": "ping"}) for member in here), Timer(limit_s / _PINGS)]
 
     def _census(self) -> List[Action]:
         """Ask everybody who is heard, and who is not."""
@@ -310,6 +318,9 @@ class Rendezvous:
             return self._condemn(self._blame.sentence(self._by_rank, member))
         return self._next_generation(now_s)
 
+    def _some_have_left(self) -> bool:
+        return self.phase is Phase.RUNNING and any(item.left is not None for item in self.members.values())
+
     def disconnected(self, connection: int, now_s: float) -> List[Action]:
         """A control connection ended."""
         self._stop_waiting_for(connection)
@@ -369,7 +380,7 @@ class Rendezvous:
         verdict = self._blame.due(self._by_rank, now_s)
         if verdict is not None:
             return self._condemn(verdict)
-        if self.phase in (Phase.PROBING, Phase.LINKING):
+        if self.phase in (Phase.PROBING, Phase.LINKING) or self._some_have_left():
             return self._listen(now_s)
         if self._first_join_s is not None and now_s >= self._first_join_s + self.start_timeout_s - 1e-3:
             return self._give_up_waiting()
@@ -412,7 +423,12 @@ class Rendezvous:
 
     def _next_generation(self, now_s: float) -> List[Action]:
         """If everybody has left in peace: the job has ended, or starts again with those who wait."""
-        if any(member.left is None for member in self.members.values()):
+        still = [member for member in self.members.values() if member.left is None]
+        if still:
+            if len(still) + 1 == len(self.members):
+                for member in still:
+                    member.heard_s = now_s
+                return self._listen(now_s)
             return []
         self.members = {}
         self._by_rank = {}

@@ -25,7 +25,8 @@ SLOW_MACHINE_S = 2.0
 
 FREEZES = ("SIGSTOP", "holds the lock")
 WAYS = (
-    "SIGKILL", "SIGSTOP", "SIGSEGV", "exception", "sys.exit(0)", "os._exit", "holds the lock", "out of memory",
+    "SIGKILL", "SIGSTOP", "SIGSEGV", "exception", "sys.exit(0)", "os._exit", "holds the lock",
+    "out of memory",
 )  # fmt: skip
 PHASES = (
     "rendezvous", "connecting", "reduce-scatter", "all-gather", "broadcast", "barrier", "idle", "shutdown",

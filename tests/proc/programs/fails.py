@@ -6,6 +6,7 @@ import resource
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ IDLE_S = float(os.environ["RINGCOMM_DEAD_AFTER"]) + 1.7 if freezes else 1.7
 
 def eat() -> None:
     """Out of memory, as a limit makes it."""
-    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 32), resource.RLIM_INFINITY))
     hoard = []
     while True:
