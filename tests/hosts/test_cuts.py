@@ -18,6 +18,7 @@ from tests.hosts.job import Job
 from tests.hosts.netlab import Lab, wait_for
 
 PROGRAM = Path(__file__).parent / "programs" / "endure.py"
+RESET = "reject with tcp reset"
 HOSTS = ("localhost", "jetson1", "jetson2")
 AT_ONCE = 4
 DEAD_AFTER_S = 3.0
@@ -53,9 +54,9 @@ FAULTS: Dict[str, Fault] = {
     "silence": Fault(lambda lab: lab.cut("jetson2")),
     "silence between two": Fault(lambda lab: lab.cut("jetson1", ["jetson2"]), None, (1, 2)),
     "silence between rank 0 and another": Fault(lambda lab: lab.cut("localhost", ["jetson1"]), None, (0, 1)),
-    "reset": Fault(lambda lab: lab.cut("jetson2", verdict="reject with tcp reset")),
+    "reset": Fault(lambda lab: lab.cut("jetson2", verdict=RESET, ways=("input",))),
     "reset between two": Fault(
-        lambda lab: lab.cut("jetson1", ["jetson2"], verdict="reject with tcp reset"), None, (1, 2)
+        lambda lab: lab.cut("jetson1", ["jetson2"], verdict=RESET, ways=("input",)), None, (1, 2)
     ),
     "nothing comes in": Fault(lambda lab: lab.cut("jetson2", ways=("input",))),
     "nothing goes out": Fault(lambda lab: lab.cut("jetson2", ways=("output",))),
@@ -132,6 +133,7 @@ def outcomes(able: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[D
     """All cases, running; each one's outcome comes when it is asked for."""
     labs = [Lab("jetson1", "jetson2", no_wlan=True, docker=False) for _ in range(AT_ONCE)]
     free: List[Lab] = []
+    base = tmp_path_factory.mktemp("cuts")
     try:
         for lab in labs:
             free.append(lab.start())
@@ -139,7 +141,8 @@ def outcomes(able: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[D
         def run(name: str, way: str) -> Outcome:
             lab = free.pop()
             try:
-                directory = tmp_path_factory.mktemp("case")
+                directory = base / f"{name}, {way}"
+                directory.mkdir()
                 if name == "healed":
                     seconds = {"transfer": DEAD_AFTER_S + 2.0, "idle": DEAD_AFTER_S + 1.0}[way]
                     return endure(lab, directory, way, seconds, healing(DEAD_AFTER_S * 0.4))
