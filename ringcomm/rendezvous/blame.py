@@ -35,7 +35,8 @@ class Suspicion(NamedTuple):
         doing: the collective that the reporter was in.
         why: what the reporter saw.
         kind: ``vanished``: its control connection ended; ``closed``: a link to it ended while nobody needed
-            it; otherwise as in :meth:`~ringcomm.rendezvous.control.ControlChannel.report_lost`.
+            it; ``unlinked``: it was never reached; otherwise as in
+            :meth:`~ringcomm.rendezvous.control.ControlChannel.report_lost`.
         due_s: when to judge.
     """
 
@@ -136,6 +137,11 @@ class Blame:
             if earlier is None or members[accused].gone == VANISHED:
                 break
             accused = earlier.peer
+        alive = members[accused].gone is None and members[accused].left is None
+        unlinked = [item for item in self._suspicions if item.peer == accused and item.kind == "unlinked"]
+        if unlinked and alive:
+            name = members[unlinked[0].reporter].name()
+            return Verdict("no_route", f"{name} could not link up: {unlinked[0].why}.", None)
         pairs = self._cut_from(members, accused)
         return _cut(members, pairs, self._why(accused)) if pairs else self.sentence(members, members[accused])
 

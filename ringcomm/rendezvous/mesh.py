@@ -216,7 +216,7 @@ class Mesh:
         purpose, peer = lane
         if len(failures) == len(route["addresses"]):
             tried = "; ".join(failures) or "it offered no address on the chosen route"
-            self._tell({"type": "unlinked", "reason": f"rank {peer} did not answer ({tried})"})
+            self._tell({"type": "unlinked", "peer": peer, "reason": f"rank {peer} did not answer ({tried})"})
             return
         offer = route["addresses"][len(failures)]
         address = str(offer["address"])
@@ -299,7 +299,8 @@ class Mesh:
         if not self._linked and self._expected is not None:
             missing = sorted({peer for _, peer in self._expected - set(self._links)})
             names = ", ".join(f"rank {peer}" for peer in missing)
-            self._tell({"type": "unlinked", "reason": f"no link to {names} within {_LINK_S:g} s"})
+            reason = f"no link to {names} within {_LINK_S:g} s"
+            self._tell({"type": "unlinked", "peer": missing[0], "reason": reason})
 
     def take_links(self) -> Dict[int, Dict[int, socket.socket]]:
         """The finished links, by purpose and by peer; everything else is closed."""

@@ -257,7 +257,7 @@ class RendezvousServer:
         elif kind == "linked":
             actions = state.linked(number, message)
         elif kind == "unlinked":
-            actions = state.unlinked(number, message)
+            actions = state.unlinked(number, message, now)
         elif kind == "lost":
             actions = state.lost(number, message, now)
         elif kind == "mismatch":

@@ -262,12 +262,10 @@ class Rendezvous:
         actions.append(Notice("started", table, detail={"links": rows, "generation": self.generation}))
         return actions
 
-    def unlinked(self, connection: int, message: Message) -> List[Action]:
-        """A rank could not build a link."""
-        member = self.members.get(connection)
-        if member is None or self.phase is Phase.ABORTED:
-            return []
-        return self._abort("no_route", f"{member.name()} could not link up: {message['reason']}.", None)
+    def unlinked(self, connection: int, message: Message, now_s: float) -> List[Action]:
+        """A rank could not build a link. If the reason is that the other one has ended, it is known soon."""
+        report = {**message, "doing": "", "why": message["reason"], "kind": "unlinked"}
+        return self.lost(connection, report, now_s)
 
     # ---- losing somebody ---------------------------------------------------------------------
 

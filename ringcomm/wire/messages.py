@@ -27,7 +27,7 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     "join": {"version": (str,), "hostname": (str,), "pid": (int,), "addresses": (list,)},
     "probed": {"attempts": (list,)},
     "linked": {"links": (list,)},
-    "unlinked": {"reason": (str,)},
+    "unlinked": {"reason": (str,), "peer": (int,)},
     "lost": {"peer": (int,), "doing": (str,), "why": (str,), "kind": (str,)},
     "mismatch": {"peer": (int,), "text": (str,)},
     "note": {"text": (str,)},
