@@ -10,6 +10,7 @@ time, and the job starts again: the others in the same processes, which is what 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import random
@@ -96,7 +97,8 @@ def work(context: Context, generation: int, pace_s: float, done: List[int]) -> N
 
 
 def sample() -> Dict[str, float]:
-    """What may grow."""
+    """What may grow, besides what Python will collect."""
+    gc.collect()
     process = psutil.Process()
     return {
         "mib": round(process.memory_info().rss / (1 << 20), 1),

@@ -169,7 +169,9 @@ class Lines:
     def close(self) -> None:
         """Say that this rank leaves in peace, so that nobody takes the end of its links for a cut."""
         self.mailbox.send_all({"type": "bye"})
-        self._progress = _nowhere  # it keeps a runner alive, and whatever that has
+        # These keep the loop and a runner alive, and whatever those have.
+        self._progress = _nowhere
+        self.lost = _ended
 
     def take_received(self) -> Sequence[Tuple[int, Message]]:
         """What has arrived for the engine itself."""
@@ -182,6 +184,10 @@ class Lines:
         trace_s = self.tracing.alarm_s(now_s)
         alarm_s = self._liveness.alarm_s(now_s)
         return alarm_s if trace_s is None else min(alarm_s, trace_s)
+
+
+def _ended(peer: int, why: str, kind: str) -> BaseException:
+    return Stopped()
 
 
 def _nowhere() -> Tuple[Progress, Progress]:

@@ -186,6 +186,7 @@ class Loop:
         if threading.current_thread() is not self._thread:
             self._thread.join()
         self._reporter.who_is_heard = None
+        self._watch.pulse = None
         self._turns.lines.close()
 
     def _check_usable(self) -> None:

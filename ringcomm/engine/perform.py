@@ -62,15 +62,6 @@ class Performer:
         self._buckets = 0
         self._active: Optional[Runner] = None
         self._buffer = FusionBuffer()
-        self._do = {
-            Collective.ALLREDUCE: self._all_reduce,
-            Collective.ALLGATHER: self._all_gather,
-            Collective.REDUCESCATTER: self._reduce_scatter,
-            Collective.BROADCAST: self._broadcast,
-            Collective.ALLTOALL: self._all_to_all,
-            Collective.BARRIER: self._barrier,
-            Collective.PROCESS_SET: self._process_set,
-        }
 
     def run(self, bucket: Sequence[Work]) -> List[Any]:
         """Run one bucket; what each member's handle is to give, in order."""
@@ -79,7 +70,7 @@ class Performer:
         runner.spin_s = self.spin_s
         self._active = runner
         try:
-            results: List[Any] = self._do[Collective(first.kind)](runner, bucket)
+            results: List[Any] = _DO[Collective(first.kind)](self, runner, bucket)
         finally:
             self._active = None
         return results
@@ -259,6 +250,18 @@ class Performer:
     def _process_set(self, runner: Runner, bucket: Sequence[Work]) -> List[Any]:
         runner.barrier()
         return [self._sets.apply(signature.name) for signature, _ in bucket]
+
+
+_DO = {
+    Collective.ALLREDUCE: Performer._all_reduce,
+    Collective.ALLGATHER: Performer._all_gather,
+    Collective.REDUCESCATTER: Performer._reduce_scatter,
+    Collective.BROADCAST: Performer._broadcast,
+    Collective.ALLTOALL: Performer._all_to_all,
+    Collective.BARRIER: Performer._barrier,
+    Collective.PROCESS_SET: Performer._process_set,
+}
+"""Unbound methods: a performer that refers to itself would keep its buffers until garbage is collected."""
 
 
 def _nothing() -> None:

@@ -23,8 +23,6 @@ HOSTS = ("localhost", "jetson1", "jetson2")
 AT_ONCE = 4
 DEAD_AFTER_S = 3.0
 BOUND_S = DEAD_AFTER_S + 2.0
-IDLE_S = DEAD_AFTER_S + 1.7
-"""Long enough for everybody to be told; short enough for the launcher not to have ended them yet."""
 LEFT_S = 5.0
 
 
@@ -42,21 +40,23 @@ class Fault(NamedTuple):
         culprit: the rank that the others must name; None: it is a link between ``apart``.
         apart: the ranks that do not hear each other.
         lost: whether the culprit itself cannot tell any more.
+        idle_s: how long to idle: until everybody has been told, and the launcher has not ended them yet.
     """
 
     strike: Callable[[Lab], None]
     culprit: Optional[int] = 2
     apart: Tuple[int, ...] = ()
     lost: bool = False
+    idle_s: float = DEAD_AFTER_S + 1.7
 
 
 FAULTS: Dict[str, Fault] = {
     "silence": Fault(lambda lab: lab.cut("jetson2")),
     "silence between two": Fault(lambda lab: lab.cut("jetson1", ["jetson2"]), None, (1, 2)),
     "silence between rank 0 and another": Fault(lambda lab: lab.cut("localhost", ["jetson1"]), None, (0, 1)),
-    "reset": Fault(lambda lab: lab.cut("jetson2", verdict=RESET, ways=("input",))),
+    "reset": Fault(lambda lab: lab.cut("jetson2", verdict=RESET, ways=("input",)), idle_s=2.2),
     "reset between two": Fault(
-        lambda lab: lab.cut("jetson1", ["jetson2"], verdict=RESET, ways=("input",)), None, (1, 2)
+        lambda lab: lab.cut("jetson1", ["jetson2"], verdict=RESET, ways=("input",)), None, (1, 2), idle_s=2.2
     ),
     "nothing comes in": Fault(lambda lab: lab.cut("jetson2", ways=("input",))),
     "nothing goes out": Fault(lambda lab: lab.cut("jetson2", ways=("output",))),
@@ -146,7 +146,7 @@ def outcomes(able: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[D
                 if name == "healed":
                     seconds = {"transfer": DEAD_AFTER_S + 2.0, "idle": DEAD_AFTER_S + 1.0}[way]
                     return endure(lab, directory, way, seconds, healing(DEAD_AFTER_S * 0.4))
-                seconds = IDLE_S if way == "idle" else 600.0
+                seconds = FAULTS[name].idle_s if way == "idle" else 600.0
                 return endure(lab, directory, way, seconds, FAULTS[name].strike)
             finally:
                 free.append(lab)
@@ -167,6 +167,10 @@ def test_everybody_learns_who_is_cut_off(outcomes: Dict[Tuple[str, str], Any], n
     seen: Outcome = outcomes[name, way].result()
     assert seen.code not in (0, None), seen.output
     assert seen.finished == []
+    if fault.culprit is None:
+        assert "the job failed" in seen.output and "do not hear each other" in seen.output, seen.output
+    else:
+        assert f"{HOSTS[fault.culprit]}" in seen.output.split("╭")[-1], seen.output
     assert set(seen.errors) == ({0, 1} if fault.lost else {0, 1, 2}), (seen.errors, seen.output)
     took_s = {rank: error["at_s"] - seen.struck_s for rank, error in seen.errors.items()}
     print(f"{name}, {way}: " + ", ".join(f"rank {rank} after {took:.1f} s" for rank, took in took_s.items()))
