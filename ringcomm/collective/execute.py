@@ -40,7 +40,7 @@ class Part(ABC):
 
     Attributes:
         moved_bytes: how much has moved since it was armed; grows whenever anything does.
-        waits_for: the peers that it waited for when it last slept.
+        waits_for: the peers from which it waited to receive when it last slept.
     """
 
     moved_bytes: int
@@ -73,6 +73,10 @@ class Part(ABC):
             LinkClosed: a peer is gone.
             MismatchError: a peer is in another collective.
         """
+
+    @abstractmethod
+    def exchanged(self) -> Dict[int, Tuple[int, int]]:
+        """By peer, bytes sent to it and received from it since this was armed; roughly, while they move."""
 
     @abstractmethod
     def waiting_for(self) -> Tuple[List[Link], List[Link]]:
@@ -328,6 +332,11 @@ class Execution(Part):
             flow.window = end
         return True
 
+    def exchanged(self) -> Dict[int, Tuple[int, int]]:
+        sent = {stream.link.peer: stream.passed_bytes() for stream in self._all_sends}
+        received = {stream.link.peer: stream.passed_bytes() for stream in self._all_receives}
+        return {peer: (sent.get(peer, 0), received.get(peer, 0)) for peer in {*sent, *received}}
+
     def waiting_for(self) -> Tuple[List[Link], List[Link]]:
         reading: List[Link] = []
         for stream in self._receives:
@@ -385,7 +394,7 @@ def run(
             if quiet.expired():
                 raise TimeoutError
             reading, writing = execution.waiting_for()
-            execution.waits_for = tuple({link.peer for link in (*reading, *writing)})
+            execution.waits_for = tuple({link.peer for link in reading})
             patience_s = min(quiet.remaining_s(), interval_s)
             # Asking may hand over the last bytes that a link had kept. Then all is done, and nobody
             # would wake us up.

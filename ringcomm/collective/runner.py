@@ -189,7 +189,8 @@ class Runner:
         call, part, counted = running
         sequence += not counted
         waits_for = tuple(self._fabric.rank_of(peer) for peer in part.waits_for)
-        return Progress(sequence, part.moved_bytes, call.describe(), waits_for)
+        exchanged = tuple((self._fabric.rank_of(peer), *pair) for peer, pair in part.exchanged().items())
+        return Progress(sequence, part.moved_bytes, call.describe(), waits_for, exchanged)
 
     def twin(self, settings: Settings) -> Runner:
         """Another runner over the same links that chooses by rule: to measure with, before this one runs."""

@@ -113,9 +113,10 @@ class Lines:
             RingcommError: somebody has been silent for too long, or a transfer stands still.
         """
         now_s = self._clock()
-        look = self._awake or now_s >= self._next_look_s
+        look = now_s >= self._next_look_s
+        everybody = look or self._awake
         self._awake = False
-        for peer, message in self.mailbox.receive(look):
+        for peer, message in self.mailbox.receive(everybody):
             self._liveness.heard(peer, now_s)
             self._hear(peer, message, now_s)
         if look:

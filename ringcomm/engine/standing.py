@@ -101,7 +101,7 @@ class Standing:
                 theirs = self._known[lane].get(peer)
                 if theirs is None or now_s - theirs.since_s < self._dead_after_s:
                     continue
-                what = self._between(mine.progress, theirs.progress)
+                what = self._between(mine.progress, theirs.progress, peer)
                 if what:
                     return peer, (
                         f"the transfer stands still: not a byte has moved for {now_s - mine.since_s:.0f} s, "
@@ -110,10 +110,14 @@ class Standing:
                     )
         return None
 
-    def _between(self, mine: Progress, theirs: Progress) -> str:
-        """Why only the link between two ranks can be what the first one waits for; empty: it may be more."""
+    def _between(self, mine: Progress, theirs: Progress, peer: int) -> str:
+        """Why only the link between two ranks can be what the first one waits for; empty: it may be more.
+
+        That both wait for each other is not enough: each may need what a third one does not get.
+        """
         if theirs.sequence == mine.sequence and theirs.doing:
-            return "both are in it and wait for each other" if self._rank in theirs.waits_for else ""
+            on_their_way = theirs.with_peer(self._rank)[0] - mine.with_peer(peer)[1]
+            return f"{on_their_way} bytes are on their way" if on_their_way > 0 else ""
         if theirs.sequence >= mine.sequence:
             return "the other has sent its part and is through with it"
         return ""

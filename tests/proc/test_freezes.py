@@ -55,4 +55,4 @@ def test_stopped_and_continued_in_time(tmp_path: Path, phase: str, links: str) -
         time.sleep(0.2)
     (tmp_path / "over").touch()
     assert job.finish() == 0, job.err
-    assert len(set(line.split("]")[1] for line in job.out.splitlines() if "calls" in line)) == 1, job.out
+    assert len({line.split("]")[1] for line in job.out.splitlines() if "calls" in line}) == 1, job.out

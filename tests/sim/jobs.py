@@ -150,9 +150,9 @@ class Rank:
     def progress(self) -> Progress:
         if self._part is None:
             return Progress(2 * self.done)
-        reading, writing = self._part.waiting_for()
-        waits_for = tuple(sorted({link.peer for link in (*reading, *writing)}))
-        return Progress(2 * self.done + 2, self._part.moved_bytes, "a collective", waits_for)
+        waits_for = tuple(sorted({link.peer for link in self._part.waiting_for()[0]}))
+        exchanged = tuple((peer, *pair) for peer, pair in self._part.exchanged().items())
+        return Progress(2 * self.done + 2, self._part.moved_bytes, "a collective", waits_for, exchanged)
 
     @property
     def over(self) -> bool:

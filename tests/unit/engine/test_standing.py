@@ -16,8 +16,8 @@ def standing(rank=1):
     return Standing(rank, HOSTS, LIMIT_S, WARNING_S, LATE_S, 5.0)
 
 
-def calling(number, moved=0, *waits_for):
-    return Progress(2 * number, moved, "allreduce(8 x float32)", waits_for)
+def calling(number, moved=0, *waits_for, exchanged=()):
+    return Progress(2 * number, moved, "allreduce(8 x float32)", waits_for, exchanged)
 
 
 def between(number):
@@ -38,9 +38,19 @@ class TestStuck:
         return None
 
     @pytest.mark.parametrize("lane", [CALLS, ENGINE])
-    def test_both_wait_for_each_other(self, lane):
-        theirs = {0: calling(4, 10, 2), 2: calling(4, 30, 1)}
-        assert self.stuck_at(calling(4, 20, 0, 2), theirs, lane) == (30, 2)
+    def test_bytes_do_not_arrive(self, lane):
+        others = {0: calling(4, 10, 2, exchanged=((1, 5, 5),)), 2: calling(4, 30, 1, exchanged=((1, 8, 8),))}
+        own = calling(4, 20, 0, 2, exchanged=((0, 5, 5), (2, 8, 7)))
+        assert self.stuck_at(own, others, lane) == (30, 2)
+
+    def test_bytes_that_it_does_not_want_yet_are_not_missing(self):
+        others = {0: calling(4, 10, 2, exchanged=((1, 5, 5),)), 2: calling(4, 30, 1, exchanged=((1, 8, 8),))}
+        own = calling(4, 20, 0, exchanged=((0, 5, 5), (2, 8, 7)))
+        assert self.stuck_at(own, others) is None
+
+    def test_both_wait_for_each_other_because_of_a_third(self):
+        others = {0: calling(4, 10, 2), 2: calling(4, 30, 1, exchanged=((1, 7, 8),))}
+        assert self.stuck_at(calling(4, 20, 0, 2, exchanged=((2, 8, 7),)), others) is None
 
     def test_the_other_is_through_with_it(self):
         assert self.stuck_at(calling(4, 20, 2), {2: between(4)}) == (30, 2)
@@ -75,9 +85,10 @@ class TestStuck:
 
     def test_the_text_says_how_far_and_how_long(self):
         state = standing()
-        state.report(1, CALLS, calling(4, 96, 2), 0.0)
-        state.report(2, CALLS, calling(4, 0, 1), 0.0)
+        state.report(1, CALLS, calling(4, 96, 2, exchanged=((2, 64, 32),)), 0.0)
+        state.report(2, CALLS, calling(4, 0, 1, exchanged=((1, 96, 64),)), 0.0)
         _, text = state.stuck(31.0)
+        assert "although 64 bytes are on their way" in text
         assert "not a byte has moved for 31 s, 96 bytes into allreduce(8 x float32)" in text
         assert state.doing() == "allreduce(8 x float32), call number 4, 96 bytes into it"
 
@@ -131,11 +142,17 @@ class TestLate:
 
 
 def test_what_travels_is_what_was_said():
-    progress = calling(4, 96, 0, 2)
+    progress = calling(4, 96, 0, 2, exchanged=((0, 5, 6), (2, 7, 8)))
     assert Progress.from_json(progress.to_json()) == progress
 
 
-@pytest.mark.parametrize("data", [[], [1, 2, 3], [1, 2, "x", 5], ["x", 2, "x", []], [1, 2, "x", [None]]])
+@pytest.mark.parametrize(
+    "data",
+    [
+        [], [1, 2, 3], [1, 2, "x", 5, []], ["x", 2, "x", [], []], [1, 2, "x", [None], []],
+        [1, 2, "x", [], [[1, 2]]],
+    ],
+)  # fmt: skip
 def test_nonsense_is_refused(data):
     with pytest.raises(ProtocolError):
         Progress.from_json(data)
