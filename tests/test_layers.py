@@ -36,9 +36,9 @@ LEVELS: Dict[int, List[List[str]]] = {
             "collective.short", "collective.runner", "collective.measure",
         ],
         [
-            "rendezvous.actions", "rendezvous.roster", "rendezvous.blame", "rendezvous.table",
-            "rendezvous.state", "rendezvous.probe", "rendezvous.mesh", "rendezvous.control",
-            "rendezvous.client", "rendezvous.server", "rendezvous.embedded", "rendezvous.__main__",
+            "rendezvous.actions", "rendezvous.roster", "rendezvous.blame", "rendezvous.routing",
+            "rendezvous.table", "rendezvous.state", "rendezvous.probe", "rendezvous.mesh",
+            "rendezvous.control", "rendezvous.client", "rendezvous.server", "rendezvous.embedded", "rendezvous.__main__",
         ],
     ],
     4: [
@@ -102,8 +102,8 @@ LAZY_STEP_UP = ("api", "ringrun.function")
 PURE = [
     "errors", "ops", "dtypes", "values", "wire.frames", "wire.auth", "wire.messages", "schedule.*",
     "collective.reduce", "transport.routes", "rendezvous.actions", "rendezvous.roster", "rendezvous.blame",
-    "rendezvous.table", "rendezvous.state", "engine.cache", "engine.disagree", "engine.fusion",
-    "engine.coordinator", "engine.process_sets", "engine.pending", "engine.tuning", "engine.liveness",
+    "rendezvous.routing", "rendezvous.table", "rendezvous.state", "engine.cache", "engine.disagree",
+    "engine.fusion", "engine.coordinator", "engine.process_sets", "engine.pending", "engine.tuning", "engine.liveness",
     "engine.standing", "collective.progress", "_adapter.arguments", "_adapter.compression",
     "_adapter.gradients", "_adapter.names", "_adapter.sampling", "_adapter.trees",
     "torch.distributed._matching",

@@ -11,19 +11,18 @@ shell around it. A generation goes through these phases::
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence
 
 from ..config import Slot
 from ..errors import ProtocolError
-from ..transport.nics import LOCAL, LOOPBACK
-from ..transport.routes import Attempt, choose_route, explain_no_route
+from ..transport.routes import Attempt
 from ..wire.messages import Message
 from .actions import Action, Drop, Notice, Seat, Tell, Timer
 from .blame import EVIDENCE_S, NOBODY, SETTLE_S, VANISHED, Blame, Suspicion, Verdict
 from .roster import Member, Refusal, Roster
+from .routing import NoRoute, choose_routes, routes_of
 from .table import link_rows, link_table
 
-_NEAREST = {LOCAL: 0, LOOPBACK: 1}
 _PINGS = 6
 """How often members are asked for a sign of life within the time after which silence means death."""
 
@@ -205,44 +204,16 @@ class Rendezvous:
         return self._link() if len(self._reports) == len(self._leaders) else []
 
     def _link(self) -> List[Action]:
-        routes: Dict[Tuple[int, int], Attempt] = {}
-        for index, low in enumerate(self._leaders):
-            for high in self._leaders[index + 1 :]:
-                attempts = self._attempts_between(low, high)
-                route = choose_route(attempts)
-                if route is None:
-                    return self._abort("no_route", _no_route(low, high, attempts), None)
-                routes[low.host_index, high.host_index] = route
+        try:
+            routes = choose_routes(self._leaders, self._reports)
+        except NoRoute as problem:
+            return self._abort("no_route", str(problem), None)
         self.phase = Phase.LINKING
+        members = list(self._by_rank.values())
         return [
-            Tell(member.connection, {"type": "link", "routes": self._routes_of(member, routes)})
-            for member in self._by_rank.values()
+            Tell(member.connection, {"type": "link", "routes": routes_of(member, members, routes)})
+            for member in members
         ]
-
-    def _attempts_between(self, one: Member, other: Member) -> List[Attempt]:
-        there = [item for item in self._reports.get(one.rank, []) if item.target == other.rank]
-        back = [item for item in self._reports.get(other.rank, []) if item.target == one.rank]
-        return there + back
-
-    def _routes_of(self, member: Member, routes: Dict[Tuple[int, int], Attempt]) -> List[Dict[str, Any]]:
-        """For every peer: whether to dial it, at which addresses in this order, and by which interface."""
-        result = []
-        for peer in self._by_rank.values():
-            if peer is member:
-                continue
-            if peer.host_index == member.host_index:
-                # A Unix socket first, then the loopback; the rest in case two containers pass for one host.
-                addresses = sorted(peer.addresses, key=lambda item: _NEAREST.get(str(item.get("kind")), 2))
-                dial, iface = member.rank > peer.rank, ""
-            else:
-                route = routes[
-                    min(member.host_index, peer.host_index), max(member.host_index, peer.host_index)
-                ]
-                addresses = [item for item in peer.addresses if item.get("address") == route.address]
-                dial = self._by_rank[route.source].host_index == member.host_index
-                iface = route.local_iface
-            result.append({"peer": peer.rank, "dial": dial, "addresses": addresses, "iface": iface})
-        return result
 
     def linked(self, connection: int, message: Message) -> List[Action]:
         """A rank has a proven link to every other."""
@@ -438,12 +409,3 @@ class Rendezvous:
             self._first_join_s = now_s
             actions.append(Timer(self.start_timeout_s))
         return actions + (self._blame_early_exits() or self._start_if_complete(now_s))
-
-
-def _no_route(low: Member, high: Member, attempts: Sequence[Attempt]) -> str:
-    names = {low.rank: low.host, high.rank: high.host}
-    return (
-        f"{low.host} and {high.host} cannot reach each other. Tried:\n{explain_no_route(names, attempts)}\n"
-        "Check that both are on one network and that no firewall blocks TCP between them; --iface chooses "
-        "interfaces."
-    )
