@@ -38,7 +38,8 @@ LEVELS: Dict[int, List[List[str]]] = {
         [
             "rendezvous.actions", "rendezvous.roster", "rendezvous.blame", "rendezvous.routing",
             "rendezvous.table", "rendezvous.state", "rendezvous.probe", "rendezvous.mesh",
-            "rendezvous.control", "rendezvous.client", "rendezvous.server", "rendezvous.embedded", "rendezvous.__main__",
+            "rendezvous.control", "rendezvous.client", "rendezvous.server", "rendezvous.embedded",
+            "rendezvous.__main__",
         ],
     ],
     4: [
@@ -103,8 +104,8 @@ PURE = [
     "errors", "ops", "dtypes", "values", "wire.frames", "wire.auth", "wire.messages", "schedule.*",
     "collective.reduce", "transport.routes", "rendezvous.actions", "rendezvous.roster", "rendezvous.blame",
     "rendezvous.routing", "rendezvous.table", "rendezvous.state", "engine.cache", "engine.disagree",
-    "engine.fusion", "engine.coordinator", "engine.process_sets", "engine.pending", "engine.tuning", "engine.liveness",
-    "engine.standing", "collective.progress", "_adapter.arguments", "_adapter.compression",
+    "engine.fusion", "engine.coordinator", "engine.process_sets", "engine.pending", "engine.tuning",
+    "engine.liveness", "engine.standing", "collective.progress", "_adapter.arguments", "_adapter.compression",
     "_adapter.gradients", "_adapter.names", "_adapter.sampling", "_adapter.trees",
     "torch.distributed._matching",
 ]  # fmt: skip

@@ -138,11 +138,12 @@ class Stream:
         """How much has passed since the rewind, the header included."""
         current, index = self.current, self.index
         done = self.flows if current is None else self.flows[:index]
-        passed = HEADER_BYTES - self.header_left + sum(flow.stop - flow.start for flow in done)
+        passed: int = HEADER_BYTES - self.header_left + sum(flow.stop - flow.start for flow in done)
         if current is None:
             return passed
         arrived: Dict[int, int] = getattr(current, "arrived", {})
-        return passed + arrived.get(self.link.peer, current.position) - int(current.start)
+        reached: int = arrived.get(self.link.peer, current.position)
+        return passed + reached - int(current.start)
 
     def seal(self) -> None:
         """All flows are known: find the first that has anything to move."""
