@@ -40,8 +40,10 @@ class Settings:
         "Seconds that ranks wait for each other in `init`.",
     )  # fmt: skip
     timeout_s: float = _setting(
-        600.0, "TIMEOUT", values.positive_seconds,
-        "Seconds without a single byte from a peer after which a collective gives up and names that peer.",
+        0.0, "TIMEOUT", values.limit,
+        "Seconds without a single byte from a peer after which a collective gives up and names that peer, "
+        "whatever it does and has announced. 0: as long as `LATE_AFTER` and `DEAD_AFTER` allow; where they "
+        "do not hold (groups of `torch.distributed`), 600.",
     )  # fmt: skip
     segment_bytes: int = _setting(
         0, "SEGMENT_BYTES", values.size_or_zero,
@@ -85,7 +87,7 @@ class Settings:
     dead_after_s: float = _setting(
         30.0, "DEAD_AFTER", values.seconds,
         "After how many seconds without a sign of life a rank counts as dead: its process is stopped or cut "
-        "off, or a C call keeps the interpreter lock. 0: never.",
+        "off, or a C call keeps the interpreter lock. For as long may a transfer stand still. 0: never.",
     )  # fmt: skip
     cache_capacity: int = _setting(
         4096, "CACHE_CAPACITY", values.count,
@@ -93,12 +95,13 @@ class Settings:
     )  # fmt: skip
     stall_warning_s: float = _setting(
         60.0, "STALL_WARNING", values.seconds,
-        "After how many seconds the engine warns that some ranks have not submitted what others wait for. "
-        "0: never.",
+        "After how many seconds rank 0 warns that some ranks have not come to the collective in which others "
+        "wait, with their Python stacks. 0: never.",
     )  # fmt: skip
     late_after_s: float = _setting(
         600.0, "LATE_AFTER", values.seconds,
-        "After how many seconds an operation fails that some ranks have not submitted. 0: never.",
+        "After how many seconds a collective fails to which some ranks have not come, although they live. "
+        "0: never. `with ringcomm.pause(...)` stops this clock.",
     )  # fmt: skip
     timeline: str = _setting(
         "", "TIMELINE", str,

@@ -7,12 +7,13 @@ convenience over a default one.
 from __future__ import annotations
 
 import logging
+import math
 import os
 from dataclasses import replace
 from typing import Any, Dict, List, Optional, Sequence
 
 from .collective.measure import measure
-from .collective.runner import Runner
+from .collective.runner import Reporter, Runner
 from .collectives import Collectives
 from .config import Membership, Settings
 from .engine.engine import Engine
@@ -67,14 +68,20 @@ class Context(Collectives):
         self.cross_rank = [peer.rank for peer in across].index(rank)
         self.cross_size = len(across)
         spin_s = polling_s(settings, self.local_size)
-        reporter = joined.control if joined is not None else None
+        reporter: Any = Reporter()
+        if joined is not None:
+            reporter = joined.control
+        elif size > 1:
+            lanes.calls.watch = lanes.engine.watch = reporter
         hosts = [peer.host_index for peer in self.peers]
         say = self._say if settings.verbose and rank == 0 else None
         self._selector = Selector(rank, size, settings.algorithm or None, hosts, say)
         runner = Runner(lanes.calls, settings, self.generation, spin_s, reporter, self._selector)
         super().__init__(runner, rank, size)
         names = [peer.host for peer in self.peers]
-        self.engine = Engine(lanes, settings, self.generation, spin_s, reporter, names, self._selector)
+        self.engine = Engine(
+            lanes, settings, self.generation, spin_s, reporter, names, self._selector, self._runner.progress
+        )
         self._recording = Recording(self.engine, names)
 
     @classmethod
@@ -95,7 +102,7 @@ class Context(Collectives):
             )
         embedded = EmbeddedRendezvous.start_if_ours(membership, settings)
         try:
-            joined = join(membership, settings)
+            joined = join(membership, settings, listens=True)
         except BaseException:
             if embedded is not None:
                 embedded.stop()
@@ -116,9 +123,8 @@ class Context(Collectives):
     def _tune(self) -> None:
         """Measure the machine, together with all ranks, and choose schedules by that from now on."""
         hosts = [peer.host_index for peer in self.peers]
-        limited = replace(
-            self.settings, timeout_s=min(self.settings.timeout_s, self.settings.start_timeout_s)
-        )
+        limit_s = min(self.settings.timeout_s or math.inf, self.settings.start_timeout_s)
+        limited = replace(self.settings, timeout_s=limit_s)
         scout = self._runner.twin(limited)
         wanted = self.settings.measure and (self.local_size < self.size or self.size <= usable_cores())
         self._selector.adopt(measure(scout, hosts, wanted))

@@ -10,7 +10,7 @@ long, what to try. The facts are attributes too, so that programs need not parse
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Optional, Tuple, TypeVar
 
 
 class HorovodInternalError(RuntimeError):
@@ -112,6 +112,28 @@ class PeerStalledError(PeerLostError, TimeoutError):
     """A rank is connected but moved nothing for longer than allowed."""
 
 
+class LinkLostError(PeerLostError, TimeoutError):
+    """Ranks live, but do not hear each other: what is between their hosts is at fault, and none of them.
+
+    Attributes:
+        ranks: those that do not hear each other.
+        hosts: the hosts they are on, in the same order.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: Optional[int] = None,
+        host: Optional[str] = None,
+        ranks: Tuple[int, ...] = (),
+        hosts: Tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(message, rank=rank, host=host)
+        self.ranks = ranks
+        self.hosts = hosts
+
+
 class HostsUpdatedInterrupt(RingcommError, RuntimeError):
     """Hosts have come or are about to go; training goes on with others after a reset, from where it is.
 
@@ -130,6 +152,16 @@ class BrokenInvariantError(RingcommError, AssertionError):
 
 class ProtocolError(RingcommError):
     """The other side sent bytes that mean nothing here: another version, or not ringcomm at all."""
+
+
+_E = TypeVar("_E", bound=BaseException)
+
+
+def fresh_copy(error: _E) -> _E:
+    """A new exception with the same facts: several waiters must not share one traceback."""
+    copy = type(error)(*error.args)
+    copy.__dict__.update(error.__dict__)
+    return copy
 
 
 def describe_error(error: BaseException) -> str:

@@ -53,6 +53,14 @@ def seconds(text: str) -> float:
     return value
 
 
+def limit(text: str) -> float:
+    """A duration, zero and infinity included."""
+    value = float(text)
+    if not value >= 0:
+        raise ValueError("must be zero or more seconds")
+    return value
+
+
 def milliseconds(text: str) -> float:
     """A short duration, up to ten seconds."""
     value = float(text)

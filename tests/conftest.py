@@ -27,6 +27,14 @@ def pytest_addoption(parser):
         metavar="N",
         help="of parametrized tests run one case in N, others with other versions of Python and NumPy",
     )
+    parser.addoption(
+        "--schedules",
+        type=int,
+        default=1000,
+        metavar="N",
+        help="of the simulated jobs run N, with seeds from 0",
+    )
+    parser.addoption("--all-kills", action="store_true", help="run the whole kill matrix, not a selection")
 
 
 def pytest_collection_modifyitems(config, items):

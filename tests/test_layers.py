@@ -32,13 +32,14 @@ LEVELS: Dict[int, List[List[str]]] = {
     ],
     3: [
         [
-            "collective.reduce", "collective.flows", "collective.execute", "collective.short",
-            "collective.runner", "collective.measure",
+            "collective.reduce", "collective.flows", "collective.progress", "collective.execute",
+            "collective.short", "collective.runner", "collective.measure",
         ],
         [
-            "rendezvous.actions", "rendezvous.roster", "rendezvous.blame", "rendezvous.table",
-            "rendezvous.state", "rendezvous.probe", "rendezvous.mesh", "rendezvous.control",
-            "rendezvous.client", "rendezvous.server", "rendezvous.embedded", "rendezvous.__main__",
+            "rendezvous.actions", "rendezvous.roster", "rendezvous.blame", "rendezvous.routing",
+            "rendezvous.table", "rendezvous.state", "rendezvous.probe", "rendezvous.mesh",
+            "rendezvous.control", "rendezvous.client", "rendezvous.server", "rendezvous.embedded",
+            "rendezvous.__main__",
         ],
     ],
     4: [
@@ -46,8 +47,8 @@ LEVELS: Dict[int, List[List[str]]] = {
             "engine.request", "engine.observe", "engine.carried", "engine.cache", "engine.disagree",
             "engine.fusion", "engine.coordinator", "engine.tuning", "engine.process_sets", "engine.adasum",
             "engine.perform", "engine.mailbox", "engine.liveness", "engine.stacks", "engine.pending",
-            "engine.tracing", "engine.lines", "engine.waiters", "engine.turns", "engine.loop",
-            "engine.engine",
+            "engine.tracing", "engine.standing", "engine.lines", "engine.waiters", "engine.turns",
+            "engine.loop", "engine.engine",
         ],
         ["arrays.bridge", "arrays.rows"],
     ],
@@ -103,10 +104,12 @@ LAZY_STEP_UP = ("api", "ringrun.function")
 PURE = [
     "errors", "ops", "dtypes", "values", "wire.frames", "wire.auth", "wire.messages", "schedule.*",
     "collective.reduce", "transport.routes", "rendezvous.actions", "rendezvous.roster", "rendezvous.blame",
-    "rendezvous.table", "rendezvous.state", "engine.cache", "engine.carried", "engine.disagree",
+    "rendezvous.routing", "rendezvous.table", "rendezvous.state", "engine.cache", "engine.carried",
+    "engine.disagree",
     "engine.fusion", "engine.coordinator", "engine.process_sets", "engine.pending", "engine.tuning",
-    "engine.liveness", "_adapter.arguments", "_adapter.compression", "_adapter.gradients", "_adapter.names",
-    "_adapter.sampling", "_adapter.trees", "torch.distributed._matching",
+    "engine.liveness", "engine.standing", "collective.progress", "_adapter.arguments", "_adapter.compression",
+    "_adapter.gradients", "_adapter.names", "_adapter.sampling", "_adapter.trees",
+    "torch.distributed._matching",
 ]  # fmt: skip
 IMPURE_MODULES = {
     "socket",

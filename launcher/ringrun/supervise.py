@@ -265,7 +265,8 @@ class Supervisor:
     def _notice(self, notice: NoticeLike) -> None:
         if notice.kind == "failed":
             if not self._ending:
-                self._verdict.complained(Complaint(notice.rank, notice.culprit, notice.text))
+                link = notice.detail.get("kind") == "cut"
+                self._verdict.complained(Complaint(notice.rank, notice.culprit, notice.text, link))
         elif notice.kind == "refused":
             self._refusals += 1
             if self._refusals <= REFUSALS_SHOWN:

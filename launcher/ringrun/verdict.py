@@ -36,11 +36,15 @@ class Exit(NamedTuple):
 
 
 class Complaint(NamedTuple):
-    """That something failed, and whose fault it is (None: not known), as a rank or the rendezvous says."""
+    """That something failed, and whose fault it is (None: not known), as a rank or the rendezvous says.
+
+    With ``link`` it is that of no rank, but of what is between two of them.
+    """
 
     rank: Optional[int]
     culprit: Optional[int]
     text: str
+    link: bool = False
 
 
 class Cause(NamedTuple):
@@ -90,15 +94,21 @@ class Verdict:
         come from one rank alone.
         """
         found = {item.rank for item in self.complaints if item.culprit not in (None, item.rank)}
-        if None in found:
+        if None in found or self._link() is not None:
             found |= {rank for rank, end in self.exits.items() if not end.ok}
             found -= {item.culprit for item in self.complaints if item.rank is None}
         return {rank for rank in found if rank is not None}
+
+    def _link(self) -> Optional[Complaint]:
+        return next((item for item in self.complaints if item.link), None)
 
     def cause(self) -> Optional[Cause]:
         """The first failure, or None if nothing failed."""
         if not self.failed:
             return None
+        link = self._link()
+        if link is not None:
+            return Cause(None, None, link.text, "", self._any_status())
         secondary = self.secondary()
         blamed = [
             item.culprit for item in self.complaints

@@ -40,9 +40,11 @@ class Part(ABC):
 
     Attributes:
         moved_bytes: how much has moved since it was armed; grows whenever anything does.
+        waits_for: the peers from which it waited to receive when it last slept.
     """
 
     moved_bytes: int
+    waits_for: Tuple[int, ...] = ()
 
     @abstractmethod
     def arm(
@@ -71,6 +73,10 @@ class Part(ABC):
             LinkClosed: a peer is gone.
             MismatchError: a peer is in another collective.
         """
+
+    @abstractmethod
+    def exchanged(self) -> Dict[int, Tuple[int, int]]:
+        """By peer, bytes sent to it and received from it since this was armed; roughly, while they move."""
 
     @abstractmethod
     def waiting_for(self) -> Tuple[List[Link], List[Link]]:
@@ -326,6 +332,11 @@ class Execution(Part):
             flow.window = end
         return True
 
+    def exchanged(self) -> Dict[int, Tuple[int, int]]:
+        sent = {stream.link.peer: stream.passed_bytes() for stream in self._all_sends}
+        received = {stream.link.peer: stream.passed_bytes() for stream in self._all_receives}
+        return {peer: (sent.get(peer, 0), received.get(peer, 0)) for peer in {*sent, *received}}
+
     def waiting_for(self) -> Tuple[List[Link], List[Link]]:
         reading: List[Link] = []
         for stream in self._receives:
@@ -352,7 +363,7 @@ def run(
     """Run a part to its end: poll for a while, then sleep until something can move.
 
     Args:
-        timeout_s: how long nothing at all may move.
+        timeout_s: how long nothing at all may move; may be infinite.
         spin_s: how long to poll before each sleep. Waking a process up costs 50 to 100 us.
 
     Raises:
@@ -364,24 +375,32 @@ def run(
         return
     quiet = Deadline(timeout_s, clock)
     moved = execution.moved_bytes
+    watch = fabric.watch
+    interval_s = 3600.0 if watch is None else watch.interval_s
     spin_until = time.perf_counter() + spin_s
+    check_at = spin_until + interval_s
+    execution.waits_for = ()
     while not execution.advance():
         if execution.moved_bytes != moved:
             moved = execution.moved_bytes
             quiet.restart()
-            spin_until = time.perf_counter() + spin_s
+            now_s = time.perf_counter()
+            spin_until = now_s + spin_s
+            if watch is not None and now_s >= check_at:
+                # A transfer that never stops to wait must not keep this rank from hearing and being heard.
+                check_at = now_s + interval_s
+                watch.check()
         elif time.perf_counter() < spin_until:
             give_way()
         else:
             if quiet.expired():
                 raise TimeoutError
             reading, writing = execution.waiting_for()
-            patience_s = quiet.remaining_s()
-            if fabric.watch is not None:
-                patience_s = min(patience_s, fabric.watch.interval_s)
+            execution.waits_for = tuple({link.peer for link in reading})
+            patience_s = min(quiet.remaining_s(), interval_s)
             # Asking may hand over the last bytes that a link had kept. Then all is done, and nobody
             # would wake us up.
             if reading or writing:
                 fabric.wait(reading, writing, patience_s)
-            if fabric.watch is not None:
-                fabric.watch.check()
+            if watch is not None:
+                watch.check()

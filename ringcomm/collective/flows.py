@@ -134,6 +134,17 @@ class Stream:
         self.index = self._first
         self.current = self.flows[self._first] if self._first >= 0 else None
 
+    def passed_bytes(self) -> int:
+        """How much has passed since the rewind, the header included."""
+        current, index = self.current, self.index
+        done = self.flows if current is None else self.flows[:index]
+        passed: int = HEADER_BYTES - self.header_left + sum(flow.stop - flow.start for flow in done)
+        if current is None:
+            return passed
+        arrived: Dict[int, int] = getattr(current, "arrived", {})
+        reached: int = arrived.get(self.link.peer, current.position)
+        return passed + reached - int(current.start)
+
     def seal(self) -> None:
         """All flows are known: find the first that has anything to move."""
         self._first = next((index for index, flow in enumerate(self.flows) if flow.start < flow.stop), -1)

@@ -7,13 +7,14 @@ thread and one at a time: that is the one way to the wire.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
 from contextlib import nullcontext
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ContextManager, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -26,15 +27,17 @@ from ..errors import (
     PeerLostError,
     PeerStalledError,
     RingcommError,
+    fresh_copy,
 )
 from ..ops import Collective, ReduceOp
 from ..schedule.choose import build_all_to_all
 from ..schedule.select import Selector
 from ..schedule.steps import Step, even_bounds
-from ..transport.base import Fabric, LinkClosed
+from ..transport.base import Fabric, LinkClosed, Watch
 from ..wire.frames import NO_OP, NO_ROOT, Header, digest
 from .execute import Part, run
 from .flows import SegmentPool
+from .progress import Progress
 from .reduce import Kernel, kernel
 from .short import make_execution
 
@@ -103,17 +106,37 @@ _BY_ROWS = (Collective.ALLGATHER, Collective.ALLTOALL)
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
 
 
-class Reporter:
-    """Where failures are reported, and the common verdict comes from. This one has nobody to ask."""
+class Reporter(Watch):
+    """Where failures are reported, and the common verdict comes from. This one has nobody to ask.
+
+    Attributes:
+        who_is_heard, verdict: as in :class:`~ringcomm.rendezvous.control.ControlChannel`.
+    """
+
+    who_is_heard: Optional[Callable[[], Tuple[List[int], List[int]]]] = None
+    verdict: Optional[RingcommError] = None
+
+    def fileno(self) -> int:
+        return -1
+
+    def check(self) -> None:
+        if self.verdict is not None:
+            raise fresh_copy(self.verdict)
 
     def report_lost(self, peer: int, doing: str, why: str, kind: str = "lost") -> RingcommError:
-        """A peer is lost, or ``stalled``: the error to raise."""
-        error = PeerStalledError if kind == "stalled" else PeerLostError
-        return error(f"rank {peer} was lost while this rank was in {doing}: {why}.", rank=peer)
+        """A peer is lost, or else silent, stalled or late: the error to raise."""
+        if self.verdict is None:
+            error = PeerLostError if kind == "lost" else PeerStalledError
+            text = f"rank {peer} was lost while this rank was in {doing}: {why}."
+            self.verdict = error(text, rank=peer)
+        return fresh_copy(self.verdict)
 
     def report_mismatch(self, peer: int, text: str) -> RingcommError:
         """A peer is in a different call: the error to raise."""
         return MismatchError(text, peer=peer)
+
+    def note_closed(self, peer: int, why: str) -> None:
+        """The link to a peer ended without a goodbye, while nobody waited for that peer."""
 
 
 class Runner:
@@ -146,7 +169,7 @@ class Runner:
         self._settings = settings
         self._generation = generation
         self.spin_s = spin_s
-        self.timeout_s = settings.timeout_s
+        self.timeout_s = settings.timeout_s or math.inf
         self._reporter = reporter if reporter is not None else Reporter()
         self._pool = SegmentPool(settings.segment_bytes)
         self._selector = selector or Selector(fabric.rank, fabric.size, settings.algorithm or None)
@@ -156,6 +179,18 @@ class Runner:
         self._lock = threading.RLock()
         self._stopped = False
         self._broken: Optional[BaseException] = None
+        self._running: Optional[Tuple[_Call, Part, bool]] = None
+
+    def progress(self) -> Progress:
+        """How far this rank is. For any thread, and at any time."""
+        running, sequence = self._running, 2 * self._sequence
+        if running is None:
+            return Progress(sequence)
+        call, part, counted = running
+        sequence += not counted
+        waits_for = tuple(self._fabric.rank_of(peer) for peer in part.waits_for)
+        exchanged = tuple((self._fabric.rank_of(peer), *pair) for peer, pair in part.exchanged().items())
+        return Progress(sequence, part.moved_bytes, call.describe(), waits_for, exchanged)
 
     def twin(self, settings: Settings) -> Runner:
         """Another runner over the same links that chooses by rule: to measure with, before this one runs."""
@@ -334,6 +369,7 @@ class Runner:
                     plan.schedule, self._fabric, plan.header, data.dtype, self._pool, plan.fold
                 )
             execution.arm(self._sequence, data, source)
+            self._running = (plan.call, execution, counted)
             try:
                 # Overflow and NaN are the caller's numbers; a warning on whichever rank happens to
                 # own the element would help nobody.
@@ -346,6 +382,7 @@ class Runner:
                     raise
                 raise self._broken from None
             finally:
+                self._running = None
                 execution.disarm()
 
     def _check_usable(self) -> None:
@@ -359,6 +396,10 @@ class Runner:
                 "This rank has left the job (shutdown() or Context.close() was called), so there is nobody "
                 "to talk to. Call ringcomm.init() again first."
             )
+        if self._broken is None and self._reporter.verdict is not None:
+            # Others know already that the job is over; so they will not come to this call.
+            self._broken = self._reporter.verdict
+            raise fresh_copy(self._broken)
         if self._broken is not None:
             raise Misuse(
                 "This job has failed before; call shutdown(), and init() if it shall start again. The "

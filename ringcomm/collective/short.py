@@ -278,6 +278,17 @@ class ShortExecution(Part):
                 operands = [out if operand is None else operand for operand in item.operands]
                 self._kernel.fold(out, operands, item.final, self._workspace)
 
+    def exchanged(self) -> Dict[int, Tuple[int, int]]:
+        counts: Dict[int, List[int]] = {}
+        index = self._index
+        for number, stage in enumerate(self._stages[: index + 1]):
+            for way, packets, left in ((0, stage.outward, self._sends), (1, stage.inward, self._receives)):
+                for packet in packets:
+                    missing = packet.left if number == index and packet in left else 0
+                    count = counts.setdefault(packet.link.peer, [0, 0])
+                    count[way] += packet.bytes.nbytes - missing
+        return {peer: (sent, received) for peer, (sent, received) in counts.items()}
+
     def waiting_for(self) -> Tuple[List[Link], List[Link]]:
         reading = [packet.link for packet in self._receives]
         writing = [packet.link for packet in self._sends]

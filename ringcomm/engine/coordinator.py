@@ -63,6 +63,7 @@ class Coordinator:
 
     Attributes:
         warnings: texts to be logged; whoever logs them clears the list.
+        paused: ranks that have said that they would be away for long, and why.
         to_explain: ranks to be asked for their stack; whoever asks them clears the list.
         on_announce, on_complete, on_orders: told of what happens, if set.
     """
@@ -100,7 +101,7 @@ class Coordinator:
         self._changed_s = 0.0
         self._sites: Dict[Tuple[int, Signature], str] = {}
         self._last: Dict[int, Tuple[Signature, Key, float]] = {}
-        self._paused: Dict[int, str] = {}
+        self.paused: Dict[int, str] = {}
         self._stacks: Dict[int, str] = {}
 
     # ---- announcements -----------------------------------------------------------------------
@@ -139,9 +140,9 @@ class Coordinator:
             for entry in list(self._entries.values()):
                 self._complete(entry, now_s)
         elif kind == "paused":
-            self._paused[rank] = str(message["reason"])
+            self.paused[rank] = str(message["reason"])
         elif kind == "resumed":
-            self._paused.pop(rank, None)
+            self.paused.pop(rank, None)
         elif kind == "stack":
             self._stacks[rank] = str(message["text"])
             self.warnings.append(
@@ -306,7 +307,7 @@ class Coordinator:
 
     def _look_for_stalls(self, now_s: float) -> None:
         for entry in list(self._entries.values()):
-            if self._paused and any(rank in self._paused for rank in self._missing(entry)):
+            if self.paused and any(rank in self.paused for rank in self._missing(entry)):
                 entry.first_s = entry.reported_s = now_s  # It said that it would be away.
                 continue
             waited_s = now_s - entry.first_s
@@ -325,6 +326,12 @@ class Coordinator:
         members = self._members(entry.key.process_set)
         return [rank for rank in members if rank not in entry.signatures and rank not in self._joined]
 
+    def stack_of(self, rank: int) -> str:
+        """Where a rank's main thread was when it was asked, as part of a sentence; empty if it was not."""
+        if rank not in self._stacks:
+            return ""
+        return f"its main thread was last seen at {self._stacks[rank].strip()}"
+
     def _stall_text(self, entry: _Entry, missing: Sequence[int], now_s: float) -> str:
         waiting = sorted(entry.signatures)
         what = f"{entry.signatures[waiting[0]].describe()} {entry.key}"
@@ -338,7 +345,7 @@ class Coordinator:
             else:
                 seen.append(f"rank {rank} has submitted nothing yet")
             if rank in self._stacks:
-                seen.append(f"its main thread was last seen at {self._stacks[rank].strip()}")
+                seen.append(self.stack_of(rank))
         return (
             f"{what}{' at ' + site if site else ''} has waited for {now_s - entry.first_s:.0f} s on "
             f"{ranks_text(waiting, self._hosts)} for {ranks_text(missing, self._hosts)} ({'; '.join(seen)})"

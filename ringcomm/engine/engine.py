@@ -9,6 +9,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import IO, Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
+from ..collective.progress import Progress
 from ..collective.reduce import kernel
 from ..collective.runner import Reporter, Runner, call_site
 from ..config import Settings
@@ -20,7 +21,7 @@ from ..transport.base import Fabric, Lanes
 from ..wire.frames import NO_OP, NO_ROOT
 from .adasum import check_adasum
 from .coordinator import Coordinator, Tuning
-from .lines import StopWatch
+from .lines import Limits, StopWatch
 from .loop import Loop
 from .observe import Observer
 from .perform import Performer
@@ -43,6 +44,7 @@ class Engine:
         reporter: tells the rendezvous of lost peers, or None.
         hosts: of every rank, for messages.
         selector: chooses algorithms among all ranks.
+        calls: how far this rank is in collectives that do not go through the engine.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Engine:
         reporter: Optional[Any] = None,
         hosts: Sequence[str] = ("localhost",),
         selector: Optional[Selector] = None,
+        calls: Callable[[], Progress] = Progress,
     ) -> None:
         self.rank = lanes.engine.rank
         self.size = lanes.engine.size
@@ -91,8 +94,11 @@ class Engine:
             self.coordinator,
             watch,
             reporter,
+            calls,
+            hosts,
+            lanes.calls.wake,
             spin_s,
-            settings.dead_after_s,
+            Limits(settings.dead_after_s, settings.stall_warning_s, settings.late_after_s),
         )
 
     def _autotune(self, coordinator: Coordinator, log: str) -> None:

@@ -1,13 +1,14 @@
 """Signs of life: who has been silent for too long.
 
-Every engine says something every few seconds, even if it has nothing to say. A process that is
-stopped, swapped out, cut off, or inside a C call that keeps the interpreter lock does not. A process
-that computes, waits or sits in a debugger does: it is late, not dead.
+Every engine says something to every other one every few seconds, even if it has nothing to say. A
+process that is stopped, swapped out, cut off, or inside a C call that keeps the interpreter lock does
+not. A process that computes, waits or sits in a debugger does: it is late, not dead.
 """
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, Optional, Tuple
+import math
+from typing import Dict, Iterable, List, Optional, Tuple
 
 BEATS = 6
 """How many signs of life fit into the time after which silence means death."""
@@ -20,10 +21,14 @@ class Liveness:
         peers: who should be heard.
         dead_after_s: silence of this length means death; 0: never.
         now_s: the time.
+        interval_s: how often to speak; None: ``BEATS`` times in ``dead_after_s``.
     """
 
-    def __init__(self, peers: Iterable[int], dead_after_s: float, now_s: float) -> None:
-        self.interval_s = dead_after_s / BEATS if dead_after_s else 3600.0
+    def __init__(
+        self, peers: Iterable[int], dead_after_s: float, now_s: float, interval_s: Optional[float] = None
+    ) -> None:
+        usual_s = dead_after_s / BEATS if dead_after_s else math.inf
+        self.interval_s = usual_s if interval_s is None else interval_s
         self._dead_after_s = dead_after_s
         self._heard_s: Dict[int, float] = dict.fromkeys(peers, now_s)
         self._spoken_s = now_s
@@ -40,26 +45,33 @@ class Liveness:
 
     def due(self, now_s: float) -> bool:
         """Whether it is time to give a sign of life; if so, it is taken to have been given."""
-        if not self._dead_after_s or now_s - self._spoken_s < self.interval_s:
+        if now_s - self._spoken_s < self.interval_s:
             return False
         self._spoken_s = now_s
         return True
 
     def silent(self, now_s: float) -> Optional[Tuple[int, float]]:
-        """A peer that has been silent for too long, and how long."""
+        """The peer that has been silent for longest, if that is too long, and how long."""
         if not self._dead_after_s:
             return None
-        if now_s - self._looked_s > 2 * self.interval_s:
+        if now_s - self._looked_s > self._dead_after_s / 3:
             # It was this process that did not run: what others said meanwhile still lies in the system.
             self._heard_s = dict.fromkeys(self._heard_s, now_s)
         self._looked_s = now_s
-        for peer, heard_s in self._heard_s.items():
-            if now_s - heard_s >= self._dead_after_s:
-                return peer, now_s - heard_s
-        return None
+        if not self._heard_s:
+            return None
+        peer, heard_s = min(self._heard_s.items(), key=lambda item: item[1])
+        return (peer, now_s - heard_s) if now_s - heard_s >= self._dead_after_s else None
+
+    def divided(self, now_s: float) -> Tuple[List[int], List[int]]:
+        """(who was heard lately, who was not): silence of half the limit is enough to be among the second."""
+        all_heard_s = dict(self._heard_s)  # a copy, because another thread may ask
+        heard = {peer for peer, at_s in all_heard_s.items() if now_s - at_s <= self._dead_after_s / 2}
+        return sorted(heard), sorted(set(all_heard_s) - heard)
 
     def alarm_s(self, now_s: float) -> float:
         """In how many seconds it is time to speak or to look again."""
-        if not self._dead_after_s:
-            return self.interval_s
-        return max(0.0, min(self._spoken_s + self.interval_s - now_s, self.interval_s))
+        at_s = self._spoken_s + self.interval_s
+        if self._dead_after_s and self._heard_s:
+            at_s = min(at_s, min(self._heard_s.values()) + self._dead_after_s)
+        return max(0.0, min(at_s - now_s, self.interval_s))

@@ -11,17 +11,18 @@ import logging
 import os
 import threading
 import time
-from typing import Any, List, Optional
+from typing import Any, Callable, List, Optional, Sequence
 
 from ..clock import Clock, give_way, monotonic
-from ..errors import BrokenInvariantError, Misuse, NotInitializedError, Recoverable, RingcommError
+from ..collective.progress import Progress
+from ..errors import BrokenInvariantError, Misuse, NotInitializedError, Recoverable, RingcommError, fresh_copy
 from ..transport.base import Fabric
 from ..wire.messages import Message
 from .coordinator import Coordinator
-from .lines import Lines, Stopped, StopWatch
+from .lines import Limits, Lines, Stopped, StopWatch
 from .observe import Observer
 from .perform import Performer
-from .request import Handle, Request, fresh_copy
+from .request import Handle, Request
 from .tracing import Sink
 from .turns import Turns
 
@@ -29,6 +30,8 @@ logger = logging.getLogger("ringcomm.engine")
 
 BLOCKED_S = 0.1
 """How long every thread of a rank must wait before rank 0 is told that nothing more will come."""
+LOOK_S = 0.5
+"""How often a rank that waits in a transfer listens to the others."""
 _BACK_OFF_S = 0.002
 """How often the engine's thread looks whether those who did its work have stopped."""
 
@@ -43,8 +46,11 @@ class Loop:
         coordinator: on rank 0.
         watch: interrupts waits; set as the watch of both fabrics by the caller.
         reporter: tells the rendezvous of lost peers.
+        calls: how far this rank is in direct calls.
+        hosts: of every rank, for texts.
+        on_lost: called when a peer has been reported.
         spin_s: how long to poll while somebody waits.
-        dead_after_s: silence of this length means death; 0: never.
+        limits: how long to be patient with others.
     """
 
     def __init__(
@@ -55,8 +61,11 @@ class Loop:
         coordinator: Optional[Coordinator],
         watch: StopWatch,
         reporter: Any,
+        calls: Callable[[], Progress],
+        hosts: Sequence[str],
+        on_lost: Callable[[], None],
         spin_s: float = 0.0,
-        dead_after_s: float = 0.0,
+        limits: Limits = Limits(),  # noqa: B008 - a tuple of constants
         clock: Clock = monotonic,
     ) -> None:
         self.rank = orders.rank
@@ -67,12 +76,16 @@ class Loop:
 
         def lost(peer: int, why: str, kind: str) -> BaseException:
             error: BaseException = reporter.report_lost(peer, self._turns.doing(), why, kind)
+            on_lost()
             return error
 
-        lines = Lines(orders, dead_after_s, lost, clock)
+        lines = Lines(orders, hosts, limits, lost, lambda: (calls(), performer.progress()), clock)
         watch.pulse = lines.pulse
-        watch.interval_s = lines.interval_s
-        self._turns = Turns(orders, lines, performer, coordinator, watch, spin_s, clock)
+        watch.interval_s = min(lines.interval_s, LOOK_S)
+        reporter.who_is_heard = lines.divided
+        self._reporter = reporter
+        note = reporter.note_closed
+        self._turns = Turns(orders, lines, performer, coordinator, watch, spin_s, note, clock)
         self._driving = threading.Lock()
         self._stopped = False
         self._pid = os.getpid()
@@ -173,6 +186,9 @@ class Loop:
         self._engine_fabric.wake()
         if threading.current_thread() is not self._thread:
             self._thread.join()
+        self._reporter.who_is_heard = None
+        self._watch.pulse = None
+        self._turns.lines.close()
 
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:

@@ -1,8 +1,8 @@
-"""Control messages between the engine of rank 0 and the others, over links."""
+"""Control messages between engines, over links."""
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, Optional, Tuple
+from typing import Collection, Dict, List, Optional, Set, Tuple
 
 from ..transport.base import Fabric, Link, LinkClosed
 from ..wire.messages import MAX_ORDERS_BYTES, Message, MessageReader, encode
@@ -13,46 +13,68 @@ _READ_BYTES = 64 * 1024
 class Mailbox:
     """What is to be sent, and what has arrived. Nothing here waits.
 
+    Args:
+        fabric: the links.
+        nearest: the peers with whom it is decided what runs: all on rank 0, otherwise rank 0.
+
     Attributes:
         gone: peers whose link has ended, with the reason.
     """
 
-    def __init__(self, fabric: Fabric, peers: Iterable[int]) -> None:
+    def __init__(self, fabric: Fabric, nearest: Collection[int]) -> None:
         self.gone: Dict[int, str] = {}
-        self._links: Dict[int, Link] = {peer: fabric.link(peer) for peer in peers}
+        self._nearest = frozenset(nearest)
+        self._links: Dict[int, Link] = {
+            peer: fabric.link(peer) for peer in range(fabric.size) if peer != fabric.rank
+        }
+        self._deaf: Set[int] = set()
         self._readers = {peer: MessageReader(MAX_ORDERS_BYTES) for peer in self._links}
         self._unsent: Dict[int, bytearray] = {peer: bytearray() for peer in self._links}
         self._buffer = memoryview(bytearray(_READ_BYTES))
 
     def send(self, message: Message, to: Optional[int] = None) -> None:
-        """Send to one peer, or to every one that is still there: all on rank 0, otherwise rank 0."""
+        """Send to one peer, or to the nearest ones as far as they are still there."""
+        self._post(message, self._nearest if to is None else (to,))
+
+    def send_all(self, message: Message) -> None:
+        """Send to every peer that is still there."""
+        self._post(message, tuple(self._links))
+
+    def _post(self, message: Message, peers: Collection[int]) -> None:
         data = encode(message)
-        for peer in self._links:
-            if to is None or peer == to:
+        for peer in peers:
+            if peer in self._links and peer not in self._deaf:
                 self._unsent[peer] += data
         self.flush()
 
     def flush(self) -> None:
         """Hand over to the links what they take now."""
         for peer, unsent in self._unsent.items():
-            while unsent and peer in self._links:
+            while unsent:
                 try:
                     taken = self._links[peer].send([memoryview(bytes(unsent))])
-                except LinkClosed as closed:
-                    self._lose(peer, closed.reason)
+                except LinkClosed:
+                    # Receiving finds the end too, after what the peer had still to say.
+                    self._deaf.add(peer)
+                    unsent.clear()
                     break
                 if not taken:
                     break
                 del unsent[:taken]
 
-    def receive(self) -> List[Tuple[int, Message]]:
+    def receive(self, everybody: bool = True) -> List[Tuple[int, Message]]:
         """All messages that have arrived, with who sent them.
+
+        Args:
+            everybody: whether to ask those too that are not near, which costs a system call for each.
 
         Raises:
             ProtocolError: somebody sent nonsense.
         """
         messages: List[Tuple[int, Message]] = []
         for peer, link in list(self._links.items()):
+            if not everybody and peer not in self._nearest:
+                continue
             try:
                 while True:
                     got = link.recv([self._buffer])

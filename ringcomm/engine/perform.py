@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
+from ..collective.progress import Progress
 from ..collective.runner import Runner
 from ..dtypes import Array, dtype_named
 from ..ops import Collective, ReduceOp
@@ -58,24 +59,33 @@ class Performer:
         self._make_runner = make_runner
         self._sets = sets
         self._runners: Dict[Tuple[int, ...], Runner] = {}
+        self._buckets = 0
+        self._active: Optional[Runner] = None
         self._buffer = FusionBuffer()
-        self._do = {
-            Collective.ALLREDUCE: self._all_reduce,
-            Collective.ALLGATHER: self._all_gather,
-            Collective.REDUCESCATTER: self._reduce_scatter,
-            Collective.BROADCAST: self._broadcast,
-            Collective.ALLTOALL: self._all_to_all,
-            Collective.BARRIER: self._barrier,
-            Collective.PROCESS_SET: self._process_set,
-        }
 
     def run(self, bucket: Sequence[Work]) -> List[Any]:
         """Run one bucket; what each member's handle is to give, in order."""
         first = bucket[0][0]
         runner = self._runner(first.process_set)
         runner.spin_s = self.spin_s
-        results: List[Any] = self._do[Collective(first.kind)](runner, bucket)
+        self._active = runner
+        try:
+            results: List[Any] = _DO[Collective(first.kind)](self, runner, bucket)
+        finally:
+            self._active = None
         return results
+
+    def next_bucket(self) -> None:
+        """Count a bucket that is to be run, also if this rank has no part in it."""
+        self._buckets += 1
+
+    def progress(self) -> Progress:
+        """How far this rank is, in buckets. For any thread, and at any time."""
+        active, sequence = self._active, 2 * self._buckets
+        if active is None:
+            return Progress(sequence)
+        progress = active.progress()
+        return progress._replace(sequence=sequence, doing=progress.doing or "copying into one buffer")
 
     def members(self, process_set: int) -> Tuple[int, ...]:
         """The ranks of a process set."""
@@ -240,6 +250,18 @@ class Performer:
     def _process_set(self, runner: Runner, bucket: Sequence[Work]) -> List[Any]:
         runner.barrier()
         return [self._sets.apply(signature.name) for signature, _ in bucket]
+
+
+_DO = {
+    Collective.ALLREDUCE: Performer._all_reduce,
+    Collective.ALLGATHER: Performer._all_gather,
+    Collective.REDUCESCATTER: Performer._reduce_scatter,
+    Collective.BROADCAST: Performer._broadcast,
+    Collective.ALLTOALL: Performer._all_to_all,
+    Collective.BARRIER: Performer._barrier,
+    Collective.PROCESS_SET: Performer._process_set,
+}
+"""Unbound methods: a performer that refers to itself would keep its buffers until garbage is collected."""
 
 
 def _nothing() -> None:

@@ -9,6 +9,7 @@ from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
+from ..errors import fresh_copy
 from ..ops import Collective, ReduceOp
 from ..wire.frames import NO_OP, NO_ROOT
 
@@ -182,13 +183,6 @@ class Handle:
     def error(self) -> Optional[BaseException]:
         """What it failed with, if it did."""
         return self._error
-
-
-def fresh_copy(error: BaseException) -> BaseException:
-    """A new exception with the same facts: several waiters must not share one traceback."""
-    copy = type(error)(*error.args)
-    copy.__dict__.update(error.__dict__)
-    return copy
 
 
 class Request:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import List, NamedTuple, Optional, Sequence
+from typing import Callable, Collection, List, NamedTuple, Optional, Sequence, Set
 
 from ..clock import Clock
-from ..errors import MismatchError, NotInitializedError, PeerStalledError, RingcommError
+from ..errors import MismatchError, NotInitializedError, PeerStalledError, ProtocolError, RingcommError
 from ..transport.base import Fabric, Link
 from ..wire.messages import Message
 from .carried import unpack
@@ -44,6 +44,7 @@ class Turns:
         coordinator: on rank 0.
         watch: interrupts waits.
         spin_s: how long a collective may poll while somebody waits for it.
+        note_closed: told of a peer whose link ended without a goodbye while nobody here waits for it.
     """
 
     def __init__(
@@ -54,8 +55,10 @@ class Turns:
         coordinator: Optional[Coordinator],
         watch: StopWatch,
         spin_s: float,
+        note_closed: Callable[[int, str], None],
         clock: Clock,
     ) -> None:
+        self._note_closed = note_closed
         self.rank = fabric.rank
         self.lock = threading.Lock()
         self.pending = Pending()
@@ -73,6 +76,7 @@ class Turns:
         self._spin_s = spin_s
         self._clock = clock
         self._orders: List[Message] = []
+        self._noted: Set[int] = set()
 
     def fail_all(self, error: BaseException) -> None:
         """The engine has failed: so has everything that is on its way."""
@@ -110,12 +114,15 @@ class Turns:
         if kind == "explain":
             self.lines.mailbox.send({"type": "stack", "text": main_stack()})
         elif self.coordinator is None:
+            if peer != 0 or kind != "orders":
+                raise ProtocolError(f"rank {peer} may not send {kind!r} to rank {self.rank}")
             self._orders.append(message)
         else:
             self.coordinator.take(peer, message, now_s)
 
     def _coordinate(self, coordinator: Coordinator) -> None:
         orders = coordinator.decide(self._clock())
+        self._look_for_late(coordinator)
         for text in coordinator.warnings:
             logger.warning("%s", text)
         coordinator.warnings.clear()
@@ -128,6 +135,18 @@ class Turns:
         if orders is not None:
             self.lines.mailbox.send(orders)
             self._orders.append(orders)
+
+    def _look_for_late(self, coordinator: Coordinator) -> None:
+        """Direct calls to which some ranks do not come. (What has a name is the coordinator's affair.)"""
+        late = self.lines.standing.late(coordinator.paused, self._clock())
+        if late is None:
+            return
+        if late.given_up:
+            why = f"{late.text}, and is given up (RINGCOMM_LATE_AFTER sets the limit)"
+            stack = coordinator.stack_of(late.ranks[0])
+            raise self.lines.lost(late.ranks[0], f"{why}. {stack}".rstrip(". "), "late")
+        coordinator.warnings.append(f"{late.text}.")
+        coordinator.to_explain += [rank for rank in late.ranks if rank not in coordinator.to_explain]
 
     def _announce(self, now_s: float) -> bool:
         with self.lock:
@@ -166,6 +185,7 @@ class Turns:
         with self.lock:
             self.busy = True
         self.lines.mailbox.flush()
+        self.lines.awake()
         self._watch.check()
 
     def hand_over(self) -> None:
@@ -188,19 +208,27 @@ class Turns:
         return bool(self.outbox) or self.pending.unannounced
 
     def _check_gone(self) -> None:
-        """A rank has hung up: that matters if anybody still waits for it."""
+        """A rank has hung up: that matters if anybody still waits for it, or if it left without a word."""
+        gone = self.lines.mailbox.gone
+        nearest = {peer: reason for peer, reason in gone.items() if peer in self.lines.nearest}
+        if nearest and self._is_waiting(nearest):
+            peer, reason = next(iter(nearest.items()))
+            raise self.lines.lost(peer, reason, "lost")
+        for peer in set(gone) - self.lines.said_goodbye - self._noted:
+            self._noted.add(peer)
+            self._note_closed(peer, gone[peer])
+
+    def _is_waiting(self, gone: Collection[int]) -> bool:
         with self.lock:
-            waiting = self.pending.waiting()
-            idle = not waiting and self.join is None
-        if self.coordinator is not None and self.coordinator.waits_for(self.lines.mailbox.gone):
-            idle = False
-        if idle:
-            return
-        peer, reason = next(iter(self.lines.mailbox.gone.items()))
-        raise self.lines.lost(peer, reason, "lost")
+            if self.pending.waiting() or self.join is not None:
+                return True
+        return self.coordinator is not None and self.coordinator.waits_for(gone)
 
     def doing(self) -> str:
         """What this rank is in the middle of, for messages."""
+        direct = self.lines.standing.doing()
+        if direct:
+            return direct
         with self.lock:
             waiting = self.pending.waiting()
         return f"{waiting[0].signature.describe()} {waiting[0].key}" if waiting else "no collective"
@@ -255,6 +283,7 @@ class Turns:
         with self.lock:
             bucket = self.pending.take_bucket(run)
             self.performer.spin_s = self._spin_s if self.waiters else 0.0
+        self.performer.next_bucket()
         members = self.performer.members(bucket[0][0].process_set)
         if self.rank not in members:
             return

@@ -3,11 +3,15 @@
 When a rank dies, its neighbours see their connections break, give up, and break their own; the
 first report to arrive need not be about the first who failed. So reports are collected for a
 moment, and whoever is lost *without having lost somebody itself* is named.
+
+Who is named must not be alive, though. So the rendezvous also asks everybody whom they hear and whom they
+do not. If the one that others lost answers, or somebody still hears it, then a link is at fault, and the
+verdict names what it connects.
 """
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from ..config import Slot
 from .roster import Member
@@ -30,7 +34,9 @@ class Suspicion(NamedTuple):
         peer: who is lost.
         doing: the collective that the reporter was in.
         why: what the reporter saw.
-        kind: ``lost``, ``stalled`` or ``vanished``.
+        kind: ``vanished``: its control connection ended; ``closed``: a link to it ended while nobody needed
+            it; ``unlinked``: it was never reached; otherwise as in
+            :meth:`~ringcomm.rendezvous.control.ControlChannel.report_lost`.
         due_s: when to judge.
     """
 
@@ -46,14 +52,21 @@ class Verdict(NamedTuple):
     """What every rank is told.
 
     Attributes:
-        kind: ``lost``, ``stalled`` or ``mismatch``.
+        kind: ``lost``, ``stalled``, ``mismatch`` or ``cut``.
         text: one paragraph.
         culprit: whose fault it is, if that can be told.
+        apart: for ``cut``: who do not hear each other.
     """
 
     kind: str
     text: str
     culprit: Optional[Member]
+    apart: Tuple[Member, ...] = ()
+
+
+_NOT_HEARD = ("silent", "still", "cut off")
+_ABOUT_LINKS = ("lost", "closed", *_NOT_HEARD)
+Pair = FrozenSet[int]
 
 
 class Blame:
@@ -64,11 +77,17 @@ class Blame:
         self._mismatches: Dict[int, str] = {}
         self._mismatch_due_s = 0.0
         self._exits: Dict[Slot, Tuple[str, bool]] = {}
+        self._hears: Dict[int, Tuple[Set[int], Set[int]]] = {}
 
     def forget_reports(self) -> None:
         """A new generation starts. How processes ended stays known."""
         self._suspicions.clear()
         self._mismatches.clear()
+        self._hears.clear()
+
+    def answered(self, rank: int, heard: Iterable[int], silent: Iterable[int]) -> None:
+        """A rank says whom it has heard lately and whom not. It is asked after every report."""
+        self._hears[rank] = (set(heard), set(silent))
 
     def exited(self, slot: Slot, how: str, ok: bool) -> None:
         """The launcher says how a process ended."""
@@ -81,6 +100,8 @@ class Blame:
 
     def suspect(self, suspicion: Suspicion) -> None:
         """Somebody reports a loss."""
+        if not self._suspicions:
+            self._hears.clear()  # Who lived before that may not live now.
         self._suspicions.append(suspicion)
 
     def mismatch(self, rank: int, text: str, now_s: float) -> None:
@@ -94,6 +115,10 @@ class Blame:
         if self._mismatches and now_s >= self._mismatch_due_s - _ROUNDING_S:
             lines = ["The ranks do not make the same call.", *_grouped(self._mismatches)]
             return Verdict("mismatch", "\n".join(lines), None)
+        # Who has left in peace may hang up as it likes.
+        self._suspicions = [
+            item for item in self._suspicions if item.kind != "closed" or members[item.peer].left is None
+        ]
         due = [item for item in self._suspicions if now_s >= item.due_s - _ROUNDING_S]
         if due:
             # That somebody vanished is a fact; what others report, among them the vanished, is hearsay.
@@ -112,7 +137,35 @@ class Blame:
             if earlier is None or members[accused].gone == VANISHED:
                 break
             accused = earlier.peer
-        return self.sentence(members, members[accused])
+        alive = members[accused].gone is None and members[accused].left is None
+        unlinked = [item for item in self._suspicions if item.peer == accused and item.kind == "unlinked"]
+        if unlinked and alive:
+            name = members[unlinked[0].reporter].name()
+            return Verdict("no_route", f"{name} could not link up: {unlinked[0].why}.", None)
+        pairs = self._cut_from(members, accused)
+        return _cut(members, pairs, self._why(accused)) if pairs else self.sentence(members, members[accused])
+
+    def _cut_from(self, members: Mapping[int, Member], accused: int) -> Set[Pair]:
+        """If this rank lives: between whom the links are broken. Otherwise nothing."""
+        about = [item for item in self._suspicions if item.peer == accused and item.kind in _ABOUT_LINKS]
+        if not about or members[accused].gone is not None or members[accused].left is not None:
+            return set()
+        here = {rank for rank, member in members.items() if member.gone is None and member.left is None}
+        if accused not in self._hears:
+            silent = any(item.kind in _NOT_HEARD for item in about)
+            if not silent or not any(accused in self._hears[rank][0] for rank in self._hears):
+                return set()
+        pairs = {
+            frozenset((item.reporter, item.peer))
+            for item in self._suspicions
+            if item.kind in _ABOUT_LINKS and item.reporter != NOBODY
+        }
+        pairs |= {frozenset((rank, peer)) for rank, (_, silent) in self._hears.items() for peer in silent}
+        return {pair for pair in pairs if pair <= here}
+
+    def _why(self, accused: int) -> str:
+        reasons = (item.why for item in self._suspicions if item.peer == accused and item.why)
+        return next(reasons, "").rstrip(".")
 
     def sentence(self, members: Mapping[int, Member], culprit: Member) -> Verdict:
         """The verdict that names this member."""
@@ -129,9 +182,38 @@ class Blame:
         if culprit.left is not None and culprit.gone is None:
             text = f"has finished ({cause}){during}. Every rank must make the same calls before it ends."
             return Verdict("lost", f"{culprit.name()} {text}", culprit)
-        if reports and reports[0].kind == "stalled" and culprit.gone is None:
+        if reports and culprit.gone is None and reports[0].kind == "late":
+            return Verdict("stalled", f"{culprit.name()} is late{during}: {cause}.", culprit)
+        if reports and culprit.gone is None and reports[0].kind not in ("lost", "closed"):
             return Verdict("stalled", f"{culprit.name()} is silent{during}: {cause}.", culprit)
         return Verdict("lost", f"{culprit.name()} was lost{during}: {cause}.", culprit)
+
+
+def _cut(members: Mapping[int, Member], pairs: Set[Pair], why: str) -> Verdict:
+    """The verdict if ranks that live do not hear each other."""
+    apart = sorted({rank for pair in pairs for rank in pair})
+    hosts = {members[rank].host for rank in apart}
+    between = [{members[rank].host for rank in pair} for pair in pairs]
+    alone = [host for host in hosts if all(host in pair for pair in between)]
+    if len(hosts) > 2 and len(alone) == 1:
+        ranks = [rank for rank in apart if members[rank].host == alone[0]]
+        others = _names(members, [rank for rank in apart if rank not in ranks])
+        verb = "is" if len(ranks) == 1 else "are"
+        who = f"{_names(members, ranks)} {verb} cut off from {others}"
+        text = f"{who}, although not from the rendezvous: {why}."
+        return Verdict("stalled", text, members[ranks[0]])
+    return Verdict(
+        "cut",
+        f"{_names(members, apart)} live, but do not hear each other: {why}. Something between "
+        f"{' and '.join(sorted(hosts))} is broken or blocks TCP: a cable, a switch, a firewall.",
+        None,
+        tuple(members[rank] for rank in apart),
+    )
+
+
+def _names(members: Mapping[int, Member], ranks: List[int]) -> str:
+    """Like ``rank 1 (jetson1) and rank 2 (jetson2)``."""
+    return " and ".join(members[rank].name() for rank in ranks)
 
 
 def _grouped(texts: Mapping[int, str]) -> List[str]:

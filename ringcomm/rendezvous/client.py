@@ -60,14 +60,17 @@ class Joined(NamedTuple):
     table: str
 
 
-def join(membership: Membership, settings: Settings) -> Joined:
+def join(membership: Membership, settings: Settings, listens: bool = False) -> Joined:
     """Become a rank of the job.
+
+    Args:
+        listens: whether an engine will answer the rendezvous for as long as the job runs.
 
     Raises:
         StartupError: (or one of its kinds) the job could not be put together; the message says why.
         ConfigError: ``settings.iface`` makes no sense on this machine.
     """
-    joiner = _Joiner(membership, settings)
+    joiner = _Joiner(membership, settings, listens)
     try:
         return joiner.run()
     except BaseException:
@@ -80,7 +83,8 @@ def join(membership: Membership, settings: Settings) -> Joined:
 class _Joiner:
     """The steps of joining, driven by one reactor and one deadline."""
 
-    def __init__(self, membership: Membership, settings: Settings) -> None:
+    def __init__(self, membership: Membership, settings: Settings, listens: bool) -> None:
+        self.listens = listens
         self.membership = membership
         self.settings = settings
         self.reactor = Reactor()
@@ -120,7 +124,8 @@ class _Joiner:
         assert self._assignment is not None and self._go is not None
         rank = int(self._assignment["rank"])
         self.reactor.forget(self._control)
-        control = ControlChannel(self._control, self._reader)
+        own = next(item for item in self._assignment["members"] if item["rank"] == rank)
+        control = ControlChannel(self._control, self._reader, rank, str(own["host"]))
         return Joined(
             rank,
             int(self._assignment["generation"]),
@@ -229,6 +234,8 @@ class _Joiner:
             "machine": _machine(),
             "pid": os.getpid(),
             "addresses": addresses,
+            "dead_after": self.settings.dead_after_s,
+            "listens": self.listens,
         }
         if who.slot is not None:
             message["slot"] = list(who.slot)
@@ -274,6 +281,8 @@ class _Joiner:
             self._failure = RefusedError(f"The rendezvous refused this process: {message['reason']}")
         elif kind == "abort":
             self._failure = error_from(message)
+        elif kind == "ping":
+            self._tell({"type": "pong", "heard": [], "silent": []})
         elif kind == "probe":
             self._assignment = message
             mesh.become(int(message["rank"]), int(message["generation"]))

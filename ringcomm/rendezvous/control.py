@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from typing import Dict, Optional, Type
+from typing import Callable, Dict, List, Optional, Tuple, Type
 
 from ..clock import Deadline
 from ..errors import (
+    LinkLostError,
     MismatchError,
     NoRouteError,
     PeerLostError,
@@ -17,6 +18,7 @@ from ..errors import (
     RingcommError,
     StartTimeoutError,
     StartupError,
+    fresh_copy,
 )
 from ..transport.base import Watch
 from ..wire.messages import Message, MessageReader, encode
@@ -25,19 +27,33 @@ logger = logging.getLogger("ringcomm.rendezvous")
 
 _VERDICT_S = 5.0
 """How long a rank that lost a peer waits to be told why."""
+_CENSUS_S = 1.5
+"""The same after a long silence: then the rendezvous may be cut off too."""
+_UNHEARD = ("silent", "still", "cut off")
+"""Kinds of reports that come after a long wait."""
 
 
 class ControlChannel(Watch):
     """The connection to the rendezvous while the job runs.
 
-    It is read only when this rank waits for others anyway. Several threads may do so: once there is a
-    verdict, the descriptor stays readable, so that none of them sleeps through it.
+    The engine's thread reads it, and every thread that waits for others. Once there is a verdict, the
+    descriptor stays readable, so that none of them sleeps through it.
+
+    Attributes:
+        who_is_heard: (ranks that this one has heard lately, ranks that it has not), for the rendezvous,
+            which asks when somebody reports a silence.
+        verdict: how the job has ended, once it has.
     """
 
-    def __init__(self, sock: socket.socket, reader: MessageReader) -> None:
+    def __init__(
+        self, sock: socket.socket, reader: MessageReader, rank: int = -1, host: Optional[str] = None
+    ) -> None:
+        self.who_is_heard: Optional[Callable[[], Tuple[List[int], List[int]]]] = None
+        self._rank = rank
+        self._host = host
         self._sock = sock
         self._reader = reader
-        self._verdict: Optional[RingcommError] = None
+        self.verdict: Optional[RingcommError] = None
         self._lock = threading.RLock()
         self.open = True
 
@@ -47,11 +63,11 @@ class ControlChannel(Watch):
     def check(self) -> None:
         with self._lock:
             self._read()
-            if self._verdict is not None:
-                raise _copy(self._verdict)
+            if self.verdict is not None:
+                raise fresh_copy(self.verdict)
 
     def _read(self) -> None:
-        if not self.open or self._verdict is not None:
+        if not self.open or self.verdict is not None:
             return
         try:
             data = self._sock.recv(65536)
@@ -67,47 +83,74 @@ class ControlChannel(Watch):
         except ProtocolError as problem:
             reason = str(problem)
         self._close_socket()
-        self._verdict = self._verdict or PeerLostError(
+        self.verdict = self.verdict or PeerLostError(
             f"The rendezvous of this job is gone ({reason}): ringrun, or the process that served it, has "
             "ended. Without it nobody would learn of failures, so this rank stops."
         )
 
     def _take(self, message: Message) -> None:
-        if message["type"] == "abort" and self._verdict is None:
-            self._verdict = error_from(message)
-            try:
-                # From now on it reads as ended, for whoever else may wait for it.
-                self._sock.shutdown(socket.SHUT_RD)
-            except OSError as problem:
-                logger.debug("the rendezvous has hung up already: %s", problem)
+        if message["type"] == "ping":
+            heard, silent = ([], []) if self.who_is_heard is None else self.who_is_heard()
+            self._send({"type": "pong", "heard": heard, "silent": silent})
+        elif message["type"] == "abort" and self.verdict is None:
+            self.verdict = error_from(message)
+            self._ring()
+
+    def _ring(self) -> None:
+        """Let the connection read as ended from now on, for whoever else may wait for it."""
+        try:
+            self._sock.shutdown(socket.SHUT_RD)
+        except OSError as problem:
+            logger.debug("the rendezvous has hung up already: %s", problem)
 
     def report_lost(self, peer: int, doing: str, why: str, kind: str = "lost") -> RingcommError:
-        """Report that a peer is lost (or ``stalled``); the error that every rank will raise."""
+        """Report that a peer is lost; the error that every rank will raise.
+
+        Args:
+            kind: ``lost``: the link to it broke; ``stalled``: it moved nothing; ``silent``: it gave no sign
+                of life; ``cut off``: nor did anybody else; ``still``: it lives, but a transfer to it stands
+                still; ``late``: it lives, but its program does not come.
+        """
+        name, host = f"rank {peer}", None
+        if kind == "cut off":
+            # Nobody will contradict, nor tell the others: the rendezvous is as far away as they are.
+            peer, host, name = self._rank, self._host, f"rank {self._rank} ({self._host})"
+        text = f"{name} was lost while this rank was in {doing}: {why}. (The rendezvous did not say more.)"
+        error = PeerLostError if kind == "lost" else PeerStalledError
         return self._report(
             {"type": "lost", "peer": peer, "doing": doing, "why": why, "kind": kind},
-            PeerLostError(f"rank {peer} was lost while this rank was in {doing}: {why}.", rank=peer),
+            error(text, rank=peer, host=host),
+            _CENSUS_S if kind in _UNHEARD else _VERDICT_S,
         )
+
+    def note_closed(self, peer: int, why: str) -> None:
+        """Tell the rendezvous, without waiting for it, that a link ended while nobody here needed it."""
+        with self._lock:
+            if self.open and self.verdict is None:
+                self._send({"type": "closed", "peer": peer, "why": why})
 
     def report_mismatch(self, peer: int, text: str) -> RingcommError:
         """Report that a peer is in a different call; the error that every rank will raise."""
-        return self._report({"type": "mismatch", "peer": peer, "text": text}, MismatchError(text, peer=peer))
+        error = MismatchError(text, peer=peer)
+        return self._report({"type": "mismatch", "peer": peer, "text": text}, error, _VERDICT_S)
 
-    def _report(self, message: Message, otherwise: RingcommError) -> RingcommError:
+    def _report(self, message: Message, otherwise: RingcommError, limit_s: float) -> RingcommError:
         with self._lock:
-            return self._ask(message, otherwise)
+            return self._ask(message, otherwise, limit_s)
 
-    def _ask(self, message: Message, otherwise: RingcommError) -> RingcommError:
+    def _ask(self, message: Message, otherwise: RingcommError, limit_s: float) -> RingcommError:
         self._read()
-        if self._verdict is None and self._send(message):
-            deadline = Deadline(_VERDICT_S)
-            while self.open and self._verdict is None and not deadline.expired():
+        if self.verdict is None and self._send(message):
+            deadline = Deadline(limit_s)
+            while self.open and self.verdict is None and not deadline.expired():
                 self._sock.settimeout(max(0.01, deadline.remaining_s()))
                 self._read()
             if self.open:
                 self._sock.setblocking(False)
-        if self._verdict is None:
-            self._verdict = otherwise
-        return _copy(self._verdict)
+        if self.verdict is None:
+            self.verdict = otherwise
+            self._ring()
+        return fresh_copy(self.verdict)
 
     def _send(self, message: Message) -> bool:
         try:
@@ -142,6 +185,7 @@ class ControlChannel(Watch):
 _ERRORS: Dict[str, Type[RingcommError]] = {
     "lost": PeerLostError,
     "stalled": PeerStalledError,
+    "cut": LinkLostError,
     "mismatch": MismatchError,
     "timeout": StartTimeoutError,
     "no_route": NoRouteError,
@@ -153,13 +197,10 @@ def error_from(message: Message) -> RingcommError:
     """The error that an ``abort`` message stands for."""
     kind = _ERRORS.get(str(message["kind"]), RingcommError)
     rank, host = message.get("rank"), message.get("host")
+    if issubclass(kind, LinkLostError):
+        ranks, hosts = message.get("ranks", ()), message.get("hosts", ())
+        return kind(str(message["text"]), ranks=tuple(map(int, ranks)), hosts=tuple(map(str, hosts)))
     if issubclass(kind, PeerLostError):
         return kind(str(message["text"]), rank=rank, host=host)
     return kind(str(message["text"]))
 
-
-def _copy(error: RingcommError) -> RingcommError:
-    """A fresh exception with the same facts: raising one object twice would chain tracebacks."""
-    copy = type(error)(*error.args)
-    copy.__dict__.update(error.__dict__)
-    return copy

@@ -203,7 +203,7 @@ class Mesh:
         """Build the links: dial those that are ours to dial, wait for the others."""
         self._expected = set()
         for route in routes:
-            lanes = [(int(purpose), int(route["peer"])) for purpose in self._purposes(int(route["peer"]))]
+            lanes = [(int(purpose), int(route["peer"])) for purpose in _LANES]
             self._expected.update(lanes)
             if route["dial"]:
                 for lane in lanes:
@@ -211,16 +211,12 @@ class Mesh:
         self.reactor.after(min(_LINK_S, deadline.remaining_s()), self._links_overdue)
         self._check_complete()
 
-    def _purposes(self, peer: int) -> Sequence[Purpose]:
-        """The lanes to a peer: orders come from rank 0 alone."""
-        return [item for item in _LANES if item != Purpose.ORDERS or 0 in (self.rank, peer)]
-
     def _dial_link(self, lane: Lane, route: Dict[str, Any], failures: List[str]) -> None:
         """Dial the addresses of a route one after another until one leads to the peer."""
         purpose, peer = lane
         if len(failures) == len(route["addresses"]):
             tried = "; ".join(failures) or "it offered no address on the chosen route"
-            self._tell({"type": "unlinked", "reason": f"rank {peer} did not answer ({tried})"})
+            self._tell({"type": "unlinked", "peer": peer, "reason": f"rank {peer} did not answer ({tried})"})
             return
         offer = route["addresses"][len(failures)]
         address = str(offer["address"])
@@ -303,7 +299,8 @@ class Mesh:
         if not self._linked and self._expected is not None:
             missing = sorted({peer for _, peer in self._expected - set(self._links)})
             names = ", ".join(f"rank {peer}" for peer in missing)
-            self._tell({"type": "unlinked", "reason": f"no link to {names} within {_LINK_S:g} s"})
+            reason = f"no link to {names} within {_LINK_S:g} s"
+            self._tell({"type": "unlinked", "peer": missing[0], "reason": reason})
 
     def take_links(self) -> Dict[int, Dict[int, socket.socket]]:
         """The finished links, by purpose and by peer; everything else is closed."""

@@ -25,6 +25,9 @@ class Member:
         linked: whether it has links to all others.
         left: the reason it gave when it said goodbye.
         gone: how it ended, if it failed.
+        dead_after_s: how long it may be silent while the rendezvous listens; 0: for ever.
+        listens: whether it answers not only while the job starts, but for as long as it runs.
+        heard_s: when it was last heard.
     """
 
     def __init__(self, connection: int, message: Message, slot: Optional[Slot], host: str) -> None:
@@ -42,6 +45,10 @@ class Member:
         self.linked = False
         self.left: Optional[str] = None
         self.gone: Optional[str] = None
+        dead_after_s = message.get("dead_after", 0.0)
+        self.dead_after_s = float(dead_after_s) if isinstance(dead_after_s, (int, float)) else 0.0
+        self.listens = message.get("listens") is True
+        self.heard_s = 0.0
 
     def name(self) -> str:
         """Like ``rank 2 (jetson2)``."""

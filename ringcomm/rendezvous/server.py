@@ -257,13 +257,17 @@ class RendezvousServer:
         elif kind == "linked":
             actions = state.linked(number, message)
         elif kind == "unlinked":
-            actions = state.unlinked(number, message)
+            actions = state.unlinked(number, message, now)
         elif kind == "lost":
             actions = state.lost(number, message, now)
         elif kind == "mismatch":
             actions = state.mismatched(number, message, now)
         elif kind == "note":
             actions = state.noted(number, message)
+        elif kind == "closed":
+            actions = state.closed(number, message, now)
+        elif kind == "pong":
+            actions = state.answered(number, message, now)
         elif kind == "leaving":
             actions = state.leaving(number, message, now)
         else:

@@ -11,19 +11,20 @@ shell around it. A generation goes through these phases::
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence
 
 from ..config import Slot
 from ..errors import ProtocolError
-from ..transport.nics import LOCAL, LOOPBACK
-from ..transport.routes import Attempt, choose_route, explain_no_route
+from ..transport.routes import Attempt
 from ..wire.messages import Message
 from .actions import Action, Drop, Notice, Seat, Tell, Timer
-from .blame import EVIDENCE_S, NOBODY, SETTLE_S, VANISHED, Blame, Suspicion
+from .blame import EVIDENCE_S, NOBODY, SETTLE_S, VANISHED, Blame, Suspicion, Verdict
 from .roster import Member, Refusal, Roster
+from .routing import NoRoute, choose_routes, routes_of
 from .table import link_rows, link_table
 
-_NEAREST = {LOCAL: 0, LOOPBACK: 1}
+_PINGS = 6
+"""How often members are asked for a sign of life within the time after which silence means death."""
 
 
 class Phase(Enum):
@@ -88,7 +89,7 @@ class Rendezvous:
             self._first_join_s = now_s
             actions.append(Timer(self.start_timeout_s))
         if self.phase is Phase.JOINING:
-            actions += self._blame_early_exits() or self._start_if_complete()
+            actions += self._blame_early_exits() or self._start_if_complete(now_s)
         return actions
 
     def _admit(self, slot: Optional[Slot], host: str) -> None:
@@ -117,7 +118,7 @@ class Rendezvous:
             Notice("refused", f"refused to let somebody join: {reason}"),
         ]
 
-    def _start_if_complete(self) -> List[Action]:
+    def _start_if_complete(self, now_s: float) -> List[Action]:
         if len(self._waiting) < self.size:
             return []
         try:
@@ -132,8 +133,51 @@ class Rendezvous:
         self._reports.clear()
         self._links.clear()
         self.phase = Phase.PROBING
+        for member in ordered:
+            member.heard_s = now_s
         actions: List[Action] = [Tell(member.connection, self._assignment(member)) for member in ordered]
-        return actions + (self._link() if len(self._leaders) == 1 else [])
+        return actions + self._listen(now_s) + (self._link() if len(self._leaders) == 1 else [])
+
+    def _listen(self, now_s: float) -> List[Action]:
+        """Ask everybody for a sign of life, and give up who gives none for long.
+
+        While the job runs, ranks listen to each other. The rendezvous does it while links are built, and
+        when the first have left: the last rank has nobody else.
+        """
+        running = self.phase is Phase.RUNNING
+        here = [item for item in self._by_rank.values() if item.left is None and item.gone is None]
+        here = [item for item in here if item.dead_after_s and (item.listens or not running)]
+        if not here:
+            return []
+        limit_s = min(member.dead_after_s for member in here)
+        silent = min(here, key=lambda member: member.heard_s)
+        if now_s - silent.heard_s >= limit_s - 1e-3:
+            when = "others have left already" if running else "links were being built"
+            return self._abort(
+                "stalled",
+                f"{silent.name()} has been silent for {now_s - silent.heard_s:.0f} s while {when}: its "
+                "process is stopped, swapped out or cut off, or a C call keeps the interpreter lock "
+                "(RINGCOMM_DEAD_AFTER sets the limit).",
+                silent.rank,
+                silent.host,
+            )
+        return [*(Tell(member.connection, {"type": "ping"}) for member in here), Timer(limit_s / _PINGS)]
+
+    def _census(self) -> List[Action]:
+        """Ask everybody who is heard, and who is not."""
+        return [
+            Tell(member.connection, {"type": "ping"})
+            for member in self.members.values()
+            if member.left is None and member.gone is None
+        ]
+
+    def answered(self, connection: int, message: Message, now_s: float) -> List[Action]:
+        """A member says that it lives, and whom it has heard and whom not."""
+        member = self.members.get(connection)
+        if member is not None:
+            member.heard_s = now_s
+            self._blame.answered(member.rank, map(int, message["heard"]), map(int, message["silent"]))
+        return []
 
     def _assignment(self, member: Member) -> Message:
         others = [leader for leader in self._leaders if leader is not member]
@@ -160,44 +204,16 @@ class Rendezvous:
         return self._link() if len(self._reports) == len(self._leaders) else []
 
     def _link(self) -> List[Action]:
-        routes: Dict[Tuple[int, int], Attempt] = {}
-        for index, low in enumerate(self._leaders):
-            for high in self._leaders[index + 1 :]:
-                attempts = self._attempts_between(low, high)
-                route = choose_route(attempts)
-                if route is None:
-                    return self._abort("no_route", _no_route(low, high, attempts), None)
-                routes[low.host_index, high.host_index] = route
+        try:
+            routes = choose_routes(self._leaders, self._reports)
+        except NoRoute as problem:
+            return self._abort("no_route", str(problem), None)
         self.phase = Phase.LINKING
+        members = list(self._by_rank.values())
         return [
-            Tell(member.connection, {"type": "link", "routes": self._routes_of(member, routes)})
-            for member in self._by_rank.values()
+            Tell(member.connection, {"type": "link", "routes": routes_of(member, members, routes)})
+            for member in members
         ]
-
-    def _attempts_between(self, one: Member, other: Member) -> List[Attempt]:
-        there = [item for item in self._reports.get(one.rank, []) if item.target == other.rank]
-        back = [item for item in self._reports.get(other.rank, []) if item.target == one.rank]
-        return there + back
-
-    def _routes_of(self, member: Member, routes: Dict[Tuple[int, int], Attempt]) -> List[Dict[str, Any]]:
-        """For every peer: whether to dial it, at which addresses in this order, and by which interface."""
-        result = []
-        for peer in self._by_rank.values():
-            if peer is member:
-                continue
-            if peer.host_index == member.host_index:
-                # A Unix socket first, then the loopback; the rest in case two containers pass for one host.
-                addresses = sorted(peer.addresses, key=lambda item: _NEAREST.get(str(item.get("kind")), 2))
-                dial, iface = member.rank > peer.rank, ""
-            else:
-                route = routes[
-                    min(member.host_index, peer.host_index), max(member.host_index, peer.host_index)
-                ]
-                addresses = [item for item in peer.addresses if item.get("address") == route.address]
-                dial = self._by_rank[route.source].host_index == member.host_index
-                iface = route.local_iface
-            result.append({"peer": peer.rank, "dial": dial, "addresses": addresses, "iface": iface})
-        return result
 
     def linked(self, connection: int, message: Message) -> List[Action]:
         """A rank has a proven link to every other."""
@@ -217,12 +233,10 @@ class Rendezvous:
         actions.append(Notice("started", table, detail={"links": rows, "generation": self.generation}))
         return actions
 
-    def unlinked(self, connection: int, message: Message) -> List[Action]:
-        """A rank could not build a link."""
-        member = self.members.get(connection)
-        if member is None or self.phase is Phase.ABORTED:
-            return []
-        return self._abort("no_route", f"{member.name()} could not link up: {message['reason']}.", None)
+    def unlinked(self, connection: int, message: Message, now_s: float) -> List[Action]:
+        """A rank could not build a link. If the reason is that the other one has ended, it is known soon."""
+        report = {**message, "doing": "", "why": message["reason"], "kind": "unlinked"}
+        return self.lost(connection, report, now_s)
 
     # ---- losing somebody ---------------------------------------------------------------------
 
@@ -232,14 +246,18 @@ class Rendezvous:
         peer = self._by_rank.get(int(message["peer"]))
         if member is None or peer is None or self.phase is Phase.ABORTED:
             return []
-        known = peer.gone is not None or peer.left is not None or message["kind"] == "stalled"
+        known = peer.gone is not None or peer.left is not None or message["kind"] in ("stalled", "late")
         wait_s = SETTLE_S if known else EVIDENCE_S
         self._blame.suspect(
             Suspicion(
                 member.rank, peer.rank, message["doing"], message["why"], message["kind"], now_s + wait_s
             )
         )
-        return [Timer(wait_s)]
+        return [*self._census(), Timer(wait_s)]
+
+    def closed(self, connection: int, message: Message, now_s: float) -> List[Action]:
+        """The link between two ranks ended without a goodbye, while neither needed it."""
+        return self.lost(connection, {**message, "doing": "", "kind": "closed"}, now_s)
 
     def mismatched(self, connection: int, message: Message, now_s: float) -> List[Action]:
         """A rank reports that another one is in a different call."""
@@ -264,10 +282,13 @@ class Rendezvous:
             return []
         if not message["ok"]:
             member.gone = member.left
-            return self._condemn(member)
+            return self._condemn(self._blame.sentence(self._by_rank, member))
         if self.phase in (Phase.PROBING, Phase.LINKING):
-            return self._condemn(member)
+            return self._condemn(self._blame.sentence(self._by_rank, member))
         return self._next_generation(now_s)
+
+    def _some_have_left(self) -> bool:
+        return self.phase is Phase.RUNNING and any(item.left is not None for item in self.members.values())
 
     def disconnected(self, connection: int, now_s: float) -> List[Action]:
         """A control connection ended."""
@@ -279,7 +300,7 @@ class Rendezvous:
         if self.phase is Phase.ABORTED:
             return []
         if member.gone != VANISHED:
-            return self._condemn(member)
+            return self._condemn(self._blame.sentence(self._by_rank, member))
         # The launcher usually knows within moments how the process ended; that reads better.
         wait_s = EVIDENCE_S if self._roster.seats else SETTLE_S
         self._blame.suspect(Suspicion(NOBODY, member.rank, "", "", "vanished", now_s + wait_s))
@@ -303,7 +324,7 @@ class Rendezvous:
                 # One that said goodbye may still have failed after that; whoever waits shall read how.
                 member.gone = how
                 if member.left is None:
-                    return self._condemn(member)
+                    return self._condemn(self._blame.sentence(self._by_rank, member))
         return self._blame_early_exits()
 
     def _blame_early_exits(self) -> List[Action]:
@@ -327,20 +348,17 @@ class Rendezvous:
             return []
         verdict = self._blame.due(self._by_rank, now_s)
         if verdict is not None:
-            culprit = verdict.culprit
-            return self._abort(
-                verdict.kind,
-                verdict.text,
-                culprit.rank if culprit else None,
-                culprit.host if culprit else None,
-            )
+            return self._condemn(verdict)
+        if self.phase in (Phase.PROBING, Phase.LINKING) or self._some_have_left():
+            return self._listen(now_s)
         if self._first_join_s is not None and now_s >= self._first_join_s + self.start_timeout_s - 1e-3:
             return self._give_up_waiting()
         return []
 
-    def _condemn(self, member: Member) -> List[Action]:
-        verdict = self._blame.sentence(self._by_rank, member)
-        return self._abort(verdict.kind, verdict.text, member.rank, member.host)
+    def _condemn(self, verdict: Verdict) -> List[Action]:
+        culprit = verdict.culprit
+        rank, host = (None, None) if culprit is None else (culprit.rank, culprit.host)
+        return self._abort(verdict.kind, verdict.text, rank, host, verdict.apart)
 
     def _give_up_waiting(self) -> List[Action]:
         waiting = list(self._waiting.values())
@@ -355,10 +373,18 @@ class Rendezvous:
         )
 
     def _abort(
-        self, kind: str, text: str, culprit: Optional[int], host: Optional[str] = None
+        self,
+        kind: str,
+        text: str,
+        culprit: Optional[int],
+        host: Optional[str] = None,
+        apart: Sequence[Member] = (),
     ) -> List[Action]:
         self.phase = Phase.ABORTED
         self.verdict = {"type": "abort", "kind": kind, "text": text, "rank": culprit, "host": host}
+        if apart:
+            self.verdict["ranks"] = [member.rank for member in apart]
+            self.verdict["hosts"] = [member.host for member in apart]
         everyone = list(self.members) + list(self._waiting)
         actions: List[Action] = [Tell(connection, self.verdict) for connection in everyone]
         actions.append(Notice("failed", text, culprit=culprit, detail={"kind": kind}))
@@ -366,7 +392,12 @@ class Rendezvous:
 
     def _next_generation(self, now_s: float) -> List[Action]:
         """If everybody has left in peace: the job has ended, or starts again with those who wait."""
-        if any(member.left is None for member in self.members.values()):
+        still = [member for member in self.members.values() if member.left is None]
+        if still:
+            if len(still) + 1 == len(self.members):
+                for member in still:
+                    member.heard_s = now_s
+                return self._listen(now_s)
             return []
         self.members = {}
         self._by_rank = {}
@@ -377,13 +408,4 @@ class Rendezvous:
         if self._waiting:
             self._first_join_s = now_s
             actions.append(Timer(self.start_timeout_s))
-        return actions + (self._blame_early_exits() or self._start_if_complete())
-
-
-def _no_route(low: Member, high: Member, attempts: Sequence[Attempt]) -> str:
-    names = {low.rank: low.host, high.rank: high.host}
-    return (
-        f"{low.host} and {high.host} cannot reach each other. Tried:\n{explain_no_route(names, attempts)}\n"
-        "Check that both are on one network and that no firewall blocks TCP between them; --iface chooses "
-        "interfaces."
-    )
+        return actions + (self._blame_early_exits() or self._start_if_complete(now_s))

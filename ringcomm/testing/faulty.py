@@ -22,12 +22,18 @@ class Cut(NamedTuple):
         peer: the rank at the other end.
         sending: whether to count what ``rank`` sends; otherwise what it receives.
         after_bytes: how many bytes still get through. The break itself shows at the next attempt.
+        silent: whether the link swallows what follows, as if a cable were pulled, instead of breaking
+            with an error at both ends. Only this direction does.
+        turns: for how many turns of the clock a silent link holds everything back before it goes on, as
+            TCP does once the cable is back; 0: for ever, and what was sent is lost.
     """
 
     rank: int
     peer: int
     sending: bool
     after_bytes: int
+    silent: bool = False
+    turns: int = 0
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,7 @@ class Faults:
         most_bytes: see ``short``.
         delay: share of calls with which this direction of the link falls asleep.
         most_turns: for how many turns of the clock at most.
-        cuts: which links break.
+        cuts: which links break, or fall silent.
     """
 
     seed: int = 0
@@ -68,12 +74,25 @@ class _Direction:
         self._turns = turns
         self._random = random.Random(f"{faults.seed}/{rank}/{peer}/{sending}")
         self._asleep_until = 0
-        limits = [cut.after_bytes for cut in faults.cuts if cut[:3] == (rank, peer, sending)]
-        self.left_bytes = min(limits) if limits else None
+        cuts = [cut for cut in faults.cuts if cut[:3] == (rank, peer, sending)]
+        self._cut = min(cuts, key=lambda cut: cut.after_bytes) if cuts else None
+        self.left_bytes = self._cut.after_bytes if self._cut is not None else None
+
+    def has_broken(self) -> bool:
+        """Whether the link breaks now."""
+        return self.left_bytes == 0 and self._cut is not None and not self._cut.silent
+
+    def swallows(self) -> bool:
+        """Whether what is sent now gets lost."""
+        return self.left_bytes == 0 and self._cut is not None and self._cut.silent and not self._cut.turns
 
     def allowed(self, wanted_bytes: int) -> int:
         """How many bytes the next call may move; 0: it would block."""
         if self._turns.now < self._asleep_until:
+            return 0
+        if self.left_bytes == 0 and self._cut is not None and self._cut.turns:
+            self._asleep_until = self._turns.now + self._cut.turns
+            self.left_bytes = None
             return 0
         dice, faults = self._random, self._faults
         if dice.random() < faults.delay:
@@ -117,11 +136,13 @@ class FaultyLink(Link):
         return self._move(self._inward, self._link.recv, views)
 
     def _move(self, direction: _Direction, call: object, views: Views) -> int:
-        if not self._broken and direction.left_bytes == 0:
+        if not self._broken and direction.has_broken():
             self._broken = True
             self._link.close()
         if self._broken:
             raise LinkClosed(self.peer, "cut by the test")
+        if direction.swallows():
+            return sum(view.nbytes for view in views) if direction is self._outward else 0
         limit = direction.allowed(sum(view.nbytes for view in views))
         if not limit:
             self.held_back = True

@@ -158,7 +158,8 @@ class Lanes(NamedTuple):
     Attributes:
         calls: for collectives that all ranks call in the same order, each in its caller's thread.
         engine: for collectives that the engine matches by name, in its own thread.
-        orders: between rank 0 and every other rank: who has submitted what, and what shall be run.
+        orders: for the engines themselves: to and from rank 0 who has submitted what, and what shall be
+            run; among all ranks signs of life.
     """
 
     calls: Fabric

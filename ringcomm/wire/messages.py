@@ -29,19 +29,23 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     "join": {"version": (str,), "hostname": (str,), "pid": (int,), "addresses": (list,)},
     "probed": {"attempts": (list,)},
     "linked": {"links": (list,)},
-    "unlinked": {"reason": (str,)},
+    "unlinked": {"reason": (str,), "peer": (int,)},
     "lost": {"peer": (int,), "doing": (str,), "why": (str,), "kind": (str,)},
     "mismatch": {"peer": (int,), "text": (str,)},
     "note": {"text": (str,)},
     "leaving": {"reason": (str,), "ok": (bool,)},
+    "closed": {"peer": (int,), "why": (str,)},
+    "pong": {"heard": (list,), "silent": (list,)},
     # from the rendezvous to a rank
     "refused": {"reason": (str,)},
     "probe": {"rank": (int,), "generation": (int,), "members": (list,), "targets": (list,)},
     "link": {"routes": (list,)},
     "go": {"table": (str,)},
     "abort": {"kind": (str,), "text": (str,)},
-    # between the engines of rank 0 and the others
-    "beat": {},
+    "ping": {},
+    # between any two engines
+    "beat": {"calls": (list,), "engine": (list,)},
+    "bye": {},
     # from an engine to the one of rank 0
     "ready": {"known": (list,), "carried": (list,), "fresh": (list,), "urgent": (bool,)},
     "blocked": {},

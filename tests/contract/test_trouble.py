@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
+import socket
+import struct
 import threading
 import time
 
@@ -12,6 +14,7 @@ import pytest
 
 from ringcomm.config import Settings
 from ringcomm.errors import (
+    LinkLostError,
     MismatchError,
     Misuse,
     NotInitializedError,
@@ -247,6 +250,117 @@ def test_a_silent_rank_is_named_and_told(name):
         assert error.rank == 1
         assert "rank 1 (localhost) is silent while others were in" in str(error)
         assert "not a byte for 0.5 s" in str(error)
+
+
+class TestLate:
+    """A rank that lives, but whose program does not come to a direct call."""
+
+    def test_it_is_asked_where_it_is_and_given_up(self, caplog):
+        over = threading.Event()
+
+        def work(context):
+            context.barrier()
+            if context.rank == 1:
+                over.wait(30)
+            try:
+                context.allreduce(ONES)
+                context.barrier()
+            finally:
+                over.set()
+
+        limits = Settings(spin_us=0.0, stall_warning_s=0.3, late_after_s=1.5, dead_after_s=0.0)
+        errors = errors_of(SIZE, work, transport="tcp", settings=limits)
+        assert len({str(error) for error in errors}) == 1
+        for error in errors:
+            assert type(error) is PeerStalledError
+            assert (error.rank, error.host) == (1, "localhost")
+            assert "rank 1 (localhost) is late while others were in allreduce(shape (8,)," in str(error)
+            assert "has waited for" in str(error) and "RINGCOMM_LATE_AFTER" in str(error)
+            assert "run_ranks" in str(error)  # where the main thread is
+        texts = [record.getMessage() for record in caplog.records]
+        assert any(
+            "allreduce(shape (8,), float32, op=Average), call number 2, has waited for" in text
+            and "on ranks 0 (localhost) and 2 (localhost) for rank 1 (localhost)" in text
+            for text in texts
+        )
+        assert any(text.startswith("Rank 1 (localhost), for which others wait, is here:") for text in texts)
+
+    def test_a_pause_is_waited_for(self, caplog):
+        def work(context):
+            context.barrier()
+            if context.rank == 1:
+                with context.engine.pause("saving checkpoint"):
+                    time.sleep(1.2)
+            return float(context.allreduce(ONES, Sum)[0])
+
+        limits = Settings(spin_us=0.0, stall_warning_s=0.3, late_after_s=0.6, dead_after_s=0.0)
+        assert run_ranks(SIZE, work, "tcp", limits) == [3.0] * SIZE
+        assert not [record for record in caplog.records if "waited for" in record.getMessage()]
+
+    def test_never(self):
+        def work(context):
+            context.barrier()
+            if context.rank == 1:
+                time.sleep(1.0)
+            return float(context.allreduce(ONES, Sum)[0])
+
+        limits = Settings(spin_us=0.0, stall_warning_s=0.0, late_after_s=0.0, dead_after_s=0.2)
+        assert run_ranks(SIZE, work, "tcp", limits) == [3.0] * SIZE
+
+
+@pytest.mark.parametrize("pair", [(0, 1), (1, 2)])
+@pytest.mark.parametrize("busy", [True, False])
+def test_a_link_that_is_reset_is_named_and_neither_of_its_ranks(pair, busy):
+    """Nobody waits for anything: still it is noticed, and everybody reads the same at the next call."""
+    noticed_s = []
+    cut = threading.Barrier(SIZE)
+
+    def work(context):
+        context.barrier()
+        cut.wait(10)
+        if context.rank == pair[0]:
+            sock = context._lanes.orders.link(pair[1]).sock
+            sock.shutdown(2)
+            if not busy:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        began_s = time.monotonic()
+        while busy and time.monotonic() < began_s + 30 and context.engine._loop._turns.broken is None:
+            sum(range(1000))  # the program computes, and asks for nothing
+        noticed_s.append(time.monotonic() - began_s)
+        for _ in range(1000):
+            context.barrier()
+            time.sleep(0.01)
+
+    errors = errors_of(SIZE, work, transport="tcp", settings=Settings(spin_us=0.0))
+    assert len({str(error) for error in errors}) == 1
+    for error in errors:
+        assert type(error) is LinkLostError
+        assert (error.ranks, error.rank) == (pair, None)
+        assert f"rank {pair[0]} (localhost) and rank {pair[1]} (localhost) live" in str(error)
+    assert max(noticed_s) < 5.0  # a second for the verdict, the rest for a slow machine
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("after_bytes", [0, 10, 40, 100])
+def test_a_transfer_that_stands_still_is_noticed(size, after_bytes):
+    """Signs of life arrive, as they may where only large packets get lost; the data do not."""
+    faults = Faults(would_block=0.0, short=0.0, cuts=(Cut(0, 1, True, after_bytes, silent=True),))
+    wrapped = []
+
+    def wrap(fabric):
+        wrapped.append(fabric)  # of each rank: for calls, for the engine, for orders
+        return FaultyFabric(fabric, faults) if len(wrapped) % 3 == 1 else fabric
+
+    def work(context):
+        for _ in range(20):
+            context.allreduce(ONES, Sum)
+
+    limits = Settings(spin_us=0.0, dead_after_s=0.4, measure=False)
+    errors = errors_of(size, work, transport="memory", settings=limits, wrap=wrap)
+    stuck = [error for error in errors if "the transfer stands still" in str(error)]
+    assert stuck
+    assert all(type(error) is PeerStalledError and error.rank in (0, 1) for error in stuck)
+    assert "although" in str(stuck[0]) and "bytes into allreduce" in str(stuck[0])
 
 
 def test_after_a_failure_the_same_context_refuses_and_says_why(on_ranks):

@@ -40,6 +40,7 @@ from tests.hosts.netlab_system import LabError, ip, ip_batch, sh, wait_for
 __all__ = ["LOCALHOST", "Host", "Lab", "LabError", "wait_for"]
 
 WLAN_RATE = ("20mbit", "64kb", "50ms")
+OTHER_WAY = {"input": "output", "output": "input"}
 TIED = ("setpriv", "--pdeathsig", "KILL")
 
 
@@ -77,7 +78,7 @@ class Lab:
         self._owner = 0
         self._ports: Dict[Tuple[str, str], Port] = {}
         self._running: Dict[str, Running] = {}
-        self._cuts: Set[FrozenSet[str]] = set()
+        self._cuts: Dict[FrozenSet[str], Tuple[str, Sequence[str], str]] = {}
         self._unplugged: Set[Port] = set()
         self._shaped: Set[Port] = set()
 
@@ -344,14 +345,24 @@ class Lab:
         for netns, device in ((port.netns, port.iface), (plans.switch_of(self.number), port.near)):
             sh("tc", *(["-n", netns] if netns else []), "qdisc", "del", "dev", device, "root", check=False)
 
-    def cut(self, host: str, peers: Iterable[str] | None = None) -> None:
-        """Silently drop everything between a host and `peers` (by default all others, with "localhost")."""
-        self._cuts |= self._pairs(host, peers)
+    def cut(
+        self,
+        host: str,
+        peers: Iterable[str] | None = None,
+        verdict: str = "drop",
+        ways: Sequence[str] = ("input", "output"),
+    ) -> None:
+        """Silently drop everything between a host and `peers` (by default all others, with "localhost").
+
+        `verdict` can be "reject with tcp reset"; `ways` are the host's: with "input" its own packets get out.
+        """
+        self._cuts.update(dict.fromkeys(self._pairs(host, peers), (host, ways, verdict)))
         self._apply_cuts()
 
     def heal(self, host: str, peers: Iterable[str] | None = None) -> None:
         """Let a host and `peers` (by default all) hear each other again."""
-        self._cuts -= self._pairs(host, peers)
+        for pair in self._pairs(host, peers):
+            self._cuts.pop(pair, None)
         self._apply_cuts()
 
     def _pairs(self, host: str, peers: Iterable[str] | None) -> Set[FrozenSet[str]]:
@@ -365,9 +376,15 @@ class Lab:
         """Write each host's rules anew. The root needs none: what it sends or should get is dropped there."""
         for host in self.hosts:
             netns = str(self._port(host.name, "eth").netns)
-            peers = {name for pair in self._cuts if host.name in pair for name in pair - {host.name}}
-            addresses = sorted(address for peer in peers for address in self._live_addresses(peer))
-            system.in_netns(netns, "nft", "-f", "-", stdin=plans.cut_rules(addresses))
+            cuts = [
+                (way if host.name == by else OTHER_WAY[way], address, verdict)
+                for pair, (by, ways, verdict) in self._cuts.items()
+                for peer in pair - {host.name}
+                if host.name in pair
+                for address in sorted(self._live_addresses(peer))
+                for way in ways
+            ]
+            system.in_netns(netns, "nft", "-f", "-", stdin=plans.cut_rules(cuts))
 
     def _live_addresses(self, host: str) -> List[str]:
         """Every address of a host's lab interfaces as the kernel has them now, with the link-local ones."""

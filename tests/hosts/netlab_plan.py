@@ -159,16 +159,19 @@ def address_lines(port: Port) -> List[str]:
     return lines
 
 
-def cut_rules(addresses: Sequence[str]) -> str:
-    """An nftables script that drops all traffic with `addresses`, in place of what an earlier one dropped."""
+Cut = Tuple[str, str, str]
+"""A direction (`input` or `output`), the address at the other end, and what happens, in nftables' words."""
+
+
+def cut_rules(cuts: Sequence[Cut]) -> str:
+    """An nftables script that does to traffic what the cuts say, in place of what an earlier one did."""
     rules = ""
     for chain, side in (("input", "saddr"), ("output", "daddr")):
         rules += f"chain {chain} {{ type filter hook {chain} priority 0; policy accept;\n"
-        for family, members in (
-            ("ip", [a for a in addresses if ":" not in a]),
-            ("ip6", [a for a in addresses if ":" in a]),
-        ):
-            if members:
-                rules += f"{family} {side} {{ {', '.join(members)} }} drop\n"
+        for way, address, verdict in cuts:
+            if way == chain:
+                family = "ip6" if ":" in address else "ip"
+                tcp = "meta l4proto tcp " if "tcp" in verdict else ""
+                rules += f"{family} {side} {address} {tcp}{verdict}\n"
         rules += "}\n"
     return f"table inet ringlab\ndelete table inet ringlab\ntable inet ringlab {{\n{rules}}}\n"

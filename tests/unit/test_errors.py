@@ -14,6 +14,7 @@ from ringcomm.errors import (
     DuplicateNameError,
     HorovodInternalError,
     HostsUpdatedInterrupt,
+    LinkLostError,
     MismatchError,
     Misuse,
     NoRouteError,
@@ -43,7 +44,7 @@ PLACE = {
         ShapeError, NotOfferedError,
     ],
     StartupError: [StartTimeoutError, RefusedError, AuthenticationError, NoRouteError],
-    Recoverable: [PeerLostError, PeerStalledError],
+    Recoverable: [PeerLostError, PeerStalledError, LinkLostError],
     RingcommError: [BrokenInvariantError, ProtocolError, HostsUpdatedInterrupt],
 }  # fmt: skip
 
@@ -76,6 +77,7 @@ def test_one_base_and_exclusive_branches(kind):
         (StartTimeoutError, TimeoutError),
         (PeerLostError, ConnectionError),
         (PeerStalledError, TimeoutError),
+        (LinkLostError, TimeoutError),
         (BrokenInvariantError, AssertionError),
     ],
 )
@@ -86,10 +88,11 @@ def test_builtin_relatives(kind, builtin):
 def test_horovods_users_catch_what_went_wrong_between_ranks():
     """... and nothing else; whoever restarts training looks for Recoverable, which a mistake never is."""
     caught = {kind for kind in ALL if issubclass(kind, HorovodInternalError)}
-    assert caught == {MismatchError, ShapeError, PeerLostError, PeerStalledError}
+    lost = {PeerLostError, PeerStalledError, LinkLostError}
+    assert caught == {MismatchError, ShapeError} | lost
     others = {NotOfferedError, HostsUpdatedInterrupt}
     assert {kind for kind in ALL if issubclass(kind, RuntimeError)} == caught | others
-    assert {kind for kind in caught if issubclass(kind, Recoverable)} == {PeerLostError, PeerStalledError}
+    assert {kind for kind in caught if issubclass(kind, Recoverable)} == lost
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ALL if kind is not HostsUpdatedInterrupt])

@@ -22,6 +22,7 @@ from ...rendezvous.embedded import EmbeddedRendezvous
 logger = logging.getLogger("ringcomm.torch")
 
 _DEFAULT_TIMEOUT_S = 1800.0
+_SILENCE_S = 600.0
 """What PyTorch passes if the user says nothing."""
 _FAREWELL_NAME = "ringcomm-farewell"
 _warned = False
@@ -60,7 +61,7 @@ def group_settings(timeout: timedelta) -> Settings:
     settings = Settings.from_environment()
     timeout_s = timeout.total_seconds()
     # PyTorch's own default is half an hour; whoever leaves it gets what RINGCOMM_TIMEOUT says.
-    silence_s = settings.timeout_s if timeout_s == _DEFAULT_TIMEOUT_S else timeout_s
+    silence_s = (settings.timeout_s or _SILENCE_S) if timeout_s == _DEFAULT_TIMEOUT_S else timeout_s
     return replace(settings, timeout_s=silence_s, start_timeout_s=max(timeout_s, 1.0))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Optional, Sequence, TypeVar
 
 from ...collective.runner import Reporter
-from ...errors import RingcommError
+from ...errors import RingcommError, fresh_copy
 from ...transport.base import Watch
 
 _Error = TypeVar("_Error", bound=BaseException)
@@ -46,6 +46,12 @@ class GroupWatch(Watch):
                 self._control.check()
             except RingcommError as error:
                 raise self._noted(error) from None
+
+    @property
+    def verdict(self) -> Optional[RingcommError]:
+        """How the rendezvous says that the group has ended, once it has."""
+        verdict: Optional[RingcommError] = self._reporter.verdict
+        return None if verdict is None else self._noted(fresh_copy(verdict))
 
     def report_lost(self, peer: int, doing: str, why: str, kind: str = "lost") -> RingcommError:
         """A peer is lost: the error that all ranks raise."""

@@ -41,6 +41,8 @@ def fail(runner):
 class Rendezvous:
     """Hears reports, and gives the verdict."""
 
+    verdict = None
+
     def __init__(self):
         self.heard = []
 

@@ -115,8 +115,9 @@ class Job:
     def linked(self, connection, *links):
         return self.take(self.state.linked(connection, {"type": "linked", "links": list(links)}))
 
-    def unlinked(self, connection, reason="rank 1 did not answer"):
-        return self.take(self.state.unlinked(connection, {"type": "unlinked", "reason": reason}))
+    def unlinked(self, connection, reason="rank 1 did not answer", peer=1):
+        message = {"type": "unlinked", "reason": reason, "peer": peer}
+        return self.take(self.state.unlinked(connection, message, self.now_s))
 
     def tick(self):
         return self.take(self.state.tick(self.now_s))

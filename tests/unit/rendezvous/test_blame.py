@@ -209,3 +209,88 @@ def test_one_rank_reports_several_mismatches_the_last_counts(members):
 def test_limits_are_humane():
     """Everybody learns of a death well within the 5 s that are promised."""
     assert SETTLE_S < EVIDENCE_S <= 2.0
+
+
+# ---- links -------------------------------------------------------------------------------------
+
+
+def verdict_of(members, suspicions, hears):
+    """The verdict after a census: (heard, silent) of every rank that answered."""
+    blame = Blame()
+    for item in suspicions:
+        blame.suspect(item)
+    for rank, (heard, silent) in hears.items():
+        blame.answered(rank, heard, silent)
+    return blame.due(members, 10.0)
+
+
+SILENT = "not a sign of life for 30 s"
+
+
+class TestLinks:
+    def test_a_cut_between_two_names_both_and_nobody_else(self, members):
+        hears = {0: ([1, 2, 3, 4], []), 1: ([0, 3, 4], [2]), 2: ([0, 3, 4], [1]), 3: ([0, 1, 2, 4], [])}
+        for reports in itertools.permutations([loss(1, 2, "silent", SILENT), loss(2, 1, "silent", SILENT)]):
+            for count in (1, 2):
+                verdict = verdict_of(members, reports[:count], hears)
+                assert (verdict.kind, verdict.culprit) == ("cut", None)
+                assert [member.rank for member in verdict.apart] == [1, 2]
+                assert "rank 1 (host1) and rank 2 (host2) live, but do not hear each other" in verdict.text
+
+    @pytest.mark.parametrize("kind", ["lost", "closed", "still"])
+    def test_a_link_that_breaks_between_two_that_live(self, members, kind):
+        hears = {rank: ([], []) for rank in range(5)}
+        verdict = verdict_of(members, [loss(1, 2, kind)], hears)
+        assert (verdict.kind, [member.rank for member in verdict.apart]) == ("cut", [1, 2])
+
+    def test_who_does_not_answer_is_to_blame(self, members):
+        hears = {rank: ([item for item in (0, 1, 3, 4) if item != rank], [2]) for rank in (0, 1, 3, 4)}
+        verdict = verdict_of(members, [loss(3, 2, "silent", SILENT)], hears)
+        assert (verdict.kind, verdict.culprit) == ("stalled", members[2])
+
+    def test_who_is_heard_by_others_is_not_to_blame_although_the_rendezvous_does_not_hear_it(self, members):
+        hears = {0: ([2, 3, 4], [1]), 2: ([0, 1, 3, 4], []), 3: ([0, 1, 2, 4], []), 4: ([0, 1, 2, 3], [])}
+        verdict = verdict_of(members, [loss(0, 1, "silent", SILENT)], hears)
+        assert (verdict.kind, [member.rank for member in verdict.apart]) == ("cut", [0, 1])
+
+    def test_one_that_nobody_hears_but_the_rendezvous_is_cut_off(self, members):
+        hears = {rank: ([], [2]) for rank in (0, 1, 3, 4)}
+        hears[2] = ([], [0, 1, 3, 4])
+        verdict = verdict_of(members, [loss(3, 2, "silent", SILENT)], hears)
+        assert (verdict.kind, verdict.culprit) == ("stalled", members[2])
+        assert "rank 2 (host2) is cut off from rank 0 (host0)" in verdict.text
+
+    def test_a_host_with_several_ranks(self, members):
+        members[3].host = "host2"
+        hears = {rank: ([], [2, 3]) for rank in (0, 1, 4)}
+        hears.update({rank: ([5 - rank], [0, 1, 4]) for rank in (2, 3)})
+        verdict = verdict_of(members, [loss(0, 3, "silent", SILENT)], hears)
+        assert (verdict.kind, verdict.culprit) == ("stalled", members[2])
+        assert "rank 2 (host2) and rank 3 (host2) are cut off from" in verdict.text
+
+    def test_between_two_hosts_with_several_ranks(self, members):
+        members[1].host, members[3].host = "host0", "host2"
+        hears = {rank: ([4], [2, 3]) for rank in (0, 1)}
+        hears.update({rank: ([4], [0, 1]) for rank in (2, 3)})
+        verdict = verdict_of(members, [loss(0, 3, "silent", SILENT)], hears)
+        assert (verdict.kind, [member.rank for member in verdict.apart]) == ("cut", [0, 1, 2, 3])
+        assert "between host0 and host2" in verdict.text
+
+    def test_a_limit_without_a_byte_accuses_although_the_accused_answers(self, members):
+        verdict = verdict_of(members, [loss(0, 1, "stalled", "not a byte for 9 s")], {1: ([], [])})
+        assert (verdict.kind, verdict.culprit) == ("stalled", members[1])
+
+    def test_late_is_late_although_it_answers(self, members):
+        verdict = verdict_of(members, [loss(0, 1, "late", "it has not come")], {1: ([], [])})
+        assert (verdict.kind, verdict.culprit) == ("stalled", members[1])
+        assert "rank 1 (host1) is late" in verdict.text
+
+    def test_who_has_left_may_hang_up(self, members):
+        members[1].left = "it called shutdown()"
+        assert verdict_of(members, [loss(0, 1, "closed")], {}) is None
+
+    def test_answers_from_before_the_first_report_do_not_count(self, members):
+        blame = Blame()
+        blame.answered(2, [], [])
+        blame.suspect(loss(0, 2, "silent", SILENT))
+        assert blame.due(members, 10.0).culprit is members[2]

@@ -300,7 +300,8 @@ def test_all_linked_starts_the_job_with_a_table():
 def test_who_cannot_link_up_ends_it():
     job = three_hosts()
     report_all(job)
-    job.unlinked(2, "rank 3 did not answer (10.0.0.3: timed out)")
+    job.unlinked(2, "rank 3 did not answer (10.0.0.3: timed out)", peer=3)
+    job.pass_time(1.0)
     assert set(job.aborts()) == {0, 1, 2, 3}
     assert (
         job.verdict()["text"]

@@ -133,7 +133,7 @@ def test_bad_settings_end_with_2_and_one_paragraph(line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["-np x a", "-np 0 a", "--nope a", "-p 0 a", "--timeout 0 a", "--fusion-threshold-mb x a", "-np"]
+    "line", ["-np x a", "-np 0 a", "--nope a", "-p 0 a", "--timeout -1 a", "--fusion-threshold-mb x a", "-np"]
 )
 def test_bad_lines(seen: List[Any], line: str) -> None:
     result = CliRunner().invoke(cli.ringrun, line.split())

@@ -77,7 +77,7 @@ def test_one_machine_under_two_names(monkeypatch: pytest.MonkeyPatch) -> None:
     ("options", "environ", "words"),
     [
         (Options(said=from_values({"timeout_s": float("nan")})), {}, "timeout_s=nan cannot be used"),
-        (Options(said=from_values({"timeout_s": 0})), {}, "timeout_s=0 cannot be used"),
+        (Options(said=from_values({"timeout_s": -1})), {}, "timeout_s=-1 cannot be used"),
         (Options(ifaces=("10.0.0.0/99",)), {}, "--iface '10.0.0.0/99' is not a network"),
         (Options(hosts="a,b", ifaces=("b=10.0.0/8",)), {}, "'10.0.0/8' is not a network"),
         (Options(), {"RINGCOMM_IFACE": "eth0,!1.2.3.4/-1"}, "is not a network"),
@@ -209,9 +209,9 @@ def test_hosts_come_from_one_place(tmp_path: Path) -> None:
 
 def test_settings_come_from_options_before_the_environment() -> None:
     environ = {**ENVIRON, "RINGCOMM_TIMEOUT": "5", "RINGCOMM_START_TIMEOUT": "7"}
-    said = (Said("timeout_s", "600", "--timeout 600", "--timeout"),)
+    said = (Said("timeout_s", "0", "--timeout 0", "--timeout"),)
     job = prepare(Options(said=said), ["x.py"], environ)
-    assert (job.settings.timeout_s, job.settings.start_timeout_s) == (600.0, 7.0)
+    assert (job.settings.timeout_s, job.settings.start_timeout_s) == (0.0, 7.0)
     assert "RINGCOMM_TIMEOUT" not in job.hosts[0].env  # the default again, and the variable is removed
     assert job.hosts[0].env["RINGCOMM_START_TIMEOUT"] == "7.0"
     with pytest.raises(ConfigError, match="RINGCOMM_TIMEOUT"):

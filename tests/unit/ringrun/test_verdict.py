@@ -100,3 +100,13 @@ def test_signal_names() -> None:
     assert signal_name(15) == "SIGTERM"
     assert signal_name(0) == "signal 0"
     assert signal_name(12345) == "signal 12345"
+
+
+def test_a_broken_link_is_nobodys_fault() -> None:
+    text = "rank 0 (a) and rank 1 (b) live, but do not hear each other"
+    exits = [Exit(rank, 1, None) for rank in range(3)]
+    found = verdict(*exits, Complaint(None, None, text, link=True))
+    cause = found.cause()
+    assert cause is not None
+    assert (cause.rank, cause.host_index, cause.how, found.exit_code()) == (None, None, text, 1)
+    assert found.secondary() == {0, 1, 2}

@@ -17,7 +17,7 @@ GOOD = [
     {"type": "join", "version": "1", "hostname": "h", "pid": 12, "addresses": [ADDRESS], "slot": [0, 1]},
     {"type": "probed", "attempts": []},
     {"type": "linked", "links": [{"peer": 1, "iface": "eth0", "local": "a", "remote": "b"}]},
-    {"type": "unlinked", "reason": "nobody answered"},
+    {"type": "unlinked", "reason": "nobody answered", "peer": 1},
     {"type": "lost", "peer": 2, "doing": "allreduce", "why": "grüße \N{SNOWMAN}", "kind": "lost"},
     {"type": "mismatch", "peer": 0, "text": ""},
     {"type": "note", "text": "a broadcast goes along a chain"},
@@ -84,7 +84,7 @@ def test_oversize_is_refused_by_its_length_alone(length):
 
 
 def test_the_limit_itself_is_allowed():
-    message = {"type": "unlinked", "reason": ""}
+    message = {"type": "unlinked", "reason": "", "peer": 1}
     message["reason"] = "x" * (100 - len(encode(message)) + 4)
     assert len(encode(message)) == 104
     assert read(encode(message), limit=100) == [message]

@@ -1,0 +1,198 @@
+"""Cables, switches, firewalls and power: who is cut off is named everywhere and in time, and nothing is left.
+
+Every case has a lab of its own, and several run at the same time, because they mostly wait.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+import pytest
+
+from tests.hosts import job as jobs
+from tests.hosts.job import Job
+from tests.hosts.netlab import Lab, wait_for
+
+PROGRAM = Path(__file__).parent / "programs" / "endure.py"
+RESET = "reject with tcp reset"
+HOSTS = ("localhost", "jetson1", "jetson2")
+AT_ONCE = 4
+DEAD_AFTER_S = 3.0
+BOUND_S = DEAD_AFTER_S + 2.0
+LEFT_S = 5.0
+
+
+def power_off(lab: Lab) -> None:
+    """Nothing that the kernel would still say gets out."""
+    lab.unplug("jetson2", "eth")
+    lab.kill_host("jetson2")
+
+
+class Fault(NamedTuple):
+    """Something that happens to the network.
+
+    Attributes:
+        strike: makes it happen.
+        culprit: the rank that the others must name; None: it is a link between ``apart``.
+        apart: the ranks that do not hear each other.
+        lost: whether the culprit itself cannot tell any more.
+        idle_s: how long to idle: until everybody has been told, and the launcher has not ended them yet.
+    """
+
+    strike: Callable[[Lab], None]
+    culprit: Optional[int] = 2
+    apart: Tuple[int, ...] = ()
+    lost: bool = False
+    idle_s: float = DEAD_AFTER_S + 1.7
+
+
+FAULTS: Dict[str, Fault] = {
+    "silence": Fault(lambda lab: lab.cut("jetson2")),
+    "silence between two": Fault(lambda lab: lab.cut("jetson1", ["jetson2"]), None, (1, 2)),
+    "silence between rank 0 and another": Fault(lambda lab: lab.cut("localhost", ["jetson1"]), None, (0, 1)),
+    "reset": Fault(lambda lab: lab.cut("jetson2", verdict=RESET, ways=("input",)), idle_s=2.2),
+    "reset between two": Fault(
+        lambda lab: lab.cut("jetson1", ["jetson2"], verdict=RESET, ways=("input",)), None, (1, 2), idle_s=2.2
+    ),
+    "nothing comes in": Fault(lambda lab: lab.cut("jetson2", ways=("input",))),
+    "nothing goes out": Fault(lambda lab: lab.cut("jetson2", ways=("output",))),
+    "one way between two": Fault(
+        lambda lab: lab.cut("jetson1", ["jetson2"], ways=("output",)), None, (1, 2)
+    ),
+    "unplugged": Fault(lambda lab: lab.unplug("jetson2", "eth")),
+    "power": Fault(power_off, lost=True),
+}
+WAYS = ("transfer", "idle")
+
+
+class Outcome(NamedTuple):
+    """What became of a job.
+
+    Attributes:
+        struck_s: when the fault happened.
+        errors, finished: what the ranks have written.
+        left: command lines of what was still running afterwards.
+    """
+
+    struck_s: float
+    code: int
+    output: str
+    errors: Dict[int, Dict[str, Any]]
+    finished: List[int]
+    left: Dict[str, List[str]]
+
+
+def read(directory: Path, name: str) -> Dict[int, Dict[str, Any]]:
+    return {
+        rank: json.loads((directory / f"{name}{rank}").read_text())
+        for rank in range(3)
+        if (directory / f"{name}{rank}").exists()
+    }
+
+
+def endure(lab: Lab, directory: Path, way: str, seconds: float, strike: Callable[[Lab], None]) -> Outcome:
+    """Run a job, let it happen, and see what is left."""
+    for host in ("jetson1", "jetson2"):
+        lab.shape(host, "eth", "200mbit")
+    options = ["-H", ",".join(HOSTS), "--dead-after", DEAD_AFTER_S]
+    with Job(lab, *options, PROGRAM, directory, way, "--seconds", seconds) as job:
+        wait_for(lambda: len(read(directory, "running")) == 3, 30, "a running job")
+        if way == "transfer":
+            time.sleep(0.3)
+        struck_s = time.time()
+        strike(lab)
+        code = job.finish(timeout_s=40)
+    wait_until_s = time.monotonic() + LEFT_S
+    while jobs.job_processes(lab, str(directory)) and time.monotonic() < wait_until_s:
+        time.sleep(0.05)
+    left = jobs.job_processes(lab, str(directory))
+    lab.restore()
+    return Outcome(
+        struck_s, code, job.output, read(directory, "error"), list(read(directory, "finished")), left
+    )
+
+
+def healing(gap_s: float) -> Callable[[Lab], None]:
+    def strike(lab: Lab) -> None:
+        lab.cut("jetson2")
+        time.sleep(gap_s)
+        lab.heal("jetson2")
+
+    return strike
+
+
+CASES: List[Tuple[str, str]] = [(name, way) for name in (*FAULTS, "healed") for way in WAYS]
+
+
+@pytest.fixture(scope="module")
+def outcomes(able: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dict[Tuple[str, str], Any]]:
+    """All cases, running; each one's outcome comes when it is asked for."""
+    labs = [Lab("jetson1", "jetson2", no_wlan=True, docker=False) for _ in range(AT_ONCE)]
+    free: List[Lab] = []
+    base = tmp_path_factory.mktemp("cuts")
+    try:
+        for lab in labs:
+            free.append(lab.start())
+
+        def run(name: str, way: str) -> Outcome:
+            lab = free.pop()
+            try:
+                directory = base / f"{name}, {way}"
+                directory.mkdir()
+                if name == "healed":
+                    seconds = {"transfer": DEAD_AFTER_S + 2.0, "idle": DEAD_AFTER_S + 1.0}[way]
+                    return endure(lab, directory, way, seconds, healing(DEAD_AFTER_S * 0.4))
+                seconds = FAULTS[name].idle_s if way == "idle" else 600.0
+                return endure(lab, directory, way, seconds, FAULTS[name].strike)
+            finally:
+                free.append(lab)
+
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            running: Dict[Tuple[str, str], Any] = {case: pool.submit(run, *case) for case in CASES}
+            yield running
+    finally:
+        for lab in labs:
+            lab.close()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", list(FAULTS))
+def test_everybody_learns_who_is_cut_off(outcomes: Dict[Tuple[str, str], Any], name: str, way: str) -> None:
+    fault = FAULTS[name]
+    seen: Outcome = outcomes[name, way].result()
+    assert seen.code not in (0, None), seen.output
+    assert seen.finished == []
+    if fault.culprit is None:
+        assert "the job failed" in seen.output and "do not hear each other" in seen.output, seen.output
+    else:
+        assert f"{HOSTS[fault.culprit]}" in seen.output.split("╭")[-1], seen.output
+    assert set(seen.errors) == ({0, 1} if fault.lost else {0, 1, 2}), (seen.errors, seen.output)
+    took_s = {rank: error["at_s"] - seen.struck_s for rank, error in seen.errors.items()}
+    print(f"{name}, {way}: " + ", ".join(f"rank {rank} after {took:.1f} s" for rank, took in took_s.items()))
+    assert max(took_s.values()) < BOUND_S, seen.errors
+    for rank, error in seen.errors.items():
+        if fault.culprit is None:
+            # One of the two may be cut off from the rendezvous as well; it names the other.
+            assert set(fault.apart) - {rank} <= named(error), (rank, error)
+            assert error["kind"] == "LinkLostError" or rank in fault.apart, (rank, error)
+        else:
+            assert error["rank"] == fault.culprit and error["host"] == HOSTS[fault.culprit], (rank, error)
+        assert error["kind"] in ("PeerLostError", "PeerStalledError", "LinkLostError")
+    assert seen.left == {}
+
+
+def named(error: Dict[str, Any]) -> set[int]:
+    """The ranks that an error is about: those in its attributes, or in its text."""
+    return {rank for rank in range(3) if f"rank {rank}" in error["text"]} | set(error["ranks"] or ())
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_cut_that_heals_in_time_disturbs_nothing(outcomes: Dict[Tuple[str, str], Any], way: str) -> None:
+    seen: Outcome = outcomes["healed", way].result()
+    assert (seen.code, seen.errors, seen.finished, seen.left) == (0, {}, [0, 1, 2], {}), seen.output

@@ -1,0 +1,57 @@
+"""Whole jobs on bad networks: right numbers everywhere, or everywhere the same error that names the culprit.
+
+Another seed is another order of events, another network and another trouble. `--schedules 10000` runs more of
+them; a seed that fails is part of the message, and `Simulated(seed).run()` repeats it.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.jobs import FAULTS, HARMLESS, Plan, Simulated
+
+BLOCK = 100
+
+
+def pytest_generate_tests(metafunc):
+    """Blocks of seeds, so that several processes can share them."""
+    if "first" in metafunc.fixturenames:
+        metafunc.parametrize("first", range(0, metafunc.config.getoption("--schedules"), BLOCK))
+
+
+def test_right_numbers_or_the_same_error(first):
+    for seed in range(first, first + BLOCK):
+        Simulated(seed).run()
+
+
+def test_slow_is_never_dead(first):
+    """Ranks that get little time, sleep for a while or are not reached for a while: no false alarm."""
+    for seed in range(first, first + BLOCK):
+        Simulated(seed, HARMLESS).run()
+
+
+@pytest.mark.parametrize("seed", [3, 6, 7, 8])
+def test_a_seed_is_always_the_same(seed):
+    described = set()
+    for _ in range(2):
+        job = Simulated(seed)
+        job.run()
+        described.add(job.describe())
+    assert len(described) == 1
+
+
+def test_everything_that_can_go_wrong_does():
+    assert {Plan.of(seed).fault for seed in range(BLOCK)} == set(FAULTS)
+    assert {Plan.of(seed, HARMLESS).fault for seed in range(BLOCK)} == set(HARMLESS)
+
+
+@pytest.mark.parametrize("broken", ["no beats", "blames the first accused"])
+def test_the_simulation_notices_mistakes(monkeypatch, broken):
+    """... of the two kinds that matter: nobody says anything, or the wrong one is named."""
+    if broken == "no beats":
+        monkeypatch.setattr("ringcomm.engine.liveness.Liveness.due", lambda self, now_s: False)
+    else:
+        monkeypatch.setattr("ringcomm.rendezvous.blame.Blame._cut_from", lambda *_: set())
+    with pytest.raises(AssertionError, match="seed"):
+        for seed in range(BLOCK):
+            Simulated(seed).run()
