@@ -17,6 +17,7 @@ from .collectives import Collectives
 from .config import Membership, Settings
 from .engine.engine import Engine
 from .errors import describe_error
+from .flight import Facts, FlightRecorder
 from .rendezvous.client import Joined, Peer, join
 from .rendezvous.embedded import EmbeddedRendezvous
 from .schedule.select import Selector
@@ -73,6 +74,8 @@ class Context(Collectives):
         names = [peer.host for peer in self.peers]
         self.engine = Engine(lanes, settings, self.generation, spin_s, reporter, names, self._selector)
         self._recording = Recording(self.engine, names)
+        facts = Facts(self.rank, self.size, self.host, self.generation, range(self.size))
+        self._flight = FlightRecorder(facts, settings, self._runner, self.engine)
 
     @classmethod
     def start(cls, membership: Optional[Membership] = None, settings: Optional[Settings] = None) -> Context:
@@ -135,6 +138,9 @@ class Context(Collectives):
         if self._closed:
             return
         self._closed = True
+        if not ok:
+            self._flight.tell(reason)
+        self._flight.close()
         self._runner.stop()
         self.engine.stop()
         if self._joined is not None:

@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, List, NoReturn, Optional, Tuple
 
 import click
@@ -162,6 +163,7 @@ def _take_signals(supervisor: Supervisor) -> None:
 
     signal.signal(signal.SIGINT, pass_on)
     signal.signal(signal.SIGTERM, pass_on)
+    signal.signal(signal.SIGUSR1, lambda *_: supervisor.diagnose())
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup keeps its meaning
         signal.signal(signal.SIGHUP, pass_on)
 
@@ -180,8 +182,29 @@ def _leave(outcome: Outcome, console: Any) -> NoReturn:
     raise SystemExit(outcome.exit_code)
 
 
+def _diagnose(words: List[str]) -> NoReturn:
+    from ringcomm.errors import ConfigError
+
+    from .diagnose import USAGE, diagnose_folder
+
+    if len(words) != 1 or words[0] in ("-h", "--help"):
+        wanted = words in (["-h"], ["--help"])
+        click.echo(USAGE, err=not wanted, nl=False)
+        raise SystemExit(0 if wanted else 2)
+    try:
+        text, code = diagnose_folder(Path(words[0]))
+    except ConfigError as problem:
+        click.echo(f"ringrun: {problem}", err=True)
+        raise SystemExit(2) from None
+    click.echo(text, nl=False)
+    raise SystemExit(code)
+
+
 def main(args: Optional[List[str]] = None) -> None:
     """The entry point."""
+    words = sys.argv[1:] if args is None else args
+    if words[:1] == ["diagnose"]:
+        _diagnose(words[1:])
     ringrun.main(args=args, prog_name="ringrun")
 
 

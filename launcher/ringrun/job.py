@@ -110,6 +110,7 @@ class Job:
             "version": self.version,
             "silence_s": None if host.is_local else SILENCE_S,
             "horovod": self.horovod,
+            "flight": self.settings.flight_recorder > 0,
         }
 
     def _rank_env(self, host: HostJob, place: Place) -> Dict[str, str]:

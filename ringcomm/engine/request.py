@@ -199,9 +199,10 @@ class Request:
         arrays: flat, contiguous; of reductions and broadcasts they are overwritten with the result.
         splits: for alltoall, how many rows go to each member of the process set.
         site: file and line of the call.
+        operation: what the flight recorder remembers of it, if there is one.
     """
 
-    __slots__ = ("arrays", "handle", "key", "rows", "signature", "site", "splits", "submitted_s")
+    __slots__ = ("arrays", "handle", "key", "operation", "rows", "signature", "site", "splits")
 
     def __init__(
         self,
@@ -219,4 +220,4 @@ class Request:
         self.rows = list(rows)
         self.splits = list(splits)
         self.site = site
-        self.submitted_s = 0.0
+        self.operation: Any = None
