@@ -8,10 +8,11 @@ from typing import List, Tuple
 from .diagnosis import diagnose
 from .records import read_records
 
-USAGE = (
-    "Usage: ringrun diagnose DIR\n\n"
-    "  Who waited for whom in a job that failed, from the flight records that ringrun left in DIR.\n  (A program of this name is started by its path: ringrun ./diagnose.)\n"
-)
+USAGE = """Usage: ringrun diagnose DIR
+
+  Who waited for whom in a job that failed, from the flight records that ringrun left in DIR.
+  (A program of this name is started by its path: ringrun ./diagnose.)
+"""
 
 
 def diagnose_folder(folder: Path) -> Tuple[str, int]:
