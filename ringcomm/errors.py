@@ -10,7 +10,7 @@ long, what to try. The facts are attributes too, so that programs need not parse
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Optional, Tuple
 
 
 class HorovodInternalError(RuntimeError):
@@ -64,6 +64,22 @@ class MismatchError(Misuse, HorovodInternalError):
         super().__init__(message)
         self.rank = rank
         self.peer = peer
+
+
+class DesyncError(Misuse):
+    """Ranks that should hold the same numbers do not, to the last bit; training has come apart.
+
+    Attributes:
+        tensor: the name of the first tensor that differs.
+        ranks: those that differ from most others, or None if there is no majority.
+    """
+
+    def __init__(
+        self, message: str, *, tensor: Optional[str] = None, ranks: Optional[Tuple[int, ...]] = None
+    ) -> None:
+        super().__init__(message)
+        self.tensor = tensor
+        self.ranks = ranks
 
 
 class DuplicateNameError(Misuse, ValueError):

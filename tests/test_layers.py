@@ -46,16 +46,17 @@ LEVELS: Dict[int, List[List[str]]] = {
             "engine.request", "engine.journal", "engine.observe", "engine.cache", "engine.disagree",
             "engine.fusion", "engine.coordinator", "engine.tuning", "engine.process_sets", "engine.adasum",
             "engine.perform", "engine.mailbox", "engine.liveness", "engine.stacks", "engine.pending",
-            "engine.tracing", "engine.lines", "engine.waiters", "engine.turns", "engine.loop", "engine.engine",
+            "engine.tracing", "engine.lines", "engine.waiters", "engine.turns", "engine.loop",
+            "engine.engine",
         ],
         ["arrays.bridge", "arrays.rows"],
     ],
-    5: [["timeline", "flight", "collectives", "context", "api", "process_set", "named", "__init__"]],
+    5: [["timeline", "flight", "collectives", "context", "api", "process_set", "named", "same", "__init__"]],
     6: [
         [
             "_adapter.arguments", "_adapter.basics", "_adapter.common", "_adapter.compression",
             "_adapter.gradients", "_adapter.names", "_adapter.host", "_adapter.callbacks", "_adapter.objects",
-            "_adapter.sampling", "_adapter.trees", "_adapter.elastic",
+            "_adapter.sampling", "_adapter.trees", "_adapter.elastic", "_adapter.checking",
         ],
     ],
     7: [

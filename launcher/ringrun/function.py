@@ -76,7 +76,7 @@ def run_function(
         ConfigError: an option makes no sense.
     """
     _check_types(
-        fn, args, {"kwargs": kwargs, "env": env, "settings": settings}, 
+        fn, args, {"kwargs": kwargs, "env": env, "settings": settings},
         {"np": np, "ssh_port": ssh_port, "restarts": restarts},
         {"hosts": hosts, "hostfile": hostfile, "python": python, "cwd": cwd, "iface": iface, "ssh": ssh,
          "ssh_identity_file": ssh_identity_file, "output_dir": output_dir, "config_file": config_file},
