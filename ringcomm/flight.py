@@ -145,11 +145,11 @@ def record(recorders: Sequence[FlightRecorder], reason: str, error: str = "") ->
 
 
 def _dated(row: Row) -> Row:
-    """The row with ``at`` (wall clock) and ``took`` (None: not over) instead of monotonic times."""
-    began_s, ended_s = row.pop("began"), row.pop("ended")
-    row.pop("started", None)
+    """The row with ``at`` (wall clock) instead of ``began``; where the end is known, with ``took``."""
+    began_s, ended_s = row.pop("began"), row.pop("ended", None)
     row["at"] = round(time.time() - (monotonic() - began_s), 6)
-    row["took"] = None if ended_s is None else round(ended_s - began_s, 6)
+    if ended_s is not None:
+        row["took"] = round(ended_s - began_s, 6)
     return row
 
 

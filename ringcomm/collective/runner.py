@@ -359,7 +359,7 @@ class Runner:
             finally:
                 execution.disarm()
             if journal is not None:
-                journal.end()
+                journal.running = False
 
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:

@@ -64,7 +64,7 @@ class OperationJournal:
         row = {
             "op": operation.number, "kind": Collective(signature.kind).name.lower(), "name": signature.name,
             "what": signature.describe(), "site": operation.site, "state": state,
-            "began": operation.submitted_s, "started": operation.began_s, "ended": operation.ended_s,
+            "began": operation.submitted_s, "ended": operation.ended_s,
             "set": signature.process_set,
         }  # fmt: skip
         if not signature.name:
