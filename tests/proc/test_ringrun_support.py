@@ -26,6 +26,8 @@ class Launched:
         self.mark = uuid.uuid4().hex
         environ: Dict[str, str] = {k: v for k, v in os.environ.items() if not k.startswith("RINGCOMM_")}
         environ.update({"PYTHONPATH": SOURCES, MARK: self.mark, **(env or {})})
+        # Flight records of jobs that fail: not among everybody's temporary files.
+        environ.setdefault("RINGCOMM_DIAGNOSE_DIR", str(Path(cwd or os.curdir) / "flight-records"))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "ringrun", *arguments], cwd=cwd, env=environ, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
