@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -18,7 +19,11 @@ LIMIT_S = 30.0
 
 
 class Launched:
-    """``python -m ringrun …`` in a session of its own; everything it starts carries a mark."""
+    """``python -m ringrun …`` in a session of its own; everything it starts carries a mark.
+
+    Attributes:
+        records: where it leaves flight records, unless told otherwise.
+    """
 
     def __init__(
         self, *arguments: str, cwd: Optional[Path] = None, env: Optional[Mapping[str, str]] = None
@@ -26,8 +31,9 @@ class Launched:
         self.mark = uuid.uuid4().hex
         environ: Dict[str, str] = {k: v for k, v in os.environ.items() if not k.startswith("RINGCOMM_")}
         environ.update({"PYTHONPATH": SOURCES, MARK: self.mark, **(env or {})})
-        # Flight records of jobs that fail: not among everybody's temporary files.
-        environ.setdefault("RINGCOMM_DIAGNOSE_DIR", str(Path(cwd or os.curdir) / "flight-records"))
+        self._records = tempfile.TemporaryDirectory(prefix="ringrun-test-")  # goes when this object does
+        self.records = Path(self._records.name)
+        environ.setdefault("RINGCOMM_DIAGNOSE_DIR", self._records.name)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "ringrun", *arguments], cwd=cwd, env=environ, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
