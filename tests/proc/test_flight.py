@@ -47,11 +47,18 @@ else:
     rc.allreduce_async_(x, name="conv3.grad").wait()
 print("done")
 """
+CALLS, ENGINE = 'rc.allreduce_(x, name="conv3', "rc.allreduce_async_("
 LIMITS = ["--dead-after", "2", "--timeout", "3", "--late-after", "3"]
+
+
+def line_of(text: str) -> int:
+    return next(number for number, line in enumerate(TRAIN.splitlines(), 1) if line.strip().startswith(text))
+
+
 AT = {
-    "calls": f"op 6, train.py:{TRAIN[: TRAIN.index('    rc.allreduce_(x, name="conv3')].count(chr(10)) + 1}"
+    "calls": f"op 6, train.py:{line_of(CALLS)}",
+    "engine": f"op 1, train.py:{line_of(ENGINE)}",
 }
-AT["engine"] = f"op 1, train.py:{TRAIN[: TRAIN.index('    rc.allreduce_async_')].count(chr(10)) + 1}"
 
 
 @pytest.fixture
