@@ -73,7 +73,7 @@ def come_apart(kind: str) -> str:
     )
     for step in range(6):
         if step == 4 and hvd.rank() == hvd.size() - 1:
-            model[1].weight.data.view(torch.int16)[0, 2] ^= 1
+            model[1].weight.data.view(torch.int16)[0, 2] ^= 1 << 4
         optimizer.zero_grad()
         model(torch.full((2, 6), float(hvd.rank() + 1), dtype=torch.bfloat16)).sum().backward()
         try:
