@@ -138,9 +138,7 @@ class Context(Collectives):
         if self._closed:
             return
         self._closed = True
-        if not ok:
-            self._flight.tell(reason)
-        self._flight.close()
+        self._flight.close(None if ok else reason)
         self._runner.stop()
         self.engine.stop()
         if self._joined is not None:

@@ -66,7 +66,9 @@ class FlightRecorder:
         engine: of those by name, if there is one.
     """
 
-    def __init__(self, facts: Facts, settings: Settings, runner: Runner, engine: Optional[Engine]) -> None:
+    def __init__(
+        self, facts: Facts, settings: Settings, runner: Runner, engine: Optional[Engine] = None
+    ) -> None:
         self.facts = facts
         self.closed = False
         self._engine = engine
@@ -120,8 +122,13 @@ class FlightRecorder:
         elif self._directory and self.facts.size > 1:
             _write(Path(self._directory), record([self], "failure", error))
 
-    def close(self) -> None:
-        """Its context has been closed. Until there is another, what it did is still of interest."""
+    def close(self, why: Optional[str] = None) -> None:
+        """Its context has been closed, because of a failure if there is a reason.
+
+        Until there is another, what it did is still of interest.
+        """
+        if why is not None:
+            self.tell(why)
         self.closed = True
 
 

@@ -66,12 +66,14 @@ def waits_for(reports: Mapping[int, Report]) -> Waits:
 def _waits_in(report: Report) -> Optional[Place]:
     """The operation in which a rank waits for others, or failed because of them."""
     failed = report.reason == "failure"
-    if report.error.startswith(UNCAUGHT) or not (report.blocked or failed):
+    if report.error.startswith(UNCAUGHT):
         return None
     for lane in report.lanes:
         last = lane.operations[-1] if lane.operations else None
         if lane.ordered and last is not None and last.state in ("running", "failed"):
             return lane, last
+    if not (report.blocked or failed):
+        return None  # what is on its way by name need not be waited for
     named = [(lane, operation) for lane in report.lanes if not lane.ordered for operation in lane.operations]
     for state in ("running", "submitted"):
         for lane, operation in named:

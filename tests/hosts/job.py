@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any, Dict, List, Set
@@ -29,6 +30,8 @@ class Job:
         self.lab = lab
         environment = {**os.environ, **lab.environ(), "PYTHONPATH": f"{ROOT}:{ROOT / 'launcher'}"}
         environment.pop("CI", None)
+        self._records = tempfile.TemporaryDirectory(prefix="ringrun-test-")  # of jobs that fail
+        environment["RINGCOMM_DIAGNOSE_DIR"] = self._records.name
         self.process = subprocess.Popen(
             [sys.executable, "-m", "ringrun", "-x", "PYTHONPATH", *map(str, arguments)],
             env=environment,
