@@ -15,6 +15,8 @@ import socket
 import time
 from typing import Any, Callable, Dict, List, Optional
 
+from ringrun import processes
+
 RECORD_LIMIT_BYTES = 4 << 20  # what is longer is not a record
 STACKS_LIMIT_BYTES = 64 << 10
 ANSWER_S = 0.7  # to answer by itself, and then again after the signal
@@ -101,7 +103,7 @@ class Recorders:
             facts = process_facts(recorder.pid)
             if recorder.asked == 1 and recorder.catches and catches_signal(recorder.pid):
                 recorder.asked, recorder.due = 2, now + ANSWER_S
-                os.kill(recorder.pid, signal.SIGUSR1)
+                processes.kill([recorder.pid], signal.SIGUSR1)
             else:
                 self._pass_on(recorder, dict(facts, reason="silent"))
 
