@@ -40,6 +40,7 @@ class Inquiry:
         """The job has failed: ask whoever still lives. What others told when they failed stays."""
         if not self._asked and self._job.settings.flight_recorder:
             self._asked = True
+            self._records.forget(failed=True)
             self._ask()
 
     def for_the_user(self) -> None:

@@ -25,6 +25,7 @@ class Records:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._contents: Dict[int, Dict[str, Any]] = {}
+        self._failed = False
 
     def take(self, rank: int, data: bytes) -> None:
         """A record has arrived. What cannot be read is left out: the diagnosis says that it is not there."""
@@ -35,14 +36,16 @@ class Records:
         except (ValueError, AttributeError, IndexError):
             return
         before = self._contents.get(rank)
-        # What it was in when it failed says more than what it did after that.
-        later = before is not None and before["reason"] == "failure" != content["reason"]
-        if before is None or not later or content.get("generation", 0) > before.get("generation", 0):
+        # Where it was when the job failed says more than where it came to after that.
+        first = before is None or content.get("generation", 0) > before.get("generation", 0)
+        if first or not (self._failed or (before and before["reason"] == "failure")):
             self._contents[rank] = content
 
-    def forget(self) -> None:
-        """Ranks are about to be asked anew."""
-        self._contents.clear()
+    def forget(self, failed: bool = False) -> None:
+        """Ranks are about to be asked anew; if the job has failed, what they told of that stays."""
+        self._failed = failed
+        kept = {rank: item for rank, item in self._contents.items() if failed and item["reason"] == "failure"}
+        self._contents = kept
 
     def answered(self) -> int:
         """How many ranks have told something."""

@@ -41,6 +41,26 @@ def test_the_newest_counts_but_not_what_follows_a_failure(records: Records) -> N
     assert reason() == ("asked", 6)
 
 
+@pytest.mark.parametrize("first", ["asked", "silent", "failure"])
+def test_after_the_failure_the_first_counts(records: Records, first: str) -> None:
+    """A rank that was elsewhere then, and has come since to learn of its own absence, was elsewhere."""
+    records.take(0, record("asked", pid=1))
+    records.forget(failed=True)
+    assert records.answered() == 0
+    records.take(0, record(first, pid=2))
+    records.take(0, record("failure", pid=3))
+    assert records.complete({})[0]["pid"] == 2
+
+
+def test_what_was_told_of_a_failure_stays_when_others_are_asked(records: Records) -> None:
+    records.take(0, record("failure"))
+    records.take(1, record("asked"))
+    records.forget(failed=True)
+    assert records.answered() == 1
+    records.forget()
+    assert records.answered() == 0
+
+
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"3", b"{}", b"\xff", record(lanes=[{}])])
 def test_what_makes_no_sense_is_left_out(records: Records, data: bytes) -> None:
     records.take(0, data)
