@@ -45,6 +45,7 @@ from .engine.request import Handle
 from .errors import (
     AuthenticationError,
     ConfigError,
+    DesyncError,
     DuplicateNameError,
     HorovodInternalError,
     HostsUpdatedInterrupt,
@@ -81,6 +82,7 @@ from .named import (
 )
 from .ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
 from .process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
+from .same import check_same
 from .version import __version__
 
 __all__ = [
@@ -89,6 +91,7 @@ __all__ = [
     "Average",
     "ConfigError",
     "Context",
+    "DesyncError",
     "DuplicateNameError",
     "Handle",
     "HorovodInternalError",
@@ -136,6 +139,7 @@ __all__ = [
     "broadcast_async",
     "broadcast_async_",
     "broadcast_object",
+    "check_same",
     "cross_rank",
     "cross_size",
     "global_process_set",

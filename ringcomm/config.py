@@ -119,6 +119,22 @@ class Settings:
         "", "AUTOTUNE_LOG", str,
         "File of rank 0 for what autotuning has measured, as CSV. Empty: none.",
     )  # fmt: skip
+    flight_recorder: int = _setting(
+        1000, "FLIGHT_RECORDER", values.whole,
+        "How many of its last operations each rank remembers, to be looked at when a job fails or stands "
+        "still. 0: none, and no diagnosis.",
+    )  # fmt: skip
+    diagnose_dir: str = _setting(
+        "", "DIAGNOSE_DIR", str,
+        "Where ranks' last operations and Python stacks are written when a job fails; `ringrun` brings them "
+        "there from all hosts. Empty: ringrun's `--output-dir`, or else a new folder for temporary files; "
+        "without `ringrun`, nothing is written.",
+    )  # fmt: skip
+    check_every: int = _setting(
+        0, "CHECK_EVERY", values.whole,
+        "After how many steps of an optimizer it is checked that all ranks have the same parameters, bit by "
+        "bit. 0: never.",
+    )  # fmt: skip
     verbose: bool = _setting(
         False, "VERBOSE", values.flag,
         "Rank 0 logs the table of links and which interface each one uses, and which algorithm serves which "
@@ -290,6 +306,13 @@ def host_from_environment(environ: Optional[Mapping[str, str]] = None) -> Option
     return (os.environ if environ is None else environ).get(PREFIX + "HOST") or None
 
 
+def flight_channel_from_environment(environ: Optional[Mapping[str, str]] = None) -> Tuple[int, int]:
+    """The socket to ringrun's agent, for flight records: descriptor and inode; -1 if there is none."""
+    text = (os.environ if environ is None else environ).get(PREFIX + "FLIGHT_FD", "")
+    descriptor, _, inode = text.partition(":")
+    return (int(descriptor), int(inode)) if descriptor.isdigit() and inode.isdigit() else (-1, 0)
+
+
 _MEMBERSHIP_VARIABLES = (
     ("SIZE", "Number of ranks. Unset or 1: this process is the whole job."),
     ("RENDEZVOUS", "Where the ranks meet: `host:port`, or several separated by commas. Without `ringrun` a "
@@ -302,6 +325,8 @@ _MEMBERSHIP_VARIABLES = (
     ("JOB", "The job's name. Ranks of another job are refused."),
     ("HOST", "What this host is called in messages. Unset: its hostname."),
     ("SLOT", "`HOST_INDEX:SLOT`, the place that `ringrun` gave this process."),
+    ("FLIGHT_FD", "A socket to `ringrun`, which asks there what the rank is doing."),
+    ("RESTART", "How often `ringrun --restarts` has started the job again: 0 the first time."),
 )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from .collectives import Collectives
 from .config import Membership, Settings
 from .engine.engine import Engine
 from .errors import describe_error
+from .flight import Facts, FlightRecorder
 from .rendezvous.client import Joined, Peer, join
 from .rendezvous.embedded import EmbeddedRendezvous
 from .schedule.select import Selector
@@ -83,6 +84,8 @@ class Context(Collectives):
             lanes, settings, self.generation, spin_s, reporter, names, self._selector, self._runner.progress
         )
         self._recording = Recording(self.engine, names)
+        facts = Facts(self.rank, self.size, self.host, self.generation, range(self.size))
+        self._flight = FlightRecorder(facts, settings, self._runner, self.engine)
 
     @classmethod
     def start(cls, membership: Optional[Membership] = None, settings: Optional[Settings] = None) -> Context:
@@ -144,6 +147,7 @@ class Context(Collectives):
         if self._closed:
             return
         self._closed = True
+        self._flight.close(None if ok else reason)
         self._runner.stop()
         self.engine.stop()
         if self._joined is not None:

@@ -66,6 +66,22 @@ class MismatchError(Misuse, HorovodInternalError):
         self.peer = peer
 
 
+class DesyncError(Misuse):
+    """Ranks that should hold the same numbers do not, to the last bit; training has come apart.
+
+    Attributes:
+        tensor: the name of the first tensor that differs.
+        ranks: those that differ from most others, or None if there is no majority.
+    """
+
+    def __init__(
+        self, message: str, *, tensor: Optional[str] = None, ranks: Optional[Tuple[int, ...]] = None
+    ) -> None:
+        super().__init__(message)
+        self.tensor = tensor
+        self.ranks = ranks
+
+
 class DuplicateNameError(Misuse, ValueError):
     """An operation of this name is already on its way on this rank."""
 

@@ -45,6 +45,14 @@ def count(text: str) -> int:
     return value
 
 
+def whole(text: str) -> int:
+    """A whole number from 0."""
+    value = int(text)
+    if value < 0:
+        raise ValueError("must not be negative")
+    return value
+
+
 def seconds(text: str) -> float:
     """A duration, zero included."""
     value = float(text)

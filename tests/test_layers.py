@@ -33,7 +33,8 @@ LEVELS: Dict[int, List[List[str]]] = {
     3: [
         [
             "collective.reduce", "collective.flows", "collective.progress", "collective.execute",
-            "collective.short", "collective.runner", "collective.measure",
+            "collective.short", "collective.sites", "collective.journal", "collective.runner",
+            "collective.measure",
         ],
         [
             "rendezvous.actions", "rendezvous.roster", "rendezvous.blame", "rendezvous.routing",
@@ -44,20 +45,20 @@ LEVELS: Dict[int, List[List[str]]] = {
     ],
     4: [
         [
-            "engine.request", "engine.observe", "engine.carried", "engine.cache", "engine.disagree",
-            "engine.fusion", "engine.coordinator", "engine.tuning", "engine.process_sets", "engine.adasum",
-            "engine.perform", "engine.mailbox", "engine.liveness", "engine.stacks", "engine.pending",
-            "engine.tracing", "engine.standing", "engine.lines", "engine.waiters", "engine.turns",
-            "engine.loop", "engine.engine",
+            "engine.request", "engine.journal", "engine.observe", "engine.carried", "engine.cache",
+            "engine.disagree", "engine.fusion", "engine.coordinator", "engine.tuning",
+            "engine.process_sets", "engine.adasum", "engine.perform", "engine.mailbox", "engine.liveness",
+            "engine.stacks", "engine.pending", "engine.tracing", "engine.standing", "engine.lines",
+            "engine.waiters", "engine.turns", "engine.loop", "engine.engine",
         ],
         ["arrays.bridge", "arrays.rows"],
     ],
-    5: [["timeline", "collectives", "context", "api", "process_set", "named", "__init__"]],
+    5: [["timeline", "flight", "collectives", "context", "api", "process_set", "named", "same", "__init__"]],
     6: [
         [
             "_adapter.arguments", "_adapter.basics", "_adapter.common", "_adapter.compression",
             "_adapter.gradients", "_adapter.names", "_adapter.host", "_adapter.callbacks", "_adapter.objects",
-            "_adapter.sampling", "_adapter.trees", "_adapter.elastic",
+            "_adapter.sampling", "_adapter.trees", "_adapter.elastic", "_adapter.checking",
         ],
     ],
     7: [

@@ -1,6 +1,6 @@
 """The agent: ringrun's hands on one host. The launcher sends this very file over stdin.
 
-It uses the standard library and two modules that are sent along, so a host needs no more than
+It uses the standard library and three modules that are sent along, so a host needs no more than
 Python 3.8 to be told what it lacks. On stdin come frames (kind, length): first the job as
 JSON, then perhaps a payload for the ranks, then commands. On stdout, after :data:`MARKER`, go
 frames (kind, rank, length): what ranks print, their results, and events as JSON.
@@ -22,12 +22,12 @@ import sys
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from ringrun import checks, processes
+from ringrun import checks, processes, recorders
 
 MARKER = b"\nringrun-agent/1\n"
 TO_LAUNCHER = struct.Struct("!BiI")  # kind, rank, length
 TO_AGENT = struct.Struct("!BQ")  # kind, length
-STDOUT, STDERR, RESULT, EVENT = 1, 2, 3, 4
+STDOUT, STDERR, RESULT, EVENT, RECORD = 1, 2, 3, 4, 5
 JSON, PAYLOAD = 1, 2
 CHECK = -1  # stands where a rank does: the trial import before the ranks start
 
@@ -59,6 +59,9 @@ class Agent:
         self.env = {name: value for name, value in os.environ.items() if name not in config["unset"]}
         self.env.update(config["env"])
         self.selector = selectors.DefaultSelector()
+        self.recorders = recorders.Recorders(
+            self.selector, lambda rank, line: self.send(RECORD, rank, line), lambda: self.event("asked")
+        )
         self.inbox, self.outbox = bytearray(), bytearray()
         self.children: Dict[int, Child] = {}
         self.pipes: Dict[int, Tuple[int, int]] = {}  # descriptor: (kind, rank)
@@ -110,6 +113,7 @@ class Agent:
             return 0.02
         due = [when for when, _ in self.agenda + self.leftovers]
         now = time.monotonic()
+        due += self.recorders.due()
         if self.config["silence_s"]:
             due.append(self.heard_at + self.config["silence_s"])
         return max(0.0, min(due) - now) if due else None
@@ -120,6 +124,7 @@ class Agent:
         if self.told or (self.config["silence_s"] and now - self.heard_at > self.config["silence_s"]):
             self.told = False
             self.launcher_gone()
+        self.recorders.act(now)
         for when, pgid in [item for item in self.leftovers if item[0] <= now]:
             self.leftovers.remove((when, pgid))
             processes.kill_group(pgid, signal.SIGKILL)
@@ -197,6 +202,8 @@ class Agent:
         elif command["do"] == "stop":
             self.waiting = False
             self.schedule(command["steps"])
+        elif command["do"] == "diagnose":
+            self.recorders.ask()
 
     def event(self, name: str, rank: int = -1, **facts: Any) -> None:
         self.send(EVENT, rank, json.dumps(dict(facts, event=name)).encode())
@@ -272,6 +279,8 @@ class Agent:
             result, writer = os.pipe()
             inherited += [self.payload.descriptor(), writer]
             argv += [str(descriptor) for descriptor in inherited[1:]]
+        if self.config["flight"]:
+            inherited.append(self.recorders.open(rank["rank"], env))
         try:
             self.start(rank["rank"], argv, env, tuple(inherited), result)
         except (OSError, subprocess.SubprocessError) as problem:
@@ -308,6 +317,7 @@ class Agent:
             if not self.paused:
                 self.watch(descriptor)
         if rank != CHECK:
+            self.recorders.started(rank, process.pid)
             self.event("started", rank, pid=process.pid)
 
     def watch(self, descriptor: int) -> None:
@@ -358,23 +368,13 @@ class Agent:
             if child.rank == CHECK:
                 self.check_ended(how)
             else:
+                self.recorders.ended(child.rank)
                 self.event("exit", child.rank, **how)
-
-
-def read_exactly(count: int) -> bytes:
-    """From stdin, blocking. If the launcher is gone this early there is nothing to do."""
-    data = bytearray()
-    while len(data) < count:
-        piece = os.read(0, min(count - len(data), 1 << 20))
-        if not piece:
-            os._exit(0)
-        data += piece
-    return bytes(data)
 
 
 def read_frame() -> bytes:
     """The content of the next frame on stdin."""
-    return read_exactly(TO_AGENT.unpack(read_exactly(TO_AGENT.size))[1])
+    return processes.read_exactly(TO_AGENT.unpack(processes.read_exactly(TO_AGENT.size))[1])
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, List, NoReturn, Optional, Tuple
 
 import click
@@ -18,7 +19,7 @@ from .flags import said_by, with_generated, write_options
 if TYPE_CHECKING:
     from .launch import Options
     from .outcome import Outcome
-    from .supervise import Supervisor
+    from .restarts import Attempts
 
 FLUSH_S = 5.0
 
@@ -84,6 +85,8 @@ def _show_build(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 @click.option("--network-interfaces", "--network-interface", "nics", multiple=True, hidden=True)
 @click.option("--output-dir", "--output-filename", metavar="DIR",
               help="Also keep what rank N prints in DIR/rank.N/stdout and stderr.")  # fmt: skip
+@click.option("--restarts", type=click.IntRange(min=0), default=0, metavar="N",
+              help="Start the whole job again when it fails, so many times.")  # fmt: skip
 @click.option("--ssh", default="ssh", metavar="COMMAND", help="The ssh command, perhaps with options.")
 @click.option(
     "-p", "--ssh-port", type=click.IntRange(1, 65535), metavar="PORT", help="The ssh port on all hosts."
@@ -130,6 +133,7 @@ def _options(given: Any) -> Options:
     return Options(
         np=given["np"], hosts=given["hosts"], hostfile=given["hostfile"], forward=given["forward"],
         pythons=given["pythons"], cwds=given["cwds"], ifaces=ifaces, output_dir=given["output_dir"],
+        restarts=given["restarts"],
         said=said, config_file=given["config_file"], horovod=given["horovod"], verbose=given["verbose"],
         ssh=SshOptions(given["ssh"], given["ssh_port"], given["ssh_identity_file"]),
     )  # fmt: skip
@@ -143,25 +147,28 @@ def _print_config(options: Options) -> None:
 
 
 def _run(options: Options, command: Tuple[str, ...], dry_run: bool) -> None:
-    from .launch import describe, launch, prepare
+    from .launch import describe, prepare
 
     job = prepare(options, command)
     if dry_run:
         click.echo(describe(job), nl=False)
         return
     from .console import DescriptorConsole
+    from .restarts import Attempts
 
     console = DescriptorConsole()
-    outcome = launch(job, console, started=_take_signals)
-    _leave(outcome, console)
+    attempts = Attempts(job, options.restarts, console)
+    _take_signals(attempts)
+    _leave(attempts.run(), console)
 
 
-def _take_signals(supervisor: Supervisor) -> None:
+def _take_signals(attempts: Attempts) -> None:
     def pass_on(signum: int, _: object) -> None:
-        supervisor.interrupt(signum)
+        attempts.interrupt(signum)
 
     signal.signal(signal.SIGINT, pass_on)
     signal.signal(signal.SIGTERM, pass_on)
+    signal.signal(signal.SIGUSR1, lambda *_: attempts.diagnose())
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup keeps its meaning
         signal.signal(signal.SIGHUP, pass_on)
 
@@ -180,8 +187,29 @@ def _leave(outcome: Outcome, console: Any) -> NoReturn:
     raise SystemExit(outcome.exit_code)
 
 
+def _diagnose(words: List[str]) -> NoReturn:
+    from ringcomm.errors import ConfigError
+
+    from .diagnose import USAGE, diagnose_folder
+
+    if len(words) != 1 or words[0] in ("-h", "--help"):
+        wanted = words in (["-h"], ["--help"])
+        click.echo(USAGE, err=not wanted, nl=False)
+        raise SystemExit(0 if wanted else 2)
+    try:
+        text, code = diagnose_folder(Path(words[0]))
+    except ConfigError as problem:
+        click.echo(f"ringrun: {problem}", err=True)
+        raise SystemExit(2) from None
+    click.echo(text, nl=False)
+    raise SystemExit(code)
+
+
 def main(args: Optional[List[str]] = None) -> None:
     """The entry point."""
+    words = sys.argv[1:] if args is None else args
+    if words[:1] == ["diagnose"]:
+        _diagnose(words[1:])
     ringrun.main(args=args, prog_name="ringrun")
 
 

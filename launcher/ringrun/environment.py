@@ -17,10 +17,10 @@ from ringcomm.errors import ConfigError
 from . import horovod
 from .plan import Place
 
-MEMBERSHIP = tuple(
-    PREFIX + name
-    for name in ("SIZE", "RENDEZVOUS", "RANK", "KEY", "KEY_FILE", "KEY_FD", "JOB", "HOST", "SLOT")
-)
+_IN_ONE_JOB = (
+    "SIZE", "RENDEZVOUS", "RANK", "KEY", "KEY_FILE", "KEY_FD", "JOB", "HOST", "SLOT", "FLIGHT_FD", "RESTART",
+)  # fmt: skip
+MEMBERSHIP = tuple(PREFIX + name for name in _IN_ONE_JOB)
 """What says how a process takes part in *one* job; a job inside another must not inherit it."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")

@@ -17,8 +17,9 @@ from ringcomm.errors import ConfigError, RingcommError
 
 from .console import Console
 from .job import Job
-from .launch import Options, launch, prepare
+from .launch import Options, prepare
 from .outcome import Outcome
+from .restarts import Attempts
 from .ssh import SshOptions
 from .tunables import from_values
 from .worker import Call, pack_call
@@ -57,7 +58,7 @@ def run_function(
     iface: Optional[str] = None, start_timeout_s: Optional[float] = None, timeout_s: Optional[float] = None,
     ssh: str = "ssh", ssh_port: Optional[int] = None, ssh_identity_file: Optional[str] = None,
     output_dir: Optional[str] = None, verbose: bool = False, console: Optional[Console] = None,
-    config_file: Optional[str] = None, settings: Optional[Mapping[str, Any]] = None,
+    config_file: Optional[str] = None, settings: Optional[Mapping[str, Any]] = None, restarts: int = 0,
 ) -> List[Any]:  # fmt: skip
     """Call ``fn(*args, **kwargs)`` once on every rank and return what each returned, in rank order.
 
@@ -67,6 +68,7 @@ def run_function(
     Args:
         env: variables for the ranks, as with ``-x NAME=VALUE``.
         console: takes what ranks print, instead of ``sys.stdout`` and ``sys.stderr``.
+        restarts: how often the job is started again if it fails.
         settings: more settings by the names of their fields, like ``{"transport": "tcp"}``.
 
     Raises:
@@ -74,14 +76,15 @@ def run_function(
         ConfigError: an option makes no sense.
     """
     _check_types(
-        fn, args, {"kwargs": kwargs, "env": env, "settings": settings}, {"np": np, "ssh_port": ssh_port},
+        fn, args, {"kwargs": kwargs, "env": env, "settings": settings},
+        {"np": np, "ssh_port": ssh_port, "restarts": restarts},
         {"hosts": hosts, "hostfile": hostfile, "python": python, "cwd": cwd, "iface": iface, "ssh": ssh,
          "ssh_identity_file": ssh_identity_file, "output_dir": output_dir, "config_file": config_file},
     )  # fmt: skip
     timeouts = {"start_timeout_s": start_timeout_s, "timeout_s": timeout_s}
     more = {**{name: value for name, value in timeouts.items() if value is not None}, **(settings or {})}
     options = Options(
-        np=np, hosts=hosts, hostfile=hostfile, output_dir=output_dir, verbose=verbose,
+        np=np, hosts=hosts, hostfile=hostfile, output_dir=output_dir, verbose=verbose, restarts=restarts,
         forward=tuple(f"{name}={value}" for name, value in (env or {}).items()),
         pythons=() if python is None else (os.fspath(python),),
         cwds=() if cwd is None else (os.fspath(cwd),),
@@ -92,7 +95,7 @@ def run_function(
     job = prepare(options, command, payload=b"", local_env=_import_path())
     payload = _pack(Call(fn, tuple(args), dict(kwargs or {})), by_value=not job.all_local)
     job = prepare_again(job, payload)
-    outcome = launch(job, console)
+    outcome = Attempts(job, options.restarts, console or Console()).run()
     return unpack_results(job, outcome)
 
 

@@ -56,6 +56,7 @@ class Job:
         version: of ringcomm here, which the hosts must have too ("" to not compare).
         payload: what the ranks read from a descriptor, or None.
         horovod: whether ``import horovod`` is to find ringcomm.
+        attempt: how often it has been started before; see :mod:`ringrun.restarts`.
     """
 
     id: str
@@ -68,6 +69,7 @@ class Job:
     output_dir: Optional[Path] = None
     payload: Optional[bytes] = field(default=None, repr=False)
     horovod: bool = False
+    attempt: int = 0
 
     def host_of(self, rank: int) -> HostJob:
         """Where a rank runs."""
@@ -93,6 +95,7 @@ class Job:
             "RINGCOMM_JOB": self.id,
             "RINGCOMM_SIZE": str(self.plan.size),
             "RINGCOMM_HOST": host.name,
+            "RINGCOMM_RESTART": str(self.attempt),
             "PYTHONUNBUFFERED": "1",
         }
         return {
@@ -110,6 +113,7 @@ class Job:
             "version": self.version,
             "silence_s": None if host.is_local else SILENCE_S,
             "horovod": self.horovod,
+            "flight": self.settings.flight_recorder > 0,
         }
 
     def _rank_env(self, host: HostJob, place: Place) -> Dict[str, str]:

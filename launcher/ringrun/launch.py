@@ -55,6 +55,7 @@ class Options:
     cwds: Tuple[str, ...] = ()
     ifaces: Tuple[str, ...] = ()
     output_dir: Optional[str] = None
+    restarts: int = 0
     said: Tuple[Said, ...] = ()
     config_file: Optional[str] = None
     horovod: bool = False

@@ -42,8 +42,15 @@ def not_started(job: Job, problems: Mapping[int, str], ready: Iterable[int]) -> 
     return Outcome(1, report.problems_box(told, silent, len(job.hosts)), "start")
 
 
-def ended(job: Job, verdict: Verdict, ending: str, signum: int, tails: Mapping[int, List[str]]) -> Outcome:
-    """The ranks had started. ``ending`` is why we ended them, "" if they all ended by themselves."""
+def ended(
+    job: Job, verdict: Verdict, ending: str, signum: int, tails: Mapping[int, List[str]], diagnosis: str = ""
+) -> Outcome:  # fmt: skip
+    """The ranks had started.
+
+    Args:
+        ending: why we ended them, "" if they all ended by themselves.
+        diagnosis: who waited for whom.
+    """
     exits = dict(verdict.exits)
     if ending == "pipe":
         return Outcome(BROKEN_PIPE, "", "pipe", None, exits)
@@ -52,5 +59,5 @@ def ended(job: Job, verdict: Verdict, ending: str, signum: int, tails: Mapping[i
     if not verdict.failed:
         return Outcome(0, "", "done", None, exits)
     hosts = {place.rank: job.hosts[place.host_index].name for place in job.plan.places}
-    text = report.failure_box(verdict, hosts, [host.name for host in job.hosts], tails)
+    text = report.failure_box(verdict, hosts, [host.name for host in job.hosts], tails, diagnosis)
     return Outcome(verdict.exit_code(), text, "failure", verdict.cause(), exits)

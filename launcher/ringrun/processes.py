@@ -31,6 +31,17 @@ def prctl(libc: Any, option: int, value: int) -> None:
         libc.prctl(option, value, 0, 0, 0)
 
 
+def read_exactly(count: int) -> bytes:
+    """From stdin, blocking. If the launcher is gone this early there is nothing to do."""
+    data = bytearray()
+    while len(data) < count:
+        piece = os.read(0, min(count - len(data), 1 << 20))
+        if not piece:
+            os._exit(0)
+        data += piece
+    return bytes(data)
+
+
 class Shelf:
     """Bytes that children read from an inherited descriptor: in anonymous memory, never in a file."""
 

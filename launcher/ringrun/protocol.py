@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple
 
-from . import agent, checks, processes
+from . import agent, checks, processes, recorders
 
 BOOT = (
     "import os,sys;v=sys.version_info;"
@@ -23,7 +23,7 @@ FRAME_LIMIT_BYTES = 1 << 24
 
 
 class Frame(NamedTuple):
-    """One frame from an agent: ``kind`` is one of ``agent.STDOUT, STDERR, RESULT, EVENT``."""
+    """One frame from an agent: ``kind`` is one of ``agent.STDOUT, STDERR, RESULT, EVENT, RECORD``."""
 
     kind: int
     rank: int
@@ -37,7 +37,7 @@ class ProtocolError(Exception):
 def agent_source() -> bytes:
     """What is written to the agent's stdin first: a line for :data:`BOOT`, then the agent itself."""
     steps = ["import sys, types", "sys.modules['ringrun'] = types.ModuleType('ringrun')"]
-    for module in (processes, checks):
+    for module in (processes, checks, recorders):
         name, text = module.__name__, _text(module.__file__)
         steps.append(f"module = sys.modules[{name!r}] = types.ModuleType({name!r})")
         steps.append(f"exec(compile({text!r}, {name!r}, 'exec'), module.__dict__)")
@@ -88,7 +88,7 @@ class FrameReader:
         position = 0
         while len(self._buffer) - position >= header.size:
             kind, rank, length = header.unpack_from(self._buffer, position)
-            if not agent.STDOUT <= kind <= agent.EVENT or length > FRAME_LIMIT_BYTES:
+            if not agent.STDOUT <= kind <= agent.RECORD or length > FRAME_LIMIT_BYTES:
                 raise ProtocolError(f"a frame of kind {kind} and {length} bytes makes no sense")
             end = position + header.size + length
             if len(self._buffer) < end:

@@ -57,14 +57,16 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def failure_box(
-    verdict: Verdict, hosts: Mapping[int, str], host_names: Sequence[str], tails: Mapping[int, Sequence[str]]
-) -> str:
+    verdict: Verdict, hosts: Mapping[int, str], host_names: Sequence[str], tails: Mapping[int, Sequence[str]],
+    diagnosis: str = "",
+) -> str:  # fmt: skip
     """The one box: who failed first, where, how, with its last traceback; the others in one line.
 
     Args:
         hosts: for each rank, its host's name.
         host_names: the hosts in the plan's order.
         tails: for each rank, its last lines on stderr.
+        diagnosis: who waited for whom, if that is known.
     """
     cause = verdict.cause()
     assert cause is not None
@@ -80,6 +82,8 @@ def failure_box(
     others = _others(verdict, cause)
     if others:
         paragraphs.append(others)
+    if diagnosis:
+        paragraphs.append(diagnosis)
     return box(title, paragraphs, f"exit code {verdict.exit_code()}")
 
 

@@ -16,6 +16,7 @@ from ringcomm.endpoints import format_endpoint
 
 from . import agent, processes, report, ssh
 from .console import Console
+from .inquiry import Inquiry
 from .job import HostJob, Job
 from .link import Link
 from .loop import READ, WRITE, Loop
@@ -61,6 +62,7 @@ class Supervisor:
         self._rendezvous: Optional[RendezvousLike] = None
         self._verdict = Verdict()
         self._links = [Link(host.argv) for host in job.hosts]
+        self._inquiry = Inquiry(job, self._links, self._loop, self._printer.say, self._verdict.exits)
         self._unstarted: Deque[HostJob] = deque(job.hosts)
         self._ready: Dict[int, Dict[str, Any]] = {}  # by host, what its agent found
         self._done: Set[int] = set()
@@ -79,6 +81,10 @@ class Supervisor:
         May be called from other threads and from signal handlers.
         """
         self._loop.call(lambda: self._interrupted(signum))
+
+    def diagnose(self) -> None:
+        """Show what every rank is doing; the job goes on. For other threads and signal handlers, too."""
+        self._loop.call(self._inquiry.for_the_user)
 
     # -- the loop ------------------------------------------------------------------------------
 
@@ -109,6 +115,7 @@ class Supervisor:
             self._end("pipe", END)
         if self._verdict.failed and not self._ending and not self._loop.is_set("grace"):
             self._loop.after("grace", GRACE_S, lambda: self._end("failure", END))
+            self._inquiry.after_failure()
 
     def _watch(self, index: int) -> None:
         """Have the loop wait for just what this link can use now."""
@@ -232,6 +239,8 @@ class Supervisor:
             self._printer.printed(frame.rank, STDOUT if frame.kind == agent.STDOUT else STDERR, frame.data)
         elif frame.kind == agent.RESULT:
             self._results.setdefault(frame.rank, bytearray()).extend(frame.data)
+        elif frame.kind == agent.RECORD:
+            self._inquiry.take(frame.rank, frame.data)
         else:
             self._event(host, frame.rank, json.loads(frame.data.decode()))
 
@@ -247,6 +256,8 @@ class Supervisor:
             self._problem(host, report.host_problem(host.name, facts, host.is_local))
         elif name == "exit":
             self._rank_exited(rank, facts)
+        elif name == "asked":  # somebody has sent a rank SIGUSR1
+            self._inquiry.for_the_user()
         elif name == "done":
             self._done.add(host.index)
             self._forget(host.index, "stdin")
@@ -378,7 +389,9 @@ class Supervisor:
     def _outcome(self) -> Outcome:
         if self._problems and self._ending in ("start", ""):
             return not_started(self.job, self._problems, set(self._ready))
-        found = ended(self.job, self._verdict, self._ending, self._signum, self._printer.tails())
+        failed = self._verdict.failed and self._ending not in ("pipe", "interrupt")
+        told = self._inquiry.conclude() if failed else ""
+        found = ended(self.job, self._verdict, self._ending, self._signum, self._printer.tails(), told)
         if found.reason != "interrupt":
             verbose = self.job.settings.verbose
             first = -1 if found.cause is None or found.cause.rank is None else found.cause.rank

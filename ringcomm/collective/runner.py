@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import threading
 from contextlib import nullcontext
-from functools import lru_cache
-from pathlib import Path
 from typing import Any, Callable, ContextManager, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -37,9 +34,11 @@ from ..transport.base import Fabric, LinkClosed, Watch
 from ..wire.frames import NO_OP, NO_ROOT, Header, digest
 from .execute import Part, run
 from .flows import SegmentPool
+from .journal import CallJournal
 from .progress import Progress
 from .reduce import Kernel, kernel
 from .short import make_execution
+from .sites import call_site
 
 
 class _Call(NamedTuple):
@@ -66,6 +65,11 @@ class _Call(NamedTuple):
         code = code_of(self.dtype)
         return Header(generation, 0, self.collective, self.op, code, self.root, self.items, hashed)
 
+    @property
+    def kind(self) -> str:
+        """What it is called, like ``allreduce``."""
+        return Collective(self.collective).name.lower()
+
     def describe(self) -> str:
         """The call as a person would write it, like ``allreduce(shape (2, 4), float32, op=Sum)``."""
         arguments: List[str] = []
@@ -81,13 +85,13 @@ class _Call(NamedTuple):
         for factor, value in zip(("prescale_factor", "postscale_factor"), self.scales):
             if value != 1.0:
                 arguments.append(f"{factor}={value!r}")
-        return f"{Collective(self.collective).name.lower()}({', '.join(arguments)})"
+        return f"{self.kind}({', '.join(arguments)})"
 
 
 class _Plan:
     """How a call is run, kept for the next time the same call comes."""
 
-    __slots__ = ("call", "execution", "fold", "header", "items", "schedule", "warns")
+    __slots__ = ("call", "execution", "fold", "header", "items", "schedule", "site", "warns")
 
     def __init__(self, call: _Call, schedule: Sequence[Step], header: Header, fold: Optional[Kernel]) -> None:
         self.call = call
@@ -97,13 +101,13 @@ class _Plan:
         self.items = -1
         self.warns = fold is not None and fold.warns
         self.execution: Optional[Part] = None
+        self.site: List[Any] = [0, None]
 
 
 _PLANS_KEPT = 512
 _NOTHING_TO_SUPPRESS: ContextManager[Any] = nullcontext()
 _WITHOUT_ARRAY = (Collective.BARRIER, Collective.BROADCAST_OBJECT, Collective.ALLGATHER_OBJECT)
 _BY_ROWS = (Collective.ALLGATHER, Collective.ALLTOALL)
-_PACKAGE = str(Path(__file__).resolve().parent.parent)
 
 
 class Reporter(Watch):
@@ -152,6 +156,7 @@ class Runner:
 
     Attributes:
         spin_s, timeout_s: may be changed from call to call.
+        journal: is told of every call, if set.
     """
 
     def __init__(
@@ -179,6 +184,7 @@ class Runner:
         self._lock = threading.RLock()
         self._stopped = False
         self._broken: Optional[BaseException] = None
+        self.journal: Optional[CallJournal] = None
         self._running: Optional[Tuple[_Call, Part, bool]] = None
 
     def progress(self) -> Progress:
@@ -370,6 +376,9 @@ class Runner:
                 )
             execution.arm(self._sequence, data, source)
             self._running = (plan.call, execution, counted)
+            journal = self.journal
+            if journal is not None:
+                journal.begin(self._sequence, plan.call, execution, plan.site)
             try:
                 # Overflow and NaN are the caller's numbers; a warning on whichever rank happens to
                 # own the element would help nobody.
@@ -378,12 +387,16 @@ class Runner:
             except BaseException as problem:
                 # The streams stop in the middle of a message: nothing can be sent on them any more.
                 self._broken = self._translate(problem, execution, plan.call)
+                if journal is not None:
+                    journal.fail(self._broken)
                 if self._broken is problem:
                     raise
                 raise self._broken from None
             finally:
                 self._running = None
                 execution.disarm()
+            if journal is not None:
+                journal.running = False
 
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:
@@ -424,16 +437,3 @@ class Runner:
             why = f"not a byte for {self.timeout_s:g} s (the timeout is over), {moved}"
             error = self._reporter.report_lost(peer, doing, why, "stalled")
         return error
-
-
-@lru_cache(maxsize=4096)
-def _is_ours(filename: str) -> bool:
-    return str(Path(filename).resolve()).startswith(_PACKAGE)
-
-
-def call_site() -> str:
-    """File and line of the caller's code that led here: the innermost frame outside ringcomm."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and _is_ours(frame.f_code.co_filename):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

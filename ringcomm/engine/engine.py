@@ -9,9 +9,11 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import IO, Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
+from ..collective.journal import CallJournal
 from ..collective.progress import Progress
 from ..collective.reduce import kernel
-from ..collective.runner import Reporter, Runner, call_site
+from ..collective.runner import Reporter, Runner
+from ..collective.sites import call_site
 from ..config import Settings
 from ..dtypes import Array, code_of
 from ..errors import ConfigError, Misuse, ShapeError, UnsupportedDtypeError
@@ -21,6 +23,7 @@ from ..transport.base import Fabric, Lanes
 from ..wire.frames import NO_OP, NO_ROOT
 from .adasum import check_adasum
 from .coordinator import Coordinator, Tuning
+from .journal import OperationJournal
 from .lines import Limits, StopWatch
 from .loop import Loop
 from .observe import Observer
@@ -45,6 +48,9 @@ class Engine:
         hosts: of every rank, for messages.
         selector: chooses algorithms among all ranks.
         calls: how far this rank is in collectives that do not go through the engine.
+
+    Attributes:
+        journal: the last operations, if they are recorded.
     """
 
     def __init__(
@@ -62,13 +68,17 @@ class Engine:
         self.size = lanes.engine.size
         self.sets = ProcessSets(self.rank, self.size)
         self.coordinator: Optional[Coordinator] = None
+        self.journal: Optional[OperationJournal] = None
         self._loop: Optional[Loop] = None
         self._log: Optional[IO[str]] = None
         reporter = Reporter() if reporter is None else reporter
 
         def make_runner(fabric: Fabric) -> Runner:
             everybody = fabric is lanes.engine
-            return Runner(fabric, settings, generation, 0.0, reporter, selector if everybody else None)
+            runner = Runner(fabric, settings, generation, 0.0, reporter, selector if everybody else None)
+            if settings.flight_recorder:
+                runner.journal = CallJournal(1)  # of a bucket only how far it is; its members are remembered
+            return runner
 
         if self.size == 1:
             self._performer = Performer(lanes.engine, make_runner, self.sets)
@@ -100,6 +110,9 @@ class Engine:
             spin_s,
             Limits(settings.dead_after_s, settings.stall_warning_s, settings.late_after_s),
         )
+        if settings.flight_recorder:
+            self.journal = OperationJournal(settings.flight_recorder, self._performer.moved_bytes)
+            self._loop.record(self.journal)
 
     def _autotune(self, coordinator: Coordinator, log: str) -> None:
         try:

@@ -19,6 +19,7 @@ from ..errors import BrokenInvariantError, Misuse, NotInitializedError, Recovera
 from ..transport.base import Fabric
 from ..wire.messages import Message
 from .coordinator import Coordinator
+from .journal import OperationJournal
 from .lines import Limits, Lines, Stopped, StopWatch
 from .observe import Observer
 from .perform import Performer
@@ -111,6 +112,8 @@ class Loop:
         with turns.lock:
             self._check_usable()
             turns.pending.add(request)
+            if turns.journal is not None:
+                turns.journal.submitted(request)
             turns.urgent = turns.urgent or urgent
             turns.waiters.submitted()
             busy = turns.busy
@@ -133,16 +136,24 @@ class Loop:
     def pause(self, reason: str) -> None:
         """Say that this rank will be away for a while, on purpose."""
         self._say({"type": "paused", "reason": reason})
+        if self._turns.journal is not None:
+            self._turns.journal.paused = reason
 
     def resume(self) -> None:
         """Say that this rank is back."""
         self._say({"type": "resumed"})
+        if self._turns.journal is not None:
+            self._turns.journal.paused = ""
 
     def _say(self, message: Message) -> None:
         with self._turns.lock:
             self._check_usable()
             self._turns.outbox.append(message)
         self._orders_fabric.wake()
+
+    def record(self, journal: OperationJournal) -> None:
+        """Tell a journal of every operation. Called before the first."""
+        self._turns.journal = journal
 
     def pending(self) -> List[Request]:
         """What is on its way, in the order of submission."""

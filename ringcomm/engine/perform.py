@@ -91,6 +91,12 @@ class Performer:
         """The ranks of a process set."""
         return self._sets.members(process_set)
 
+    def moved_bytes(self, process_set: int) -> int:
+        """How far the collective has come that runs in a process set, or ran there last. For any thread."""
+        runner = self._runners.get(self._sets.members(process_set))
+        rows = runner.journal.rows() if runner is not None and runner.journal is not None else []
+        return int(rows[-1].get("moved", 0)) if rows else 0
+
     def _runner(self, process_set: int) -> Runner:
         members = self._sets.members(process_set)
         runner = self._runners.get(members)

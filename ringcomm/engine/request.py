@@ -194,9 +194,12 @@ class Request:
         splits: for alltoall, how many rows go to each member of the process set.
         urgent: whether somebody waits for it from the start.
         site: file and line of the call.
+        operation: what the flight recorder remembers of it, if there is one.
     """
 
-    __slots__ = ("arrays", "handle", "key", "rows", "signature", "site", "splits", "submitted_s", "urgent")
+    __slots__ = (
+        "arrays", "handle", "key", "operation", "rows", "signature", "site", "splits", "urgent",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -214,5 +217,5 @@ class Request:
         self.rows = list(rows)
         self.splits = list(splits)
         self.site = site
-        self.submitted_s = 0.0
         self.urgent = False
+        self.operation: Any = None

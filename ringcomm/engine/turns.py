@@ -12,6 +12,7 @@ from ..transport.base import Fabric, Link
 from ..wire.messages import Message
 from .carried import unpack
 from .coordinator import Coordinator
+from .journal import OperationJournal, began, finish
 from .lines import Lines, Stopped, StopWatch
 from .observe import labels_of
 from .pending import Pending
@@ -68,6 +69,7 @@ class Turns:
         self.urgent = False
         self.busy = True
         self.broken: Optional[BaseException] = None
+        self.journal: Optional[OperationJournal] = None
         self.lines = lines
         self.performer = performer
         self.coordinator = coordinator
@@ -84,8 +86,10 @@ class Turns:
             self.broken = error
             requests = self.pending.take_all()
             join, self.join = self.join, None
+        if self.journal is not None and self.journal.on_failure is not None:
+            self.journal.on_failure(error)  # while those who wait still do
         for request in requests:
-            request.handle.finish(error=error)
+            finish(request, error=error)
         if join is not None:
             join.finish(error=error)
 
@@ -263,7 +267,9 @@ class Turns:
             error: RingcommError = MismatchError(text)
             if kind == "stalled":
                 error = PeerStalledError(text, rank=missing[0] if missing else None)
-            request.handle.finish(error=error)
+                if self.journal is not None and self.journal.on_failure is not None:
+                    self.journal.on_failure(error)
+            finish(request, error=error)
 
     def _settle(self, number: int, count: int, text: str) -> None:
         """An operation that needs no collective: its result came with the orders."""
@@ -287,6 +293,8 @@ class Turns:
         members = self.performer.members(bucket[0][0].process_set)
         if self.rank not in members:
             return
+        for _, request in bucket:
+            began(request)
         observer = self.lines.tracing.observer
         traced = labels_of([signature for signature, _ in bucket], run) if observer is not None else []
         if observer is not None:
@@ -300,10 +308,10 @@ class Turns:
                 error = NotInitializedError("ringcomm has been shut down while this operation was running.")
             for _, request in bucket:
                 if request is not None:
-                    request.handle.finish(error=error)
+                    finish(request, error=error)
             raise
         if observer is not None:
             observer.ended(traced)
         for (_, request), result in zip(bucket, results):
             if request is not None:
-                request.handle.finish(result)
+                finish(request, result)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 import keras
 
 from .. import api
 from .._adapter.callbacks import Multiplier, Schedule, averaged, warmup
+from .._adapter.checking import StepCheck
+from ..process_set import ProcessSet, global_process_set
 from .optimizer import check_reached
 from .values import broadcast_variables
 
@@ -64,6 +66,30 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             variables += optimizer.variables
         broadcast_variables([item for item in variables if id(item) not in self._local], self.root_rank)
         self.broadcast_done = True
+
+
+class CheckSameCallback(keras.callbacks.Callback):
+    """Compares what the ranks train, bit by bit, after as many batches as ``RINGCOMM_CHECK_EVERY`` says.
+
+    ``fit`` ends with :class:`ringcomm.DesyncError` on all ranks if it is not the same.
+
+    Args:
+        process_set: the ranks that train together.
+    """
+
+    def __init__(self, process_set: ProcessSet = global_process_set) -> None:
+        super().__init__()
+        self._check = StepCheck(process_set)
+
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        """See the class."""
+        self._check.stepped(self._weights)
+
+    def _weights(self) -> List[Tuple[str, Any]]:
+        if hasattr(self.model, "jax_state_sync"):
+            self.model.jax_state_sync()  # JAX keeps them elsewhere during an epoch
+        weights = self.model.trainable_variables
+        return [(item.path, keras.ops.convert_to_numpy(item)) for item in weights]
 
 
 class MetricAverageCallback(keras.callbacks.Callback):

@@ -10,6 +10,7 @@ import torch
 
 from .. import api
 from .._adapter.arguments import predivided
+from .._adapter.checking import StepCheck
 from .._adapter.gradients import Groups, Reduction, chosen_groups, names_of
 from ..errors import ConfigError, NotOfferedError
 from ..ops import ReduceOp, op_of
@@ -17,6 +18,7 @@ from ..process_set import ProcessSet, global_process_set
 from . import handles
 from .compression import Compression
 from .reducer import GradientReducer
+from .tensors import bytes_of
 
 _IN_BETWEEN = (
     "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
@@ -46,6 +48,7 @@ class _Distributed:
 
     _reducer: GradientReducer
     _options: _Options
+    _check: StepCheck
     _should_synchronize: bool
     _synchronized: bool
     param_groups: List[Dict[str, Any]]
@@ -53,6 +56,7 @@ class _Distributed:
     def _distribute(self, options: _Options, names: Dict[int, str], passes: int) -> None:
         self._options = options
         self._parameter_names = {item: names[id(item)] for item in _everything(self)}
+        self._check = StepCheck(options.reduction.process_set)
         self._should_synchronize = True
         self._synchronized = False
         self._reducer = GradientReducer(
@@ -102,7 +106,7 @@ class _Distributed:
         """
         if not self._should_synchronize:
             self._synchronized = False
-            return _own_step(self, _Distributed, closure, options)
+            return self._step_and_check(closure, options)
         if self._synchronized:
             warnings.warn(
                 "optimizer.step() called without optimizer.skip_synchronize() context after "
@@ -114,10 +118,15 @@ class _Distributed:
         if closure is not None:
             closure = self._then_synchronize(closure)
         self._synchronized = False
-        return _own_step(self, _Distributed, closure, options)
+        return self._step_and_check(closure, options)
 
     # Otherwise torch would wrap it when an optimizer is unpickled, and hooks on steps would run twice.
     step.hooked = True  # type: ignore[attr-defined]
+
+    def _step_and_check(self, closure: Optional[Callable[[], Any]], options: Dict[str, Any]) -> Any:
+        loss = _own_step(self, _Distributed, closure, options)
+        self._check.stepped(lambda: [(name, bytes_of(item)) for item, name in self._parameter_names.items()])
+        return loss
 
     def _then_synchronize(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def computed_together() -> Any:
@@ -159,6 +168,7 @@ class _AdasumDistributed:
     _compression: Any
     _passes: int
     _names: List[str]
+    _check: StepCheck
     param_groups: List[Dict[str, Any]]
 
     def set_backward_passes_per_step(self, passes: int) -> None:
@@ -190,6 +200,7 @@ class _AdasumDistributed:
         for parameter, start, handle, (_, context) in zip(parameters, starts, under_way, pairs):
             combined = self._compression.decompress(handles.synchronize(handle), context)
             parameter.detach().copy_(start + combined)
+        self._check.stepped(lambda: [(n, bytes_of(item)) for n, item in zip(self._names, parameters)])
         return loss
 
     step.hooked = True  # type: ignore[attr-defined]
@@ -251,7 +262,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
         if process_set is not global_process_set:
             raise NotOfferedError("Adasum does not support non-global process sets yet.")
         delta: Any = _of_kind(_AdasumDistributed, optimizer)
-        delta._compression, delta._passes = compression, passes
+        delta._compression, delta._passes, delta._check = compression, passes, StepCheck(process_set)
         delta._names = [names[id(item)] for item in _everything(optimizer) if item.requires_grad]
         return delta
     wrapped = _of_kind(_Distributed, optimizer)

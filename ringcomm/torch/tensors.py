@@ -31,6 +31,12 @@ def flat_array(tensor: torch.Tensor) -> Array:
     return array
 
 
+def bytes_of(tensor: torch.Tensor) -> Array:
+    """All bytes of a dense tensor, wherever it is and whatever its elements are."""
+    flat: Array = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy()
+    return flat
+
+
 def tensor_of(array: Array, like: torch.Tensor) -> torch.Tensor:
     """An array that the engine has made as a tensor, on the device of another one."""
     shape = array.shape

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
+import weakref
 from pathlib import Path
 from typing import Any, Dict, List, Set
 
@@ -29,6 +32,9 @@ class Job:
         self.lab = lab
         environment = {**os.environ, **lab.environ(), "PYTHONPATH": f"{ROOT}:{ROOT / 'launcher'}"}
         environment.pop("CI", None)
+        records = tempfile.mkdtemp(prefix="ringrun-test-")  # of jobs that fail
+        weakref.finalize(self, shutil.rmtree, records, ignore_errors=True)
+        environment["RINGCOMM_DIAGNOSE_DIR"] = records
         self.process = subprocess.Popen(
             [sys.executable, "-m", "ringrun", "-x", "PYTHONPATH", *map(str, arguments)],
             env=environment,

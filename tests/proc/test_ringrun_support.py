@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
+import weakref
 from pathlib import Path
 from typing import Dict, List, Mapping, Optional, Sequence, Set
 
@@ -18,7 +21,11 @@ LIMIT_S = 30.0
 
 
 class Launched:
-    """``python -m ringrun …`` in a session of its own; everything it starts carries a mark."""
+    """``python -m ringrun …`` in a session of its own; everything it starts carries a mark.
+
+    Attributes:
+        records: where it leaves flight records, unless told otherwise.
+    """
 
     def __init__(
         self, *arguments: str, cwd: Optional[Path] = None, env: Optional[Mapping[str, str]] = None
@@ -26,6 +33,9 @@ class Launched:
         self.mark = uuid.uuid4().hex
         environ: Dict[str, str] = {k: v for k, v in os.environ.items() if not k.startswith("RINGCOMM_")}
         environ.update({"PYTHONPATH": SOURCES, MARK: self.mark, **(env or {})})
+        self.records = Path(tempfile.mkdtemp(prefix="ringrun-test-"))
+        weakref.finalize(self, shutil.rmtree, self.records, ignore_errors=True)
+        environ.setdefault("RINGCOMM_DIAGNOSE_DIR", str(self.records))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "ringrun", *arguments], cwd=cwd, env=environ, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -11,6 +11,7 @@ from ringcomm.errors import (
     AuthenticationError,
     BrokenInvariantError,
     ConfigError,
+    DesyncError,
     DuplicateNameError,
     HorovodInternalError,
     HostsUpdatedInterrupt,
@@ -41,7 +42,7 @@ ALL = [
 PLACE = {
     Misuse: [
         ConfigError, NotInitializedError, UnsupportedDtypeError, MismatchError, DuplicateNameError,
-        ShapeError, NotOfferedError,
+        ShapeError, NotOfferedError, DesyncError,
     ],
     StartupError: [StartTimeoutError, RefusedError, AuthenticationError, NoRouteError],
     Recoverable: [PeerLostError, PeerStalledError, LinkLostError],

@@ -3,6 +3,7 @@
 from ...keras.callbacks import (
     BestModelCheckpoint,
     BroadcastGlobalVariablesCallback,
+    CheckSameCallback,
     LearningRateScheduleCallback,
     LearningRateWarmupCallback,
     MetricAverageCallback,
@@ -11,6 +12,7 @@ from ...keras.callbacks import (
 __all__ = [
     "BestModelCheckpoint",
     "BroadcastGlobalVariablesCallback",
+    "CheckSameCallback",
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",

@@ -16,6 +16,7 @@ from ...clock import Deadline
 from ...collective.runner import Runner
 from ...context import polling_s
 from ...errors import Misuse, NotInitializedError, RingcommError
+from ...flight import Facts, FlightRecorder
 from ...transport.base import Lanes
 from ...transport.tcp import SocketFabric
 from ._bridge import Flat
@@ -58,13 +59,13 @@ class ProcessGroupRingcomm(GroupFace):
         self._timeout_s = settings.timeout_s
         self._meeting: Optional[Meeting] = None
         self._spin_s = 0.0
-        generation, control = 0, None
+        generation, control, host = 0, None, "localhost"
         lanes = Lanes(*(SocketFabric(0, {}) for _ in Lanes._fields))
         if len(ranks) > 1:
             self._meeting = meet(store, rank, ranks, name, settings, default)
             joined = self._meeting.joined
             generation, control, lanes = joined.generation, joined.control, joined.lanes
-            own = joined.peers[rank].host_index
+            own, host = joined.peers[rank].host_index, joined.peers[rank].host
             self._spin_s = polling_s(settings, sum(peer.host_index == own for peer in joined.peers))
         lanes.orders.close()  # there is nothing to negotiate
         self._watch = GroupWatch(control, ranks)
@@ -73,6 +74,8 @@ class ProcessGroupRingcomm(GroupFace):
             fabric.watch = self._watch
             fabric.make_wakeable()
         self._ops = Collectives(Runner(lanes.calls, settings, generation, 0.0, self._watch))
+        facts = Facts(ranks[rank], len(ranks), host, generation, ranks, f"group {name}")
+        self._flight = FlightRecorder(facts, settings, self._ops.runner)
         self._lane = Lane(f"ringcomm-{name}")
         self._post = PostOffice(lanes.engine, self._watch, self._spin_s, f"ringcomm-{name}-messages")
         self._coalesced: Optional[List[RingcommWork]] = None
@@ -302,6 +305,7 @@ class ProcessGroupRingcomm(GroupFace):
         _open_groups.discard(self)
         why = f"This process group has ended ({reason}). Make another one first."
         error = NotInitializedError(why)
+        self._flight.close(None if ok else reason)
         if not ok:
             self._watch.abort(error)
         if self._meeting is not None:

@@ -112,6 +112,7 @@ def test_what_an_agent_is_told() -> None:
         "RINGCOMM_JOB": job.id,
         "RINGCOMM_SIZE": "3",
         "RINGCOMM_HOST": "far",
+        "RINGCOMM_RESTART": "0",
         "PYTHONUNBUFFERED": "1",
     }
     assert config["silence_s"] and not job.agent_config(job.hosts[0])["silence_s"]

@@ -18,6 +18,7 @@ GOOD: Dict[str, str] = {
     "algorithm": "ring", "transport": "tcp", "congestion": "cubic", "fusion_bytes": "3M", "cycle_ms": "2.5",
     "cache_capacity": "17", "stall_warning_s": "11", "late_after_s": "12", "dead_after_s": "13",
     "measure": "0", "timeline": "t.json",
+    "flight_recorder": "50", "diagnose_dir": "flights", "check_every": "100",
     "timeline_mark_cycles": "1", "autotune": "1", "autotune_log": "a.csv", "verbose": "1",
 }  # fmt: skip
 

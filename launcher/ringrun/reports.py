@@ -1,0 +1,190 @@
+"""What a rank said about itself: from the JSON of a flight record to what a diagnosis needs. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+_LINE = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+_LIBRARIES = ("/site-packages/", "/dist-packages/")
+_STANDARD = re.compile(r"/lib(64)?/python3[^/]*/|^<frozen|/python3\d*\.zip/")
+
+
+class Operation(NamedTuple):
+    """One operation of a rank.
+
+    Attributes:
+        number: of the rank's operations in this lane.
+        label: kind, and the name that the program gave it, like "allreduce `conv3.grad`".
+        key: by what ranks recognise the same operation where order says nothing.
+        what: the call with all that ranks must agree on.
+        place: ``train.py:88``.
+        state: ``submitted``, ``running``, ``done`` or ``failed``.
+        moved: bytes so far, where that is known.
+        at: when it was begun or submitted, in seconds of that host's wall clock.
+    """
+
+    number: int
+    label: str
+    key: Tuple[int, str, int]
+    what: str
+    place: str
+    state: str
+    moved: Optional[int]
+    at: float
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is waited for in it any more."""
+        return self.state == "done"
+
+    def text(self) -> str:
+        """``allreduce `conv3.grad` (op 812, train.py:88)``."""
+        return f"{self.label} (op {self.number}, {self.place})"
+
+
+class Lane(NamedTuple):
+    """Operations that run on the same links.
+
+    Attributes:
+        ordered: whether equal numbers mean the same operation on all ranks.
+        members: the ranks that take part.
+        sets: by number, the members of process sets.
+    """
+
+    name: str
+    ordered: bool
+    members: Tuple[int, ...]
+    sets: Dict[int, Tuple[int, ...]]
+    operations: Tuple[Operation, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """One rank.
+
+    Attributes:
+        reason: ``failure`` (it failed, and told so by itself), ``asked``, ``silent`` (it did not answer), or
+            ``nothing`` (there was nobody to ask).
+        error: what it failed with.
+        end: how its process ended, if it has.
+        state: of a silent process, the letter that ``ps`` shows.
+        main: where the main thread is, like "load (loader.py:12)", or "".
+        blocked: whether the main thread waits in ringcomm.
+        paused: why it said that it would be away, or "".
+    """
+
+    rank: int
+    host: str
+    reason: str = "nothing"
+    error: str = ""
+    end: str = ""
+    state: str = ""
+    main: str = ""
+    blocked: bool = False
+    paused: str = ""
+    lanes: Tuple[Lane, ...] = field(default=())
+
+
+def read_report(content: Any) -> Report:
+    """The report in a record that was JSON.
+
+    Raises:
+        ValueError: it is not a flight record, or of a format that is not known here.
+    """
+    try:
+        if content["type"] != "record" or content["format"] != 1:
+            raise ValueError("it is not a flight record of a version that this ringrun knows")
+        frames = _main_frames(content)
+        main, blocked = _whereabouts(frames)
+        lanes = tuple(_lane(lane) for lane in content.get("lanes", ()))
+        paused = next((str(lane["paused"]) for lane in content.get("lanes", ()) if lane.get("paused")), "")
+        return Report(
+            rank=int(content["rank"]), host=str(content["host"]), reason=str(content["reason"]),
+            error=str(content.get("error", "")), end=str(content.get("end", "")),
+            state=str(content.get("state", "")), main=main, blocked=blocked, paused=paused, lanes=lanes,
+        )  # fmt: skip
+    except (KeyError, TypeError, AttributeError, IndexError) as problem:
+        raise ValueError(f"something is missing in it or has the wrong form ({problem!r})") from None
+
+
+def _lane(content: Mapping[str, Any]) -> Lane:
+    sets = {int(number): tuple(map(int, ranks)) for number, ranks in content.get("sets", {}).items()}
+    operations = tuple(_operation(row) for row in content["operations"])
+    members = tuple(map(int, content["members"]))
+    return Lane(str(content["name"]), bool(content["ordered"]), members, sets, operations)
+
+
+def _operation(row: Mapping[str, Any]) -> Operation:
+    kind, name = str(row["kind"]), str(row["name"])
+    moved = row.get("moved")
+    return Operation(
+        int(row["op"]), f"{kind} `{name}`" if name else kind,
+        (int(row.get("set", 0)), name, int(row.get("count", 0))), str(row["what"]),
+        short_place(str(row["site"])), str(row["state"]), None if moved is None else int(moved),
+        float(row["at"]),
+    )  # fmt: skip
+
+
+def short_place(site: str) -> str:
+    """``train.py:88`` for ``/home/me/train.py:88``."""
+    return site.rpartition("/")[2]
+
+
+Frame = Tuple[str, int, str]
+
+
+def _main_frames(content: Mapping[str, Any]) -> List[Frame]:
+    """The main thread's frames, innermost last."""
+    for thread in content.get("threads", ()):
+        if thread["main"]:
+            return [(str(file), int(line), str(function)) for file, line, function in thread["frames"]]
+    return faulthandlers_frames(str(content.get("stacks", "")))
+
+
+def faulthandlers_frames(text: str) -> List[Frame]:
+    """The main thread's frames in what :mod:`faulthandler` wrote: the last thread there, turned around."""
+    threads: List[List[Frame]] = []
+    for line in text.splitlines():
+        found = _LINE.match(line)
+        if "hread 0x" in line:
+            threads.append([])
+        elif found and threads:
+            threads[-1].append((found[1], int(found[2]), found[3]))
+    return threads[-1][::-1] if threads else []
+
+
+def _whereabouts(frames: Sequence[Frame]) -> Tuple[str, bool]:
+    """Where the user's own program is, and whether it waits in ringcomm there."""
+    own = [index for index, (file, _, _) in enumerate(frames) if _is_users(file)]
+    if not frames or not own:
+        return (_frame_text(frames[-1]) if frames else ""), any(_is_ringcomms(item[0]) for item in frames)
+    deeper = frames[own[-1] + 1 :]
+    text = _frame_text(frames[own[-1]])
+    if any(_is_ringcomms(file) for file, _, _ in deeper):
+        return text, True
+    library = next((_library_path(file) for file, _, _ in deeper if _library_path(file)), "")
+    return f"{text}, inside {library}" if library else text, False
+
+
+def _is_ringcomms(file: str) -> bool:
+    return "/ringcomm/" in file
+
+
+def _is_users(file: str) -> bool:
+    inside = any(mark in file for mark in _LIBRARIES) or "/ringcomm/" in file or "/ringrun/" in file
+    return not inside and not _STANDARD.search(file)
+
+
+def _library_path(file: str) -> str:
+    for mark in _LIBRARIES:
+        if mark in file:
+            return file.rpartition(mark)[2]
+    return ""
+
+
+def _frame_text(frame: Frame) -> str:
+    file, line, function = frame
+    place = short_place(f"{file}:{line}")
+    return place if function == "<module>" else f"{function} ({place})"

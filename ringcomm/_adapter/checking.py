@@ -1,0 +1,38 @@
+"""Every so many steps of an optimizer: do all ranks still have the same parameters?"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Sequence, Tuple
+
+from .. import api
+from ..process_set import ProcessSet, number_of
+from ..same import compare
+
+Named = Sequence[Tuple[str, Any]]
+
+
+class StepCheck:
+    """Counts steps; where ``RINGCOMM_CHECK_EVERY`` says so, compares what all ranks hold then.
+
+    Args:
+        process_set: the ranks that train together.
+    """
+
+    def __init__(self, process_set: ProcessSet) -> None:
+        self._process_set = process_set
+        self._steps = 0
+
+    def stepped(self, named: Callable[[], Named]) -> None:
+        """A step has been made.
+
+        Args:
+            named: gives all parameters as arrays, with names, in the same order on all ranks.
+
+        Raises:
+            DesyncError: they differ.
+        """
+        context = api.context()
+        every = context.settings.check_every
+        self._steps += 1
+        if every and self._steps % every == 0 and context.size > 1 and self._process_set.included():
+            compare(context, named(), number_of(self._process_set))

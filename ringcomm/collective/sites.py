@@ -1,0 +1,81 @@
+"""Where in the user's program a call was made."""
+
+from __future__ import annotations
+
+import dis
+import sys
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, Dict, List, Tuple
+
+Site = Tuple[CodeType, int]
+"""A place as it is found, code and instruction: making text of it can wait until somebody reads it.
+
+It holds no frame, which would keep the caller's variables alive.
+"""
+
+_PACKAGE = str(Path(__file__).resolve().parent.parent)
+_ours: Dict[str, bool] = {}
+
+
+def is_ours(filename: str) -> bool:
+    """Whether a file belongs to ringcomm."""
+    known = _ours.get(filename)
+    if known is None:
+        known = _ours[filename] = str(Path(filename).resolve()).startswith(_PACKAGE)
+    return known
+
+
+def _outside(depth: int) -> FrameType:
+    frame = sys._getframe(depth)
+    ours = _ours
+    while ours.get(frame.f_code.co_filename) or is_ours(frame.f_code.co_filename):
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return frame
+
+
+def find_site(depth: int, known: List[Any]) -> Site:
+    """The innermost place outside ringcomm that led here.
+
+    Args:
+        depth: so many callers, that of this function being 1, are known to be inside.
+        known: ``[0, None]`` the first time, then what this function has made of it: how deep the place
+            was last time and in which code. It is tried first, because walking costs more than the rest.
+    """
+    try:
+        frame = sys._getframe(known[0])
+        code = frame.f_code
+        if code is known[1]:
+            return code, frame.f_lasti
+    except ValueError:
+        pass  # the stack is not that deep this time
+    frame = _outside(depth + 1)
+    known[:] = _depth_of(frame), frame.f_code
+    return frame.f_code, frame.f_lasti
+
+
+def _depth_of(wanted: FrameType) -> int:
+    """How deep a frame is, as the caller of this function would have to say it to ``sys._getframe``."""
+    depth = 0
+    while sys._getframe(depth + 1) is not wanted:
+        depth += 1
+    return depth
+
+
+def site_text(site: Site) -> str:
+    """``file:line``."""
+    code, instruction = site
+    found = code.co_firstlineno
+    for offset, line in dis.findlinestarts(code):
+        if offset > instruction:
+            break
+        found = line or found
+    return f"{code.co_filename}:{found}"
+
+
+def call_site() -> str:
+    """File and line of the caller's code that led here, at once."""
+    frame = _outside(2)
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -1,0 +1,117 @@
+"""Do all ranks hold the same numbers? Eight bytes say so, and if not, everybody learns which and whose."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ringcomm.errors import DesyncError, MismatchError, Recoverable
+from ringcomm.same import compare
+from ringcomm.testing.cluster import run_ranks
+
+SHAPES = {"weight": (3, 4), "bias": (4,), "scale": (), "empty": (0, 2)}
+
+
+def arrays(seed=1):
+    random = np.random.default_rng(seed)
+    return [(name, random.standard_normal(shape).astype(np.float32)) for name, shape in SHAPES.items()]
+
+
+def caught(context, named, process_set=0):
+    """The facts of the error, or None."""
+    try:
+        compare(context, named, process_set)
+    except DesyncError as error:
+        assert not isinstance(error, Recoverable)
+        return error.tensor, error.ranks, str(error)
+    return None
+
+
+def test_the_same(on_ranks):
+    assert on_ranks(3, lambda context: caught(context, arrays())) == [None] * 3
+
+
+def test_one_bit(on_ranks):
+    def check(context):
+        named = arrays()
+        if context.rank == 1:
+            named[1][1].view(np.uint32)[2] ^= 1
+        return caught(context, named), caught(context, arrays())
+
+    results = on_ranks(3, check)
+    assert len(set(results)) == 1, "everybody raises the same"
+    (tensor, ranks, text), afterwards = results[0]
+    assert (tensor, ranks) == ("bias", (1,))
+    assert "'bias', rank 1 (" in text and "differs from the others" in text
+    assert afterwards is None, "and the next check works"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda named: named[::-1],
+        lambda named: [(name.upper(), array) for name, array in named],
+        lambda named: [(name, array.astype(np.float64)) for name, array in named],
+        lambda named: [(name, array.reshape(1, *array.shape)) for name, array in named],
+    ],
+    ids=["order", "names", "types", "shapes"],
+)
+def test_what_else_differs(change):
+    def check(context):
+        return caught(context, change(arrays()) if context.rank else arrays())
+
+    for result in run_ranks(2, check):
+        assert result is not None and result[1] is None, "two against each other: no majority"
+
+
+def test_another_number_of_arrays(on_ranks):
+    def check(context):
+        with pytest.raises(MismatchError, match="check_same"):
+            compare(context, arrays()[context.rank :])
+        return True
+
+    assert all(on_ranks(2, check))
+
+
+def test_negative_zero_and_nan_are_compared_by_their_bits(on_ranks):
+    def check(context):
+        same = caught(context, [("x", np.array([np.nan, 0.0]))])
+        return same, caught(context, [("x", np.array([-0.0 if context.rank else 0.0]))])
+
+    for same, different in on_ranks(2, check):
+        assert same is None and different is not None
+
+
+def test_layouts_do_not_matter(on_ranks):
+    def check(context):
+        matrix = np.arange(12.0).reshape(3, 4)
+        return caught(context, [("x", np.asfortranarray(matrix) if context.rank else matrix)])
+
+    assert on_ranks(2, check) == [None, None]
+
+
+def test_some_ranks_among_themselves(on_ranks):
+    def check(context):
+        number = context.engine.add_process_set([0, 2])
+        found = None
+        if context.rank != 1:
+            found = caught(context, [("x", np.array([context.rank]))], number)
+        context.barrier()
+        return found
+
+    results = on_ranks(3, check)
+    assert results[0] == results[2]
+    assert "rank 0 (" in results[0][2] and "rank 2 (" in results[0][2]
+
+
+def test_those_that_have_run_out_of_data_do_not_count(on_ranks):
+    def check(context):
+        if context.rank == 2:
+            context.engine.join().wait()
+            return "joined"
+        same = caught(context, arrays())
+        different = caught(context, [("x", np.array([context.rank]))])
+        context.engine.join().wait()
+        return same, different[1], different[2].count("rank ")
+
+    assert on_ranks(3, check)[:2] == [(None, None, 2)] * 2

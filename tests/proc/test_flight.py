@@ -1,0 +1,201 @@
+"""When a job fails, or when asked, ringrun says who waits for whom, and where everybody is."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.proc.test_ringrun_support import SOURCES, Launched, ringrun, wait_for_files
+
+TRAIN = """
+import os, re, signal, sys, time
+import numpy as np
+import ringcomm as rc
+
+way, lane = sys.argv[1:]
+
+def load():
+    open("loading", "w").close()
+    while not os.path.exists("loaded"):
+        time.sleep(0.01)
+
+def spin():
+    re.match("(a+)+$", "a" * 60 + "b")  # for ever, in C, and no other thread may run
+
+rc.init()
+x = np.ones(4, np.float32)
+for step in range(5):
+    rc.allreduce_(x, name="conv1")
+if rc.rank() == 1:
+    if way == "raise": raise ValueError("bad sample")
+    if way == "kill": os.kill(os.getpid(), signal.SIGKILL)
+    if way == "stop": os.kill(os.getpid(), signal.SIGSTOP)
+    if way == "load": load()
+    if way == "spin": spin()
+    if way == "other": rc.broadcast(x, 0, name="other")
+if lane == "calls":
+    rc.allreduce_(x, name="conv3.grad")
+else:
+    rc.allreduce_async_(x, name="conv3.grad").wait()
+print("done")
+"""
+CALLS, ENGINE = 'rc.allreduce_(x, name="conv3', "rc.allreduce_async_("
+LIMITS = ["--dead-after", "2", "--timeout", "3", "--late-after", "3"]
+
+
+def line_of(text: str) -> int:
+    return next(number for number, line in enumerate(TRAIN.splitlines(), 1) if line.strip().startswith(text))
+
+
+AT = {
+    "calls": f"op 6, train.py:{line_of(CALLS)}",
+    "engine": f"op 1, train.py:{line_of(ENGINE)}",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(TRAIN)
+    return tmp_path
+
+
+@pytest.mark.parametrize("lane", ["calls", "engine"])
+@pytest.mark.parametrize(
+    ("way", "sentence"),
+    [
+        (
+            "raise",
+            "Rank 1 (localhost) ended with an uncaught ValueError: bad sample; its last operation was ",
+        ),
+        ("kill", "Rank 1 (localhost) left nothing behind: killed by SIGKILL."),
+        ("stop", "Rank 1 (localhost) did not answer: its process is stopped (SIGSTOP, "),
+        ("load", "which is done; its main thread is in load (train.py:"),
+        ("spin", "a C call keeps the interpreter lock and computes; its main thread is in spin (train.py:"),
+    ],
+)
+def test_the_box_says_who_waits_for_whom(folder: Path, way: str, sentence: str, lane: str) -> None:
+    done = ringrun("-np", "2", *LIMITS, "train.py", way, lane, cwd=folder)
+    assert done.process.returncode != 0
+    waits = f"│ Rank 0 (localhost) waits in allreduce `conv3.grad` ({AT[lane]})"
+    assert waits in done.err, done.err
+    assert sentence in done.err and "│ Rank 0 waits for rank 1.\n" in done.err, done.err
+    assert f"ringrun diagnose {done.records}" in done.err
+
+
+def test_ranks_that_wait_for_each_other(folder: Path) -> None:
+    done = ringrun("-np", "2", *LIMITS, "train.py", "other", "engine", cwd=folder)
+    assert "│ Ranks 0, 1 wait for each other" in done.err, done.err
+
+
+def test_the_files_tell_the_same_again(folder: Path) -> None:
+    done = ringrun("-np", "2", *LIMITS, "train.py", "raise", "calls", cwd=folder)
+    files = sorted(done.records.iterdir())
+    assert [path.name for path in files] == ["flight.0.json", "flight.1.json"]
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+    content = json.loads(files[0].read_text())
+    (lane,) = [item for item in content["lanes"] if item["name"] == "calls"]
+    assert [row["state"] for row in lane["operations"]] == ["done"] * 5 + ["failed"]
+    assert any(thread["main"] for thread in content["threads"])
+    again = ringrun("diagnose", str(done.records), cwd=folder)
+    assert again.process.returncode == 0
+    shown = [line[2:] for line in done.err.splitlines() if line.startswith("│ Rank")]
+    assert again.out.splitlines() == [line for line in shown if not line.endswith("stopped because of it.")]
+    files[1].write_text("{")
+    broken = ringrun("diagnose", str(done.records), cwd=folder)
+    assert broken.process.returncode == 1 and "flight.1.json cannot be read" in broken.out
+    none = ringrun("diagnose", str(folder), cwd=folder)
+    assert none.process.returncode == 2 and "has no flight records" in none.err
+
+
+def test_output_dir_takes_the_records(folder: Path) -> None:
+    done = ringrun(
+        "-np", "2", "--output-dir", "logs", "train.py", "raise", "calls", cwd=folder,
+        env={"RINGCOMM_DIAGNOSE_DIR": ""},
+    )  # fmt: skip
+    assert (folder / "logs" / "flight.0.json").exists(), done.err
+
+
+def test_a_program_without_ringcomm_leaves_no_records(tmp_path: Path) -> None:
+    done = ringrun("-np", "2", sys.executable, "-c", "raise SystemExit(3)", cwd=tmp_path)
+    assert done.process.returncode == 3
+    assert "diagnose" not in done.err and not list(done.records.iterdir())
+
+
+def test_the_recorder_can_be_left_out(folder: Path) -> None:
+    done = ringrun("-np", "2", "--flight-recorder", "0", "train.py", "raise", "calls", cwd=folder)
+    assert "failed first" in done.err and "diagnose" not in done.err
+    assert not list(done.records.iterdir())
+
+
+def ask(launched: Launched, pid: int) -> None:
+    """Send SIGUSR1 once rank 1 loads and rank 0 has had the time to wait for it; wait for the records."""
+    time.sleep(0.3)
+    os.kill(pid, signal.SIGUSR1)
+    wait_for_files([launched.records / "flight.0.json", launched.records / "flight.1.json"])
+
+
+@pytest.mark.parametrize("whom", ["launcher", "rank 0", "rank 1"])
+def test_sigusr1_shows_what_everybody_does_and_the_job_goes_on(folder: Path, whom: str) -> None:
+    launched = Launched("-np", "2", "train.py", "load", "calls", cwd=folder)
+    wait_for_files([folder / "loading"])
+    ranks = launched.find("train.py load", 2)
+    places = {
+        Path(f"/proc/{pid}/environ").read_bytes().partition(b"RINGCOMM_SLOT=0:")[2][:1].decode(): pid
+        for pid in ranks
+        if pid != launched.process.pid
+    }
+    ask(launched, launched.process.pid if whom == "launcher" else places[whom[-1]])
+    (folder / "loaded").touch()
+    assert launched.finish() == 0
+    assert launched.out.count("done") == 2
+    assert "ringrun: Rank 0 (localhost) waits in allreduce `conv3.grad` (op 6, " in launched.err
+    assert "which is done; its main thread is in load (train.py:" in launched.err
+    assert "ringrun: Rank 0 waits for rank 1.\n" in launched.err
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_the_programs_own_handler_stays(folder: Path, when: str) -> None:
+    handler = "signal.signal(signal.SIGUSR1, lambda *_: open(f'heard.{os.getpid()}', 'w').close())"
+    text = TRAIN if when == "before" else TRAIN.replace("x = np.ones", f"{handler}\nx = np.ones", 1)
+    first = f"import os, signal\n{handler}\n" if when == "before" else ""
+    (folder / "own.py").write_text(first + text)
+    launched = Launched("-np", "2", "own.py", "load", "calls", cwd=folder)
+    wait_for_files([folder / "loading"])
+    ask(launched, launched.process.pid)
+    assert not list(folder.glob("heard.*")), "asking goes another way"
+    for pid in launched.find("own.py load", 2):
+        if pid != launched.process.pid and "ringrun" not in Path(f"/proc/{pid}/cmdline").read_text():
+            os.kill(pid, signal.SIGUSR1)
+    (folder / "loaded").touch()
+    assert launched.finish() == 0
+    assert len(list(folder.glob("heard.*"))) == 2
+
+
+def test_without_ringrun_ranks_write_their_own(folder: Path) -> None:
+    (folder / "key").write_text("ab" * 32)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    env = {
+        **os.environ, "PYTHONPATH": SOURCES, "RINGCOMM_SIZE": "2", "RINGCOMM_KEY_FILE": "key",
+        "RINGCOMM_RENDEZVOUS": f"127.0.0.1:{port}", "RINGCOMM_DIAGNOSE_DIR": "records",
+    }  # fmt: skip
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "train.py", "raise", "calls"], cwd=folder, stderr=subprocess.PIPE,
+            env={**env, "RINGCOMM_RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    for process in ranks:
+        process.communicate(timeout=60)
+    again = ringrun("diagnose", "records", cwd=folder)
+    assert "Rank 0 waits for rank 1." in again.out, again.err

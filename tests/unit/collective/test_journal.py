@@ -1,0 +1,121 @@
+"""What the flight recorder keeps of a runner's calls, and what that costs: nothing that stays alive."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+from ringcomm.collective.journal import CallJournal
+from ringcomm.collective.runner import Runner
+from ringcomm.collective.sites import call_site, find_site, site_text
+from ringcomm.config import Settings
+from ringcomm.errors import PeerStalledError
+from ringcomm.ops import Sum
+from ringcomm.transport.memory import memory_fabrics
+
+
+class Call:
+    """Stands for what a runner remembers of a call."""
+
+    kind, name = "allreduce", "x"
+
+    def describe(self):
+        return "allreduce(x)"
+
+
+class Running:
+    moved_bytes = 5
+
+
+def begin(journal, number):
+    # As deep as the runner calls it: its method, _run, and begin.
+    def method():
+        run()
+
+    def run():
+        journal.begin(number, Call(), Running(), [0, None])
+
+    method()
+
+
+def test_the_last_ones_are_kept_in_order():
+    journal = CallJournal(3)
+    assert journal.rows() == []
+    for number in range(1, 6):
+        begin(journal, number)
+        journal.running = False
+    assert [row["op"] for row in journal.rows()] == [3, 4, 5]
+    assert {row["state"] for row in journal.rows()} == {"done"}
+
+
+def test_one_that_runs_says_how_far_it_is():
+    journal = CallJournal(3)
+    begin(journal, 1)
+    journal.running = False
+    begin(journal, 2)
+    first, second = journal.rows()
+    assert (first["state"], second["state"]) == ("done", "running")
+    assert second["moved"] == 5 and "moved" not in first
+
+
+def test_one_that_fails_says_why_and_somebody_is_told():
+    journal, told = CallJournal(3), []
+    journal.on_failure = told.append
+    begin(journal, 1)
+    error = ValueError("no")
+    journal.fail(error)
+    (row,) = journal.rows()
+    assert (row["state"], row["error"]) == ("failed", "ValueError: no")
+    assert told == [error]
+
+
+def test_what_a_runner_writes_down():
+    fabric, _ = memory_fabrics(2)
+    runner = Runner(fabric, Settings(timeout_s=0.001))
+    runner.journal = CallJournal(10)
+    with pytest.raises(PeerStalledError):
+        runner.all_reduce(np.ones(4, np.float32), Sum, "conv")
+    (row,) = runner.journal.rows()
+    assert (row["op"], row["kind"], row["name"], row["state"]) == (1, "allreduce", "conv", "failed")
+    assert "float32" in row["what"] and row["error"].startswith("PeerStalledError: ")
+    assert row["site"].startswith(__file__)
+
+
+def test_places_are_found_again_and_not_mixed_up():
+    known = [0, None]
+
+    def deeper():
+        return find_site(1, known)
+
+    places = []
+    for _ in range(2):
+        places.append(site_text(find_site(1, known)))
+        places.append(site_text(deeper()))
+        places.append(site_text(find_site(1, known)))
+    assert places[:3] == places[3:]
+    assert len(set(places)) == 3
+    lines = [int(place.rpartition(":")[2]) for place in places]
+    assert lines[2] - lines[0] == 2 and lines[1] < lines[0]
+
+
+def test_a_stack_that_is_not_that_deep_any_more():
+    known = [10_000, None]
+    found, here = site_text(find_site(1, known)), call_site()
+    assert found == here
+
+
+def test_the_callers_variables_are_not_kept_alive():
+    journal = CallJournal(10)
+
+    def program():
+        array = np.ones(4, np.float32)
+        begin(journal, 1)
+        return weakref.ref(array)
+
+    array = program()
+    gc.collect()
+    assert array() is None
+    assert len(journal.rows()) == 1

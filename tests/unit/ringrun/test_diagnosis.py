@@ -1,0 +1,166 @@
+"""Who is behind, and who waits for whom: tables of reports, and what is said about them."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Sequence, Tuple
+
+import pytest
+
+from ringrun.diagnosis import diagnose, waits_for
+from ringrun.reports import Lane, Operation, Report
+
+MEMBERS = (0, 1, 2)
+SETS = {0: MEMBERS, 1: (0, 2)}
+
+
+def call(
+    number: int, state: str = "running", label: str = "allreduce `conv3.grad`", **more: Any
+) -> Operation:
+    facts: Dict[str, Any] = {
+        "key": (0, "", 0),
+        "what": label,
+        "place": "train.py:88",
+        "moved": None,
+        "at": 5.0,
+    }
+    facts.update(more)
+    return Operation(number=number, label=label, state=state, **facts)
+
+
+def named(name: str, state: str = "submitted", number: int = 9, process_set: int = 0) -> Operation:
+    return call(number, state, f"allreduce `{name}`", key=(process_set, name, 0))
+
+
+def report(rank: int, calls: Sequence[Operation] = (), ops: Sequence[Operation] = (), **more: Any) -> Report:
+    lanes = (
+        Lane("calls", True, MEMBERS, {}, tuple(calls)),
+        Lane("engine", False, MEMBERS, SETS, tuple(ops)),
+    )
+    facts: Dict[str, Any] = {"reason": "asked", "blocked": True, "lanes": lanes}
+    facts.update(more)
+    return Report(rank, f"host{rank}", **facts)
+
+
+def busy(rank: int, calls: Sequence[Operation] = (), ops: Sequence[Operation] = (), **more: Any) -> Report:
+    return report(rank, calls, ops, blocked=False, main="load (loader.py:12)", **more)
+
+
+def told(*reports: Report) -> List[str]:
+    return diagnose({item.rank: item for item in reports})
+
+
+def test_the_rank_that_is_behind() -> None:
+    text = told(
+        report(0, [call(812)]),
+        report(1, [call(812)]),
+        busy(2, [call(811, "done", "broadcast", place="eval.py:40")]),
+    )
+    assert text == [
+        "Ranks 0, 1 wait in allreduce `conv3.grad` (op 812, train.py:88).",
+        "Rank 2 (host2) is at op 811, broadcast (eval.py:40), which is done; its main thread is in "
+        "load (loader.py:12).",
+        "Ranks 0, 1 wait for rank 2.",
+    ]
+
+
+def test_a_victim_is_not_blamed() -> None:
+    """Rank 1 is behind rank 0, but only because it waits for rank 2 by name."""
+    reports = (
+        report(0, [call(812)]),
+        report(1, [call(811, "done")], [named("x")]),
+        busy(2, [call(811, "done")]),
+    )
+    assert waits_for({item.rank: item for item in reports}) == {0: {1, 2}, 1: {2, 0}}
+    assert told(*reports)[-1] == "Ranks 0, 1 wait for rank 2."
+
+
+def failed(rank: int, number: int = 812) -> Report:
+    return report(rank, [call(number, "failed")], reason="failure", error="PeerLostError: rank 2 was lost")
+
+
+NOTHING = Report(2, "host2", end="killed by SIGKILL")
+
+
+@pytest.mark.parametrize(
+    ("third", "sentence"),
+    [
+        (NOTHING, "Rank 2 (host2) left nothing behind: killed by SIGKILL."),
+        (Report(2, "host2"), "Rank 2 (host2) left nothing behind: nobody could ask it."),
+        (
+            Report(2, "host2", "silent", state="T"),
+            "Rank 2 (host2) did not answer: its process is stopped (SIGSTOP, Ctrl-Z, or a debugger).",
+        ),
+        (
+            Report(2, "host2", "silent", state="R", main="spin (spin.py:9)"),
+            "Rank 2 (host2) did not answer: a C call keeps the interpreter lock and computes; its main "
+            "thread is in spin (spin.py:9).",
+        ),
+        (
+            busy(2, [call(811, "done")], reason="failure", error="uncaught ValueError: bad sample\nmore"),
+            "Rank 2 (host2) ended with an uncaught ValueError: bad sample; its last operation was "
+            "allreduce `conv3.grad` (op 811, train.py:88).",
+        ),
+        (
+            busy(2, paused="saving checkpoint"),
+            'Rank 2 (host2) has called nothing yet; it has said that it is away: "saving checkpoint"; its '
+            "main thread is in load (loader.py:12).",
+        ),
+    ],
+)
+def test_why_somebody_does_not_come(third: Report, sentence: str) -> None:
+    text = told(failed(0), failed(1), third)
+    assert text[0] == "Ranks 0, 1 wait in allreduce `conv3.grad` (op 812, train.py:88)."
+    assert text[1:] == [sentence, "Ranks 0, 1 wait for rank 2."]
+
+
+@pytest.mark.parametrize(
+    ("ops", "waits"),
+    [
+        (([named("a")], [named("a")], []), {0: {2}, 1: {2}}),
+        (([named("a")], [named("b")], []), {0: {1, 2}, 1: {0, 2}}),
+        (([named("a", "running")], [named("a", "running")], []), {0: set(), 1: set()}),
+        (([named("a", "done")], [named("a", "done")], []), {}),
+        (([named("a", process_set=1)], [], []), {0: {2}}),
+        (([named("b", "done"), named("a")], [named("a"), named("b")], [named("a")]), {0: set(), 1: set()}),
+    ],
+)
+def test_operations_by_name(ops: Tuple[List[Operation], ...], waits: Dict[int, Any]) -> None:
+    reports = {0: report(0, (), ops[0]), 1: report(1, (), ops[1]), 2: busy(2, (), ops[2])}
+    assert waits_for(reports) == waits
+
+
+def test_different_orders() -> None:
+    text = told(report(0, (), [named("a")]), report(1, (), [named("b")]), report(2, (), [named("b")]))
+    assert text[-1] == ("Ranks 0-2 wait for each other: they do not make the same calls in the same order.")
+
+
+def test_all_are_there() -> None:
+    text = told(*(report(rank, [call(812, moved=rank)]) for rank in MEMBERS))
+    assert text[0] == "Rank 0 (host0) waits in allreduce `conv3.grad` (op 812, train.py:88), nothing moved."
+    assert text[-1] == "All who were asked have come to this operation: it is the network that they wait for."
+
+
+def test_different_calls_with_the_same_number() -> None:
+    text = told(report(0, [call(7)]), report(1, [call(7, label="barrier")]), report(2, [call(7)]))
+    assert text[-1] == "They do not make the same call: allreduce `conv3.grad`; barrier."
+
+
+def test_nobody_waits() -> None:
+    text = told(*(busy(rank, [call(3, "done")]) for rank in MEMBERS))
+    assert text[-1] == "No rank waits for another."
+
+
+def test_a_program_that_computes_while_gradients_are_on_their_way() -> None:
+    assert told(busy(0, (), [named("a")]), busy(1), busy(2))[-1] == "No rank waits for another."
+
+
+def test_an_old_failure_by_name_is_not_what_it_waits_in() -> None:
+    reports = {0: report(0, (), [named("old", "failed"), named("new", "done")]), 1: busy(1), 2: busy(2)}
+    assert waits_for(reports) == {}
+
+
+def test_many_ranks_are_cut_short() -> None:
+    reports = {rank: Report(rank, f"host{rank}", end=f"exit code {rank}") for rank in range(40)}
+    lines = diagnose(reports)
+    assert len(lines) < 20
+    assert "(28 more are in the files.)" in lines
