@@ -195,17 +195,17 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
     """Keeps the best model so far in a file, which rank 0 writes.
 
     Args:
-        filepath: of the file; ``{epoch}`` and metrics in braces are filled in.
         monitor, verbose, mode, save_freq: see ``keras.callbacks.ModelCheckpoint``.
+        filepath: of the file; ``{epoch}`` and metrics in braces are filled in.
     """
 
     def __init__(
         self,
-        filepath: Any = "best.keras",
         monitor: str = "val_loss",
         verbose: int = 0,
         mode: str = "auto",
         save_freq: Any = "epoch",
+        filepath: Any = "best.keras",
     ) -> None:
         super().__init__(filepath, monitor, verbose, save_best_only=True, mode=mode, save_freq=save_freq)
 
