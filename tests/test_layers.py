@@ -72,8 +72,9 @@ LEVELS: Dict[int, List[List[str]]] = {
             "keras.backends",
             "keras.values", "keras.optimizer", "keras.models", "keras.callbacks", "keras.elastic",
             "keras.__init__",
-            "tensorflow.optimizer", "tensorflow.__init__",
-            "tensorflow.keras.callbacks", "tensorflow.keras.elastic", "tensorflow.keras.__init__",
+            "tensorflow.legacy", "tensorflow.optimizer", "tensorflow.__init__",
+            "tensorflow.keras.callbacks", "tensorflow.keras.elastic",
+            "tensorflow.keras.models", "tensorflow.keras.__init__",
         ],
         [
             "testing.faulty", "testing.reference", "testing.simulation", "testing.contract",

@@ -82,8 +82,13 @@ class VariablesPart(Part):
         self.save()
 
     def _variables(self) -> List[Any]:
-        listed = getattr(self.value, "variables", self.value)
-        return list(listed() if callable(listed) else listed)
+        return variables_of(self.value)
+
+
+def variables_of(thing: Any) -> List[Any]:
+    """The variables of a model or an optimizer, be they an attribute or, as once, a method's result."""
+    listed = getattr(thing, "variables", thing)
+    return list(listed() if callable(listed) else listed)
 
 
 def check_built(model: Any, optimizer: Any) -> Any:
@@ -98,6 +103,12 @@ def check_built(model: Any, optimizer: Any) -> Any:
     if not getattr(model, "built", True):
         raise ConfigError("The model must be built first: model.build(input_shape), or call it once.")
     chosen = getattr(model, "optimizer", None) if optimizer is None else optimizer
-    if chosen is not None and not getattr(chosen, "built", True):
-        chosen.build(model.trainable_variables)
+    if chosen is not None:
+        build(chosen, model)
     return chosen
+
+
+def build(optimizer: Any, model: Any) -> None:
+    """Make an optimizer's variables, if they are not there yet and it can."""
+    if not getattr(optimizer, "built", getattr(optimizer, "_built", True)):
+        optimizer.build(model.trainable_variables)

@@ -9,6 +9,7 @@ import keras
 
 from .. import api
 from .._adapter.callbacks import Multiplier, Schedule, averaged, warmup
+from .._adapter.parts import build, variables_of
 from .optimizer import check_reached
 from .values import broadcast_variables
 
@@ -17,7 +18,26 @@ _logger = logging.getLogger(__name__)
 Logs = Optional[Dict[str, Any]]
 
 
-class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
+class _AskedByKeras2:
+    """What Keras 2 asks callbacks besides what Keras 3 does: with it one class serves both."""
+
+    _supports_tf_logs = False
+    _chief_worker_only = None
+
+    def _implements_train_batch_hooks(self) -> bool:
+        return True
+
+    def _implements_test_batch_hooks(self) -> bool:
+        return False
+
+    _implements_predict_batch_hooks = _implements_test_batch_hooks
+
+
+class Callback(_AskedByKeras2, keras.callbacks.Callback):
+    """What the callbacks here derive from: one of Keras 3 that Keras 2 takes as well."""
+
+
+class BroadcastGlobalVariablesCallback(Callback):
     """Gives all ranks the weights, and the optimizer's state, of one when training begins.
 
     So they start from the same ones, be they random or loaded. Horovod does this after the first batch,
@@ -59,14 +79,13 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         variables = list(self.model.weights)
         optimizer = getattr(self.model, "optimizer", None)
         if optimizer is not None:
-            if not optimizer.built:
-                optimizer.build(self.model.trainable_variables)
-            variables += optimizer.variables
+            build(optimizer, self.model)
+            variables += variables_of(optimizer)
         broadcast_variables([item for item in variables if id(item) not in self._local], self.root_rank)
         self.broadcast_done = True
 
 
-class MetricAverageCallback(keras.callbacks.Callback):
+class MetricAverageCallback(Callback):
     """Replaces metrics by their averages over all ranks at the end of each epoch.
 
     Put it before callbacks that look at metrics, such as ``ReduceLROnPlateau`` and ``EarlyStopping``:
@@ -85,7 +104,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
             logs.update(averaged(logs))
 
 
-class LearningRateScheduleCallback(keras.callbacks.Callback):
+class LearningRateScheduleCallback(Callback):
     """Sets the learning rate to ``initial_lr * multiplier(epoch)``.
 
     Args:
@@ -191,7 +210,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
                 _logger.info("Warm-up is over: the learning rate is %g.", self.schedule.initial_lr)
 
 
-class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
+class BestModelCheckpoint(_AskedByKeras2, keras.callbacks.ModelCheckpoint):
     """Keeps the best model so far in a file, which rank 0 writes.
 
     Args:

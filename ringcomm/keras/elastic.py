@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Sequence
 
-import keras
-
 from .._adapter.elastic import ObjectState, State, run
 from .._adapter.parts import PartsState, VariablesPart, check_built
-from .values import broadcast_variables
+from .callbacks import Callback
+from .values import as_array, broadcast_variables
 
 __all__ = [
     "CommitStateCallback", "KerasState", "ObjectState", "State", "UpdateBatchStateCallback",
@@ -44,7 +43,7 @@ class KerasState(PartsState):
 
 def _read(variables: List[Any]) -> List[Any]:
     # Copies: on some backends an array shares the variable's memory.
-    return [keras.ops.convert_to_numpy(variable).copy() for variable in variables]
+    return [as_array(variable).copy() for variable in variables]
 
 
 def _assign(variables: List[Any], values: Sequence[Any]) -> None:
@@ -56,7 +55,7 @@ def _send(variables: List[Any]) -> None:
     broadcast_variables(variables, root_rank=0)
 
 
-class CommitStateCallback(keras.callbacks.Callback):
+class CommitStateCallback(Callback):
     """Commits the state after every so many batches, and at the end of each epoch.
 
     Args:
@@ -92,7 +91,7 @@ class CommitStateCallback(keras.callbacks.Callback):
         self.state.commit()
 
 
-class UpdateBatchStateCallback(keras.callbacks.Callback):
+class UpdateBatchStateCallback(Callback):
     """Keeps ``state.batch`` at the last batch of the epoch that is done; 0 between epochs.
 
     Args:
@@ -112,7 +111,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
         self.state.batch = 0
 
 
-class UpdateEpochStateCallback(keras.callbacks.Callback):
+class UpdateEpochStateCallback(Callback):
     """Keeps ``state.epoch`` at the number of epochs that are done, those before the last loss included.
 
     So train with ``model.fit(..., epochs=epochs - state.epoch)``.

@@ -32,3 +32,21 @@ def test_any_number_of_ranks_trains_the_same_model(backend: str) -> None:
             np.testing.assert_allclose(result["accuracy"], alone[0]["accuracy"], rtol=1e-5)
             for name in {"accumulated", "clipped"} & set(result):
                 np.testing.assert_allclose(result[name], alone[0][name], rtol=1e-4)
+
+
+def work_with_keras_2() -> Dict[str, Any]:
+    from tests.adapters.keras import legacy
+
+    return legacy.work()
+
+
+@pytest.mark.timeout(240)
+def test_any_number_of_ranks_trains_the_same_model_of_keras_2() -> None:
+    if find_spec("tf_keras") is None:
+        pytest.skip("tf_keras is not installed")
+    alone, *several = [run(work_with_keras_2, (), ranks, TF_USE_LEGACY_KERAS="1") for ranks in (1, 2, 3)]
+    assert alone[0]["accuracy"][-1] > 0.8
+    for results in several:
+        for result in results:
+            for name, wanted in alone[0].items():
+                np.testing.assert_allclose(result[name], wanted, rtol=1e-4)
