@@ -58,7 +58,7 @@ LEVELS: Dict[int, List[List[str]]] = {
         [
             "_adapter.arguments", "_adapter.basics", "_adapter.common", "_adapter.compression",
             "_adapter.gradients", "_adapter.names", "_adapter.host", "_adapter.callbacks", "_adapter.objects",
-            "_adapter.sampling", "_adapter.trees", "_adapter.elastic", "_adapter.checking",
+            "_adapter.sampling", "_adapter.trees", "_adapter.elastic", "_adapter.parts", "_adapter.checking",
         ],
     ],
     7: [
@@ -67,12 +67,15 @@ LEVELS: Dict[int, List[List[str]]] = {
             "torch.sync_batch_norm", "torch.buckets", "torch.reducer", "torch.optimizer", "torch.elastic",
             "torch.__init__",
             "tensorflow.bridge", "tensorflow.compression", "tensorflow.flow", "tensorflow.collectives",
-            "tensorflow.functions", "tensorflow.gradients", "tensorflow.tape", "tensorflow.sync_batch_norm",
+            "tensorflow.functions", "tensorflow.elastic", "tensorflow.gradients", "tensorflow.tape",
+            "tensorflow.sync_batch_norm",
             "keras.how", "keras.on_tensorflow", "keras.on_torch", "keras.on_jax",
             "keras.backends",
-            "keras.values", "keras.optimizer", "keras.models", "keras.callbacks", "keras.__init__",
-            "tensorflow.optimizer", "tensorflow.__init__",
-            "tensorflow.keras.callbacks", "tensorflow.keras.__init__",
+            "keras.values", "keras.optimizer", "keras.models", "keras.callbacks", "keras.elastic",
+            "keras.__init__",
+            "tensorflow.legacy", "tensorflow.optimizer", "tensorflow.__init__",
+            "tensorflow.keras.callbacks", "tensorflow.keras.elastic",
+            "tensorflow.keras.models", "tensorflow.keras.__init__",
         ],
         [
             "testing.faulty", "testing.reference", "testing.simulation", "testing.contract",

@@ -53,6 +53,16 @@ def _ranks_of(comm: Any) -> Sequence[int]:
     return comm
 
 
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Write from now on what every rank does; see :func:`ringcomm.start_timeline`.
+
+    Args:
+        file_path: written on rank 0's host.
+        mark_cycles: also mark when the engine takes up work.
+    """
+    api.start_timeline(file_path, mark_cycles)
+
+
 def gloo_built() -> bool:
     """True: scripts ask this to learn that nothing but the network is needed."""
     return True

@@ -10,7 +10,6 @@ from ..api import (
     rank,
     shutdown,
     size,
-    start_timeline,
     stop_timeline,
 )
 from ..errors import HorovodInternalError, HostsUpdatedInterrupt
@@ -28,6 +27,7 @@ from .basics import (
     mpi_threads_supported,
     nccl_built,
     rocm_built,
+    start_timeline,
 )
 
 __all__ = [

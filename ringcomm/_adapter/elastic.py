@@ -8,7 +8,8 @@ import queue
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from .. import api
-from ..errors import HostsUpdatedInterrupt, Recoverable
+from ..errors import HostsUpdatedInterrupt, Recoverable, RingcommError
+from .host import cause_of
 from .objects import broadcast_object
 
 REMOVED = 2
@@ -197,7 +198,7 @@ def run(func: Callable[..., Any], reset: Optional[Callable[[], None]] = None) ->
             try:
                 if not skip_sync:
                     state.sync()
-                return func(state, *args, **kwargs)
+                return _with_causes(func, state, *args, **kwargs)
             except Recoverable:
                 state.restore()
                 skip_sync = False
@@ -207,6 +208,19 @@ def run(func: Callable[..., Any], reset: Optional[Callable[[], None]] = None) ->
             state.on_reset()
 
     return wrapper
+
+
+def _with_causes(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call it; an error of a framework in whose graph a collective failed becomes that collective's."""
+    try:
+        return func(*args, **kwargs)
+    except (RingcommError, HostsUpdatedInterrupt):
+        raise
+    except Exception as error:
+        cause = cause_of(error)
+        if cause is None:
+            raise
+        raise cause from error
 
 
 def _restart() -> None:

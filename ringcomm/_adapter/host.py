@@ -211,6 +211,12 @@ class Batch:
         return results
 
 
+def cause_of(error: BaseException) -> Optional[RingcommError]:
+    """What made a callback fail, if that is what an error of the framework is about; it has only the text."""
+    last = Batch.last_error
+    return last if last is not None and str(last) in str(error) else None
+
+
 def _side_by_side(arrays: Sequence[Array]) -> Tuple[List[Array], List[Tuple[int, ...]]]:
     """Flat copies of arrays, those of one type next to each other in memory, and the shapes.
 

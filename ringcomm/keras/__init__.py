@@ -16,7 +16,7 @@ from .._adapter import common
 from .._adapter.common import *  # noqa: F403
 from .._adapter.compression import Compression
 from .._adapter.objects import allgather_object, broadcast_object
-from . import callbacks
+from . import callbacks, elastic
 from .models import load_model
 from .optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from .values import allgather, allreduce, broadcast, broadcast_variables, reducescatter
@@ -33,6 +33,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_variables",
     "callbacks",
+    "elastic",
     "load_model",
     "reducescatter",
 ]

@@ -10,6 +10,7 @@ import keras
 from .. import api
 from .._adapter.callbacks import Multiplier, Schedule, averaged, warmup
 from .._adapter.checking import StepCheck
+from .._adapter.parts import build, variables_of
 from ..process_set import ProcessSet, global_process_set
 from .optimizer import check_reached
 from .values import broadcast_variables
@@ -19,7 +20,26 @@ _logger = logging.getLogger(__name__)
 Logs = Optional[Dict[str, Any]]
 
 
-class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
+class _AskedByKeras2:
+    """What Keras 2 asks callbacks besides what Keras 3 does: with it one class serves both."""
+
+    _supports_tf_logs = False
+    _chief_worker_only = None
+
+    def _implements_train_batch_hooks(self) -> bool:
+        return True
+
+    def _implements_test_batch_hooks(self) -> bool:
+        return False
+
+    _implements_predict_batch_hooks = _implements_test_batch_hooks
+
+
+class Callback(_AskedByKeras2, keras.callbacks.Callback):
+    """What the callbacks here derive from: one of Keras 3 that Keras 2 takes as well."""
+
+
+class BroadcastGlobalVariablesCallback(Callback):
     """Gives all ranks the weights, and the optimizer's state, of one when training begins.
 
     So they start from the same ones, be they random or loaded. Horovod does this after the first batch,
@@ -61,14 +81,13 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         variables = list(self.model.weights)
         optimizer = getattr(self.model, "optimizer", None)
         if optimizer is not None:
-            if not optimizer.built:
-                optimizer.build(self.model.trainable_variables)
-            variables += optimizer.variables
+            build(optimizer, self.model)
+            variables += variables_of(optimizer)
         broadcast_variables([item for item in variables if id(item) not in self._local], self.root_rank)
         self.broadcast_done = True
 
 
-class CheckSameCallback(keras.callbacks.Callback):
+class CheckSameCallback(Callback):
     """Compares what the ranks train, bit by bit, after as many batches as ``RINGCOMM_CHECK_EVERY`` says.
 
     ``fit`` ends with :class:`ringcomm.DesyncError` on all ranks if it is not the same.
@@ -92,7 +111,7 @@ class CheckSameCallback(keras.callbacks.Callback):
         return [(item.path, keras.ops.convert_to_numpy(item)) for item in weights]
 
 
-class MetricAverageCallback(keras.callbacks.Callback):
+class MetricAverageCallback(Callback):
     """Replaces metrics by their averages over all ranks at the end of each epoch.
 
     Put it before callbacks that look at metrics, such as ``ReduceLROnPlateau`` and ``EarlyStopping``:
@@ -111,7 +130,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
             logs.update(averaged(logs))
 
 
-class LearningRateScheduleCallback(keras.callbacks.Callback):
+class LearningRateScheduleCallback(Callback):
     """Sets the learning rate to ``initial_lr * multiplier(epoch)``.
 
     Args:
@@ -217,21 +236,21 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
                 _logger.info("Warm-up is over: the learning rate is %g.", self.schedule.initial_lr)
 
 
-class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
+class BestModelCheckpoint(_AskedByKeras2, keras.callbacks.ModelCheckpoint):
     """Keeps the best model so far in a file, which rank 0 writes.
 
     Args:
-        filepath: of the file; ``{epoch}`` and metrics in braces are filled in.
         monitor, verbose, mode, save_freq: see ``keras.callbacks.ModelCheckpoint``.
+        filepath: of the file; ``{epoch}`` and metrics in braces are filled in.
     """
 
     def __init__(
         self,
-        filepath: Any = "best.keras",
         monitor: str = "val_loss",
         verbose: int = 0,
         mode: str = "auto",
         save_freq: Any = "epoch",
+        filepath: Any = "best.keras",
     ) -> None:
         super().__init__(filepath, monitor, verbose, save_best_only=True, mode=mode, save_freq=save_freq)
 

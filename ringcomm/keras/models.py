@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional, Sequence
+from typing import Any, Callable, Dict, Optional, Sequence
 
 import keras
 
@@ -29,9 +29,19 @@ def load_model(
         compression: how gradients travel.
         legacy_opts: without effect; Horovod has it.
     """
-    known = {kind.__name__: kind for kind in custom_optimizers or ()}
-    model = keras.models.load_model(filepath, custom_objects={**known, **(custom_objects or {})})
+    model = load_by(keras.models.load_model, filepath, custom_optimizers, custom_objects)
     if getattr(model, "optimizer", None) is not None:
         how = How(Reduction(ReduceOp.AVERAGE, 1.0, 1.0, global_process_set), compression, False, None)
         make_distributed(model.optimizer, how, in_place=True)
     return model
+
+
+def load_by(
+    load: Callable[..., Any],
+    filepath: Any,
+    custom_optimizers: Optional[Sequence[type]],
+    custom_objects: Optional[Dict[str, Any]],
+) -> Any:
+    """Load a model by some Keras's own function, which is told the user's classes."""
+    known = {kind.__name__: kind for kind in custom_optimizers or ()}
+    return load(filepath, custom_objects={**known, **(custom_objects or {})})

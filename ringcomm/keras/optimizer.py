@@ -9,7 +9,7 @@ import keras
 from .._adapter.arguments import predivided
 from .._adapter.compression import Compression
 from .._adapter.gradients import Groups, Reduction, chosen_groups
-from ..errors import BrokenInvariantError, ConfigError
+from ..errors import BrokenInvariantError, ConfigError, NotOfferedError
 from ..ops import ReduceOp, op_of
 from ..process_set import ProcessSet, global_process_set
 from .backends import reduce
@@ -166,7 +166,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.Adam(0.001 * hvd.size())), ...)
 
     Args:
-        optimizer: any of Keras 3.
+        optimizer: any of Keras 3, or of ``tf_keras``.
         compression: how gradients travel.
         sparse_as_dense: on TensorFlow, reduce ``tf.IndexedSlices`` as dense tensors (elsewhere all are).
         gradient_predivide_factor: divide an average by so much before the sum, by the rest after it.
@@ -181,12 +181,18 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         name, device_dense, device_sparse: without effect; Horovod has them.
 
     Raises:
-        ConfigError: it is no optimizer of Keras 3, or the arguments make no sense.
+        ConfigError: it is no optimizer of Keras, or the arguments make no sense.
+        NotOfferedError: ``backward_passes_per_step`` with an optimizer of ``tf_keras``.
     """
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise ConfigError(f"DistributedOptimizer needs an optimizer of Keras 3, not {type(optimizer)}.")
     if backward_passes_per_step < 1:
         raise ConfigError("backward_passes_per_step must be at least 1")
+    if is_keras_2(optimizer):
+        return _for_keras_2(
+            optimizer, backward_passes_per_step, compression, sparse_as_dense, op, gradient_predivide_factor,
+            num_groups, groups, process_set, scale_local_gradients,
+        )  # fmt: skip
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise ConfigError(f"DistributedOptimizer needs an optimizer of Keras, not {type(optimizer)}.")
     if _losses_are_scaled() and not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         # What compile() would do otherwise, the other way round: then each rank would decide by its own
         # gradients whether to make a step, and only some of them would come to the reduction.
@@ -203,6 +209,20 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         chosen_groups(groups, num_groups, object),
     )
     return make_distributed(optimizer, how, backward_passes_per_step, scale_local_gradients)
+
+
+def is_keras_2(thing: Any) -> bool:
+    """Whether something is of ``tf_keras``, which need not be installed."""
+    return any(kind.__module__.partition(".")[0] == "tf_keras" for kind in type(thing).__mro__)
+
+
+def _for_keras_2(optimizer: Any, passes: int, *how: Any) -> Any:
+    from ..tensorflow.gradients import GradientReducer
+    from ..tensorflow.legacy import make_distributed as make
+
+    if passes > 1:
+        raise NotOfferedError("backward_passes_per_step needs Keras 3: tf_keras cannot accumulate gradients.")
+    return make(optimizer, GradientReducer(*how))
 
 
 def _losses_are_scaled() -> bool:

@@ -60,11 +60,12 @@ def broadcast(
 
 
 def _run(operation: host.Operation, value: Any) -> np.ndarray[Any, Any]:
-    (result,) = host.Batch([operation]).run([_array(value)])
+    (result,) = host.Batch([operation]).run([as_array(value)])
     return result
 
 
-def _array(value: Any) -> np.ndarray[Any, Any]:
+def as_array(value: Any) -> np.ndarray[Any, Any]:
+    """What a Keras backend, TensorFlow or NumPy calls an array, as NumPy's."""
     if keras.ops.is_tensor(value) or isinstance(value, keras.Variable):
         value = keras.ops.convert_to_numpy(value)
     return np.asarray(value)
@@ -78,7 +79,7 @@ def broadcast_variables(
     if not listed or process_set.size() == 1:
         return
     operation = host.Broadcast(root_rank, process_set, None, len(listed))
-    results = host.Batch([operation]).run([_array(variable) for variable in listed])
+    results = host.Batch([operation]).run([as_array(variable) for variable in listed])
     if api.rank() != root_rank:
         for variable, result in zip(listed, results):
             variable.assign(result)

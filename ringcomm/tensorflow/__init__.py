@@ -19,6 +19,7 @@ compiled with ``jit_compile=True``, which cannot call anything outside.
 from .._adapter import common
 from .._adapter.common import *  # noqa: F403
 from ..named import join
+from . import elastic
 from .collectives import (
     allgather,
     allreduce,
@@ -68,6 +69,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_object_fn",
     "broadcast_variables",
+    "elastic",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_reducescatter",

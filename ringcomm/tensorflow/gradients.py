@@ -172,6 +172,21 @@ class GradientReducer:
         return Bundle(operation, [values, slices.indices], shapes, finish)
 
 
+class ReducingOptimizer:
+    """What distributed optimizers have in common: variables of this rank alone, and the reduction."""
+
+    _reducer: GradientReducer
+
+    def register_local_var(self, var: Any) -> None:
+        """The gradient of this variable is not reduced: it belongs to a part only this rank has."""
+        self._reducer.register_local(var)
+
+    def _reduced(self, pairs: Any, scope: str) -> Any:
+        listed = list(pairs)
+        gradients, variables = zip(*listed) if listed else ((), ())
+        return list(zip(self._reducer.reduce(gradients, variables, scope), variables))
+
+
 class Bundle(NamedTuple):
     """Gradients that are one operation among the ranks.
 

@@ -11,17 +11,16 @@ from ..errors import ConfigError
 from ..ops import ReduceOp
 from ..process_set import ProcessSet, global_process_set
 from .compression import Compression
-from .gradients import GradientReducer
+from .gradients import GradientReducer, ReducingOptimizer
 
 tf1 = tf.compat.v1
 
 _classes: Dict[Any, Any] = {}
 
 
-class _Distributed:
+class _Distributed(ReducingOptimizer):
     """What a distributed optimizer of version 1 has besides what the user's own has."""
 
-    _reducer: GradientReducer
     _passes: int
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
@@ -29,7 +28,7 @@ class _Distributed:
         pairs = super().compute_gradients(*args, **kwargs)  # type: ignore[misc]
         if self._passes > 1:
             return pairs
-        return self._reduced(pairs)
+        return self._reduced(pairs, "optimizer")
 
     def apply_gradients(
         self, grads_and_vars: Any, global_step: Any = None, name: Optional[str] = None
@@ -40,17 +39,8 @@ class _Distributed:
         if self._passes == 1:
             return own(pairs, global_step, name)
         return _Accumulator(pairs, self._passes).then(
-            lambda sums: own(self._reduced(sums), global_step, name)
+            lambda sums: own(self._reduced(sums, "optimizer"), global_step, name)
         )
-
-    def register_local_var(self, var: Any) -> None:
-        """The gradient of this variable is not reduced: it belongs to a part only this rank has."""
-        self._reducer.register_local(var)
-
-    def _reduced(self, pairs: Any) -> Any:
-        gradients, variables = zip(*pairs) if pairs else ((), ())
-        reduced = self._reducer.reduce(gradients, variables, "optimizer")
-        return list(zip(reduced, variables))
 
 
 class _Accumulator:

@@ -9,6 +9,7 @@ from torch.utils.data import Sampler
 
 from .. import api
 from .._adapter.elastic import DictPart, ObjectState, Part, State, run
+from .._adapter.parts import PartsState
 from .._adapter.sampling import plan_share
 from .state import broadcast_optimizer_state, broadcast_parameters
 
@@ -106,7 +107,7 @@ def set_handler_registry(registry: Registry) -> None:
     _registry = registry
 
 
-class TorchState(ObjectState):
+class TorchState(PartsState):
     """Models, optimizers and samplers, each in its own way, and plain values: all are attributes.
 
     ::
@@ -121,31 +122,4 @@ class TorchState(ObjectState):
             make = next((make for kind, make in _registry if isinstance(value, kind)), None)
             if make is not None:
                 parts[name] = make(values.pop(name))
-        self._handlers = parts
-        for name, part in parts.items():
-            super().__setattr__(name, part.value)
-        super().__init__(**values)
-
-    def save(self) -> None:
-        """Keep everything in memory."""
-        for part in self._handlers.values():
-            part.save()
-        super().save()
-
-    def restore(self) -> None:
-        """Go back to what was kept last."""
-        for part in self._handlers.values():
-            part.restore()
-        super().restore()
-
-    def sync(self) -> None:
-        """Give all ranks what rank 0 has, and keep it."""
-        for part in self._handlers.values():
-            part.sync()
-        super().sync()
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        part = self.__dict__.get("_handlers", {}).get(name)
-        if part is not None:
-            part.set_value(value)
-        super().__setattr__(name, value)
+        super().__init__(parts, **values)

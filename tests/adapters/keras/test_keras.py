@@ -67,3 +67,21 @@ def test_weights_that_come_apart_are_found(backend: str) -> None:
         pytest.skip(f"{backend} is not installed")
     found = run(come_apart, (), 2, KERAS_BACKEND=backend, RINGCOMM_CHECK_EVERY="4")
     assert found[0] == found[1] and found[0].endswith("bias")
+
+
+def work_with_keras_2() -> Dict[str, Any]:
+    from tests.adapters.keras import legacy
+
+    return legacy.work()
+
+
+@pytest.mark.timeout(240)
+def test_any_number_of_ranks_trains_the_same_model_of_keras_2() -> None:
+    if find_spec("tf_keras") is None:
+        pytest.skip("tf_keras is not installed")
+    alone, *several = [run(work_with_keras_2, (), ranks, TF_USE_LEGACY_KERAS="1") for ranks in (1, 2, 3)]
+    assert alone[0]["accuracy"][-1] > 0.8
+    for results in several:
+        for result in results:
+            for name, wanted in alone[0].items():
+                np.testing.assert_allclose(result[name], wanted, rtol=1e-4)

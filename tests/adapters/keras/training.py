@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 import ringcomm.keras as hvd
-from ringcomm.errors import ConfigError
+from ringcomm.errors import ConfigError, PeerLostError
 from tests.adapters.jobs import same_everywhere
 
 GLOBAL_BATCH = 96
@@ -39,6 +39,7 @@ def work(all_of_it: bool) -> Dict[str, Any]:
         parts_of_one_rank(images, labels)
         callbacks(images, labels)
         best_model(images, labels)
+        elastic(images, labels)
         values()
     hvd.shutdown()
     return results
@@ -199,8 +200,55 @@ def best_model(images: Any, labels: Any) -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "best.keras"
         model = make(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)))
-        fit(model, images, labels, hvd.callbacks.BestModelCheckpoint(str(path), monitor="loss"), epochs=2)
+        fit(model, images, labels, hvd.callbacks.BestModelCheckpoint("loss", filepath=str(path)), epochs=2)
         assert path.exists() == (hvd.rank() == 0)
+
+
+class Loses(keras.callbacks.Callback):
+    """Loses a rank, as all are told, in the third batch of the second epoch, a batch after a commit."""
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state = state
+        self.kept: List[Any] = []
+        self.lost = False
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self.state.epoch == 1 and batch == 1 and not self.lost:
+            self.kept = everything_of(self.model)
+        if self.state.epoch == 1 and batch == 2 and not self.lost:
+            self.lost = True
+            raise PeerLostError("somebody is gone")
+
+
+def everything_of(model: Any) -> List[Any]:
+    return [keras.ops.convert_to_numpy(item).copy() for item in [*model.weights, *model.optimizer.variables]]
+
+
+def elastic(images: Any, labels: Any) -> None:
+    """After a loss everything is as it was committed, and training goes on from there."""
+    model = make(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9)))
+    state = hvd.elastic.KerasState(model, batch=0, epoch=0)
+    assert state.model is model and state.optimizer is model.optimizer
+    state.sync()
+    loses = Loses(state)
+    updates = [
+        hvd.elastic.UpdateBatchStateCallback(state), hvd.elastic.UpdateEpochStateCallback(state),
+        hvd.elastic.CommitStateCallback(state, batches_per_commit=2), loses,
+    ]  # fmt: skip
+    begun: List[Any] = []
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        begun.append((state.epoch, state.batch))
+        if len(begun) == 2:
+            for found, kept in zip(everything_of(model), loses.kept):
+                np.testing.assert_array_equal(found, kept)
+        fit(model, images, labels, *updates, epochs=EPOCHS - state.epoch)
+
+    train(state)
+    assert begun == [(0, 0), (1, 1)] and (state.epoch, state.batch) == (EPOCHS, 0)
+    assert len(loses.kept) > len(model.weights)
 
 
 def values() -> None:

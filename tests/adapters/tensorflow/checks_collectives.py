@@ -125,6 +125,28 @@ def check_reducescatter_and_splits() -> None:
         assert counts.tolist() == [rank + 1] * size
 
 
+def check_reducescatter_of_every_type_and_op() -> None:
+    size, rank = hvd.size(), hvd.rank()
+    rows = 2 * size + 1
+    start = rank * 2 + min(rank, 1)
+    own = slice(start, start + 2 + (rank == 0))
+    cases = [
+        (salt, dtype, op) for salt, dtype in types() for op in OPS
+        if not (op == hvd.Product and dtype in [kind.as_numpy_dtype for kind in NARROW])
+    ]  # fmt: skip
+
+    def all_of_them(*tensors: Any) -> Any:
+        return [
+            hvd.reducescatter(tensor, op=case[2], name=f"case{index}")
+            for index, (tensor, case) in enumerate(zip(tensors, cases))
+        ]
+
+    for mode in MODES:
+        results = mode(all_of_them, [numbers(rank, (rows, 2), dtype, salt) for salt, dtype, _ in cases])
+        for result, (salt, dtype, op) in zip(results, cases):
+            close(result, OPS[op](everybodys((rows, 2), dtype, salt))[own])
+
+
 def check_gradients_of_every_operation() -> None:
     """Against what Horovod defines, which is not always the derivative: losses are averaged over ranks."""
     size, rank = hvd.size(), hvd.rank()
@@ -132,6 +154,7 @@ def check_gradients_of_every_operation() -> None:
     weights = [numbers(other, (size, 2), np.float32, 8) for other in range(size)]
     wide = numbers(0, (size * size, 2), np.float32, 9)
     mean = np.mean(weights, axis=0)
+    weights_of_all = np.concatenate(weights)
 
     def function(tensor: Any) -> Any:
         own, all_rows = weights[rank], wide + rank
@@ -148,6 +171,10 @@ def check_gradients_of_every_operation() -> None:
                 hvd.alltoall(tensor) * own,
                 hvd.grouped_allreduce([tensor, tensor])[1] * own,
                 hvd.grouped_allgather([tensor, 3 * tensor])[1] * all_rows,
+                hvd.grouped_reducescatter([tensor, 3 * tensor], op=hvd.Average)[1] * own[:1],
+                hvd.alltoall(tensor, splits=[0] * (size - 1) + [size])[0]
+                * (weights_of_all if rank == size - 1 else weights_of_all[:0]),
+                hvd.allreduce(tf.cast(tensor, tf.float64), op=hvd.Sum) * tf.cast(own, tf.float64),
             ]
         return [tape.gradient(loss, tensor) for loss in losses]
 
@@ -156,7 +183,7 @@ def check_gradients_of_every_operation() -> None:
     expected = [
         mean, mean * size, mean * size * 6, all_rows, mean if rank == size - 1 else mean * 0,
         first_rows * size, first_rows, np.concatenate([weight[rank : rank + 1] for weight in weights]), mean,
-        all_rows * 3,
+        all_rows * 3, first_rows * 3, weights[rank], mean * size,
     ]  # fmt: skip
     for mode in MODES:
         for found, wanted in zip(mode(function, [mine]), expected):

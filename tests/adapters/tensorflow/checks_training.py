@@ -8,6 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 import ringcomm.tensorflow as hvd
+from ringcomm._adapter.host import Batch
+from ringcomm.errors import PeerLostError
 from tests.adapters.jobs import close, numbers, same_everywhere
 from tests.adapters.tensorflow.modes import MODES, session_of_a_graph
 
@@ -194,3 +196,80 @@ def check_sync_batch_normalization() -> None:
         np.testing.assert_allclose(total, wanted[1].numpy(), rtol=1e-3, atol=1e-3)
         np.testing.assert_allclose(layer.moving_variance.numpy(), plain.moving_variance.numpy(), rtol=1e-4)
         np.testing.assert_allclose(layer.moving_mean.numpy(), plain.moving_mean.numpy(), rtol=1e-4)
+
+
+def check_elastic_states_of_variables() -> None:
+    """Eagerly and in a session: rank 0 decides, and what was committed comes back."""
+    rank = float(hvd.rank())
+    own = tf.Variable(rank)
+    eagerly = hvd.elastic.TensorFlowState(variables=[own], epoch=hvd.rank())
+    kept_and_restored(eagerly, own.numpy, own.assign)
+    with session_of_a_graph() as session:
+        variable = tf1.get_variable("counted", initializer=rank)
+        place = tf1.placeholder(tf.float32, [])
+        assign = variable.assign(place)
+        session.run(tf1.global_variables_initializer())
+        with session.as_default():
+            state = hvd.elastic.TensorFlowState(epoch=hvd.rank())
+        session.graph.finalize()
+        kept_and_restored(
+            state, lambda: session.run(variable), lambda value: session.run(assign, {place: value})
+        )
+
+
+def kept_and_restored(state: Any, read: Any, assign: Any) -> None:
+    state.sync()
+    assert (read(), state.epoch) == (0.0, 0)
+    assign(5.0)
+    state.epoch = 1
+    state.commit()
+    assign(7.0)
+    state.epoch = 2
+    state.restore()
+    assert (read(), state.epoch) == (5.0, 1)
+
+
+def check_elastic_training_goes_on_after_a_loss_inside_a_graph() -> None:
+    """TensorFlow tells the error of a collective in a graph as one of its own, with the text."""
+    model = tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(2)])
+    try:
+        hvd.elastic.TensorFlowKerasState(tf.keras.Sequential([tf.keras.layers.Dense(2)]))
+    except ValueError as error:
+        assert "built" in str(error)
+    else:
+        raise AssertionError("a model without weights was taken")
+    model.compile(tf.keras.optimizers.Adam(0.1), loss="mse")
+    state = hvd.elastic.TensorFlowKerasState(model, epoch=0)
+    begun: List[Any] = []
+
+    @tf.function
+    def collective() -> Any:
+        return tf.numpy_function(fails, [], tf.float32)
+
+    def fails() -> Any:
+        Batch.last_error = PeerLostError("rank 5 (jetson5) was lost while others were in allreduce")
+        raise Batch.last_error
+
+    @hvd.elastic.run
+    def train(state: Any) -> str:
+        begun.append(state.epoch)
+        same_everywhere(np.concatenate([np.ravel(item) for item in model.get_weights()]))
+        if len(begun) > 1:
+            np.testing.assert_array_equal(model.get_weights()[1], [0, 0])
+            return "done"
+        state.epoch = 9
+        model.layers[0].bias.assign([1.0, 2.0])
+        collective()
+        raise AssertionError("it goes on after a loss")
+
+    assert train(state) == "done" and begun == [0, 0]
+
+    @hvd.elastic.run
+    def goes_wrong(state: Any) -> None:
+        raise tf.errors.UnknownError(None, None, "another mistake")
+
+    try:
+        goes_wrong(state)
+    except tf.errors.UnknownError:
+        return
+    raise AssertionError("an error that is not ringcomm's was swallowed")

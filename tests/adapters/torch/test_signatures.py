@@ -1,0 +1,83 @@
+"""Every function of ``horovod.torch`` is here and takes the same parameters."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.adapters.signatures import differences  # noqa: E402 - the adapter needs torch
+
+LIKE_HOROVODS = """
+init(comm=None, process_sets=None)
+shutdown()
+is_initialized()
+start_timeline(file_path, mark_cycles=False)
+stop_timeline()
+size()
+rank()
+local_size()
+local_rank()
+cross_size()
+cross_rank()
+is_homogeneous()
+mpi_threads_supported()
+mpi_enabled()
+mpi_built()
+gloo_enabled()
+gloo_built()
+nccl_built()
+ddl_built()
+ccl_built()
+cuda_built()
+rocm_built()
+add_process_set(process_set)
+remove_process_set(process_set)
+allreduce(tensor, average=None, name=None, compression=none, op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=global)
+allreduce_async(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=global)
+allreduce_(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=global)
+allreduce_async_(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=global)
+grouped_allreduce(tensors, average=None, name=None, compression=none, op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=global)
+grouped_allreduce_async(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=global)
+grouped_allreduce_(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=global)
+grouped_allreduce_async_(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=global)
+sparse_allreduce_async(tensor, name, op, process_set=global)
+allgather(tensor, name=None, process_set=global)
+allgather_async(tensor, name=None, process_set=global)
+grouped_allgather(tensors, name=None, process_set=global)
+grouped_allgather_async(tensors, name=None, process_set=global)
+broadcast(tensor, root_rank, name=None, process_set=global)
+broadcast_async(tensor, root_rank, name=None, process_set=global)
+broadcast_(tensor, root_rank, name=None, process_set=global)
+broadcast_async_(tensor, root_rank, name=None, process_set=global)
+alltoall(tensor, splits=None, name=None, process_set=global)
+alltoall_async(tensor, splits=None, name=None, process_set=global)
+reducescatter(tensor, name=None, compression=none, op=Average, process_set=global, prescale_factor=1.0, postscale_factor=1.0)
+reducescatter_async(tensor, name=None, op=Average, process_set=global, prescale_factor=1.0, postscale_factor=1.0)
+grouped_reducescatter(tensors, name=None, compression=none, op=Average, process_set=global, prescale_factor=1.0, postscale_factor=1.0)
+grouped_reducescatter_async(tensors, name=None, op=Average, process_set=global, prescale_factor=1.0, postscale_factor=1.0)
+join(device=-1)
+barrier(process_set=global)
+poll(handle)
+synchronize(handle)
+broadcast_parameters(params, root_rank)
+broadcast_optimizer_state(optimizer, root_rank, model=None)
+broadcast_object(obj, root_rank=0, name=None, process_set=global)
+allgather_object(obj, name=None)
+DistributedOptimizer(optimizer, named_parameters=None, compression=none, backward_passes_per_step=1, op=Average, gradient_predivide_factor=1.0, num_groups=0, groups=None, sparse_as_dense=False, process_set=global)
+SyncBatchNorm(num_features, eps=0.00001, momentum=0.1, affine=True, track_running_stats=True)
+Compression.none.compress(tensor)
+Compression.fp16.decompress(tensor, ctx)
+elastic.run(func)
+elastic.TorchState(model=None, optimizer=None)
+elastic.ElasticSampler(dataset, shuffle=True, seed=0)
+elastic.ElasticSampler.record_batch(batch_idx, batch_size)
+elastic.get_handler_registry()
+elastic.set_handler_registry(registry)
+"""  # noqa: E501
+
+
+def test_signatures() -> None:
+    import ringcomm.torch as hvd
+
+    assert differences(hvd, LIKE_HOROVODS) == []
