@@ -287,6 +287,8 @@ class _Joiner:
         kind = message["type"]
         mesh = self._mesh
         assert mesh is not None
+        if kind in ("link", "go") and (self._assignment is None or (kind == "go" and not mesh.linked)):
+            raise ProtocolError(f"the rendezvous sent {kind!r} before its time")
         if kind == "refused":
             self._failure = RefusedError(f"The rendezvous refused this process: {message['reason']}")
         elif kind == "abort":

@@ -328,6 +328,11 @@ class Mesh:
             reason = f"no link to {names} within {_LINK_S:g} s"
             self._tell({"type": "unlinked", "peer": missing[0], "reason": reason})
 
+    @property
+    def linked(self) -> bool:
+        """Whether all links stand."""
+        return self._linked
+
     def take_links(self) -> Dict[int, Dict[int, socket.socket]]:
         """The finished links, by purpose and by peer; everything else is closed."""
         lanes: Dict[int, Dict[int, socket.socket]] = {int(purpose): {} for purpose in _LANES}

@@ -68,6 +68,12 @@ def main(seed: int, count: int, ports: List[int]) -> None:
             sock.close()
         else:
             still_open.append(sock)
+        if still_open:
+            # And some of them go on, a byte at a time.
+            try:
+                rng.choice(still_open).send(b"r")
+            except OSError:
+                pass  # it has been sent away
         while len(still_open) > KEPT_OPEN:
             still_open.popleft().close()
     print(f"{count - refused} connections, {refused} refused")
