@@ -135,6 +135,12 @@ class Settings:
         "After how many steps of an optimizer it is checked that all ranks have the same parameters, bit by "
         "bit. 0: never.",
     )  # fmt: skip
+    encrypt: bool = _setting(
+        False, "ENCRYPT", values.flag,
+        "Encrypt all TCP connections by TLS 1.3, with a certificate for this job alone that `ringrun` makes "
+        "and hands to its processes. Without `ringrun`: insist on it; the key file must hold a certificate "
+        "(`python -m ringcomm.newkey --encrypt FILE`). What stays in one host's memory is not encrypted.",
+    )  # fmt: skip
     verbose: bool = _setting(
         False, "VERBOSE", values.flag,
         "Rank 0 logs the table of links and which interface each one uses, and which algorithm serves which "
@@ -204,6 +210,8 @@ class Membership:
         slot: the place the launcher gave this process, or None if it joins on its own.
         rank: the rank it asks for, or None to be given one.
         host: what this host is called in messages, or None for its own hostname.
+        certificate: what came with the key, if connections are to be encrypted: PEM of a certificate and
+            of its private key.
     """
 
     size: int = 1
@@ -213,6 +221,7 @@ class Membership:
     slot: Optional[Slot] = None
     rank: Optional[int] = None
     host: Optional[str] = None
+    certificate: str = field(default="", repr=False)
 
     @classmethod
     def from_environment(cls, environ: Optional[Mapping[str, str]] = None) -> Membership:
@@ -234,14 +243,16 @@ class Membership:
                 f"{PREFIX}SIZE={size} says that this is one of {size} processes, but {PREFIX}RENDEZVOUS "
                 "does not say where they meet. Start the program with ringrun, or set it to host:port."
             )
+        key, certificate = _key(environ)
         return cls(
             size=size,
             rendezvous=tuple(parse_endpoint(item) for item in where.split(",")),
-            key=_key(environ),
+            key=key,
             job=environ.get(PREFIX + "JOB", "default"),
             slot=_slot(environ),
             rank=_integer(environ, "RANK", None, low=0, high=size - 1),
             host=environ.get(PREFIX + "HOST") or None,
+            certificate=certificate,
         )
 
 
@@ -284,13 +295,15 @@ def _slot(environ: Mapping[str, str]) -> Optional[Slot]:
         raise ConfigError(f"{PREFIX}SLOT={text!r} is not of the form HOST_INDEX:SLOT, like 1:0.") from None
 
 
-def _key(environ: Mapping[str, str]) -> bytes:
+def _key(environ: Mapping[str, str]) -> Tuple[bytes, str]:
     descriptor = _integer(environ, "KEY_FD", None, low=0)
     return read_key(descriptor, environ.get(PREFIX + "KEY_FILE", ""), environ.get(PREFIX + "KEY", ""))
 
 
-def key_from_environment(environ: Optional[Mapping[str, str]] = None) -> Optional[bytes]:
-    """The job's key, or None if no variable gives one: for jobs that come together in another way.
+def key_from_environment(environ: Optional[Mapping[str, str]] = None) -> Optional[Tuple[bytes, str]]:
+    """The job's key, and its certificate or "", for jobs that come together in another way.
+
+    None if no variable gives one.
 
     Raises:
         ConfigError: a variable names a key that cannot be read or is none.
@@ -319,7 +332,9 @@ _MEMBERSHIP_VARIABLES = (
      "process on that host that asks for rank 0 or for none serves it, if one address is given; otherwise "
      "`python -m ringcomm.rendezvous` must."),
     ("RANK", "The rank this process asks for. Unset: the rendezvous assigns one."),
-    ("KEY_FILE", "A file that holds the job's key in hex digits, the same on every host."),
+    ("KEY_FILE", "A file that holds the job's key in hex digits, the same on every host; "
+     "`python -m ringcomm.newkey FILE` makes one. If a certificate is in it too, all TCP connections are "
+     "encrypted."),
     ("KEY", "The key itself. A file is better: other users may see environments."),
     ("KEY_FD", "A descriptor that holds the key; `ringrun` passes it."),
     ("JOB", "The job's name. Ranks of another job are refused."),

@@ -19,7 +19,7 @@ def parse_endpoint(text: str) -> Tuple[str, int]:
         host = host[1:-1]
     elif ":" in host:
         host = ""  # an IPv6 address without brackets: which colon starts the port is a guess
-    if not host or not colon or not port.isdecimal() or not 0 < int(port) < 65536:
+    if not host or not colon or not port.isdecimal() or len(port) > 5 or not 0 < int(port) < 65536:
         raise ConfigError(f"{text!r} is not an address: write host:port, or [address]:port for IPv6.")
     return host, int(port)
 

@@ -1,21 +1,32 @@
-"""Where a job's key comes from: an inherited descriptor, a file, or a variable. Never shown to anybody."""
+"""Where a job's key comes from: an inherited descriptor, a file, or a variable. Never shown to anybody.
+
+The text is the key in hex digits, and behind it, if the job's connections are to be encrypted, the
+certificate and the private key that its processes know each other by, as PEM. ``ringrun`` makes both;
+without it ``python -m ringcomm.newkey [--encrypt] FILE`` does.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
 from pathlib import Path
-from typing import Dict, Optional
+from typing import Dict, Optional, Tuple
 
 from .errors import ConfigError
 
-_MOST_KEY_BYTES = 4096
+_MOST_KEY_BYTES = 16384
+_PEM = "-----BEGIN "
 _keys_from_pipes: Dict[int, bytes] = {}
 """A pipe can be read only once, but ``init()`` may be called again after ``shutdown()``."""
 
 
-def read_key(descriptor: Optional[int], file: str, text: str) -> bytes:
-    """The job's key in the first of these that is given.
+def key_text(key: bytes, certificate: str) -> str:
+    """A key, and a certificate or "", as :func:`read_key` reads them."""
+    return f"{key.hex()}\n{certificate}" if certificate else key.hex()
+
+
+def read_key(descriptor: Optional[int], file: str, text: str) -> Tuple[bytes, str]:
+    """The job's key, and its certificate or "", in the first of these that is given.
 
     Args:
         descriptor: what ``RINGCOMM_KEY_FD`` says (``ringrun`` passes it).
@@ -44,8 +55,8 @@ def read_key(descriptor: Optional[int], file: str, text: str) -> bytes:
         return _decode_key(text, "RINGCOMM_KEY")
     raise ConfigError(
         "No key for this job: ranks only talk to each other with a shared secret. Start the program "
-        "with ringrun, which makes one, or write 32 random hex digits or more into a file and set "
-        "RINGCOMM_KEY_FILE on every host."
+        "with ringrun, which makes one, or make a file with `python -m ringcomm.newkey FILE`, copy it to "
+        "every host and set RINGCOMM_KEY_FILE there."
     )
 
 
@@ -60,11 +71,14 @@ def _read_descriptor(descriptor: int) -> bytes:
     return _keys_from_pipes.setdefault(descriptor, fresh)
 
 
-def _decode_key(text: str, where: str) -> bytes:
+def _decode_key(text: str, where: str) -> Tuple[bytes, str]:
+    digits, begin, rest = text.partition(_PEM)
     try:
-        key = bytes.fromhex(text.strip())
+        key = bytes.fromhex(digits.strip())
     except ValueError:
-        raise ConfigError(f"{where} must hold hex digits only.") from None
+        raise ConfigError(
+            f"{where} must hold hex digits only (and behind them a certificate, if the job encrypts)."
+        ) from None
     if len(key) < 16:
         raise ConfigError(f"{where} holds {len(key)} bytes; a key needs at least 16 (32 hex digits).")
-    return key
+    return key, begin + rest

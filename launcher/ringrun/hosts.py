@@ -140,7 +140,7 @@ def _split_slots(rest: str, item: str, where: str) -> Tuple[str, Optional[str]]:
 
 
 def _slots(text: str, where: str) -> int:
-    if not text.isdigit() or not text.isascii() or not 1 <= int(text) <= 65535:
+    if not text.isdigit() or not text.isascii() or len(text) > 9 or not 1 <= int(text) <= 65535:
         raise ConfigError(
             f"{where}: {text!r} is not a number of slots. It is how many ranks may run on that host: "
             "a whole number from 1, like host:2 (a port for ssh is given with -p or in ~/.ssh/config)."

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 from ringcomm.config import Settings, Slot
+from ringcomm.keys import key_text
 
 from .command import Command
 from .environment import rank_variables, removed
@@ -53,6 +54,7 @@ class Job:
     Attributes:
         id: its public name, which also marks its processes.
         key: its secret.
+        certificate: what its processes know each other by, with its private key, if they encrypt; or "".
         version: of ringcomm here, which the hosts must have too ("" to not compare).
         payload: what the ranks read from a descriptor, or None.
         horovod: whether ``import horovod`` is to find ringcomm.
@@ -70,6 +72,7 @@ class Job:
     payload: Optional[bytes] = field(default=None, repr=False)
     horovod: bool = False
     attempt: int = 0
+    certificate: str = field(default="", repr=False)
 
     def host_of(self, rank: int) -> HostJob:
         """Where a rank runs."""
@@ -100,7 +103,7 @@ class Job:
         }
         return {
             "job": self.id,
-            "key": self.key.hex(),
+            "key": key_text(self.key, self.certificate),
             "host_index": host.index,
             "cwd": host.cwd,
             "argv": host.command.argv,

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from ringcomm.certificate import make_certificate
 from ringcomm.errors import ConfigError
 from ringcomm.transport.nics import InterfaceFilter
 
@@ -114,6 +115,7 @@ def prepare(
         id=secrets.token_hex(8), key=secrets.token_bytes(32), plan=plan, hosts=tuple(hosts),
         settings=settings, command=parsed, version=own_version(), payload=payload, horovod=options.horovod,
         output_dir=None if options.output_dir is None else Path(options.output_dir),
+        certificate=make_certificate() if settings.encrypt else "",
     )  # fmt: skip
 
 

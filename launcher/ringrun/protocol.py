@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple
+from typing import Any, Dict, List, NamedTuple, Tuple
+
+from ringcomm.errors import ProtocolError
 
 from . import agent, checks, processes, recorders
 
@@ -28,10 +30,6 @@ class Frame(NamedTuple):
     kind: int
     rank: int
     data: bytes
-
-
-class ProtocolError(Exception):
-    """The other end does not speak as an agent does."""
 
 
 def agent_source() -> bytes:
@@ -64,6 +62,28 @@ def json_frame(content: Dict[str, Any]) -> bytes:
 def payload_header(length: int) -> bytes:
     """What goes before the payload itself."""
     return agent.TO_AGENT.pack(agent.PAYLOAD, length)
+
+
+_FACTS: Dict[str, Tuple[str, ...]] = {
+    "ready": (), "problem": ("problem",), "exit": ("code", "signal", "sent"), "done": (), "started": ("pid",),
+}  # fmt: skip
+"""What must be said about each kind of event."""
+
+
+def event_facts(data: bytes) -> Dict[str, Any]:
+    """What an event frame says.
+
+    Raises:
+        ProtocolError: it is none.
+    """
+    try:
+        facts = json.loads(data.decode())
+        missing = [name for name in _FACTS[facts["event"]] if name not in facts]
+    except (ValueError, TypeError, LookupError, RecursionError) as problem:
+        raise ProtocolError(f"an event that makes no sense: {problem!r}") from None
+    if missing or not isinstance(facts, dict):
+        raise ProtocolError(f"an event {facts['event']!r} without {', '.join(missing)}")
+    return facts
 
 
 class FrameReader:

@@ -43,11 +43,13 @@ def rendezvous_for(job: Job) -> OpenRendezvous:
     def open_it(notify: Callable[[NoticeLike], None]) -> RendezvousLike:
         from ringcomm.rendezvous.actions import Seat
         from ringcomm.rendezvous.server import RendezvousServer
+        from ringcomm.transport.encryption import encryption_of
 
         seats = [Seat(job.slot_of(place.rank), job.host_of(place.rank).name) for place in job.plan.places]
         return RendezvousServer(
             key=job.key, job=job.id, seats=seats, addresses=rendezvous_addresses(job),
             start_timeout_s=job.settings.start_timeout_s, notify=notify,
+            encryption=encryption_of(job.certificate),
         )  # fmt: skip
 
     return open_it

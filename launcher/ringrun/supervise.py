@@ -6,13 +6,13 @@ through a queue and a socket that wakes it.
 
 from __future__ import annotations
 
-import json
 import random
 from collections import deque
 from typing import Any, Deque, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ringcomm.clock import Clock, monotonic
 from ringcomm.endpoints import format_endpoint
+from ringcomm.errors import ProtocolError
 
 from . import agent, processes, report, ssh
 from .console import Console
@@ -22,7 +22,7 @@ from .link import Link
 from .loop import READ, WRITE, Loop
 from .outcome import Outcome, ended, not_started
 from .printer import STDERR, STDOUT, Printer
-from .protocol import Frame, ProtocolError
+from .protocol import Frame, event_facts
 from .rendezvous import NoticeLike, OpenRendezvous, RendezvousLike, master_variables
 from .verdict import Complaint, Exit, Verdict
 
@@ -209,7 +209,8 @@ class Supervisor:
         if not link.alive:
             return
         try:
-            frames = link.read()
+            for frame in link.read():
+                self._frame(host, frame)
         except ProtocolError as problem:
             self._forget(host.index, "stdin", "stdout", "stderr")
             link.kill()
@@ -218,8 +219,6 @@ class Supervisor:
             if not self._going:
                 self._problem(host, f"{host.name}: its answer makes no sense: {problem}.")
             return
-        for frame in frames:
-            self._frame(host, frame)
         if link.at_end:
             self._forget(host.index, "stdout")
             self._fading[host.index] = self._clock()
@@ -242,7 +241,7 @@ class Supervisor:
         elif frame.kind == agent.RECORD:
             self._inquiry.take(frame.rank, frame.data)
         else:
-            self._event(host, frame.rank, json.loads(frame.data.decode()))
+            self._event(host, frame.rank, event_facts(frame.data))
 
     def _event(self, host: HostJob, rank: int, facts: Dict[str, Any]) -> None:
         name = facts["event"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Collection, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from ..errors import ProtocolError, RingcommError
 from ..ops import Collective
 from ..wire.messages import Message
 from .cache import IssuedIds
@@ -110,8 +111,19 @@ class Coordinator:
         """A rank has said something.
 
         Raises:
-            KeyError, ValueError, TypeError: it makes no sense; the rank runs another version or is broken.
+            ProtocolError: it makes no sense; the rank runs another version or is broken.
         """
+        try:
+            self._take(rank, message, now_s)
+        except (LookupError, ValueError, TypeError, OverflowError) as problem:
+            if isinstance(problem, RingcommError):
+                raise
+            raise ProtocolError(
+                f"Rank {rank} ({self._hosts[rank]}) sent a message of kind {message['type']!r} that makes no "
+                f"sense here: {problem!r}."
+            ) from None
+
+    def _take(self, rank: int, message: Message, now_s: float) -> None:
         self._changed_s = now_s
         kind = message["type"]
         if kind == "ready":

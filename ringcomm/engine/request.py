@@ -44,12 +44,22 @@ class Signature(NamedTuple):
 
     @classmethod
     def from_json(cls, data: Sequence[Any]) -> Signature:
-        """The signature of which ``list(signature)`` has travelled as JSON."""
+        """The signature of which ``list(signature)`` has travelled as JSON.
+
+        Raises:
+            ValueError, TypeError, OverflowError: nothing that could be run.
+        """
         name, process_set, kind, op, root, dtypes, shapes, prescale, postscale = data
-        return cls(
+        found = cls(
             str(name), int(process_set), int(kind), int(op), int(root), tuple(map(str, dtypes)),
             tuple(tuple(map(int, shape)) for shape in shapes), float(prescale), float(postscale),
         )  # fmt: skip
+        Collective(found.kind)
+        for dtype in found.dtypes:
+            _itemsize(dtype)
+        if len(found.dtypes) != len(found.shapes) or any(n < 0 for shape in found.shapes for n in shape):
+            raise ValueError("tensors without a type or of negative length")
+        return found
 
     @property
     def nbytes(self) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import Callable, Collection, List, NamedTuple, Optional, Sequence, Set
+from contextlib import contextmanager
+from typing import Callable, Collection, Iterator, List, NamedTuple, Optional, Sequence, Set
 
 from ..clock import Clock
 from ..errors import MismatchError, NotInitializedError, PeerStalledError, ProtocolError, RingcommError
@@ -22,6 +23,17 @@ from .stacks import main_stack
 from .waiters import Waiters
 
 logger = logging.getLogger("ringcomm.engine")
+
+
+@contextmanager
+def _making_sense() -> Iterator[None]:
+    """Whatever cannot be done with what rank 0 has sent is an error of its message."""
+    try:
+        yield
+    except (LookupError, ValueError, TypeError, OverflowError) as problem:
+        if isinstance(problem, RingcommError):
+            raise
+        raise ProtocolError(f"Rank 0 sent orders that make no sense here: {problem!r}.") from None
 
 
 class Rest(NamedTuple):
@@ -242,12 +254,17 @@ class Turns:
     def _obey(self, orders: Message) -> None:
         if self.lines.tracing.observer is not None:
             self.lines.tracing.observer.cycle()
-        with self.lock:
+        with self.lock, _making_sense():
             self.pending.learn(orders["fresh"])
-        for key, kind, text, missing in orders["failed"]:
-            self._fail_one(Key(*key), kind, text, missing)
-        for number, count, text in orders["settled"]:
-            self._settle(number, count, text)
+            failures = [
+                (Key(int(number), str(name), int(count)), str(kind), str(text), [int(rank) for rank in missing])
+                for (number, name, count), kind, text, missing in orders["failed"]
+            ]
+            settled = [(int(number), int(count), str(text)) for number, count, text in orders["settled"]]
+        for failure in failures:
+            self._fail_one(*failure)
+        for result in settled:
+            self._settle(*result)
         for run in orders["run"]:
             self._run(run)
         if orders["joined"] >= 0:
@@ -286,11 +303,18 @@ class Turns:
         request.handle.finish()
 
     def _run(self, run: Sequence[int]) -> None:
-        with self.lock:
+        with self.lock, _making_sense():
             bucket = self.pending.take_bucket(run)
             self.performer.spin_s = self._spin_s if self.waiters else 0.0
-        self.performer.next_bucket()
-        members = self.performer.members(bucket[0][0].process_set)
+            failures = [
+                (Key(int(number), str(name), int(count)), str(kind), str(text), [int(rank) for rank in missing])
+                for (number, name, count), kind, text, missing in orders["failed"]
+            ]
+            settled = [(int(number), int(count), str(text)) for number, count, text in orders["settled"]]
+        for failure in failures:
+            self._fail_one(*failure)
+        for result in settled:
+            self._settle(*result)
         if self.rank not in members:
             return
         for _, request in bucket:

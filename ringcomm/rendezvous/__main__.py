@@ -13,6 +13,7 @@ import sys
 from ..config import Membership, Settings
 from ..endpoints import format_endpoint
 from ..errors import RingcommError
+from ..transport.encryption import encryption_of
 from .actions import Notice
 from .server import RendezvousServer
 
@@ -36,6 +37,7 @@ def main() -> int:
             start_timeout_s=settings.start_timeout_s,
             notify=notices.put,
             port=ports.pop(),
+            encryption=encryption_of(membership.certificate, settings.encrypt),
         )
         for address, port in server.start():
             print(f"rendezvous of {membership.size} ranks at {format_endpoint(address, port)}", flush=True)

@@ -22,9 +22,11 @@ from ..errors import (
     StartupError,
 )
 from ..transport.base import Lanes
-from ..transport.connect import READ, Dial, Reactor
+from ..transport.connect import Dial
+from ..transport.encryption import encryption_of
 from ..transport.local import make_links
 from ..transport.nics import LOOPBACK, local_socket, own_addresses
+from ..transport.reactor import READ, Reactor
 from ..transport.tcp import SocketFabric, SocketLink
 from ..version import __version__
 from ..wire.auth import Claim, Purpose, job_digest
@@ -68,7 +70,8 @@ def join(membership: Membership, settings: Settings, listens: bool = False) -> J
 
     Raises:
         StartupError: (or one of its kinds) the job could not be put together; the message says why.
-        ConfigError: ``settings.iface`` makes no sense on this machine.
+        ConfigError: ``settings.iface`` makes no sense on this machine, or encryption is wished for and
+            nothing is there to encrypt with.
     """
     joiner = _Joiner(membership, settings, listens)
     try:
@@ -87,6 +90,7 @@ class _Joiner:
         self.listens = listens
         self.membership = membership
         self.settings = settings
+        self.encryption = encryption_of(membership.certificate, settings.encrypt)
         self.reactor = Reactor()
         # The server's own limit comes first and knows who is missing; ours is for when it is silent.
         self._deadline = Deadline(settings.start_timeout_s + _DIAL_S)
@@ -108,7 +112,12 @@ class _Joiner:
             interfaces.append(unix)
         self._control = self._dial_rendezvous()
         mesh = self._mesh = Mesh(
-            self.reactor, interfaces, self.membership.key, job_digest(self.membership.job), self._tell
+            self.reactor,
+            interfaces,
+            self.membership.key,
+            job_digest(self.membership.job),
+            self._tell,
+            self.encryption,
         )
         self.reactor.watch(self._control, READ, self._readable)
         self._tell(self._introduction(mesh.offers()))
@@ -185,8 +194,9 @@ class _Joiner:
             problems: List[str] = []
             for host, port in self.membership.rendezvous:
                 for address in _resolve(host, problems):
+                    where, key = (address, port), self.membership.key
                     dials.append(
-                        Dial(self.reactor, (address, port), self.membership.key, claim, finished, _DIAL_S)
+                        Dial(self.reactor, where, key, claim, finished, _DIAL_S, encryption=self.encryption)
                     )
             pending[0] = len(dials)
             while pending[0] > 0 and not any(dial.sock for dial in dials):
@@ -277,6 +287,8 @@ class _Joiner:
         kind = message["type"]
         mesh = self._mesh
         assert mesh is not None
+        if kind in ("link", "go") and (self._assignment is None or (kind == "go" and not mesh.linked)):
+            raise ProtocolError(f"the rendezvous sent {kind!r} before its time")
         if kind == "refused":
             self._failure = RefusedError(f"The rendezvous refused this process: {message['reason']}")
         elif kind == "abort":

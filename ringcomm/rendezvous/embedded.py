@@ -8,6 +8,7 @@ from typing import List, Optional, Tuple
 
 from ..config import Membership, Settings
 from ..errors import StartupError
+from ..transport.encryption import encryption_of
 from ..transport.nics import LOOPBACK, REAL, own_addresses
 from .actions import Notice
 from .server import RendezvousServer
@@ -49,6 +50,7 @@ class EmbeddedRendezvous:
             start_timeout_s=settings.start_timeout_s,
             notify=_log,
             port=port,
+            encryption=encryption_of(membership.certificate, settings.encrypt),
         )
         try:
             server.start()
@@ -59,7 +61,7 @@ class EmbeddedRendezvous:
 
     @classmethod
     def serve(
-        cls, key: bytes, job: str, size: int, settings: Settings
+        cls, key: bytes, certificate: str, job: str, size: int, settings: Settings
     ) -> Tuple[EmbeddedRendezvous, List[Tuple[str, int]]]:
         """Serve a job of its own on all of this machine's allowed addresses, on ports that are free.
 
@@ -80,6 +82,7 @@ class EmbeddedRendezvous:
             addresses=list(dict.fromkeys(item.address for item in offered if not item.scope)),
             start_timeout_s=settings.start_timeout_s,
             notify=_log,
+            encryption=encryption_of(certificate, settings.encrypt),
         )
         return cls(server), server.start()
 

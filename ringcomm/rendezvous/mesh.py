@@ -15,9 +15,11 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from ..clock import Deadline
 from ..errors import ProtocolError, StartupError
-from ..transport.connect import READ, Acceptor, Dial, Reactor, is_local, listen
+from ..transport.connect import Acceptor, Dial, is_local, listen
 from ..transport.nics import LOCAL, LOOPBACK, Interface, interface_of
+from ..transport.reactor import READ, Reactor
 from ..transport.routes import worth_measuring
+from ..transport.secure import Encryption
 from ..wire.auth import Claim, Purpose
 from ..wire.messages import Message, MessageReader, encode
 from .probe import ECHO_LIMIT_BYTES, Echo, Probe, check_echo
@@ -41,15 +43,23 @@ class Mesh:
     Args:
         interfaces: the addresses that may be used.
         tell: sends a message to the rendezvous.
+        encryption: see :class:`~ringcomm.transport.connect.Acceptor`.
     """
 
     def __init__(
-        self, reactor: Reactor, interfaces: Sequence[Interface], key: bytes, job: bytes, tell: Tell
+        self,
+        reactor: Reactor,
+        interfaces: Sequence[Interface],
+        key: bytes,
+        job: bytes,
+        tell: Tell,
+        encryption: Optional[Encryption] = None,
     ) -> None:
         self.reactor = reactor
         self.interfaces = list(interfaces)
         self.key = key
         self.job = job
+        self.encryption = encryption
         self.rank = -1
         self.generation = 0
         self._tell = tell
@@ -63,7 +73,13 @@ class Mesh:
         if not self._listeners:
             raise StartupError("None of this machine's addresses can be listened on.")
         self._acceptor = Acceptor(
-            reactor, [sock for _, sock in self._listeners], key, job, self._arrived, self._turned_away
+            reactor,
+            [sock for _, sock in self._listeners],
+            key,
+            job,
+            self._arrived,
+            self._turned_away,
+            encryption,
         )
         self._early: List[Tuple[socket.socket, Claim]] = []
         self._echoes: Set[Echo] = set()
@@ -135,7 +151,16 @@ class Mesh:
                 for scope in self._scopes(str(offer["address"])):
                     claim = Claim(Purpose.PROBE, self.job, self.generation, self.rank, int(target["rank"]))
                     probes.append(
-                        Probe(self.reactor, self.key, claim, offer, scope, self.interfaces, self._settled)
+                        Probe(
+                            self.reactor,
+                            self.key,
+                            claim,
+                            offer,
+                            scope,
+                            self.interfaces,
+                            self._settled,
+                            self.encryption,
+                        )  # fmt: skip
                     )
         self._probes = probes
         if not probes:
@@ -237,7 +262,8 @@ class Mesh:
             scope = next(
                 (item.scope for item in self.interfaces if item.name == route["iface"] and item.scope), 0
             )
-        Dial(self.reactor, (address, int(offer["port"])), self.key, claim, finished, _LINK_S / 2, scope)
+        where = (address, int(offer["port"]))
+        Dial(self.reactor, where, self.key, claim, finished, _LINK_S / 2, scope, self.encryption)
 
     def _confirm_link(self, lane: Lane, sock: socket.socket, failed: Callable[[str], None]) -> None:
         """Having dialled, wait until the other end says that it is the rank we mean."""
@@ -301,6 +327,11 @@ class Mesh:
             names = ", ".join(f"rank {peer}" for peer in missing)
             reason = f"no link to {names} within {_LINK_S:g} s"
             self._tell({"type": "unlinked", "peer": missing[0], "reason": reason})
+
+    @property
+    def linked(self) -> bool:
+        """Whether all links stand."""
+        return self._linked
 
     def take_links(self) -> Dict[int, Dict[int, socket.socket]]:
         """The finished links, by purpose and by peer; everything else is closed."""

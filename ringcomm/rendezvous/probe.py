@@ -14,9 +14,11 @@ from typing import Any, Callable, Dict, Optional, Sequence
 
 from ..clock import monotonic
 from ..errors import ProtocolError
-from ..transport.connect import READ, WRITE, Dial, Reactor
+from ..transport.connect import Dial
 from ..transport.nics import Interface, interface_of
+from ..transport.reactor import READ, WRITE, Reactor
 from ..transport.routes import Attempt, is_virtual
+from ..transport.secure import Encryption
 from ..wire.auth import Claim, Purpose
 from ..wire.messages import Message, MessageReader, encode
 
@@ -91,6 +93,7 @@ class Probe:
         scope: by which interface to go, for link-local addresses.
         interfaces: this machine's addresses that may be used.
         settled: called when it is known what became of the attempt.
+        encryption: see :class:`~ringcomm.transport.connect.Dial`.
     """
 
     def __init__(
@@ -102,6 +105,7 @@ class Probe:
         scope: int,
         interfaces: Sequence[Interface],
         settled: Callable[[], None],
+        encryption: Optional[Encryption] = None,
     ) -> None:
         self.target = claim.target
         self.why: Optional[str] = None
@@ -119,7 +123,14 @@ class Probe:
         self._sent_at_s = self._since_s = 0.0
         address = (str(offer["address"]), int(offer["port"]))
         self._dial = Dial(
-            reactor, address, key, claim._replace(purpose=Purpose.PROBE), self._proven, PROBE_S, scope
+            reactor,
+            address,
+            key,
+            claim._replace(purpose=Purpose.PROBE),
+            self._proven,
+            PROBE_S,
+            scope,
+            encryption,
         )
 
     @property

@@ -12,7 +12,9 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 from ..clock import Deadline, monotonic
 from ..config import Slot
 from ..errors import ProtocolError, StartupError
-from ..transport.connect import READ, WRITE, Acceptor, Reactor, listen
+from ..transport.connect import Acceptor, listen
+from ..transport.reactor import READ, WRITE, Reactor
+from ..transport.secure import Encryption
 from ..version import __version__
 from ..wire.auth import Claim, Purpose, job_digest
 from ..wire.messages import MAX_REPORT_BYTES, Message, MessageReader, encode
@@ -87,6 +89,7 @@ class RendezvousServer:
         start_timeout_s: how long the first rank waits for the last.
         notify: called in the server's thread with every :class:`~ringcomm.rendezvous.state.Notice`.
         port: fixed port for every address; 0 lets the system choose.
+        encryption: how connections are encrypted; None: not at all.
     """
 
     def __init__(
@@ -100,7 +103,9 @@ class RendezvousServer:
         start_timeout_s: float,
         notify: Callable[[Notice], None],
         port: int = 0,
+        encryption: Optional[Encryption] = None,
     ) -> None:
+        self._encryption = encryption
         self._key = key
         self._job = job_digest(job)
         self._state = Rendezvous(size or len(seats), seats, __version__, start_timeout_s)
@@ -141,7 +146,13 @@ class RendezvousServer:
             logger.info("the rendezvous does not listen on %s", line)
         endpoints = [listener.getsockname()[:2] for listener in listeners]
         self._acceptor = Acceptor(
-            self._reactor, listeners, self._key, self._job, self._arrived, self._count_refusal
+            self._reactor,
+            listeners,
+            self._key,
+            self._job,
+            self._arrived,
+            self._count_refusal,
+            self._encryption,
         )
         self._wake_in.setblocking(False)
         self._reactor.watch(self._wake_in, READ, self._run_orders)

@@ -220,6 +220,8 @@ class Rendezvous:
         member = self.members.get(connection)
         if member is None or self.phase is not Phase.LINKING:
             return []
+        if any(item["peer"] not in self._by_rank for item in message["links"]):
+            raise ProtocolError(f"{member.name()} has a link to a rank that does not exist")
         member.linked = True
         self._links[member.rank] = message["links"]
         if not all(item.linked for item in self.members.values()):

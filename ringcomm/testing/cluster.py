@@ -8,6 +8,7 @@ import threading
 from dataclasses import replace
 from typing import Any, Callable, List, Optional, Sequence
 
+from ..certificate import make_certificate
 from ..clock import Deadline
 from ..config import Membership, Settings, Slot
 from ..context import Context
@@ -16,6 +17,7 @@ from ..rendezvous.actions import Notice, Seat
 from ..rendezvous.client import Peer
 from ..rendezvous.server import RendezvousServer
 from ..transport.base import Fabric, Lanes
+from ..transport.encryption import encryption_of
 from ..transport.memory import memory_lanes
 
 RankFunction = Callable[[Context], Any]
@@ -48,7 +50,8 @@ def run_ranks(
     Args:
         transport: ``memory`` for pipes within this process; ``tcp``, ``unix``, ``shm`` or ``auto`` (which
             reads memory where it may) for real sockets on this machine and a real rendezvous.
-        settings: defaults if None (without polling: the threads share one interpreter).
+        settings: defaults if None (without polling: the threads share one interpreter). With ``encrypt``
+            the job gets a certificate.
         timeout_s: limit for everything together.
         wrap: for ``memory``: wraps every rank's fabric, to make it faulty for example.
         ranks_per_host: for ``memory``: how many ranks shall believe to be on the same host.
@@ -70,6 +73,7 @@ def run_ranks(
         return _run_threads(starters, function, timeout_s)
     settings = replace(settings, transport=transport)
     key = secrets.token_bytes(32)
+    certificate = make_certificate() if settings.encrypt else ""
     notices: List[Notice] = []
     server = RendezvousServer(
         key=key,
@@ -78,11 +82,13 @@ def run_ranks(
         addresses=["127.0.0.1"],
         start_timeout_s=settings.start_timeout_s,
         notify=notices.append,
+        encryption=encryption_of(certificate),
     )
     endpoints = tuple(server.start())
     try:
         memberships = [
-            Membership(size, endpoints, key, "test", Slot(0, rank), None, "localhost") for rank in range(size)
+            Membership(size, endpoints, key, "test", Slot(0, rank), None, "localhost", certificate)
+            for rank in range(size)
         ]
         return _run_threads([_joiner(item, settings) for item in memberships], function, timeout_s)
     finally:

@@ -1,79 +1,28 @@
 """Connections as they come and go: accepting, dialling and proving, all in one thread.
 
-Both sides keep to the same rule: until the handshake is done, at most 180 bytes are read, within
-:data:`HANDSHAKE_S` seconds, from at most :data:`MOST_HALF_OPEN` connections at a time. So whoever
-scans ports or sends garbage costs a little time and no memory.
+Both sides keep to the same rule: until the handshake is done, at most 180 bytes are read (8 KiB, if they
+are encrypted), within :data:`HANDSHAKE_S` seconds, from at most :data:`MOST_HALF_OPEN` connections at a
+time. So whoever scans ports or sends garbage costs a little time and no memory.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import selectors
 import socket
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 from ..clock import monotonic
 from ..errors import AuthenticationError, ProtocolError
 from ..wire.auth import Claim, Initiator, Responder, parting_answer
+from .reactor import READ, WRITE, Reactor
+from .secure import Encryption, SecureSocket
 
 HANDSHAKE_S = 2.0
 MOST_HALF_OPEN = 128
 _ACCEPTS_AT_ONCE = 64
 _PAUSE_S = 0.1
-_LONGEST_WAIT_S = 3600.0
-
-Callback = Callable[[], None]
-READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
-
-
-class Reactor:
-    """Calls back when sockets are ready or moments have come. Used by one thread."""
-
-    def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
-        self._alarms: List[Tuple[float, Callback]] = []
-
-    def watch(self, sock: socket.socket, events: int, callback: Callback) -> None:
-        """Call back whenever the socket is ready for one of the events (replaces what was set)."""
-        try:
-            self._selector.modify(sock, events, callback)
-        except KeyError:
-            self._selector.register(sock, events, callback)
-
-    def forget(self, sock: socket.socket) -> None:
-        """Stop watching; harmless if the socket was not watched."""
-        try:
-            self._selector.unregister(sock)
-        except (KeyError, ValueError):
-            pass
-
-    def after(self, delay_s: float, callback: Callback) -> None:
-        """Call back once, not before ``delay_s`` seconds have passed."""
-        self._alarms.append((monotonic() + delay_s, callback))
-        self._alarms.sort(key=lambda alarm: alarm[0])
-
-    def turn(self, timeout_s: float) -> None:
-        """Wait for at most ``timeout_s`` and run what is due."""
-        if self._alarms:
-            timeout_s = min(timeout_s, max(0.0, self._alarms[0][0] - monotonic()))
-        timeout_s = min(timeout_s, _LONGEST_WAIT_S)  # the system's call knows no infinity
-        for key, _ in self._selector.select(timeout_s):
-            # An earlier callback of this turn may have closed this socket.
-            # (Looked up by number: a closed socket no longer has one, and asking it would raise.)
-            if self._selector.get_map().get(key.fd) is key:
-                key.data()
-        now = monotonic()
-        while self._alarms and self._alarms[0][0] <= now:
-            self._alarms.pop(0)[1]()
-
-    def close(self) -> None:
-        """Forget everything, and close the sockets still watched: nobody else will."""
-        for key in list(self._selector.get_map().values()):
-            if isinstance(key.fileobj, socket.socket):
-                key.fileobj.close()
-        self._selector.close()
-        self._alarms.clear()
+_DRAIN_BYTES = 4096
 
 
 def is_local(address: str) -> bool:
@@ -119,18 +68,25 @@ class _HalfOpen:
         self.acceptor = acceptor
         self.sock = sock
         self.origin = origin
-        self.responder = Responder(acceptor.key, acceptor.job)
+        encryption = acceptor.encryption if _crosses_wires(sock) else None
+        binding = b""
+        if encryption is not None:
+            self.sock, binding = encryption.wrap(sock, accepted=True), encryption.fingerprint
+        self.responder = Responder(acceptor.key, acceptor.job, binding=binding)
         self.since_s = monotonic()
 
     def readable(self) -> None:
         try:
-            data = self.sock.recv(self.responder.needs)
-            if not data:
-                raise ProtocolError("it closed the connection before it had proven anything")
-            answer = self.responder.receive(data)
-            if answer:
-                # A fresh connection's send buffer holds these few bytes; if not, it is no peer.
-                self.sock.send(answer)
+            if isinstance(self.sock, SecureSocket) and not self.sock.handshake():
+                return
+            while not self.responder.done:
+                data = self.sock.recv(self.responder.needs)
+                if not data:
+                    raise ProtocolError("it closed the connection before it had proven anything")
+                answer = self.responder.receive(data)
+                if answer:
+                    # A fresh connection's send buffer holds these few bytes; if not, it is no peer.
+                    self.sock.send(answer)
         except (BlockingIOError, InterruptedError):
             return
         except (AuthenticationError, ProtocolError) as problem:
@@ -139,15 +95,20 @@ class _HalfOpen:
         except OSError as problem:
             self.refuse(str(problem.strerror or problem).lower())
             return
-        if self.responder.done:
-            self.acceptor.release(self)
-            self.acceptor.arrived(self.sock, self.responder.claim)
+        _trust(self.sock)
+        self.acceptor.release(self)
+        self.acceptor.arrived(self.sock, self.responder.claim)
 
     def refuse(self, reason: str, answer: bytes = b"") -> None:
         self.acceptor.release(self)
         if answer:
             try:
-                self.sock.send(answer)
+                if isinstance(self.sock, SecureSocket) and not self.sock.secured:
+                    self.sock.send_plain(answer)
+                else:
+                    self.sock.send(answer)
+                    # Closing with bytes unread would reset the connection, and the answer might be lost.
+                    self.sock.recv(_DRAIN_BYTES)
             except OSError:
                 pass  # It is refused anyway; whether it hears why is its own affair.
         self.sock.close()
@@ -161,6 +122,7 @@ class Acceptor:
         key, job: what they must prove to hold, and the digest of the job they must mean.
         arrived: called with each proven connection (non-blocking) and its claim.
         refused: called with the address and the reason for each that failed.
+        encryption: for all connections but those over Unix sockets; None: for none.
     """
 
     def __init__(
@@ -171,9 +133,11 @@ class Acceptor:
         job: bytes,
         arrived: Callable[[socket.socket, Claim], None],
         refused: Callable[[str, str], None],
+        encryption: Optional[Encryption] = None,
     ) -> None:
         self.key = key
         self.job = job
+        self.encryption = encryption
         self.arrived = arrived
         self.refused = refused
         self._reactor = reactor
@@ -206,7 +170,7 @@ class Acceptor:
                 self._evict()
             half_open = _HalfOpen(self, sock, str(origin[0]) if origin else "this host")
             self._half_open[half_open] = None
-            self._reactor.watch(sock, READ, half_open.readable)
+            self._reactor.watch(half_open.sock, READ, half_open.readable)
             if not self._sweeping:
                 self._sweeping = True
                 self._reactor.after(HANDSHAKE_S, self._sweep)
@@ -258,6 +222,7 @@ class Dial:
     Args:
         finished: called once, with this object.
         timeout_s: for connecting and for the handshake together.
+        encryption: how connections of this job are encrypted, other than those over Unix sockets.
     """
 
     def __init__(
@@ -269,6 +234,7 @@ class Dial:
         finished: Callable[[Dial], None],
         timeout_s: float,
         scope: int = 0,
+        encryption: Optional[Encryption] = None,
     ) -> None:
         self.address = address
         self.sock: Optional[socket.socket] = None
@@ -276,13 +242,17 @@ class Dial:
         self.refused_by_key = False
         self.no_answer = False
         self._reactor = reactor
-        self._initiator = Initiator(key, claim)
         self._finished = finished
         self._over = False
         self._timeout_s = timeout_s
         family, endpoint = _endpoint(*address, scope)
         self._sock = socket.socket(family, socket.SOCK_STREAM)
         self._sock.setblocking(False)
+        binding = b""
+        if encryption is not None and _crosses_wires(self._sock):
+            self._sock, binding = encryption.wrap(self._sock, accepted=False), encryption.fingerprint
+        self._initiator = Initiator(key, claim, binding=binding)
+        self._greeted = False
         try:
             self._sock.connect(endpoint)
         except BlockingIOError:
@@ -310,20 +280,26 @@ class Dial:
                 raise ConnectionRefusedError(errno.ECONNREFUSED, "connection refused")
             if self._sock.family != socket.AF_UNIX:
                 self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._sock.send(self._initiator.greeting)
         except OSError as failure:
             self.give_up(str(failure.strerror or failure).lower())
             return
         self._reactor.watch(self._sock, READ, self._readable)
+        self._readable()
 
     def _readable(self) -> None:
         try:
-            data = self._sock.recv(self._initiator.needs)
-            if not data:
-                raise ProtocolError("it closed the connection during the handshake")
-            answer = self._initiator.receive(data)
-            if answer:
-                self._sock.send(answer)
+            if isinstance(self._sock, SecureSocket) and not self._sock.handshake():
+                return
+            if not self._greeted:
+                self._greeted = True
+                self._sock.send(self._initiator.greeting)
+            while not self._initiator.done:
+                data = self._sock.recv(self._initiator.needs)
+                if not data:
+                    raise ProtocolError("it closed the connection during the handshake")
+                answer = self._initiator.receive(data)
+                if answer:
+                    self._sock.send(answer)
         except (BlockingIOError, InterruptedError):
             return
         except AuthenticationError as problem:
@@ -336,11 +312,11 @@ class Dial:
         except OSError as problem:
             self.give_up(str(problem.strerror or problem).lower())
             return
-        if self._initiator.done:
-            self._reactor.forget(self._sock)
-            self._over = True
-            self.sock = self._sock
-            self._finished(self)
+        _trust(self._sock)
+        self._reactor.forget(self._sock)
+        self._over = True
+        self.sock = self._sock
+        self._finished(self)
 
     def give_up(self, reason: str) -> None:
         """End the attempt, if it has not ended; ``reason`` is what others will read."""
@@ -351,6 +327,16 @@ class Dial:
         self._reactor.forget(self._sock)
         self._sock.close()
         self._finished(self)
+
+
+def _crosses_wires(sock: socket.socket) -> bool:
+    """Whether it may lead to another host. What stays in one is not encrypted."""
+    return sock.family != socket.AF_UNIX
+
+
+def _trust(sock: socket.socket) -> None:
+    if isinstance(sock, SecureSocket):
+        sock.trust()
 
 
 def _words(number: int) -> str:

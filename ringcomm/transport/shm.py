@@ -21,7 +21,7 @@ import os
 import socket
 from typing import List, Optional, Tuple
 
-from .base import Views
+from .base import LinkClosed, Views
 from .framed import SHORT_BYTES, FramedLink, flat, inline_head, offer
 
 RING_BYTES = 1024 * 1024
@@ -148,6 +148,8 @@ class SharedLink(FramedLink):
         if self._arrived:
             self._room += self._arrived
             self._arrived = 0
+            if self._room > RING_BYTES:
+                raise LinkClosed(self.peer, "it claims to have read more than it was offered")
         if self._unsent and not self._flush():
             return 0
         if len(views) == 1 and 0 < views[0].nbytes <= SHORT_BYTES:
@@ -180,6 +182,8 @@ class SharedLink(FramedLink):
         return count
 
     def _fetch(self, place: int, view: memoryview) -> int:
+        if place + view.nbytes > RING_BYTES:
+            raise LinkClosed(self.peer, "it offered bytes beyond the memory that is shared")
         view[:] = self._inward.bytes[place : place + view.nbytes]
         return view.nbytes
 

@@ -9,6 +9,7 @@ import threading
 from typing import Dict, Mapping, Optional, Sequence, Tuple
 
 from .base import Fabric, Link, LinkClosed, Views, Watch
+from .secure import SecureSocket
 
 _MOST_VIEWS = 16
 
@@ -109,6 +110,10 @@ class SocketLink(Link):
         """What to poll the socket for, if these directions could move."""
         return (select.POLLIN if reading else 0) | (select.POLLOUT if writing else 0)
 
+    def holds_bytes(self) -> bool:
+        """Whether bytes may be received that have left the system already: it would wake nobody for them."""
+        return isinstance(self.sock, SecureSocket) and self.sock.buffered()
+
 
 def closed_reason(problem: OSError) -> str:
     """What the system said, as part of a sentence."""
@@ -155,6 +160,8 @@ class SocketFabric(Fabric):
         bell = self._bell
         if bell is not None:
             wanted[bell[0].fileno()] = select.POLLIN
+        if any(self._links[peer].holds_bytes() for peer in receiving):
+            timeout_s = 0.0
         poller = select.poll()
         for descriptor, events in wanted.items():
             poller.register(descriptor, events)

@@ -128,6 +128,8 @@ class ReadingLink(FramedLink):
                 self._pump()
             if self._arrived:
                 taken, self._arrived = self._arrived, 0
+                if taken > self._offered:
+                    raise LinkClosed(self.peer, "it claims to have read more than it was offered")
                 self._offered -= taken
                 return taken
         if self._unsent and not self._flush():

@@ -7,13 +7,15 @@ Both sides prove that they hold the job's key before either parses anything of v
                                  <-  challenge: magic, version, status, nonce_r, proof_r
         proof_i                                            ->
 
-    proof_r = HMAC-SHA256(key, "responder" | prelude | nonce_r)
-    proof_i = HMAC-SHA256(key, "initiator" | prelude | nonce_r)
+    proof_r = HMAC-SHA256(key, "responder" | prelude | nonce_r | binding)
+    proof_i = HMAC-SHA256(key, "initiator" | prelude | nonce_r | binding)
 
 The claim says what the connection is for, which job and generation it belongs to, and from which
 rank to which. It is covered by both proofs, so it cannot be altered; the two labels keep a proof
-from being reflected; the two nonces keep it from being replayed. All three messages have a fixed
-size, 180 bytes together, so a stranger can neither be parsed wrongly nor make anyone allocate.
+from being reflected; the two nonces keep it from being replayed; the binding, the fingerprint of the
+certificate on an encrypted connection and nothing on others, keeps it from being carried over from
+the one to the other. All three messages have a fixed size, 180 bytes together, so a stranger can
+neither be parsed wrongly nor make anyone allocate.
 """
 
 from __future__ import annotations
@@ -59,6 +61,7 @@ class _Status(IntEnum):
     ACCEPTED = 0
     OTHER_VERSION = 1
     OTHER_JOB = 2
+    OTHER_ENCRYPTION = 3
 
 
 class Claim(NamedTuple):
@@ -84,8 +87,15 @@ def job_digest(job: str) -> bytes:
     return hashlib.sha256(b"ringcomm job\0" + job.encode("utf-8")).digest()[:16]
 
 
-def _proof(key: bytes, label: bytes, prelude: bytes, nonce: bytes) -> bytes:
-    return hmac.new(key, label + b"\0" + prelude + nonce, hashlib.sha256).digest()
+OTHER_ENCRYPTION = _CHALLENGE.pack(MAGIC, PROTOCOL_VERSION, _Status.OTHER_ENCRYPTION, _ZEROS, _ZEROS)
+"""What one end says when the other encrypts and it does not, or the other way round; in plain text."""
+
+_TLS_HELLO = b"\x16"
+"""What an encrypted connection starts with."""
+
+
+def _proof(key: bytes, label: bytes, prelude: bytes, nonce: bytes, binding: bytes = b"") -> bytes:
+    return hmac.new(key, label + b"\0" + prelude + nonce + binding, hashlib.sha256).digest()
 
 
 class Initiator:
@@ -95,8 +105,9 @@ class Initiator:
     send what it returns; then :attr:`done` is true.
     """
 
-    def __init__(self, key: bytes, claim: Claim, random: Random = os.urandom) -> None:
+    def __init__(self, key: bytes, claim: Claim, random: Random = os.urandom, binding: bytes = b"") -> None:
         self._key = key
+        self._binding = binding
         self.claim = claim
         self.greeting = _PRELUDE.pack(
             MAGIC, PROTOCOL_VERSION, claim.purpose, claim.generation, claim.source, claim.target, claim.job,
@@ -132,12 +143,20 @@ class Initiator:
             )
         if status == _Status.OTHER_JOB:
             raise AuthenticationError("it belongs to another job")
+        if status == _Status.OTHER_ENCRYPTION:
+            raise AuthenticationError(
+                "it encrypts its connections, and this process does not: no certificate came with its key. "
+                "Give all processes of the job the same key file (or --encrypt)"
+            )
         if status != _Status.ACCEPTED:
             raise ProtocolError(f"it answered with status {status}, which means nothing here")
-        if not hmac.compare_digest(proof, _proof(self._key, b"responder", self.greeting, nonce)):
+        if not hmac.compare_digest(proof, self._proof(b"responder", nonce)):
             raise AuthenticationError("it does not hold this job's key (or we hold the wrong one)")
         self.done = True
-        return _proof(self._key, b"initiator", self.greeting, nonce)
+        return self._proof(b"initiator", nonce)
+
+    def _proof(self, label: bytes, nonce: bytes) -> bytes:
+        return _proof(self._key, label, self.greeting, nonce, self._binding)
 
 
 class Responder:
@@ -147,9 +166,10 @@ class Responder:
         job: digest of the job whose ranks are welcome.
     """
 
-    def __init__(self, key: bytes, job: bytes, random: Random = os.urandom) -> None:
+    def __init__(self, key: bytes, job: bytes, random: Random = os.urandom, binding: bytes = b"") -> None:
         self._key = key
         self._job = job
+        self._binding = binding
         self._random = random
         self._received = b""
         self._prelude: Optional[bytes] = None
@@ -187,19 +207,27 @@ class Responder:
         self._received += data
         if self._prelude is None:
             if not MAGIC.startswith(self._received[: len(MAGIC)]):
-                raise ProtocolError("it does not speak ringcomm")
+                raise self._stranger()
             if len(self._received) < _PRELUDE.size:
                 return b""
             return self._challenge()
         if len(self._received) < _PROOF_BYTES:
             return b""
         if not hmac.compare_digest(
-            self._received, _proof(self._key, b"initiator", self._prelude, self._nonce)
+            self._received, _proof(self._key, b"initiator", self._prelude, self._nonce, self._binding)
         ):
             raise AuthenticationError("it does not hold this job's key")
         self._received = b""
         self.done = True
         return b""
+
+    def _stranger(self) -> Exception:
+        if self._received.startswith(_TLS_HELLO) and not self._binding:
+            return _refusal(
+                ProtocolError("it encrypts, and no certificate came with this job's key"),
+                _Status.OTHER_ENCRYPTION,
+            )
+        return ProtocolError("it does not speak ringcomm")
 
     def _challenge(self) -> bytes:
         prelude = self._received
@@ -217,7 +245,7 @@ class Responder:
         self._received = b""
         self._nonce = self._random(32)
         self._claim = Claim(purpose, job, generation, source, target)
-        proof = _proof(self._key, b"responder", prelude, self._nonce)
+        proof = _proof(self._key, b"responder", prelude, self._nonce, self._binding)
         return _CHALLENGE.pack(MAGIC, PROTOCOL_VERSION, _Status.ACCEPTED, self._nonce, proof)
 
 

@@ -6,6 +6,7 @@ code to understand it and because decoding it cannot run any; small because ever
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import struct
 from typing import Any, Dict, Iterator, Mapping, Tuple
@@ -21,6 +22,7 @@ MAX_REPORT_BYTES = 256 * 1024
 """Cap for a message from a rank."""
 MAX_ORDERS_BYTES = 64 * 1024 * 1024
 """Cap for messages between engines: they may name every tensor of a large model at once."""
+_MOST_NAME_BYTES = 100
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -75,8 +77,12 @@ _ITEMS: Mapping[Tuple[str, str], Mapping[str, Tuple[type, ...]]] = {
         "rank": (int,), "host": (str,), "host_index": (int,), "local_rank": (int,), "pid": (int,)
     },
     ("probe", "targets"): {"rank": (int,), "addresses": (list,)},
-    ("link", "routes"): {"peer": (int,), "dial": (bool,), "addresses": (list,)},
+    ("link", "routes"): {"peer": (int,), "dial": (bool,), "addresses": (list,), "iface": (str,)},
 }  # fmt: skip
+
+_ADDRESS = _ITEMS["join", "addresses"]
+_WHOLE = range(-(2**31), 2**31)
+"""Ranks, generations, ports and process ids: what fits into the fields that they go into."""
 
 
 def encode(message: Message) -> bytes:
@@ -102,7 +108,13 @@ def validate(message: Any) -> Message:
         items = _ITEMS.get((str(kind), name))
         if items is not None:
             for item in message[name]:
-                _check_fields(f"control message {kind!r}, an item of {name!r}", item, items)
+                where = f"control message {kind!r}, an item of {name!r}"
+                _check_fields(where, item, items)
+                if items is _ADDRESS:
+                    _check_address(where, item)
+                for address in item["addresses"] if "addresses" in items else ():
+                    _check_fields(f"{where}, an address", address, _ADDRESS)
+                    _check_address(where, address)
     return message
 
 
@@ -114,6 +126,22 @@ def _check_fields(where: str, data: Any, wanted: Mapping[str, Tuple[type, ...]])
         # In Python True is an int; in a message it is not.
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
             raise ProtocolError(f"{where}: field {name!r} is missing or not {types[0].__name__}")
+        if types == (int,) and value not in _WHOLE:
+            raise ProtocolError(f"{where}: field {name!r} is out of range")
+
+
+def _check_address(where: str, item: Mapping[str, Any]) -> None:
+    """Addresses are dialled: they must be numbers (nobody is asked for names), or sockets of this host."""
+    address = str(item["address"])
+    try:
+        if not address.startswith("@"):
+            ipaddress.ip_address(address)
+        elif "\0" in address or len(address.encode()) > _MOST_NAME_BYTES:
+            raise ValueError("no name of a socket")
+    except ValueError:
+        raise ProtocolError(f"{where}: {address[:60]!r} is no address") from None
+    if not 0 <= item["port"] <= 65535:
+        raise ProtocolError(f"{where}: {item['port']} is no port")
 
 
 class MessageReader:

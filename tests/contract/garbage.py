@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import socket
+import ssl
 import sys
 from collections import deque
 from typing import List
@@ -16,14 +17,32 @@ FORGED_PRELUDE = HALF_A_PRELUDE + bytes(60)
 KEPT_OPEN = 300
 
 
+def hello() -> bytes:
+    """What an encrypted connection starts with; answering it costs more than anything else."""
+    sent = ssl.MemoryBIO()
+    try:
+        ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), sent, server_hostname="a").do_handshake()
+    except ssl.SSLWantReadError:
+        pass
+    return sent.read()
+
+
+HELLO = hello()
+
+
 def some_bytes(rng: random.Random) -> bytes:
     """What a stranger might say first; nothing, too."""
-    kind = rng.randrange(6)
+    kind = rng.randrange(7)
     if kind == 0:
         return bytes(rng.getrandbits(8) for _ in range(rng.randrange(1, 400)))
-    return [b"", b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", HALF_A_PRELUDE, FORGED_PRELUDE, b"\x16\x03\x01\x02"][
-        kind - 1
-    ]
+    return [
+        b"",
+        b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+        HALF_A_PRELUDE,
+        FORGED_PRELUDE,
+        b"\x16\x03\x01\x02",
+        HELLO,
+    ][kind - 1]
 
 
 def main(seed: int, count: int, ports: List[int]) -> None:
@@ -49,6 +68,12 @@ def main(seed: int, count: int, ports: List[int]) -> None:
             sock.close()
         else:
             still_open.append(sock)
+        if still_open:
+            # And some of them go on, a byte at a time.
+            try:
+                rng.choice(still_open).send(b"r")
+            except OSError:
+                pass  # it has been sent away
         while len(still_open) > KEPT_OPEN:
             still_open.popleft().close()
     print(f"{count - refused} connections, {refused} refused")

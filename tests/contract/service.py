@@ -12,10 +12,12 @@ from typing import Any, Callable, List, Optional
 
 import psutil
 
+from ringcomm.certificate import make_certificate
 from ringcomm.config import Membership, Settings, Slot
 from ringcomm.context import Context
 from ringcomm.rendezvous.actions import Notice, Seat
 from ringcomm.rendezvous.server import RendezvousServer
+from ringcomm.transport.encryption import encryption_of
 
 
 def opened() -> Any:
@@ -48,10 +50,18 @@ class Service:
         notices: what the launcher was told, in order.
     """
 
-    def __init__(self, size: int, start_timeout_s: float = 20.0, job: str = "job", planned: bool = True):
+    def __init__(
+        self,
+        size: int,
+        start_timeout_s: float = 20.0,
+        job: str = "job",
+        planned: bool = True,
+        encrypt: bool = False,
+    ):
         self.size = size
         self.job = job
         self.key = secrets.token_bytes(32)
+        self.certificate = make_certificate() if encrypt else ""
         self.notices: List[Notice] = []
         self.settings = Settings(start_timeout_s=start_timeout_s, timeout_s=20.0, spin_us=0.0)
         self.planned = planned
@@ -63,6 +73,7 @@ class Service:
             addresses=["127.0.0.1"],
             start_timeout_s=start_timeout_s,
             notify=self.notices.append,
+            encryption=encryption_of(self.certificate),
         )
         self.endpoints = tuple(self.server.start())
 
@@ -72,6 +83,7 @@ class Service:
             "size": self.size,
             "rendezvous": self.endpoints,
             "key": self.key,
+            "certificate": self.certificate,
             "job": self.job,
             "slot": Slot(0, rank) if self.planned and rank is not None else None,
             "rank": None if self.planned else rank,

@@ -7,12 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from ringcomm.certificate import make_certificate
 from ringcomm.testing import contract
 from ringcomm.transport.base import Watch
 from ringcomm.transport.connect import listen
 from ringcomm.transport.local import make_links
 from ringcomm.transport.memory import memory_fabrics
 from ringcomm.transport.tcp import SocketFabric, SocketLink
+from ringcomm.transport.tls import Tls
 
 
 def tcp_pair(address="127.0.0.1"):
@@ -46,6 +48,23 @@ def local_fabrics(wishes=("auto", "auto"), buffer_bytes=None):
         return [SocketFabric(rank, links) for rank, links in enumerate(ends)]
 
 
+_tls = []
+
+
+def encrypted(sockets):
+    """The same, encrypted."""
+    if not _tls:
+        _tls.append(Tls(make_certificate()))
+    for sock in sockets:
+        sock.setblocking(False)
+    ends = [_tls[0].wrap(sock, accepted=bool(number)) for number, sock in enumerate(sockets)]
+    while not (ends[0].handshake() & ends[1].handshake()):
+        pass
+    for end in ends:
+        end.trust()
+    return ends
+
+
 TRANSPORTS = {
     "local": local_fabrics,
     "shm": lambda: local_fabrics(("shm", "shm")),
@@ -54,6 +73,9 @@ TRANSPORTS = {
     "memory of 100 bytes": lambda: memory_fabrics(2, 100),
     "tcp": lambda: fabrics_of(tcp_pair()),
     "tcp, narrow": lambda: fabrics_of(narrow(tcp_pair(), 32768)),
+    "tls": lambda: fabrics_of(encrypted(tcp_pair())),
+    "tls, narrow": lambda: fabrics_of(encrypted(narrow(tcp_pair(), 32768))),
+    "tls, very narrow": lambda: fabrics_of(encrypted(narrow(socket.socketpair(), 2048))),
     "unix": lambda: fabrics_of(socket.socketpair()),
     "unix, narrow": lambda: fabrics_of(narrow(socket.socketpair(), 2048)),
 }

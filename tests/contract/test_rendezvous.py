@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 
+from ringcomm.certificate import make_certificate
 from ringcomm.config import Membership, Settings, Slot
 from ringcomm.context import Context
 from ringcomm.errors import (
@@ -372,9 +373,10 @@ def thrown(process):
     return int(output.split()[0])  # the rest of the line says how many were refused
 
 
-def test_garbage_during_the_start(service, rank_ports):
+@pytest.mark.parametrize("encrypt", [False, True])
+def test_garbage_during_the_start(service, rank_ports, encrypt):
     """10,000 strangers at the rendezvous and at the ports of two ranks that wait for a third."""
-    job = service(3)
+    job = service(3, encrypt=encrypt)
     started_s = time.monotonic()
     with ExitStack() as stack, ThreadPoolExecutor(3) as pool:
         starts = [pool.submit(job.start, rank) for rank in (0, 1)]
@@ -391,9 +393,10 @@ def test_garbage_during_the_start(service, rank_ports):
         assert_only_log_lines(job, started_s)
 
 
-def test_garbage_during_a_run(service):
+@pytest.mark.parametrize("encrypt", [False, True])
+def test_garbage_during_a_run(service, encrypt):
     """10,000 strangers at the rendezvous while three ranks compute."""
-    job = service(3)
+    job = service(3, encrypt=encrypt)
     with ExitStack() as stack:
         contexts = job.start_all(stack)
         before = opened()
@@ -577,14 +580,16 @@ def test_rendezvous_as_a_program_with_nonsense(variables, words):
     assert "Traceback" not in problems
 
 
-def test_a_job_of_its_own_on_free_ports():
+@pytest.mark.parametrize("encrypt", [False, True])
+def test_a_job_of_its_own_on_free_ports(encrypt):
     """As groups of torch.distributed do: one rank serves, and tells the others where in its own way."""
-    key, settings = os.urandom(32), Settings(start_timeout_s=20.0)
-    embedded, endpoints = EmbeddedRendezvous.serve(key, "group", 2, settings)
+    key, settings = os.urandom(32), Settings(start_timeout_s=20.0, encrypt=encrypt)
+    certificate = make_certificate() if encrypt else ""
+    embedded, endpoints = EmbeddedRendezvous.serve(key, certificate, "group", 2, settings)
     assert endpoints[0][0] == "127.0.0.1", "others on this machine need no interface that may go away"
 
     def rank(number):
-        membership = Membership(2, tuple(endpoints), key, "group", rank=number)
+        membership = Membership(2, tuple(endpoints), key, "group", rank=number, certificate=certificate)
         with Context.start(membership, settings) as context:
             assert context.rank == number
             return sum_of_ranks(context)

@@ -216,6 +216,15 @@ def test_empty_key_file_is_refused(tmp_path):
         key_from(KEY_FILE=path)
 
 
+def test_a_certificate_behind_the_key(tmp_path):
+    path = tmp_path / "key"
+    path.write_text("ab" * 16 + "\n-----BEGIN CERTIFICATE-----\nMII=\n")
+    membership = Membership.from_environment({**JOB, "RINGCOMM_KEY": "", "RINGCOMM_KEY_FILE": str(path)})
+    assert membership.key == b"\xab" * 16
+    assert membership.certificate == "-----BEGIN CERTIFICATE-----\nMII=\n"
+    assert "MII" not in repr(membership)
+
+
 def test_key_file_that_is_no_text_is_refused(tmp_path):
     path = tmp_path / "key"
     path.write_bytes(bytes(range(256)))
@@ -315,7 +324,7 @@ def test_page_names_every_variable_that_is_read():
 
 def test_a_key_without_the_rest_of_a_job():
     assert config.key_from_environment({}) is None
-    assert config.key_from_environment({"RINGCOMM_KEY": "ab" * 16}) == b"\xab" * 16
+    assert config.key_from_environment({"RINGCOMM_KEY": "ab" * 16}) == (b"\xab" * 16, "")
     with pytest.raises(ConfigError):
         config.key_from_environment({"RINGCOMM_KEY": "short"})
 

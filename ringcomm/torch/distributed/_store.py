@@ -12,10 +12,10 @@ import socket
 import threading
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ...config import Membership, Settings, host_from_environment, key_from_environment
-from ...errors import ProtocolError, StartupError
+from ...errors import ConfigError, ProtocolError, StartupError
 from ...rendezvous.client import Joined, join
 from ...rendezvous.embedded import EmbeddedRendezvous
 
@@ -79,11 +79,19 @@ def meet(
 
     Raises:
         StartupError: (or one of its kinds) the group could not be put together.
+        ConfigError: it shall be encrypted, but nobody has handed a certificate to the ranks.
     """
     # Whoever uses one store for several jobs, one after another, must not find the last one's entry.
     turn = (store.add("ringcomm/arrivals", 1) - 1) // len(ranks)
     entry = f"ringcomm/rendezvous/{turn}"
     secret = key_from_environment()
+    if secret is None and settings.encrypt:
+        raise ConfigError(
+            "RINGCOMM_ENCRYPT=1 needs a key file with a certificate: PyTorch's store, over which the ranks "
+            "would agree on a key, is open to all who can reach it. Make a file with `python -m "
+            "ringcomm.newkey --encrypt FILE`, copy it to every host and set RINGCOMM_KEY_FILE; or use "
+            "`ringrun --encrypt`."
+        )
     embedded: Optional[EmbeddedRendezvous] = None
     if rank == 0:
         embedded = _serve(store, entry, len(ranks), name, secret, settings)
@@ -92,10 +100,11 @@ def meet(
     membership = Membership(
         size=len(ranks),
         rendezvous=tuple((str(address), int(port)) for address, port in where["endpoints"]),
-        key=secret if secret is not None else bytes.fromhex(where["key"]),
+        key=secret[0] if secret is not None else bytes.fromhex(where["key"]),
         job=str(where["job"]),
         rank=rank,
         host=host if default else f"{host}, rank {ranks[rank]} of all",
+        certificate="" if secret is None else secret[1],
     )
     try:
         return Meeting(join(membership, settings), settings, embedded)
@@ -106,18 +115,18 @@ def meet(
 
 
 def _serve(
-    store: Any, entry: str, size: int, name: str, secret: Optional[bytes], settings: Settings
+    store: Any, entry: str, size: int, name: str, secret: Optional[Tuple[bytes, str]], settings: Settings
 ) -> EmbeddedRendezvous:
     """Start the rendezvous and write into the store where it is, or why there is none."""
     job = f"torch-{name}-{secrets.token_hex(8)}"
     notice: Dict[str, Any] = {"job": job}
-    key = secret
-    if key is None:
+    if secret is None:
         _warn_of_open_store()
-        key = secrets.token_bytes(32)
-        notice["key"] = key.hex()
+        secret = secrets.token_bytes(32), ""
+        notice["key"] = secret[0].hex()
+    key, certificate = secret
     try:
-        embedded, notice["endpoints"] = EmbeddedRendezvous.serve(key, job, size, settings)
+        embedded, notice["endpoints"] = EmbeddedRendezvous.serve(key, certificate, job, size, settings)
     except StartupError as problem:
         store.set(entry, json.dumps({"problem": str(problem)}))
         raise

@@ -8,6 +8,7 @@ import pytest
 
 from ringcomm.engine.coordinator import DEADLOCK_S, Coordinator, Tuning
 from ringcomm.engine.request import Signature
+from ringcomm.errors import ProtocolError
 from ringcomm.ops import Collective, ReduceOp
 from ringcomm.wire.frames import NO_OP, NO_ROOT
 from ringcomm.wire.messages import encode, validate
@@ -279,5 +280,5 @@ def test_cache_forgets_and_old_numbers_stay_good_until_all_have_confirmed():
         job.ready(rank, sig("a"))
     assert job.run() == [["a"]]
     assert job.ids[sig("a")] not in numbers.values()
-    with pytest.raises(KeyError):
+    with pytest.raises(ProtocolError):
         job.tell(1, {**old, "known": [numbers[sig("a")], 0]})

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
@@ -170,8 +171,16 @@ def test_where_others_meet(monkeypatch: pytest.MonkeyPatch, hosts: str, facts: A
     assert master_variables(job, job.hosts[0], facts) == {"MASTER_PORT": "5"}
 
 
-def test_no_secret_is_in_any_description() -> None:
-    job = prepare(Options(hosts="localhost,far", forward=("TOKEN",)), ["x.py"], ENVIRON)
+@pytest.mark.parametrize("encrypt", [False, True])
+def test_no_secret_is_in_any_description(encrypt: bool) -> None:
+    environ = {**ENVIRON, "RINGCOMM_ENCRYPT": "1" if encrypt else "0"}
+    job = prepare(Options(hosts="localhost,far", forward=("TOKEN",)), ["x.py"], environ)
+    config = job.agent_config(job.hosts[1])
+    assert config["key"] == "\n".join([job.key.hex(), job.certificate] if encrypt else [job.key.hex()])
+    assert ("PRIVATE KEY" in json.dumps(config["key"])) == encrypt
+    assert "PRIVATE KEY" not in json.dumps({**config, "key": ""})
+    for text in (describe(job), repr(job), *job.hosts[0].argv, *job.hosts[1].argv):
+        assert "PRIVATE KEY" not in text
     for text in (describe(job), repr(job), *job.hosts[0].argv, *job.hosts[1].argv):
         assert "hunter2" not in text and job.key.hex() not in text and repr(job.key) not in text
 

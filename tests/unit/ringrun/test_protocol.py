@@ -4,8 +4,9 @@ from typing import List
 
 import pytest
 
+from ringcomm.errors import ProtocolError
 from ringrun import agent
-from ringrun.protocol import FRAME_LIMIT_BYTES, Frame, FrameReader, ProtocolError, agent_source, json_frame
+from ringrun.protocol import FRAME_LIMIT_BYTES, Frame, FrameReader, agent_source, json_frame
 
 FRAMES = [Frame(agent.STDOUT, 3, b"hello\n"), Frame(agent.EVENT, -1, b"{}"), Frame(agent.RESULT, 0, b"")]
 STREAM = b"".join(agent.TO_LAUNCHER.pack(kind, rank, len(data)) + data for kind, rank, data in FRAMES)

@@ -57,6 +57,30 @@ def test_both_sides_agree_whatever_the_pieces(piece):
     assert (one.needs, other.needs) == (0, 0)
 
 
+@pytest.mark.parametrize("bindings", [(b"a" * 32, b""), (b"", b"a" * 32), (b"a" * 32, b"b" * 32)])
+def test_a_proof_holds_for_one_certificate_only(bindings):
+    """What was said in plain text proves nothing inside TLS, and the other way round."""
+    one = Initiator(KEY, CLAIM, nonce(b"i"), bindings[0])
+    other = Responder(KEY, JOB, nonce(b"r"), bindings[1])
+    with pytest.raises(AuthenticationError, match="does not hold this job's key"):
+        shake(one, other)
+    assert not one.done and not other.done
+    one, other = Initiator(KEY, CLAIM, binding=bindings[0]), Responder(KEY, JOB, binding=bindings[0])
+    shake(one, other)
+    assert one.done and other.done
+
+
+@pytest.mark.parametrize("piece", [1, 1000])
+def test_who_encrypts_is_told_that_we_do_not(piece):
+    other = responder()
+    with pytest.raises(ProtocolError, match="it encrypts") as caught:
+        feed(other, b"\x16\x03\x01" + bytes(300), piece)
+    assert parting_answer(caught.value) == auth.OTHER_ENCRYPTION
+    one = initiator()
+    with pytest.raises(AuthenticationError, match="it encrypts its connections"):
+        feed(one, auth.OTHER_ENCRYPTION, piece)
+
+
 def test_what_follows_the_handshake_is_not_consumed():
     one, other = initiator(), responder()
     challenge, _ = feed(other, one.greeting, 1000)

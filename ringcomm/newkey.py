@@ -1,0 +1,40 @@
+"""``python -m ringcomm.newkey [--encrypt] FILE``: a key for jobs that are started without ringrun."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from typing import Sequence
+
+from .certificate import make_certificate
+from .errors import ConfigError
+from .keys import key_text
+
+USAGE = """usage: python -m ringcomm.newkey [--encrypt] FILE
+
+Writes a new key to FILE, which nobody else may read. With --encrypt a certificate comes with it, and all
+TCP connections of jobs with this key are encrypted. Copy the file to every host and set RINGCOMM_KEY_FILE."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the file; the exit code."""
+    files = [item for item in arguments if not item.startswith("-")]
+    options = set(arguments) - set(files)
+    if len(files) != 1 or options - {"--encrypt"}:
+        print(USAGE, file=sys.stderr)
+        return 2
+    try:
+        text = key_text(secrets.token_bytes(32), make_certificate() if options else "")
+        # Not over a file that is there: somebody may be using that key.
+        descriptor = os.open(files[0], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "w", encoding="ascii") as file:
+            file.write(text.rstrip() + "\n")
+    except (ConfigError, OSError) as problem:
+        print(problem, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

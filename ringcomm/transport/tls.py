@@ -1,0 +1,344 @@
+"""Encrypted connections: TLS 1.3 with one certificate per job, which both ends show and insist on.
+
+The launcher (or who made the key file) has handed that certificate and its private key to the processes of
+the job, and to nobody else. So there is no authority to ask and no name to check: the other end shows this
+very certificate, and proves in the handshake that it has the private key, or it is refused. The handshake of
+:mod:`ringcomm.wire.auth` follows inside, and covers the certificate's fingerprint.
+
+TLS here works on memory, not on the socket: we read from the socket what it gives and write to it what it
+takes. So we know how much a stranger has sent, and what lies where when nothing is left to be read.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import socket
+import ssl
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Iterable, Iterator, List, Tuple
+
+from ..errors import AuthenticationError, ConfigError, ProtocolError
+from ..wire.auth import MAGIC, OTHER_ENCRYPTION
+from .secure import Encryption, SecureSocket
+
+STRANGER_BYTES = 8 * 1024
+"""What a connection may send before it has proven itself. A handshake takes two to three thousand bytes."""
+_BATCH_BYTES = 256 * 1024
+"""What is encrypted, and sent, at once."""
+_STAGING_BYTES = 16 * 1024
+_MOST_STAGING_BYTES = 256 * 1024
+_RECORD_BYTES = 16 * 1024
+"""TLS encrypts in pieces of at most so many bytes."""
+_NO_CHECK_TIME = 0x200000
+"""OpenSSL's flag for: whatever the certificate's dates are. Boards start with their clocks at 1970."""
+
+_STRANGE = "it does not encrypt as this job's processes do"
+_NO_CERTIFICATE = "it does not have this job's certificate"
+
+
+class Tls(Encryption):
+    """TLS with a job's certificate.
+
+    Args:
+        pem: the certificate and its private key.
+
+    Raises:
+        ConfigError: it is no certificate with its key, or this Python has no TLS 1.3.
+    """
+
+    def __init__(self, pem: str) -> None:
+        if not ssl.HAS_TLSv1_3:
+            raise ConfigError(
+                f"This Python's {ssl.OPENSSL_VERSION} has no TLS 1.3, which encryption needs: use a Python "
+                "that was built with OpenSSL 1.1.1 or newer, or do without encryption."
+            )
+        try:
+            begin = pem.index("-----BEGIN CERTIFICATE-----")
+            self._certificate = ssl.PEM_cert_to_DER_cert(pem[begin:].strip())
+            self._dialling = _context(ssl.PROTOCOL_TLS_CLIENT, pem[begin:])
+            self._accepting = _context(ssl.PROTOCOL_TLS_SERVER, pem[begin:])
+            # Nobody comes back to resume a session, and what is not sent need not be read.
+            self._accepting.num_tickets = 0
+            with _as_file(pem) as path:
+                self._dialling.load_cert_chain(path)
+                self._accepting.load_cert_chain(path)
+        except (ValueError, OSError) as problem:
+            raise ConfigError(
+                f"The certificate that came with the job's key cannot be used: {problem}. "
+                "`python -m ringcomm.newkey --encrypt FILE` makes a file with both."
+            ) from None
+        self.fingerprint = hashlib.sha256(self._certificate).digest()
+
+    def wrap(self, sock: socket.socket, accepted: bool) -> SecureSocket:
+        """See :meth:`Encryption.wrap <ringcomm.transport.secure.Encryption.wrap>`."""
+        context = self._accepting if accepted else self._dialling
+        return _TlsSocket(sock, context, accepted, self._certificate)
+
+
+def _context(protocol: Any, certificate: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # There are no names. What counts is compared after the handshake.
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.verify_flags |= _NO_CHECK_TIME
+    context.load_verify_locations(cadata=certificate)  # This one and no other, none of the system's either.
+    return context
+
+
+@contextmanager
+def _as_file(text: str) -> Iterator[str]:
+    """A path under which nobody but this process (on Linux) or this user (elsewhere) can read the text.
+
+    Python loads private keys from paths only. On Linux the path leads to memory without a name; elsewhere to
+    a file in a fresh directory, both closed to others, which is gone before anything else happens.
+    """
+    try:
+        descriptor = os.memfd_create("ringcomm", os.MFD_CLOEXEC)
+    except (AttributeError, OSError):
+        with tempfile.TemporaryDirectory(prefix="ringcomm-") as folder:
+            path = Path(folder, "certificate")
+            path.touch(0o600)
+            path.write_text(text)
+            yield str(path)
+        return
+    with open(descriptor, "w", encoding="ascii") as file:
+        file.write(text)
+        file.flush()
+        yield f"/proc/self/fd/{descriptor}"
+
+
+class _TlsSocket(SecureSocket):
+    """TLS over one socket, which it takes over.
+
+    A byte counts as sent once the whole record that it was encrypted in is with the system. So nothing is
+    ever kept back that the caller takes for sent; it comes again with the same bytes, which are not
+    encrypted again.
+    """
+
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext, accepted: bool, pinned: bytes) -> None:
+        super().__init__(sock.family, sock.type, sock.proto, sock.detach())
+        self.setblocking(False)
+        self.secured = False
+        self._pinned = pinned
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=accepted)
+        self._allowance = STRANGER_BYTES
+        self._trusted = False
+        self._head = b""  # the first bytes that came
+        self._staging = memoryview(b"")
+        self._dry = True  # nothing more can be decrypted of what has come
+        self._ended = False
+        # Of what was encrypted last: ciphertext that the system has not taken, and how much it has.
+        self._left = memoryview(b"")
+        self._gone = 0
+        self._plain_bytes = 0  # how many plain bytes it stands for
+        self._record_bytes = 1  # how long the ciphertext of a full record is
+        self._counted = 0  # how many of the plain bytes the caller has been told of
+
+    # ---- the handshake -----------------------------------------------------------------------
+
+    def handshake(self) -> bool:
+        while not self.secured:
+            try:
+                self._tls.do_handshake()
+                self._check_certificate()
+                self.secured = True
+            except ssl.SSLWantReadError:
+                pass
+            except ssl.SSLError as problem:
+                self._post()  # which tells the other end
+                raise AuthenticationError(_why(problem)) from None
+            self._post()
+            if not self.secured:
+                try:
+                    self._fill()
+                except BlockingIOError:
+                    return False
+                if self._ended:
+                    raise ProtocolError("it closed the connection during the handshake")
+                self._look_for_plain_peers()
+        return True
+
+    def _check_certificate(self) -> None:
+        # OpenSSL trusts this one alone, so this cannot fail. It says what the security rests on.
+        if self._tls.getpeercert(binary_form=True) != self._pinned or self._tls.version() != "TLSv1.3":
+            raise AuthenticationError(_NO_CERTIFICATE)
+
+    def _look_for_plain_peers(self) -> None:
+        """Whoever answers or asks in plain text gets a message that says so, and so do we."""
+        if self._head == MAGIC:
+            problem = AuthenticationError(
+                "it does not encrypt, and this process does: its key comes with a certificate. Give all "
+                "processes of the job the same key file (or --encrypt)"
+            )
+            problem.answer = OTHER_ENCRYPTION  # type: ignore[attr-defined]
+            raise problem
+
+    def _post(self) -> None:
+        """Send what TLS has to say by itself. A fresh connection has room for that."""
+        data = self._outgoing.read()
+        if data:
+            super().sendall(data)
+
+    def trust(self) -> None:
+        self._trusted = True
+        self._staging = memoryview(b"")
+
+    def send_plain(self, data: bytes) -> None:
+        super().send(data)
+
+    # ---- receiving ---------------------------------------------------------------------------
+
+    def buffered(self) -> bool:
+        return not self._dry and (self._tls.pending() > 0 or self._incoming.pending > 0)
+
+    def recv(self, bufsize: int, flags: int = 0) -> bytes:
+        data = bytearray(bufsize)
+        return bytes(data[: self.recv_into(data)])
+
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
+        view = _flat(buffer)
+        return self._receive([view[:nbytes] if nbytes else view])
+
+    def recvmsg_into(
+        self, buffers: Iterable[Any], ancbufsize: int = 0, flags: int = 0
+    ) -> Tuple[int, List[Any], int, Any]:
+        return self._receive([_flat(item) for item in buffers]), [], 0, None
+
+    def _receive(self, views: List[memoryview]) -> int:
+        views = [view for view in views if view.nbytes]
+        if not views:
+            return 0
+        got = 0 if self._dry else self._decrypt(views)
+        while not got and not self._ended:
+            self._fill()
+            got = self._decrypt(views)
+        return got
+
+    def _decrypt(self, views: List[memoryview]) -> int:
+        """Fill the views with what can be decrypted; how many bytes."""
+        total = 0
+        try:
+            for view in views:
+                position, length = 0, view.nbytes
+                while position < length:
+                    got = self._tls.read(length - position, view[position:])
+                    if not got:
+                        self._ended = self._dry = True
+                        return total
+                    position += int(got)
+                    total += int(got)
+        except ssl.SSLWantReadError:
+            self._dry = True
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+            self._ended = self._dry = True
+        except ssl.SSLError as problem:
+            if not self._trusted:
+                raise AuthenticationError(_why(problem)) from None
+            raise ConnectionAbortedError(
+                errno.ECONNABORTED, f"what arrived was damaged or forged on the way ({_why(problem)})"
+            ) from None
+        return total
+
+    def _fill(self) -> None:
+        """Read from the socket what is there, once."""
+        if not self._staging:
+            self._staging = memoryview(bytearray(_STAGING_BYTES))
+        limit = len(self._staging) if self._trusted else min(len(self._staging), self._allowance)
+        if not limit:
+            raise ProtocolError(f"it sent {STRANGER_BYTES} bytes and proved nothing")
+        got = super().recv_into(self._staging[:limit])
+        if not got:
+            self._incoming.write_eof()
+            self._ended = True
+            return
+        if not self._trusted:
+            self._allowance -= got
+            self._head = (self._head + bytes(self._staging[: len(MAGIC)]))[: len(MAGIC)]
+            if self._head == MAGIC:
+                return
+        self._incoming.write(self._staging[:got])
+        self._dry = False
+        if got == len(self._staging) < _MOST_STAGING_BYTES:
+            self._staging = memoryview(bytearray(4 * got))  # a lot is coming
+
+    # ---- sending -----------------------------------------------------------------------------
+
+    def send(self, data: Any, flags: int = 0) -> int:
+        return self._transmit([_flat(data)])
+
+    def sendall(self, data: Any, flags: int = 0) -> None:
+        view = _flat(data)
+        while view:
+            view = view[self._transmit([view]) :]
+
+    def sendmsg(self, buffers: Iterable[Any], ancdata: Any = (), flags: int = 0, address: Any = None) -> int:
+        return self._transmit([_flat(item) for item in buffers])
+
+    def _transmit(self, views: List[memoryview]) -> int:
+        wanted = sum(view.nbytes for view in views)
+        if not wanted:
+            return 0
+        if self._counted == self._plain_bytes:
+            self._encrypt(_front(views))
+        if self._left:
+            self._flush()
+        # Only whole records can be decrypted at the other end.
+        ready = self._gone // self._record_bytes * _RECORD_BYTES if self._left else self._plain_bytes
+        count = min(wanted, ready - self._counted)
+        if not count:
+            raise BlockingIOError(errno.EAGAIN, "the system takes no more now")
+        self._counted += count
+        return count
+
+    def _encrypt(self, data: memoryview) -> None:
+        self._tls.write(data)
+        cipher = self._outgoing.read()
+        records = -(-data.nbytes // _RECORD_BYTES)
+        self._left, self._gone = memoryview(cipher), 0
+        self._plain_bytes, self._counted = data.nbytes, 0
+        # What a record is longer than its content is the same for all of them, or nothing counts before all.
+        extra, odd = divmod(len(cipher) - data.nbytes, records)
+        self._record_bytes = len(cipher) if odd else _RECORD_BYTES + extra
+
+    def _flush(self) -> None:
+        try:
+            while self._left:
+                sent = super().send(self._left)
+                self._left = self._left[sent:]
+                self._gone += sent
+        except BlockingIOError:
+            pass
+
+
+def _front(views: List[memoryview]) -> memoryview:
+    """What to encrypt next: the first view, or several short ones (a header and what follows it) together."""
+    first = views[0]
+    if first.nbytes >= _RECORD_BYTES or len(views) == 1:
+        return first[:_BATCH_BYTES]
+    pieces, room = [], _BATCH_BYTES
+    for view in views:
+        pieces.append(view[:room])
+        room -= pieces[-1].nbytes
+        if not room:
+            break
+    return memoryview(b"".join(pieces))
+
+
+def _flat(data: Any) -> memoryview:
+    view = memoryview(data)
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
+def _why(problem: ssl.SSLError) -> str:
+    """What OpenSSL found wrong, in words that help."""
+    reason = str(problem.reason or problem)
+    if "CERTIFICATE" in reason or "UNKNOWN_CA" in reason or "ALERT_DECRYPT_ERROR" in reason:
+        return f"{_NO_CERTIFICATE} (or we have the wrong one)"
+    if "VERSION" in reason or "HTTP" in reason or "UNEXPECTED_MESSAGE" in reason:
+        return _STRANGE
+    return f"{_STRANGE} ({reason.lower().replace('_', ' ')})"

@@ -1,0 +1,113 @@
+"""What the launcher reads: from agents, from the command line and from files."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import strategies as st
+
+from ringcomm.config import Settings
+from ringcomm.endpoints import parse_endpoint
+from ringcomm.errors import ConfigError, ProtocolError
+from ringcomm.keys import read_key
+from ringcomm.transport.encryption import encryption_of
+from ringrun import agent, tunables
+from ringrun.hosts import parse_hostfile, parse_hosts
+from ringrun.protocol import FRAME_LIMIT_BYTES, FrameReader, event_facts
+from tests.fuzz import cases
+from tests.fuzz.cases import at_most, damaged, fuzz, pieces, values
+
+events = st.fixed_dictionaries({"event": st.sampled_from(["ready", "exit", "started", "what"])}) | values
+frames = st.builds(
+    lambda kind, rank, data: agent.TO_LAUNCHER.pack(kind, rank, len(data)) + data,
+    st.integers(0, 5), st.integers(-2, 3), st.binary(max_size=30),
+)  # fmt: skip
+
+
+@fuzz(st.binary(max_size=30), damaged(st.lists(frames, max_size=4).map(b"".join)), pieces)
+def test_what_an_agent_says(noise, data, sizes):
+    reader = FrameReader()
+    data = noise + agent.MARKER + data
+    with at_most(64 * 1024):
+        try:
+            position = 0
+            for size in itertools.cycle(sizes):
+                for frame in reader.feed(data[position : position + size]):
+                    assert len(frame.data) <= FRAME_LIMIT_BYTES
+                    if frame.kind == agent.EVENT:
+                        event_facts(frame.data)
+                position += size
+                if position >= len(data):
+                    break
+        except ProtocolError:
+            pass
+
+
+word = st.text(max_size=12) | st.sampled_from(
+    [
+        "host",
+        ":",
+        "=",
+        "slots=2",
+        "[",
+        "]",
+        "@",
+        "#",
+        ",",
+        "'",
+        "9" * 5000,
+        "fe80::1%eth0",
+        "\n",
+        "python=",
+        " ",
+    ]
+)
+text = st.lists(word, max_size=8).map("".join)
+
+
+@fuzz(text)
+def test_hosts_and_endpoints(said):
+    for parse in (parse_hosts, lambda text: parse_hostfile(text, "hosts"), parse_endpoint):
+        try:
+            parse(said)
+        except ConfigError as problem:
+            assert str(problem)
+
+
+line = st.tuples(
+    st.sampled_from(["", "  ", "\t", "timeline:\n  ", "params:\n  "]),
+    st.sampled_from([item.replace("_", "-") for item in Settings.__dataclass_fields__])
+    | st.sampled_from(["timeout", "cycle-time", "filename", "controller", "fusion_threshold_mb"])
+    | st.text(max_size=8),
+    st.sampled_from([":", ": ", "", " : "]),
+    st.text(max_size=10)
+    | st.sampled_from(["1", "-1", "nan", "inf", "1e999", "9" * 5000, "64K", "'", "[1]", "~"]),
+).map("".join)  # fmt: skip
+
+
+@fuzz(st.lists(line, max_size=5).map("\n".join))
+def test_configuration_files(content):
+    try:
+        tunables.effective([tunables.from_file(content, "file")])
+    except ConfigError as problem:
+        assert str(problem)
+
+
+pem = st.sampled_from(
+    ["-----BEGIN CERTIFICATE-----\n", "-----END CERTIFICATE-----\n", "MIIB", "\n", "ab" * 16, "="]
+)
+
+
+@fuzz(st.lists(pem | st.text(max_size=10), max_size=8).map("".join))
+def test_keys(said):
+    try:
+        _, certificate = read_key(None, "", said or "x")
+        encryption_of(certificate)
+    except ConfigError as problem:
+        assert str(problem)
+
+
+def test_the_cases_are_divided_among_all():
+    from tests.fuzz import test_wire  # noqa: F401  which registers its own
+
+    assert len(set(cases.registered)) == cases.TESTS

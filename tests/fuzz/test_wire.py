@@ -1,0 +1,344 @@
+"""What comes over the network, before and after the proof: only ringcomm's own errors, and little memory."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import ssl
+
+import pytest
+from hypothesis import strategies as st
+
+from ringcomm.certificate import make_certificate
+from ringcomm.config import Slot
+from ringcomm.engine.coordinator import Coordinator
+from ringcomm.engine.mailbox import Mailbox
+from ringcomm.engine.pending import Pending
+from ringcomm.engine.process_sets import ProcessSets
+from ringcomm.engine.turns import _making_sense
+from ringcomm.errors import AuthenticationError, ProtocolError, RingcommError, StartupError
+from ringcomm.rendezvous.actions import Seat
+from ringcomm.rendezvous.control import error_from
+from ringcomm.rendezvous.probe import Echo
+from ringcomm.rendezvous.state import Rendezvous
+from ringcomm.transport.base import LinkClosed
+from ringcomm.transport.encryption import encryption_of
+from ringcomm.transport.local import make_links
+from ringcomm.transport.memory import memory_fabrics
+from ringcomm.transport.reactor import Reactor
+from ringcomm.transport.shm import Ring, SharedLink
+from ringcomm.transport.vm import PeerMemory, ReadingLink
+from ringcomm.wire import frames, messages
+from ringcomm.wire.auth import Claim, Initiator, Purpose, Responder, job_digest
+from ringcomm.wire.messages import MessageReader, encode, validate
+from tests.fuzz.cases import at_most, control_messages, damaged, fuzz, pieces, small, values
+
+KEY, JOB = b"k" * 32, job_digest("job")
+REFUSALS = (AuthenticationError, ProtocolError)
+LITTLE_BYTES = 16 * 1024
+
+
+def portions(data, sizes):
+    """The data in pieces."""
+    position = 0
+    for size in itertools.cycle(sizes):
+        if position >= len(data):
+            return
+        yield data[position : position + size]
+        position += size
+
+
+claims = st.builds(
+    Claim, st.integers(0, 9), st.sampled_from([JOB, job_digest("other")]), st.integers(0, 3), small, small
+)  # fmt: skip
+preludes = claims.map(lambda claim: Initiator(KEY, claim, bytes).greeting)
+
+
+def converse(side, data, sizes):
+    """Give a side of the handshake what it asks for; it never asks for more than 104 bytes in all."""
+    taken = 0
+    with at_most(LITTLE_BYTES):
+        try:
+            for piece in portions(data, sizes):
+                while piece and side.needs:
+                    count = min(side.needs, len(piece))
+                    taken += count
+                    assert taken <= 104
+                    side.receive(piece[:count])
+                    piece = piece[count:]
+        except REFUSALS:
+            pass
+
+
+@fuzz(damaged(preludes) | st.binary(max_size=300), st.binary(max_size=64), pieces)
+def test_who_accepts(first, then, sizes):
+    side = Responder(KEY, JOB, bytes)
+    converse(side, first + then, sizes)
+    assert not side.done
+
+
+DIALLING = Claim(Purpose.CALLS, JOB)
+challenge = Responder(b"x" * 32, JOB, bytes).receive(Initiator(KEY, DIALLING, bytes).greeting)
+
+
+@fuzz(damaged(st.just(challenge)) | st.binary(max_size=200), pieces)
+def test_who_dials(data, sizes):
+    side = Initiator(KEY, DIALLING, bytes)
+    converse(side, data, sizes)
+    assert not side.done
+
+
+_encryption = []
+
+
+@fuzz(st.binary(max_size=600), st.integers(0, 600), st.binary(max_size=40), pieces)
+def test_who_accepts_encrypted_connections(noise, position, other, sizes):
+    """A real beginning with something else in its middle, or nothing but noise."""
+    if not _encryption:
+        _encryption.append(encryption_of(make_certificate()))
+    hello, sent = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with pytest.raises(ssl.SSLWantReadError):
+        _encryption[0]._dialling.wrap_bio(hello, sent).do_handshake()
+    right = sent.read()
+    data = noise if position > len(right) else right[:position] + other + right[position + len(other) :]
+    here, there = socket.socketpair()
+    here.setblocking(False)
+    secured = _encryption[0].wrap(here, accepted=True)
+    try:
+        for piece in portions(data, sizes):
+            there.sendall(piece)
+            assert not secured.handshake()
+    except (AuthenticationError, ProtocolError, OSError):
+        pass
+    finally:
+        secured.close()
+        there.close()
+
+
+@fuzz(damaged(control_messages().map(encode)) | st.binary(max_size=100), pieces)
+def test_control_messages(data, sizes):
+    reader = MessageReader(messages.MAX_REPORT_BYTES)
+    with at_most(LITTLE_BYTES + 20 * len(data)):
+        try:
+            for piece in portions(data, sizes):
+                for message in reader.feed(piece):
+                    assert message["type"] in messages._FIELDS
+        except ProtocolError:
+            pass
+
+
+@fuzz(st.lists(control_messages().map(encode), max_size=3).map(b"".join), st.binary(max_size=20), pieces)
+def test_messages_between_engines(data, noise, sizes):
+    one, other = memory_fabrics(2)
+    mailbox = Mailbox(other, [0])
+    try:
+        for piece in portions(data + noise, sizes):
+            unsent = memoryview(piece)
+            while unsent:
+                unsent = unsent[one.link(1).send([unsent]) :]
+            mailbox.receive()
+    except ProtocolError:
+        pass
+    finally:
+        one.close()
+        other.close()
+
+
+@fuzz(st.binary(min_size=32, max_size=32), damaged(st.binary(min_size=30, max_size=30)))
+def test_headers(data, rest):
+    mine = frames.Header(1, 7, 1, 1, 10, -1, 8, 0)
+    packed = mine.pack()
+    for theirs in (data, packed[:2] + rest[:30].ljust(30, b"\0")):
+        header = frames.unpack_header(theirs)
+        assert header.describe() and frames.explain_difference(mine, header)
+
+
+@fuzz(values)
+def test_what_is_no_message(value):
+    try:
+        validate(value)
+    except ProtocolError:
+        pass
+
+
+@fuzz(control_messages())
+def test_announced_errors(message):
+    """What a rank makes of the end of the job as it is announced."""
+    try:
+        message = validate({**message, "type": "abort"})
+    except ProtocolError:
+        return
+    assert isinstance(error_from(message), RingcommError)
+
+
+EVENTS = ("joined", "probed", "linked", "unlinked", "lost", "mismatched", "leaving")
+KINDS = dict(zip(("join", "probed", "linked", "unlinked", "lost", "mismatch", "leaving"), EVENTS))
+
+
+def join(rank):
+    return {
+        "type": "join", "version": "1", "hostname": "h", "pid": rank, "slot": [rank, 0],
+        "addresses": [{"iface": "eth0", "address": "10.0.0.1", "port": 1, "kind": "real"}],
+    }  # fmt: skip
+
+
+attempt = {
+    "source": 0, "target": 1, "address": "10.0.0.1", "port": 1, "local": "10.0.0.2", "local_iface": "eth0",
+    "remote_iface": "eth0", "virtual": False, "why": "", "mb_per_s": None,
+}  # fmt: skip
+RIGHT = [
+    join(0), join(1), {"type": "probed", "attempts": [attempt]},
+    {"type": "linked", "links": [{"peer": 1, "iface": "a", "local": "", "remote": ""}]},
+    {"type": "linked", "links": [{"peer": 0, "iface": "a", "local": "", "remote": ""}]},
+    {"type": "leaving", "reason": "x", "ok": True},
+    {"type": "lost", "peer": 1, "doing": "", "why": "", "kind": "lost"},
+]  # fmt: skip
+STEPS = st.lists(st.tuples(st.integers(0, 2), st.sampled_from(RIGHT) | control_messages()), max_size=12)
+
+
+@fuzz(st.integers(0, 5), STEPS, st.booleans())
+def test_the_rendezvous(right_first, steps, planned):
+    """Ranks that say anything, in any order: refusals and aborts, and no other exception."""
+    state = Rendezvous(
+        2, [Seat(Slot(rank, 0), f"h{rank}") for rank in range(2)] if planned else [], "1", 10.0
+    )
+    prefix = [(0, RIGHT[0]), (1, RIGHT[1]), (0, RIGHT[2]), (1, RIGHT[2]), (0, RIGHT[3]), (1, RIGHT[4])]
+    now = 0.0
+    for connection, message in prefix[:right_first] + steps:
+        now += 0.4
+        try:
+            message = validate(message)
+            name = KINDS.get(message["type"])
+            if name is None:
+                state.disconnected(connection, now)
+                continue
+            timed = () if name in ("probed", "linked", "unlinked") else (now,)
+            for action in getattr(state, name)(connection, message, *timed):
+                if hasattr(action, "message"):
+                    assert len(encode(action.message)) < messages.MAX_MESSAGE_BYTES
+        except ProtocolError:
+            state.disconnected(connection, now)
+        state.tick(now)
+    state.process_exited(Slot(0, 0), "exit code 1", False, now)
+    state.tick(now + 20.0)
+
+
+signatures = st.tuples(
+    st.text(max_size=3), small, st.integers(0, 12), st.sampled_from([0, 1, 255, 9]), small,
+    st.lists(st.sampled_from(["float32", "int8", "bfloat16", "no", ""]), max_size=2),
+    st.lists(st.lists(st.integers(-1, 5), max_size=2), max_size=2), st.floats(), st.just(1.0),
+).map(list)  # fmt: skip
+ready = st.fixed_dictionaries({
+    "type": st.just("ready"), "known": st.lists(small | values, max_size=4), "urgent": st.booleans(),
+    "fresh": st.lists(
+        st.tuples(signatures | values, small | values, st.text(max_size=3)).map(list) | values, max_size=3
+    ),
+})  # fmt: skip
+
+
+@fuzz(st.lists(st.tuples(st.integers(0, 1), ready | control_messages()), max_size=6))
+def test_the_coordinator(said):
+    sets = ProcessSets(0, 2)
+    coordinator = Coordinator(["a", "b"], sets.members)
+    now = 0.0
+    for rank, message in said:
+        now += 30.0
+        try:
+            coordinator.take(rank, validate(message), now)
+        except RingcommError:
+            continue
+        orders = coordinator.decide(now)
+        if orders is not None:
+            # And what it makes of that is understood by everybody else.
+            assert next(MessageReader(messages.MAX_ORDERS_BYTES).feed(encode(orders))) is not None
+
+
+@fuzz(
+    st.lists(values | st.tuples(small, signatures).map(list), max_size=3),
+    st.lists(values | small, max_size=4),
+)
+def test_orders(fresh, run):
+    pending = Pending()
+    try:
+        with _making_sense():
+            pending.learn(fresh)
+            pending.take_bucket(run)
+    except RingcommError:
+        pass
+
+
+words = st.builds(
+    lambda kind, length, place: (kind << 56 | length).to_bytes(8, "little") + place.to_bytes(8, "little"),
+    st.integers(0, 4), st.sampled_from([0, 1, 5, 100, 1 << 20, (1 << 20) + 1, (1 << 56) - 1]),
+    st.sampled_from([0, 1, 1 << 20, (1 << 20) - 3, 1 << 63, (1 << 64) - 1]),
+)  # fmt: skip
+framed = st.lists(words | st.binary(max_size=30), max_size=6).map(b"".join)
+
+
+def use(link, there, data, sizes):
+    """Let a link receive this, and send meanwhile: it may find the link broken, and nothing else."""
+    scratch = memoryview(bytearray(4096))
+    try:
+        for piece in portions(data, sizes):
+            there.sendall(piece)
+            link.send([memoryview(bytes(5000))])
+            link.recv([scratch])
+            link.settled()
+    except LinkClosed:
+        pass
+    finally:
+        link.close()
+        there.close()
+
+
+@fuzz(framed, pieces)
+def test_links_through_shared_memory(data, sizes):
+    here, there = socket.socketpair()
+    use(SharedLink(1, here, Ring.make(), Ring.make()), there, data, sizes)
+
+
+@fuzz(framed, pieces)
+def test_links_that_read_memory(data, sizes):
+    here, there = socket.socketpair()
+    with at_most(1 << 20):
+        use(ReadingLink(1, here, PeerMemory(os.getpid())), there, data, sizes)
+
+
+@fuzz(st.binary(max_size=60), st.booleans())
+def test_what_two_ranks_of_a_host_agree_on(data, memory):
+    here, there = socket.socketpair()
+    try:
+        there.sendall(data)
+        if memory:
+            with there.dup() as other:
+                socket.send_fds(there, [b"\x01"], [other.fileno()]) if hasattr(socket, "send_fds") else None
+        there.shutdown(socket.SHUT_WR)
+        for link in make_links({1: here}, "auto").values():
+            link.close()
+    except (OSError, StartupError):
+        pass
+    finally:
+        here.close()
+        there.close()
+
+
+@fuzz(
+    st.lists(st.integers(0, 1 << 32 - 1) | st.sampled_from([1, 3]), max_size=4),
+    st.binary(max_size=20),
+    pieces,
+)
+def test_probes(lengths, noise, sizes):
+    data = b"".join(length.to_bytes(4, "big") + bytes(min(length, 100)) for length in lengths) + noise
+    here, there = socket.socketpair()
+    here.setblocking(False)
+    reactor, ended = Reactor(), []
+    echo = Echo(reactor, here, 0, ended.append)
+    for piece in portions(data, sizes):
+        if not ended:
+            there.sendall(piece)
+            reactor.turn(0.0)
+    reactor.forget(echo.sock)
+    reactor.close()
+    here.close()
+    there.close()

@@ -1,0 +1,168 @@
+"""Known bugs, put into a copy of ringcomm one at a time: the tests that should notice do.
+
+Each is one that such systems have had. The text it replaces must be there, so a change to the code cannot
+quietly turn a bug into none.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import List, NamedTuple
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 240.0
+
+
+class Bug(NamedTuple):
+    """What is put in place of what, and which tests should fail then (a file, and words for ``-k``)."""
+
+    file: str
+    right: str
+    wrong: str
+    tests: str
+    words: str = ""
+
+
+BUGS = {
+    "a received 0 taken for 'try again'": Bug(
+        "transport/tcp.py",
+        "if got == 0 and any(view.nbytes for view in views):",
+        "if got < 0:",
+        "tests/contract/test_links.py",
+        "check_end_with_several_views and tcp",
+    ),
+    "the end of an encrypted stream taken for 'try again'": Bug(
+        "transport/tls.py",
+        "        while not got and not self._ended:\n",
+        "        if self._ended:\n            raise BlockingIOError\n        while not got:\n",
+        "tests/contract/test_links.py",
+        "check_end_with_several_views and tls",
+    ),
+    "a generation ignored when somebody dials": Bug(
+        "rendezvous/mesh.py",
+        "if claim.target != self.rank or claim.generation != self.generation:",
+        "if claim.target != self.rank:",
+        "tests/contract/test_mesh.py",
+    ),
+    "a generation ignored in headers": Bug(
+        "wire/frames.py",
+        "            self.generation & 0xFFFF,\n",
+        "            0,\n",
+        "tests/unit/wire/test_frames.py",
+    ),
+    "one abort not sent": Bug(
+        "rendezvous/state.py",
+        "[Tell(connection, self.verdict) for connection in everyone]",
+        "[Tell(connection, self.verdict) for connection in everyone[1:]]",
+        "tests/unit/rendezvous/test_state.py",
+    ),
+    "an off-by-one chunk": Bug(
+        "schedule/ring.py",
+        "incoming = (rank - 2 - hop) % size  # ends with incoming == rank",
+        "incoming = (rank - 1 - hop) % size",
+        "tests/unit/schedule/test_ring.py",
+    ),
+    "a chunk that ends one element early": Bug(
+        "schedule/ring.py",
+        "last = hop == size - 2\n        steps.append(Send(right, bounds[outgoing], bounds[outgoing + 1]))",
+        "last = hop == size - 2\n"
+        "        steps.append(Send(right, bounds[outgoing], bounds[outgoing + 1] - 1))",
+        "tests/unit/schedule/test_ring.py",
+    ),
+    "a port that takes any proof": Bug(
+        "wire/auth.py",
+        "        if not hmac.compare_digest(\n            self._received,",
+        "        if False and not hmac.compare_digest(\n            self._received,",
+        "tests/unit/wire/test_auth.py",
+    ),
+    "a dial that takes anybody for the rendezvous": Bug(
+        "wire/auth.py",
+        'if not hmac.compare_digest(proof, self._proof(b"responder", nonce)):',
+        'if len(proof) != len(self._proof(b"responder", nonce)):',
+        "tests/unit/wire/test_auth.py",
+    ),
+    "an unauthenticated port": Bug(
+        "transport/connect.py",
+        "            while not self.responder.done:\n"
+        "                data = self.sock.recv(self.responder.needs)\n",
+        "            while not self.responder.challenged:\n"
+        "                data = self.sock.recv(self.responder.needs)\n",
+        "tests/contract/test_connect.py",
+    ),
+    "a certificate that nobody asks for": Bug(
+        "transport/tls.py",
+        "context.verify_mode = ssl.CERT_REQUIRED",
+        "context.verify_mode = ssl.CERT_NONE",
+        "tests/contract/test_encryption.py",
+    ),
+    "offers beyond the shared memory": Bug(
+        "transport/shm.py",
+        "if place + view.nbytes > RING_BYTES:",
+        "if place < 0:",
+        "tests/fuzz/test_wire.py",
+        "shared_memory",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sources and the tests, somewhere else."""
+    target = tmp_path_factory.mktemp("mutant")
+    for name in ("ringcomm", "launcher", "tests", "pyproject.toml"):
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, target / name)
+    return target
+
+
+def run_tests(where: Path, arguments: List[str]) -> subprocess.CompletedProcess[str]:
+    environ = {
+        name: value for name, value in os.environ.items() if not name.startswith(("RINGCOMM_", "PYTEST_"))
+    }
+    environ.update(PYTHONPATH=f"{where}:{where / 'launcher'}", PYTHONDONTWRITEBYTECODE="1")
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *arguments]
+    return subprocess.run(
+        command,
+        cwd=where,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT_S,
+    )
+
+
+def selection(bug: Bug) -> List[str]:
+    return [bug.tests, *(["-k", bug.words] if bug.words else [])]
+
+
+def test_the_same_tests_pass_without_any_bug(copy: Path) -> None:
+    for arguments in {tuple(selection(bug)): None for bug in BUGS.values()}:
+        done = run_tests(copy, list(arguments))
+        assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_the_suite_notices(copy: Path, name: str) -> None:
+    bug = BUGS[name]
+    path = copy / "ringcomm" / bug.file
+    text = path.read_text()
+    assert text.count(bug.right) == 1, f"{bug.file} has changed: this bug is not where it was"
+    path.write_text(text.replace(bug.right, bug.wrong))
+    try:
+        done = run_tests(copy, selection(bug))
+    finally:
+        path.write_text(text)
+    assert done.returncode == 1, f"{name}: nobody noticed\n{done.stdout[-3000:]}"
+    assert "error" not in done.stdout.splitlines()[-1], "it does not even import"
