@@ -130,6 +130,11 @@ class FlightRecorder:
         if why is not None:
             self.tell(why)
         self.closed = True
+        # Journals and recorder refer to each other no more, so what is closed is freed at once.
+        if self._calls is not None:
+            self._calls.on_failure = None
+        if self._engine is not None and self._engine.journal is not None:
+            self._engine.journal.on_failure = None
 
 
 def record(recorders: Sequence[FlightRecorder], reason: str, error: str = "") -> Dict[str, Any]:
