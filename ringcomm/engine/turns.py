@@ -257,8 +257,8 @@ class Turns:
         with self.lock, _making_sense():
             self.pending.learn(orders["fresh"])
             failures = [
-                (Key(int(number), str(name), int(count)), str(kind), str(text), [int(rank) for rank in missing])
-                for (number, name, count), kind, text, missing in orders["failed"]
+                (Key(int(number), str(name), int(count)), str(kind), str(text), [int(rank) for rank in late])
+                for (number, name, count), kind, text, late in orders["failed"]
             ]
             settled = [(int(number), int(count), str(text)) for number, count, text in orders["settled"]]
         for failure in failures:
@@ -290,7 +290,7 @@ class Turns:
 
     def _settle(self, number: int, count: int, text: str) -> None:
         """An operation that needs no collective: its result came with the orders."""
-        with self.lock:
+        with self.lock, _making_sense():
             [(signature, request)] = self.pending.take_bucket([number, count])
         if request is None:
             return  # of a process set to which this rank does not belong
@@ -299,22 +299,21 @@ class Turns:
             traced = labels_of([signature], [number, count])
             observer.started(traced)
             observer.ended(traced)
-        unpack(request, text)
+        try:
+            with _making_sense():
+                unpack(request, text)
+        except ProtocolError as problem:
+            finish(request, error=problem)
+            raise
         request.handle.finish()
 
     def _run(self, run: Sequence[int]) -> None:
         with self.lock, _making_sense():
             bucket = self.pending.take_bucket(run)
             self.performer.spin_s = self._spin_s if self.waiters else 0.0
-            failures = [
-                (Key(int(number), str(name), int(count)), str(kind), str(text), [int(rank) for rank in missing])
-                for (number, name, count), kind, text, missing in orders["failed"]
-            ]
-            settled = [(int(number), int(count), str(text)) for number, count, text in orders["settled"]]
-        for failure in failures:
-            self._fail_one(*failure)
-        for result in settled:
-            self._settle(*result)
+        self.performer.next_bucket()
+        with _making_sense():
+            members = self.performer.members(bucket[0][0].process_set)
         if self.rank not in members:
             return
         for _, request in bucket:

@@ -289,7 +289,9 @@ def test_an_abort_in_the_middle_of_linking_leaves_nothing_behind(fake):
     offer = {"address": "127.0.0.1", "port": silent.getsockname()[1], "iface": "lo", "kind": "loopback"}
     with ThreadPoolExecutor(1) as pool:
         start = start_with(fake, pool)
-        fake.say(PROBE, {"type": "link", "routes": [{"peer": 1, "dial": True, "addresses": [offer]}]})
+        fake.say(
+            PROBE, {"type": "link", "routes": [{"peer": 1, "dial": True, "addresses": [offer], "iface": ""}]}
+        )
         assert eventually(lambda: _connects(silent))
         fake.say(ABORT)
         with pytest.raises(PeerLostError):

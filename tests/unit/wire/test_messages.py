@@ -30,7 +30,7 @@ GOOD = [
         "members": [MEMBER],
         "targets": [{"rank": 1, "addresses": [ADDRESS]}],
     },
-    {"type": "link", "routes": [{"peer": 1, "dial": False, "addresses": []}]},
+    {"type": "link", "routes": [{"peer": 1, "dial": False, "addresses": [], "iface": "eth0"}]},
     {"type": "go", "table": "links:\n  none"},
     {"type": "abort", "kind": "lost", "text": "rank 1 died", "rank": None},
     {"type": "echo", "rank": 4},
