@@ -257,8 +257,8 @@ class Turns:
         with self.lock, _making_sense():
             self.pending.learn(orders["fresh"])
             failures = [
-                (Key(int(number), str(name), int(count)), str(kind), str(text), [int(it) for it in missing])
-                for (number, name, count), kind, text, missing in orders["failed"]
+                (Key(int(number), str(name), int(count)), str(kind), str(text), [int(rank) for rank in late])
+                for (number, name, count), kind, text, late in orders["failed"]
             ]
             settled = [(int(number), int(count), str(text)) for number, count, text in orders["settled"]]
         for failure in failures:
@@ -300,15 +300,21 @@ class Turns:
             traced = labels_of([signature], [number, count])
             observer.started(traced)
             observer.ended(traced)
-        with _making_sense():
-            unpack(request, text)
+        try:
+            with _making_sense():
+                unpack(request, text)
+        except ProtocolError as problem:
+            finish(request, error=problem)
+            raise
         finish(request)
 
     def _run(self, run: Sequence[int]) -> None:
         with self.lock, _making_sense():
             bucket = self.pending.take_bucket(run)
             self.performer.spin_s = self._spin_s if self.waiters else 0.0
-        members = self.performer.members(bucket[0][0].process_set)
+        self.performer.next_bucket()
+        with _making_sense():
+            members = self.performer.members(bucket[0][0].process_set)
         if self.rank not in members:
             return
         for _, request in bucket:

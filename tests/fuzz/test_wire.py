@@ -230,7 +230,9 @@ signatures = st.tuples(
     st.lists(st.lists(st.integers(-1, 5), max_size=2), max_size=2), st.floats(), st.just(1.0),
 ).map(list)  # fmt: skip
 ready = st.fixed_dictionaries({
-    "type": st.just("ready"), "known": st.lists(small | values, max_size=4), "urgent": st.booleans(),
+    "type": st.just("ready"),
+    "carried": st.lists(st.tuples(small, small, st.text(max_size=4) | st.just("AAAA")).map(list), max_size=2),
+ "known": st.lists(small | values, max_size=4), "urgent": st.booleans(),
     "fresh": st.lists(
         st.tuples(signatures | values, small | values, st.text(max_size=3)).map(list) | values, max_size=3
     ),
