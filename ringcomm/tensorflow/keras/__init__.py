@@ -4,4 +4,4 @@ from ...keras import *  # noqa: F403
 from ...keras import __all__ as __all__
 from . import callbacks as callbacks  # type: ignore[no-redef]
 from . import elastic as elastic  # type: ignore[no-redef]
-from .models import load_model as load_model  # type: ignore[no-redef]
+from .models import load_model as load_model
