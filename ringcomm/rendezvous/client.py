@@ -101,6 +101,7 @@ class _Joiner:
         self._assignment: Optional[Message] = None
         self._go: Optional[Message] = None
         self._mesh: Optional[Mesh] = None
+        self._again = False
 
     def run(self) -> Joined:
         interfaces = own_addresses(self.settings.iface)
@@ -110,7 +111,7 @@ class _Joiner:
         unix = local_socket() if self.settings.transport != "tcp" else None
         if unix is not None:
             interfaces.append(unix)
-        self._control = self._dial_rendezvous()
+        control = self._control = self._dial_rendezvous()
         mesh = self._mesh = Mesh(
             self.reactor,
             interfaces,
@@ -119,7 +120,7 @@ class _Joiner:
             self._tell,
             self.encryption,
         )
-        self.reactor.watch(self._control, READ, self._readable)
+        self.reactor.watch(control, READ, self._readable)
         self._tell(self._introduction(mesh.offers()))
         while self._go is None and self._failure is None:
             if self._deadline.expired():
@@ -127,7 +128,10 @@ class _Joiner:
                     f"The rendezvous did not bring the job's {self.membership.size} ranks together within "
                     f"{self._deadline.timeout_s:g} s, and did not say why."
                 )
-            self.reactor.turn(self._deadline.remaining_s())
+            if self._again:
+                self._come_again(mesh)
+            else:
+                self.reactor.turn(self._deadline.remaining_s())
         if self._failure is not None:
             raise self._failure
         assert self._assignment is not None and self._go is not None
@@ -148,6 +152,26 @@ class _Joiner:
             control,
             str(self._go["table"]),
         )
+
+    def _come_again(self, mesh: Mesh) -> None:
+        """Join anew, after the rendezvous hung up before it had a place for this rank.
+
+        Without a launcher, that is how it looks if the rank that serves it has ended the last generation
+        and is about to serve the next one, and this rank was quicker.
+        """
+        assert self._control is not None
+        self._again = False
+        self._control.close()
+        self._reader = MessageReader(MAX_MESSAGE_BYTES)
+        self._pause()
+        self._control = self._dial_rendezvous()
+        self.reactor.watch(self._control, READ, self._readable)
+        self._tell(self._introduction(mesh.offers()))
+
+    def _pause(self) -> None:
+        pause = Deadline(_RETRY_S)
+        while not pause.expired():
+            self.reactor.turn(pause.remaining_s())
 
     def _make_lanes(
         self, rank: int, lanes: Dict[int, Dict[int, socket.socket]], control: ControlChannel
@@ -225,9 +249,7 @@ class _Joiner:
                     "firewall allow this host to reach it?"
                     + (f" --iface {iface} (RINGCOMM_IFACE) is set: is it the right network?" if iface else "")
                 )
-            pause = Deadline(_RETRY_S)
-            while not pause.expired():
-                self.reactor.turn(pause.remaining_s())
+            self._pause()
 
     def _hopeless(self, dials: Sequence[Dial]) -> bool:
         """Whether every address has said no for a while, although the launcher serves before we start."""
@@ -262,7 +284,7 @@ class _Joiner:
             self._control.sendall(encode(message))
             self._control.setblocking(False)
         except OSError as problem:
-            self._failure = self._failure or StartupError(
+            self._broke(
                 "The connection to the rendezvous broke while the job was starting: "
                 f"{problem.strerror or problem}."
             )
@@ -278,10 +300,17 @@ class _Joiner:
         except (BlockingIOError, InterruptedError):
             return
         except (OSError, ProtocolError) as problem:
-            self.reactor.forget(self._control)
-            self._failure = self._failure or StartupError(
+            self._broke(
                 f"The rendezvous left while the job was starting: {problem}. Its own output says why."
             )
+
+    def _broke(self, text: str) -> None:
+        assert self._control is not None
+        self.reactor.forget(self._control)
+        if self._failure is None and self._assignment is None and self.membership.slot is None:
+            self._again = True
+        else:
+            self._failure = self._failure or StartupError(text)
 
     def _handle(self, message: Message) -> None:
         kind = message["type"]

@@ -170,7 +170,11 @@ class RendezvousServer:
         self._order(lambda: self._act(self._state.process_exited(slot, how, ok, monotonic())))
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until nobody is connected (any thread); whether that happened in time."""
+        """Wait until nobody is connected who does not wait for the next generation (any thread).
+
+        Returns:
+            whether that happened in time.
+        """
         return self._idle.wait(timeout_s)
 
     def stop(self) -> None:
@@ -243,8 +247,13 @@ class RendezvousServer:
         if self._connections.pop(connection.number, None) is not None:
             self._reactor.forget(connection.sock)
             connection.sock.close()
-            if not self._connections:
-                self._idle.set()
+            self._look_whether_idle()
+
+    def _look_whether_idle(self) -> None:
+        if all(self._state.is_waiting(number) for number in self._connections):
+            self._idle.set()
+        else:
+            self._idle.clear()
 
     def lose(self, connection: _Connection, reason: str) -> None:
         """A control connection ended or sent nonsense."""
@@ -284,6 +293,7 @@ class RendezvousServer:
         else:
             raise ProtocolError(f"a rank may not send {kind!r}")
         self._act(actions)
+        self._look_whether_idle()
 
     def _act(self, actions: Sequence[Action]) -> None:
         for action in actions:

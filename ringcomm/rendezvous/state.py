@@ -92,6 +92,10 @@ class Rendezvous:
             actions += self._blame_early_exits() or self._start_if_complete(now_s)
         return actions
 
+    def is_waiting(self, connection: int) -> bool:
+        """Whether somebody has joined on this connection who has no part in the job yet."""
+        return connection in self._waiting
+
     def _admit(self, slot: Optional[Slot], host: str) -> None:
         """Raise Refusal if the job has no room for somebody with this slot now."""
         for member in list(self._waiting.values()) + list(self.members.values()):
