@@ -30,7 +30,14 @@ def main(arguments: Sequence[str]) -> int:
         descriptor = os.open(files[0], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "w", encoding="ascii") as file:
             file.write(text.rstrip() + "\n")
-    except (ConfigError, OSError) as problem:
+    except FileExistsError:
+        print(f"{files[0]} is there already, and somebody may be using that key. Choose another name, or "
+              "remove it first.", file=sys.stderr)  # fmt: skip
+        return 1
+    except OSError as problem:
+        print(f"{files[0]} cannot be written: {problem.strerror}.", file=sys.stderr)
+        return 1
+    except ConfigError as problem:
         print(problem, file=sys.stderr)
         return 1
     return 0

@@ -7,9 +7,23 @@ name of the setting and says it.
 from __future__ import annotations
 
 
+def _real(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError("must be a number") from None
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("must be a whole number") from None
+
+
 def positive_seconds(text: str) -> float:
     """A duration of more than zero."""
-    value = float(text)
+    value = _real(text)
     if not value > 0:
         raise ValueError("must be more than zero seconds")
     return value
@@ -26,10 +40,9 @@ def size(text: str) -> int:
     if digits and digits[-1] in "kmg":
         factor = 1024 ** ("kmg".index(digits[-1]) + 1)
         digits = digits[:-1]
-    value = int(digits) * factor
-    if value < 1:
-        raise ValueError("must be at least one byte")
-    return value
+    if not digits.isdigit() or int(digits) < 1:
+        raise ValueError("must be a number of bytes like 65536, 64K or 1M, and at least 1")
+    return int(digits) * factor
 
 
 def size_or_zero(text: str) -> int:
@@ -39,7 +52,7 @@ def size_or_zero(text: str) -> int:
 
 def count(text: str) -> int:
     """A whole number from 1."""
-    value = int(text)
+    value = _whole(text)
     if value < 1:
         raise ValueError("must be at least 1")
     return value
@@ -47,7 +60,7 @@ def count(text: str) -> int:
 
 def whole(text: str) -> int:
     """A whole number from 0."""
-    value = int(text)
+    value = _whole(text)
     if value < 0:
         raise ValueError("must not be negative")
     return value
@@ -55,7 +68,7 @@ def whole(text: str) -> int:
 
 def seconds(text: str) -> float:
     """A duration, zero included."""
-    value = float(text)
+    value = _real(text)
     if not 0 <= value < float("inf"):
         raise ValueError("must be zero or more seconds")
     return value
@@ -63,7 +76,7 @@ def seconds(text: str) -> float:
 
 def limit(text: str) -> float:
     """A duration, zero and infinity included."""
-    value = float(text)
+    value = _real(text)
     if not value >= 0:
         raise ValueError("must be zero or more seconds")
     return value
@@ -71,7 +84,7 @@ def limit(text: str) -> float:
 
 def milliseconds(text: str) -> float:
     """A short duration, up to ten seconds."""
-    value = float(text)
+    value = _real(text)
     if not 0 <= value <= 10_000:
         raise ValueError("must lie between 0 and 10000 milliseconds")
     return value
@@ -89,7 +102,7 @@ def flag(text: str) -> bool:
 
 def microseconds(text: str) -> float:
     """A very short duration, up to a second."""
-    value = float(text)
+    value = _real(text)
     if not 0 <= value <= 1e6:
         raise ValueError("must lie between 0 and 1000000 microseconds")
     return value

@@ -52,7 +52,8 @@ def _same(text: str) -> str:
 
 
 def _metavar(setting: str) -> str:
-    units = {"bytes": "BYTES", "s": "S", "ms": "MS", "us": "US", "log": "FILE", "capacity": "N"}
+    units = {"bytes": "BYTES", "s": "S", "ms": "MS", "us": "US", "log": "FILE"}
+    units.update(dict.fromkeys(("capacity", "recorder", "every"), "N"))
     return units.get(setting.rpartition("_")[2], "FILE" if setting == "timeline" else "NAME")
 
 

@@ -108,8 +108,8 @@ def _body(cause: Cause, tails: Mapping[int, Sequence[str]]) -> List[str]:
 
 def signal_hint(end: Optional[Exit]) -> str:
     """What a signal usually means, where that is not plain."""
-    if end is None or end.signal is None:
-        return ""
+    if end is None or end.signal is None or end.signal == end.sent:
+        return ""  # what ringrun did itself needs no explanation
     name = signal_name(end.signal)
     if name == "SIGKILL":
         return (

@@ -24,7 +24,7 @@ from .outcome import Outcome, ended, not_started
 from .printer import STDERR, STDOUT, Printer
 from .protocol import Frame, event_facts
 from .rendezvous import NoticeLike, OpenRendezvous, RendezvousLike, master_variables
-from .verdict import Complaint, Exit, Verdict
+from .verdict import Complaint, Exit, Verdict, signal_name
 
 GRACE_S = 2.0
 """After the first failure the others have this long to end by themselves, with a typed error."""
@@ -340,6 +340,7 @@ class Supervisor:
         if self._verdict.failed or self._ending:
             self._end(self._ending or "failure", END)
         else:
+            self._printer.say(f"{signal_name(signum)}: ending all ranks on all hosts (once more: at once)")
             self._end("interrupt", INTERRUPT if signum == 2 else END)
 
     def _end(self, reason: str, steps: Steps) -> None:

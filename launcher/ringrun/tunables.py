@@ -64,22 +64,27 @@ def from_file(content: str, path: str) -> List[Said]:
 
 
 def from_values(values: Mapping[str, Any]) -> Tuple[Said, ...]:
-    """What a program says, by the fields of :class:`ringcomm.config.Settings`.
+    """What a program says, by the names of the options (dashes or underscores) or of the fields.
 
     Raises:
-        ConfigError: there is no such field, or a value is of the wrong kind.
+        ConfigError: there is no such setting, or a value is of the wrong kind.
     """
     defaults = {item.name: item.default for item in fields(Settings)}
-    for name, value in values.items():
+    options = {item.metadata["flag"][2:].replace("-", "_"): item.name for item in fields(Settings)}
+    found: Dict[str, Any] = {}
+    for said, value in values.items():
+        plain = said.replace("-", "_")
+        name = options.get(plain, plain)
         if name not in defaults:
-            raise ConfigError(f"There is no setting {name!r}. There are: {', '.join(defaults)}.")
+            raise ConfigError(f"There is no setting {said!r}. There are: {', '.join(sorted(options))}.")
         if isinstance(value, bool) and not isinstance(defaults[name], bool):
             raise ConfigError(f"{name}={value!r}: this setting is not one to turn on or off.")
         if isinstance(defaults[name], float) and not isinstance(value, numbers.Real):
             raise ConfigError(f"{name}={value!r} is not a number.")
+        found[name] = value
     return tuple(
         Said(name, str(int(value) if isinstance(value, bool) else value), f"{name}={value!r}", name)
-        for name, value in values.items()
+        for name, value in found.items()
     )
 
 

@@ -111,7 +111,7 @@ class _Joiner:
         unix = local_socket() if self.settings.transport != "tcp" else None
         if unix is not None:
             interfaces.append(unix)
-        control = self._control = self._dial_rendezvous()
+        sock = self._control = self._dial_rendezvous()
         mesh = self._mesh = Mesh(
             self.reactor,
             interfaces,
@@ -120,7 +120,7 @@ class _Joiner:
             self._tell,
             self.encryption,
         )
-        self.reactor.watch(control, READ, self._readable)
+        self.reactor.watch(sock, READ, self._readable)
         self._tell(self._introduction(mesh.offers()))
         while self._go is None and self._failure is None:
             if self._deadline.expired():

@@ -74,11 +74,15 @@ class InterfaceFilter:
                     ) from None
             target.append(pattern)
 
+    def names(self, name: str, address: str) -> bool:
+        """Whether this address was asked for, not only not excluded."""
+        return any(_matches(pattern, name, address) for pattern in self._wanted)
+
     def allows(self, name: str, address: str) -> bool:
         """Whether this address of this interface may be used."""
         if any(_matches(pattern, name, address) for pattern in self._unwanted):
             return False
-        return not self._wanted or any(_matches(pattern, name, address) for pattern in self._wanted)
+        return not self._wanted or self.names(name, address)
 
 
 def _matches(pattern: str, name: str, address: str) -> bool:
@@ -135,7 +139,8 @@ def own_addresses(spec: str = "") -> List[Interface]:
                 except OSError:
                     continue  # It has gone since it was listed.
             found.append(Interface(name, address, kind, _prefix_bits(entry.netmask), scope))
-    if skipped and all(item.kind == LOOPBACK for item in found):
+    wanted = any(item.kind == LOOPBACK and allowed.names(item.name, item.address) for item in found)
+    if skipped and not wanted and all(item.kind == LOOPBACK for item in found):
         raise ConfigError(
             f"--iface {spec!r} matches none of this machine's interfaces. There are: {', '.join(skipped)}."
         )

@@ -1,4 +1,4 @@
-"""Without ringrun: a job ends and starts again in the same processes, although the rendezvous moves with it."""
+"""Without ringrun: a job ends and starts again in the same processes, and so does its rendezvous."""
 
 from __future__ import annotations
 

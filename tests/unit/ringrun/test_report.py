@@ -105,6 +105,7 @@ def test_the_box_of_a_lost_host() -> None:
 def test_signal_hints(number: int, word: str) -> None:
     assert word in signal_hint(Exit(0, None, number))
     assert signal_hint(Exit(0, 1, None)) == ""
+    assert signal_hint(Exit(0, None, number, sent=number)) == ""
 
 
 def test_problems() -> None:

@@ -86,7 +86,7 @@ def test_a_file_of_horovods() -> None:
         ("timeuot: 3", ["f, line 1", "'timeuot'", "Did you mean timeout?"]),
         ("params:\n  fusion_treshold_mb: 3", ["f, line 2", "params.fusion-threshold-mb"]),
         ("param:\n  cycle_time_ms: 3", ["f, line 2", "params.cycle-time-ms"]),
-        ("timeout: soon", ["f, line 1: timeout: 'soon' cannot be used", "could not convert"]),
+        ("timeout: soon", ["f, line 1: timeout: 'soon' cannot be used", "must be a number"]),
         ("params:\n  fusion_threshold_mb: 1.5", ["f, line 2: params.fusion_threshold_mb: '1.5' cannot"]),
         ("controller: mpi", ["f, line 1", "no MPI"]),
         ("xyz: 3", ["there is no setting 'xyz'. `ringrun --print-config`"]),
