@@ -66,6 +66,7 @@ def payload_header(length: int) -> bytes:
 
 _FACTS: Dict[str, Tuple[str, ...]] = {
     "ready": (), "problem": ("problem",), "exit": ("code", "signal", "sent"), "done": (), "started": ("pid",),
+    "asked": (),
 }  # fmt: skip
 """What must be said about each kind of event."""
 

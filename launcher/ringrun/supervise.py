@@ -216,8 +216,11 @@ class Supervisor:
             link.kill()
             link.alive = False
             self._fading[host.index] = self._clock()
-            if not self._going:
-                self._problem(host, f"{host.name}: its answer makes no sense: {problem}.")
+            why = f"{host.name}: its answer makes no sense: {problem}."
+            if self._going:
+                self._printer.say(why)
+            else:
+                self._problem(host, why)
             return
         if link.at_end:
             self._forget(host.index, "stdout")

@@ -102,7 +102,9 @@ def test_the_files_tell_the_same_again(folder: Path) -> None:
     assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
     content = json.loads(files[0].read_text())
     (lane,) = [item for item in content["lanes"] if item["name"] == "calls"]
-    assert [row["state"] for row in lane["operations"]] == ["done"] * 5 + ["failed"]
+    states = [row["state"] for row in lane["operations"]]
+    # Rank 1 failed first, and ringrun may have asked this rank before it knew.
+    assert states[:-1] == ["done"] * 5 and states[-1] in ("running", "failed")
     assert any(thread["main"] for thread in content["threads"])
     again = ringrun("diagnose", str(done.records), cwd=folder)
     assert again.process.returncode == 0
