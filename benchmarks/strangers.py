@@ -12,6 +12,7 @@ second shows what sending all this costs on this machine, the third what receivi
 from __future__ import annotations
 
 import multiprocessing
+import os
 import secrets
 import selectors
 import socket
@@ -33,7 +34,7 @@ from ringcomm.transport.encryption import encryption_of
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 ROUND_S = 2.0
-ROUNDS = 12
+ROUNDS = 15
 PER_SECOND = 500
 SLOW = 100
 NOBODY, ELSEWHERE, HERE = "nobody", "strangers elsewhere", "strangers at the rendezvous"
@@ -154,6 +155,7 @@ def measure(certificate: str) -> Dict[str, List[float]]:
 
 def main() -> None:
     """Print what was lost."""
+    os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")  # for the ranks: two on two cores
     for name, certificate in (("plain", ""), ("encrypted", make_certificate())):
         speeds = measure(certificate)
         print(f"{name}: steps per second, medians of {ROUNDS} rounds of {ROUND_S:g} s")

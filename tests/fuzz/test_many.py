@@ -1,0 +1,155 @@
+"""A million cases in minutes: damaged copies of what is right, without hypothesis' care in choosing them.
+
+    FUZZ_CASES=1000000 python -m pytest tests/fuzz/test_many.py --timeout 0
+
+Hypothesis finds the odd case, and takes a millisecond or more for each. Here it is the number that counts.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from ringcomm.config import Slot
+from ringcomm.errors import AuthenticationError, ConfigError, ProtocolError
+from ringcomm.rendezvous.actions import Seat
+from ringcomm.rendezvous.state import Rendezvous
+from ringcomm.wire import frames, messages
+from ringcomm.wire.auth import Initiator, Responder
+from ringcomm.wire.messages import MessageReader, encode, validate
+from ringrun import agent, tunables
+from ringrun.hosts import parse_hostfile, parse_hosts
+from ringrun.protocol import FrameReader, event_facts
+from tests.fuzz.cases import CASES, at_most
+from tests.fuzz.test_wire import DIALLING, JOB, KEY, KINDS, RIGHT, challenge
+
+GREETING = Initiator(KEY, DIALLING, bytes).greeting
+TEXTS = [
+    b"host",
+    b"host:2,user@h",
+    b"[fe80::1]:3",
+    b"a slots=2 python=/x 'cwd=y z'",
+    b"timeout: 3\nspin-us: 2",
+    b"#",
+]
+AGENTS = (
+    agent.MARKER
+    + agent.TO_LAUNCHER.pack(4, 0, 16)
+    + b'{"event":"done"}'
+    + agent.TO_LAUNCHER.pack(1, 1, 2)
+    + b"hi"
+)
+ODD = [
+    0,
+    -1,
+    2**31,
+    2**63,
+    1e308,
+    float("nan"),
+    "",
+    "x",
+    None,
+    True,
+    [],
+    {},
+    [1],
+    {"address": "1.2.3.4"},
+    "127.0.0.1",
+]
+
+
+def damage(rng: random.Random, right: bytes) -> bytes:
+    """A few bytes changed, some left out or put in, the end cut off."""
+    data = bytearray(right)
+    for _ in range(rng.randrange(4)):
+        at = rng.randrange(len(data) + 1)
+        how = rng.randrange(4)
+        if how == 0:
+            data[at : at + rng.randrange(1, 9)] = b""
+        elif how == 1:
+            data[at:at] = rng.randbytes(rng.randrange(1, 9)) if hasattr(rng, "randbytes") else b"\xff\x00"
+        elif at < len(data):
+            data[at] = rng.randrange(256) if how == 2 else data[at] ^ (1 << rng.randrange(8))
+    return bytes(data[: rng.randrange(len(data) + 1)] if rng.randrange(4) == 0 else data)
+
+
+def handshake(rng: random.Random) -> None:
+    """Both sides of it, in pieces."""
+    for side, right in (
+        (Responder(KEY, JOB, bytes), GREETING + bytes(32)),
+        (Initiator(KEY, DIALLING, bytes), challenge),
+    ):
+        data = damage(rng, right)
+        while data and side.needs:
+            count = min(side.needs, rng.randrange(1, 80))
+            side.receive(data[:count])
+            data = data[count:]
+        assert not side.done
+
+
+def control_message(rng: random.Random) -> None:
+    """Damaged JSON in a damaged frame."""
+    for message in MessageReader(messages.MAX_REPORT_BYTES).feed(damage(rng, encode(rng.choice(RIGHT)))):
+        assert message["type"] in messages._FIELDS
+
+
+def header(rng: random.Random) -> None:
+    """32 bytes that are read with each message."""
+    mine = frames.Header(1, 7, 1, 1, 10, -1, 8, 0)
+    theirs = frames.unpack_header((damage(rng, mine.pack()) + bytes(32))[:32])
+    assert frames.explain_difference(mine, theirs) and theirs.describe()
+
+
+def rendezvous(rng: random.Random) -> None:
+    """Ranks that say the right things with wrong contents, or at the wrong time."""
+    state = Rendezvous(
+        2, [Seat(Slot(rank, 0), "h") for rank in range(2)] if rng.randrange(2) else [], "1", 9.0
+    )
+    for now in range(rng.randrange(2, 9)):
+        message = dict(rng.choice(RIGHT) if rng.randrange(3) else RIGHT[min(now, 5)])
+        if rng.randrange(3) == 0:
+            message[rng.choice(list(message))] = rng.choice(ODD)
+        connection = rng.randrange(2)
+        try:
+            name = KINDS[validate(message)["type"]]
+            timed = () if name in ("probed", "linked", "unlinked") else (float(now),)
+            getattr(state, name)(connection, message, *timed)
+            state.tick(float(now))
+        except ProtocolError:
+            state.disconnected(connection, float(now))
+
+
+def agents(rng: random.Random) -> None:
+    """What comes from another host through ssh."""
+    for frame in FrameReader().feed(damage(rng, AGENTS)):
+        if frame.kind == agent.EVENT:
+            event_facts(frame.data)
+
+
+def files(rng: random.Random) -> None:
+    """What people write."""
+    text = damage(rng, rng.choice(TEXTS)).decode("latin-1")
+    for parse in (parse_hosts, lambda said: parse_hostfile(said, "f")):
+        try:
+            parse(text)
+        except ConfigError:
+            pass
+    tunables.effective([tunables.from_file(text, "f")])
+
+
+PARSERS = [handshake, control_message, header, rendezvous, agents, files]
+
+
+@pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.__name__)
+def test_many(parser):
+    rng = random.Random(parser.__name__)
+    count = max(100, CASES // len(PARSERS))
+    refused = 0
+    with at_most(1 << 20):
+        for _ in range(count):
+            try:
+                parser(rng)
+            except (AuthenticationError, ProtocolError, ConfigError):
+                refused += 1
+    print(f"{parser.__name__}: {count} cases, {refused} refused")
