@@ -53,4 +53,4 @@ def test_lightning_learns(launcher):
 
 def test_the_benchmark_runs():
     output = run("benchmarks/ddp.py", "--quick")
-    assert len(re.findall(r"^\| .* x \|$", output, re.MULTILINE)) == 6
+    assert len(re.findall(r"^\| .* x \|", output, re.MULTILINE)) == 8
