@@ -118,7 +118,7 @@ def test_ctrl_c_lets_programs_clean_up(tmp_path: Path) -> None:
     launched.process.send_signal(signal.SIGINT)
     assert launched.finish() == 130
     assert sorted(launched.out.splitlines()) == ["[localhost:0] saved", "[localhost:1] saved"]
-    assert launched.err == ""
+    assert launched.err == "ringrun: SIGINT: ending all ranks on all hosts (once more: at once)\n"
 
 
 def test_what_a_rank_leaves_behind_is_ended() -> None:
