@@ -27,6 +27,8 @@ logger = logging.getLogger("ringcomm.rendezvous")
 
 _VERDICT_S = 5.0
 """How long a rank that lost a peer waits to be told why."""
+_FAREWELL_S = 1.0
+"""How long a rank that leaves waits until the rendezvous has noticed."""
 _CENSUS_S = 1.5
 """The same after a long silence: then the rendezvous may be cut off too."""
 _UNHEARD = ("silent", "still", "cut off")
@@ -174,8 +176,25 @@ class ControlChannel(Watch):
         """Say goodbye and hang up."""
         with self._lock:
             if self.open:
-                self._send({"type": "leaving", "reason": reason, "ok": ok})
+                if self._send({"type": "leaving", "reason": reason, "ok": ok}):
+                    self._see_it_off()
                 self._close_socket()
+
+    def _see_it_off(self) -> None:
+        """Wait until the other end has read the goodbye and hung up.
+
+        Closing a connection on which something unread has arrived resets it, and with it goes what is still
+        on its way: a goodbye that is lost looks like a death.
+        """
+        deadline = Deadline(_FAREWELL_S)
+        try:
+            self._sock.shutdown(socket.SHUT_WR)
+            while not deadline.expired():
+                self._sock.settimeout(max(0.01, deadline.remaining_s()))
+                if not self._sock.recv(65536):
+                    return
+        except OSError as problem:
+            logger.debug("the rendezvous hung up first: %s", problem)
 
     def _close_socket(self) -> None:
         self.open = False
