@@ -320,11 +320,16 @@ def host_from_environment(environ: Optional[Mapping[str, str]] = None) -> Option
     return (os.environ if environ is None else environ).get(PREFIX + "HOST") or None
 
 
-def flight_channel_from_environment(environ: Optional[Mapping[str, str]] = None) -> Tuple[int, int]:
-    """The socket to ringrun's agent, for flight records: descriptor and inode; -1 if there is none."""
+def flight_channel_from_environment(environ: Optional[Mapping[str, str]] = None) -> List[Tuple[int, int]]:
+    """For flight records, the socket to ringrun's agent and the pipe for stacks: descriptors and inodes.
+
+    Empty where there are none.
+    """
     text = (os.environ if environ is None else environ).get(PREFIX + "FLIGHT_FD", "")
-    descriptor, _, inode = text.partition(":")
-    return (int(descriptor), int(inode)) if descriptor.isdigit() and inode.isdigit() else (-1, 0)
+    pairs = [item.partition(":") for item in text.split(",")]
+    if len(pairs) != 2 or not all(number.isdigit() and inode.isdigit() for number, _, inode in pairs):
+        return []
+    return [(int(number), int(inode)) for number, _, inode in pairs]
 
 
 _MEMBERSHIP_VARIABLES = (
@@ -341,7 +346,7 @@ _MEMBERSHIP_VARIABLES = (
     ("JOB", "The job's name. Ranks of another job are refused."),
     ("HOST", "What this host is called in messages. Unset: its hostname."),
     ("SLOT", "`HOST_INDEX:SLOT`, the place that `ringrun` gave this process."),
-    ("FLIGHT_FD", "A socket to `ringrun`, which asks there what the rank is doing."),
+    ("FLIGHT_FD", "A socket and a pipe to `ringrun`, which asks there what the rank is doing."),
     ("RESTART", "How often `ringrun --restarts` has started the job again: 0 the first time."),
 )  # fmt: skip
 

@@ -3,7 +3,8 @@
 Its parts in the runner and the engine are always on. They are read when the job fails on this rank, or
 when ringrun asks through a socket that the process has inherited. A thread sleeps at that socket, so
 the answer comes whatever the main thread does. Should a C call keep the interpreter lock, no thread
-can answer; then ringrun sends SIGUSR1, and :mod:`faulthandler`, which needs no lock, writes the stacks.
+can answer; then ringrun sends SIGUSR1, and :mod:`faulthandler`, which needs no lock, writes the stacks
+to a pipe: on the socket they could come in the middle of an answer.
 """
 
 from __future__ import annotations
@@ -182,6 +183,7 @@ class Channel:
 
     Args:
         sock: is ours from now on.
+        stacks: descriptor of the pipe that takes stacks; ours from now on.
 
     Attributes:
         recorders: whom to ask for what is known.
@@ -191,9 +193,10 @@ class Channel:
     _looked = False
     _making = threading.Lock()
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, stacks: int) -> None:
         self.recorders: List[FlightRecorder] = []
         self._socket = sock
+        self._stacks = stacks
         self._socket.setblocking(False)
         self._sending = threading.Lock()
         self._pid = os.getpid()
@@ -206,10 +209,12 @@ class Channel:
         with cls._making:
             if not cls._looked:
                 cls._looked = True
-                descriptor, inode = flight_channel_from_environment()
-                if _is_socket(descriptor, inode):
-                    os.set_inheritable(descriptor, False)
-                    cls._own = cls(socket.socket(fileno=descriptor))
+                given = flight_channel_from_environment()
+                if given and all(_is_still(*item) for item in given):
+                    (sock, _), (stacks, _) = given
+                    os.set_inheritable(sock, False)
+                    os.set_inheritable(stacks, False)
+                    cls._own = cls(socket.socket(fileno=sock), stacks)
         return cls._own if cls._own is not None and cls._own._pid == os.getpid() else None
 
     def add(self, recorder: FlightRecorder) -> None:
@@ -217,10 +222,10 @@ class Channel:
         self.recorders = [*(item for item in self.recorders if not item.closed), recorder]
 
     def _take_signal(self) -> bool:
-        """Have SIGUSR1 write the stacks to the socket, unless the program has a use for it."""
+        """Have SIGUSR1 write the stacks to the pipe, unless the program has a use for it."""
         if not _is_free(signal.SIGUSR1):
             return False
-        faulthandler.register(signal.SIGUSR1, file=self._socket.fileno(), all_threads=True, chain=False)
+        faulthandler.register(signal.SIGUSR1, file=self._stacks, all_threads=True, chain=False)
         return True
 
     def _answer(self) -> None:
@@ -258,13 +263,13 @@ class Channel:
             self._sending.release()
 
 
-def _is_socket(descriptor: int, inode: int) -> bool:
-    """Whether a descriptor is the socket that the variable meant, and not something opened since."""
+def _is_still(descriptor: int, inode: int) -> bool:
+    """Whether a descriptor is what the variable meant, and not something opened since."""
     try:
         found = os.fstat(descriptor)
     except OSError:
         return False
-    return stat.S_ISSOCK(found.st_mode) and found.st_ino == inode
+    return (stat.S_ISSOCK(found.st_mode) or stat.S_ISFIFO(found.st_mode)) and found.st_ino == inode
 
 
 def _is_free(signum: int) -> bool:

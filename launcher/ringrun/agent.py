@@ -280,7 +280,7 @@ class Agent:
             inherited += [self.payload.descriptor(), writer]
             argv += [str(descriptor) for descriptor in inherited[1:]]
         if self.config["flight"]:
-            inherited.append(self.recorders.open(rank["rank"], env))
+            inherited += self.recorders.open(rank["rank"], env)
         try:
             self.start(rank["rank"], argv, env, tuple(inherited), result)
         except (OSError, subprocess.SubprocessError) as problem:

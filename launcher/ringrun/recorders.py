@@ -2,7 +2,8 @@
 
 Standard library only: the launcher sends this file along with :mod:`ringrun.agent`. A rank that uses
 ringcomm answers from a thread of its own. One that does not is asked with SIGUSR1, but only if it has
-said that this makes it write its stacks and does nothing else.
+said that this makes it write its stacks and does nothing else. Stacks come through a pipe of their own:
+whoever writes them waits for no lock, so they would end up in the middle of an answer.
 """
 
 from __future__ import annotations
@@ -13,25 +14,28 @@ import selectors
 import signal
 import socket
 import time
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ringrun import processes
 
 RECORD_LIMIT_BYTES = 4 << 20  # what is longer is not a record
 STACKS_LIMIT_BYTES = 64 << 10
 ANSWER_S = 0.7  # to answer by itself, and then again after the signal
+SAME_DUMP_S = 0.5  # what is written no later than this after the last piece belongs to the same stacks
 TAKE_PIECES = 1024  # pieces of 64 KiB taken from a rank that has ended
 
 
 class Recorder:
-    """One rank's socket, and what has come out of it."""
+    """One rank's socket and pipe, and what has come out of them."""
 
-    def __init__(self, rank: int, sock: socket.socket) -> None:
+    def __init__(self, rank: int, sock: socket.socket, pipe: int) -> None:
         self.rank = rank
         self.sock = sock
+        self.pipe = pipe  # -1: closed
         self.pid = 0
         self.inbox = bytearray()
         self.stacks = bytearray()  # what faulthandler wrote since it was last passed on
+        self.written = -SAME_DUMP_S  # when it wrote last
         self.catches = False  # whether SIGUSR1 makes it write its stacks
         self.asked = 0  # 1: asked, 2: asked with a signal
         self.due: Optional[float] = None  # when to give up on what was asked last
@@ -52,15 +56,19 @@ class Recorders:
         self._selector, self._send, self._wanted = selector, send, wanted
         self._recorders: Dict[int, Recorder] = {}
 
-    def open(self, rank: int, env: Dict[str, str]) -> int:
-        """A socket for a new rank, named in its environment; the caller closes the descriptor."""
+    def open(self, rank: int, env: Dict[str, str]) -> Tuple[int, int]:
+        """A socket and a pipe for a new rank, named in its environment; the caller closes these ends."""
         ours, theirs = socket.socketpair()
+        pipe, stacks = os.pipe()
         ours.setblocking(False)
-        descriptor = theirs.detach()
-        env["RINGCOMM_FLIGHT_FD"] = f"{descriptor}:{os.fstat(descriptor).st_ino}"
-        recorder = self._recorders[rank] = Recorder(rank, ours)
+        os.set_blocking(pipe, False)
+        os.set_blocking(stacks, False)
+        descriptors = (theirs.detach(), stacks)
+        env["RINGCOMM_FLIGHT_FD"] = ",".join(f"{each}:{os.fstat(each).st_ino}" for each in descriptors)
+        recorder = self._recorders[rank] = Recorder(rank, ours, pipe)
         self._selector.register(ours, selectors.EVENT_READ, lambda: self._read(recorder))
-        return descriptor
+        self._selector.register(pipe, selectors.EVENT_READ, lambda: self._read_stacks(recorder))
+        return descriptors
 
     def started(self, rank: int, pid: int) -> None:
         """The rank runs now."""
@@ -75,11 +83,18 @@ class Recorders:
                 if not self._read(recorder):
                     break
             self._hang_up(recorder)
+            self._close_pipe(recorder)
 
     def _hang_up(self, recorder: Recorder) -> None:
         if recorder.sock.fileno() >= 0:
             self._selector.unregister(recorder.sock)
             recorder.sock.close()
+
+    def _close_pipe(self, recorder: Recorder) -> None:
+        if recorder.pipe >= 0:
+            self._selector.unregister(recorder.pipe)
+            os.close(recorder.pipe)
+            recorder.pipe = -1
 
     def ask(self) -> None:
         """Ask every rank what it is doing; each answers once."""
@@ -136,15 +151,26 @@ class Recorders:
         for line in lines:
             if line.startswith(b'{"type":"hello"'):
                 recorder.catches = b'"signal":true' in line
-            elif line.startswith(b"{"):
+            else:
                 recorder.asked, recorder.due = 0, None
                 recorder.stacks.clear()
                 self._send(recorder.rank, line)
-            else:  # faulthandler's
-                if not recorder.asked and not recorder.stacks:
-                    self._wanted()
-                if len(recorder.stacks) + len(line) < STACKS_LIMIT_BYTES:
-                    recorder.stacks += line + b"\n"
+
+    def _read_stacks(self, recorder: Recorder) -> None:
+        """Take what faulthandler wrote: if nobody has asked, somebody sent the signal by hand."""
+        try:
+            text = os.read(recorder.pipe, 1 << 16)
+        except BlockingIOError:
+            return
+        if not text:
+            self._close_pipe(recorder)
+            return
+        now = time.monotonic()
+        by_hand = not recorder.asked and now - recorder.written > SAME_DUMP_S
+        recorder.written = now
+        recorder.stacks += text[: STACKS_LIMIT_BYTES - len(recorder.stacks)]
+        if by_hand:
+            self._wanted()
 
 
 def process_facts(pid: int) -> Dict[str, Any]:

@@ -35,7 +35,7 @@ def test_ranks_get_what_they_need_to_join_and_nothing_of_an_outer_job() -> None:
     assert re.fullmatch(r"127\.0\.0\.1:\d+", own.pop("RINGCOMM_RENDEZVOUS"))
     assert len(own.pop("RINGCOMM_JOB")) == 16
     assert own.pop("RINGCOMM_KEY_FD").isdigit()
-    assert re.fullmatch(r"\d+:\d+", own.pop("RINGCOMM_FLIGHT_FD"))
+    assert re.fullmatch(r"\d+:\d+,\d+:\d+", own.pop("RINGCOMM_FLIGHT_FD"))
     assert own == {
         "RINGCOMM_SIZE": "2", "RINGCOMM_SLOT": "0:1", "RINGCOMM_HOST": "localhost",
         "RINGCOMM_TIMEOUT": "33.0", "RINGCOMM_IFACE": "!docker*", "RINGCOMM_RESTART": "0",
