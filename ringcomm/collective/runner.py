@@ -31,6 +31,7 @@ from ..schedule.choose import build_all_to_all
 from ..schedule.select import Selector
 from ..schedule.steps import Step, even_bounds
 from ..transport.base import Fabric, LinkClosed, Watch
+from ..transport.pages import LEAST_BYTES
 from ..wire.frames import NO_OP, NO_ROOT, Header, digest
 from .execute import Part, run
 from .flows import SegmentPool
@@ -374,6 +375,8 @@ class Runner:
                 execution = plan.execution = make_execution(
                     plan.schedule, self._fabric, plan.header, data.dtype, self._pool, plan.fold
                 )
+            if data.nbytes >= LEAST_BYTES:
+                self._fabric.prepare(data.ctypes.data, data.nbytes)
             execution.arm(self._sequence, data, source)
             self._running = (plan.call, execution, counted)
             journal = self.journal

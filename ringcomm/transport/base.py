@@ -132,6 +132,10 @@ class Fabric(ABC):
         """The rank in the job of this fabric's ``peer``."""
         return peer
 
+    def prepare(self, address: int, nbytes: int) -> None:
+        """Called when a large buffer is about to be sent from and received into. Most do nothing."""
+        del address, nbytes
+
     @abstractmethod
     def wait(self, reading: Sequence[Link], writing: Sequence[Link], timeout_s: float) -> None:
         """Sleep until a link may make progress, the watch speaks, or the time is over.

@@ -3,12 +3,15 @@
 What travels on the socket are frames: a head of 16 bytes, a word whose highest byte is the kind and
 whose other seven are a length, and a place; behind some of them come bytes::
 
-    INLINE  length             the bytes follow
-    OFFER   length, place      so many bytes lie there: come and read them
-    TAKEN   length             so many of the offered bytes have been read and may be overwritten
+    INLINE    length             the bytes follow
+    OFFER     length, place      so many bytes lie there in the sender's ring: copy them out
+    TAKEN     length             so many bytes of the ring have been copied and may be overwritten
+    LEND      length, place      so many bytes lie there in the sender's own memory: come and read them
+    RETURNED  length             so many of the lent bytes have been read and may be overwritten
 
-What a place is, and how bytes are read there, is the affair of the two kinds of links:
-:class:`~ringcomm.transport.vm.ReadingLink` and :class:`~ringcomm.transport.shm.SharedLink`.
+How bytes get there and back is the affair of the two kinds of links:
+:class:`~ringcomm.transport.shm.SharedLink` has rings of shared memory, and
+:class:`~ringcomm.transport.vm.ReadingLink` may also read the memory of the process at the other end.
 """
 
 from __future__ import annotations
@@ -18,40 +21,41 @@ import socket
 import struct
 from abc import abstractmethod
 from collections import deque
-from typing import Deque, List, Optional, Sequence, Tuple
+from typing import Deque, List, Optional, Tuple
 
-from .base import LinkClosed
+from .base import LinkClosed, Views
 from .tcp import SocketLink
 
 _FRAME = struct.Struct("<QQ")
 HEAD_BYTES = _FRAME.size
-_INLINE, _OFFER, _TAKEN = 1, 2, 3
+INLINE, OFFER, TAKEN, LEND, RETURNED = 1, 2, 3, 4, 5
 _KIND_SHIFT = 56
 _LENGTH_MASK = (1 << _KIND_SHIFT) - 1
 _STAGING_BYTES = 64 * 1024
 SHORT_BYTES = 2 * 1024
 """Up to here it is quicker to copy bytes behind their head than to send two pieces."""
+INLINE_MOST_BYTES = 64 * 1024
+"""Up to here two copies through the socket are cheaper than any other way."""
+ANSWER_EVERY_BYTES = {OFFER: 256 * 1024, LEND: 1024 * 1024}
+"""Answers cost a system call at both ends, so one answers for so many bytes."""
+_ANSWERS = {OFFER: TAKEN, LEND: RETURNED}
 
 
-def inline_head(length: int) -> bytes:
-    """The head in front of so many bytes that follow."""
-    return _FRAME.pack(_INLINE << _KIND_SHIFT | length, 0)
+def head(kind: int, length: int, place: int = 0) -> memoryview:
+    """The head of a frame."""
+    return memoryview(_FRAME.pack(kind << _KIND_SHIFT | length, place))
 
 
-def offer(length: int, place: int) -> bytes:
-    """The frame that offers so many bytes at a place."""
-    return _FRAME.pack(_OFFER << _KIND_SHIFT | length, place)
+def inlined(views: List[memoryview]) -> List[memoryview]:
+    """The views in one frame: those who receive them get them with one call."""
+    return [head(INLINE, sum(view.nbytes for view in views)), *views] if views else []
 
 
 class FramedLink(SocketLink):
-    """What links within a host have in common: everything but the way to the large pieces.
-
-    Attributes:
-        answer_every_bytes: answers cost a system call at both ends, so one answers for so many bytes.
-    """
+    """What links within a host have in common: everything but the way to the large pieces."""
 
     __slots__ = (
-        "_arrived",
+        "_answers",
         "_head",
         "_inline_left",
         "_queue",
@@ -61,30 +65,30 @@ class FramedLink(SocketLink):
         "_unsent",
     )
 
-    answer_every_bytes = 1
-
     def __init__(self, peer: int, sock: socket.socket) -> None:
         super().__init__(peer, sock)
         self._staging = memoryview(bytearray(_STAGING_BYTES))
         self._staging_views = [self._staging]
-        # Place, or the bytes themselves, and length of what has come and was not handed out.
-        self._queue: Deque[Tuple[int, Optional[memoryview], int]] = deque()
+        # Kind, place, length and, if INLINE, the bytes of what has come and was not handed out.
+        self._queue: Deque[Tuple[int, int, int, Optional[memoryview]]] = deque()
         self._head = b""  # a frame head of which a part has arrived
         self._inline_left = 0  # bytes of an INLINE frame that have not arrived
-        self._arrived = 0  # bytes that the peer has read of what was offered, since last asked
-        self._read = 0  # bytes that we have read of what the peer offered, and not told it
+        # Bytes that the peer has read of what was offered or lent, since last asked.
+        self._answers = {OFFER: 0, LEND: 0}
+        # Bytes that we have read of what the peer offered or lent, and not told it.
+        self._read = {OFFER: 0, LEND: 0}
         self._unsent = b""  # frames that did not fit into the socket
 
     @abstractmethod
-    def _fetch(self, place: int, view: memoryview) -> int:
-        """Copy bytes that the peer offered at this place into the view; how many, at least one."""
+    def _fetch(self, kind: int, place: int, view: memoryview) -> int:
+        """Copy bytes that the peer offered or lent into the view; how many, at least one."""
 
     # ---- sending -----------------------------------------------------------------------------
 
     def _send_short(self, view: memoryview) -> int:
         """Send a few bytes in a frame of their own; all of them are taken."""
         length = view.nbytes
-        frame = _FRAME.pack(_INLINE << _KIND_SHIFT | length, 0) + view
+        frame = _FRAME.pack(INLINE << _KIND_SHIFT | length, 0) + view
         if self._unsent:
             self._unsent += frame
             self._flush()
@@ -113,11 +117,11 @@ class FramedLink(SocketLink):
 
     # ---- receiving ---------------------------------------------------------------------------
 
-    def recv(self, views: Sequence[memoryview]) -> int:
+    def recv(self, views: Views) -> int:
         if self._unsent:
             self._flush()
         if not self._queue:
-            got = self._pump(views[0] if len(views) == 1 else None)
+            got = self._receive(views)
             if got or not self._queue:
                 return got
         got = 0
@@ -135,11 +139,11 @@ class FramedLink(SocketLink):
         """Fill the front of the view from the first thing that is queued; how many bytes."""
         if not self._queue:
             return 0
-        place, data, length = self._queue[0]
+        kind, place, length, data = self._queue[0]
         count = min(length, view.nbytes)
         if data is None:
-            count = self._fetch(place, view[:count])
-            self._read += count
+            count = self._fetch(kind, place, view[:count])
+            self._read[kind] += count
         elif count == length:
             view[:count] = data
         else:
@@ -148,22 +152,61 @@ class FramedLink(SocketLink):
         if count == length:
             self._queue.popleft()
         else:
-            self._queue[0] = (place + count, data, length - count)
-        if self._read >= self.answer_every_bytes:
+            self._queue[0] = (kind, place + count, length - count, data)
+        # A lender may not go on before it knows that all has been read.
+        if kind != INLINE and (
+            self._read[kind] >= ANSWER_EVERY_BYTES[kind] or kind == LEND and not self._queue
+        ):
             self._answer()
         return count
 
     def _answer(self) -> None:
-        """Tell the peer how much of what it offered has been read."""
-        if self._read:
-            read, self._read = self._read, 0
+        """Tell the peer how much of what it offered and lent has been read."""
+        frames = [head(_ANSWERS[kind], count) for kind, count in self._read.items() if count]
+        if frames:
+            self._read = {OFFER: 0, LEND: 0}
             try:
-                self._write([memoryview(_FRAME.pack(_TAKEN << _KIND_SHIFT | read, 0))])
+                self._write(frames)
             except LinkClosed:
                 pass  # Whoever is gone needs no answer; what it left behind can still be read.
 
+    def _receive(self, views: Views) -> int:
+        """Read what is in the socket, when nothing is queued: how many bytes are in the views now.
+
+        If that is 0, something may be in the queue.
+        """
+        if self._inline_left:
+            got = SocketLink.recv(self, clipped(views, self._inline_left))
+            self._inline_left -= got
+            return got
+        if self._head or not views or len(views) == 1 and views[0].nbytes <= SHORT_BYTES:
+            return self._pump(views[0] if len(views) == 1 else None)
+        # In the hope that it is the bytes of one INLINE frame: then they are where they belong at once.
+        top = memoryview(bytearray(HEAD_BYTES))
+        got = SocketLink.recv(self, [top, *views, self._staging])
+        if got < HEAD_BYTES:
+            self._head = bytes(top[:got])
+            return 0
+        word, place = _FRAME.unpack(top)
+        got -= HEAD_BYTES
+        wanted = sum(view.nbytes for view in views)
+        length = min(got, word & _LENGTH_MASK) if word >> _KIND_SHIFT == INLINE else 0
+        if length:
+            taken = min(length, wanted)
+            if taken < got:
+                # More than the views hold, or other frames behind.
+                self._inline_left = (word & _LENGTH_MASK) - taken
+                self._parse(memoryview(_gathered(views, self._staging, got)[taken:]))
+            else:
+                self._inline_left = (word & _LENGTH_MASK) - taken
+            return taken
+        self._sort(word, place)
+        if got:
+            self._parse(memoryview(_gathered(views, self._staging, got)))
+        return 0
+
     def _pump(self, view: Optional[memoryview] = None) -> int:
-        """Read what is in the socket and sort it: data to the queue, answers to the counter.
+        """Read what is in the socket and sort it: data to the queue, answers to the counters.
 
         Returns:
             0, or if all that came was one short message: how much of it is now in the view.
@@ -174,40 +217,47 @@ class FramedLink(SocketLink):
             if not self._queue:
                 raise
             return 0
-        staging, position = self._staging, 0
+        staging = self._staging
         if view is not None and not self._head and not self._inline_left:
             length = got - HEAD_BYTES
-            word = _INLINE << _KIND_SHIFT | length
+            word = INLINE << _KIND_SHIFT | length
             if 0 < length <= view.nbytes and _FRAME.unpack_from(staging)[0] == word:
                 view[:length] = staging[HEAD_BYTES:got]
                 return length
+        self._parse(staging[:got])
+        return 0
+
+    def _parse(self, data: memoryview) -> None:
+        """Sort what has been read."""
+        position, got = 0, data.nbytes
         while position < got:
             if self._inline_left:
                 count = min(self._inline_left, got - position)
-                self._queue.append((0, memoryview(bytes(staging[position : position + count])), count))
+                self._queue.append((INLINE, 0, count, memoryview(bytes(data[position : position + count]))))
                 self._inline_left -= count
                 position += count
             elif not self._head and got - position >= HEAD_BYTES:
-                self._sort(*_FRAME.unpack_from(staging, position))
+                self._sort(*_FRAME.unpack_from(data, position))
                 position += HEAD_BYTES
             else:
-                piece = bytes(staging[position : min(got, position + HEAD_BYTES - len(self._head))])
+                piece = bytes(data[position : min(got, position + HEAD_BYTES - len(self._head))])
                 self._head += piece
                 position += len(piece)
                 if len(self._head) == HEAD_BYTES:
                     word, place = _FRAME.unpack(self._head)
                     self._head = b""
                     self._sort(word, place)
-        return 0
 
     def _sort(self, word: int, place: int) -> None:
         kind, length = word >> _KIND_SHIFT, word & _LENGTH_MASK
-        if kind == _INLINE:
+        if kind == INLINE:
             self._inline_left = length
-        elif kind == _OFFER:
-            self._queue.append((place, None, length))
-        elif kind == _TAKEN:
-            self._arrived += length
+        elif kind in (OFFER, LEND):
+            self._queue.append((kind, place, length, None))
+        elif kind == TAKEN:
+            self._answers[OFFER] += length
+        elif kind == RETURNED:
+            self._answers[LEND] += length
         else:
             raise LinkClosed(self.peer, f"it sent a frame of unknown kind {kind}")
 
@@ -241,3 +291,20 @@ class FramedLink(SocketLink):
 def flat(view: memoryview) -> memoryview:
     """The view as plain bytes."""
     return view.cast("B") if view.format != "B" or view.ndim != 1 else view
+
+
+def clipped(views: Views, most: int) -> List[memoryview]:
+    """The views up to so many bytes."""
+    found: List[memoryview] = []
+    for view in views:
+        if view.nbytes >= most:
+            found.append(view[:most])
+            break
+        found.append(view)
+        most -= view.nbytes
+    return found
+
+
+def _gathered(views: Views, rest: memoryview, count: int) -> bytes:
+    """The first so many bytes of what was read into the views and the rest."""
+    return b"".join(clipped([*views, rest], count))

@@ -1,7 +1,7 @@
 """Which way the ranks of one host exchange data: found out by trying, once, when a link is made.
 
-In this order: reading each other's memory (:mod:`~ringcomm.transport.vm`), memory that both share
-(:mod:`~ringcomm.transport.shm`), and else the Unix socket itself, as a plain stream.
+Reading each other's memory (:mod:`~ringcomm.transport.vm`) and memory that both share
+(:mod:`~ringcomm.transport.shm`), each if it is possible, and else the Unix socket itself, as a plain stream.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ _TOKEN_BYTES = 32
 _HELLO = struct.Struct(f"<Q{_TOKEN_BYTES}s")
 _YES, _NO = b"\x01", b"\x00"
 _TRIAL_S = 10.0
+_MANY_PEERS = 8
+"""With so many on this host there are no rings where memory can be read: a megabyte for each adds up."""
 
 _REMEDY = {
     "memory": "this process and rank {peer} may not read each other's memory (a container, another user, or "
@@ -40,10 +42,11 @@ class Trial:
         wish: one of :data:`ringcomm.values.TRANSPORTS`.
     """
 
-    def __init__(self, sock: socket.socket, wish: str) -> None:
+    def __init__(self, sock: socket.socket, wish: str, crowded: bool = False) -> None:
         self._sock = sock
+        self._crowded = crowded
         self._may_read = wish in ("auto", "memory")
-        self._may_share = wish in ("auto", "shm")
+        self._may_share = wish in ("auto", "memory", "shm")
         self._token = bytearray(os.urandom(_TOKEN_BYTES))
         self._memory: Optional[PeerMemory] = None
         self._outward: Optional[Ring] = None
@@ -70,12 +73,12 @@ class Trial:
         self._sock.sendall(_NO if self._memory is None else _YES)
 
     def offer_ring(self) -> None:
-        """If not both can read, hand a ring of shared memory to the other end."""
-        if _receive(self._sock, 1) == _YES and self._memory is not None:
-            return
-        self._memory = None
+        """Hand a ring of shared memory to the other end, unless both can read and memory is dear."""
+        if _receive(self._sock, 1) == _NO:
+            self._memory = None
+        wanted = self._may_share and (self._memory is None or not self._crowded)
         try:
-            self._outward = Ring.make() if self._may_share else None
+            self._outward = Ring.make() if wanted else None
         except OSError:
             pass  # No shared memory here: the answer says so.
         if self._outward is None:
@@ -85,18 +88,18 @@ class Trial:
 
     def try_to_share(self) -> None:
         """Take over the other end's ring, and tell it how that went."""
-        if self._memory is None:
-            _, self._inward = Ring.take(self._sock)
-            self._sock.sendall(_NO if self._inward is None else _YES)
+        _, self._inward = Ring.take(self._sock)
+        self._sock.sendall(_NO if self._inward is None else _YES)
 
     def link(self, peer: int) -> SocketLink:
         """The best link that both ends can have."""
+        agreed = _receive(self._sock, 1) == _YES and self._outward is not None and self._inward is not None
+        if not agreed:
+            self.close()
         if self._memory is not None:
-            return ReadingLink(peer, self._sock, self._memory)
-        agreed = _receive(self._sock, 1) == _YES
-        if agreed and self._outward is not None and self._inward is not None:
+            return ReadingLink(peer, self._sock, self._memory, self._outward, self._inward)
+        if self._outward is not None and self._inward is not None:
             return SharedLink(peer, self._sock, self._outward, self._inward)
-        self.close()
         return SocketLink(peer, self._sock)
 
     def close(self) -> None:
@@ -104,6 +107,7 @@ class Trial:
         for ring in (self._outward, self._inward):
             if ring is not None:
                 ring.close()
+        self._outward = self._inward = None
 
 
 def _receive(sock: socket.socket, count: int) -> bytes:
@@ -132,12 +136,13 @@ def make_links(
         StartupError: what was asked for is not possible.
     """
     trials: Dict[int, Trial] = {}
+    crowded = sum(sock.family == socket.AF_UNIX for sock in sockets.values()) >= _MANY_PEERS
     for peer, sock in sockets.items():
         if sock.family != socket.AF_UNIX:
             choose_congestion(sock, congestion)
         else:
             sock.settimeout(_TRIAL_S)
-            trials[peer] = Trial(sock, transport)
+            trials[peer] = Trial(sock, transport, crowded)
     try:
         for step in (Trial.hello, Trial.try_to_read, Trial.offer_ring, Trial.try_to_share):
             for trial in trials.values():

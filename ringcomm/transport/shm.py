@@ -22,7 +22,7 @@ import socket
 from typing import List, Optional, Tuple
 
 from .base import LinkClosed, Views
-from .framed import SHORT_BYTES, FramedLink, flat, inline_head, offer
+from .framed import OFFER, SHORT_BYTES, FramedLink, flat, head, inlined
 
 RING_BYTES = 1024 * 1024
 """Large enough to keep both ends busy, small enough to stay in a processor's cache."""
@@ -125,47 +125,62 @@ def _nameless() -> int:
 class SharedLink(FramedLink):
     """A link to a rank of the same host through two rings of shared memory, which it owns from now on.
 
-    A place is a position in the sender's ring. Bytes are taken as soon as they are in the ring.
+    A place is a position in the sender's ring. Bytes are taken as soon as they are in the ring, or in
+    the socket.
+
+    Args:
+        outward, inward: the rings, for what this end sends and receives.
     """
 
     __slots__ = ("_inward", "_outward", "_room", "_write_at")
 
-    # While less than this is unanswered the sender has room enough, so no answer need be hurried.
-    answer_every_bytes = RING_BYTES // 4
-
     carrier = "shared memory"
 
-    def __init__(self, peer: int, sock: socket.socket, outward: Ring, inward: Ring) -> None:
+    def __init__(
+        self, peer: int, sock: socket.socket, outward: Optional[Ring], inward: Optional[Ring]
+    ) -> None:
         super().__init__(peer, sock)
         self._outward = outward
         self._inward = inward
-        self._room = RING_BYTES  # in our ring
+        self._room = RING_BYTES if outward is not None else 0  # in our ring
         self._write_at = 0
 
     def send(self, views: Views) -> int:
-        if self._room < _PIECE_BYTES and not self._arrived:
+        if self._room < _PIECE_BYTES and not self._answers[OFFER]:
             self._pump()
-        if self._arrived:
-            self._room += self._arrived
-            self._arrived = 0
-            if self._room > RING_BYTES:
-                raise LinkClosed(self.peer, "it claims to have read more than it was offered")
+        self._make_room()
         if self._unsent and not self._flush():
             return 0
         if len(views) == 1 and 0 < views[0].nbytes <= SHORT_BYTES:
             return self._send_short(views[0])
+        return self._post(views)
+
+    def _make_room(self) -> None:
+        """Use the part of the ring again that the peer has emptied."""
+        if self._answers[OFFER]:
+            self._room += self._answers[OFFER]
+            self._answers[OFFER] = 0
+            if self._room > RING_BYTES or self._outward is None:
+                raise LinkClosed(self.peer, "it claims to have read more than it was offered")
+
+    def _post(self, views: Views) -> int:
+        """Send small views, and copy large ones into the ring; how many bytes were taken."""
         frames: List[memoryview] = []
+        small: List[memoryview] = []
         taken = 0
         for view in views:
             length = view.nbytes
-            if 0 < length <= SHORT_BYTES:
-                frames += (memoryview(inline_head(length)), flat(view))
+            if length <= SHORT_BYTES:
+                small.append(flat(view))
                 taken += length
-            elif length:
-                count = self._put(flat(view), frames)
-                taken += count
-                if count < length:
-                    break
+                continue
+            frames += inlined(small)
+            small = []
+            count = self._put(flat(view), frames)
+            taken += count
+            if count < length:
+                break
+        frames += inlined(small)
         if frames:
             self._write(frames)
         return taken
@@ -174,24 +189,27 @@ class SharedLink(FramedLink):
         """Copy a piece of the data into the ring; how many bytes. The frame that says so is added."""
         place = self._write_at
         count = min(data.nbytes, self._room, _PIECE_BYTES, RING_BYTES - place)
-        if count:
+        if count and self._outward is not None:
             self._outward.bytes[place : place + count] = data[:count]
             self._write_at = (place + count) % RING_BYTES
             self._room -= count
-            frames.append(memoryview(offer(count, place)))
+            frames.append(head(OFFER, count, place))
         return count
 
-    def _fetch(self, place: int, view: memoryview) -> int:
+    def _fetch(self, kind: int, place: int, view: memoryview) -> int:
+        if kind != OFFER or self._inward is None:
+            raise LinkClosed(self.peer, "it offered bytes in memory that is not shared")
         if place + view.nbytes > RING_BYTES:
             raise LinkClosed(self.peer, "it offered bytes beyond the memory that is shared")
         view[:] = self._inward.bytes[place : place + view.nbytes]
         return view.nbytes
 
     def _waits_for_answer(self) -> bool:
-        return not self._room and not self._arrived
+        return not self._room and not self._answers[OFFER]
 
     def close(self) -> None:
         self._room = 0
         super().close()
-        self._outward.close()
-        self._inward.close()
+        for ring in (self._outward, self._inward):
+            if ring is not None:
+                ring.close()

@@ -61,6 +61,9 @@ class Subset(Fabric):
     def rank_of(self, peer: int) -> int:
         return self.ranks[peer]
 
+    def prepare(self, address: int, nbytes: int) -> None:
+        self._fabric.prepare(address, nbytes)
+
     def wait(self, reading: Sequence[Link], writing: Sequence[Link], timeout_s: float) -> None:
         self._fabric.wait(self._inner(reading), self._inner(writing), timeout_s)
 

@@ -9,6 +9,7 @@ import threading
 from typing import Dict, Mapping, Optional, Sequence, Tuple
 
 from .base import Fabric, Link, LinkClosed, Views, Watch
+from .pages import HugePages
 from .secure import SecureSocket
 
 _MOST_VIEWS = 16
@@ -52,7 +53,13 @@ def round_trip_us(sock: socket.socket) -> int:
 
 
 class SocketLink(Link):
-    """A link over one connected stream socket, which it owns from now on."""
+    """A link over one connected stream socket, which it owns from now on.
+
+    Attributes:
+        lends: whether the peer reads large pieces from this process's memory.
+    """
+
+    lends = False
 
     __slots__ = ("_recv_into", "_recvmsg_into", "_send", "_sendmsg", "peer", "sock")
 
@@ -141,12 +148,18 @@ class SocketFabric(Fabric):
         self.size = len(links) + 1 if size is None else size
         self.watch = watch
         self._links = dict(links)
+        # Whether a peer reads this process's memory.
+        self._pages = HugePages() if any(link.lends for link in links.values()) else None
         self._bell: Optional[Tuple[socket.socket, socket.socket]] = None
         self._bell_lock = threading.Lock()
         self._rung = False
 
     def link(self, peer: int) -> Link:
         return self._links[peer]
+
+    def prepare(self, address: int, nbytes: int) -> None:
+        if self._pages is not None:
+            self._pages.use(address, nbytes)
 
     def wait(self, reading: Sequence[Link], writing: Sequence[Link], timeout_s: float) -> None:
         wanted: Dict[int, int] = {}

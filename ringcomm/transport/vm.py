@@ -19,11 +19,13 @@ from typing import Any, List, Optional
 import numpy as np
 
 from .base import LinkClosed, Views
-from .framed import SHORT_BYTES, FramedLink, flat, inline_head, offer
+from .framed import INLINE_MOST_BYTES, LEND, SHORT_BYTES, flat, head, inlined
+from .shm import Ring, SharedLink
 from .tcp import closed_reason
 
-INLINE_MOST_BYTES = 16 * 1024
-"""Up to here a copy through the socket is cheaper than an offer, a read and an answer."""
+RING_MOST_BYTES = 512 * 1024
+"""Up to here two copies through shared memory are cheaper than one between two processes: those bytes are
+in the cache, and the system has no pages to look up."""
 _READ_MOST_BYTES = 2 * 1024 * 1024
 """Read no more at once, so that the sender may go on with what has been read."""
 
@@ -99,49 +101,68 @@ class PeerMemory:
         return int(count)
 
 
-class ReadingLink(FramedLink):
+class ReadingLink(SharedLink):
     """A link to a rank of the same host whose memory may be read, and which may read ours.
 
-    A place is an address in the sender's memory. Views given to :meth:`send` and not taken must be
-    given again, from the first byte that was not taken on; offered bytes are taken when the peer
-    has read them.
+    What is large is lent: its place is an address in the sender's memory. Views given to :meth:`send` and
+    not taken must be given again, from the first byte that was not taken on; lent bytes are taken when
+    the peer has read them. What is small goes through the socket, and what is between through shared
+    memory, if there is any.
+
+    Args:
+        memory: the other process's.
+        outward, inward: rings of shared memory, if there are any; owned by the link.
     """
 
-    __slots__ = ("_memory", "_offered")
+    __slots__ = ("_lend_from", "_lent", "_memory")
 
     # A read costs some 7 us however short it is, and as much again for every 64 KiB.
     segment_bytes = 1024 * 1024
     burst_bytes = sys.maxsize  # nothing is moved by sending
-    answer_every_bytes = 1024 * 1024
+    lends = True
 
     carrier = "each other's memory"
 
-    def __init__(self, peer: int, sock: socket.socket, memory: PeerMemory) -> None:
-        super().__init__(peer, sock)
+    def __init__(
+        self,
+        peer: int,
+        sock: socket.socket,
+        memory: PeerMemory,
+        outward: Optional[Ring] = None,
+        inward: Optional[Ring] = None,
+    ) -> None:
+        super().__init__(peer, sock, outward, inward)
         self._memory = memory
-        self._offered = 0  # bytes offered to the peer and not read by it
+        self._lent = 0  # bytes lent to the peer and not read by it
+        self._lend_from = (INLINE_MOST_BYTES if outward is None else RING_MOST_BYTES) + 1
 
     def send(self, views: Views) -> int:
-        if self._offered:
+        if self._lent:
             # Even while our own frames are stuck: the peer's may be what they are waiting for.
-            if not self._arrived:
+            if not self._answers[LEND]:
                 self._pump()
-            if self._arrived:
-                taken, self._arrived = self._arrived, 0
-                if taken > self._offered:
-                    raise LinkClosed(self.peer, "it claims to have read more than it was offered")
-                self._offered -= taken
+            if self._answers[LEND]:
+                taken, self._answers[LEND] = self._answers[LEND], 0
+                if taken > self._lent:
+                    raise LinkClosed(self.peer, "it claims to have read more than it was lent")
+                self._lent -= taken
                 return taken
-        if self._unsent and not self._flush():
-            return 0
-        if len(views) == 1 and 0 < views[0].nbytes <= SHORT_BYTES and not self._offered:
-            return self._send_short(views[0])
-        return self._post(views)
+            if self._unsent and not self._flush():
+                return 0
+            return self._post(views)
+        if self._outward is None:
+            if self._unsent and not self._flush():
+                return 0
+            if len(views) == 1 and 0 < views[0].nbytes <= SHORT_BYTES:
+                return self._send_short(views[0])
+            return self._post(views)
+        return super().send(views)
 
     def _post(self, views: Views) -> int:
-        """Send what is small and offer what is large, beyond what is offered already."""
-        skip = self._offered
+        """Send what is small and lend what is large, beyond what is lent already."""
+        skip = self._lent
         frames: List[memoryview] = []
+        small: List[memoryview] = []
         taken = 0
         for view in views:
             data = flat(view)
@@ -150,28 +171,34 @@ class ReadingLink(FramedLink):
                 continue
             if skip:
                 data, skip = data[skip:], 0
-            if data.nbytes <= INLINE_MOST_BYTES and not self._offered:
-                frames += (memoryview(inline_head(data.nbytes)), data)
-                taken += data.nbytes
+            length = data.nbytes
+            if length <= INLINE_MOST_BYTES and not self._lent:
+                small.append(data)
+                taken += length
+                continue
+            frames += inlined(small)
+            small = []
+            if self._lent or length >= self._lend_from:
+                # Whatever follows what is lent is lent, too: bytes are taken in their order.
+                frames.append(head(LEND, length, address_of(data)))
+                self._lent += length
             else:
-                frames.append(memoryview(offer(data.nbytes, address_of(data))))
-                self._offered += data.nbytes
+                count = self._put(data, frames)
+                taken += count
+                if count < length:
+                    break
+        frames += inlined(small)
         if frames:
             self._write(frames)
         return taken
 
-    def _fetch(self, place: int, view: memoryview) -> int:
+    def _fetch(self, kind: int, place: int, view: memoryview) -> int:
+        if kind != LEND:
+            return super()._fetch(kind, place, view)
         try:
             return self._memory.read(place, view[:_READ_MOST_BYTES])
         except OSError as problem:
             raise LinkClosed(self.peer, f"its memory cannot be read: {closed_reason(problem)}") from None
 
-    def _next_piece(self, view: memoryview) -> int:
-        count = super()._next_piece(view)
-        if not self._queue:
-            # The sender may not go on before it knows.
-            self._answer()
-        return count
-
     def _waits_for_answer(self) -> bool:
-        return self._offered > 0
+        return self._lent > 0 or self._outward is not None and super()._waits_for_answer()

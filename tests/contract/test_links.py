@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,6 +16,7 @@ from ringcomm.transport.local import make_links
 from ringcomm.transport.memory import memory_fabrics
 from ringcomm.transport.tcp import SocketFabric, SocketLink
 from ringcomm.transport.tls import Tls
+from ringcomm.transport.vm import PeerMemory, ReadingLink
 
 
 def tcp_pair(address="127.0.0.1"):
@@ -36,6 +38,13 @@ def narrow(sockets, buffer_bytes):
 
 def fabrics_of(sockets):
     return [SocketFabric(0, {1: SocketLink(1, sockets[0])}), SocketFabric(1, {0: SocketLink(0, sockets[1])})]
+
+
+def without_rings():
+    """Ends that only read each other's memory, as where many ranks share a host."""
+    sockets = narrow(socket.socketpair(), 2048)
+    memory = PeerMemory(os.getpid())
+    return [SocketFabric(rank, {1 - rank: ReadingLink(1 - rank, sockets[rank], memory)}) for rank in range(2)]
 
 
 def local_fabrics(wishes=("auto", "auto"), buffer_bytes=None):
@@ -67,6 +76,8 @@ def encrypted(sockets):
 
 TRANSPORTS = {
     "local": local_fabrics,
+    "local, narrow": lambda: local_fabrics(buffer_bytes=2048),
+    "local, without rings": without_rings,
     "shm": lambda: local_fabrics(("shm", "shm")),
     "shm, narrow": lambda: local_fabrics(("shm", "shm"), 2048),
     "memory": lambda: memory_fabrics(2),

@@ -13,7 +13,7 @@ import pytest
 import ringcomm as rc
 from ringcomm.errors import StartupError
 from ringcomm.testing.cluster import run_ranks
-from ringcomm.transport import shm
+from ringcomm.transport import local, shm
 from ringcomm.transport.local import make_links
 from ringcomm.transport.shm import RING_BYTES, Ring, SharedLink
 from ringcomm.transport.tcp import SocketLink
@@ -82,6 +82,37 @@ def test_a_wish_that_cannot_be_granted_is_an_error_with_a_remedy(pair, wish, rem
     assert remedy in str(one)
     assert "rank 1" in str(one)
     assert type(other) is SocketLink
+
+
+def test_where_many_ranks_share_a_host_none_has_a_ring_for_each(monkeypatch, no_leaks):
+    def at_work(context):
+        link = context._lanes.calls.link(1 - context.rank)
+        x = np.full(1_000_000, context.rank + 1.0, np.float32)  # lent
+        y = np.full(30_000, context.rank + 1.0, np.float32)  # between
+        sums = (context.allreduce(x, rc.Sum)[-1], context.allreduce(y, rc.Sum)[-1])
+        return type(link), link._outward is None, sums
+
+    assert run_ranks(2, at_work, transport="auto") == [(ReadingLink, False, (3.0, 3.0))] * 2
+    monkeypatch.setattr(local, "_MANY_PEERS", 1)
+    assert run_ranks(2, at_work, transport="auto") == [(ReadingLink, True, (3.0, 3.0))] * 2
+
+
+def test_pieces_of_all_sizes_come_in_their_order(pair):
+    one, other = pair("auto", "auto")
+    sizes = [32, 70_000, 5, 600_000, 3, 0, 2_000_000, 100, 65_536, 300_000, 1]
+    data = [np.random.default_rng(size).integers(0, 256, size, np.uint8) for size in sizes]
+    got = np.zeros(sum(sizes), np.uint8)
+    waiting, position = [item.data for item in data if item.size], 0
+    while position < got.size:
+        left = one.send(waiting) if waiting else 0
+        while left:
+            count = min(left, waiting[0].nbytes)
+            waiting[0] = waiting[0][count:]
+            left -= count
+            waiting = [view for view in waiting if view.nbytes]
+        position += other.recv([got[position : position + 7].data, got[position + 7 :].data])
+    assert (got == np.concatenate(data)).all()
+    assert kinds([one, other]) == [ReadingLink, ReadingLink]
 
 
 def test_a_broken_connection_leaves_nothing_behind(no_leaks):

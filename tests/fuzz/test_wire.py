@@ -213,7 +213,7 @@ def test_the_rendezvous(right_first, steps, planned):
             if name is None:
                 state.disconnected(connection, now)
                 continue
-            timed = () if name in ("probed", "linked", "unlinked") else (now,)
+            timed = () if name in ("probed", "linked") else (now,)
             for action in getattr(state, name)(connection, message, *timed):
                 if hasattr(action, "message"):
                     assert len(encode(action.message)) < messages.MAX_MESSAGE_BYTES
@@ -272,7 +272,7 @@ def test_orders(fresh, run):
 
 words = st.builds(
     lambda kind, length, place: (kind << 56 | length).to_bytes(8, "little") + place.to_bytes(8, "little"),
-    st.integers(0, 4), st.sampled_from([0, 1, 5, 100, 1 << 20, (1 << 20) + 1, (1 << 56) - 1]),
+    st.integers(0, 6), st.sampled_from([0, 1, 5, 100, 1 << 20, (1 << 20) + 1, (1 << 56) - 1]),
     st.sampled_from([0, 1, 1 << 20, (1 << 20) - 3, 1 << 63, (1 << 64) - 1]),
 )  # fmt: skip
 framed = st.lists(words | st.binary(max_size=30), max_size=6).map(b"".join)
@@ -280,12 +280,13 @@ framed = st.lists(words | st.binary(max_size=30), max_size=6).map(b"".join)
 
 def use(link, there, data, sizes):
     """Let a link receive this, and send meanwhile: it may find the link broken, and nothing else."""
-    scratch = memoryview(bytearray(4096))
+    scratch, top = memoryview(bytearray(4096)), memoryview(bytearray(30))
     try:
         for piece in portions(data, sizes):
             there.sendall(piece)
             link.send([memoryview(bytes(5000))])
             link.recv([scratch])
+            link.recv([top, scratch])
             link.settled()
     except LinkClosed:
         pass
@@ -300,11 +301,12 @@ def test_links_through_shared_memory(data, sizes):
     use(SharedLink(1, here, Ring.make(), Ring.make()), there, data, sizes)
 
 
-@fuzz(framed, pieces)
-def test_links_that_read_memory(data, sizes):
+@fuzz(framed, pieces, st.booleans())
+def test_links_that_read_memory(data, sizes, rings):
     here, there = socket.socketpair()
     with at_most(1 << 20):
-        use(ReadingLink(1, here, PeerMemory(os.getpid())), there, data, sizes)
+        both = (Ring.make(), Ring.make()) if rings else (None, None)
+        use(ReadingLink(1, here, PeerMemory(os.getpid()), *both), there, data, sizes)
 
 
 @fuzz(st.binary(max_size=60), st.booleans())

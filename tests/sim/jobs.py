@@ -88,8 +88,9 @@ class _Cable(Link):
     def recv(self, views: Any) -> int:
         return self._move(self._link.recv, views)
 
+    @property
     def carrier(self) -> str:
-        return self._link.carrier()
+        return self._link.carrier
 
     def close(self) -> None:
         self._link.close()
