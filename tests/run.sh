@@ -107,7 +107,7 @@ begin "tests on Python $("$python" -c 'import platform; print(platform.python_ve
 finish
 
 begin "slow tests, and tests on several hosts"
-"$python" -m pytest -q -rs -m "slow or hosts"
+"$python" -m pytest -q -rs -n 2 --dist loadgroup -m "slow or hosts"
 finish
 
 begin "TensorFlow and Keras"
@@ -116,7 +116,7 @@ tf_python=.venv-test-tf/bin/python
 # It asks for the package "tensorflow", which the one for CPUs replaces here.
 "$tf_python" -c 'import importlib.util as util; exit(util.find_spec("tf_keras") is None)' ||
     quietly "$tf_python" -m pip install --no-deps tf_keras==2.21.0
-"$tf_python" -m pytest -q -rs tests/adapters/tensorflow tests/adapters/keras tests/hosts/test_keras.py
+"$tf_python" -m pytest -q -rs -n 2 --dist loadgroup tests/adapters/tensorflow tests/adapters/keras tests/hosts/test_keras.py
 "$tf_python" -m pytest -q -rs tests/proc/test_ringrun_horovod.py -k the_adapters_of_this_version
 finish
 

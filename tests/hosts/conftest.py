@@ -16,12 +16,15 @@ import pytest
 from tests.hosts.netlab import Lab
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
     """Mark every test in this directory with `hosts`."""
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.hosts)
+            # One after the other where others run beside them: they share the names of their hosts.
+            item.add_marker(pytest.mark.xdist_group("hosts"))
 
 
 @pytest.fixture(scope="session")
