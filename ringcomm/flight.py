@@ -76,6 +76,7 @@ class FlightRecorder:
         self._directory = settings.diagnose_dir
         self._pid = os.getpid()
         self._told = False
+        self._runner = runner
         self._calls: Optional[CallJournal] = None
         self._channel: Optional[Channel] = None
         if settings.flight_recorder:
@@ -92,7 +93,7 @@ class FlightRecorder:
         found: List[Dict[str, Any]] = []
         members = list(self.facts.members)
         if self._calls is not None:
-            rows = [_dated(row) for row in self._calls.rows()]
+            rows = [_dated(row) for row in self._runner.rows()]
             found.append({"name": self.facts.lane, "ordered": True, "members": members, "operations": rows})
         if self._engine is not None and self._engine.journal is not None:
             journal, known = self._engine.journal, self._engine.sets

@@ -39,7 +39,8 @@ LEVELS: Dict[int, List[List[str]]] = {
     3: [
         [
             "collective.reduce", "collective.flows", "collective.progress", "collective.execute",
-            "collective.short", "collective.sites", "collective.journal", "collective.runner",
+            "collective.short", "collective.drive", "collective.calls", "collective.sites",
+            "collective.journal", "collective.runner",
             "collective.measure",
         ],
         [

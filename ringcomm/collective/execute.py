@@ -1,8 +1,8 @@
 """The one executor: it runs any schedule over any fabric, with everything overlapped.
 
 An :class:`Execution` is a state machine without a wait: :meth:`~Execution.advance` moves every byte
-that can move now and says whether all is done. :func:`run` is the loop around it that polls, sleeps
-and gives up. A simulation calls ``advance`` itself, in any order it likes.
+that can move now and says whether all is done. :func:`~.drive.run` is the loop around it that polls,
+sleeps and gives up. A simulation calls ``advance`` itself, in any order it likes.
 
 **How sending, receiving and reducing overlap.** Every step is a :class:`~.flows.Flow`, a position that
 moves as far as the flows it depends on allow. Between two ranks all flows are one stream each way,
@@ -14,13 +14,11 @@ from it. A fold receives into one segment per peer, taken from a :class:`Segment
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ..clock import Clock, Deadline, give_way, monotonic
 from ..errors import BrokenInvariantError, MismatchError
 from ..schedule.steps import DATA, SELF, Send, Step
 from ..transport.base import Fabric, Link
@@ -351,56 +349,3 @@ class Execution(Part):
         if not self._sends and not self._receives:
             writing = [link for link in self._links if not link.settled()]
         return reading, writing
-
-
-def run(
-    execution: Part,
-    fabric: Fabric,
-    timeout_s: float,
-    spin_s: float = 0.0,
-    clock: Clock = monotonic,
-) -> None:
-    """Run a part to its end: poll for a while, then sleep until something can move.
-
-    Args:
-        timeout_s: how long nothing at all may move; may be infinite.
-        spin_s: how long to poll before each sleep. Waking a process up costs 50 to 100 us.
-
-    Raises:
-        LinkClosed, MismatchError: as from :meth:`Part.advance`.
-        TimeoutError: nothing moved for ``timeout_s``.
-        RingcommError: the watch announced the end of the job.
-    """
-    if execution.advance():
-        return
-    quiet = Deadline(timeout_s, clock)
-    moved = execution.moved_bytes
-    watch = fabric.watch
-    interval_s = 3600.0 if watch is None else watch.interval_s
-    spin_until = time.perf_counter() + spin_s
-    check_at = spin_until + interval_s
-    execution.waits_for = ()
-    while not execution.advance():
-        if execution.moved_bytes != moved:
-            moved = execution.moved_bytes
-            quiet.restart()
-            now_s = time.perf_counter()
-            spin_until = now_s + spin_s
-            if watch is not None and now_s >= check_at:
-                # A transfer that never stops to wait must not keep this rank from hearing and being heard.
-                check_at = now_s + interval_s
-                watch.check()
-        elif time.perf_counter() < spin_until:
-            give_way()
-        else:
-            if quiet.expired():
-                raise TimeoutError
-            reading, writing = execution.waiting_for()
-            execution.waits_for = tuple({link.peer for link in reading})
-            patience_s = min(quiet.remaining_s(), interval_s)
-            # Asking may hand over the last bytes that a link had kept. Then all is done, and nobody
-            # would wake us up.
-            if reading or writing:
-                fabric.wait(reading, writing, patience_s)
-            if watch is not None:
-                watch.check()

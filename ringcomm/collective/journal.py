@@ -30,21 +30,18 @@ class CallJournal:
         capacity: how many operations are kept.
 
     Attributes:
-        running: whether the last one is; the runner says so when it is over.
         on_failure: told of the error when an operation fails, if set.
     """
 
-    __slots__ = ("_count", "_error", "_execution", "_ring", "on_failure", "running")
+    __slots__ = ("_count", "_failure", "_ring", "on_failure")
 
     def __init__(self, capacity: int) -> None:
         self._ring: List[Any] = [None] * capacity
         self._count = 0
-        self._execution: Any = None
-        self._error = ""
-        self.running = False
+        self._failure: Optional[Row] = None
         self.on_failure: Optional[Callable[[BaseException], None]] = None
 
-    def begin(self, sequence: int, call: Any, execution: Any, known_site: List[Any]) -> None:
+    def begin(self, sequence: int, call: Any, known_site: List[Any]) -> None:
         """A call starts to run. Called by ``Runner._run`` only.
 
         Args:
@@ -54,25 +51,28 @@ class CallJournal:
         # Inside are: this method, _run, a method of the runner.
         ring[count % len(ring)] = (sequence, call, find_site(4, known_site), monotonic())
         self._count = count + 1
-        self._execution = execution
-        self.running = True
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException, moved_bytes: int) -> None:
         """The call has failed. There will be no other: the streams have stopped in mid-message."""
-        self._error = f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {error}"
+        self._failure = {"state": FAILED, "moved": moved_bytes, "error": text}
         if self.on_failure is not None:
             self.on_failure(error)
 
-    def rows(self) -> List[Row]:
-        """All that is kept, oldest first. For any thread."""
+    def rows(self, moved_bytes: Optional[int] = None) -> List[Row]:
+        """All that is kept, oldest first. For any thread.
+
+        Args:
+            moved_bytes: by the last call, if it still runs.
+        """
         ring, count = list(self._ring), self._count
         start = count % len(ring)
         entries = [entry for entry in (*ring[start:], *ring[:start]) if entry is not None]
         rows = [_row(*entry) for entry in entries]
-        if rows and self.running:
-            rows[-1].update(state=FAILED if self._error else RUNNING, moved=self._execution.moved_bytes)
-        if rows and self._error:
-            rows[-1]["error"] = self._error
+        if rows and self._failure is not None:
+            rows[-1].update(self._failure)
+        elif rows and moved_bytes is not None:
+            rows[-1].update(state=RUNNING, moved=moved_bytes)
         return rows
 
 

@@ -11,12 +11,11 @@ import math
 import os
 import threading
 from contextlib import nullcontext
-from typing import Any, Callable, ContextManager, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from ..config import Settings
-from ..dtypes import code_of
 from ..errors import (
     MismatchError,
     Misuse,
@@ -32,83 +31,19 @@ from ..schedule.select import Selector
 from ..schedule.steps import Step, even_bounds
 from ..transport.base import Fabric, LinkClosed, Watch
 from ..transport.pages import LEAST_BYTES
-from ..wire.frames import NO_OP, NO_ROOT, Header, digest
-from .execute import Part, run
+from ..wire.frames import NO_OP, NO_ROOT
+from .calls import Call, Plan
+from .drive import run
+from .execute import Part
 from .flows import SegmentPool
-from .journal import CallJournal
+from .journal import CallJournal, Row
 from .progress import Progress
 from .reduce import Kernel, kernel
 from .short import make_execution
 from .sites import call_site
 
-
-class _Call(NamedTuple):
-    """A collective as this rank was asked for it; equal calls are run alike.
-
-    Attributes:
-        items: number of elements, where all ranks must agree on it; otherwise 0.
-        ahead: whether this is the exchange of numbers that goes ahead of the collective.
-    """
-
-    collective: int
-    dtype: np.dtype[Any]
-    items: int
-    op: int
-    root: int
-    name: str
-    shape: Tuple[int, ...]
-    scales: Tuple[float, float] = (1.0, 1.0)
-    ahead: bool = False
-
-    def header(self, generation: int) -> Header:
-        """The header that goes in front; the name, shape and scale factors become a hash in it."""
-        hashed = digest(self.name, self.shape, self.scales)
-        code = code_of(self.dtype)
-        return Header(generation, 0, self.collective, self.op, code, self.root, self.items, hashed)
-
-    @property
-    def kind(self) -> str:
-        """What it is called, like ``allreduce``."""
-        return Collective(self.collective).name.lower()
-
-    def describe(self) -> str:
-        """The call as a person would write it, like ``allreduce(shape (2, 4), float32, op=Sum)``."""
-        arguments: List[str] = []
-        if self.collective not in _WITHOUT_ARRAY:
-            rows = "rows of " if self.collective in _BY_ROWS else ""
-            arguments = [f"{rows}shape {self.shape}", self.dtype.name]
-            if self.op != NO_OP:
-                arguments.append(f"op={ReduceOp(self.op).name.capitalize()}")
-        if self.root != NO_ROOT:
-            arguments.append(f"root_rank={self.root}")
-        if self.name:
-            arguments.append(f"name={self.name!r}")
-        for factor, value in zip(("prescale_factor", "postscale_factor"), self.scales):
-            if value != 1.0:
-                arguments.append(f"{factor}={value!r}")
-        return f"{self.kind}({', '.join(arguments)})"
-
-
-class _Plan:
-    """How a call is run, kept for the next time the same call comes."""
-
-    __slots__ = ("call", "execution", "fold", "header", "items", "schedule", "site", "warns")
-
-    def __init__(self, call: _Call, schedule: Sequence[Step], header: Header, fold: Optional[Kernel]) -> None:
-        self.call = call
-        self.schedule = schedule
-        self.header = header
-        self.fold = fold
-        self.items = -1
-        self.warns = fold is not None and fold.warns
-        self.execution: Optional[Part] = None
-        self.site: List[Any] = [0, None]
-
-
 _PLANS_KEPT = 512
 _NOTHING_TO_SUPPRESS: ContextManager[Any] = nullcontext()
-_WITHOUT_ARRAY = (Collective.BARRIER, Collective.BROADCAST_OBJECT, Collective.ALLGATHER_OBJECT)
-_BY_ROWS = (Collective.ALLGATHER, Collective.ALLTOALL)
 
 
 class Reporter(Watch):
@@ -179,14 +114,14 @@ class Runner:
         self._reporter = reporter if reporter is not None else Reporter()
         self._pool = SegmentPool(settings.segment_bytes)
         self._selector = selector or Selector(fabric.rank, fabric.size, settings.algorithm or None)
-        self._plans: Dict[_Call, _Plan] = {}
+        self._plans: Dict[Call, Plan] = {}
         self._sequence = 0
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._stopped = False
         self._broken: Optional[BaseException] = None
         self.journal: Optional[CallJournal] = None
-        self._running: Optional[Tuple[_Call, Part, bool]] = None
+        self._running: Optional[Tuple[Call, Part, bool]] = None
 
     def progress(self) -> Progress:
         """How far this rank is. For any thread, and at any time."""
@@ -198,6 +133,13 @@ class Runner:
         waits_for = tuple(self._fabric.rank_of(peer) for peer in part.waits_for)
         exchanged = tuple((self._fabric.rank_of(peer), *pair) for peer, pair in part.exchanged().items())
         return Progress(sequence, part.moved_bytes, call.describe(), waits_for, exchanged)
+
+    def rows(self) -> List[Row]:
+        """The last calls, for the flight recorder; empty without a journal. For any thread."""
+        if self.journal is None:
+            return []
+        running = self._running
+        return self.journal.rows(running[1].moved_bytes if running is not None else None)
 
     def twin(self, settings: Settings) -> Runner:
         """Another runner over the same links that chooses by rule: to measure with, before this one runs."""
@@ -223,7 +165,7 @@ class Runner:
     ) -> None:
         """Reduce ``data`` over all ranks, in place."""
         # The numbers of the enumerations: hashing those is quick.
-        call = _Call(
+        call = Call(
             int(collective), data.dtype, data.size, int(op), NO_ROOT, name, shape, (prescale, postscale)
         )
         plan = self._plans.get(call)
@@ -250,7 +192,7 @@ class Runner:
         postscale: float = 1.0,
     ) -> None:
         """Reduce over all ranks; afterwards chunk ``rank`` of ``data`` is finished, the rest is not."""
-        call = _Call(
+        call = Call(
             int(Collective.REDUCESCATTER), data.dtype, data.size, int(op), NO_ROOT, name, shape,
             (prescale, postscale),
         )  # fmt: skip
@@ -278,7 +220,7 @@ class Runner:
             return
         schedule = self._selector.all_gather(bounds, data.itemsize)
         # With the number of elements no header is the same as that of the exchange before it.
-        call = _Call(int(collective), data.dtype, data.size, NO_OP, NO_ROOT, name, shape)
+        call = Call(int(collective), data.dtype, data.size, NO_OP, NO_ROOT, name, shape)
         self._run(self._plan(call, schedule), data)
 
     def exchange(
@@ -298,7 +240,7 @@ class Runner:
         numbers[self.rank] = values
         if self.size > 1:
             flat = numbers.reshape(-1)
-            call = _Call(int(collective), dtype, 0, NO_OP, NO_ROOT, name, shape, ahead=True)
+            call = Call(int(collective), dtype, 0, NO_OP, NO_ROOT, name, shape, ahead=True)
             plan = self._plans.get(call)
             if plan is None or plan.items != flat.size:
                 bounds = even_bounds(flat.size, self.size)
@@ -319,7 +261,7 @@ class Runner:
         if self.size == 1:
             return
         schedule = self._selector.broadcast(root, data.size, data.itemsize)
-        call = _Call(int(collective), data.dtype, data.size, NO_OP, root, name, shape)
+        call = Call(int(collective), data.dtype, data.size, NO_OP, root, name, shape)
         self._run(self._plan(call, schedule), data)
 
     def all_to_all(
@@ -337,7 +279,7 @@ class Runner:
         if self.size == 1:
             return
         schedule = build_all_to_all(self.rank, self.size, send_bounds, recv_bounds)
-        call = _Call(int(Collective.ALLTOALL), data.dtype, 0, NO_OP, NO_ROOT, name, shape)
+        call = Call(int(Collective.ALLTOALL), data.dtype, 0, NO_OP, NO_ROOT, name, shape)
         self._run(self._plan(call, schedule), data, source)
 
     def barrier(self, name: str = "") -> None:
@@ -348,21 +290,21 @@ class Runner:
         self, schedule: Sequence[Step], data: np.ndarray[Any, Any], source: np.ndarray[Any, Any], name: str
     ) -> None:
         """Run a schedule in which not all ranks take part, so it is not counted among the calls."""
-        call = _Call(Collective.EXCHANGE, data.dtype, 0, NO_OP, NO_ROOT, name, ())
+        call = Call(Collective.EXCHANGE, data.dtype, 0, NO_OP, NO_ROOT, name, ())
         self._run(self._plan(call, schedule), data, source, counted=False)
 
-    def _plan(self, call: _Call, schedule: Sequence[Step], fold: Optional[Kernel] = None) -> _Plan:
+    def _plan(self, call: Call, schedule: Sequence[Step], fold: Optional[Kernel] = None) -> Plan:
         """What is needed to run this call, from the last time if it was the same schedule."""
         plan = self._plans.get(call)
         if plan is None or plan.schedule is not schedule:
             if len(self._plans) >= _PLANS_KEPT:
                 self._plans.pop(next(iter(self._plans)))
-            plan = self._plans[call] = _Plan(call, schedule, call.header(self._generation), fold)
+            plan = self._plans[call] = Plan(call, schedule, call.header(self._generation), fold)
         return plan
 
     def _run(
         self,
-        plan: _Plan,
+        plan: Plan,
         data: np.ndarray[Any, Any],
         source: Optional[np.ndarray[Any, Any]] = None,
         counted: bool = True,
@@ -378,10 +320,10 @@ class Runner:
             if data.nbytes >= LEAST_BYTES:
                 self._fabric.prepare(data.ctypes.data, data.nbytes)
             execution.arm(self._sequence, data, source)
-            self._running = (plan.call, execution, counted)
             journal = self.journal
             if journal is not None:
-                journal.begin(self._sequence, plan.call, execution, plan.site)
+                journal.begin(self._sequence, plan.call, plan.site)
+            self._running = (plan.call, execution, counted)
             try:
                 # Overflow and NaN are the caller's numbers; a warning on whichever rank happens to
                 # own the element would help nobody.
@@ -391,15 +333,13 @@ class Runner:
                 # The streams stop in the middle of a message: nothing can be sent on them any more.
                 self._broken = self._translate(problem, execution, plan.call)
                 if journal is not None:
-                    journal.fail(self._broken)
+                    journal.fail(self._broken, execution.moved_bytes)
                 if self._broken is problem:
                     raise
                 raise self._broken from None
             finally:
                 self._running = None
                 execution.disarm()
-            if journal is not None:
-                journal.running = False
 
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:
@@ -422,7 +362,7 @@ class Runner:
                 f"failure was: {type(self._broken).__name__}: {self._broken}"
             ) from self._broken
 
-    def _translate(self, problem: BaseException, execution: Part, call: _Call) -> BaseException:
+    def _translate(self, problem: BaseException, execution: Part, call: Call) -> BaseException:
         """The error for people, the same on every rank, for what stopped an execution."""
         doing = f"{call.header(self._generation).describe()}, call number {self._sequence}"
         error: BaseException = problem

@@ -26,6 +26,23 @@ logger = logging.getLogger("ringcomm.rendezvous")
 _REFUSALS_EVERY_S = 1.0
 
 
+Handler = Callable[[Rendezvous, int, Message, float], List[Action]]
+
+HANDLERS: Dict[str, Handler] = {
+    "join": Rendezvous.joined,
+    "probed": lambda state, connection, message, now_s: state.probed(connection, message),
+    "linked": lambda state, connection, message, now_s: state.linked(connection, message),
+    "unlinked": Rendezvous.unlinked,
+    "lost": Rendezvous.lost,
+    "mismatch": Rendezvous.mismatched,
+    "note": lambda state, connection, message, now_s: state.noted(connection, message),
+    "closed": Rendezvous.closed,
+    "pong": Rendezvous.answered,
+    "leaving": Rendezvous.leaving,
+}
+"""What ranks may send, and what becomes of it."""
+
+
 class _Connection:
     """A proven control connection: messages in, messages out."""
 
@@ -268,31 +285,10 @@ class RendezvousServer:
     def handle(self, connection: _Connection, message: Message) -> None:
         """Give one message to the state machine and do what it wants."""
         number, state, now = connection.number, self._state, monotonic()
-        kind = message["type"]
-        actions: Sequence[Action]
-        if kind == "join":
-            actions = state.joined(number, message, now)
-        elif kind == "probed":
-            actions = state.probed(number, message)
-        elif kind == "linked":
-            actions = state.linked(number, message)
-        elif kind == "unlinked":
-            actions = state.unlinked(number, message, now)
-        elif kind == "lost":
-            actions = state.lost(number, message, now)
-        elif kind == "mismatch":
-            actions = state.mismatched(number, message, now)
-        elif kind == "note":
-            actions = state.noted(number, message)
-        elif kind == "closed":
-            actions = state.closed(number, message, now)
-        elif kind == "pong":
-            actions = state.answered(number, message, now)
-        elif kind == "leaving":
-            actions = state.leaving(number, message, now)
-        else:
-            raise ProtocolError(f"a rank may not send {kind!r}")
-        self._act(actions)
+        handler = HANDLERS.get(message["type"])
+        if handler is None:
+            raise ProtocolError(f"a rank may not send {message['type']!r}")
+        self._act(handler(state, number, message, now))
         self._look_whether_idle()
 
     def _act(self, actions: Sequence[Action]) -> None:

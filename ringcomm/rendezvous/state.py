@@ -180,7 +180,7 @@ class Rendezvous:
         member = self.members.get(connection)
         if member is not None:
             member.heard_s = now_s
-            self._blame.answered(member.rank, map(int, message["heard"]), map(int, message["silent"]))
+            self._blame.answered(member.rank, message["heard"], message["silent"])
         return []
 
     def _assignment(self, member: Member) -> Message:

@@ -80,6 +80,9 @@ _ITEMS: Mapping[Tuple[str, str], Mapping[str, Tuple[type, ...]]] = {
     ("link", "routes"): {"peer": (int,), "dial": (bool,), "addresses": (list,), "iface": (str,)},
 }  # fmt: skip
 
+_RANKS = (("pong", "heard"), ("pong", "silent"))
+"""Lists of ranks."""
+
 _ADDRESS = _ITEMS["join", "addresses"]
 _WHOLE = range(-(2**31), 2**31)
 """Ranks, generations, ports and process ids: what fits into the fields that they go into."""
@@ -105,6 +108,8 @@ def validate(message: Any) -> Message:
         raise ProtocolError(f"unknown kind of control message: {kind!r}")
     _check_fields(f"control message {kind!r}", message, wanted)
     for name in wanted:
+        if (kind, name) in _RANKS and not all(type(item) is int and item in _WHOLE for item in message[name]):
+            raise ProtocolError(f"control message {kind!r}: field {name!r} is not a list of ranks")
         items = _ITEMS.get((str(kind), name))
         if items is not None:
             for item in message[name]:

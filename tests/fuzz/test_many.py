@@ -14,6 +14,7 @@ import pytest
 from ringcomm.config import Slot
 from ringcomm.errors import AuthenticationError, ConfigError, ProtocolError
 from ringcomm.rendezvous.actions import Seat
+from ringcomm.rendezvous.server import HANDLERS
 from ringcomm.rendezvous.state import Rendezvous
 from ringcomm.wire import frames, messages
 from ringcomm.wire.auth import Initiator, Responder
@@ -22,7 +23,7 @@ from ringrun import agent, tunables
 from ringrun.hosts import parse_hostfile, parse_hosts
 from ringrun.protocol import FrameReader, event_facts
 from tests.fuzz.cases import CASES, at_most
-from tests.fuzz.test_wire import DIALLING, JOB, KEY, KINDS, RIGHT, challenge
+from tests.fuzz.test_wire import DIALLING, JOB, KEY, RIGHT, challenge
 
 GREETING = Initiator(KEY, DIALLING, bytes).greeting
 TEXTS = [
@@ -112,9 +113,7 @@ def rendezvous(rng: random.Random) -> None:
             message[rng.choice(list(message))] = rng.choice(ODD)
         connection = rng.randrange(2)
         try:
-            name = KINDS[validate(message)["type"]]
-            timed = () if name in ("probed", "linked", "unlinked") else (float(now),)
-            getattr(state, name)(connection, message, *timed)
+            HANDLERS[validate(message)["type"]](state, connection, message, float(now))
             state.tick(float(now))
         except ProtocolError:
             state.disconnected(connection, float(now))

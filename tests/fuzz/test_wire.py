@@ -21,6 +21,7 @@ from ringcomm.errors import AuthenticationError, ProtocolError, RingcommError, S
 from ringcomm.rendezvous.actions import Seat
 from ringcomm.rendezvous.control import error_from
 from ringcomm.rendezvous.probe import Echo
+from ringcomm.rendezvous.server import HANDLERS
 from ringcomm.rendezvous.state import Rendezvous
 from ringcomm.transport.base import LinkClosed
 from ringcomm.transport.encryption import encryption_of
@@ -172,10 +173,6 @@ def test_announced_errors(message):
     assert isinstance(error_from(message), RingcommError)
 
 
-EVENTS = ("joined", "probed", "linked", "unlinked", "lost", "mismatched", "leaving")
-KINDS = dict(zip(("join", "probed", "linked", "unlinked", "lost", "mismatch", "leaving"), EVENTS))
-
-
 def join(rank):
     return {
         "type": "join", "version": "1", "hostname": "h", "pid": rank, "slot": [rank, 0],
@@ -209,12 +206,11 @@ def test_the_rendezvous(right_first, steps, planned):
         now += 0.4
         try:
             message = validate(message)
-            name = KINDS.get(message["type"])
-            if name is None:
+            handler = HANDLERS.get(message["type"])
+            if handler is None:
                 state.disconnected(connection, now)
                 continue
-            timed = () if name in ("probed", "linked") else (now,)
-            for action in getattr(state, name)(connection, message, *timed):
+            for action in handler(state, connection, message, now):
                 if hasattr(action, "message"):
                     assert len(encode(action.message)) < messages.MAX_MESSAGE_BYTES
         except ProtocolError:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ringcomm.collective.execute import Execution, run
+from ringcomm.collective.drive import run
+from ringcomm.collective.execute import Execution
 from ringcomm.collective.flows import SegmentPool
 from ringcomm.collective.reduce import Kernel
 from ringcomm.errors import BrokenInvariantError, MismatchError, PeerLostError

@@ -26,17 +26,13 @@ class Call:
         return "allreduce(x)"
 
 
-class Running:
-    moved_bytes = 5
-
-
 def begin(journal, number):
     # As deep as the runner calls it: its method, _run, and begin.
     def method():
         run()
 
     def run():
-        journal.begin(number, Call(), Running(), [0, None])
+        journal.begin(number, Call(), [0, None])
 
     method()
 
@@ -46,7 +42,6 @@ def test_the_last_ones_are_kept_in_order():
     assert journal.rows() == []
     for number in range(1, 6):
         begin(journal, number)
-        journal.running = False
     assert [row["op"] for row in journal.rows()] == [3, 4, 5]
     assert {row["state"] for row in journal.rows()} == {"done"}
 
@@ -54,9 +49,8 @@ def test_the_last_ones_are_kept_in_order():
 def test_one_that_runs_says_how_far_it_is():
     journal = CallJournal(3)
     begin(journal, 1)
-    journal.running = False
     begin(journal, 2)
-    first, second = journal.rows()
+    first, second = journal.rows(moved_bytes=5)
     assert (first["state"], second["state"]) == ("done", "running")
     assert second["moved"] == 5 and "moved" not in first
 
@@ -66,9 +60,9 @@ def test_one_that_fails_says_why_and_somebody_is_told():
     journal.on_failure = told.append
     begin(journal, 1)
     error = ValueError("no")
-    journal.fail(error)
+    journal.fail(error, 7)
     (row,) = journal.rows()
-    assert (row["state"], row["error"]) == ("failed", "ValueError: no")
+    assert (row["state"], row["error"], row["moved"]) == ("failed", "ValueError: no", 7)
     assert told == [error]
 
 
@@ -78,7 +72,7 @@ def test_what_a_runner_writes_down():
     runner.journal = CallJournal(10)
     with pytest.raises(PeerStalledError):
         runner.all_reduce(np.ones(4, np.float32), Sum, "conv")
-    (row,) = runner.journal.rows()
+    (row,) = runner.rows()
     assert (row["op"], row["kind"], row["name"], row["state"]) == (1, "allreduce", "conv", "failed")
     assert "float32" in row["what"] and row["error"].startswith("PeerStalledError: ")
     assert row["site"].startswith(__file__)

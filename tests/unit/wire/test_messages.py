@@ -208,3 +208,12 @@ def test_spoilt_streams_give_messages_or_a_protocol_error(seed):
             assert validate(message)
     except ProtocolError:
         pass
+
+
+@pytest.mark.parametrize("item", [None, True, 1.0, "1", [1], {}, 2**40])
+@pytest.mark.parametrize("field", ["heard", "silent"])
+def test_lists_of_ranks_hold_nothing_else(field, item):
+    good = {"type": "pong", "heard": [0, 1], "silent": [2]}
+    assert read(encode(good)) == [good]
+    with pytest.raises(ProtocolError, match=f"field '{field}' is not a list of ranks"):
+        read(encode({**good, field: [0, item]}))

@@ -1,0 +1,62 @@
+"""The loop around a part of a collective: move what can move, look again for a while, then sleep."""
+
+from __future__ import annotations
+
+import time
+
+from ..clock import Clock, Deadline, give_way, monotonic
+from ..transport.base import Fabric
+from .execute import Part
+
+
+def run(
+    execution: Part,
+    fabric: Fabric,
+    timeout_s: float,
+    spin_s: float = 0.0,
+    clock: Clock = monotonic,
+) -> None:
+    """Run a part to its end: poll for a while, then sleep until something can move.
+
+    Args:
+        timeout_s: how long nothing at all may move; may be infinite.
+        spin_s: how long to poll before each sleep. Waking a process up costs 50 to 100 us.
+
+    Raises:
+        LinkClosed, MismatchError: as from :meth:`Part.advance`.
+        TimeoutError: nothing moved for ``timeout_s``.
+        RingcommError: the watch announced the end of the job.
+    """
+    if execution.advance():
+        return
+    quiet = Deadline(timeout_s, clock)
+    moved = execution.moved_bytes
+    watch = fabric.watch
+    interval_s = 3600.0 if watch is None else watch.interval_s
+    spin_until = time.perf_counter() + spin_s
+    check_at = spin_until + interval_s
+    execution.waits_for = ()
+    while not execution.advance():
+        if execution.moved_bytes != moved:
+            moved = execution.moved_bytes
+            quiet.restart()
+            now_s = time.perf_counter()
+            spin_until = now_s + spin_s
+            if watch is not None and now_s >= check_at:
+                # A transfer that never stops to wait must not keep this rank from hearing and being heard.
+                check_at = now_s + interval_s
+                watch.check()
+        elif time.perf_counter() < spin_until:
+            give_way()
+        else:
+            if quiet.expired():
+                raise TimeoutError
+            reading, writing = execution.waiting_for()
+            execution.waits_for = tuple({link.peer for link in reading})
+            patience_s = min(quiet.remaining_s(), interval_s)
+            # Asking may hand over the last bytes that a link had kept. Then all is done, and nobody
+            # would wake us up.
+            if reading or writing:
+                fabric.wait(reading, writing, patience_s)
+            if watch is not None:
+                watch.check()
