@@ -16,6 +16,7 @@ from . import values
 from .endpoints import parse_endpoint
 from .errors import ConfigError
 from .keys import read_key
+from .misspelt import misspelt
 
 PREFIX = "RINGCOMM_"
 
@@ -332,7 +333,7 @@ def flight_channel_from_environment(environ: Optional[Mapping[str, str]] = None)
     return [(int(number), int(inode)) for number, _, inode in pairs]
 
 
-_MEMBERSHIP_VARIABLES = (
+MEMBERSHIP_VARIABLES = (
     ("SIZE", "Number of ranks. Unset or 1: this process is the whole job."),
     ("RENDEZVOUS", "Where the ranks meet: `host:port`, or several separated by commas. Without `ringrun` a "
      "process on that host that asks for rank 0 or for none serves it, if one address is given; otherwise "
@@ -349,6 +350,14 @@ _MEMBERSHIP_VARIABLES = (
     ("FLIGHT_FD", "A socket and a pipe to `ringrun`, which asks there what the rank is doing."),
     ("RESTART", "How often `ringrun --restarts` has started the job again: 0 the first time."),
 )  # fmt: skip
+"""Those that are no settings, without the prefix, and what they mean."""
+
+
+def misspelt_variables(environ: Optional[Mapping[str, str]] = None) -> List[str]:
+    """A sentence for each variable of which the name is nearly, but not quite, one that is read."""
+    known = [item.metadata["variable"] for item in fields(Settings)]
+    known += [PREFIX + name for name, _ in MEMBERSHIP_VARIABLES]
+    return misspelt(os.environ if environ is None else environ, known, PREFIX)
 
 
 def document() -> str:
@@ -375,7 +384,7 @@ def document() -> str:
     lines += ["`ringrun` sets `SIZE`, `RENDEZVOUS`, `KEY_FD`, `JOB`, `HOST` and `SLOT`; the rank follows."]
     lines += ["By hand `SIZE`, `RENDEZVOUS` and a key are enough to join.", ""]
     lines += ["| variable | meaning |", "| --- | --- |"]
-    lines += [f"| `{PREFIX}{name}` | {doc} |" for name, doc in _MEMBERSHIP_VARIABLES]
+    lines += [f"| `{PREFIX}{name}` | {doc} |" for name, doc in MEMBERSHIP_VARIABLES]
     return "\n".join(lines) + "\n"
 
 

@@ -15,7 +15,7 @@ from typing import Any, Dict, List, Optional, Sequence
 from .collective.measure import measure
 from .collective.runner import Reporter, Runner
 from .collectives import Collectives
-from .config import Membership, Settings
+from .config import Membership, Settings, misspelt_variables
 from .engine.engine import Engine
 from .errors import describe_error
 from .flight import Facts, FlightRecorder
@@ -112,6 +112,9 @@ class Context(Collectives):
             raise
         context = cls(joined.lanes, joined.peers, settings, joined, embedded)
         try:
+            if joined.rank == 0:
+                for text in misspelt_variables():
+                    logger.warning("%s", text)
             if settings.verbose and joined.rank == 0:
                 logger.info("%s", joined.table)
                 context._say(_carriers(joined))

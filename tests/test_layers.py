@@ -17,7 +17,7 @@ LEVELS: Dict[int, List[List[str]]] = {
     0: [
         [
             "version", "errors", "ops", "dtypes", "certificate", "keys", "newkey", "endpoints", "values",
-            "config", "clock",
+            "misspelt", "config", "clock",
         ],
     ],
     1: [
@@ -113,7 +113,8 @@ LAZY_STEP_UP = ("api", "ringrun.function")
 """The one exception: ``ringcomm.run`` imports the launcher when it is called."""
 
 PURE = [
-    "errors", "ops", "dtypes", "values", "wire.frames", "wire.auth", "wire.messages", "schedule.*",
+    "errors", "ops", "dtypes", "values", "misspelt",
+    "wire.frames", "wire.auth", "wire.messages", "schedule.*",
     "collective.reduce", "transport.routes", "rendezvous.actions", "rendezvous.roster", "rendezvous.blame",
     "rendezvous.routing", "rendezvous.table", "rendezvous.state", "engine.cache", "engine.carried",
     "engine.disagree",

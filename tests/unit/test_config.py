@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ringcomm import config, keys
-from ringcomm.config import Membership, Settings, Slot, document
+from ringcomm.config import Membership, Settings, Slot, document, misspelt_variables
 from ringcomm.endpoints import format_endpoint, parse_endpoint
 from ringcomm.errors import ConfigError
 from ringcomm.schedule import choose
@@ -332,3 +332,22 @@ def test_a_key_without_the_rest_of_a_job():
 def test_the_hosts_name_without_the_rest_of_a_job():
     assert config.host_from_environment({}) is None
     assert config.host_from_environment({"RINGCOMM_HOST": "jetson1"}) == "jetson1"
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("RINGCOMM_TRANSPROT", "RINGCOMM_TRANSPORT"),
+        ("RINGCOMM_FUSION_TRESHOLD", "RINGCOMM_FUSION_THRESHOLD"),
+        ("RINGCOMM_KEYFILE", "RINGCOMM_KEY_FILE"),
+    ],
+)
+def test_a_variable_that_is_nearly_a_setting_is_pointed_out(variable, meant):
+    (text,) = misspelt_variables({variable: "1", meant: "1", "PATH": "/bin"})
+    assert text.startswith(f"{variable} is not a setting") and text.endswith(f"did you mean {meant}?")
+
+
+def test_variables_of_other_purposes_are_not():
+    others = {f"RINGCOMM_{name}": "1" for name in ("REQUIRE_HOSTS", "TRACE", "MY_OWN", "", "X")}
+    known = {item.metadata["variable"]: "1" for item in fields(Settings)}
+    assert misspelt_variables({**others, **known, "RINGCOMM_SIZE": "2", "TRANSPROT": "1"}) == []
