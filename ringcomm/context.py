@@ -12,7 +12,7 @@ import os
 from dataclasses import replace
 from typing import Any, Dict, List, Optional, Sequence
 
-from .collective.measure import measure
+from .collective.measure import agreed, measure
 from .collective.runner import Reporter, Runner
 from .collectives import Collectives
 from .config import Membership, Settings, misspelt_variables
@@ -24,7 +24,7 @@ from .rendezvous.embedded import EmbeddedRendezvous
 from .schedule.select import Selector
 from .timeline import Recording
 from .transport.base import Lanes
-from .transport.tcp import SocketFabric
+from .transport.tcp import STREAMS, SocketFabric
 
 logger = logging.getLogger("ringcomm")
 
@@ -132,8 +132,13 @@ class Context(Collectives):
         limit_s = min(self.settings.timeout_s or math.inf, self.settings.start_timeout_s)
         limited = replace(self.settings, timeout_s=limit_s)
         scout = self._runner.twin(limited)
-        wanted = self.settings.measure and (self.local_size < self.size or self.size <= usable_cores())
-        self._selector.adopt(measure(scout, hosts, wanted))
+        crowded = self.local_size > usable_cores()
+        alone = self.local_size == self.size
+        links = [self._lanes.calls.link(peer) for peer in range(self.size) if peer != self.rank]
+        wanted = self.settings.measure and not (alone and crowded)
+        jostle = alone and crowded and all(link.carrier in STREAMS for link in links)
+        wanted, jostle = agreed(scout, [wanted, jostle])
+        self._selector.adopt(measure(scout, hosts) if wanted else None, jostle)
 
     def _say(self, text: str) -> None:
         """Tell whoever asked for details: through logging, and at the launcher."""

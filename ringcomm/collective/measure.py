@@ -42,23 +42,30 @@ _AT_MOST_S = 0.03
 _FLOAT64 = np.dtype(np.float64)
 
 
-def measure(runner: Runner, host_index: Sequence[int], wanted: bool) -> Optional[CostModel]:
+def agreed(runner: Runner, flags: Sequence[bool]) -> List[bool]:
+    """For each of the flags, whether it is set on every rank. All ranks call it at the same point.
+
+    Raises:
+        PeerLostError: (or whatever else stops a collective) a rank is gone.
+    """
+    everybodys = _gather(runner, [float(flag) for flag in flags])
+    return [bool(everybodys[:, column].all()) for column in range(len(flags))]
+
+
+def measure(runner: Runner, host_index: Sequence[int]) -> Optional[CostModel]:
     """Measure the machine together. All ranks call it at the same point, before anything else.
 
     Args:
         runner: over the links to be measured. It is used up: calls after that belong to another.
         host_index: for each rank the number of its host.
-        wanted: whether this rank may (a setting allows it, its host has a core for every rank).
 
     Returns:
-        the same model on every rank; None if one of them did not want, or it would not be worth it.
+        the same model on every rank; None if it would not be worth it.
 
     Raises:
         PeerLostError: (or whatever else stops a collective) a rank is gone.
     """
     if runner.size == 1 or (len(set(host_index)) == 1 and runner.size > MOST_LOCAL_RANKS):
-        return None
-    if not _gather(runner, [float(wanted)]).all():
         return None
     rank, firsts = runner.rank, leaders(host_index)
     own = [other for other, host in enumerate(host_index) if host == host_index[rank]]

@@ -52,6 +52,10 @@ def round_trip_us(sock: socket.socket) -> int:
     return int(_TCP_INFO_RTT.unpack(info)[0]) if len(info) == _TCP_INFO_RTT.size else 0
 
 
+STREAMS = ("a Unix socket", "TCP")
+"""The carriers through which every byte goes to the system and back."""
+
+
 class SocketLink(Link):
     """A link over one connected stream socket, which it owns from now on.
 
@@ -79,7 +83,7 @@ class SocketLink(Link):
     @property
     def carrier(self) -> str:
         """What carries the bytes, for people to read."""
-        return "a Unix socket" if self.sock.family == socket.AF_UNIX else "TCP"
+        return STREAMS[self.sock.family != socket.AF_UNIX]
 
     def send(self, views: Views) -> int:
         try:

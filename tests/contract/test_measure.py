@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ringcomm.collective.measure import measure
+from ringcomm import context
+from ringcomm.collective.measure import agreed, measure
 from ringcomm.config import Settings
 from ringcomm.errors import PeerLostError
 from ringcomm.ops import Sum
@@ -15,9 +16,9 @@ from ringcomm.testing.reference import assert_reduced, contributions, same_bits
 FLOAT32 = np.dtype(np.float32)
 
 
-def measured(context, wanted=True):
+def measured(context):
     hosts = [peer.host_index for peer in context.peers]
-    return measure(context._runner.twin(context.settings), hosts, wanted)
+    return measure(context._runner.twin(context.settings), hosts)
 
 
 @pytest.mark.parametrize(("size", "ranks_per_host"), [(2, 1), (3, 1), (4, 2), (5, 2), (6, 2), (9, 1), (4, 4)])
@@ -32,7 +33,32 @@ def test_all_ranks_have_the_same_model(size, ranks_per_host):
 
 
 def test_one_who_does_not_want_is_enough():
-    assert run_ranks(3, lambda context: measured(context, context.rank != 1)) == [None] * 3
+    def work(context):
+        return agreed(context._runner.twin(context.settings), [True, context.rank != 1, False])
+
+    assert run_ranks(3, work) == [[True, False, False]] * 3
+
+
+@pytest.mark.parametrize(("transport", "cores", "name"), [
+    ("tcp", 2, "ring"), ("unix", 2, "ring"), ("tcp", 3, "direct"), ("shm", 2, "direct"),
+])  # fmt: skip
+def test_three_who_share_two_cores_and_send_through_sockets_make_a_ring(
+    monkeypatch, caplog, transport, cores, name
+):
+    monkeypatch.setattr(context, "usable_cores", lambda: cores)
+    settings = Settings(spin_us=0.0, timeout_s=30.0, verbose=True)
+    data = contributions(FLOAT32, 3, 600_000)
+
+    def work(job):
+        job._tune()
+        return job.allreduce(data[job.rank], Sum), job.allreduce(data[job.rank][:9], Sum)
+
+    with caplog.at_level("INFO", logger="ringcomm"):
+        results = run_ranks(3, work, transport=transport, settings=settings)
+    assert same_bits([large for large, _ in results]) and same_bits([small for _, small in results])
+    assert_reduced(results[0][0], data, Sum)
+    large, small = [item.getMessage() for item in caplog.records if "allreduce of" in item.getMessage()]
+    assert f"bytes: {name}" in large and "bytes: one_shot" in small
 
 
 def test_not_worth_it():
