@@ -11,10 +11,14 @@ from __future__ import annotations
 import multiprocessing
 import secrets
 import statistics
+import sys
 import time
+from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import ringcomm as rc
 from ringcomm.certificate import make_certificate

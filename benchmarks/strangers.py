@@ -24,14 +24,14 @@ from typing import Any, Dict, List
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import ringcomm as rc
 from ringcomm.certificate import make_certificate
 from ringcomm.config import Membership, Settings
 from ringcomm.context import Context
 from ringcomm.rendezvous.server import RendezvousServer
 from ringcomm.transport.encryption import encryption_of
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 ROUND_S = 2.0
 ROUNDS = 15

@@ -146,13 +146,13 @@ class SharedLink(FramedLink):
         self._write_at = 0
 
     def send(self, views: Views) -> int:
-        if self._room < _PIECE_BYTES and not self._answers[OFFER]:
+        if len(views) == 1 and 0 < views[0].nbytes <= SHORT_BYTES and not self._unsent:
+            return self._send_short(views[0])
+        if self._room < _PIECE_BYTES and self._outward is not None and not self._answers[OFFER]:
             self._pump()
         self._make_room()
         if self._unsent and not self._flush():
             return 0
-        if len(views) == 1 and 0 < views[0].nbytes <= SHORT_BYTES:
-            return self._send_short(views[0])
         return self._post(views)
 
     def _make_room(self) -> None:

@@ -19,7 +19,7 @@ from typing import Any, List, Optional
 import numpy as np
 
 from .base import LinkClosed, Views
-from .framed import INLINE_MOST_BYTES, LEND, SHORT_BYTES, flat, head, inlined
+from .framed import INLINE_MOST_BYTES, LEND, flat, head, inlined
 from .shm import Ring, SharedLink
 from .tcp import closed_reason
 
@@ -150,12 +150,6 @@ class ReadingLink(SharedLink):
             if self._unsent and not self._flush():
                 return 0
             return self._post(views)
-        if self._outward is None:
-            if self._unsent and not self._flush():
-                return 0
-            if len(views) == 1 and 0 < views[0].nbytes <= SHORT_BYTES:
-                return self._send_short(views[0])
-            return self._post(views)
         return super().send(views)
 
     def _post(self, views: Views) -> int:
@@ -201,4 +195,4 @@ class ReadingLink(SharedLink):
             raise LinkClosed(self.peer, f"its memory cannot be read: {closed_reason(problem)}") from None
 
     def _waits_for_answer(self) -> bool:
-        return self._lent > 0 or self._outward is not None and super()._waits_for_answer()
+        return self._lent > 0 or (self._outward is not None and super()._waits_for_answer())

@@ -93,6 +93,13 @@ def jobs(request: pytest.FixtureRequest) -> Iterator[Dict[Case, Any]]:
             future.cancel()
 
 
+def check_nothing_is_left(done: Launched) -> None:
+    """No file, no named socket, no shared memory. That no process is left `Launched` sees to; what else a
+    process had open, the system closes with it."""
+    assert not [path.name for path in done.temporary.rglob("*")]
+    assert not [path.name for path in Path("/dev/shm").iterdir() if "ring" in path.name]
+
+
 def survivors_of(case: Case) -> Sequence[int]:
     return [rank for rank in RANKS if rank != case.culprit]
 
@@ -100,6 +107,7 @@ def survivors_of(case: Case) -> Sequence[int]:
 @pytest.mark.timeout(600)
 def test_everybody_names_the_culprit(jobs: Dict[Case, Any], case: Case) -> None:
     done: Launched = jobs[case].result()
+    check_nothing_is_left(done)
     if case.phase == "shutdown" and case.way == "sys.exit(0)":
         assert done.process.returncode == 0  # That is how programs end.
         return

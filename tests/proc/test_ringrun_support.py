@@ -25,6 +25,7 @@ class Launched:
 
     Attributes:
         records: where it leaves flight records, unless told otherwise.
+        temporary: where all of it puts temporary files.
     """
 
     def __init__(
@@ -34,8 +35,11 @@ class Launched:
         environ: Dict[str, str] = {k: v for k, v in os.environ.items() if not k.startswith("RINGCOMM_")}
         environ.update({"PYTHONPATH": SOURCES, MARK: self.mark, **(env or {})})
         self.records = Path(tempfile.mkdtemp(prefix="ringrun-test-"))
-        weakref.finalize(self, shutil.rmtree, self.records, ignore_errors=True)
+        self.temporary = Path(tempfile.mkdtemp(prefix="ringrun-test-"))
+        for folder in (self.records, self.temporary):
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         environ.setdefault("RINGCOMM_DIAGNOSE_DIR", str(self.records))
+        environ["TMPDIR"] = str(self.temporary)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "ringrun", *arguments], cwd=cwd, env=environ, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
