@@ -46,8 +46,8 @@ LEVELS: Dict[int, List[List[str]]] = {
         [
             "rendezvous.actions", "rendezvous.roster", "rendezvous.blame", "rendezvous.routing",
             "rendezvous.table", "rendezvous.state", "rendezvous.probe", "rendezvous.mesh",
-            "rendezvous.control", "rendezvous.client", "rendezvous.server", "rendezvous.embedded",
-            "rendezvous.__main__",
+            "rendezvous.control", "rendezvous.reach", "rendezvous.client", "rendezvous.serving",
+            "rendezvous.server", "rendezvous.embedded", "rendezvous.__main__",
         ],
     ],
     4: [
