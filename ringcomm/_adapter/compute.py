@@ -1,8 +1,7 @@
 """The registry of those that prepare data, served by one process and asked by all others.
 
-The service runs in rank 0 of the job that prepares data; training ranks belong to another job. They reach it
-at the addresses, and prove themselves with the key, that :meth:`ComputeService.addresses` and whoever made the
-key have written somewhere for them to read.
+The service runs in rank 0 of the job that prepares data; training ranks belong to another job. Its addresses
+and its key reach them in a file that rank 0 writes.
 """
 
 from __future__ import annotations
@@ -58,9 +57,11 @@ class ComputeService(MessageServer):
     def __init__(
         self, dispatchers: int, workers_per_dispatcher: int, key: bytes, nics: Optional[Sequence[str]] = None
     ) -> None:
-        for what, number in (("dispatchers", dispatchers), ("workers per dispatcher", workers_per_dispatcher)):
-            if number <= 0:
-                raise ConfigError(f"The number of {what} must be larger than 0, not {number}.")
+        if min(dispatchers, workers_per_dispatcher) <= 0:
+            raise ConfigError(
+                "There must be at least one dispatcher and one worker for each, not "
+                f"{dispatchers} and {workers_per_dispatcher}."
+            )
         spec = ",".join(nics) if nics else Settings.from_environment().iface
         interfaces = {item.address: item.name for item in own_addresses(spec) if not item.scope}
         super().__init__(
@@ -107,7 +108,7 @@ class ComputeClient:
     """
 
     def __init__(self, compute_addresses: Addresses, key: bytes, verbose: int = 1) -> None:
-        self._endpoints = [pair for pairs in compute_addresses.values() for pair in map(tuple, pairs)]
+        self._endpoints = [(host, port) for pairs in compute_addresses.values() for host, port in pairs]
         self._key = key
 
     def register_dispatcher(self, dispatcher_id: int, dispatcher_address: str) -> None:
@@ -133,7 +134,7 @@ class ComputeClient:
         """
         standing = self._watch(
             dispatcher_id, timeout, lambda standing: bool(standing["address"]),
-            lambda standing: f"dispatcher {dispatcher_id} has not been registered" + (whose and f" by {whose}"),
+            lambda standing: f"dispatcher {dispatcher_id} has not been registered{whose and ' by ' + whose}",
         )  # fmt: skip
         return str(standing["address"])
 
@@ -165,8 +166,8 @@ class ComputeClient:
     def own_address(self, timeout: float) -> str:
         """The address by which other hosts are most likely to reach this one.
 
-        That is the one which leads to the registry's host, and on that host itself the first of those that may
-        be used (``RINGCOMM_IFACE``).
+        That is the one which leads to the registry's host, and on that host itself the first of those that
+        may be used (``RINGCOMM_IFACE``).
         """
         with _Line(self._endpoints, self._key, Deadline(timeout)) as line:
             here, there = line.ends()
@@ -198,8 +199,8 @@ class ComputeClient:
                 last, standing = standing, line.hear("standing", deadline)
                 if standing is None:
                     raise StartTimeoutError(
-                        f"After {timeout_s:g} s {complaint(last)}. Look into its output for what keeps it, or "
-                        "give it more time (timeout, --timeout)."
+                        f"After {timeout_s:g} s {complaint(last)}. Look into its output for what keeps it, "
+                        "or give it more time (timeout, --timeout)."
                     )
             if standing is None:
                 raise StartTimeoutError(f"{line.where} has not answered within {timeout_s:g} s.")
@@ -274,16 +275,17 @@ def _dial(endpoints: Sequence[Tuple[str, int]], key: bytes, deadline: Deadline) 
             if found.refused_by is not None:
                 where, reason = found.refused_by
                 raise AuthenticationError(
-                    f"The registry of data workers at {where} was not accepted: {reason}. The config file must "
-                    "be the one that the compute job that runs now has written."
+                    f"The registry of data workers at {where} was not accepted: {reason}. The config file "
+                    "must be the one that the compute job which runs now has written."
                 )
             hopeless = not found.silent and deadline.elapsed_s() >= _PATIENCE_S
             if hopeless or deadline.expired():
                 raise StartTimeoutError(
-                    f"No answer from the registry of data workers within {deadline.elapsed_s():.0f} s. Tried:\n"
+                    "No answer from the registry of data workers within "
+                    f"{deadline.elapsed_s():.0f} s. Tried:\n"
                     + "\n".join(found.tried)
-                    + "\nDoes the compute job that wrote the config file still run (an older file may have been "
-                    "left over), and does a firewall allow this host to reach it?"
+                    + "\nDoes the compute job that wrote the config file still run (an older file may have "
+                    "been left over), and does a firewall allow this host to reach it?"
                 )
             pause = Deadline(_RETRY_S)
             while not pause.expired():

@@ -80,8 +80,8 @@ class Registry:
                 "than one dispatcher every training rank has its own, so there must be as many as those"
             )
         if kind == "worker" and int(message["number"]) not in self._workers_of(number):
-            workers = self._workers_of(number)
-            return f"worker {message['number']} is not one of dispatcher {number}'s: {workers[0]} to {workers[-1]}"
+            own = self._workers_of(number)
+            return f"worker {message['number']} is not one of dispatcher {number}'s: {own[0]} to {own[-1]}"
         if kind == "dispatcher":
             address, known = str(message["address"]), self._addresses.get(number)
             if not address or len(address) > _MOST_ADDRESS_BYTES:

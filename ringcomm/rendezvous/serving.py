@@ -294,6 +294,7 @@ class MessageServer:
         total = sum(self._refused.values())
         (what, _), *others = self._refused.most_common(1)
         self._refused.clear()
-        text = f"turned away {total} connection{'s' if total > 1 else ''} at the {self._title} (mostly {what})"
+        connections = f"{total} connection{'s' if total > 1 else ''}"
+        text = f"turned away {connections} at the {self._title} (mostly {what})"
         logger.info(text)
         self.turned_away(text)

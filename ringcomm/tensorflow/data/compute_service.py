@@ -2,8 +2,8 @@
 
 ::
 
-    ringrun -np 4 python -m ringcomm.tensorflow.data.compute_worker compute.json      # processes that prepare data
-    ringrun -np 2 train.py compute.json                                               # and the training
+    ringrun -np 4 python -m ringcomm.tensorflow.data.compute_worker compute.json  # they prepare data
+    ringrun -np 2 train.py compute.json                                           # and these train
 
     compute_config = TfDataServiceConfig.read("compute.json", wait_for_file_creation=True)
     dataset = dataset.map(...).batch(32).send_to_data_service(compute_config, hvd.rank(), hvd.size())
@@ -12,17 +12,17 @@
         compute_config.compute_client().shutdown()  # training is over: the compute job ends
 
 What comes before ``send_to_data_service`` is done there, and what comes after it here. Who prepares data for
-whom is settled in a registry that rank 0 of the compute job serves; it is authenticated, like all of ringcomm.
-TensorFlow's own connections are not: its dispatchers and workers listen on all addresses of their hosts, and
-whoever reaches them can have them run a dataset. Use them in networks that you trust.
+whom is settled in a registry that rank 0 of the compute job serves; it is authenticated, like all of
+ringcomm. TensorFlow's own connections are not: its dispatchers and workers listen on all addresses of their
+hosts, and whoever reaches them can have them run a dataset. Use them in networks that you trust.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import logging
-import os
 import tempfile
 import time
 from contextlib import contextmanager
@@ -45,6 +45,7 @@ logger = logging.getLogger("ringcomm.tensorflow")
 SIDES = ("compute", "training")
 _LOOK_EVERY_S = 0.2
 _HEARTBEAT_MS = 1000
+_shared = itertools.count()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +73,7 @@ class TfDataServiceConfig:
 
     def __post_init__(self) -> None:
         if self.dispatcher_side not in SIDES:
-            raise ConfigError(f"dispatcher_side must be 'compute' or 'training', not {self.dispatcher_side!r}.")
+            raise ConfigError(f"dispatcher_side must be one of {SIDES}, not {self.dispatcher_side!r}.")
         for name in ("dispatchers", "workers_per_dispatcher", "timeout"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be larger than 0, not {getattr(self, name)!r}.")
@@ -124,7 +125,7 @@ class TfDataServiceConfig:
         try:
             with open(descriptor, "w", encoding="utf-8") as file:
                 json.dump(self.to_dict(), file)
-            os.replace(partial, filename)
+            Path(partial).replace(path)
         except BaseException:
             Path(partial).unlink()
             raise
@@ -148,8 +149,8 @@ class TfDataServiceConfig:
         while wait_for_file_creation and not path.exists():
             if deadline.expired():
                 raise StartTimeoutError(
-                    f"Nobody has written {filename} within {timeout:g} s. The compute job does, once all of its "
-                    "ranks have started: is it running, with the same path, and is that on a file system "
+                    f"Nobody has written {filename} within {timeout:g} s. The compute job does, once all of "
+                    "its ranks have started: is it running, with the same path, and is that on a file system "
                     "that this host shares? Otherwise copy the file."
                 )
             if remind.expired():
@@ -161,7 +162,7 @@ class TfDataServiceConfig:
         except ValueError as problem:
             raise ConfigError(f"{filename} is no JSON: {problem}.") from None
         if not isinstance(found, dict):
-            raise ConfigError(f"{filename} is no configuration of a data service, but a {type(found).__name__}.")
+            raise ConfigError(f"{filename} holds no configuration of a data service: it is no JSON object.")
         return TfDataServiceConfig.from_dict(found)
 
 
@@ -212,7 +213,8 @@ def send_to_data_service(
     """Have a dataset prepared by the compute job. Also a method of ``tf.data.Dataset``.
 
     Args:
-        rank, size: of the training job.
+        rank, size: of the training job. With ``reuse_dataset`` all ranks send the same datasets, in the same
+            order.
         processing_mode: ``"distributed_epoch"``: a dispatcher's workers share the dataset's elements;
             ``"parallel_epochs"``: each of them goes through all elements, in an order of its own.
         reuse_dataset: whether the training ranks share what comes (of one dispatcher), first come, first
@@ -236,11 +238,20 @@ def send_to_data_service(
             tf.data.experimental.service.distribute(
                 processing_mode=processing_mode,
                 service=address,
-                job_name="job" if reuse_dataset else None,
+                job_name=_shared_name() if reuse_dataset else None,
                 consumer_index=rank if in_turn else None,
                 num_consumers=size if in_turn else None,
             )
         )
+
+
+def _shared_name() -> str:
+    """The next name of a job of TensorFlow's that the training ranks share.
+
+    If two datasets had the same, the second would be refused; a dataset sent again would be at its end.
+    """
+    number = next(_shared)
+    return f"job-{number}" if number else "job"
 
 
 tf.data.Dataset.send_to_data_service = send_to_data_service
@@ -315,7 +326,7 @@ def _maker(config: TfDataServiceConfig, number: int) -> str:
 def _refuse_encryption() -> None:
     if Settings.from_environment().encrypt or Membership.from_environment().certificate:
         raise ConfigError(
-            "This job encrypts (--encrypt), and TensorFlow's data service cannot: samples would cross the network "
-            "in plain text. Leave --encrypt out, in a network that you trust or over WireGuard; or prepare the "
-            "data in the training ranks."
+            "This job encrypts (--encrypt), and TensorFlow's data service cannot: samples would cross the "
+            "network in plain text. Leave --encrypt out, in a network that you trust or over WireGuard; or "
+            "prepare the data in the training ranks."
         )

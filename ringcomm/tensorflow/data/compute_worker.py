@@ -12,11 +12,12 @@ import secrets
 from pathlib import Path
 from typing import Optional, Sequence
 
-from ..._adapter.common import barrier, init, rank, size
+from ..._adapter.common import init, rank, size
 from ..._adapter.compute import ComputeService
 from ..._adapter.objects import broadcast_object
 from ...config import Membership
 from ...errors import ConfigError
+from ..collectives import barrier
 from .compute_service import SIDES, TfDataServiceConfig, compute_worker_fn
 
 
@@ -59,7 +60,7 @@ def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int) 
         if service is not None:
             service.shutdown()
         if written:
-            Path(configfile).unlink()
+            Path(configfile).unlink(missing_ok=True)
 
 
 def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
