@@ -140,12 +140,14 @@ def test_modules_that_are_programs(tmp_path: Path) -> None:
             "import sys\nfrom . import NAME\n"
             "print(__name__, __package__, NAME, sys.modules['__main__'].NAME, sys.argv[1:])\n"
         ),
-        "sitecustomize.py": "import horovod._forward as it\nit.TARGETS['torch'] = ('adapter',)\n",
+        "train.py": (
+            "import runpy\nfrom horovod import _forward\n_forward.TARGETS['torch'] = ('adapter',)\n"
+            "runpy.run_module('horovod.torch.program', run_name='__main__', alter_sys=True)\n"
+        ),
     }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    program = (sys.executable, "-m", "horovod.torch.program", "a", "--b")
-    done = ringrun("--horovod", "-np", "1", *program, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)})
+    done = ringrun("--horovod", "-np", "1", "train.py", "a", "--b", cwd=tmp_path)
     assert done.out == "[localhost:0] __main__ adapter adapter adapter ['a', '--b']\n", done.err
 
 
