@@ -46,8 +46,8 @@ LEVELS: Dict[int, List[List[str]]] = {
         [
             "rendezvous.actions", "rendezvous.roster", "rendezvous.blame", "rendezvous.routing",
             "rendezvous.table", "rendezvous.state", "rendezvous.probe", "rendezvous.mesh",
-            "rendezvous.control", "rendezvous.client", "rendezvous.server", "rendezvous.embedded",
-            "rendezvous.__main__",
+            "rendezvous.control", "rendezvous.reach", "rendezvous.client", "rendezvous.serving",
+            "rendezvous.server", "rendezvous.embedded", "rendezvous.__main__",
         ],
     ],
     4: [
@@ -66,6 +66,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "_adapter.arguments", "_adapter.basics", "_adapter.common", "_adapter.compression",
             "_adapter.gradients", "_adapter.names", "_adapter.host", "_adapter.callbacks", "_adapter.objects",
             "_adapter.sampling", "_adapter.trees", "_adapter.elastic", "_adapter.parts", "_adapter.checking",
+            "_adapter.registry", "_adapter.compute",
         ],
     ],
     7: [
@@ -83,6 +84,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "tensorflow.optimizer", "tensorflow.__init__",
             "tensorflow.keras.callbacks", "tensorflow.keras.elastic",
             "tensorflow.keras.models", "tensorflow.keras.__init__",
+            "tensorflow.data.__init__", "tensorflow.data.compute_service", "tensorflow.data.compute_worker",
         ],
         [
             "testing.faulty", "testing.reference", "testing.simulation", "testing.contract",
@@ -121,6 +123,7 @@ PURE = [
     "engine.fusion", "engine.coordinator", "engine.process_sets", "engine.pending", "engine.tuning",
     "engine.liveness", "engine.standing", "collective.progress", "_adapter.arguments", "_adapter.compression",
     "_adapter.gradients", "_adapter.names", "_adapter.sampling", "_adapter.trees",
+    "_adapter.registry",
     "torch.distributed._matching",
 ]  # fmt: skip
 IMPURE_MODULES = {

@@ -8,11 +8,10 @@ import os
 import platform
 import socket
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from ..clock import Deadline
 from ..config import Membership, Settings
-from ..endpoints import format_endpoint
 from ..errors import (
     AuthenticationError,
     ProtocolError,
@@ -22,7 +21,6 @@ from ..errors import (
     StartupError,
 )
 from ..transport.base import Lanes
-from ..transport.connect import Dial
 from ..transport.encryption import encryption_of
 from ..transport.local import make_links
 from ..transport.nics import LOOPBACK, local_socket, own_addresses
@@ -33,11 +31,11 @@ from ..wire.auth import Claim, Purpose, job_digest
 from ..wire.messages import MAX_MESSAGE_BYTES, Message, MessageReader, encode
 from .control import ControlChannel, error_from
 from .mesh import Mesh
+from .reach import DIAL_S, Reached, reach
 
 logger = logging.getLogger("ringcomm.rendezvous")
 
 _RETRY_S = 0.25
-_DIAL_S = 5.0
 _PATIENCE_S = 3.0
 
 
@@ -93,7 +91,7 @@ class _Joiner:
         self.encryption = encryption_of(membership.certificate, settings.encrypt)
         self.reactor = Reactor()
         # The server's own limit comes first and knows who is missing; ours is for when it is silent.
-        self._deadline = Deadline(settings.start_timeout_s + _DIAL_S)
+        self._deadline = Deadline(settings.start_timeout_s + DIAL_S)
         self._reader = MessageReader(MAX_MESSAGE_BYTES)
         self._control: Optional[socket.socket] = None
         self._unsent = b""
@@ -207,54 +205,33 @@ class _Joiner:
 
     def _dial_rendezvous(self) -> socket.socket:
         """Dial every endpoint at once, again and again until one answers; keep the first."""
+        who = self.membership
+        claim = Claim(Purpose.CONTROL, job_digest(who.job))
         while True:
-            dials: List[Dial] = []
-            claim = Claim(Purpose.CONTROL, job_digest(self.membership.job))
-            pending = [len(self.membership.rendezvous)]
-
-            def finished(_: Dial, pending: List[int] = pending) -> None:
-                pending[0] -= 1
-
-            problems: List[str] = []
-            for host, port in self.membership.rendezvous:
-                for address in _resolve(host, problems):
-                    where, key = (address, port), self.membership.key
-                    dials.append(
-                        Dial(self.reactor, where, key, claim, finished, _DIAL_S, encryption=self.encryption)
-                    )
-            pending[0] = len(dials)
-            while pending[0] > 0 and not any(dial.sock for dial in dials):
-                self.reactor.turn(_DIAL_S)
-            winner = next((dial for dial in dials if dial.sock is not None), None)
-            for dial in dials:
-                if dial is not winner:
-                    dial.give_up("another endpoint answered first")
-                    if dial.sock is not None:
-                        dial.sock.close()
-            if winner is not None and winner.sock is not None:
-                return winner.sock
-            tried = [f"  {format_endpoint(*dial.address)}: {dial.reason}" for dial in dials] + problems
-            wrong_key = next((dial for dial in dials if dial.refused_by_key), None)
-            if wrong_key is not None:
+            found = reach(self.reactor, who.rendezvous, who.key, claim, self.encryption, DIAL_S)
+            if found.sock is not None:
+                return found.sock
+            if found.refused_by is not None:
+                where, reason = found.refused_by
                 raise AuthenticationError(
-                    f"The rendezvous at {format_endpoint(*wrong_key.address)} was not accepted: "
-                    f"{wrong_key.reason}. Every process of a job needs the same key and job name."
+                    f"The rendezvous at {where} was not accepted: {reason}. Every process of a job needs the "
+                    "same key and job name."
                 )
-            if self._deadline.remaining_s() <= _DIAL_S or self._hopeless(dials):
+            if self._deadline.remaining_s() <= DIAL_S or self._hopeless(found):
                 iface = self.settings.iface
                 raise StartTimeoutError(
                     f"No answer from the rendezvous within {self._deadline.elapsed_s():.0f} s. Tried:\n"
-                    + "\n".join(tried)
+                    + "\n".join(found.tried)
                     + "\nIs ringrun (or the process that serves the rendezvous) still running, and does a "
                     "firewall allow this host to reach it?"
                     + (f" --iface {iface} (RINGCOMM_IFACE) is set: is it the right network?" if iface else "")
                 )
             self._pause()
 
-    def _hopeless(self, dials: Sequence[Dial]) -> bool:
+    def _hopeless(self, found: Reached) -> bool:
         """Whether every address has said no for a while, although the launcher serves before we start."""
-        silent = any(dial.no_answer for dial in dials)
-        return self.membership.slot is not None and not silent and self._deadline.elapsed_s() >= _PATIENCE_S
+        said_no = self.membership.slot is not None and not found.silent
+        return said_no and self._deadline.elapsed_s() >= _PATIENCE_S
 
     def _introduction(self, addresses: List[Dict[str, Any]]) -> Message:
         who = self.membership
@@ -280,7 +257,7 @@ class _Joiner:
     def _tell(self, message: Message) -> None:
         assert self._control is not None
         try:
-            self._control.settimeout(_DIAL_S)
+            self._control.settimeout(DIAL_S)
             self._control.sendall(encode(message))
             self._control.setblocking(False)
         except OSError as problem:
@@ -335,16 +312,6 @@ class _Joiner:
             self._go = message
         else:
             raise ProtocolError(f"the rendezvous may not send {kind!r}")
-
-
-def _resolve(host: str, problems: List[str]) -> Sequence[str]:
-    """The numeric addresses of a host that the user named; problems are noted, not raised."""
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError as problem:
-        problems.append(f"  {host}: {problem.strerror or problem}")
-        return []
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 def _is_loopback(host: str) -> bool:

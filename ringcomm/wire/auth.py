@@ -55,6 +55,8 @@ class Purpose(IntEnum):
     """A link between two ranks, for the collectives that the engine matches by name."""
     ORDERS = 5
     """Between rank 0 and another: who has submitted what, and what the engines shall run."""
+    COMPUTE = 6
+    """From a process to the registry of dispatchers and workers that prepare data."""
 
 
 class _Status(IntEnum):

@@ -67,6 +67,17 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     },
     # between ranks, on a probe connection
     "echo": {"rank": (int,)},
+    # from a process to the registry of those that prepare data
+    "dispatcher": {"number": (int,), "address": (str,)},
+    "worker": {"dispatcher": (int,), "number": (int,)},
+    "watch": {"dispatcher": (int,)},
+    "attend": {},
+    "finish": {},
+    # from that registry
+    "noted": {},
+    "denied": {"reason": (str,)},
+    "standing": {"address": (str,), "missing": (list,)},
+    "over": {},
 }
 
 _ITEMS: Mapping[Tuple[str, str], Mapping[str, Tuple[type, ...]]] = {
@@ -80,7 +91,7 @@ _ITEMS: Mapping[Tuple[str, str], Mapping[str, Tuple[type, ...]]] = {
     ("link", "routes"): {"peer": (int,), "dial": (bool,), "addresses": (list,), "iface": (str,)},
 }  # fmt: skip
 
-_RANKS = (("pong", "heard"), ("pong", "silent"))
+_RANKS = (("pong", "heard"), ("pong", "silent"), ("standing", "missing"))
 """Lists of ranks."""
 
 _ADDRESS = _ITEMS["join", "addresses"]

@@ -10,6 +10,7 @@ import ssl
 import pytest
 from hypothesis import strategies as st
 
+from ringcomm._adapter.registry import Registry
 from ringcomm.certificate import make_certificate
 from ringcomm.config import Slot
 from ringcomm.engine.coordinator import Coordinator
@@ -192,6 +193,18 @@ RIGHT = [
     {"type": "lost", "peer": 1, "doing": "", "why": "", "kind": "lost"},
 ]  # fmt: skip
 STEPS = st.lists(st.tuples(st.integers(0, 2), st.sampled_from(RIGHT) | control_messages()), max_size=12)
+
+
+@fuzz(st.lists(st.tuples(st.integers(0, 2), control_messages()), max_size=12))
+def test_the_registry_of_data_workers(steps):
+    """Processes that say anything: answers that are messages themselves, denials, and no other exception."""
+    registry = Registry(2, 2)
+    for connection, message in steps:
+        try:
+            for action in registry.heard(connection, validate(message)):
+                assert validate(action.message) and len(encode(action.message)) < messages.MAX_REPORT_BYTES
+        except ProtocolError:
+            registry.lost(connection)
 
 
 @fuzz(st.integers(0, 5), STEPS, st.booleans())

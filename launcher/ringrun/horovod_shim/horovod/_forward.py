@@ -7,7 +7,7 @@ import sys
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, Dict, Optional, Sequence, Tuple
 
 TARGETS: Dict[str, Tuple[str, ...]] = {
@@ -81,6 +81,11 @@ class _Alias(Loader):
             ) from problem
         self.spec = module.__spec__
         return module
+
+    def get_code(self, fullname: str) -> CodeType:
+        """For ``python -m horovod.…``: run the other module as the program that it is."""
+        start = f"import runpy\nrunpy.run_module({self.name!r}, run_name='__main__', alter_sys=True)\n"
+        return compile(start, f"<{fullname} by ringcomm>", "exec")
 
     def exec_module(self, module: ModuleType) -> None:
         # It has run already, under its own name, and keeps what the import system has just replaced.

@@ -1,0 +1,81 @@
+"""Reaching a server that has several addresses, only some of which may lead to it from here."""
+
+from __future__ import annotations
+
+import socket
+from typing import List, NamedTuple, Optional, Sequence, Tuple
+
+from ..endpoints import format_endpoint
+from ..transport.connect import Dial
+from ..transport.reactor import Reactor
+from ..transport.secure import Encryption
+from ..wire.auth import Claim
+
+DIAL_S = 5.0
+"""How long an address may take to answer."""
+
+
+class Reached(NamedTuple):
+    """What became of dialling.
+
+    Attributes:
+        sock: a proven, non-blocking connection, or None.
+        tried: if there is none, a line for every address: what it said.
+        refused_by: an address where somebody was who holds another key or means another job, and the reason.
+        silent: whether some address did not answer at all.
+    """
+
+    sock: Optional[socket.socket]
+    tried: List[str]
+    refused_by: Optional[Tuple[str, str]] = None
+    silent: bool = False
+
+
+def reach(
+    reactor: Reactor,
+    endpoints: Sequence[Tuple[str, int]],
+    key: bytes,
+    claim: Claim,
+    encryption: Optional[Encryption],
+    timeout_s: float,
+) -> Reached:
+    """Dial every address of every endpoint at once, once; keep the first that answers."""
+    problems: List[str] = []
+    dials: List[Dial] = []
+    pending = [0]
+
+    def finished(_: Dial) -> None:
+        pending[0] -= 1
+
+    for host, port in endpoints:
+        for address in _resolve(host, problems):
+            where = (address, port)
+            dials.append(Dial(reactor, where, key, claim, finished, timeout_s, encryption=encryption))
+    pending[0] = len(dials)
+    while pending[0] > 0 and not any(dial.sock for dial in dials):
+        reactor.turn(timeout_s)
+    winner = next((dial for dial in dials if dial.sock is not None), None)
+    for dial in dials:
+        if dial is not winner:
+            dial.give_up("another endpoint answered first")
+            if dial.sock is not None:
+                dial.sock.close()
+    if winner is not None:
+        return Reached(winner.sock, [])
+    wrong_key = next((dial for dial in dials if dial.refused_by_key), None)
+    return Reached(
+        None,
+        [f"  {format_endpoint(*dial.address)}: {dial.reason}" for dial in dials] + problems,
+        None if wrong_key is None else (format_endpoint(*wrong_key.address), wrong_key.reason),
+        any(dial.no_answer for dial in dials),
+    )
+
+
+def _resolve(host: str, problems: List[str]) -> Sequence[str]:
+    """The numeric addresses of a host that the user named; problems are noted, not raised."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as problem:
+        problems.append(f"  {host}: {problem.strerror or problem}")
+        return []
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))

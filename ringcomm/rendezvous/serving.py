@@ -1,0 +1,300 @@
+"""A thread that listens, lets in who proves itself, and exchanges control messages with each of them."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import socket
+import threading
+from collections import Counter
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
+
+from ..clock import Deadline
+from ..errors import ProtocolError, StartupError
+from ..transport.connect import Acceptor, listen
+from ..transport.reactor import READ, WRITE, Reactor
+from ..transport.secure import Encryption
+from ..wire.auth import Claim, Purpose, job_digest
+from ..wire.messages import MAX_REPORT_BYTES, Message, MessageReader, encode
+
+logger = logging.getLogger("ringcomm.rendezvous")
+
+_REFUSALS_EVERY_S = 1.0
+
+
+class _Connection:
+    """A proven control connection: messages in, messages out."""
+
+    def __init__(self, server: MessageServer, number: int, sock: socket.socket) -> None:
+        self.server = server
+        self.number = number
+        self.sock = sock
+        self.reader = MessageReader(MAX_REPORT_BYTES)
+        self.outgoing = bytearray()
+        self.closing = False
+
+    def serve(self) -> None:
+        """Called when the socket is readable or writable."""
+        try:
+            self._flush()
+            if not self.closing:
+                self._read()
+        except OSError as problem:
+            self.server.lose(self, str(problem.strerror or problem).lower())
+        except ProtocolError as problem:
+            self.server.lose(self, str(problem))
+
+    def _read(self) -> None:
+        try:
+            data = self.sock.recv(65536)
+        except (BlockingIOError, InterruptedError):
+            return
+        if not data:
+            self.server.lose(self, "")
+            return
+        for message in self.reader.feed(data):
+            self.server.heard(self.number, message)
+
+    def tell(self, message: Message) -> None:
+        self.outgoing += encode(message)
+        try:
+            self._flush()
+        except OSError as problem:
+            # Its end is noticed, and its owner told, by the read that follows.
+            logger.debug("control connection %d: %s", self.number, problem)
+
+    def _flush(self) -> None:
+        while self.outgoing:
+            try:
+                sent = self.sock.send(self.outgoing)
+            except (BlockingIOError, InterruptedError):
+                break
+            del self.outgoing[:sent]
+        self.server.rewatch(self)
+
+
+class MessageServer:
+    """Listens in a thread of its own. What connections are for, subclasses say.
+
+    :meth:`arrived`, :meth:`heard`, :meth:`lost` and :meth:`turned_away` are called in that thread, and
+    :meth:`tell`, :meth:`drop` and :meth:`after` may be called only there.
+
+    Args:
+        title: what it is, for messages and the thread's name.
+        key: what others must prove to hold.
+        job: the name of the job that they must mean.
+        purpose: what they must come for.
+        addresses: where to listen. Each is bound by itself; never all interfaces.
+        port: fixed port for every address; 0 lets the system choose.
+        encryption: how connections are encrypted; None: not at all.
+    """
+
+    def __init__(
+        self,
+        *,
+        title: str,
+        key: bytes,
+        job: str,
+        purpose: Purpose,
+        addresses: Sequence[str],
+        port: int = 0,
+        encryption: Optional[Encryption] = None,
+    ) -> None:
+        self._title = title
+        self._key = key
+        self._job = job_digest(job)
+        self._purpose = purpose
+        self._addresses = list(addresses)
+        self._port = port
+        self._encryption = encryption
+        self._connections: Dict[int, _Connection] = {}
+        self._numbers = 0
+        self._refused: Counter[str] = Counter()
+        self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._reactor = Reactor()
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._thread: Optional[threading.Thread] = None
+        self._stopping = False
+        self._acceptor: Optional[Acceptor] = None
+
+    # ---- what subclasses say -----------------------------------------------------------------
+
+    def arrived(self, number: int) -> None:
+        """Somebody has proven itself, and is known by this number from now on."""
+
+    def heard(self, number: int, message: Message) -> None:
+        """A message has come.
+
+        Raises:
+            ProtocolError: it has no business here; the connection ends.
+        """
+
+    def lost(self, number: int) -> None:
+        """A connection has ended, and not because of :meth:`drop`."""
+
+    def changed(self) -> None:
+        """Somebody is no longer connected, for whatever reason."""
+
+    def turned_away(self, text: str) -> None:
+        """Strangers came; at most once a second."""
+
+    # ---- any thread --------------------------------------------------------------------------
+
+    def start(self) -> List[Tuple[str, int]]:
+        """Bind, start serving in a thread of its own, and return where: (address, port) pairs.
+
+        Raises:
+            StartupError: none of the addresses can be bound; the message lists why.
+        """
+        listeners: List[socket.socket] = []
+        problems: List[str] = []
+        for address in self._addresses:
+            try:
+                listeners.append(listen(address, port=self._port))
+            except OSError as problem:
+                problems.append(f"{address}: {problem.strerror or problem}")
+        if not listeners:
+            self._reactor.close()
+            self._wake_in.close()
+            self._wake_out.close()
+            raise StartupError(f"The {self._title} cannot listen anywhere: " + "; ".join(problems))
+        for line in problems:
+            logger.info("the %s does not listen on %s", self._title, line)
+        endpoints = [listener.getsockname()[:2] for listener in listeners]
+        self._acceptor = Acceptor(
+            self._reactor,
+            listeners,
+            self._key,
+            self._job,
+            self._accept,
+            self._count_refusal,
+            self._encryption,
+        )
+        self._wake_in.setblocking(False)
+        self._reactor.watch(self._wake_in, READ, self._run_orders)
+        name = "ringcomm-" + self._title.replace(" ", "-")
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
+        return [(str(address), int(port)) for address, port in endpoints]
+
+    def stop(self) -> None:
+        """Close everything and end the thread (any thread but the server's own)."""
+        if self._thread is None:
+            return
+        self.order(self._stop)
+        self._thread.join()
+        self._thread = None
+        self._wake_out.close()
+
+    def order(self, action: Callable[[], None]) -> None:
+        """Have this called in the server's thread."""
+        self._orders.put(action)
+        try:
+            self._wake_out.send(b"!")
+        except OSError:
+            logger.debug("the %s has stopped already", self._title)
+
+    # ---- the server's thread -----------------------------------------------------------------
+
+    def tell(self, number: int, message: Message) -> None:
+        """Send a message, if that connection is still there."""
+        connection = self._connections.get(number)
+        if connection is not None:
+            connection.tell(message)
+
+    def drop(self, number: int) -> None:
+        """End a connection once everything has left that it was told."""
+        connection = self._connections.get(number)
+        if connection is not None:
+            connection.closing = True
+            self.rewatch(connection)
+
+    def after(self, delay_s: float, callback: Callable[[], None]) -> None:
+        """Have this called after a while."""
+        self._reactor.after(delay_s, callback)
+
+    @property
+    def numbers(self) -> List[int]:
+        """All present connections."""
+        return list(self._connections)
+
+    def _run_orders(self) -> None:
+        try:
+            self._wake_in.recv(4096)
+        except (BlockingIOError, InterruptedError):
+            pass
+        while not self._orders.empty():
+            self._orders.get()()
+
+    def _stop(self) -> None:
+        self._stopping = True
+
+    def _serve(self) -> None:
+        try:
+            while not self._stopping:
+                self._reactor.turn(3600.0)
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        # Whatever was told just now (an abort, say) still leaves, within reason.
+        deadline = Deadline(0.5)
+        while any(item.outgoing for item in self._connections.values()) and not deadline.expired():
+            self._reactor.turn(deadline.remaining_s())
+        if self._acceptor is not None:
+            self._acceptor.close()
+        for connection in self._connections.values():
+            connection.sock.close()
+        self._connections.clear()
+        self.changed()
+        self._reactor.close()
+        self._wake_in.close()
+
+    def _accept(self, sock: socket.socket, claim: Claim) -> None:
+        if claim.purpose != self._purpose:
+            self._count_refusal("a rank", f"it took the {self._title} for something else")
+            sock.close()
+            return
+        self._numbers += 1
+        connection = self._connections[self._numbers] = _Connection(self, self._numbers, sock)
+        self.arrived(connection.number)
+        self.rewatch(connection)
+
+    def rewatch(self, connection: _Connection) -> None:
+        """Watch for writability only while something waits to be written; drop it when it may go."""
+        if connection.closing and not connection.outgoing:
+            self._forget(connection)
+        elif connection.number in self._connections:
+            events = (0 if connection.closing else READ) | (WRITE if connection.outgoing else 0)
+            self._reactor.watch(connection.sock, events, connection.serve)
+
+    def _forget(self, connection: _Connection) -> None:
+        if self._connections.pop(connection.number, None) is not None:
+            self._reactor.forget(connection.sock)
+            connection.sock.close()
+            self.changed()
+
+    def lose(self, connection: _Connection, reason: str) -> None:
+        """A control connection ended or sent nonsense."""
+        if connection.number not in self._connections:
+            return
+        if reason:
+            logger.info("control connection %d: %s", connection.number, reason)
+        connection.outgoing.clear()
+        self._forget(connection)
+        self.lost(connection.number)
+
+    def _count_refusal(self, origin: str, reason: str) -> None:
+        """One log line a second at most, however many strangers there are."""
+        if not self._refused:
+            self._reactor.after(_REFUSALS_EVERY_S, self._log_refusals)
+        self._refused[f"{origin}: {reason}"] += 1
+
+    def _log_refusals(self) -> None:
+        total = sum(self._refused.values())
+        (what, _), *others = self._refused.most_common(1)
+        self._refused.clear()
+        connections = f"{total} connection{'s' if total > 1 else ''}"
+        text = f"turned away {connections} at the {self._title} (mostly {what})"
+        logger.info(text)
+        self.turned_away(text)

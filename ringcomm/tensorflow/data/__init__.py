@@ -1,0 +1,1 @@
+"""Data that other processes prepare: ``horovod.tensorflow.data``."""

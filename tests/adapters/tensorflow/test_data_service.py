@@ -1,0 +1,165 @@
+"""TensorFlow's data service: a job that prepares data for another one that trains."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import stat
+import sys
+from pathlib import Path
+from typing import Any, Dict
+
+import pytest
+
+from ringcomm.errors import ConfigError, NotOfferedError, StartTimeoutError
+from tests.adapters.jobs import run_on
+from tests.proc.test_ringrun_support import Launched
+
+TRAINING = """
+import dataclasses, json, os, stat, sys
+import tensorflow as tf
+import horovod.tensorflow as hvd
+from horovod.runner.common.util import env
+from horovod.tensorflow.data.compute_service import TfDataServiceConfig
+from ringcomm import AuthenticationError
+
+folder = sys.argv[1]
+rank, size = env.get_env_rank_and_size()
+config = TfDataServiceConfig.read(folder + "/compute.json", wait_for_file_creation=True, timeout=60)
+found = {"mode": stat.S_IMODE(os.stat(folder + "/compute.json").st_mode)}
+
+def read(dataset):
+    return sorted(int(element) for batch in dataset.as_numpy_iterator() for element in batch)
+
+def prepared(rank, size, dataset=tf.data.Dataset.range(40).batch(4), **options):
+    return dataset.send_to_data_service(config, rank, size, **options)
+
+hvd.init()
+found["each"] = read(prepared(rank, size))
+found["every worker"] = read(prepared(rank, size, processing_mode="parallel_epochs"))
+found["shared"] = read(prepared(rank, size, reuse_dataset=True))
+found["shared again"] = read(prepared(rank, size, reuse_dataset=True))
+endless = tf.data.Dataset.range(40).repeat().batch(4)
+taken = prepared(rank, size, endless, reuse_dataset=True, round_robin=True).take(6)
+found["in turn"] = sum(1 for _ in taken)
+try:
+    dataclasses.replace(config, key=bytes(32)).compute_client().shutdown()
+except AuthenticationError as problem:
+    found["another key"] = str(problem)
+with open(f"{folder}/rank{rank}.json", "w") as file:
+    json.dump(found, file)
+hvd.allgather_object(None)
+if rank == 0:
+    config.compute_client(verbose=2).shutdown()
+"""
+QUIET = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+
+
+@pytest.mark.timeout(180)
+def test_two_jobs_with_horovods_names(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINING)
+    program = [sys.executable, "-m", "horovod.tensorflow.data.compute_worker", "compute.json"]
+    compute = Launched("--horovod", "-np", "2", *program, cwd=tmp_path, env=QUIET)
+    training = Launched("--horovod", "-np", "2", "train.py", str(tmp_path), cwd=tmp_path, env=QUIET)
+    try:
+        assert training.finish(120) == 0, training.err + compute.err
+        assert compute.finish(30) == 0, compute.err  # training has ended it
+    finally:
+        compute.process.kill()
+        training.process.kill()
+    assert not (tmp_path / "compute.json").exists()
+    ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
+    elements = list(range(40))
+    for found in ranks:
+        assert found["mode"] == 0o600
+        assert found["each"] == elements
+        assert found["every worker"] == sorted(2 * elements)
+        assert found["in turn"] == 6
+        assert "does not hold this job's key" in found["another key"]
+    for name in ("shared", "shared again"):
+        assert sorted(ranks[0][name] + ranks[1][name]) == elements
+
+
+@pytest.mark.timeout(180)
+def test_dispatchers_of_every_kind() -> None:
+    run_on(2, ["tests.adapters.tensorflow.checks_data_service"])
+
+
+def config(**changes: Any) -> Any:
+    from ringcomm.tensorflow.data.compute_service import TfDataServiceConfig
+
+    whole: Dict[str, Any] = {
+        "dispatchers": 2, "workers_per_dispatcher": 3, "dispatcher_side": "compute",
+        "addresses": {"lo": [("127.0.0.1", 1)]}, "key": bytes(32), "timeout": 7,
+    }  # fmt: skip
+    return TfDataServiceConfig(**{**whole, **changes})
+
+
+def test_the_configuration_on_disk(tmp_path: Path) -> None:
+    path = tmp_path / "compute.json"
+    path.write_text("an older one")
+    path.chmod(0o644)
+    before = config()
+    before.write(str(path))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert type(before).read(str(path)) == before == type(before).from_dict(before.to_dict())
+    assert "key" not in repr(before)
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(OSError, match="No such file"):
+        before.write(str(tmp_path / "nowhere" / "compute.json"))
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("{", "is no JSON"),
+        ("[]", "holds no configuration"),
+        ('{"key": "", "timeout": 1}', "lacks dispatchers, workers_per_dispatcher, dispatcher_side"),
+    ],
+)
+def test_what_is_no_configuration(tmp_path: Path, text: str, complaint: str) -> None:
+    (tmp_path / "compute.json").write_text(text)
+    with pytest.raises(ConfigError, match=complaint):
+        config().read(str(tmp_path / "compute.json"))
+
+
+def test_values_that_make_no_sense() -> None:
+    for changes in ({"dispatcher_side": "elsewhere"}, {"dispatchers": 0}, {"timeout": -1}):
+        with pytest.raises(ConfigError, match=next(iter(changes))):
+            dataclasses.replace(config(), **changes)
+    for changes in ({"key": "no hex digits"}, {"addresses": {"lo": [1]}}, {"dispatchers": None}):
+        with pytest.raises(ConfigError, match="no configuration of a data service"):
+            config().from_dict({**config().to_dict(), **changes})
+
+
+def test_waiting_for_the_file_ends(tmp_path: Path) -> None:
+    with pytest.raises(StartTimeoutError, match=r"Nobody has written .*compute.json within 0.3 s"):
+        config().read(str(tmp_path / "compute.json"), wait_for_file_creation=True, timeout=0.3)
+    with pytest.raises(FileNotFoundError):
+        config().read(str(tmp_path / "compute.json"))
+
+
+def test_a_service_that_is_incomplete_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import tensorflow as tf
+
+    from ringcomm._adapter.compute import ComputeService
+    from ringcomm.tensorflow.data.compute_service import send_to_data_service, tf_data_service
+
+    monkeypatch.setenv("RINGCOMM_IFACE", "lo")
+    service = ComputeService(1, 2, bytes(32))
+    here = {"dispatchers": 1, "workers_per_dispatcher": 2, "addresses": service.addresses(), "timeout": 0.5}
+    dataset = tf.data.Dataset.range(1)
+    try:
+        with pytest.raises(StartTimeoutError, match="dispatcher 0 has not been registered by rank 0 of the"):
+            send_to_data_service(dataset, config(**here), rank=1)
+        on_this_side = config(**here, dispatcher_side="training")
+        missing = pytest.raises(StartTimeoutError, match="rank 0, rank 1 of the compute job")
+        with missing, tf_data_service(on_this_side, 0):
+            pass
+        with pytest.raises(NotOfferedError, match="with tf_data_service"):
+            dataset.send_to_data_service(on_this_side, 0)
+        monkeypatch.setenv("RINGCOMM_ENCRYPT", "1")
+        with pytest.raises(ConfigError, match="TensorFlow's data service cannot"):
+            send_to_data_service(dataset, config(**here), 0)
+    finally:
+        service.shutdown()

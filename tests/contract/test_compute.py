@@ -1,0 +1,137 @@
+"""The registry of those that prepare data, over real sockets: waiting, refusing, ending."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, Callable, Iterator
+
+import pytest
+
+from ringcomm._adapter.compute import ComputeClient, ComputeService
+from ringcomm.errors import (
+    AuthenticationError,
+    ConfigError,
+    PeerLostError,
+    RefusedError,
+    StartTimeoutError,
+)
+from ringcomm.transport.nics import own_addresses
+from tests.contract.service import eventually, opened
+
+KEY = bytes(range(32))
+
+
+@pytest.fixture
+def service() -> Iterator[ComputeService]:
+    before = opened()
+    service = ComputeService(2, 2, KEY)
+    yield service
+    service.shutdown()
+    assert eventually(lambda: opened() == before), (before, opened())
+
+
+def client_of(service: ComputeService, key: bytes = KEY) -> ComputeClient:
+    return ComputeClient(service.addresses(), key)
+
+
+def in_thread(pool: ThreadPoolExecutor, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    future = pool.submit(function, *arguments)
+    assert not wait([future], 0.2).done
+    return future
+
+
+def test_waiting_for_a_dispatcher_and_its_workers(service: ComputeService) -> None:
+    client = client_of(service)
+    with ThreadPoolExecutor() as pool:
+        address = in_thread(pool, client.wait_for_dispatcher_registration, 1, 20)
+        client.register_dispatcher(0, "grpc://elsewhere:1")
+        client.register_dispatcher(1, "grpc://here:1")
+        assert address.result(10) == "grpc://here:1"
+        workers = in_thread(pool, client.wait_for_dispatcher_worker_registration, 1, 20)
+        client.register_worker_for_dispatcher(1, 3)
+        client.register_worker_for_dispatcher(1, 2)
+        assert workers.result(10) is None
+        assert client.wait_for_dispatcher_registration(0, 1) == "grpc://elsewhere:1"
+
+
+def test_a_wait_that_ends_names_who_is_missing(service: ComputeService) -> None:
+    client = client_of(service)
+    with pytest.raises(StartTimeoutError, match=r"0.2 s dispatcher 1 has not been registered by rank 2\."):
+        client.wait_for_dispatcher_registration(1, 0.2, "rank 2")
+    client.register_worker_for_dispatcher(1, 2)
+    with pytest.raises(StartTimeoutError, match=r"these have not registered: rank 3 of the compute job\."):
+        client.wait_for_dispatcher_worker_registration(1, 0.2)
+
+
+def test_the_end_reaches_all_who_wait_for_it(service: ComputeService) -> None:
+    client = client_of(service)
+    with ThreadPoolExecutor() as pool:
+        waiting = [in_thread(pool, client.wait_for_shutdown) for _ in range(3)]
+        client_of(service).shutdown()
+        assert [item.result(10) for item in waiting] == [None] * 3
+    client.wait_for_shutdown()
+    with pytest.raises(RefusedError, match="training has ended"):
+        client.register_worker_for_dispatcher(0, 0)
+
+
+def test_the_end_is_told_when_the_service_ends(service: ComputeService) -> None:
+    with ThreadPoolExecutor() as pool:
+        waiting = in_thread(pool, client_of(service).wait_for_shutdown)
+        service.shutdown()
+        assert waiting.result(10) is None
+
+
+def test_a_registry_that_goes_away_is_named(service: ComputeService) -> None:
+    with ThreadPoolExecutor() as pool:
+        waiting = in_thread(pool, client_of(service).wait_for_shutdown)
+        service.stop()  # as if its process had been killed: nothing is said
+        with pytest.raises(PeerLostError, match="is gone .*: rank 0 of the compute job"):
+            waiting.result(10)
+    with pytest.raises(StartTimeoutError, match=r"(?s)No answer.*connection refused.*still run"):
+        client_of(service).wait_for_dispatcher_registration(0, 60)
+
+
+def test_another_key_is_refused(service: ComputeService) -> None:
+    with pytest.raises(AuthenticationError, match="does not hold this job's key"):
+        client_of(service, b"another key, as long as the first").shutdown()
+    client_of(service).register_worker_for_dispatcher(0, 0)
+
+
+def test_what_it_refuses_is_raised(service: ComputeService) -> None:
+    with pytest.raises(RefusedError, match="there is no dispatcher 2: there are 2"):
+        client_of(service).wait_for_dispatcher_registration(2, 5)
+
+
+def test_garbage_and_messages_for_others_do_not_disturb_it(service: ComputeService) -> None:
+    for pairs in service.addresses().values():
+        for address, port in pairs:
+            with socket.create_connection((address, port)) as stranger:
+                stranger.sendall(b"GET / HTTP/1.0\r\n\r\n" * 20)
+    client_of(service).register_dispatcher(0, "grpc://here:1")
+
+
+def test_it_listens_on_single_addresses_and_where_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGCOMM_IFACE", "lo")
+    service = ComputeService(1, 1, KEY)
+    try:
+        assert list(service.addresses()) == ["lo"]
+        assert client_of(service).own_address(5) in ("127.0.0.1", "::1")
+    finally:
+        service.shutdown()
+    monkeypatch.delenv("RINGCOMM_IFACE")
+    service = ComputeService(1, 1, KEY)
+    try:
+        listed = {address for pairs in service.addresses().values() for address, _ in pairs}
+        assert listed <= {item.address for item in own_addresses()}
+        assert client_of(service).own_address(5) == own_addresses()[0].address
+    finally:
+        service.shutdown()
+    assert not [item for item in threading.enumerate() if "registry" in item.name]
+
+
+@pytest.mark.parametrize("numbers", [(0, 1), (1, 0)])
+def test_there_must_be_somebody(numbers: Any) -> None:
+    with pytest.raises(ConfigError, match="at least one dispatcher"):
+        ComputeService(*numbers, KEY)
