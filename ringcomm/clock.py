@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import time
 from typing import Callable, Optional
 
@@ -14,6 +15,35 @@ monotonic: Clock = time.monotonic
 
 give_way: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 """Let another process have the processor if one wants it: to be called between two looks while polling."""
+
+
+class Idleness:
+    """Whether the other threads of this process leave the processor alone: then polling takes nothing away.
+
+    Whoever waits for a collective in another language's code (PyTorch's backward pass does) cannot be seen
+    waiting, but uses no processor meanwhile. To be asked by one thread at a time.
+    """
+
+    LOOK_S = 0.5e-3
+    """Between two looks: shorter times say nothing, because the system counts in pieces of its own."""
+    MOST = 0.2
+    """Up to this part of a core the others count as idle."""
+
+    def __init__(self) -> None:
+        self._thread = 0
+        self._at_s = self._others_s = 0.0
+        self._idle = False
+
+    def __call__(self) -> bool:
+        """Whether they were idle lately; False at first."""
+        now_s = time.perf_counter()
+        if now_s - self._at_s >= self.LOOK_S:
+            others_s = time.process_time() - time.thread_time()
+            me = threading.get_ident()
+            spent_s, passed_s = others_s - self._others_s, now_s - self._at_s
+            self._idle = me == self._thread and spent_s < self.MOST * passed_s
+            self._thread, self._at_s, self._others_s = me, now_s, others_s
+        return self._idle
 
 
 class Deadline:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Callable, Optional
 
 from ..clock import Clock, Deadline, give_way, monotonic
 from ..transport.base import Fabric
@@ -14,6 +15,7 @@ def run(
     fabric: Fabric,
     timeout_s: float,
     spin_s: float = 0.0,
+    may_poll: Optional[Callable[[], bool]] = None,
     clock: Clock = monotonic,
 ) -> None:
     """Run a part to its end: poll for a while, then sleep until something can move.
@@ -21,6 +23,7 @@ def run(
     Args:
         timeout_s: how long nothing at all may move; may be infinite.
         spin_s: how long to poll before each sleep. Waking a process up costs 50 to 100 us.
+        may_poll: asked whether to poll at all just now; None: always.
 
     Raises:
         LinkClosed, MismatchError: as from :meth:`Part.advance`.
@@ -33,15 +36,16 @@ def run(
     moved = execution.moved_bytes
     watch = fabric.watch
     interval_s = 3600.0 if watch is None else watch.interval_s
-    spin_until = time.perf_counter() + spin_s
-    check_at = spin_until + interval_s
+    now_s = time.perf_counter()
+    spin_until = now_s + (spin_s if may_poll is None or may_poll() else 0.0)
+    check_at = now_s + interval_s
     execution.waits_for = ()
     while not execution.advance():
         if execution.moved_bytes != moved:
             moved = execution.moved_bytes
             quiet.restart()
             now_s = time.perf_counter()
-            spin_until = now_s + spin_s
+            spin_until = now_s + (spin_s if may_poll is None or may_poll() else 0.0)
             if watch is not None and now_s >= check_at:
                 # A transfer that never stops to wait must not keep this rank from hearing and being heard.
                 check_at = now_s + interval_s

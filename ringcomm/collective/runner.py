@@ -91,7 +91,7 @@ class Runner:
         selector: chooses the schedules; may be shared by runners of the same rank and job.
 
     Attributes:
-        spin_s, timeout_s: may be changed from call to call.
+        spin_s, may_poll, timeout_s: as for :func:`~.drive.run`; may be changed from call to call.
         journal: is told of every call, if set.
     """
 
@@ -110,6 +110,7 @@ class Runner:
         self._settings = settings
         self._generation = generation
         self.spin_s = spin_s
+        self.may_poll: Optional[Callable[[], bool]] = None
         self.timeout_s = settings.timeout_s or math.inf
         self._reporter = reporter if reporter is not None else Reporter()
         self._pool = SegmentPool(settings.segment_bytes)
@@ -328,7 +329,7 @@ class Runner:
                 # Overflow and NaN are the caller's numbers; a warning on whichever rank happens to
                 # own the element would help nobody.
                 with np.errstate(all="ignore") if plan.warns else _NOTHING_TO_SUPPRESS:
-                    run(execution, self._fabric, self.timeout_s, self.spin_s)
+                    run(execution, self._fabric, self.timeout_s, self.spin_s, self.may_poll)
             except BaseException as problem:
                 # The streams stop in the middle of a message: nothing can be sent on them any more.
                 self._broken = self._translate(problem, execution, plan.call)

@@ -99,6 +99,7 @@ class Coordinator:
         self._joined: Dict[int, None] = {}
         self._last_joined = -1
         self._blocked: Dict[int, bool] = {}
+        self._issued = 0  # orders that run or settle something
         self._changed_s = 0.0
         self._sites: Dict[Tuple[int, Signature], str] = {}
         self._last: Dict[int, Tuple[Signature, Key, float]] = {}
@@ -143,7 +144,9 @@ class Coordinator:
             self._urgent = self._urgent or bool(message["urgent"])
             self._blocked.pop(rank, None)
         elif kind == "blocked":
-            self._blocked[rank] = True
+            # Orders that it had not heard of yet may be what it waited for.
+            if message["heard"] == self._issued:
+                self._blocked[rank] = True
         elif kind == "unblocked":
             self._blocked.pop(rank, None)
         elif kind == "joined":
@@ -260,6 +263,7 @@ class Coordinator:
         if joined >= 0:
             self._joined.clear()
         if buckets or self._settled:
+            self._issued += 1
             self._blocked.clear()
         self._failed, self._settled = [], []
         return message

@@ -75,7 +75,7 @@ class Engine:
 
         def make_runner(fabric: Fabric) -> Runner:
             everybody = fabric is lanes.engine
-            runner = Runner(fabric, settings, generation, 0.0, reporter, selector if everybody else None)
+            runner = Runner(fabric, settings, generation, spin_s, reporter, selector if everybody else None)
             if settings.flight_recorder:
                 runner.journal = CallJournal(1)  # of a bucket only how far it is; its members are remembered
             return runner

@@ -13,7 +13,7 @@ import threading
 import time
 from typing import Any, Callable, List, Optional, Sequence
 
-from ..clock import Clock, give_way, monotonic
+from ..clock import Clock, Deadline, give_way, monotonic
 from ..collective.progress import Progress
 from ..errors import BrokenInvariantError, Misuse, NotInitializedError, Recoverable, RingcommError, fresh_copy
 from ..transport.base import Fabric
@@ -86,7 +86,7 @@ class Loop:
         reporter.who_is_heard = lines.divided
         self._reporter = reporter
         note = reporter.note_closed
-        self._turns = Turns(orders, lines, performer, coordinator, watch, spin_s, note, clock)
+        self._turns = Turns(orders, lines, performer, coordinator, watch, note, clock)
         self._driving = threading.Lock()
         self._stopped = False
         self._pid = os.getpid()
@@ -252,18 +252,16 @@ class Loop:
 
     def _block(self, handle: Handle, timeout_s: Optional[float]) -> bool:
         """Sleep; whether rank 0 was told that this rank waits and does nothing else."""
-        first_s = BLOCKED_S if timeout_s is None else min(BLOCKED_S, timeout_s)
-        if handle.block(first_s) or (timeout_s is not None and timeout_s <= BLOCKED_S):
-            return False
-        told = self._tell_if_blocked()
-        handle.block(None if timeout_s is None else timeout_s - first_s)
-        return told
+        deadline, told = Deadline(timeout_s), -1
+        while not handle.block(min(BLOCKED_S, deadline.remaining_s())) and not deadline.expired():
+            told = self._tell_if_blocked(told)
+        return told >= 0
 
     def _drive(self, handle: Handle) -> bool:
         """Do the engine's work until a handle is done; otherwise as :meth:`_block`."""
         turns = self._turns
         began_s = time.perf_counter()
-        moved_s, told = began_s, False
+        moved_s, told = began_s, -1
         with turns.lock:
             turns.busy = True
         while not handle.done() and turns.broken is None:
@@ -274,21 +272,31 @@ class Loop:
             if now_s - moved_s < self._spin_s:
                 give_way()
                 continue
-            if not told and now_s - began_s >= BLOCKED_S:
-                told = self._tell_if_blocked()
-                began_s = now_s  # and ask again later, if another thread is still at work
+            if now_s - began_s >= BLOCKED_S:
+                told = self._tell_if_blocked(told)
+                began_s = now_s
             turns.sleep(turns.prepare_to_sleep(BLOCKED_S))
             self._guarded(turns.wake_up)
         handle.block(None)
-        return told
+        return told >= 0
 
-    def _tell_if_blocked(self) -> bool:
-        with self._turns.lock:
-            if not self._turns.waiters.all_wait():
-                return False
-            self._turns.outbox.append({"type": "blocked"})
+    def _tell_if_blocked(self, told: int) -> int:
+        """Tell rank 0 if this rank waits and does nothing else, once after every orders.
+
+        Rank 0 may issue orders before it hears of that, and must know that they were not taken into
+        account: what they run may be what this rank waits for.
+
+        Args:
+            told: how many orders had been obeyed when it was last told, or -1; the result takes its place.
+        """
+        turns = self._turns
+        with turns.lock:
+            if turns.obeyed == told or not turns.waiters.all_wait():
+                return told
+            told = turns.obeyed
+            turns.outbox.append({"type": "blocked", "heard": told})
         self._orders_fabric.wake()
-        return True
+        return told
 
     # ---- the thread --------------------------------------------------------------------------
 

@@ -53,7 +53,7 @@ class Performer:
     """
 
     def __init__(self, fabric: Fabric, make_runner: Callable[[Fabric], Runner], sets: ProcessSets) -> None:
-        self.spin_s = 0.0
+        self.may_poll: Optional[Callable[[], bool]] = None
         self.on_activity: Optional[Callable[[str], None]] = None
         self._fabric = fabric
         self._make_runner = make_runner
@@ -67,7 +67,7 @@ class Performer:
         """Run one bucket; what each member's handle is to give, in order."""
         first = bucket[0][0]
         runner = self._runner(first.process_set)
-        runner.spin_s = self.spin_s
+        runner.may_poll = self.may_poll
         self._active = runner
         try:
             results: List[Any] = _DO[Collective(first.kind)](self, runner, bucket)
@@ -94,7 +94,7 @@ class Performer:
     def moved_bytes(self, process_set: int) -> int:
         """How far the collective has come that runs in a process set, or ran there last. For any thread."""
         runner = self._runners.get(self._sets.members(process_set))
-        rows = runner.journal.rows() if runner is not None and runner.journal is not None else []
+        rows = runner.rows() if runner is not None else []
         return int(rows[-1].get("moved", 0)) if rows else 0
 
     def _runner(self, process_set: int) -> Runner:

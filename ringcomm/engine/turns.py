@@ -7,7 +7,7 @@ import threading
 from contextlib import contextmanager
 from typing import Callable, Collection, Iterator, List, NamedTuple, Optional, Sequence, Set
 
-from ..clock import Clock
+from ..clock import Clock, Idleness
 from ..errors import MismatchError, NotInitializedError, PeerStalledError, ProtocolError, RingcommError
 from ..transport.base import Fabric, Link
 from ..wire.messages import Message
@@ -56,7 +56,6 @@ class Turns:
         performer: runs buckets.
         coordinator: on rank 0.
         watch: interrupts waits.
-        spin_s: how long a collective may poll while somebody waits for it.
         note_closed: told of a peer whose link ended without a goodbye while nobody here waits for it.
     """
 
@@ -67,7 +66,6 @@ class Turns:
         performer: Performer,
         coordinator: Optional[Coordinator],
         watch: StopWatch,
-        spin_s: float,
         note_closed: Callable[[int, str], None],
         clock: Clock,
     ) -> None:
@@ -81,13 +79,16 @@ class Turns:
         self.urgent = False
         self.busy = True
         self.broken: Optional[BaseException] = None
+        self.obeyed = 0  # orders that ran or settled something
         self.journal: Optional[OperationJournal] = None
         self.lines = lines
         self.performer = performer
+        # Somebody waits, or else nobody computes: then polling takes the processor from nobody.
+        idle = Idleness()
+        performer.may_poll = lambda: bool(self.waiters) or idle()
         self.coordinator = coordinator
         self._fabric = fabric
         self._watch = watch
-        self._spin_s = spin_s
         self._clock = clock
         self._orders: List[Message] = []
         self._noted: Set[int] = set()
@@ -267,6 +268,9 @@ class Turns:
             self._settle(*result)
         for run in orders["run"]:
             self._run(run)
+        if orders["run"] or orders["settled"]:
+            with self.lock:
+                self.obeyed += 1
         if orders["joined"] >= 0:
             with self.lock:
                 join, self.join = self.join, None
@@ -311,7 +315,6 @@ class Turns:
     def _run(self, run: Sequence[int]) -> None:
         with self.lock, _making_sense():
             bucket = self.pending.take_bucket(run)
-            self.performer.spin_s = self._spin_s if self.waiters else 0.0
         self.performer.next_bucket()
         with _making_sense():
             members = self.performer.members(bucket[0][0].process_set)

@@ -328,6 +328,25 @@ class TestTrouble:
         for text in on_ranks(3, work):
             assert "named 'weights'" in text and "named 'loss'" in text and "rank 1" in text
 
+    @pytest.mark.parametrize("limit_s", [LIMIT_S, None])  # while the engine works, or doing its work
+    def test_who_waited_before_something_ran_waits_still(self, limit_s):
+        def work(context):
+            engine = context.engine
+            if context.rank == 0:
+                both = [engine.allreduce([np.ones(1)], Sum, name) for name in "ab"]
+                with pytest.raises(MismatchError) as caught:
+                    both[1].wait(limit_s)  # it has said that it is blocked long before "a" runs
+            else:
+                time.sleep(0.5)
+                engine.allreduce([np.ones(1)], Sum, "a").wait(LIMIT_S)
+                with pytest.raises(MismatchError) as caught:
+                    engine.allreduce([np.ones(1)], Sum, "c").wait(limit_s)
+            engine.barrier().wait(LIMIT_S)
+            return str(caught.value)
+
+        for text in run_ranks(2, work):
+            assert "every rank waits" in text and "named 'b'" in text and "named 'c'" in text
+
     def test_a_thread_that_computes_is_not_blocked(self):
         def work(context):
             engine = context.engine

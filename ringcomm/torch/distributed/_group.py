@@ -12,7 +12,7 @@ from typing import Any, Callable, List, Optional, Sequence
 import torch
 import torch.distributed as dist
 
-from ...clock import Deadline
+from ...clock import Deadline, Idleness
 from ...collective.runner import Runner
 from ...context import polling_s
 from ...errors import Misuse, NotInitializedError, RingcommError
@@ -73,7 +73,8 @@ class ProcessGroupRingcomm(GroupFace):
         for fabric in self._fabrics:
             fabric.watch = self._watch
             fabric.make_wakeable()
-        self._ops = Collectives(Runner(lanes.calls, settings, generation, 0.0, self._watch))
+        self._idleness = Idleness()
+        self._ops = Collectives(Runner(lanes.calls, settings, generation, self._spin_s, self._watch))
         facts = Facts(ranks[rank], len(ranks), host, generation, ranks, f"group {name}")
         self._flight = FlightRecorder(facts, settings, self._ops.runner)
         self._lane = Lane(f"ringcomm-{name}")
@@ -91,7 +92,7 @@ class ProcessGroupRingcomm(GroupFace):
 
         def run(work: RingcommWork) -> None:
             runner.timeout_s = limit_s
-            runner.spin_s = self._spin_s if work.waiters else 0.0
+            runner.may_poll = lambda: work.waiters > 0 or self._idleness()
             do()
 
         self._started += 1

@@ -215,7 +215,7 @@ class TestWaiting:
         job = Job()
         for rank, name in enumerate("abb"):
             job.ready(rank, sig(name))
-            job.tell(rank, {"type": "blocked"})
+            job.tell(rank, {"type": "blocked", "heard": 0})
         assert job.orders() is None
         assert job.coordinator.next_alarm_s(job.now_s) == pytest.approx(DEADLOCK_S)
         job.now_s += DEADLOCK_S
@@ -224,13 +224,28 @@ class TestWaiting:
         assert "rank 0 (desk): allreduce" in failures["a"] and "named 'b'" in failures["a"]
         assert job.orders() is None
 
+    def test_one_who_had_not_heard_of_what_has_just_run_may_come_yet(self):
+        job = Job(stall_warning_s=0, stall_limit_s=0)
+        for rank in range(3):
+            job.ready(rank, sig("a"))
+        assert job.orders()["run"]
+        job.tell(2, {"type": "blocked", "heard": 0})  # on its way when "a" was ordered
+        for rank in range(2):
+            job.ready(rank, sig("b"))
+            job.tell(rank, {"type": "blocked", "heard": 1})
+        job.now_s += 100 * DEADLOCK_S
+        assert job.orders() is None and job.coordinator.next_alarm_s(job.now_s) is None
+        job.tell(2, {"type": "blocked", "heard": 1})
+        job.now_s += DEADLOCK_S
+        assert "every rank waits" in dict(job.failures())["b"]
+
     @pytest.mark.parametrize("change", ["unblocked", "ready", "nobody says so"])
     def test_somebody_may_still_come(self, change):
         job = Job(stall_warning_s=0, stall_limit_s=0)
         for rank, name in enumerate("abb"):
             job.ready(rank, sig(name))
             if rank or change != "nobody says so":
-                job.tell(rank, {"type": "blocked"})
+                job.tell(rank, {"type": "blocked", "heard": 0})
         if change == "unblocked":
             job.tell(0, {"type": "unblocked"})
         elif change == "ready":
