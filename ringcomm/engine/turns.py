@@ -7,7 +7,7 @@ import threading
 from contextlib import contextmanager
 from typing import Callable, Collection, Iterator, List, NamedTuple, Optional, Sequence, Set
 
-from ..clock import Clock, Idleness
+from ..clock import Clock
 from ..errors import MismatchError, NotInitializedError, PeerStalledError, ProtocolError, RingcommError
 from ..transport.base import Fabric, Link
 from ..wire.messages import Message
@@ -83,9 +83,7 @@ class Turns:
         self.journal: Optional[OperationJournal] = None
         self.lines = lines
         self.performer = performer
-        # Somebody waits, or else nobody computes: then polling takes the processor from nobody.
-        idle = Idleness()
-        performer.may_poll = lambda: bool(self.waiters) or idle()
+        performer.may_poll = lambda: bool(self.waiters)  # otherwise the program computes
         self.coordinator = coordinator
         self._fabric = fabric
         self._watch = watch
