@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,45 @@ def test_parameters_that_come_apart_are_found(kind: str, check_every: int) -> No
         return
     found = rc.run(come_apart, (kind,), np=3, env=env, settings={"check_every": check_every})
     assert found == (["5 1.weight (2,)"] if check_every else ["nothing was found"]) * 3
+
+
+def train_deep(trace: str) -> None:
+    """One step of six large layers, written down."""
+    import torch
+
+    import ringcomm.torch as hvd
+
+    hvd.init()
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(*(torch.nn.Linear(1200, 1200) for _ in range(6)))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.01), named_parameters=model.named_parameters()
+    )
+    for step in range(3):
+        if step == 2:
+            hvd.barrier()
+            hvd.start_timeline(trace)
+        optimizer.zero_grad()
+        model(torch.ones(500, 1200)).square().mean().backward()
+        optimizer.step()
+    hvd.stop_timeline()
+    hvd.barrier()
+
+
+@pytest.mark.slow
+def test_the_timeline_shows_gradients_travel_during_the_backward_pass(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    rc.run(train_deep, (str(path),), np=2, env={"OMP_NUM_THREADS": "1"}, settings={"fusion_threshold": "1M"})
+    events = json.loads(path.read_text())
+    names = {event["pid"]: event["args"]["name"] for event in events if event.get("name") == "process_name"}
+
+    def first(tensor: str, kind: str) -> float:
+        found = [
+            event["ts"]
+            for event in events
+            if event["ph"] == "B" and event["name"].startswith(kind) and names[event["pid"]].endswith(tensor)
+        ]
+        return min(found)
+
+    # The last layer's gradient is there first, and is reduced before the first layer's is even submitted.
+    assert first("5.bias", "ALLREDUCE") < first("0.weight", "NEGOTIATE")
