@@ -40,7 +40,7 @@ from .journal import CallJournal, Row
 from .progress import Progress
 from .reduce import Kernel, kernel
 from .short import make_execution
-from .sites import call_site
+from .sites import Site, call_site
 
 _PLANS_KEPT = 512
 _NOTHING_TO_SUPPRESS: ContextManager[Any] = nullcontext()
@@ -93,6 +93,7 @@ class Runner:
     Attributes:
         spin_s, may_poll, timeout_s: as for :func:`~.drive.run`; may be changed from call to call.
         journal: is told of every call, if set.
+        called_at: where the next call was made, if that was not in the thread that runs it.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class Runner:
         self._stopped = False
         self._broken: Optional[BaseException] = None
         self.journal: Optional[CallJournal] = None
+        self.called_at: Optional[Site] = None
         self._running: Optional[Tuple[Call, Part, bool]] = None
 
     def progress(self) -> Progress:
@@ -323,7 +325,7 @@ class Runner:
             execution.arm(self._sequence, data, source)
             journal = self.journal
             if journal is not None:
-                journal.begin(self._sequence, plan.call, plan.site)
+                journal.begin(self._sequence, plan.call, plan.site, self.called_at)
             self._running = (plan.call, execution, counted)
             try:
                 # Overflow and NaN are the caller's numbers; a warning on whichever rank happens to

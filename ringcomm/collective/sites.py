@@ -14,15 +14,22 @@ Site = Tuple[CodeType, int]
 It holds no frame, which would keep the caller's variables alive.
 """
 
-_PACKAGE = str(Path(__file__).resolve().parent.parent)
+_packages = [str(Path(__file__).resolve().parent.parent)]
 _ours: Dict[str, bool] = {}
 
 
+def look_through(package: Path) -> None:
+    """From now on calls from this package are not places in the user's program: it calls for the user."""
+    if str(package) not in _packages:
+        _packages.append(str(package))
+        _ours.clear()
+
+
 def is_ours(filename: str) -> bool:
-    """Whether a file belongs to ringcomm."""
+    """Whether a file belongs to ringcomm, or to a package that calls it for the user."""
     known = _ours.get(filename)
     if known is None:
-        known = _ours[filename] = str(Path(filename).resolve()).startswith(_PACKAGE)
+        known = _ours[filename] = str(Path(filename).resolve()).startswith(tuple(_packages))
     return known
 
 
@@ -53,6 +60,12 @@ def find_site(depth: int, known: List[Any]) -> Site:
         pass  # the stack is not that deep this time
     frame = _outside(depth + 1)
     known[:] = _depth_of(frame), frame.f_code
+    return frame.f_code, frame.f_lasti
+
+
+def this_site() -> Site:
+    """The same as :func:`find_site` where nothing is known."""
+    frame = _outside(2)
     return frame.f_code, frame.f_lasti
 
 

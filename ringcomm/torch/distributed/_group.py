@@ -7,6 +7,7 @@ import os
 import sys
 import weakref
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Callable, List, Optional, Sequence
 
 import torch
@@ -14,6 +15,7 @@ import torch.distributed as dist
 
 from ...clock import Deadline, Idleness
 from ...collective.runner import Runner
+from ...collective.sites import look_through, this_site
 from ...context import polling_s
 from ...errors import Misuse, NotInitializedError, RingcommError
 from ...flight import Facts, FlightRecorder
@@ -30,6 +32,7 @@ from ._store import Meeting, group_settings, meet
 from ._watch import GroupWatch
 from ._work import RingcommWork, Together
 
+look_through(Path(torch.__file__).resolve().parent)
 _USERS = 0
 _FAREWELL_S = 5.0
 _open_groups: weakref.WeakSet[ProcessGroupRingcomm] = weakref.WeakSet()
@@ -89,9 +92,11 @@ class ProcessGroupRingcomm(GroupFace):
 
     def _begin(self, what: str, result: Any, opts: Any, do: Callable[[], None]) -> RingcommWork:
         limit_s, runner = self._limit_s(opts), self._ops.runner
+        site = this_site() if runner.journal is not None else None
 
         def run(work: RingcommWork) -> None:
             runner.timeout_s = limit_s
+            runner.called_at = site
             runner.may_poll = lambda: work.waiters > 0 or self._idleness()
             do()
 

@@ -249,6 +249,20 @@ def check_overlap(on: Ranks) -> None:
     assert work.is_completed() and float(tensor[-1]) == on.size
 
 
+def check_the_recorder_says_where_the_program_called(on: Ranks) -> None:
+    """Not in PyTorch, and not in the thread that runs the queue."""
+    from ringcomm.torch.distributed import _group
+
+    tensor = torch.ones(5)
+    for apart in (False, True):
+        work = dist.all_reduce(tensor, async_op=apart)
+        if work is not None:
+            work.wait()
+        last = [rows[-1] for rows in (group._ops.runner.rows() for group in _group._open_groups) if rows]
+        newest = max(last, key=lambda row: row["began"])
+        assert newest["kind"] == "allreduce" and newest["site"].startswith(f"{__file__}:"), newest
+
+
 def check_functional_collectives(on: Ranks) -> None:
     import torch.distributed._functional_collectives as functional
 
