@@ -33,7 +33,7 @@ from ringcomm.context import Context
 from ringcomm.rendezvous.actions import Seat
 from ringcomm.rendezvous.server import RendezvousServer
 
-DEAD_AFTER_S = 3.0
+DEAD_AFTER_S = 6.0
 BOUND_S = DEAD_AFTER_S + 2.0
 SLACK_S = 2.0
 """For a machine that does other things as well."""

@@ -202,10 +202,16 @@ def _cut(members: Mapping[int, Member], pairs: Set[Pair], why: str) -> Verdict:
         who = f"{_names(members, ranks)} {verb} cut off from {others}"
         text = f"{who}, although not from the rendezvous: {why}."
         return Verdict("stalled", text, members[ranks[0]])
+    where = (
+        f"Something between {' and '.join(sorted(hosts))} is broken or blocks TCP: a cable, a switch, "
+        "a firewall."
+        if len(hosts) > 1
+        else f"All of them are on {min(hosts)}, so that host has much more to do than it can, or was "
+        "suspended for a while; --dead-after says for how long that is all right."
+    )
     return Verdict(
         "cut",
-        f"{_names(members, apart)} live, but do not hear each other: {why}. Something between "
-        f"{' and '.join(sorted(hosts))} is broken or blocks TCP: a cable, a switch, a firewall.",
+        f"{_names(members, apart)} live, but do not hear each other: {why}. {where}",
         None,
         tuple(members[rank] for rank in apart),
     )

@@ -237,6 +237,14 @@ class TestLinks:
                 assert [member.rank for member in verdict.apart] == [1, 2]
                 assert "rank 1 (host1) and rank 2 (host2) live, but do not hear each other" in verdict.text
 
+    def test_on_one_host_no_cable_is_looked_for(self, members):
+        for member in members.values():
+            member.host = "desk"
+        hears = {0: ([1, 2, 3, 4], []), 1: ([0, 3, 4], [2]), 2: ([0, 3, 4], [1]), 3: ([0, 1, 2, 4], [])}
+        verdict = verdict_of(members, [loss(1, 2, "silent", SILENT)], hears)
+        assert verdict.kind == "cut" and "cable" not in verdict.text
+        assert "All of them are on desk, so that host has much more to do than it can" in verdict.text
+
     @pytest.mark.parametrize("kind", ["lost", "closed", "still"])
     def test_a_link_that_breaks_between_two_that_live(self, members, kind):
         hears = {rank: ([], []) for rank in range(5)}
