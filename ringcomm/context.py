@@ -155,6 +155,8 @@ class Context(Collectives):
         if self._closed:
             return
         self._closed = True
+        if ok:
+            self._recording.finish()
         self._flight.close(None if ok else reason)
         self._runner.stop()
         self.engine.stop()

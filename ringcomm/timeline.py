@@ -7,6 +7,7 @@ with a line per rank; the events have Horovod's names. The file is valid JSON at
 from __future__ import annotations
 
 import json
+import logging
 import queue
 import threading
 import time
@@ -15,7 +16,12 @@ from typing import IO, Any, Dict, List, Optional, Sequence, Set, Union
 
 from .engine.engine import Engine
 from .engine.observe import Observer, now_us
-from .errors import ConfigError, Misuse
+from .errors import ConfigError, Misuse, RingcommError
+
+logger = logging.getLogger("ringcomm")
+
+FINISH_S = 5.0
+"""How long a rank that leaves waits for the others, so that what they have collected gets to rank 0."""
 
 
 class TraceFile:
@@ -176,6 +182,16 @@ class Recording:
             # What others have collected is on its way ahead of this.
             self._engine.barrier("ringcomm.stop_timeline").wait()
             self.close()
+
+    def finish(self) -> None:
+        """This rank is about to leave: as :meth:`stop`, but who does not come is not waited for."""
+        if self._on:
+            self._on = False
+            try:
+                self._engine.observe(None)
+                self._engine.barrier("ringcomm.stop_timeline").wait(FINISH_S)
+            except (RingcommError, TimeoutError) as problem:
+                logger.debug("the end of the timeline may be missing: %s", problem)
 
     def close(self) -> None:
         """End the file, if it is still being written."""

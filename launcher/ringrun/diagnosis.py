@@ -24,6 +24,9 @@ _STATES = {
 UNCAUGHT = "uncaught "
 """How a rank says that its own program has failed."""
 
+MISMATCH = "MismatchError: "
+"""How a rank says that another one has made another call."""
+
 Place = Tuple[Lane, Operation]
 Waits = Dict[int, Set[int]]
 """For each rank that waits, for whom."""
@@ -88,7 +91,7 @@ def _same_lane(report: Report, lane: Lane) -> Optional[Lane]:
 
 def _behind(report: Optional[Report], lane: Lane, number: int) -> bool:
     """Whether a rank is known not to have come to a certain call."""
-    if report is None or _is_silent(report):
+    if report is None or _is_silent(report) or report.error.startswith(UNCAUGHT):
         return report is not None
     theirs = _same_lane(report, lane)
     if theirs is None or not theirs.operations:
@@ -97,7 +100,7 @@ def _behind(report: Optional[Report], lane: Lane, number: int) -> bool:
 
 
 def _has_not_come(report: Optional[Report], lane: Lane, wanted: Operation) -> bool:
-    if report is None or _is_silent(report):
+    if report is None or _is_silent(report) or report.error.startswith(UNCAUGHT):
         return report is not None
     theirs = _same_lane(report, lane)
     pending = [] if theirs is None else [item for item in theirs.operations if not item.over]
@@ -180,6 +183,8 @@ def _conclusion(reports: Mapping[int, Report], waiting: Mapping[int, Optional[Pl
             f"{ranks_text(sorted(waits)).capitalize()} wait for each other: they do not make the same calls "
             "in the same order."
         )
+    if any(report.error.startswith(MISMATCH) for report in reports.values()):
+        return "They do not make the same calls."
     calls = {place[1].what for place in waiting.values() if place is not None and place[0].ordered}
     if len(calls) > 1:
         return f"They do not make the same call: {'; '.join(sorted(calls))}."

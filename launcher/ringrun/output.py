@@ -98,6 +98,10 @@ class LineAssembler:
         return [line]
 
 
+_NATIVE_FRAME = re.compile(rb"(At:|\s+\S+\(\d+\): \S+)\s*$")
+"""Below an error that went through C++: ``At:``, then lines like ``  /a/file.py(12): function``."""
+
+
 class Tail:
     """The last lines of a stream, within limits: where the traceback is."""
 
@@ -107,7 +111,9 @@ class Tail:
         self._bytes = 0
 
     def add(self, line: bytes) -> None:
-        """One more line."""
+        """One more line. Those of PyTorch's own stack, which would push the error out, are left out."""
+        if _NATIVE_FRAME.match(line):
+            return
         if len(self._lines) == self._lines.maxlen:
             self._bytes -= len(self._lines.popleft())
         self._lines.append(line)

@@ -28,6 +28,8 @@ from .verdict import Complaint, Exit, Verdict, signal_name
 
 GRACE_S = 2.0
 """After the first failure the others have this long to end by themselves, with a typed error."""
+LEAVING_S = 10.0
+"""One that has said goodbye has this much longer: frameworks take their time, and its exit code counts."""
 GATHER_S = 2.0
 """After the first host that does not start the others have this long to say what they lack."""
 FORCE_S = 1.2
@@ -58,6 +60,8 @@ class Supervisor:
         self._printer = Printer(job, console, coloured or {1: False, 2: False}, clock)
         self._loop = Loop(clock)
         self._clock = clock
+        self._leaving: Set[int] = set()  # ranks that failed, and said goodbye
+        self._patient = False
         self._open_rendezvous = open_rendezvous
         self._rendezvous: Optional[RendezvousLike] = None
         self._verdict = Verdict()
@@ -114,7 +118,7 @@ class Supervisor:
         if self._console.broken and not self._ending:
             self._end("pipe", END)
         if self._verdict.failed and not self._ending and not self._loop.is_set("grace"):
-            self._loop.after("grace", GRACE_S, lambda: self._end("failure", END))
+            self._loop.after("grace", GRACE_S, self._grace_over)
             self._inquiry.after_failure()
 
     def _watch(self, index: int) -> None:
@@ -268,18 +272,31 @@ class Supervisor:
         elif name == "started" and self.job.settings.verbose:
             self._printer.say(f"rank {rank} runs on {host.name} as process {facts['pid']}")
 
+    def _grace_over(self) -> None:
+        """End the job, but let whoever failed first end by itself if it is about to."""
+        if self._leaving - set(self._verdict.exits) and not self._patient:
+            self._patient = True
+            self._loop.after("grace", LEAVING_S, self._grace_over)
+        else:
+            self._end("failure", END)
+
     def _rank_exited(self, rank: int, facts: Mapping[str, Any]) -> None:
         end = Exit(rank, facts["code"], facts["signal"], facts["sent"])
         self._verdict.exited(end)
         self._printer.ended(rank, end.ok)
         if self._rendezvous is not None:
             self._rendezvous.process_exited(self.job.slot_of(rank), end.describe(), end.ok)
+        if self._patient and self._loop.is_set("grace") and not self._leaving - set(self._verdict.exits):
+            self._loop.cancel("grace")
+            self._end("failure", END)
 
     def _notice(self, notice: NoticeLike) -> None:
         if notice.kind == "failed":
             if not self._ending:
                 link = notice.detail.get("kind") == "cut"
                 self._verdict.complained(Complaint(notice.rank, notice.culprit, notice.text, link))
+                if notice.culprit is not None and notice.detail.get("leaving"):
+                    self._leaving.add(notice.culprit)
         elif notice.kind == "refused":
             self._refusals += 1
             if self._refusals <= REFUSALS_SHOWN:

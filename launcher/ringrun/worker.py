@@ -7,11 +7,17 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import sys
 import traceback
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import cloudpickle
+
+from ringcomm.errors import ConfigError, Misuse
+
+_NOT_SENT = (pickle.PicklingError, TypeError, AttributeError, RecursionError)
+"""How pickle says that something cannot travel."""
 
 
 class Call(NamedTuple):
@@ -24,7 +30,12 @@ class Call(NamedTuple):
 
 def pack_call(call: Call, path: Sequence[str]) -> bytes:
     """The payload: a line of JSON that says where to import from, then the pickle that may need it."""
-    pickled: bytes = cloudpickle.dumps(tuple(call))
+    try:
+        pickled: bytes = cloudpickle.dumps(tuple(call))
+    except _NOT_SENT as problem:
+        raise ConfigError(
+            f"{_culprit(call)} cannot be sent to other processes: {problem}. Make it inside the function."
+        ) from None
     return json.dumps({"path": list(path)}).encode() + b"\n" + pickled
 
 
@@ -36,8 +47,25 @@ def unpack_call(payload: bytes) -> Tuple[List[str], Callable[[], Call]]:
 
 def pack_value(value: Any) -> bytes:
     """A result, ready to travel."""
-    data: bytes = cloudpickle.dumps({"ok": True, "value": value})
+    try:
+        data: bytes = cloudpickle.dumps({"ok": True, "value": value})
+    except _NOT_SENT as problem:
+        raise Misuse(
+            f"what the function returned, a {type(value).__name__}, cannot be sent back: {problem}. Return "
+            "numbers, arrays or texts."
+        ) from None
     return data
+
+
+def _culprit(call: Call) -> str:
+    """What of a call cannot be pickled, as a person would point at it."""
+    parts = [(f"args[{index}]", value) for index, value in enumerate(call.args)]
+    for name, value in (*parts, *call.kwargs.items()):
+        try:
+            cloudpickle.dumps(value)
+        except _NOT_SENT:
+            return f"The function's argument {name}, a {type(value).__name__},"
+    return "The function, or something that it uses,"
 
 
 def pack_error(error: BaseException, skip: int) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dis
 import sys
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType
 from typing import Any, Dict, List, Tuple
 
 Site = Tuple[CodeType, int]
@@ -18,10 +18,11 @@ _packages = [str(Path(__file__).resolve().parent.parent)]
 _ours: Dict[str, bool] = {}
 
 
-def look_through(package: Path) -> None:
+def look_through(package: ModuleType) -> None:
     """From now on calls from this package are not places in the user's program: it calls for the user."""
-    if str(package) not in _packages:
-        _packages.append(str(package))
+    place = str(Path(package.__file__ or "").resolve().parent)
+    if package.__file__ and place not in _packages:
+        _packages.append(place)
         _ours.clear()
 
 

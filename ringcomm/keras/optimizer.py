@@ -9,11 +9,14 @@ import keras
 from .._adapter.arguments import predivided
 from .._adapter.compression import Compression
 from .._adapter.gradients import Groups, Reduction, chosen_groups
+from ..collective.sites import look_through
 from ..errors import BrokenInvariantError, ConfigError, NotOfferedError
 from ..ops import ReduceOp, op_of
 from ..process_set import ProcessSet, global_process_set
 from .backends import reduce
 from .how import How
+
+look_through(keras)
 
 _classes: Dict[type, type] = {}
 

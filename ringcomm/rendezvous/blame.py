@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from ..config import Slot
+from ..errors import MismatchError
 from .roster import Member
 
 EVIDENCE_S = 1.0
@@ -186,7 +187,9 @@ class Blame:
             return Verdict("stalled", f"{culprit.name()} is late{during}: {cause}.", culprit)
         if reports and culprit.gone is None and reports[0].kind not in ("lost", "closed"):
             return Verdict("stalled", f"{culprit.name()} is silent{during}: {cause}.", culprit)
-        return Verdict("lost", f"{culprit.name()} was lost{during}: {cause}.", culprit)
+        # What is wrong with the program is not a loss that another attempt would mend.
+        kind = "mismatch" if cause.startswith(f"uncaught {MismatchError.__name__}:") else "lost"
+        return Verdict(kind, f"{culprit.name()} was lost{during}: {cause}.", culprit)
 
 
 def _cut(members: Mapping[int, Member], pairs: Set[Pair], why: str) -> Verdict:

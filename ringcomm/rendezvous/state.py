@@ -393,7 +393,9 @@ class Rendezvous:
             self.verdict["hosts"] = [member.host for member in apart]
         everyone = list(self.members) + list(self._waiting)
         actions: List[Action] = [Tell(connection, self.verdict) for connection in everyone]
-        actions.append(Notice("failed", text, culprit=culprit, detail={"kind": kind}))
+        member = self._by_rank.get(-1 if culprit is None else culprit)
+        leaving = member is not None and member.left is not None
+        actions.append(Notice("failed", text, culprit=culprit, detail={"kind": kind, "leaving": leaving}))
         return actions
 
     def _next_generation(self, now_s: float) -> List[Action]:

@@ -9,10 +9,13 @@ import tensorflow as tf
 from .._adapter import host
 from .._adapter.arguments import reduction
 from .._adapter.gradients import Reduction
+from ..collective.sites import look_through
 from ..ops import ReduceOp, op_of
 from ..process_set import ProcessSet, global_process_set
 from . import bridge, flow
 from .compression import Compression
+
+look_through(tf)
 
 Tensor = Union[tf.Tensor, tf.IndexedSlices]
 

@@ -8,11 +8,14 @@ import torch
 
 from .. import api
 from .._adapter.arguments import reduction, row_counts, scattered_reduction, wire_name
+from ..collective.sites import look_through
 from ..engine.request import Handle
 from ..errors import ConfigError
 from ..ops import ReduceOp, op_of
 from ..process_set import ProcessSet, global_process_set, number_of
 from .tensors import InPlace, back_to, flat_array, host_copy, on_host, plain, shapes_of, tensor_of
+
+look_through(torch)
 
 AnyHandle = Union[Handle, Callable[[], Any]]
 

@@ -281,7 +281,8 @@ def test_orders(fresh, run):
 
 words = st.builds(
     lambda kind, length, place: (kind << 56 | length).to_bytes(8, "little") + place.to_bytes(8, "little"),
-    st.sampled_from([2, 1, 2, 4, 2, 3, 5, 0, 6]), st.sampled_from([5, 0, 1, 100, 1 << 20, (1 << 20) + 1, (1 << 56) - 1]),
+    st.sampled_from([2, 1, 2, 4, 2, 3, 5, 0, 6]),
+    st.sampled_from([5, 0, 1, 100, 1 << 20, (1 << 20) + 1, (1 << 56) - 1]),
     st.sampled_from([(1 << 20) - 3, 0, 1, 1 << 20, 1 << 63, (1 << 64) - 1]),
 )  # fmt: skip
 framed = st.lists(words | st.binary(max_size=30), max_size=6).map(b"".join)

@@ -83,8 +83,15 @@ def test_an_exception_that_cannot_travel_is_told_as_text() -> None:
 
 
 def test_a_result_that_cannot_travel_is_an_error() -> None:
-    with pytest.raises(RemoteError, match="rank 0 on localhost: TypeError: .*lock"):
+    with pytest.raises(RemoteError, match="rank 0 .*what the function returned, a lock, cannot be sent"):
         run_function(threading.Lock, np=1, console=Kept())
+
+
+def test_an_argument_that_cannot_travel_is_pointed_at() -> None:
+    with pytest.raises(ConfigError, match=r"argument args\[1\], a lock, cannot be sent"):
+        run_function(lambda *_: None, (1, threading.Lock()), np=2, console=Kept())
+    with pytest.raises(ConfigError, match="argument guard, a lock, cannot be sent"):
+        run_function(lambda guard: None, (), {"guard": threading.Lock()}, np=2, console=Kept())
 
 
 def test_a_rank_that_is_killed() -> None:

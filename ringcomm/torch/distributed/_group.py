@@ -7,7 +7,6 @@ import os
 import sys
 import weakref
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Callable, List, Optional, Sequence
 
 import torch
@@ -32,7 +31,7 @@ from ._store import Meeting, group_settings, meet
 from ._watch import GroupWatch
 from ._work import RingcommWork, Together
 
-look_through(Path(torch.__file__).resolve().parent)
+look_through(torch)
 _USERS = 0
 _FAREWELL_S = 5.0
 _open_groups: weakref.WeakSet[ProcessGroupRingcomm] = weakref.WeakSet()

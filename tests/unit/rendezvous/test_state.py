@@ -330,7 +330,7 @@ def test_vanished_rank_is_named_to_all_after_a_moment(seats):
     assert VANISHED in job.verdict()["text"]
     assert {0, 2} <= set(job.aborts())
     failed = job.notice("failed")
-    assert (failed.culprit, failed.detail) == (1, {"kind": "lost"})
+    assert (failed.culprit, failed.detail) == (1, {"kind": "lost", "leaving": False})
 
 
 def test_how_its_process_ended_is_known_a_little_later():

@@ -164,3 +164,20 @@ def test_many_ranks_are_cut_short() -> None:
     lines = diagnose(reports)
     assert len(lines) < 20
     assert "(28 more are in the files.)" in lines
+
+
+def test_one_who_has_failed_is_waited_for_although_it_came_to_the_same_operation() -> None:
+    text = told(
+        report(0, [call(812)]),
+        report(1, [call(812, "done")], reason="failure", error="uncaught ValueError: bad sample"),
+    )
+    assert text[-1] == "Rank 0 waits for rank 1."
+
+
+def test_different_calls_by_name_are_not_blamed_on_the_network() -> None:
+    error = "MismatchError: Mismatched calls"
+    text = told(
+        report(0, ops=[named("a", "failed")], reason="failure", error=error),
+        report(1, ops=[named("b", "failed")], reason="failure", error=error),
+    )
+    assert text[-1] == "They do not make the same calls."

@@ -156,3 +156,11 @@ def test_streams_do_not_mix() -> None:
     assert found.feed(0, 2, b"err\n", 0.0) == b"[a:0] err\n"
     assert found.feed(1, 1, b"other\n", 0.0) == b"[b:1] other\n"
     assert found.feed(0, 1, b"e\n", 0.0) == b"[a:0] one\n"
+
+
+def test_the_stack_of_another_language_does_not_push_the_error_out() -> None:
+    tail = Tail(lines=3)
+    stack = (b"At:", b"  /x/_lane.py(101): _main", b"  /y/a.py(9): <lambda>")
+    for line in (b"RuntimeError: shapes differ", b"", *stack):
+        tail.add(line)
+    assert tail.text() == ["RuntimeError: shapes differ", ""]

@@ -1,0 +1,52 @@
+"""How a job ends counts, and nothing of what it wrote down is lost."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.proc.test_ringrun_support import ringrun
+
+SLOW = """
+import atexit, sys, time
+import numpy as np
+import ringcomm as rc
+
+rc.init()
+atexit.register(time.sleep, 4.0)  # as frameworks do that have much to put away
+rc.allreduce(np.ones(2))
+if rc.rank() == 1:
+    if sys.argv[1] == "raise":
+        raise ValueError("bad sample")
+    sys.exit(int(sys.argv[1]))
+rc.allreduce(np.ones(2))
+"""
+
+WRITTEN = """
+import numpy as np
+import ringcomm as rc
+
+rc.init()
+for step in range(50):
+    rc.allreduce_async_(np.ones(10), name=f"grad{step}").wait()
+"""
+
+
+@pytest.mark.parametrize(("way", "code"), [("3", 3), ("raise", 1)])
+def test_a_rank_that_takes_long_to_end_still_has_its_exit_code(tmp_path: Path, way: str, code: int) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    done = ringrun("-np", "2", "slow.py", way, cwd=tmp_path)
+    assert done.process.returncode == code, done.err
+    assert f"rank 1 on localhost failed first: exit code {code}" in done.err
+
+
+def test_a_timeline_of_the_whole_job_has_its_end_and_all_ranks(tmp_path: Path) -> None:
+    (tmp_path / "written.py").write_text(WRITTEN)
+    done = ringrun("-np", "3", "--timeline", "trace.json", "written.py", cwd=tmp_path)
+    assert done.process.returncode == 0, done.err
+    events = json.loads((tmp_path / "trace.json").read_text())
+    ran = Counter(event["tid"] for event in events if event["ph"] == "B" and event["name"] == "ALLREDUCE")
+    assert ran == {0: 50, 1: 50, 2: 50}
