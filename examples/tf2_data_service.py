@@ -2,7 +2,7 @@
 
 Two commands, in two terminals and in any order; the second ends the first:
 
-    ringrun -np 2 python -m ringcomm.tensorflow.data.compute_worker compute.json      prepare the data
+    ringrun -np 2 -m ringcomm.tensorflow.data.compute_worker compute.json             prepare the data
     ringrun -np 2 examples/tf2_data_service.py compute.json                           train
 
 Both take -H for other machines; compute.json must then be in a directory that they share (or be copied). It

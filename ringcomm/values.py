@@ -47,7 +47,12 @@ def size(text: str) -> int:
 
 def size_or_zero(text: str) -> int:
     """Like :func:`size`; ``0`` has a meaning of its own."""
-    return 0 if text.strip() == "0" else size(text)
+    if text.strip() == "0":
+        return 0
+    try:
+        return size(text)
+    except ValueError:
+        raise ValueError("must be a number of bytes like 65536, 64K or 1M, or 0") from None
 
 
 def count(text: str) -> int:
