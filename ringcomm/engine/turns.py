@@ -168,16 +168,21 @@ class Turns:
             ready = self.pending.announce(self.urgent or bool(self.waiters), self.rank)
             self.urgent = False
             messages, self.outbox = self.outbox, []
-        if ready is not None:
-            messages.insert(0, ready)
+        worked = ready is not None or bool(messages)
+        # The timeline's first: what is announced may be the barrier behind which rank 0 closes it. The others
+        # last: an announcement says that this rank is not blocked, and one of them may say that it is.
         for message in messages:
             if message["type"] in ("trace", "clock"):
                 self.lines.tracing.deliver(message)
-            elif self.coordinator is None:
+        messages = [message for message in messages if message["type"] not in ("trace", "clock")]
+        if ready is not None:
+            messages.insert(0, ready)
+        for message in messages:
+            if self.coordinator is None:
                 self.lines.mailbox.send(message)
             else:
                 self.coordinator.take(0, message, now_s)
-        return bool(messages)
+        return worked
 
     def prepare_to_sleep(self, most_s: float = 3600.0) -> Rest:
         """What to wait for, and for how long (0.0: there is work). What is submitted later rings the bell."""
