@@ -21,7 +21,7 @@ from .errors import ConfigError, Misuse, RingcommError
 logger = logging.getLogger("ringcomm")
 
 FINISH_S = 5.0
-"""How long a rank that leaves waits for the others, so that what they have collected gets to rank 0."""
+"""How long rank 0, when it leaves, waits for others to leave: what they have collected may be on its way."""
 
 
 class TraceFile:
@@ -184,14 +184,15 @@ class Recording:
             self.close()
 
     def finish(self) -> None:
-        """This rank is about to leave: as :meth:`stop`, but who does not come is not waited for."""
+        """This rank is about to leave: bring out what was collected, without a call that others must make."""
         if self._on:
             self._on = False
             try:
                 self._engine.observe(None)
-                self._engine.barrier("ringcomm.stop_timeline").wait(FINISH_S)
-            except (RingcommError, TimeoutError) as problem:
-                logger.debug("the end of the timeline may be missing: %s", problem)
+            except RingcommError as problem:
+                logger.warning("The timeline of rank %d lacks its end: %s", self._engine.rank, problem)
+                return
+            self._engine.settle(FINISH_S)
 
     def close(self) -> None:
         """End the file, if it is still being written."""

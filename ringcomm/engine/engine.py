@@ -141,6 +141,11 @@ class Engine:
         if self._log is not None:
             self._log.close()
 
+    def settle(self, limit_s: float) -> None:
+        """Wait for what is on its way at the end; see :meth:`~.loop.Loop.settle`."""
+        if self._loop is not None:
+            self._loop.settle(limit_s)
+
     def observe(self, observer: Optional[Observer], sink: Optional[Sink] = None) -> None:
         """Tell an observer what happens from now on (None: nobody); see :meth:`~.loop.Loop.observe`."""
         if self._loop is not None:

@@ -174,6 +174,10 @@ class Lines:
         self._progress = _nowhere
         self.lost = _ended
 
+    def all_left(self) -> bool:
+        """Whether every other rank has said goodbye, or is gone."""
+        return len(self.said_goodbye | set(self.mailbox.gone)) == len(self._hosts) - 1
+
     def take_received(self) -> Sequence[Tuple[int, Message]]:
         """What has arrived for the engine itself."""
         received, self._received = self._received, []

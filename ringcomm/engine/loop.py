@@ -186,6 +186,15 @@ class Loop:
                 tracing.sink = sink
         self._orders_fabric.wake()
 
+    def settle(self, limit_s: float) -> None:
+        """Wait until what this rank has to say is on its way; on rank 0, until all others have left.
+
+        No other rank has to do anything for it, so none is held up. At most so long.
+        """
+        deadline = Deadline(limit_s)
+        while not deadline.expired() and self._turns.broken is None and not self._turns.settled():
+            time.sleep(_BACK_OFF_S)
+
     def stop(self) -> None:
         """End the thread; what is still pending fails."""
         if os.getpid() != self._pid or self._stopped:

@@ -62,6 +62,10 @@ class Mailbox:
                     break
                 del unsent[:taken]
 
+    def has_unsent(self) -> bool:
+        """Whether the links have not taken all that was sent."""
+        return any(self._unsent.values())
+
     def receive(self, everybody: bool = True) -> List[Tuple[int, Message]]:
         """All messages that have arrived, with who sent them.
 

@@ -184,6 +184,13 @@ class Turns:
                 self.coordinator.take(0, message, now_s)
         return worked
 
+    def settled(self) -> bool:
+        """Whether nothing is on its way from this rank, or, on rank 0, from others. For any thread."""
+        if self.coordinator is not None:
+            return self.lines.all_left()
+        with self.lock:
+            return not self.outbox and not self.lines.mailbox.has_unsent()
+
     def prepare_to_sleep(self, most_s: float = 3600.0) -> Rest:
         """What to wait for, and for how long (0.0: there is work). What is submitted later rings the bell."""
         timeout_s = min(most_s, self.lines.alarm_s())

@@ -62,6 +62,7 @@ class FramedLink(SocketLink):
         "_read",
         "_staging",
         "_staging_views",
+        "_top",
         "_unsent",
     )
 
@@ -69,6 +70,7 @@ class FramedLink(SocketLink):
         super().__init__(peer, sock)
         self._staging = memoryview(bytearray(_STAGING_BYTES))
         self._staging_views = [self._staging]
+        self._top = memoryview(bytearray(HEAD_BYTES))  # a head that is read together with what follows
         # Kind, place, length and, if INLINE, the bytes of what has come and was not handed out.
         self._queue: Deque[Tuple[int, int, int, Optional[memoryview]]] = deque()
         self._head = b""  # a frame head of which a part has arrived
@@ -182,7 +184,7 @@ class FramedLink(SocketLink):
         if self._head or not views or len(views) == 1 and views[0].nbytes <= SHORT_BYTES:
             return self._pump(views[0] if len(views) == 1 else None)
         # In the hope that it is the bytes of one INLINE frame: then they are where they belong at once.
-        top = memoryview(bytearray(HEAD_BYTES))
+        top = self._top
         got = SocketLink.recv(self, [top, *views, self._staging])
         if got < HEAD_BYTES:
             self._head = bytes(top[:got])

@@ -50,3 +50,15 @@ def test_a_timeline_of_the_whole_job_has_its_end_and_all_ranks(tmp_path: Path) -
     events = json.loads((tmp_path / "trace.json").read_text())
     ran = Counter(event["tid"] for event in events if event["ph"] == "B" and event["name"] == "ALLREDUCE")
     assert ran == {0: 50, 1: 50, 2: 50}
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_timeline_holds_nobody_up_and_fails_nothing(tmp_path: Path, late: int) -> None:
+    longer = f"import time\nif rc.rank() == {late}:\n    time.sleep(7)  # than others wait\n"
+    program = f"{WRITTEN}\n{longer}"
+    (tmp_path / "late.py").write_text(program)
+    done = ringrun("-np", "3", "--timeline", "trace.json", "late.py", cwd=tmp_path)
+    assert done.process.returncode == 0, done.err
+    events = json.loads((tmp_path / "trace.json").read_text())
+    ran = Counter(event["tid"] for event in events if event["ph"] == "B" and event["name"] == "ALLREDUCE")
+    assert ran == {0: 50, 1: 50, 2: 50}
