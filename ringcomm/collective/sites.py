@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import os
 import sys
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
@@ -14,13 +15,13 @@ Site = Tuple[CodeType, int]
 It holds no frame, which would keep the caller's variables alive.
 """
 
-_packages = [str(Path(__file__).resolve().parent.parent)]
+_packages = [f"{Path(__file__).resolve().parent.parent}{os.sep}"]
 _ours: Dict[str, bool] = {}
 
 
 def look_through(package: ModuleType) -> None:
     """From now on calls from this package are not places in the user's program: it calls for the user."""
-    place = str(Path(package.__file__ or "").resolve().parent)
+    place = f"{Path(package.__file__ or '').resolve().parent}{os.sep}"
     if package.__file__ and place not in _packages:
         _packages.append(place)
         _ours.clear()

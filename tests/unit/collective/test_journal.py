@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import weakref
+from types import ModuleType
 
 import numpy as np
 import pytest
 
+from ringcomm.collective import sites
 from ringcomm.collective.journal import CallJournal
 from ringcomm.collective.runner import Runner
 from ringcomm.collective.sites import call_site, find_site, site_text
@@ -99,6 +101,19 @@ def test_a_stack_that_is_not_that_deep_any_more():
     known = [10_000, None]
     found, here = site_text(find_site(1, known)), call_site()
     assert found == here
+
+
+def test_packages_that_call_for_the_user_are_looked_through(tmp_path, monkeypatch):
+    monkeypatch.setattr(sites, "_packages", list(sites._packages))
+    monkeypatch.setattr(sites, "_ours", {})
+    package = ModuleType("frame")
+    package.__file__ = str(tmp_path / "frame" / "__init__.py")
+    assert not sites.is_ours(str(tmp_path / "frame" / "call.py"))
+    sites.look_through(package)
+    sites.look_through(package)
+    assert sites.is_ours(str(tmp_path / "frame" / "call.py"))
+    assert not sites.is_ours(str(tmp_path / "framework" / "train.py"))
+    assert not sites.is_ours(str(tmp_path / "frame.py"))
 
 
 def test_the_callers_variables_are_not_kept_alive():
