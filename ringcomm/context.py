@@ -98,6 +98,7 @@ class Context(Collectives):
         settings = Settings.from_environment() if settings is None else settings
         membership = Membership.from_environment() if membership is None else membership
         if membership.size == 1:
+            _point_out_misspelt()
             return cls(
                 Lanes(*(SocketFabric(0, {}) for _ in Lanes._fields)),
                 [Peer(0, membership.host or "localhost", 0, 0, os.getpid())],
@@ -113,8 +114,7 @@ class Context(Collectives):
         context = cls(joined.lanes, joined.peers, settings, joined, embedded)
         try:
             if joined.rank == 0:
-                for text in misspelt_variables():
-                    logger.warning("%s", text)
+                _point_out_misspelt()
             if settings.verbose and joined.rank == 0:
                 logger.info("%s", joined.table)
                 context._say(_carriers(joined))
@@ -218,6 +218,11 @@ def polling_s(settings: Settings, local_size: int) -> float:
     """
     spin_s = settings.spin_us * 1e-6
     return spin_s if local_size <= usable_cores() else _CROWDED * spin_s
+
+
+def _point_out_misspelt() -> None:
+    for text in misspelt_variables():
+        logger.warning("%s", text)
 
 
 def usable_cores() -> int:
