@@ -107,7 +107,8 @@ class Settings:
     timeline: str = _setting(
         "", "TIMELINE", str,
         "Write what the engines of all ranks do (collectives by name, and so everything in the adapters; not "
-        "direct calls), from start to end, to this file of rank 0: a Chrome trace. Empty: nothing.",
+        "direct calls), and what process groups of torch.distributed do, from start to end, to this file of "
+        "rank 0: a Chrome trace. Empty: nothing.",
     )  # fmt: skip
     timeline_mark_cycles: bool = _setting(
         False, "TIMELINE_MARK_CYCLES", values.flag,

@@ -189,7 +189,7 @@ class Context(Collectives):
 
     def stop_timeline(self) -> None:
         """End the timeline. Every rank that started it must call it; the file is complete afterwards."""
-        self._recording.stop()
+        self._recording.stop(lambda: self.engine.barrier("ringcomm.stop_timeline").wait())
 
     @property
     def is_homogeneous(self) -> bool:

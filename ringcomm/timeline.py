@@ -12,10 +12,11 @@ import queue
 import threading
 import time
 from pathlib import Path
-from typing import IO, Any, Dict, List, Optional, Sequence, Set, Union
+from typing import IO, Any, Callable, Dict, List, Optional, Sequence, Set, Union
 
 from .engine.engine import Engine
 from .engine.observe import Observer, now_us
+from .engine.vigil import Vigil
 from .errors import ConfigError, Misuse, RingcommError
 
 logger = logging.getLogger("ringcomm")
@@ -153,11 +154,11 @@ class Recording:
     """A rank's timeline, on and off.
 
     Args:
-        engine: what is observed.
+        engine: what is observed, and brings the events to rank 0.
         hosts: of every rank.
     """
 
-    def __init__(self, engine: Engine, hosts: Sequence[str]) -> None:
+    def __init__(self, engine: Union[Engine, Vigil], hosts: Sequence[str]) -> None:
         self._engine = engine
         self._hosts = hosts
         self._timeline: Optional[Timeline] = None
@@ -174,13 +175,16 @@ class Recording:
             Observer(mark_cycles), self._timeline.take if self._timeline is not None else None
         )
 
-    def stop(self) -> None:
-        """See :meth:`ringcomm.Context.stop_timeline`."""
+    def stop(self, meet: Callable[[], None]) -> None:
+        """See :meth:`ringcomm.Context.stop_timeline`.
+
+        Args:
+            meet: returns when all ranks have called it, after what they had sent to rank 0 before.
+        """
         if self._on:
             self._on = False
             self._engine.observe(None)
-            # What others have collected is on its way ahead of this.
-            self._engine.barrier("ringcomm.stop_timeline").wait()
+            meet()
             self.close()
 
     def finish(self) -> None:

@@ -15,7 +15,7 @@ from ..ops import Collective
 from ..wire.messages import Message
 from .cache import IssuedIds
 from .carried import settle
-from .disagree import calls_text, mismatch_text, ranks_text
+from .disagree import calls_text, mismatch_text, ranks_text, whereabouts
 from .fusion import Member, plan_buckets
 from .request import Key, Signature
 
@@ -160,9 +160,7 @@ class Coordinator:
             self.paused.pop(rank, None)
         elif kind == "stack":
             self._stacks[rank] = str(message["text"])
-            self.warnings.append(
-                f"Rank {rank} ({self._hosts[rank]}), for which others wait, is here:\n{self._stacks[rank]}"
-            )
+            self.warnings.append(whereabouts(rank, self._hosts[rank], self._stacks[rank]))
         elif kind == "forgot":
             self._ids.confirm(rank, int(message["epoch"]))
 

@@ -57,3 +57,8 @@ def calls_text(signatures: Mapping[int, Signature], sites: Mapping[int, str], ho
         name = f" named {signatures[rank].name!r}" if signatures[rank].name else ""
         alike.setdefault(f"{signatures[rank].describe()}{name}{site}", []).append(rank)
     return "; ".join(f"{ranks_text(ranks, hosts)}: {call}" for call, ranks in alike.items())
+
+
+def whereabouts(rank: int, host: str, stack: str) -> str:
+    """What is logged of a rank that does not come: where its main thread is."""
+    return f"Rank {rank} ({host}), for which others wait, is here:\n{stack}"

@@ -146,6 +146,11 @@ class Engine:
         if self._loop is not None:
             self._loop.settle(limit_s)
 
+    @property
+    def observer(self) -> Optional[Observer]:
+        """Who is told what happens, if anybody is."""
+        return None if self._loop is None else self._loop.observer
+
     def observe(self, observer: Optional[Observer], sink: Optional[Sink] = None) -> None:
         """Tell an observer what happens from now on (None: nobody); see :meth:`~.loop.Loop.observe`."""
         if self._loop is not None:

@@ -160,6 +160,11 @@ class Loop:
         with self._turns.lock:
             return self._turns.pending.waiting()
 
+    @property
+    def observer(self) -> Optional[Observer]:
+        """Who is told what happens, if anybody is."""
+        return self._turns.lines.tracing.observer
+
     def observe(self, observer: Optional[Observer], sink: Optional[Sink] = None) -> None:
         """Tell an observer what happens from now on; None: nobody, and send what the last one collected.
 
@@ -173,17 +178,9 @@ class Loop:
             coordinator.on_complete = None if observer is None else observer.negotiated
         with turns.lock:
             self._check_usable()
-            last, tracing.observer = tracing.observer, observer
+            turns.outbox += tracing.attach(observer, sink)
             if observer is None:
-                if last is not None:
-                    last.finish()
-                message = tracing.drain(last) if last is not None else None
-                turns.outbox += [] if message is None else [message]
                 turns.performer.on_activity = None
-            elif coordinator is None:
-                turns.outbox.append(tracing.restart())
-            if sink is not None:
-                tracing.sink = sink
         self._orders_fabric.wake()
 
     def settle(self, limit_s: float) -> None:

@@ -81,6 +81,19 @@ class Observer:
             for label, item in bucket
         ])  # fmt: skip
 
+    def call_made(self, label: str) -> None:
+        """A call that has no name has been made, and waits for its turn."""
+        self._add([(label, "B", "QUEUE", now_us(), None)])
+
+    def call_started(self, label: str, activity: str) -> None:
+        """It is its turn."""
+        now = now_us()
+        self._add([(label, "E", "", now, None), (label, "B", activity, now, None)])
+
+    def call_ended(self, label: str) -> None:
+        """It is done, or has failed."""
+        self._add([(label, "E", "", now_us(), None)])
+
     def cycle(self) -> None:
         """Orders have arrived."""
         if self._mark_cycles:

@@ -42,11 +42,24 @@ class Tracing:
         self._asked += 1
         return {"type": "clock", "sent_us": now_us(), "there_us": 0.0}
 
-    def restart(self) -> Message:
-        """A new observer has come: compare clocks anew."""
-        self._asked = 0
-        self._quickest_us = float("inf")
-        return self.ask_time()
+    def attach(self, observer: Optional[Observer], sink: Optional[Sink] = None) -> List[Message]:
+        """Collect with another observer, or with none: what is to be delivered because of that.
+
+        Args:
+            sink: on rank 0, takes the events of all ranks.
+        """
+        last, self.observer = self.observer, observer
+        if sink is not None:
+            self.sink = sink
+        if observer is not None:
+            # Compare clocks anew.
+            self._asked, self._quickest_us = 0, float("inf")
+            return [self.ask_time()] if self._rank else []
+        if last is None:
+            return []
+        last.finish()
+        message = self.drain(last)
+        return [] if message is None else [message]
 
     def take(self, peer: int, message: Message) -> bool:
         """A message, if it is about the timeline; whether it was."""
@@ -84,7 +97,7 @@ class Tracing:
         return {"type": "trace", "events": events} if events else None
 
     def deliver(self, message: Message) -> None:
-        """Bring a message of :meth:`drain` to rank 0."""
+        """Bring a message of :meth:`drain` or :meth:`attach` to rank 0."""
         if self._rank:
             self._mailbox.send(message)
         elif self.sink is not None:

@@ -6,6 +6,7 @@ import atexit
 import os
 import sys
 import weakref
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any, Callable, List, Optional, Sequence
 
@@ -15,20 +16,18 @@ import torch.distributed as dist
 from ...clock import Deadline, Idleness
 from ...collective.runner import Runner
 from ...collective.sites import look_through, this_site
-from ...context import polling_s
 from ...errors import Misuse, NotInitializedError, RingcommError
 from ...flight import Facts, FlightRecorder
-from ...transport.base import Lanes
-from ...transport.tcp import SocketFabric
 from ._bridge import Flat
 from ._collectives import Collectives, Tensors
+from ._company import Company
 from ._face import GroupFace
 from ._lane import Lane
 from ._monitored import MonitoredBarrier
 from ._post import PostOffice
 from ._reductions import Reduction
-from ._store import Meeting, group_settings, meet
-from ._watch import GroupWatch
+from ._store import group_settings
+from ._trace import Traced, observer
 from ._work import RingcommWork, Together
 
 look_through(torch)
@@ -59,28 +58,16 @@ class ProcessGroupRingcomm(GroupFace):
         self._ranks = tuple(ranks)
         settings = group_settings(timeout)
         self._timeout_s = settings.timeout_s
-        self._meeting: Optional[Meeting] = None
-        self._spin_s = 0.0
-        generation, control, host = 0, None, "localhost"
-        lanes = Lanes(*(SocketFabric(0, {}) for _ in Lanes._fields))
-        if len(ranks) > 1:
-            self._meeting = meet(store, rank, ranks, name, settings, default)
-            joined = self._meeting.joined
-            generation, control, lanes = joined.generation, joined.control, joined.lanes
-            own, host = joined.peers[rank].host_index, joined.peers[rank].host
-            self._spin_s = polling_s(settings, sum(peer.host_index == own for peer in joined.peers))
-        lanes.orders.close()  # there is nothing to negotiate
-        self._watch = GroupWatch(control, ranks)
-        self._fabrics = (lanes.calls, lanes.engine)
-        for fabric in self._fabrics:
-            fabric.watch = self._watch
-            fabric.make_wakeable()
+        company = self._company = Company(store, rank, ranks, name, settings, default)
+        self._watch, lanes, spin_s = company.watch, company.lanes, company.spin_s
         self._idleness = Idleness()
-        self._ops = Collectives(Runner(lanes.calls, settings, generation, self._spin_s, self._watch))
-        facts = Facts(ranks[rank], len(ranks), host, generation, ranks, f"group {name}")
-        self._flight = FlightRecorder(facts, settings, self._ops.runner)
+        runner = Runner(lanes.calls, settings, company.generation, spin_s, self._watch)
+        self._ops = Collectives(runner)
+        facts = Facts(ranks[rank], len(ranks), company.host, company.generation, ranks, f"group {name}")
+        self._flight = FlightRecorder(facts, settings, runner)
         self._lane = Lane(f"ringcomm-{name}")
-        self._post = PostOffice(lanes.engine, self._watch, self._spin_s, f"ringcomm-{name}-messages")
+        self._post = PostOffice(lanes.engine, self._watch, spin_s, f"ringcomm-{name}-messages")
+        company.watch_over(runner.progress)
         self._coalesced: Optional[List[RingcommWork]] = None
         self._started = 0
         self._left = False
@@ -92,12 +79,15 @@ class ProcessGroupRingcomm(GroupFace):
     def _begin(self, what: str, result: Any, opts: Any, do: Callable[[], None]) -> RingcommWork:
         limit_s, runner = self._limit_s(opts), self._ops.runner
         site = this_site() if runner.journal is not None else None
+        watching = observer()
+        traced = None if watching is None else Traced(watching, self.group_name, what, result)
 
         def run(work: RingcommWork) -> None:
             runner.timeout_s = limit_s
             runner.called_at = site
             runner.may_poll = lambda: work.waiters > 0 or self._idleness()
-            do()
+            with nullcontext() if traced is None else traced:
+                do()
 
         self._started += 1
         work = RingcommWork(what, result, run, self._lane.help)
@@ -313,17 +303,11 @@ class ProcessGroupRingcomm(GroupFace):
         self._flight.close(None if ok else reason)
         if not ok:
             self._watch.abort(error)
-        if self._meeting is not None:
-            self._meeting.joined.control.leave(reason, ok)
-        for fabric in self._fabrics:
-            fabric.wake()
+        self._ops.runner.stop()  # first of all: another thread may be about to call
+        self._company.say_goodbye(reason, ok)
         self._lane.close(why, error)
         self._post.close(error)
-        self._ops.runner.stop()
-        for fabric in self._fabrics:
-            fabric.close()
-        if self._meeting is not None:
-            self._meeting.leave(reason, ok, wait)
+        self._company.close(wait)
 
     @property
     def failure(self) -> Optional[RingcommError]:

@@ -41,13 +41,12 @@ class Meeting(NamedTuple):
     settings: Settings
     embedded: Optional[EmbeddedRendezvous]
 
-    def leave(self, reason: str, ok: bool, wait: bool = False) -> None:
-        """Say goodbye. The rank that serves the rendezvous goes on serving until all have done so.
+    def end(self, wait: bool = False) -> None:
+        """The rank that serves the rendezvous goes on serving until all have said goodbye.
 
         Args:
             wait: until then; otherwise a thread sees to it, for which the program's end waits.
         """
-        self.joined.control.leave(reason, ok)
         if self.embedded is None:
             return
         if wait:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence, TypeVar
+from typing import Any, Callable, List, Optional, Sequence, Tuple, TypeVar
 
 from ...collective.runner import Reporter
 from ...errors import RingcommError, fresh_copy
 from ...transport.base import Watch
 
 _Error = TypeVar("_Error", bound=BaseException)
+WhoIsHeard = Callable[[], Tuple[List[int], List[int]]]
 
 
 class GroupWatch(Watch):
@@ -47,6 +48,23 @@ class GroupWatch(Watch):
             except RingcommError as error:
                 raise self._noted(error) from None
 
+    def end(self, error: RingcommError) -> None:
+        """Something that the rendezvous does not know of has ended the group on this rank."""
+        self.failure = self.failure or error
+        if self._reporter.verdict is None:
+            self.abort(error)
+
+    @property
+    def who_is_heard(self) -> Optional[WhoIsHeard]:
+        """Says whom this rank has heard lately and whom not, when the rendezvous asks."""
+        return None if self._control is None else self._control.who_is_heard
+
+    @who_is_heard.setter
+    def who_is_heard(self, ask: Optional[WhoIsHeard]) -> None:
+        """Ask somebody else, or (None) nobody."""
+        if self._control is not None:
+            self._control.who_is_heard = ask
+
     @property
     def verdict(self) -> Optional[RingcommError]:
         """How the rendezvous says that the group has ended, once it has."""
@@ -56,6 +74,10 @@ class GroupWatch(Watch):
     def report_lost(self, peer: int, doing: str, why: str, kind: str = "lost") -> RingcommError:
         """A peer is lost: the error that all ranks raise."""
         return self._aborted or self._noted(self._reporter.report_lost(peer, doing, why, kind))
+
+    def note_closed(self, peer: int, why: str) -> None:
+        """The link to a peer ended without a goodbye, while nobody here waited for that peer."""
+        self._reporter.note_closed(peer, why)
 
     def report_mismatch(self, peer: int, text: str) -> RingcommError:
         """A peer is in another call: the error that all ranks raise."""

@@ -47,7 +47,8 @@ def check_abort(on: Ranks) -> None:
         threading.Timer(0.2, group.abort).start()
         error = failure_of(work.wait)
         assert isinstance(error, NotInitializedError) and "abort()" in str(error), error
-        assert isinstance(failure_of(lambda: dist.barrier(group=group)), NotInitializedError)
+        error = failure_of(lambda: dist.barrier(group=group))
+        assert isinstance(error, NotInitializedError), error
     else:
         error = failure_of(lambda: dist.all_reduce(torch.ones(3), group=group))
         assert isinstance(error, PeerLostError) and error.rank == 1 and "abort()" in str(error), error

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 import traceback
 from datetime import timedelta
 from pathlib import Path
@@ -20,12 +21,14 @@ import ringcomm.torch.distributed  # noqa: F401
 
 
 def go_wrong(way: str, folder: Path) -> None:
-    """Be killed, freeze or fail, the first time."""
+    """Be killed, freeze, come late or fail, the first time."""
     if way == "freeze":
         (folder / "frozen").write_text(str(os.getpid()))
         os.kill(os.getpid(), signal.SIGSTOP)
     if way == "kill" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         os.kill(os.getpid(), signal.SIGKILL)
+    if way == "late":
+        time.sleep(4.0)
     if way == "raise":
         raise ValueError("bad sample in batch 3")
 
@@ -35,7 +38,7 @@ def main() -> None:
     way, folder, *method = sys.argv[1], Path(sys.argv[2]), *sys.argv[3:]
     dist.init_process_group(
         "ringcomm", init_method=method[0] if method else None,
-        timeout=timedelta(seconds=3 if way == "freeze" else 60),
+        timeout=timedelta(seconds=60),
     )  # fmt: skip
     rank = dist.get_rank()
     if way == "kill":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -59,7 +61,7 @@ def test_torchrun_starts_again_after_a_rank_was_killed(tmp_path):
 
 def test_a_frozen_rank_is_named(tmp_path):
     torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=3"]
-    process = start([*torchrun, str(PROGRAM), "freeze", str(tmp_path)])
+    process = start([*torchrun, str(PROGRAM), "freeze", str(tmp_path)], RINGCOMM_DEAD_AFTER="3")
     stop_s = time.monotonic() + 90
     try:
         while time.monotonic() < stop_s and len(list(tmp_path.glob("told.*"))) < 2:
@@ -71,6 +73,36 @@ def test_a_frozen_rank_is_named(tmp_path):
             os.kill(int(pid.read_text()), signal.SIGKILL)
         output = finished(process)
     assert all("PeerStalledError" in text and "rank 1 " in text for text in told), (told, output)
+    assert all("not a sign of life for 3 s" in text for text in told), told
+
+
+def test_a_late_rank_is_named_with_its_stack_and_waited_for(tmp_path):
+    process = start(["ringrun", "-np", "3", "--stall-warning", "1", str(PROGRAM), "late", str(tmp_path)])
+    output = finished(process)
+    assert process.returncode == 0, output
+    assert re.search(r"process group \S+: allreduce\(.* on ranks 0 .* and 2 .* for rank 1 ", output), output
+    assert "for which others wait, is here" in output and "time.sleep(4.0)" in output, output
+    assert sorted(path.name for path in tmp_path.glob("done.*")) == ["done.0", "done.1", "done.2"]
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "ringrun"])
+def test_the_timeline_shows_what_groups_do(tmp_path, launcher):
+    trace = tmp_path / "trace.json"
+    program = [str(PROGRAM), "train", str(tmp_path)]
+    if launcher == "torchrun":
+        torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        process = start([*torchrun, *program], RINGCOMM_TIMELINE=str(trace))
+    else:
+        process = start(["ringrun", "-np", "2", "--timeline", str(trace), *program])
+    output = finished(process)
+    assert process.returncode == 0, output
+    events = json.loads(trace.read_text())
+    rows = {item["args"]["name"]: item["pid"] for item in events if item.get("name") == "process_name"}
+    gradients = next(pid for name, pid in rows.items() if name.endswith("allreduce, 5 x float32"))
+    for rank in range(2):
+        shown = [event for event in events if event["pid"] == gradients and event.get("tid") == rank]
+        phases = [(event["ph"], event.get("name")) for event in shown if event["ph"] in "BE"]
+        assert phases == 6 * [("B", "QUEUE"), ("E", None), ("B", "ALLREDUCE"), ("E", None)], phases
 
 
 @pytest.mark.parametrize("method", ["env://", "ringcomm://"])

@@ -1,0 +1,118 @@
+"""A group's other ranks: the links to them, and what watches over those."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional, Sequence
+
+from ... import api
+from ...collective.progress import Progress
+from ...config import Settings
+from ...context import polling_s
+from ...engine.lines import Limits
+from ...engine.vigil import Vigil
+from ...errors import RingcommError
+from ...timeline import Recording
+from ...transport.base import Lanes
+from ...transport.tcp import SocketFabric
+from ._store import Meeting, meet
+from ._trace import write_here
+from ._watch import GroupWatch
+
+
+class Company:
+    """Meets the other ranks of a group.
+
+    Args:
+        store: the group's part of PyTorch's store.
+        rank: this process's rank in the group.
+        ranks: the ranks of the whole job that the group consists of.
+        name: the group's name.
+        settings: in force for the group.
+        default: whether it is the group of all ranks.
+
+    Attributes:
+        lanes: the links.
+        watch: interrupts waits on them.
+        generation: membership epoch.
+        host: this rank's.
+        spin_s: how long to poll before sleeping.
+
+    Raises:
+        StartupError: (or one of its kinds) the group could not be put together.
+    """
+
+    def __init__(
+        self, store: Any, rank: int, ranks: Sequence[int], name: str, settings: Settings, default: bool
+    ) -> None:
+        self.generation, self.spin_s, self.host = 0, 0.0, "localhost"
+        self.lanes = Lanes(*(SocketFabric(0, {}) for _ in Lanes._fields))
+        self._name = name
+        self._default = default
+        self._settings = settings
+        self._meeting: Optional[Meeting] = None
+        self._vigil: Optional[Vigil] = None
+        self._recording: Optional[Recording] = None
+        control = None
+        if len(ranks) > 1:
+            self._meeting = meet(store, rank, ranks, name, settings, default)
+            joined = self._meeting.joined
+            self.generation, control, self.lanes = joined.generation, joined.control, joined.lanes
+            own, self.host = joined.peers[rank].host_index, joined.peers[rank].host
+            self.spin_s = polling_s(settings, sum(peer.host_index == own for peer in joined.peers))
+        self.watch = GroupWatch(control, ranks)
+        for fabric in (self.lanes.calls, self.lanes.engine):
+            fabric.watch = self.watch
+            fabric.make_wakeable()
+
+    def watch_over(self, progress: Callable[[], Progress]) -> None:
+        """Give signs of life from now on, and expect them; write the timeline if one is wanted.
+
+        Args:
+            progress: how far this rank is in its collectives.
+        """
+        if self._meeting is None:
+            return
+        settings, hosts = self._settings, [peer.host for peer in self._meeting.joined.peers]
+        # Who does not come is given up by the operation's own limit, which the program may have set.
+        limits = Limits(settings.dead_after_s, settings.stall_warning_s, 0.0)
+        name = f"process group {self._name}"
+        # Not bound to this object, so that the thread does not keep a forgotten group alive.
+        failed = _ending(self.watch, self.lanes)
+        self._vigil = Vigil(self.lanes.orders, hosts, limits, self.watch, progress, failed, name)
+        if self._default:
+            write_here(self._vigil)
+            if settings.timeline and not api.is_initialized():
+                self._recording = Recording(self._vigil, hosts)
+                self._recording.start(settings.timeline, settings.timeline_mark_cycles)
+
+    def say_goodbye(self, reason: str, ok: bool) -> None:
+        """Tell the others that this rank leaves; every wait here ends."""
+        if ok and self._recording is not None:
+            self._recording.finish()
+        if self._vigil is not None:
+            self._vigil.stop()
+        if self._meeting is not None:
+            self._meeting.joined.control.leave(reason, ok)
+        self.lanes.calls.wake()
+        self.lanes.engine.wake()
+
+    def close(self, wait: bool) -> None:
+        """Close the links. The rank that serves the rendezvous goes on serving until all others have left.
+
+        Args:
+            wait: until then.
+        """
+        self.lanes.close()
+        if self._recording is not None:
+            self._recording.close()
+        if self._meeting is not None:
+            self._meeting.end(wait)
+
+
+def _ending(watch: GroupWatch, lanes: Lanes) -> Callable[[RingcommError], None]:
+    def failed(error: RingcommError) -> None:
+        watch.end(error)
+        lanes.calls.wake()
+        lanes.engine.wake()
+
+    return failed
