@@ -1,0 +1,125 @@
+"""Vigil over ranks without an engine: silence, hanging up, leaving in peace, and who does not come."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+
+import pytest
+
+from ringcomm.collective.progress import Progress
+from ringcomm.collective.runner import Reporter
+from ringcomm.engine.lines import Limits
+from ringcomm.engine.vigil import Vigil
+from ringcomm.errors import PeerStalledError, ProtocolError
+from ringcomm.transport.tcp import SocketFabric, SocketLink
+from ringcomm.wire.messages import encode
+from tests.contract.service import eventually
+
+HOSTS = ["desk", "jetson1"]
+LONG = Limits(30.0, 0.0, 0.0)
+WAITS = Progress(2, 0, "allreduce(shape (8,), float32, op=Sum)", (1,))
+
+
+class Told(Reporter):
+    """Remembers what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closed: list = []
+
+    def note_closed(self, peer: int, why: str) -> None:
+        self.closed.append(peer)
+
+
+class Side:
+    """One rank: its link, and its vigil once :meth:`begin` was called."""
+
+    def __init__(self, rank: int, sock: socket.socket) -> None:
+        self.sock = sock
+        self.fabric = SocketFabric(rank, {1 - rank: SocketLink(1 - rank, sock)})
+        self.reporter = Told()
+        self.failure = None
+        self.failed = threading.Event()
+
+    def begin(self, limits: Limits, progress: Progress = Progress()) -> Vigil:  # noqa: B008
+        self.vigil = Vigil(
+            self.fabric, HOSTS, limits, self.reporter, lambda: progress, self._fail, "process group 7"
+        )
+        return self.vigil
+
+    def _fail(self, error) -> None:
+        self.failure = error
+        self.failed.set()
+
+    def end(self) -> None:
+        if hasattr(self, "vigil"):
+            self.vigil.stop()
+        self.fabric.close()
+
+
+@pytest.fixture
+def sides(no_leaks):
+    made = [Side(rank, sock) for rank, sock in enumerate(socket.socketpair())]
+    yield made
+    for side in made:
+        side.end()
+
+
+def test_a_rank_that_says_nothing_is_given_up(sides):
+    sides[0].begin(Limits(0.6, 0.0, 0.0))
+    assert sides[0].failed.wait(10)
+    assert isinstance(sides[0].failure, PeerStalledError) and sides[0].failure.rank == 1
+    assert "not a sign of life" in str(sides[0].failure)
+
+
+def test_ranks_that_only_live_are_not(sides):
+    for side in sides:
+        side.begin(Limits(2.0, 0.0, 0.0))
+    assert not sides[0].failed.wait(4.0)
+    assert sides[1].failure is None
+
+
+def test_a_rank_that_hangs_up_is_reported_and_one_that_leaves_is_not(sides):
+    sides[0].begin(LONG)
+    sides[1].begin(LONG).stop()
+    sides[1].fabric.close()
+    assert eventually(lambda: sides[0].vigil._lines.mailbox.gone)
+    assert sides[0].reporter.closed == []
+
+
+def test_a_rank_that_hangs_up_without_a_word_is_reported(sides):
+    sides[0].begin(LONG)
+    sides[1].fabric.close()
+    assert eventually(lambda: sides[0].reporter.closed == [1])
+
+
+def test_who_does_not_come_is_named_with_its_stack(sides, caplog):
+    with caplog.at_level(logging.WARNING, "ringcomm.engine"):
+        sides[1].begin(Limits(30.0, 0.2, 0.0))
+        sides[0].begin(Limits(30.0, 0.2, 0.0), WAITS)
+        assert eventually(lambda: "for which others wait, is here" in caplog.text)
+    first = next(record.getMessage() for record in caplog.records)
+    assert first.startswith(f"process group 7: {WAITS.doing}, call number 1, has waited")
+    assert "on rank 0 (desk) for rank 1 (jetson1)" in first
+    assert "Rank 1 (jetson1), for which others wait, is here" in caplog.text
+    assert "test_who_does_not_come" in caplog.text  # its main thread is this one
+
+
+def test_nonsense_ends_it(sides):
+    sides[0].begin(LONG)
+    sides[1].sock.send(encode({"type": "beat", "calls": [1], "engine": []}))
+    assert sides[0].failed.wait(10)
+    assert isinstance(sides[0].failure, ProtocolError)
+
+
+def test_it_ends_with_the_group(sides):
+    class Over(Told):
+        def check(self) -> None:
+            raise PeerStalledError("rank 1 is silent", rank=1)
+
+    sides[0].reporter = Over()
+    sides[0].begin(LONG)
+    assert sides[0].failed.wait(10)
+    assert str(sides[0].failure) == "rank 1 is silent"
