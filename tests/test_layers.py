@@ -33,7 +33,8 @@ LEVELS: Dict[int, List[List[str]]] = {
             "transport.base", "transport.subset", "transport.memory", "transport.secure", "transport.tls",
             "transport.encryption", "transport.pages", "transport.tcp", "transport.framed", "transport.shm",
             "transport.vm",
-            "transport.local", "transport.nics", "transport.routes", "transport.reactor", "transport.connect",
+            "transport.local", "transport.nics", "transport.routes", "transport.reactor",
+            "transport.allowance", "transport.connect", "transport.accept",
         ],
     ],
     3: [
@@ -118,7 +119,7 @@ LAZY_STEP_UP = ("api", "ringrun.function")
 PURE = [
     "errors", "ops", "dtypes", "values", "misspelt",
     "wire.frames", "wire.auth", "wire.messages", "schedule.*",
-    "collective.reduce", "transport.routes", "rendezvous.actions", "rendezvous.roster", "rendezvous.blame",
+    "collective.reduce", "transport.allowance", "transport.routes", "rendezvous.actions", "rendezvous.roster", "rendezvous.blame",
     "rendezvous.routing", "rendezvous.table", "rendezvous.state", "engine.cache", "engine.carried",
     "engine.disagree",
     "engine.fusion", "engine.coordinator", "engine.process_sets", "engine.pending", "engine.tuning",

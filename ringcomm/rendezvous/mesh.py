@@ -15,7 +15,8 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from ..clock import Deadline
 from ..errors import ProtocolError, StartupError
-from ..transport.connect import Acceptor, Dial, is_local, listen
+from ..transport.accept import Acceptor
+from ..transport.connect import Dial, is_local, listen
 from ..transport.nics import LOCAL, LOOPBACK, Interface, interface_of
 from ..transport.reactor import READ, Reactor
 from ..transport.routes import worth_measuring
@@ -43,7 +44,7 @@ class Mesh:
     Args:
         interfaces: the addresses that may be used.
         tell: sends a message to the rendezvous.
-        encryption: see :class:`~ringcomm.transport.connect.Acceptor`.
+        encryption: see :class:`~ringcomm.transport.accept.Acceptor`.
     """
 
     def __init__(

@@ -11,7 +11,8 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from ..clock import Deadline
 from ..errors import ProtocolError, StartupError
-from ..transport.connect import Acceptor, listen
+from ..transport.accept import Acceptor
+from ..transport.connect import listen
 from ..transport.reactor import READ, WRITE, Reactor
 from ..transport.secure import Encryption
 from ..wire.auth import Claim, Purpose, job_digest

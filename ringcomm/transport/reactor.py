@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import selectors
 import socket
-from typing import Callable, List, Tuple
+from typing import Callable, Dict, List, Protocol, Tuple
 
 from ..clock import monotonic
 from .secure import SecureSocket
@@ -14,22 +14,34 @@ READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _LONGEST_WAIT_S = 3600.0
 
 
+class Watchable(Protocol):
+    """A socket, or a selector that stands for several."""
+
+    def fileno(self) -> int: ...
+
+
 class Reactor:
     """Calls back when sockets are ready or moments have come. Used by one thread."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
+        self._secure: Dict[SecureSocket, None] = {}
         self._alarms: List[Tuple[float, Callback]] = []
 
-    def watch(self, sock: socket.socket, events: int, callback: Callback) -> None:
+    def watch(self, sock: Watchable, events: int, callback: Callback) -> None:
         """Call back whenever the socket is ready for one of the events (replaces what was set)."""
-        try:
+        # Asked first, and by number: the selector's exceptions spell the socket out, which takes long.
+        if sock.fileno() in self._selector.get_map():
             self._selector.modify(sock, events, callback)
-        except KeyError:
+        else:
             self._selector.register(sock, events, callback)
+        if isinstance(sock, SecureSocket):
+            self._secure[sock] = None
 
-    def forget(self, sock: socket.socket) -> None:
+    def forget(self, sock: Watchable) -> None:
         """Stop watching; harmless if the socket was not watched."""
+        if isinstance(sock, SecureSocket):
+            self._secure.pop(sock, None)
         try:
             self._selector.unregister(sock)
         except (KeyError, ValueError):
@@ -58,11 +70,10 @@ class Reactor:
 
     def _with_bytes_held(self) -> List[selectors.SelectorKey]:
         """Those to be read whose bytes have left the system already: it would not report them."""
-        return [
-            key
-            for key in self._selector.get_map().values()
-            if isinstance(key.fileobj, SecureSocket) and key.events & READ and key.fileobj.buffered()
-        ]
+        watched = self._selector.get_map()
+        numbers = [sock.fileno() for sock in self._secure if sock.buffered()]
+        keys = [watched.get(number) for number in numbers if number >= 0]
+        return [key for key in keys if key is not None and key.events & READ]
 
     def close(self) -> None:
         """Forget everything, and close the sockets still watched: nobody else will."""
@@ -70,4 +81,5 @@ class Reactor:
             if isinstance(key.fileobj, socket.socket):
                 key.fileobj.close()
         self._selector.close()
+        self._secure.clear()
         self._alarms.clear()

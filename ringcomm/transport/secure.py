@@ -10,6 +10,10 @@ import socket
 from abc import ABC, abstractmethod
 
 
+UNENCRYPTED = "it does not encrypt as this job's processes do"
+"""Why somebody is refused who does not speak TLS 1.3."""
+
+
 class SecureSocket(socket.socket):
     """A connected socket whose bytes are encrypted. It is used like any other, as far as ringcomm does.
 
@@ -18,9 +22,11 @@ class SecureSocket(socket.socket):
 
     Attributes:
         secured: whether the handshake is over. Before, nothing may be sent or received.
+        answered: whether anything of a handshake was worth an answer. That is what takes time.
     """
 
     secured: bool
+    answered: bool
 
     def handshake(self) -> bool:
         """Go on with the handshake as far as it goes now; whether it is over.

@@ -23,7 +23,7 @@ from typing import Any, Iterable, Iterator, List, Tuple
 
 from ..errors import AuthenticationError, ConfigError, ProtocolError
 from ..wire.auth import MAGIC, OTHER_ENCRYPTION
-from .secure import Encryption, SecureSocket
+from .secure import UNENCRYPTED, Encryption, SecureSocket
 
 STRANGER_BYTES = 8 * 1024
 """What a connection may send before it has proven itself. A handshake takes two to three thousand bytes."""
@@ -36,7 +36,6 @@ _RECORD_BYTES = 16 * 1024
 _NO_CHECK_TIME = 0x200000
 """OpenSSL's flag for: whatever the certificate's dates are. Boards start with their clocks at 1970."""
 
-_STRANGE = "it does not encrypt as this job's processes do"
 _NO_CERTIFICATE = "it does not have this job's certificate"
 
 
@@ -122,7 +121,7 @@ class _TlsSocket(SecureSocket):
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, accepted: bool, pinned: bytes) -> None:
         super().__init__(sock.family, sock.type, sock.proto, sock.detach())
         self.setblocking(False)
-        self.secured = False
+        self.secured = self.answered = False
         self._pinned = pinned
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=accepted)
@@ -152,7 +151,7 @@ class _TlsSocket(SecureSocket):
             except ssl.SSLError as problem:
                 self._post()  # which tells the other end
                 raise AuthenticationError(_why(problem)) from None
-            self._post()
+            self.answered |= self._post()
             if not self.secured:
                 try:
                     self._fill()
@@ -178,11 +177,12 @@ class _TlsSocket(SecureSocket):
             problem.answer = OTHER_ENCRYPTION  # type: ignore[attr-defined]
             raise problem
 
-    def _post(self) -> None:
-        """Send what TLS has to say by itself. A fresh connection has room for that."""
+    def _post(self) -> bool:
+        """Send what TLS has to say by itself; whether that was anything. A fresh connection has room for it."""
         data = self._outgoing.read()
         if data:
             super().sendall(data)
+        return bool(data)
 
     def trust(self) -> None:
         self._trusted = True
@@ -340,5 +340,5 @@ def _why(problem: ssl.SSLError) -> str:
     if "CERTIFICATE" in reason or "UNKNOWN_CA" in reason or "ALERT_DECRYPT_ERROR" in reason:
         return f"{_NO_CERTIFICATE} (or we have the wrong one)"
     if "VERSION" in reason or "HTTP" in reason or "UNEXPECTED_MESSAGE" in reason:
-        return _STRANGE
-    return f"{_STRANGE} ({reason.lower().replace('_', ' ')})"
+        return UNENCRYPTED
+    return f"{UNENCRYPTED} ({reason.lower().replace('_', ' ')})"

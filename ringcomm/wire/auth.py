@@ -94,6 +94,8 @@ OTHER_ENCRYPTION = _CHALLENGE.pack(MAGIC, PROTOCOL_VERSION, _Status.OTHER_ENCRYP
 
 _TLS_HELLO = b"\x16"
 """What an encrypted connection starts with."""
+FIRST_BYTES = MAGIC[:1] + _TLS_HELLO
+"""What the first byte of a connection may be, if there is to be any sense in it."""
 
 
 def _proof(key: bytes, label: bytes, prelude: bytes, nonce: bytes, binding: bytes = b"") -> bytes:

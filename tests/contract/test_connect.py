@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from ringcomm.transport.connect import MOST_HALF_OPEN, Acceptor, Dial, listen
+from ringcomm.transport.accept import MOST_HALF_OPEN, Acceptor
+from ringcomm.transport.connect import Dial, listen
 from ringcomm.transport.reactor import READ, Reactor
 from ringcomm.wire.auth import Claim, Initiator, Purpose, job_digest
 from tests.contract.service import eventually

@@ -19,7 +19,8 @@ from ringcomm.errors import AuthenticationError, ConfigError, StartupError
 from ringcomm.keys import read_key
 from ringcomm.testing.cluster import run_ranks
 from ringcomm.transport import tls
-from ringcomm.transport.connect import Acceptor, Dial, Reactor, listen
+from ringcomm.transport.accept import Acceptor
+from ringcomm.transport.connect import Dial, Reactor, listen
 from ringcomm.transport.encryption import encryption_of
 from ringcomm.wire.auth import Claim, Purpose, job_digest
 from tests.contract.service import eventually
@@ -169,7 +170,7 @@ def test_nobody_sends_much_before_it_has_proven_itself(house, certificate):
 
 
 def test_silence_after_the_first_message_is_not_endured(house, certificate, monkeypatch):
-    monkeypatch.setattr("ringcomm.transport.connect.HANDSHAKE_S", 0.1)
+    monkeypatch.setattr("ringcomm.transport.accept.HANDSHAKE_S", 0.1)
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     hello = encryption_of(certificate)._dialling.wrap_bio(incoming, outgoing)
     with pytest.raises(ssl.SSLWantReadError):

@@ -90,7 +90,7 @@ BUGS = {
         "tests/unit/wire/test_auth.py",
     ),
     "an unauthenticated port": Bug(
-        "transport/connect.py",
+        "transport/accept.py",
         "            while not self.responder.done:\n"
         "                data = self.sock.recv(self.responder.needs)\n",
         "            while not self.responder.challenged:\n"

@@ -1,0 +1,279 @@
+"""Accepting connections and having them prove themselves, and how little strangers may cost meanwhile.
+
+Each connection has its limits: until the handshake is done, at most 180 bytes are read (8 KiB, if they are
+encrypted), for :data:`HANDSHAKE_S` seconds. And all together have theirs, because somebody may come again
+and again while the ranks compute:
+
+* At most :data:`MOST_HALF_OPEN` connections may be unproven at a time. Then one has to go before the next
+  is let in: the oldest, rather one that has not named this job, and none that is younger than
+  :data:`GRACE_S`. A rank that got this far needs a moment of that, on a slow network too.
+* At most :data:`STRANGERS_PER_S` connections may fail in a second, after :data:`STRANGERS_AT_ONCE` with
+  which nobody was counting. Then nobody is let in until there is an allowance again: the system keeps a few
+  waiting and lets the rest try again, which costs next to nothing. A stranger takes 40 to 150 us, so this
+  is 2 to 4 % of a core; one that had TLS answered takes :data:`ENCRYPTED_COSTS` times as long, and counts so.
+* When many have failed lately, all that is unproven is looked at :data:`LOOK_EVERY_S` apart instead of at
+  once. To be waked up is the larger part of what a stranger costs those who compute.
+
+Whoever proves to have the key costs no allowance. So ranks that come together, however many, wait for
+nothing; only while strangers come, they may have to try again, which :class:`~.connect.Dial` does.
+"""
+
+from __future__ import annotations
+
+import errno
+import selectors
+import socket
+from functools import partial
+from typing import Callable, Dict, Optional, Sequence
+
+from ..clock import monotonic
+from ..errors import AuthenticationError, ProtocolError
+from ..wire.auth import FIRST_BYTES, Claim, Responder, parting_answer
+from .allowance import Allowance
+from .connect import BACKLOG, trust
+from .reactor import READ, Reactor
+from .secure import UNENCRYPTED, Encryption, SecureSocket
+
+HANDSHAKE_S = 2.0
+MOST_HALF_OPEN = 128
+GRACE_S = 0.5
+STRANGERS_PER_S = 400
+STRANGERS_AT_ONCE = 800
+ENCRYPTED_COSTS = 8
+LOOK_EVERY_S = 0.05
+_UNNOTICED_PER_S = 50
+"""So many failures in a second are taken for mishaps, and change nothing."""
+_ACCEPTS_AT_ONCE = 256
+_CROWDED_BACKLOG = 64
+"""How many may wait at a closed door: those before a rank have to be dealt with before it."""
+_BREATH_S = 0.1
+_DRAIN_BYTES = 4096
+
+
+class _HalfOpen:
+    """An accepted connection that has not proven itself yet."""
+
+    def __init__(self, acceptor: Acceptor, sock: socket.socket, origin: str) -> None:
+        self.acceptor = acceptor
+        self.sock = sock
+        self.origin = origin
+        self.watched = False
+        # Nothing is made for TLS before there is something that could be TLS.
+        self._encryption = acceptor.encryption if sock.family != socket.AF_UNIX else None
+        binding = b"" if self._encryption is None else self._encryption.fingerprint
+        self.responder = Responder(acceptor.key, acceptor.job, binding=binding)
+        self.since_s = monotonic()
+
+    @property
+    def costs(self) -> int:
+        """What it takes of the allowance if it fails."""
+        return ENCRYPTED_COSTS if isinstance(self.sock, SecureSocket) and self.sock.answered else 1
+
+    def readable(self) -> None:
+        try:
+            if self._encryption is not None:
+                self._encrypt(self._encryption)
+            if isinstance(self.sock, SecureSocket) and not self.sock.handshake():
+                return
+            while not self.responder.done:
+                data = self.sock.recv(self.responder.needs)
+                if not data:
+                    raise ProtocolError("it closed the connection before it had proven anything")
+                answer = self.responder.receive(data)
+                if answer:
+                    # A fresh connection's send buffer holds these few bytes; if not, it is no peer.
+                    self.sock.send(answer)
+        except (BlockingIOError, InterruptedError):
+            return
+        except (AuthenticationError, ProtocolError) as problem:
+            self.refuse(str(problem), parting_answer(problem))
+            return
+        except OSError as problem:
+            self.refuse(str(problem.strerror or problem).lower())
+            return
+        trust(self.sock)
+        self.acceptor.release(self)
+        self.acceptor.arrived(self.sock, self.responder.claim)
+
+    def _encrypt(self, encryption: Encryption) -> None:
+        """Begin with TLS, if the first byte looks like it, or like a rank that does not encrypt."""
+        first = self.sock.recv(1, socket.MSG_PEEK)
+        if not first:
+            raise ProtocolError("it closed the connection before it had proven anything")
+        if first not in FIRST_BYTES:
+            raise ProtocolError(UNENCRYPTED)
+        self.sock = encryption.wrap(self.sock, accepted=True)
+        self._encryption = None
+
+    def refuse(self, reason: str, answer: bytes = b"") -> None:
+        self.acceptor.release(self)
+        if answer:
+            try:
+                if isinstance(self.sock, SecureSocket) and not self.sock.secured:
+                    self.sock.send_plain(answer)
+                else:
+                    self.sock.send(answer)
+                    # Closing with bytes unread would reset the connection, and the answer might be lost.
+                    self.sock.recv(_DRAIN_BYTES)
+            except OSError:
+                pass  # It is refused anyway; whether it hears why is its own affair.
+        self.sock.close()
+        self.acceptor.failed(self, reason)
+
+
+class Acceptor:
+    """Accepts on several listeners and hands over connections that have proven themselves.
+
+    Args:
+        key, job: what they must prove to hold, and the digest of the job they must mean.
+        arrived: called with each proven connection (non-blocking) and its claim.
+        refused: called with the address and the reason for each that failed.
+        encryption: for all connections but those over Unix sockets; None: for none.
+        allowance: what may be done for strangers; None: what this module says.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        listeners: Sequence[socket.socket],
+        key: bytes,
+        job: bytes,
+        arrived: Callable[[socket.socket, Claim], None],
+        refused: Callable[[str, str], None],
+        encryption: Optional[Encryption] = None,
+        allowance: Optional[Allowance] = None,
+    ) -> None:
+        self.key = key
+        self.job = job
+        self.encryption = encryption
+        self.arrived = arrived
+        self._refused = refused
+        self._reactor = reactor
+        self._listeners = list(listeners)
+        self._half_open: Dict[_HalfOpen, None] = {}
+        self._allowance = allowance or Allowance(STRANGERS_PER_S, STRANGERS_AT_ONCE)
+        self._unnoticed = Allowance(_UNNOTICED_PER_S, _UNNOTICED_PER_S)
+        self._out_of_breath_until_s = 0.0
+        self._crowded = self._was_shut = False
+        self._sweeping = False
+        # All that is unproven has a selector of its own, so that all of it can be left alone for a while.
+        self._selector = selectors.DefaultSelector()
+        for listener in self._listeners:
+            self._selector.register(listener, READ, partial(self._accept, listener))
+        reactor.watch(self._selector, READ, self._look)
+
+    @property
+    def shut(self) -> bool:
+        """Whether nobody is let in now, because of too many strangers."""
+        return self._allowance.left <= 0 or monotonic() < self._out_of_breath_until_s or not self._room()
+
+    def _look(self) -> None:
+        """Go on with all that is unproven, and decide when to look again."""
+        if not self._listeners:
+            return  # An alarm that was set before all was closed.
+        for key, _ in self._selector.select(0):
+            # What was done for one may have closed another.
+            if self._selector.get_map().get(key.fd) is key:
+                key.data()
+        if not self._listeners:
+            return
+        shut = self.shut
+        if shut != self._was_shut:
+            self._was_shut = shut
+            for listener in self._listeners:
+                listener.listen(_CROWDED_BACKLOG if shut else BACKLOG)
+        if shut or self._unnoticed.left <= 0:
+            self._crowded = True
+            self._reactor.forget(self._selector)
+            self._reactor.after(LOOK_EVERY_S, self._look)
+        elif self._crowded:
+            self._crowded = False
+            self._reactor.watch(self._selector, READ, self._look)
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(_ACCEPTS_AT_ONCE):
+            if self.shut:
+                return
+            try:
+                sock, origin = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as problem:
+                if problem.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    raise
+                # Out of descriptors: give back the oldest stranger's and try again next turn. If there is
+                # none, look away for a moment: the listener stays readable, and would keep us busy.
+                if not self._evict():
+                    self._out_of_breath_until_s = monotonic() + _BREATH_S
+                return
+            sock.setblocking(False)
+            if len(self._half_open) >= MOST_HALF_OPEN:
+                self._evict()
+            half_open = _HalfOpen(self, sock, str(origin[0]) if origin else "this host")
+            self._half_open[half_open] = None
+            # Most have sent something already, and are through or refused before there is need to watch.
+            half_open.readable()
+            if half_open in self._half_open:
+                self._wait_for(half_open)
+
+    def _wait_for(self, half_open: _HalfOpen) -> None:
+        """Go on with a connection when more has come; not for ever."""
+        half_open.watched = True
+        self._selector.register(half_open.sock, READ, half_open.readable)
+        if not self._sweeping:
+            self._sweeping = True
+            self._reactor.after(HANDSHAKE_S, self._sweep)
+
+    def _oldest(self) -> Optional[_HalfOpen]:
+        """The oldest connection, one that has not named this job if possible."""
+        strangers = (item for item in self._half_open if not item.responder.challenged)
+        return next(strangers, None) or next(iter(self._half_open), None)
+
+    def _room(self) -> bool:
+        """Whether one more may come in, if need be in the place of another that has had its moment."""
+        if len(self._half_open) < MOST_HALF_OPEN:
+            return True
+        oldest = self._oldest()
+        return oldest is not None and oldest.since_s + GRACE_S <= monotonic()
+
+    def _evict(self) -> bool:
+        """Close the oldest connection; whether there was any."""
+        victim = self._oldest()
+        if victim is not None:
+            victim.refuse("too many unproven connections at once")
+        return victim is not None
+
+    def _sweep(self) -> None:
+        """Close the connections that have not proven themselves in time."""
+        limit = monotonic() - HANDSHAKE_S
+        for half_open in [item for item in self._half_open if item.since_s <= limit]:
+            half_open.refuse(f"it proved nothing within {HANDSHAKE_S:g} s")
+        self._sweeping = bool(self._half_open)
+        if self._sweeping:
+            self._reactor.after(HANDSHAKE_S / 4, self._sweep)
+
+    def failed(self, half_open: _HalfOpen, reason: str) -> None:
+        """A connection has been refused: that takes some of the allowance."""
+        self._allowance.spend(half_open.costs)
+        self._unnoticed.spend(1)
+        self._refused(half_open.origin, reason)
+
+    def release(self, half_open: _HalfOpen) -> None:
+        """Let go of a connection: it is proven, or refused."""
+        self._half_open.pop(half_open, None)
+        if half_open.watched:
+            half_open.watched = False
+            self._selector.unregister(half_open.sock)
+
+    def close(self) -> None:
+        """Close the listeners and everything unproven."""
+        if not self._listeners:
+            return
+        self._reactor.forget(self._selector)
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+        for half_open in list(self._half_open):
+            self.release(half_open)
+            half_open.sock.close()
+        self._selector.close()
