@@ -4,9 +4,10 @@
 
 Two ranks train (a matrix product and an all-reduce of 4 MB per step) while somebody connects 500 times a
 second to the one port that is open then, the rendezvous', with random bytes, half a greeting, the start of
-TLS or nothing, and keeps 100 connections open on which a byte comes now and then. In turns, within one run:
-nobody; the same strangers at a port that has nothing to do with the job; strangers at the rendezvous. The
-second shows what sending all this costs on this machine, the third what receiving it costs beyond that.
+TLS or nothing, and keeps 100 connections open on which a plausible byte comes five times a second. In turns,
+within one run: nobody; the same strangers at a port that has nothing to do with the job; strangers at the
+rendezvous. The second shows what sending all this costs on this machine, where the strangers need a part of
+the same two cores; the third what receiving it costs beyond that. The processor time of both is printed, too.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ from __future__ import annotations
 import multiprocessing
 import os
 import secrets
-import selectors
 import socket
 import statistics
+import struct
 import sys
 import time
+from collections import deque
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Deque, Dict, List, Tuple
 
 import numpy as np
+import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -35,8 +38,8 @@ from ringcomm.transport.encryption import encryption_of
 
 ROUND_S = 2.0
 ROUNDS = 15
-PER_SECOND = 500
-SLOW = 100
+TICK_S, PER_TICK = 0.02, 10
+SLOW, OPEN_NOW = 100, 100
 NOBODY, ELSEWHERE, HERE = "nobody", "strangers elsewhere", "strangers at the rendezvous"
 
 
@@ -64,58 +67,88 @@ def train(membership: Membership, commands: Any) -> None:
 
 
 def sink(ports: Any) -> None:
-    """A port that has nothing to do with the job: accepts, reads what comes, hangs up."""
-    selector, door = selectors.DefaultSelector(), socket.create_server(("127.0.0.1", 0), backlog=512)
-    selector.register(door, selectors.EVENT_READ)
+    """A port that has nothing to do with the job: accepts and hangs up, twenty times a second."""
+    door = socket.create_server(("127.0.0.1", 0), backlog=512)
+    door.setblocking(False)
     ports.send(door.getsockname()[1])
     while True:
-        for key, _ in selector.select():
-            if key.fileobj is door:
-                sock, _ = door.accept()
-                sock.setblocking(False)
-                selector.register(sock, selectors.EVENT_READ)
-            else:
-                try:
-                    key.fileobj.recv(4096)  # type: ignore[union-attr]
-                except OSError:
-                    pass
-                selector.unregister(key.fileobj)
-                key.fileobj.close()  # type: ignore[union-attr]
+        time.sleep(0.05)
+        try:
+            while True:
+                door.accept()[0].close()
+        except BlockingIOError:
+            pass
 
 
-def strangers(ports: Any) -> None:
-    """Connect to the port last told (0: to none), at a steady pace."""
+def call(port: int) -> socket.socket:
+    """Ask for a connection, and do not wait for it. Here it is there at once, or refused."""
+    sock = socket.socket()
+    sock.setblocking(False)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # leave nothing behind
+    sock.connect_ex(("127.0.0.1", port))
+    return sock
+
+
+class SlowOne:
+    """A connection on which one byte after another comes of what a rank would say, and never enough."""
+
+    def __init__(self, port: int, words: bytes) -> None:
+        self._port, self._words = port, words
+        self._begin()
+
+    def _begin(self) -> None:
+        self.sock, self._said, self._since = call(self._port), 0, time.perf_counter()
+
+    def say(self) -> None:
+        """The next byte; after being sent away, from the beginning."""
+        try:
+            self._said += self.sock.send(self._words[self._said : self._said + 1])
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._since = 0.0
+        if time.perf_counter() - self._since > 3.0:
+            self.sock.close()
+            self._begin()
+
+
+def strangers(ports: Any, encrypted: bool) -> None:
+    """Connect to the port last told (0: to none), at a steady pace; as cheaply as Python can."""
     import random
 
-    from tests.contract.garbage import some_bytes
+    from tests.contract.garbage import HALF_A_PRELUDE, HELLO, some_bytes
 
-    rng, port, slow = random.Random(1), 0, []
-    due = time.perf_counter()
+    rng, port = random.Random(1), 0
+    words = [some_bytes(rng) for _ in range(997)]
+    slow: List[SlowOne] = []
+    open_now: Deque[socket.socket] = deque()
+    tick, due = 0, time.perf_counter()
     while True:
         if port == 0 or ports.poll():
             port = ports.recv()
-            for sock in slow:
+            for sock in [*open_now, *(item.sock for item in slow)]:
                 sock.close()
-            slow, due = [], time.perf_counter()
+            open_now.clear()
+            slow = [SlowOne(port, HELLO if encrypted else HALF_A_PRELUDE) for _ in range(SLOW if port else 0)]
+            due = time.perf_counter()
             continue
-        due += 1 / PER_SECOND
+        tick, due = tick + 1, due + TICK_S
         time.sleep(max(0.0, due - time.perf_counter()))
-        sock = socket.socket()
-        sock.settimeout(1.0)
-        try:
-            sock.connect(("127.0.0.1", port))
-            if len(slow) < SLOW:
-                slow.append(sock)
-                continue
-            sock.sendall(some_bytes(rng))
-            slow[rng.randrange(SLOW)].send(b"r")
-        except OSError:
-            slow = [item for item in slow if item.fileno() >= 0][1:]
-        sock.close()
+        for number in range(tick * PER_TICK, (tick + 1) * PER_TICK):
+            sock = call(port)
+            try:
+                sock.send(words[number % len(words)])
+            except OSError:
+                pass  # The system keeps no more of them waiting.
+            open_now.append(sock)
+            slow[number % SLOW].say()
+        while len(open_now) > OPEN_NOW:
+            open_now.popleft().close()
 
 
-def measure(certificate: str) -> Dict[str, List[float]]:
-    """Steps per second in every round, by what happened meanwhile."""
+def measure(certificate: str) -> Dict[str, List[Tuple[float, float, float]]]:
+    """Every round, by what happened meanwhile: steps per second, and which part of a core was taken by the
+    strangers (and the sink), and by the process that serves the rendezvous."""
     key = secrets.token_bytes(32)
     server = RendezvousServer(
         key=key, job="b", size=2, addresses=["127.0.0.1"], start_timeout_s=60.0, notify=lambda _: None,
@@ -126,44 +159,59 @@ def measure(certificate: str) -> Dict[str, List[float]]:
     mine, theirs = spawn.Pipe()
     sink_port, sink_end = spawn.Pipe()
     told, telling = spawn.Pipe(duplex=False)
-    ranks = [Membership(2, endpoints, key, "b", rank=rank, certificate=certificate) for rank in range(2)]
-    processes = [spawn.Process(target=train, args=(membership, theirs)) for membership in ranks]
-    processes += [spawn.Process(target=sink, args=(sink_end,), daemon=True),
-         spawn.Process(target=strangers, args=(told,), daemon=True)]  # fmt: skip
-    for process in processes:
+    members = [Membership(2, endpoints, key, "b", rank=rank, certificate=certificate) for rank in range(2)]
+    ranks = [spawn.Process(target=train, args=(member, theirs)) for member in members]
+    others = [
+        spawn.Process(target=sink, args=(sink_end,), daemon=True),
+        spawn.Process(target=strangers, args=(told, bool(certificate)), daemon=True),
+    ]
+    for process in ranks + others:
         process.start()
     where = {NOBODY: 0, ELSEWHERE: sink_port.recv(), HERE: endpoints[0][1]}
-    speeds: Dict[str, List[float]] = {}
+    rounds: Dict[str, List[Tuple[float, float, float]]] = {}
     for turn in range(ROUNDS + 1):
         for name, port in where.items():
             telling.send(port)
             time.sleep(0.3)
+            before = time.perf_counter(), processor_s(others), time.process_time()
             mine.send(1.0)
             speed = mine.recv()
+            after = time.perf_counter(), processor_s(others), time.process_time()
+            wall_s, *busy_s = (two - one for one, two in zip(before, after))
             if turn:  # the first only warms up
-                speeds.setdefault(name, []).append(speed)
-    telling.send(0)
+                rounds.setdefault(name, []).append((speed, busy_s[0] / wall_s, busy_s[1] / wall_s))
     mine.send(0.0)
-    for process in processes[:2]:
+    for process in ranks:
         process.join()
-    for process in processes[2:]:
+    for process in others:
         process.kill()
         process.join()
     server.stop()
-    return speeds
+    return rounds
+
+
+def processor_s(processes: List[Any]) -> float:
+    """What they have used of the processor so far."""
+    times = [psutil.Process(process.pid).cpu_times() for process in processes]
+    return float(sum(item.user + item.system for item in times))
 
 
 def main() -> None:
     """Print what was lost."""
     os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")  # for the ranks: two on two cores
     for name, certificate in (("plain", ""), ("encrypted", make_certificate())):
-        speeds = measure(certificate)
+        rounds = measure(certificate)
         print(f"{name}: steps per second, medians of {ROUNDS} rounds of {ROUND_S:g} s")
-        for what, values in speeds.items():
-            print(f"  {what:<28} {statistics.median(values):8.1f}  ({min(values):.1f} to {max(values):.1f})")
-        for versus in (NOBODY, ELSEWHERE):
-            ratios = [here / other for here, other in zip(speeds[HERE], speeds[versus])]
-            print(f"  lost against {versus}: {100 * (1 - statistics.median(ratios)):.1f} %")
+        for what, values in rounds.items():
+            speeds = [speed for speed, _, _ in values]
+            sent, served = (100 * statistics.median(item[part] for item in values) for part in (1, 2))
+            print(
+                f"  {what:<28} {statistics.median(speeds):8.1f}  ({min(speeds):.1f} to {max(speeds):.1f})   "
+                f"of a core: strangers {sent:.1f} %, rendezvous {served:.1f} %"
+            )
+        for what, versus in ((HERE, NOBODY), (HERE, ELSEWHERE), (ELSEWHERE, NOBODY)):
+            ratios = [one[0] / other[0] for one, other in zip(rounds[what], rounds[versus])]
+            print(f"  {what}, against {versus}: lost {100 * (1 - statistics.median(ratios)):.1f} %")
 
 
 if __name__ == "__main__":

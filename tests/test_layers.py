@@ -119,7 +119,8 @@ LAZY_STEP_UP = ("api", "ringrun.function")
 PURE = [
     "errors", "ops", "dtypes", "values", "misspelt",
     "wire.frames", "wire.auth", "wire.messages", "schedule.*",
-    "collective.reduce", "transport.allowance", "transport.routes", "rendezvous.actions", "rendezvous.roster", "rendezvous.blame",
+    "collective.reduce", "transport.allowance", "transport.routes",
+    "rendezvous.actions", "rendezvous.roster", "rendezvous.blame",
     "rendezvous.routing", "rendezvous.table", "rendezvous.state", "engine.cache", "engine.carried",
     "engine.disagree",
     "engine.fusion", "engine.coordinator", "engine.process_sets", "engine.pending", "engine.tuning",

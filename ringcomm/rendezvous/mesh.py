@@ -16,6 +16,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 from ..clock import Deadline
 from ..errors import ProtocolError, StartupError
 from ..transport.accept import Acceptor
+from ..transport.allowance import Allowance
 from ..transport.connect import Dial, is_local, listen
 from ..transport.nics import LOCAL, LOOPBACK, Interface, interface_of
 from ..transport.reactor import READ, Reactor
@@ -30,6 +31,9 @@ logger = logging.getLogger("ringcomm.rendezvous")
 _PATIENCE_S = 0.3
 """How much longer to wait for the rest once every host has answered on a real interface."""
 _LINK_S = 10.0
+_STRANGERS_PER_S = 4000
+"""Ten times as many as at the rendezvous: here all listeners are closed before anything is computed that
+strangers could slow down, and a rank that does not get in has only 5 s."""
 _LANES = (Purpose.CALLS, Purpose.ENGINE, Purpose.ORDERS)
 
 Lane = Tuple[int, int]
@@ -81,6 +85,7 @@ class Mesh:
             self._arrived,
             self._turned_away,
             encryption,
+            Allowance(_STRANGERS_PER_S, _STRANGERS_PER_S),
         )
         self._early: List[Tuple[socket.socket, Claim]] = []
         self._echoes: Set[Echo] = set()

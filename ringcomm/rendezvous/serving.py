@@ -297,5 +297,7 @@ class MessageServer:
         self._refused.clear()
         connections = f"{total} connection{'s' if total > 1 else ''}"
         text = f"turned away {connections} at the {self._title} (mostly {what})"
+        if self._acceptor is not None and self._acceptor.shut:
+            text += "; it lets no more than that near, so a new rank may have to wait for some seconds"
         logger.info(text)
         self.turned_away(text)

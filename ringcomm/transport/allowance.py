@@ -9,7 +9,7 @@ class Allowance:
     """A bucket of tokens: full at first, emptied by :meth:`spend`, filled by time alone.
 
     What is spent has been done already, so it is taken out even if that leaves fewer than none; but never
-    less than ``-most``. So whoever waits for there to be any waits for ``most / per_s`` seconds and no longer.
+    less than ``-most``. So nobody waits longer than ``most / per_s`` seconds for there to be any again.
 
     Args:
         per_s: how many tokens come back in a second.

@@ -1,4 +1,4 @@
-"""Where to listen, and dialling: reaching an address and proving ourselves. Who accepts is in :mod:`.accept`."""
+"""Listening, and dialling: reaching an address and proving ourselves. Accepting is in :mod:`.accept`."""
 
 from __future__ import annotations
 

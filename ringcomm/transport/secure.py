@@ -9,7 +9,6 @@ from __future__ import annotations
 import socket
 from abc import ABC, abstractmethod
 
-
 UNENCRYPTED = "it does not encrypt as this job's processes do"
 """Why somebody is refused who does not speak TLS 1.3."""
 

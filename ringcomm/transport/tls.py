@@ -178,7 +178,7 @@ class _TlsSocket(SecureSocket):
             raise problem
 
     def _post(self) -> bool:
-        """Send what TLS has to say by itself; whether that was anything. A fresh connection has room for it."""
+        """Send what TLS has to say by itself, if anything. A fresh connection has room for that."""
         data = self._outgoing.read()
         if data:
             super().sendall(data)

@@ -1,6 +1,8 @@
-"""Sends garbage to ports, as fast as it can; run as a program of its own so that it competes fairly.
+"""Sends garbage to ports; run as a program of its own so that it competes fairly.
 
-Usage: python garbage.py SEED COUNT PORT...
+Usage: python garbage.py SEED COUNT PER_SECOND PORT...
+
+It waits for nobody: where the system keeps no more connections waiting, it goes on with the next.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import random
 import socket
 import ssl
 import sys
+import time
 from collections import deque
 from typing import List
 
@@ -45,25 +48,22 @@ def some_bytes(rng: random.Random) -> bytes:
     ][kind - 1]
 
 
-def main(seed: int, count: int, ports: List[int]) -> None:
-    """Connect ``count`` times, leaving some connections open for a while."""
+def main(seed: int, count: int, per_s: float, ports: List[int]) -> None:
+    """Ask for ``count`` connections, leaving some of them open for a while."""
     rng = random.Random(seed)
     still_open: deque[socket.socket] = deque()
-    refused = 0
+    refused, began_s = 0, time.monotonic()
     for number in range(count):
         if number == min(500, count // 2):
             print("it has begun", flush=True)
+        time.sleep(max(0.0, began_s + number / per_s - time.monotonic()))
         sock = socket.socket()
-        sock.settimeout(5.0)
+        sock.setblocking(False)
+        sock.connect_ex(("127.0.0.1", ports[number % len(ports)]))
         try:
-            sock.connect(("127.0.0.1", ports[number % len(ports)]))
-            data = some_bytes(rng)
-            if data:
-                sock.sendall(data)
+            sock.send(some_bytes(rng))
         except OSError:
             refused += 1
-            sock.close()
-            continue
         if rng.random() < 0.5:
             sock.close()
         else:
@@ -82,4 +82,4 @@ def main(seed: int, count: int, ports: List[int]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), [int(port) for port in sys.argv[3:]])
+    main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), [int(port) for port in sys.argv[4:]])

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import gc
 import secrets
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, List, Optional, Tuple
 
 import psutil
 
 from ringcomm.certificate import make_certificate
+from ringcomm.clock import Deadline
 from ringcomm.config import Membership, Settings, Slot
 from ringcomm.context import Context
 from ringcomm.rendezvous.actions import Notice, Seat
 from ringcomm.rendezvous.server import RendezvousServer
+from ringcomm.transport.accept import Acceptor
+from ringcomm.transport.allowance import Allowance
+from ringcomm.transport.connect import listen
 from ringcomm.transport.encryption import encryption_of
+from ringcomm.transport.reactor import Reactor
+from ringcomm.wire.auth import Claim, Purpose, job_digest
+
+KEY, JOB = b"k" * 32, job_digest("job")
+CLAIM = Claim(Purpose.CALLS, JOB, 1, 2, 3)
 
 
 def opened() -> Any:
@@ -41,6 +51,59 @@ def together(contexts: List[Context], action: Callable[[Context], Any]) -> List[
     """Call ``action`` on all contexts at once, each in a thread; the results in rank order."""
     with ThreadPoolExecutor(len(contexts)) as pool:
         return list(pool.map(action, contexts))
+
+
+class Door:
+    """A listener with an acceptor behind it.
+
+    Attributes:
+        arrived: the connections that have proven themselves, with their claims.
+        refused: the reasons for those that have not.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        listener: Optional[socket.socket] = None,
+        allowance: Optional[Allowance] = None,
+        certificate: str = "",
+    ):
+        self.reactor = reactor
+        self.listener = listener or listen("127.0.0.1")
+        self.address = self.listener.getsockname()[:2]
+        self.arrived: List[Tuple[socket.socket, Claim]] = []
+        self.refused: List[str] = []
+        self.acceptor = Acceptor(
+            reactor,
+            [self.listener],
+            KEY,
+            JOB,
+            lambda sock, claim: self.arrived.append((sock, claim)),
+            lambda origin, reason: self.refused.append(reason),
+            encryption_of(certificate),
+            allowance,
+        )
+
+    def turn_for(self, seconds: float) -> None:
+        """Serve for so long."""
+        deadline = Deadline(seconds)
+        while not deadline.expired():
+            self.reactor.turn(deadline.remaining_s())
+
+    def turn_until(self, condition: Callable[[], Any]) -> None:
+        """Serve until the condition is true, which must not take long."""
+
+        def turn() -> bool:
+            self.reactor.turn(0.01)
+            return bool(condition())
+
+        assert eventually(turn)
+
+    def close(self) -> None:
+        """Close the door and what came through it."""
+        self.acceptor.close()
+        for sock, _ in self.arrived:
+            sock.close()
 
 
 class Service:

@@ -1,21 +1,17 @@
-"""The reactor, the acceptor and the dial, with real sockets."""
+"""The reactor and the dial, with real sockets."""
 
 from __future__ import annotations
 
-import errno
+import os
 import socket
 import time
 
 import pytest
 
-from ringcomm.transport.accept import MOST_HALF_OPEN, Acceptor
-from ringcomm.transport.connect import Dial, listen
+from ringcomm.transport.connect import ASK_AGAIN_S, Dial, listen
 from ringcomm.transport.reactor import READ, Reactor
-from ringcomm.wire.auth import Claim, Initiator, Purpose, job_digest
-from tests.contract.service import eventually
-
-KEY, JOB = b"k" * 32, job_digest("job")
-CLAIM = Claim(Purpose.CALLS, JOB, 1, 2, 3)
+from ringcomm.wire.auth import job_digest
+from tests.contract.service import CLAIM, KEY, Door, eventually
 
 
 @pytest.fixture
@@ -30,33 +26,7 @@ def door(reactor):
     """A listener with an acceptor behind it."""
     door = Door(reactor)
     yield door
-    door.acceptor.close()
-    for sock, _ in door.arrived:
-        sock.close()
-
-
-class Door:
-    def __init__(self, reactor):
-        self.reactor = reactor
-        self.listener = listen("127.0.0.1")
-        self.address = self.listener.getsockname()[:2]
-        self.arrived = []
-        self.refused = []
-        self.acceptor = Acceptor(
-            reactor,
-            [self.listener],
-            KEY,
-            JOB,
-            lambda sock, claim: self.arrived.append((sock, claim)),
-            lambda origin, reason: self.refused.append(reason),
-        )
-
-    def turn_until(self, condition):
-        def turn():
-            self.reactor.turn(0.01)
-            return condition()
-
-        assert eventually(turn)
+    door.close()
 
 
 def test_a_callback_may_close_a_socket_that_is_ready_too(reactor):
@@ -179,49 +149,41 @@ def test_dial_to_somebody_silent_gives_up_in_time(reactor):
     silent.close()
 
 
-def test_a_crowd_is_thinned_out_but_who_named_the_job_stays(door):
-    """The oldest of all knows the job; the many who say nothing are closed instead of it."""
-    crowd = [socket.create_connection(door.address)]
-    initiator = Initiator(KEY, CLAIM)
-    crowd[0].sendall(initiator.greeting)
-    crowd[0].settimeout(5.0)
-    door.turn_until(lambda: _readable(crowd[0]))
-    for _ in range(2 * MOST_HALF_OPEN):
-        crowd.append(socket.create_connection(door.address))
-        door.reactor.turn(0.0)
-    door.turn_until(lambda: len(door.refused) >= MOST_HALF_OPEN)
-    assert set(door.refused) == {"too many unproven connections at once"}
-    crowd[0].sendall(initiator.receive(crowd[0].recv(initiator.needs)))
-    door.turn_until(lambda: door.arrived)
-    for sock in crowd:
-        sock.close()
-
-
-def _readable(sock):
-    sock.setblocking(False)
-    try:
-        return bool(sock.recv(1, socket.MSG_PEEK))
-    except BlockingIOError:
-        return False
-    finally:
-        sock.settimeout(5.0)
-
-
-def test_out_of_descriptors_it_does_not_spin(door, monkeypatch):
-    """Nobody can be sent away, so it looks again ten times a second, and serves when it can."""
-    tried = []
-    accept = socket.socket.accept
-
-    def no_more_files(listener):
-        tried.append(listener)
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr(socket.socket, "accept", no_more_files)
-    with socket.create_connection(door.address) as visitor:
-        until_s = time.monotonic() + 0.5
+def test_somebody_who_waits_in_vain_asks_again(reactor):
+    """The door is closed to everybody, and later it is not."""
+    closed = socket.socket()
+    closed.bind(("127.0.0.1", 0))
+    closed.listen(0)
+    closed.setblocking(False)
+    with closed, socket.create_connection(closed.getsockname()):
+        ends = []
+        Dial(reactor, closed.getsockname(), KEY, CLAIM, ends.append, 30.0)
+        until_s = time.monotonic() + 3 * ASK_AGAIN_S
         while time.monotonic() < until_s:
-            door.reactor.turn(0.05)
-        assert 3 <= len(tried) <= 6
-        monkeypatch.setattr(socket.socket, "accept", accept)
-        visitor.sendall(b"not a greeting" * 10)
-        door.turn_until(lambda: door.refused)
+            reactor.turn(0.05)
+        assert ends == []
+        acceptor = Door(reactor, closed)
+        acceptor.turn_until(lambda: ends and acceptor.arrived)
+        assert ends[0].sock is not None
+        ends[0].sock.close()
+        acceptor.close()
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+def test_somebody_at_a_crowded_unix_socket_asks_again(reactor, turns):
+    """The system says at once that too many wait, and does not tell when there is room."""
+    address = f"@ringcomm-test-{os.getpid()}"
+    closed = listen(address)
+    closed.listen(0)
+    with closed, socket.socket(socket.AF_UNIX) as other:
+        other.connect(closed.getsockname())
+        ends = []
+        Dial(reactor, (address, 0), KEY, CLAIM, ends.append, 30.0)
+        until_s = time.monotonic() + turns * ASK_AGAIN_S
+        while time.monotonic() < until_s:
+            reactor.turn(0.05)
+        assert ends == []
+        acceptor = Door(reactor, closed)
+        acceptor.turn_until(lambda: ends and acceptor.arrived)
+        ends[0].sock.close()
+        acceptor.close()

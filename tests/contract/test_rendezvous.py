@@ -28,6 +28,7 @@ from ringcomm.errors import (
 from ringcomm.rendezvous import client, control, mesh
 from ringcomm.rendezvous.embedded import EmbeddedRendezvous
 from ringcomm.rendezvous.state import Phase
+from ringcomm.transport.accept import MOST_HALF_OPEN, STRANGERS_AT_ONCE, STRANGERS_PER_S
 from ringcomm.transport.connect import listen
 from ringcomm.wire.auth import Responder, job_digest
 from ringcomm.wire.messages import MessageReader, encode
@@ -359,16 +360,17 @@ def test_a_rendezvous_that_is_gone_or_mad_is_named(channel, last_words):
 # ---- garbage ---------------------------------------------------------------------------------
 
 
-def throw_garbage(seed, count, ports):
+def throw_garbage(seed, ports, count=10_000):
+    """So many strangers, 1,000 a second; returns when 500 have come."""
     print(f"seed {seed}")
-    command = [sys.executable, str(GARBAGE), str(seed), str(count), *map(str, ports)]
+    command = [sys.executable, str(GARBAGE), str(seed), str(count), "1000", *map(str, ports)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "it has begun\n"
     return process
 
 
 def thrown(process):
-    """How many connections came through, in all."""
+    """How many connections there were, in all."""
     output, problems = process.communicate(timeout=60)
     assert process.returncode == 0, problems
     return int(output.split()[0])  # the rest of the line says how many were refused
@@ -382,7 +384,7 @@ def test_garbage_during_the_start(service, rank_ports, encrypt):
     with ExitStack() as stack, ThreadPoolExecutor(3) as pool:
         starts = [pool.submit(job.start, rank) for rank in (0, 1)]
         assert eventually(lambda: len(job.texts("joined")) == 2 and len(rank_ports) == 2)
-        garbage = throw_garbage(1, 10_000, [job.endpoints[0][1], *rank_ports])
+        garbage = throw_garbage(1, [job.endpoints[0][1], *rank_ports])
         # The third joins, all link up and compute while the strangers keep coming.
         contexts = [job.start(2)] + [start.result() for start in starts]
         for context in contexts:
@@ -402,16 +404,51 @@ def test_garbage_during_a_run(service, encrypt):
         contexts = job.start_all(stack)
         before = opened()
         started_s = time.monotonic()
-        garbage = throw_garbage(2, 10_000, [job.endpoints[0][1]])
+        garbage = throw_garbage(2, [job.endpoints[0][1]])
         rounds = 0
         while garbage.poll() is None:
             assert together(contexts, sum_of_ranks) == [3.0] * 3
             rounds += 1
         assert rounds > 3
-        assert thrown(garbage) == 10_000
+        assert thrown(garbage) > 1000
         assert_only_log_lines(job, started_s)
         assert job.server.phase is Phase.RUNNING
         assert eventually(lambda: opened() == before), "strangers' connections remain"
+
+
+@pytest.mark.parametrize("encrypt", [False, True])
+def test_a_rank_gets_in_past_more_strangers_than_are_let_near(service, encrypt):
+    """They come for longer than the start may take."""
+    job = service(2, encrypt=encrypt)
+    with ExitStack() as stack, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(job.start, 0)
+        assert eventually(lambda: len(job.texts("joined")) == 1)
+        garbage = throw_garbage(4, [job.endpoints[0][1]], count=40_000)
+        stack.callback(thrown_out, garbage)
+        assert eventually(lambda: any("may have to wait" in text for text in job.texts("log")), 10.0)
+        began_s = time.monotonic()
+        contexts = [job.start(1), first.result()]
+        print(f"the second rank was in after {time.monotonic() - began_s:.1f} s")
+        for context in contexts:
+            stack.callback(context.close)
+        assert garbage.poll() is None
+        assert together(contexts, sum_of_ranks) == [1.0] * 2
+
+
+def thrown_out(process):
+    process.kill()
+    process.communicate()
+
+
+def test_what_is_done_for_strangers_in_a_second_has_a_limit(service):
+    job = service(1)
+    began_s = time.monotonic()
+    assert thrown(throw_garbage(5, [job.endpoints[0][1]], count=5_000)) < 5_000
+    assert eventually(lambda: not job.server._acceptor._half_open)
+    assert eventually(lambda: not job.server._refused)
+    limit = STRANGERS_AT_ONCE + STRANGERS_PER_S * (time.monotonic() - began_s)
+    counts = [int(text.split()[2]) for text in job.texts("log")]
+    assert STRANGERS_AT_ONCE < sum(counts) < limit + MOST_HALF_OPEN, counts
 
 
 def assert_only_log_lines(job, since_s):

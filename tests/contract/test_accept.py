@@ -1,0 +1,177 @@
+"""The acceptor with real sockets: who gets in, who does not, and what that may cost."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import time
+from contextlib import ExitStack
+
+import pytest
+
+from ringcomm.certificate import make_certificate
+from ringcomm.transport.accept import ENCRYPTED_COSTS, GRACE_S, MOST_HALF_OPEN
+from ringcomm.transport.allowance import Allowance
+from ringcomm.transport.connect import Dial
+from ringcomm.transport.encryption import encryption_of
+from ringcomm.transport.reactor import Reactor
+from ringcomm.wire.auth import Initiator
+from tests.contract.garbage import FORGED_PRELUDE, HELLO
+from tests.contract.service import CLAIM, KEY, Door
+
+
+@pytest.fixture
+def reactor(no_leaks):
+    reactor = Reactor()
+    yield reactor
+    reactor.close()
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self):
+        return self.now_s
+
+
+class Street:
+    """In front of a door: strangers and ranks, and an allowance whose clock the test moves."""
+
+    def __init__(self, reactor, stack, most=10, encrypt=False):
+        self.clock = Clock()
+        self.allowance = Allowance(10.0, most, self.clock)
+        self.certificate = make_certificate() if encrypt else ""
+        self.door = Door(reactor, allowance=self.allowance, certificate=self.certificate)
+        self.stack = stack
+        self.ends = []
+        stack.callback(self.door.close)
+
+    def stranger(self, words=b""):
+        sock = self.stack.enter_context(socket.socket())
+        sock.setblocking(False)
+        sock.connect_ex(self.door.address)
+        if words:
+            try:
+                sock.send(words)
+            except BlockingIOError:
+                pass  # Nobody keeps it waiting.
+        return sock
+
+    def rank(self):
+        encryption = encryption_of(self.certificate)
+        Dial(self.door.reactor, self.door.address, KEY, CLAIM, self._ended, 30.0, encryption=encryption)
+
+    def _ended(self, dial):
+        self.ends.append(dial.reason)
+        if dial.sock is not None:
+            self.stack.enter_context(dial.sock)
+
+
+@pytest.fixture(params=["plain", "encrypted"])
+def street(request, reactor):
+    with ExitStack() as stack:
+        yield Street(reactor, stack, encrypt=request.param == "encrypted")
+
+
+def test_many_ranks_at_once_cost_no_allowance(street):
+    """More than may be unproven at a time, and far more than may fail."""
+    for _ in range(2 * MOST_HALF_OPEN):
+        street.rank()
+    street.door.turn_until(lambda: len(street.ends) == len(street.door.arrived) == 2 * MOST_HALF_OPEN)
+    assert set(street.ends) == {""}
+    assert street.allowance.left == 10
+    assert not street.door.acceptor.shut
+    assert street.door.refused == []
+
+
+def test_nobody_is_let_in_when_the_allowance_is_spent(street):
+    for _ in range(25):
+        street.stranger(b"GET / HTTP/1.1\r\n\r\n")
+    street.door.turn_until(lambda: len(street.door.refused) >= 10)
+    street.door.turn_for(0.2)
+    assert len(street.door.refused) == 10
+    assert street.door.acceptor.shut
+    street.rank()
+    street.door.turn_for(0.3)
+    assert street.door.arrived == [] and street.ends == []
+    # In two seconds there is enough for the 15 who wait; who has the key comes after them.
+    street.clock.now_s += 1.01
+    street.door.turn_until(lambda: len(street.door.refused) >= 20)
+    street.clock.now_s += 1.01
+    street.door.turn_until(lambda: street.door.arrived and street.ends == [""])
+    assert len(street.door.refused) == 25
+
+
+def test_who_was_let_in_before_goes_on(street):
+    """The allowance is spent while somebody is about to prove itself."""
+    street.rank()
+    for _ in range(30):
+        street.stranger(b"?")
+    street.door.turn_until(lambda: street.door.acceptor.shut)
+    street.door.turn_until(lambda: street.door.arrived and street.ends == [""])
+    assert len(street.door.refused) == 10
+
+
+def test_an_answer_by_tls_counts_for_several(reactor):
+    with ExitStack() as stack:
+        street = Street(reactor, stack, most=100, encrypt=True)
+        for _ in range(3):
+            street.stranger(HELLO).shutdown(socket.SHUT_WR)
+        street.door.turn_until(lambda: len(street.door.refused) == 3)
+        assert street.allowance.left == 100 - 3 * ENCRYPTED_COSTS
+        street.stranger(FORGED_PRELUDE)
+        street.stranger(b"\x16\x03\x01\x02").shutdown(socket.SHUT_WR)
+        street.door.turn_until(lambda: len(street.door.refused) == 5)
+        assert street.allowance.left == 100 - 3 * ENCRYPTED_COSTS - 2
+
+
+def test_a_crowd_is_thinned_out_but_who_named_the_job_stays(reactor):
+    """The oldest of all knows the job; the many who say nothing are closed instead of it."""
+    with ExitStack() as stack:
+        street = Street(reactor, stack, most=1000)
+        door, initiator = street.door, Initiator(KEY, CLAIM)
+        knowing = stack.enter_context(socket.create_connection(door.address, 5.0))
+        knowing.sendall(initiator.greeting)
+        began_s = time.monotonic()
+        for number in range(2 * MOST_HALF_OPEN):
+            street.stranger()
+            if number % 16 == 0:
+                door.reactor.turn(0.0)
+        if time.monotonic() - began_s < GRACE_S / 2:
+            door.turn_for(GRACE_S / 4)
+            assert door.refused == [], "everybody has a moment before somebody else takes its place"
+        door.turn_until(lambda: len(door.refused) > MOST_HALF_OPEN / 2)
+        assert set(door.refused) == {"too many unproven connections at once"}
+        knowing.sendall(initiator.receive(knowing.recv(initiator.needs)))
+        door.turn_until(lambda: door.arrived)
+
+
+def test_out_of_descriptors_it_does_not_spin(reactor, monkeypatch):
+    """Nobody can be sent away, so it looks again ten times a second, and serves when it can."""
+    door = Door(reactor)
+    tried = []
+    accept = socket.socket.accept
+
+    def no_more_files(listener):
+        tried.append(listener)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(socket.socket, "accept", no_more_files)
+    with socket.create_connection(door.address) as visitor:
+        door.turn_for(0.5)
+        assert 3 <= len(tried) <= 6
+        monkeypatch.setattr(socket.socket, "accept", accept)
+        visitor.sendall(b"not a greeting" * 10)
+        door.turn_until(lambda: door.refused)
+    door.close()
+
+
+def test_closing_while_it_looks_away(reactor):
+    """The alarm for the next look comes when everything is closed."""
+    door = Door(reactor, allowance=Allowance(10.0, 0.0))
+    door.turn_for(0.01)
+    with socket.create_connection(door.address):
+        door.turn_for(0.1)
+        assert door.acceptor.shut
+        door.close()
+        door.turn_for(0.1)
