@@ -297,7 +297,8 @@ class MessageServer:
         self._refused.clear()
         connections = f"{total} connection{'s' if total > 1 else ''}"
         text = f"turned away {connections} at the {self._title} (mostly {what})"
-        if self._acceptor is not None and self._acceptor.shut:
+        if self._acceptor is not None and self._acceptor.kept_waiting:
+            self._acceptor.kept_waiting = False
             text += "; it lets no more than that near, so a new rank may have to wait for some seconds"
         logger.info(text)
         self.turned_away(text)

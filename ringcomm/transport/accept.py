@@ -130,6 +130,9 @@ class Acceptor:
         refused: called with the address and the reason for each that failed.
         encryption: for all connections but those over Unix sockets; None: for none.
         allowance: what may be done for strangers; None: what this module says.
+
+    Attributes:
+        kept_waiting: whether anybody may have had to wait because of strangers; to be reset by who asks.
     """
 
     def __init__(
@@ -154,6 +157,7 @@ class Acceptor:
         self._allowance = allowance or Allowance(STRANGERS_PER_S, STRANGERS_AT_ONCE)
         self._unnoticed = Allowance(_UNNOTICED_PER_S, _UNNOTICED_PER_S)
         self._out_of_breath_until_s = 0.0
+        self.kept_waiting = False
         self._crowded = self._was_shut = False
         self._sweeping = False
         # All that is unproven has a selector of its own, so that all of it can be left alone for a while.
@@ -178,6 +182,7 @@ class Acceptor:
         if not self._listeners:
             return
         shut = self.shut
+        self.kept_waiting |= shut
         if shut != self._was_shut:
             self._was_shut = shut
             for listener in self._listeners:

@@ -12,7 +12,7 @@ from ..wire.auth import Claim, Initiator
 from .reactor import READ, WRITE, Reactor
 from .secure import Encryption, SecureSocket
 
-ASK_AGAIN_S = 0.5
+ASK_AGAIN_S = 0.25
 """How long after it asked for a connection somebody who has none asks again."""
 BACKLOG = 512
 """How many connections the system keeps for a listener until they are accepted."""

@@ -97,6 +97,19 @@ BUGS = {
         "                data = self.sock.recv(self.responder.needs)\n",
         "tests/contract/test_connect.py",
     ),
+    "a door that no number of strangers closes": Bug(
+        "transport/accept.py",
+        "        self._allowance.spend(half_open.costs)\n",
+        "",
+        "tests/contract/test_accept.py",
+    ),
+    "ranks taken for strangers when they come in numbers": Bug(
+        "transport/accept.py",
+        "        self.acceptor.release(self)\n        self.acceptor.arrived(",
+        "        self.acceptor.failed(self, '')\n        self.acceptor.release(self)\n"
+        "        self.acceptor.arrived(",
+        "tests/contract/test_accept.py",
+    ),
     "a certificate that nobody asks for": Bug(
         "transport/tls.py",
         "context.verify_mode = ssl.CERT_REQUIRED",
