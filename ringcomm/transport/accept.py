@@ -7,12 +7,13 @@ and again while the ranks compute:
 * At most :data:`MOST_HALF_OPEN` connections may be unproven at a time. Then one has to go before the next
   is let in: the oldest, rather one that has not named this job, and none that is younger than
   :data:`GRACE_S`. A rank that got this far needs a moment of that, on a slow network too.
-* At most :data:`STRANGERS_PER_S` connections may fail in a second, after :data:`STRANGERS_AT_ONCE` with
-  which nobody was counting. Then nobody is let in until there is an allowance again: the system keeps a few
-  waiting and lets the rest try again, which costs next to nothing. A stranger takes 40 to 150 us, so this
-  is 2 to 4 % of a core; one that had TLS answered takes :data:`ENCRYPTED_COSTS` times as long, and counts so.
+* At most :data:`STRANGERS_PER_S` connections may fail in a second, after :data:`STRANGERS_AT_ONCE` at first.
+  Then nobody is let in until there is an allowance again: the system keeps a few waiting and lets the rest
+  try again, which costs next to nothing. A stranger took 40 to 60 us on a server's core, so this is 2 % of
+  it; one that had TLS answered took :data:`ENCRYPTED_COSTS` times as long, and counts so.
 * When many have failed lately, all that is unproven is looked at :data:`LOOK_EVERY_S` apart instead of at
-  once. To be waked up is the larger part of what a stranger costs those who compute.
+  once. To be waked up is the larger part of what a stranger costs those who compute, and so somebody who
+  sends a byte at a time gets no more than one look for several.
 
 Whoever proves to have the key costs no allowance. So ranks that come together, however many, wait for
 nothing; only while strangers come, they may have to try again, which :class:`~.connect.Dial` does.
@@ -40,7 +41,7 @@ GRACE_S = 0.5
 STRANGERS_PER_S = 400
 STRANGERS_AT_ONCE = 400
 ENCRYPTED_COSTS = 8
-LOOK_EVERY_S = 0.05
+LOOK_EVERY_S = 0.1
 _UNNOTICED_PER_S = 50
 """So many failures in a second are taken for mishaps, and change nothing."""
 _ACCEPTS_AT_ONCE = 256
