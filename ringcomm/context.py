@@ -157,7 +157,7 @@ class Context(Collectives):
         self._closed = True
         if ok:
             self._recording.finish()
-        self._flight.close(None if ok else reason)
+        self._flight.close(reason, ok)
         self._runner.stop()
         self.engine.stop()
         if self._joined is not None:

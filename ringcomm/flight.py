@@ -9,6 +9,7 @@ to a pipe: on the socket they could come in the middle of an answer.
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import json
 import logging
@@ -17,6 +18,7 @@ import select
 import signal
 import socket
 import stat
+import sys
 import threading
 import time
 from pathlib import Path
@@ -28,7 +30,7 @@ from .collective.runner import Runner
 from .config import Settings, flight_channel_from_environment
 from .engine.engine import Engine
 from .engine.stacks import thread_stacks
-from .errors import NotInitializedError
+from .errors import NotInitializedError, describe_error
 
 logger = logging.getLogger("ringcomm.flight")
 
@@ -36,6 +38,8 @@ FORMAT = 1
 """The version of the records."""
 SEND_S = 2.0
 """How long a record may take to get to ringrun."""
+_FAREWELL = 20
+"""How many operations a process that ends in peace tells of."""
 
 
 class Facts(NamedTuple):
@@ -65,6 +69,10 @@ class FlightRecorder:
             records if there is no ringrun to take them.
         runner: of the direct calls.
         engine: of those by name, if there is one.
+
+    Attributes:
+        closed: whether its context has been closed.
+        left: why it was closed, if that was no failure.
     """
 
     def __init__(
@@ -72,6 +80,7 @@ class FlightRecorder:
     ) -> None:
         self.facts = facts
         self.closed = False
+        self.left = ""
         self._engine = engine
         self._directory = settings.diagnose_dir
         self._pid = os.getpid()
@@ -124,12 +133,14 @@ class FlightRecorder:
         elif self._directory and self.facts.size > 1:
             _write(Path(self._directory), record([self], "failure", error))
 
-    def close(self, why: Optional[str] = None) -> None:
-        """Its context has been closed, because of a failure if there is a reason.
+    def close(self, why: str, ok: bool) -> None:
+        """Its context has been closed, because of a failure if it is not ``ok``.
 
         Until there is another, what it did is still of interest.
         """
-        if why is not None:
+        if ok:
+            self.left = why
+        else:
             self.tell(why)
         self.closed = True
         # Journals and recorder refer to each other no more, so what is closed is freed at once.
@@ -143,18 +154,20 @@ def record(recorders: Sequence[FlightRecorder], reason: str, error: str = "") ->
     """What a process knows, ready for JSON. Times are seconds of the wall clock.
 
     Args:
-        reason: ``failure`` or ``asked``.
+        reason: ``failure``, ``asked``, or ``ended``: the program has, and only a part is told.
     """
     found: Dict[str, Any] = {"type": "record", "format": FORMAT, "reason": reason, "error": error}
     if recorders:
         facts = recorders[0].facts
         found.update(rank=facts.rank, size=facts.size, host=facts.host, generation=facts.generation)
-    found.update(
-        pid=os.getpid(),
-        at=round(time.time(), 6),
-        threads=thread_stacks(),
-        lanes=[lane for recorder in recorders for lane in recorder.lanes()],
-    )
+        if all(recorder.left for recorder in recorders):
+            found.update(left=recorders[-1].left)
+    lanes = [lane for recorder in recorders for lane in recorder.lanes()]
+    if reason == "ended":
+        for lane in lanes:
+            lane["operations"] = lane["operations"][-_FAREWELL:]
+    threads = [] if reason == "ended" else thread_stacks()
+    found.update(pid=os.getpid(), at=round(time.time(), 6), threads=threads, lanes=lanes)
     return found
 
 
@@ -202,6 +215,7 @@ class Channel:
         self._sending = threading.Lock()
         self._pid = os.getpid()
         self.send({"type": "hello", "signal": self._take_signal()})
+        atexit.register(self._tell_the_end)
         threading.Thread(target=self._answer, name="ringcomm-flight", daemon=True).start()
 
     @classmethod
@@ -243,6 +257,13 @@ class Channel:
             if not asked:
                 return  # ringrun is gone, and with it, soon, this process
             self.send(record(self.recorders, "asked"))
+
+    def _tell_the_end(self) -> None:
+        """The program ends. From here on no thread answers, and taking everything down may take long."""
+        if self._pid == os.getpid() and self.recorders:
+            error = getattr(sys, "last_value", None)
+            text = "" if error is None else f"uncaught {describe_error(error)}"
+            self.send(record(self.recorders, "ended", text))
 
     def send(self, message: Dict[str, Any]) -> None:
         """Bring a message to ringrun, if that takes it in time."""

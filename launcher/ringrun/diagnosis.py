@@ -21,6 +21,8 @@ _STATES = {
     "S": "a C call keeps the interpreter lock and sleeps, or the program does not use ringcomm",
 }
 
+_CODE = "exit code"
+
 UNCAUGHT = "uncaught "
 """How a rank says that its own program has failed."""
 
@@ -36,10 +38,11 @@ def diagnose(reports: Mapping[int, Report]) -> List[str]:
     """Sentences for people, one per line: what ranks wait in, where the others are, and what follows."""
     waiting = {rank: _waits_in(report) for rank, report in reports.items()}
     waits = waits_for(reports)
+    wanted = {other for others in waits.values() for other in others}
     lines = _waiters(reports, waiting)
     for rank, report in sorted(reports.items()):
         if waiting[rank] is None:
-            lines.append(_sentence(report))
+            lines.append(_sentence(report, rank in wanted))
     if len(lines) > MOST_LINES:
         lines = [*lines[:MOST_LINES], f"({len(lines) - MOST_LINES} more are in the files.)"]
     conclusion = _conclusion(reports, waiting, waits)
@@ -61,15 +64,15 @@ def waits_for(reports: Mapping[int, Report]) -> Waits:
             missing = {other for other in members if _has_not_come(reports.get(other), lane, operation)}
         else:
             missing = set()
-        silent = {other for other in lane.members if other in reports and _is_silent(reports[other])}
-        found[rank] = (missing or silent) - {rank}
+        away = {other for other in lane.members if other in reports and _is_away(reports[other])}
+        found[rank] = (missing or away) - {rank}
     return found
 
 
 def _waits_in(report: Report) -> Optional[Place]:
     """The operation in which a rank waits for others, or failed because of them."""
     failed = report.reason == "failure"
-    if report.error.startswith(UNCAUGHT):
+    if report.error.startswith(UNCAUGHT) or _has_left(report):
         return None
     for lane in report.lanes:
         last = lane.operations[-1] if lane.operations else None
@@ -111,6 +114,15 @@ def _is_silent(report: Report) -> bool:
     return report.reason in ("silent", "nothing")
 
 
+def _has_left(report: Report) -> bool:
+    return report.reason == "ended" or bool(report.left)
+
+
+def _is_away(report: Report) -> bool:
+    """Whether it can do nothing for others, whatever it did last."""
+    return _is_silent(report) or _has_left(report)
+
+
 def _waiters(reports: Mapping[int, Report], waiting: Mapping[int, Optional[Place]]) -> List[str]:
     """Those who wait in the same operation, in one line."""
     groups: Dict[str, List[int]] = {}
@@ -131,27 +143,39 @@ def _waiting_text(operation: Operation) -> str:
     return operation.text() + ("" if moved is None else f", {_bytes(moved)} moved")
 
 
-def _sentence(report: Report) -> str:
-    """Where a rank is that does not wait."""
+def _sentence(report: Report, is_wanted: bool) -> str:
+    """Where a rank is that does not wait, and perhaps is waited for."""
     last = _last(report)
+    at = f"; its last operation was {last.text()}" if last is not None else ""
+    where = f"; its main thread is in {report.main}" if report.main else ""
+    if report.reason == "nothing" and report.end.startswith(_CODE):
+        return f"{_name(report)} ended with {report.end} and left nothing behind."
     if report.reason == "nothing":
         return f"{_name(report)} left nothing behind: {report.end or 'nobody could ask it'}."
     if report.reason == "silent":
-        where = f"; its main thread is in {report.main}" if report.main else ""
+        since = f". It has ended since then: {report.end}" if report.end else ""
         why = f"{_STATES.get(report.state, 'the reason is not known')}{where}"
-        return f"{_name(report)} did not answer: {why}."
+        return f"{_name(report)} did not answer: {why}{since}."
     if report.error.startswith(UNCAUGHT):
-        at = f"; its last operation was {last.text()}" if last is not None else ""
         return f"{_name(report)} ended with an {report.error.splitlines()[0].rstrip('.')}{at}."
+    if _has_left(report):
+        before = ", before the operation in which others wait" if is_wanted else ""
+        stays = "" if report.end or report.reason == "ended" else where
+        return f"{_name(report)} {_farewell(report)}{before}{at}{stays}."
     parts = ["has called nothing yet"]
     if last is not None:
         done = ", which is done" if last.over else ""
         parts = [f"is at op {last.number}, {last.label} ({last.place}){done}"]
     if report.paused:
         parts.append(f'it has said that it is away: "{report.paused}"')
-    if report.main:
-        parts.append(f"its main thread is in {report.main}")
-    return f"{_name(report)} {'; '.join(parts)}."
+    return f"{_name(report)} {'; '.join(parts)}{where}."
+
+
+def _farewell(report: Report) -> str:
+    """How a rank went that had no reason to complain."""
+    if report.end:
+        return f"has ended{' with' if report.end.startswith(_CODE) else ':'} {report.end}"
+    return "has come to the end of its program" if report.reason == "ended" else f"has left: {report.left}"
 
 
 def _last(report: Report) -> Optional[Operation]:

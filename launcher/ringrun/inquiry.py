@@ -61,7 +61,7 @@ class Inquiry:
         """An answer, or what a rank tells by itself because it has failed."""
         self._records.take(rank, data)
         living = self._job.plan.size - len(self._exits)
-        if self._loop.is_set("inquiry") and self._records.answered() >= living:
+        if self._loop.is_set("inquiry") and self._records.answered(self._exits) >= living:
             self._loop.cancel("inquiry")
             self._show()
 

@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Tuple
+from typing import Any, Container, Dict, List, Mapping, Optional, Tuple
 
 from ringcomm.errors import ConfigError
 
@@ -35,21 +35,32 @@ class Records:
             read_report(content)
         except (ValueError, AttributeError, IndexError):
             return
-        before = self._contents.get(rank)
-        # Where it was when the job failed says more than where it came to after that.
-        first = before is None or content.get("generation", 0) > before.get("generation", 0)
-        if first or not (self._failed or (before and before["reason"] == "failure")):
+        if self._says_more(content, self._contents.get(rank)):
             self._contents[rank] = content
 
-    def forget(self, failed: bool = False) -> None:
-        """Ranks are about to be asked anew; if the job has failed, what they told of that stays."""
-        self._failed = failed
-        kept = {rank: item for rank, item in self._contents.items() if failed and item["reason"] == "failure"}
-        self._contents = kept
+    def _says_more(self, content: Mapping[str, Any], before: Optional[Mapping[str, Any]]) -> bool:
+        """Whether a record says more than the one that came before it."""
+        if before is None or content.get("generation", 0) > before.get("generation", 0):
+            return True
+        if before["reason"] == "ended":
+            return bool(content["reason"] == "failure")  # otherwise only that nobody answers any more
+        if before["reason"] == "silent" and content["reason"] == "ended":
+            return True
+        # Where it was when the job failed says more than where it came to after that.
+        return not (self._failed or before["reason"] == "failure")
 
-    def answered(self) -> int:
-        """How many ranks have told something."""
-        return len(self._contents)
+    def forget(self, failed: bool = False) -> None:
+        """Ranks are about to be asked anew; if the job has failed, what they told of that stays.
+
+        Who has ended cannot be asked.
+        """
+        self._failed = failed
+        lasting = ("ended", "failure") if failed else ("ended",)
+        self._contents = {rank: item for rank, item in self._contents.items() if item["reason"] in lasting}
+
+    def answered(self, exits: Container[int] = ()) -> int:
+        """How many ranks have told something, without those that have ended."""
+        return sum(rank not in exits for rank in self._contents)
 
     def complete(self, exits: Mapping[int, Exit]) -> Dict[int, Dict[str, Any]]:
         """One record for every rank: of those that have told nothing, what is known of their end."""
@@ -65,8 +76,9 @@ class Records:
 
 
 def has_operations(contents: Mapping[int, Mapping[str, Any]]) -> bool:
-    """Whether any rank has told of an operation: without, there is nothing to compare."""
-    return any(lane["operations"] for content in contents.values() for lane in content.get("lanes", ()))
+    """Whether any rank has told of an operation, and not just as it ended: is there anything to compare?"""
+    told = [content for content in contents.values() if content["reason"] != "ended"]
+    return any(lane["operations"] for content in told for lane in content.get("lanes", ()))
 
 
 def explain(contents: Mapping[int, Mapping[str, Any]]) -> str:

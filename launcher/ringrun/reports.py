@@ -65,14 +65,15 @@ class Report:
     """One rank.
 
     Attributes:
-        reason: ``failure`` (it failed, and told so by itself), ``asked``, ``silent`` (it did not answer), or
-            ``nothing`` (there was nobody to ask).
+        reason: ``failure`` (it failed, and told so by itself), ``asked``, ``ended`` (it told so when its
+            program ended), ``silent`` (it did not answer), or ``nothing`` (there was nobody to ask).
         error: what it failed with.
         end: how its process ended, if it has.
         state: of a silent process, the letter that ``ps`` shows.
         main: where the main thread is, like "load (loader.py:12)", or "".
         blocked: whether the main thread waits in ringcomm.
         paused: why it said that it would be away, or "".
+        left: why it has left the job in peace, or "".
     """
 
     rank: int
@@ -84,6 +85,7 @@ class Report:
     main: str = ""
     blocked: bool = False
     paused: str = ""
+    left: str = ""
     lanes: Tuple[Lane, ...] = field(default=())
 
 
@@ -103,7 +105,8 @@ def read_report(content: Any) -> Report:
         return Report(
             rank=int(content["rank"]), host=str(content["host"]), reason=str(content["reason"]),
             error=str(content.get("error", "")), end=str(content.get("end", "")),
-            state=str(content.get("state", "")), main=main, blocked=blocked, paused=paused, lanes=lanes,
+            state=str(content.get("state", "")), main=main, blocked=blocked, paused=paused,
+            left=str(content.get("left", "")), lanes=lanes,
         )  # fmt: skip
     except (KeyError, TypeError, AttributeError, IndexError) as problem:
         raise ValueError(f"something is missing in it or has the wrong form ({problem!r})") from None

@@ -35,6 +35,43 @@ for step in range(50):
 """
 
 
+EARLY = """
+import os, sys, time
+import numpy as np
+import ringcomm as rc
+
+class Heavy:
+    def __del__(self, sleep=time.sleep):
+        sleep(3.0)  # no thread runs any more when this is called
+
+heavy = Heavy()
+rc.init()
+rc.allreduce(np.ones(2), name="metric")
+if rc.rank() == 1:
+    os._exit(0) if sys.argv[1] == "at once" else sys.exit(0)
+rc.allreduce(np.ones(2))
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "sentence"),
+    [
+        (
+            "slowly",
+            "Rank 1 (localhost) has ended with exit code 0, before the operation in which others wait; its "
+            "last operation was allreduce `metric` (op 1, early.py:12).",
+        ),
+        ("at once", "Rank 1 (localhost) ended with exit code 0 and left nothing behind."),
+    ],
+)
+def test_a_rank_that_ends_too_early_is_said_to_have_ended(tmp_path: Path, way: str, sentence: str) -> None:
+    (tmp_path / "early.py").write_text(EARLY)
+    done = ringrun("-np", "2", "early.py", way, cwd=tmp_path)
+    assert done.process.returncode == 255
+    assert f"│ {sentence}\n" in done.err, done.err
+    assert "│ Rank 0 waits for rank 1.\n" in done.err, done.err
+
+
 @pytest.mark.parametrize(("way", "code"), [("3", 3), ("raise", 1)])
 def test_a_rank_that_takes_long_to_end_still_has_its_exit_code(tmp_path: Path, way: str, code: int) -> None:
     (tmp_path / "slow.py").write_text(SLOW)

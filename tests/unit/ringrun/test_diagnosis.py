@@ -79,6 +79,8 @@ def failed(rank: int, number: int = 812) -> Report:
 
 
 NOTHING = Report(2, "host2", end="killed by SIGKILL")
+LAST = "; its last operation was allreduce `conv3.grad` (op 811, train.py:88)"
+BEFORE = f"before the operation in which others wait{LAST}"
 
 
 @pytest.mark.parametrize(
@@ -86,6 +88,32 @@ NOTHING = Report(2, "host2", end="killed by SIGKILL")
     [
         (NOTHING, "Rank 2 (host2) left nothing behind: killed by SIGKILL."),
         (Report(2, "host2"), "Rank 2 (host2) left nothing behind: nobody could ask it."),
+        (
+            Report(2, "host2", end="exit code 0"),
+            "Rank 2 (host2) ended with exit code 0 and left nothing behind.",
+        ),
+        (
+            report(2, [call(811, "done")], reason="ended", left="its program ended", end="exit code 0"),
+            f"Rank 2 (host2) has ended with exit code 0, {BEFORE}.",
+        ),
+        (
+            report(2, [call(811, "done")], reason="ended", end="killed by SIGSEGV"),
+            f"Rank 2 (host2) has ended: killed by SIGSEGV, {BEFORE}.",
+        ),
+        (
+            report(2, [call(811, "done")], reason="ended", left="its program ended"),
+            f"Rank 2 (host2) has come to the end of its program, {BEFORE}.",
+        ),
+        (
+            busy(2, [call(811, "done")], left="it called shutdown()"),
+            f"Rank 2 (host2) has left: it called shutdown(), {BEFORE}; its main thread is in load "
+            "(loader.py:12).",
+        ),
+        (
+            Report(2, "host2", "silent", state="S", end="exit code 0"),
+            "Rank 2 (host2) did not answer: a C call keeps the interpreter lock and sleeps, or the program "
+            "does not use ringcomm. It has ended since then: exit code 0.",
+        ),
         (
             Report(2, "host2", "silent", state="T"),
             "Rank 2 (host2) did not answer: its process is stopped (SIGSTOP, Ctrl-Z, or a debugger).",
@@ -127,6 +155,19 @@ def test_why_somebody_does_not_come(third: Report, sentence: str) -> None:
 def test_operations_by_name(ops: Tuple[List[Operation], ...], waits: Dict[int, Any]) -> None:
     reports = {0: report(0, (), ops[0]), 1: report(1, (), ops[1]), 2: busy(2, (), ops[2])}
     assert waits_for(reports) == waits
+
+
+def test_who_has_left_is_waited_for_where_all_had_come() -> None:
+    gone = report(1, ops=[named("a", "done")], reason="ended", end="exit code 0")
+    text = told(report(0, ops=[named("a", "running")]), gone)
+    assert text[-1] == "Rank 0 waits for rank 1."
+
+
+def test_who_has_left_although_nobody_needed_it() -> None:
+    text = told(
+        busy(0, [call(811, "done")]), report(1, [call(811, "done")], reason="ended", end="exit code 0")
+    )
+    assert text[1] == f"Rank 1 (host1) has ended with exit code 0{LAST}."
 
 
 def test_different_orders() -> None:

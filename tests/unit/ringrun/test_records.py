@@ -61,6 +61,38 @@ def test_what_was_told_of_a_failure_stays_when_others_are_asked(records: Records
     assert records.answered() == 0
 
 
+def test_that_a_program_has_ended_stays(records: Records) -> None:
+    records.take(0, record("silent"))
+    records.take(0, record("ended", left="its program ended"))
+    records.take(0, record("silent"))
+    records.forget()
+    assert records.answered() == 1 and records.answered({0: Exit(0, 0, None)}) == 0
+    records.forget(failed=True)
+    records.take(0, record("silent"))
+    contents = records.complete({0: Exit(0, 0, None)})
+    assert contents[0]["reason"] == "ended" and contents[0]["end"] == "exit code 0"
+    assert "Rank 0 (localhost) has ended with exit code 0." in explain(contents)
+
+
+def test_who_failed_while_it_ended_has_failed(records: Records) -> None:
+    records.take(0, record("ended"))
+    records.take(0, record("failure"))
+    records.take(0, record("ended"))
+    assert records.complete({})[0]["reason"] == "failure"
+
+
+def test_ends_alone_need_no_diagnosis(records: Records) -> None:
+    row = {
+        "op": 1, "kind": "allreduce", "name": "", "what": "allreduce", "site": "a.py:1", "state": "done",
+        "at": 1.0,
+    }  # fmt: skip
+    lanes = [{"name": "calls", "ordered": True, "members": [0, 1], "operations": [row]}]
+    records.take(0, record("ended", lanes=lanes))
+    assert not has_operations(records.complete({}))
+    records.take(1, record("asked", lanes=lanes))
+    assert has_operations(records.complete({}))
+
+
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"3", b"{}", b"\xff", record(lanes=[{}])])
 def test_what_makes_no_sense_is_left_out(records: Records, data: bytes) -> None:
     records.take(0, data)
