@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -50,8 +51,11 @@ class Call(NamedTuple):
         """The call as a person would write it, like ``allreduce(shape (2, 4), float32, op=Sum)``."""
         arguments: List[str] = []
         if self.collective not in _WITHOUT_ARRAY:
-            rows = "rows of " if self.collective in _BY_ROWS else ""
-            arguments = [f"{rows}shape {self.shape}", self.dtype.name]
+            by_rows = self.collective in _BY_ROWS
+            # Not everybody says which shape; what does not hold that many elements is none.
+            known = by_rows or self.items in (0, prod(self.shape))
+            what = f"{'rows of ' if by_rows else ''}shape {self.shape}" if known else f"{self.items} elements"
+            arguments = [what, self.dtype.name]
             if self.op != NO_OP:
                 arguments.append(f"op={ReduceOp(self.op).name.capitalize()}")
         if self.root != NO_ROOT:

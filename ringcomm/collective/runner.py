@@ -67,7 +67,8 @@ class Reporter(Watch):
         """A peer is lost, or else silent, stalled or late: the error to raise."""
         if self.verdict is None:
             error = PeerLostError if kind == "lost" else PeerStalledError
-            text = f"rank {peer} was lost while this rank was in {doing}: {why}."
+            during = f" while this rank was in {doing}" if doing else ""
+            text = f"rank {peer} was lost{during}: {why}."
             self.verdict = error(text, rank=peer)
         return fresh_copy(self.verdict)
 
@@ -94,6 +95,7 @@ class Runner:
         spin_s, may_poll, timeout_s: as for :func:`~.drive.run`; may be changed from call to call.
         journal: is told of every call, if set.
         called_at: where the next call was made, if that was not in the thread that runs it.
+        purpose: says what the calls are for, where they are not what the program has asked for.
     """
 
     def __init__(
@@ -124,6 +126,7 @@ class Runner:
         self._broken: Optional[BaseException] = None
         self.journal: Optional[CallJournal] = None
         self.called_at: Optional[Site] = None
+        self.purpose: Optional[Callable[[], str]] = None
         self._running: Optional[Tuple[Call, Part, bool]] = None
 
     def progress(self) -> Progress:
@@ -135,7 +138,9 @@ class Runner:
         sequence += not counted
         waits_for = tuple(self._fabric.rank_of(peer) for peer in part.waits_for)
         exchanged = tuple((self._fabric.rank_of(peer), *pair) for peer, pair in part.exchanged().items())
-        return Progress(sequence, part.moved_bytes, call.describe(), waits_for, exchanged)
+        purpose = self.purpose
+        doing = call.describe() if purpose is None else purpose()
+        return Progress(sequence, part.moved_bytes, doing, waits_for, exchanged)
 
     def rows(self) -> List[Row]:
         """The last calls, for the flight recorder; empty without a journal. For any thread."""
@@ -367,7 +372,7 @@ class Runner:
 
     def _translate(self, problem: BaseException, execution: Part, call: Call) -> BaseException:
         """The error for people, the same on every rank, for what stopped an execution."""
-        doing = f"{call.header(self._generation).describe()}, call number {self._sequence}"
+        doing = f"{call.describe()}, call number {self._sequence}" if self.purpose is None else self.purpose()
         error: BaseException = problem
         if isinstance(problem, LinkClosed):
             error = self._reporter.report_lost(problem.peer, doing, problem.reason)

@@ -147,6 +147,13 @@ class Lines:
         if stuck is not None:
             raise self.lost(stuck[0], stuck[1], "still")
 
+    def doing(self) -> str:
+        """What this rank is in the middle of, now and not at its last sign of life; empty if it is not."""
+        calls, engine = self._progress()
+        if calls.doing or not engine.doing:
+            return calls.describe()
+        return f"{engine.doing}, {engine.moved_bytes} bytes into it"
+
     def _silent(self, peer: int, silent_s: float) -> BaseException:
         heard, silent = self._liveness.divided(self._clock())
         if not heard and len(silent) > 1:

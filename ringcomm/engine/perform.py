@@ -19,7 +19,7 @@ from ..transport.base import Fabric
 from ..transport.subset import Subset
 from .adasum import adasum
 from .process_sets import ProcessSets
-from .request import Request, Signature
+from .request import Key, Request, Signature
 
 ALONE_BYTES = 1 << 20
 """Tensors from this size on are not copied into a bucket: the copies would cost more than a call."""
@@ -68,11 +68,12 @@ class Performer:
         first = bucket[0][0]
         runner = self._runner(first.process_set)
         runner.may_poll = self.may_poll
+        runner.purpose = lambda: bucket_text(bucket)
         self._active = runner
         try:
             results: List[Any] = _DO[Collective(first.kind)](self, runner, bucket)
         finally:
-            self._active = None
+            self._active = runner.purpose = None
         return results
 
     def next_bucket(self) -> None:
@@ -256,6 +257,15 @@ class Performer:
     def _process_set(self, runner: Runner, bucket: Sequence[Work]) -> List[Any]:
         runner.barrier()
         return [self._sets.apply(signature.name) for signature, _ in bucket]
+
+
+def bucket_text(bucket: Sequence[Work]) -> str:
+    """What a bucket is for, in the program's own terms."""
+    signature, request = bucket[0]
+    key = Key(signature.process_set, signature.name, 0) if request is None else request.key
+    others = len(bucket) - 1
+    more = "" if not others else " and another" if others == 1 else f" and {others} others"
+    return f"{signature.describe()} {key}{more}"
 
 
 _DO = {

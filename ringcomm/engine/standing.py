@@ -79,14 +79,6 @@ class Standing:
         else:
             known.progress = progress
 
-    def doing(self) -> str:
-        """What this rank is in the middle of; empty if it is not."""
-        for lane in (CALLS, ENGINE):
-            known = self._known[lane].get(self._rank)
-            if known is not None and known.progress.doing:
-                return known.progress.describe()
-        return ""
-
     # ---- transfers that stand still ----------------------------------------------------------
 
     def stuck(self, now_s: float) -> Optional[Tuple[int, str]]:

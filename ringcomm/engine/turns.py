@@ -252,13 +252,13 @@ class Turns:
         return self.coordinator is not None and self.coordinator.waits_for(gone)
 
     def doing(self) -> str:
-        """What this rank is in the middle of, for messages."""
-        direct = self.lines.standing.doing()
-        if direct:
-            return direct
+        """What this rank is in the middle of, for messages; empty if it is not."""
+        running = self.lines.doing()
+        if running:
+            return running
         with self.lock:
             waiting = self.pending.waiting()
-        return f"{waiting[0].signature.describe()} {waiting[0].key}" if waiting else "no collective"
+        return f"{waiting[0].signature.describe()} {waiting[0].key}" if waiting else ""
 
     # ---- orders ------------------------------------------------------------------------------
 

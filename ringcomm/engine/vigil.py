@@ -68,8 +68,7 @@ class Vigil:
         self._watch = fabric.watch = StopWatch(reporter)
 
         def lost(peer: int, why: str, kind: str) -> BaseException:
-            doing = self._lines.standing.doing() or "no collective"
-            error: BaseException = reporter.report_lost(peer, doing, why, kind)
+            error: BaseException = reporter.report_lost(peer, self._lines.doing(), why, kind)
             return error
 
         self._lines = Lines(fabric, hosts, limits, lost, lambda: (progress(), Progress()), clock)

@@ -33,7 +33,7 @@ class Suspicion(NamedTuple):
     Attributes:
         reporter: the rank that lost it, or ``NOBODY`` for the rendezvous itself.
         peer: who is lost.
-        doing: the collective that the reporter was in.
+        doing: the collective that the reporter was in; empty if in none.
         why: what the reporter saw.
         kind: ``vanished``: its control connection ended; ``closed``: a link to it ended while nobody needed
             it; ``unlinked``: it was never reached; otherwise as in
@@ -168,9 +168,17 @@ class Blame:
         reasons = (item.why for item in self._suspicions if item.peer == accused and item.why)
         return next(reasons, "").rstrip(".")
 
+    def _doing(self, accused: int) -> str:
+        """What others were in when they lost this rank; where that differs, the lowest of them.
+
+        If nobody has lost it in a collective, what those were in who lost somebody because of that.
+        """
+        busy = [item for item in self._suspicions if item.doing]
+        return min(busy, key=lambda item: (item.peer != accused, item.reporter)).doing if busy else ""
+
     def sentence(self, members: Mapping[int, Member], culprit: Member) -> Verdict:
         """The verdict that names this member."""
-        doing = next((item.doing for item in self._suspicions if item.doing), "")
+        doing = self._doing(culprit.rank)
         during = f" while others were in {doing}" if doing else ""
         reports = [item for item in self._suspicions if item.peer == culprit.rank and item.reporter != NOBODY]
         cause = culprit.gone or culprit.left or VANISHED

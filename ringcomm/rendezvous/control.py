@@ -109,6 +109,7 @@ class ControlChannel(Watch):
         """Report that a peer is lost; the error that every rank will raise.
 
         Args:
+            doing: the collective that this rank is in; empty if in none.
             kind: ``lost``: the link to it broke; ``stalled``: it moved nothing; ``silent``: it gave no sign
                 of life; ``cut off``: nor did anybody else; ``still``: it lives, but a transfer to it stands
                 still; ``late``: it lives, but its program does not come.
@@ -117,7 +118,8 @@ class ControlChannel(Watch):
         if kind == "cut off":
             # Nobody will contradict, nor tell the others: the rendezvous is as far away as they are.
             peer, host, name = self._rank, self._host, f"rank {self._rank} ({self._host})"
-        text = f"{name} was lost while this rank was in {doing}: {why}. (The rendezvous did not say more.)"
+        during = f" while this rank was in {doing}" if doing else ""
+        text = f"{name} was lost{during}: {why}. (The rendezvous did not say more.)"
         error = PeerLostError if kind == "lost" else PeerStalledError
         return self._report(
             {"type": "lost", "peer": peer, "doing": doing, "why": why, "kind": kind},

@@ -72,6 +72,37 @@ def test_a_rank_that_ends_too_early_is_said_to_have_ended(tmp_path: Path, way: s
     assert "│ Rank 0 waits for rank 1.\n" in done.err, done.err
 
 
+KILLED = """
+import os, signal, sys, time
+import numpy as np
+import ringcomm as rc
+
+rc.init()
+x = np.ones((4, 5), np.float32)
+for step in range(20):
+    if rc.rank() == 2:
+        time.sleep(0.1)  # so that others, whenever they are asked, are in this call
+    rc.allreduce_(x, name="before")
+if rc.rank() == 2:
+    time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGKILL)
+rc.allreduce_(x, name="then") if sys.argv[1] == "calls" else rc.allreduce_async_(x, name="then").wait()
+"""
+
+
+@pytest.mark.parametrize(
+    ("lane", "call"),
+    [
+        ("calls", "allreduce(shape (4, 5), float32, op=Average, name='then'), call number 21"),
+        ("engine", "allreduce(shape (4, 5), float32, op=Average) 'then'"),
+    ],
+)
+def test_the_call_in_which_a_rank_was_lost_is_named(tmp_path: Path, lane: str, call: str) -> None:
+    (tmp_path / "killed.py").write_text(KILLED)
+    done = ringrun("-np", "3", "--dead-after", "6", "killed.py", lane, cwd=tmp_path)
+    assert f"rank 2 (localhost) was lost while others were in {call}: killed by SIGKILL" in done.err, done.err
+
+
 @pytest.mark.parametrize(("way", "code"), [("3", 3), ("raise", 1)])
 def test_a_rank_that_takes_long_to_end_still_has_its_exit_code(tmp_path: Path, way: str, code: int) -> None:
     (tmp_path / "slow.py").write_text(SLOW)

@@ -122,7 +122,8 @@ class TestCalls:
 
 class TestFailures:
     def test_a_silent_peer(self, wire):
-        with pytest.raises(PeerStalledError, match=r"rank 1 .* allreduce\(4 x float32, op=Sum\)") as caught:
+        what = r"rank 1 .* allreduce\(4 elements, float32, op=Sum\)"
+        with pytest.raises(PeerStalledError, match=what) as caught:
             Runner(wire.fabric, NOW).all_reduce(ones(), Sum)
         assert caught.value.rank == 1
 
@@ -164,7 +165,7 @@ class TestFailures:
             Runner(wire.fabric, NOW, reporter=rendezvous).all_reduce(ones(), Sum)
         ((peer, doing, why, kind),) = rendezvous.heard
         assert (peer, kind) == (1, "lost")
-        assert doing == "allreduce(4 x float32, op=Sum), call number 1"
+        assert doing == "allreduce(4 elements, float32, op=Sum), call number 1"
         assert why == "it closed the connection"
 
     def test_the_rendezvous_hears_of_mismatches(self, wire):
@@ -175,6 +176,19 @@ class TestFailures:
         ((peer, text),) = rendezvous.heard
         assert peer == 1
         assert text.startswith("rank 0: barrier(name='x') at ")
+
+    def test_it_may_serve_a_purpose_of_its_own(self, wire):
+        rendezvous = Rendezvous()
+        wire.hang_up()
+        runner = Runner(wire.fabric, NOW, reporter=rendezvous)
+        runner.purpose = lambda: "allreduce(shape (2, 2), float32) 'conv1'"
+        with pytest.raises(PeerLostError):
+            runner.all_reduce(ones(), Sum)
+        assert rendezvous.heard[0][1] == "allreduce(shape (2, 2), float32) 'conv1'"
+
+    def test_a_shape_that_does_not_hold_the_elements_is_not_named(self, wire):
+        with pytest.raises(PeerStalledError, match=r"allreduce\(4 elements, float32, op=Sum\)"):
+            Runner(wire.fabric, NOW).all_reduce(ones(), Sum)
 
     def test_after_a_failure_every_call_says_so(self, wire):
         runner = Runner(wire.fabric, NOW)

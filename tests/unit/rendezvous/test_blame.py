@@ -115,6 +115,23 @@ def test_what_the_launcher_knows_is_part_of_the_verdict(members):
     )
 
 
+def test_the_call_is_that_in_which_the_culprit_was_lost(members):
+    """Rank 0 gave up on rank 2, which gave up on rank 3; 1 and 2 saw that one die, in different calls."""
+    reports = [
+        loss(0, 2, doing="barrier(), call number 6"), loss(2, 3, doing="broadcast(), call number 4"),
+        loss(1, 3, doing="allgather(), call number 5"), loss(4, 3, "closed", doing=""),
+        vanished(members, 3),
+    ]  # fmt: skip
+    for order in itertools.permutations(reports):
+        text = judge(members, order).text
+        assert text == f"rank 3 (host3) was lost while others were in allgather(), call number 5: {VANISHED}."
+
+
+def test_if_nobody_lost_the_culprit_in_a_call_it_is_that_of_those_who_suffered(members):
+    reports = [vanished(members, 3), loss(4, 2, doing="barrier()"), loss(2, 3, "closed", doing="")]
+    assert "while others were in barrier(): it vanished" in judge(members, reports).text
+
+
 def test_how_it_ended_is_not_said_twice(members):
     members[3].gone = "killed by SIGKILL"
     blame = Blame()
