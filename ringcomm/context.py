@@ -99,11 +99,14 @@ class Context(Collectives):
         membership = Membership.from_environment() if membership is None else membership
         if membership.size == 1:
             _point_out_misspelt()
-            return cls(
+            alone = cls(
                 Lanes(*(SocketFabric(0, {}) for _ in Lanes._fields)),
                 [Peer(0, membership.host or "localhost", 0, 0, os.getpid())],
                 settings,
             )
+            if settings.timeline:
+                alone.start_timeline(settings.timeline, settings.timeline_mark_cycles)
+            return alone
         embedded = EmbeddedRendezvous.start_if_ours(membership, settings)
         try:
             joined = join(membership, settings, listens=True)

@@ -7,6 +7,7 @@ through a queue and a socket that wakes it.
 from __future__ import annotations
 
 import random
+import time
 from collections import deque
 from typing import Any, Deque, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
@@ -24,6 +25,7 @@ from .outcome import Outcome, ended, not_started
 from .printer import STDERR, STDOUT, Printer
 from .protocol import Frame, event_facts
 from .rendezvous import NoticeLike, OpenRendezvous, RendezvousLike, master_variables
+from .trace import missing_timeline
 from .verdict import Complaint, Exit, Verdict, signal_name
 
 GRACE_S = 2.0
@@ -60,6 +62,7 @@ class Supervisor:
         self._printer = Printer(job, console, coloured or {1: False, 2: False}, clock)
         self._loop = Loop(clock)
         self._clock = clock
+        self._began_s = time.time()
         self._leaving: Set[int] = set()  # ranks that failed, and said goodbye
         self._patient = False
         self._open_rendezvous = open_rendezvous
@@ -416,5 +419,7 @@ class Supervisor:
             verbose = self.job.settings.verbose
             first = -1 if found.cause is None or found.cause.rank is None else found.cause.rank
             self._printer.settle(range(self.job.plan.size) if verbose else (first,))
+        if found.reason == "done":
+            self._printer.say(missing_timeline(self.job, self._began_s))
         found.results = {rank: bytes(data) for rank, data in self._results.items()}
         return found

@@ -22,6 +22,7 @@ from ..schedule.select import Selector
 from ..transport.base import Fabric, Lanes
 from ..wire.frames import NO_OP, NO_ROOT
 from .adasum import check_adasum
+from .alone import Alone
 from .coordinator import Coordinator, Tuning
 from .journal import OperationJournal
 from .lines import Limits, StopWatch
@@ -80,12 +81,12 @@ class Engine:
                 runner.journal = CallJournal(1)  # of a bucket only how far it is; its members are remembered
             return runner
 
+        self._performer = Performer(lanes.engine, make_runner, self.sets)
         if self.size == 1:
-            self._performer = Performer(lanes.engine, make_runner, self.sets)
+            self._alone = Alone(self._performer)
             return
         watch = StopWatch(lanes.engine.watch)
         lanes.engine.watch = lanes.orders.watch = watch
-        self._performer = Performer(lanes.engine, make_runner, self.sets)
         if self.rank == 0:
             self.coordinator = Coordinator(
                 hosts,
@@ -155,6 +156,8 @@ class Engine:
         """Tell an observer what happens from now on (None: nobody); see :meth:`~.loop.Loop.observe`."""
         if self._loop is not None:
             self._loop.observe(observer, sink)
+        else:
+            self._alone.observe(observer, sink)
 
     def pending(self) -> List[Request]:
         """What is on its way, in the order of submission."""
@@ -354,10 +357,10 @@ class Engine:
         label = name or kind.name.lower()
         handle = Handle(label, None if loop is None else loop.wait, convert)
         request = Request(signature, arrays, handle, rows, splits, call_site())
-        if loop is None:
-            handle.finish(self._performer.run([(signature, request)])[0])
-            return handle
-        return loop.submit(request, urgent)
+        if loop is not None:
+            return loop.submit(request, urgent)
+        handle.finish(self._alone.run(request))
+        return handle
 
 
 def _check_rows(what: str, shapes: Sequence[Tuple[int, ...]]) -> None:

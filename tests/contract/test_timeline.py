@@ -9,7 +9,8 @@ import time
 import numpy as np
 import pytest
 
-from ringcomm.config import Settings
+from ringcomm.config import Membership, Settings
+from ringcomm.context import Context
 from ringcomm.errors import ConfigError, Misuse
 from ringcomm.ops import Sum
 from ringcomm.testing.cluster import run_ranks
@@ -116,6 +117,29 @@ def test_of_three_ranks(transport, tmp_path):
     ended = [event for event in trace if event["ph"] == "E" and "args" in event]
     assert {event["args"]["dtype"] for event in ended} == {"float64"}
     assert moments[0][0]["args"]["start_time_since_epoch_in_micros"] > 1e15
+
+
+def test_of_one_rank(tmp_path):
+    path = tmp_path / "trace.json"
+
+    def work(context):
+        context.engine.barrier("by a setting").wait(20)
+        context.stop_timeline()
+        context.engine.barrier("not seen").wait(20)
+        context.start_timeline(str(tmp_path / "second.json"))
+        for _ in range(2):
+            context.engine.allreduce([np.ones(9)], Sum).wait(20)
+        context.engine.allreduce([np.ones(9)], Sum, "a").wait(20)
+
+    with Context.start(Membership(size=1), Settings(timeline=str(path))) as context:
+        work(context)
+    trace, processes = read(path)
+    assert list(processes.values()) == ["ringcomm", "barrier.by a setting"]
+    assert [event["name"] for event in trace if event["ph"] == "B"] == ["BARRIER"]
+    trace, processes = read(tmp_path / "second.json")  # its context was closed, which ends it
+    assert list(processes.values())[1:] == ["allreduce.noname.1", "allreduce.noname.2", "allreduce.a"]
+    names = [event["name"] for event in trace if event["ph"] == "B" and event["tid"] == 0]
+    assert names == ["ALLREDUCE", "RINGCOMM_ALLREDUCE"] * 3
 
 
 def test_can_be_started_again_and_by_a_setting(tmp_path):
