@@ -39,9 +39,9 @@ def diagnose(reports: Mapping[int, Report]) -> List[str]:
     waiting = {rank: _waits_in(report) for rank, report in reports.items()}
     waits = waits_for(reports)
     wanted = {other for others in waits.values() for other in others}
-    lines = _waiters(reports, waiting)
+    lines = _waiters(reports, waiting) + _alike(reports)
     for rank, report in sorted(reports.items()):
-        if waiting[rank] is None:
+        if waiting[rank] is None and not _shares(report):
             lines.append(_sentence(report, rank in wanted))
     if len(lines) > MOST_LINES:
         lines = [*lines[:MOST_LINES], f"({len(lines) - MOST_LINES} more are in the files.)"]
@@ -138,6 +138,31 @@ def _waiters(reports: Mapping[int, Report], waiting: Mapping[int, Optional[Place
     return lines
 
 
+def _shares(report: Report) -> bool:
+    """Whether a rank has ended with an error that others have, too."""
+    return report.error.startswith(UNCAUGHT + MISMATCH)
+
+
+def _alike(reports: Mapping[int, Report]) -> List[str]:
+    """Those who have ended with the same error, in one line."""
+    groups: Dict[str, List[int]] = {}
+    for rank, report in sorted(reports.items()):
+        if _shares(report):
+            groups.setdefault(_uncaught(report), []).append(rank)
+    return [
+        f"{_name(reports[ranks[0]])} {text}."
+        if len(ranks) == 1
+        else f"{ranks_text(ranks).capitalize()} {text.replace('; its last', '; their last')}."
+        for text, ranks in groups.items()
+    ]
+
+
+def _uncaught(report: Report) -> str:
+    last = _last(report)
+    at = f"; its last operation was {last.text()}" if last is not None else ""
+    return f"ended with an {report.error.splitlines()[0].rstrip('.')}{at}"
+
+
 def _waiting_text(operation: Operation) -> str:
     moved = operation.moved
     return operation.text() + ("" if moved is None else f", {_bytes(moved)} moved")
@@ -157,7 +182,7 @@ def _sentence(report: Report, is_wanted: bool) -> str:
         why = f"{_STATES.get(report.state, 'the reason is not known')}{where}"
         return f"{_name(report)} did not answer: {why}{since}."
     if report.error.startswith(UNCAUGHT):
-        return f"{_name(report)} ended with an {report.error.splitlines()[0].rstrip('.')}{at}."
+        return f"{_name(report)} {_uncaught(report)}."
     if _has_left(report):
         before = ", before the operation in which others wait" if is_wanted else ""
         stays = "" if report.end or report.reason == "ended" else where

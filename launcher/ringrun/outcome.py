@@ -24,6 +24,7 @@ class Outcome:
         cause: the first failure.
         exits: how each rank ended, as far as is known.
         results: for each rank, what it wrote to its result descriptor.
+        to_show: ranks whose tracebacks the report shows in part only.
     """
 
     exit_code: int
@@ -32,6 +33,7 @@ class Outcome:
     cause: Optional[Cause] = None
     exits: Dict[int, Exit] = field(default_factory=dict)
     results: Dict[int, bytes] = field(default_factory=dict)
+    to_show: List[int] = field(default_factory=list)
 
 
 def not_started(job: Job, problems: Mapping[int, str], ready: Iterable[int]) -> Outcome:
@@ -60,4 +62,9 @@ def ended(
         return Outcome(0, "", "done", None, exits)
     hosts = {place.rank: job.hosts[place.host_index].name for place in job.plan.places}
     text = report.failure_box(verdict, hosts, [host.name for host in job.hosts], tails, diagnosis)
-    return Outcome(verdict.exit_code(), text, "failure", verdict.cause(), exits)
+    cause = verdict.cause()
+    in_part = [
+        rank for rank, tail in tails.items()
+        if cause is not None and rank == cause.rank and not report.is_shown_whole(tail)
+    ]  # fmt: skip
+    return Outcome(verdict.exit_code(), text, "failure", cause, exits, to_show=in_part)

@@ -15,6 +15,7 @@ _CURSOR = re.compile(rb"\x1b\[[0-9;?]*[A-HJKSTfhlsu]")
 _COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
 _PIECE = LONGEST_LINE_BYTES
 _TRACEBACK = b"Traceback (most recent call last):"
+_TORCHS_PREFIX = re.compile(rb"\[rank\d+\]: ?")
 
 
 class LineAssembler:
@@ -102,6 +103,12 @@ _NATIVE_FRAME = re.compile(rb"(At:|\s+\S+\(\d+\): \S+)\s*$")
 """Below an error that went through C++: ``At:``, then lines like ``  /a/file.py(12): function``."""
 
 
+def without_torchs_prefix(line: bytes) -> bytes:
+    """A line without what PyTorch puts in front of every line of a traceback that ends the program."""
+    found = _TORCHS_PREFIX.match(line) if line.startswith(b"[rank") else None
+    return line if found is None else line[found.end() :]
+
+
 class Tail:
     """The last lines of a stream, within limits: where the traceback is."""
 
@@ -112,6 +119,7 @@ class Tail:
 
     def add(self, line: bytes) -> None:
         """One more line. Those of PyTorch's own stack, which would push the error out, are left out."""
+        line = without_torchs_prefix(line)
         if _NATIVE_FRAME.match(line):
             return
         if len(self._lines) == self._lines.maxlen:
@@ -141,6 +149,7 @@ def wants_colour(environ: Mapping[str, str], is_terminal: bool) -> bool:
 
 def is_consequence(lines: List[bytes]) -> bool:
     """Whether a traceback ends in one of ringcomm's errors, which name another rank as the cause."""
+    lines = [without_torchs_prefix(line) for line in lines]
     ends = [line for line in lines if line and not line.startswith((b" ", b"\t", _TRACEBACK))]
     return any(line.startswith(b"ringcomm.errors.") for line in ends)
 
@@ -166,7 +175,7 @@ class Hold:
         """What may be shown now, after these lines came in."""
         shown: List[bytes] = []
         for line in lines:
-            if not self._lines and line.startswith(_TRACEBACK):
+            if not self._lines and without_torchs_prefix(line).startswith(_TRACEBACK):
                 self._since_s = now_s
             if self._since_s is None:
                 shown.append(line)

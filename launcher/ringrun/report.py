@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from .agent import CHECK_LIMIT_S
@@ -10,6 +11,9 @@ from .verdict import Cause, Exit, Verdict, signal_name
 
 TRACEBACK_LINES = 40
 _HEAD = "Traceback (most recent call last):"
+_ERRORS = "ringcomm.errors."
+_MISMATCH = f"{_ERRORS}MismatchError:"
+_UNCAUGHT = re.compile(r"(an uncaught MismatchError): (.*?)((?:; (?:its|their) last operation was .*)?\.)$")
 
 
 def box(title: str, paragraphs: Sequence[str], last: str = "") -> str:
@@ -24,21 +28,40 @@ def box(title: str, paragraphs: Sequence[str], last: str = "") -> str:
 
 
 def last_traceback(lines: Sequence[str]) -> str:
-    """The last Python traceback in what a rank wrote to stderr, or ""."""
+    """The last Python traceback in what a rank wrote to stderr, or ""; of a long one not the middle."""
+    found = _traceback_lines(lines)
+    if len(found) > TRACEBACK_LINES:
+        left_out = len(found) - TRACEBACK_LINES
+        half = TRACEBACK_LINES // 2
+        found = [*found[:half], f"  … {left_out} lines left out …", *found[-half:]]
+    return "\n".join(found).rstrip()
+
+
+def is_shown_whole(lines: Sequence[str]) -> bool:
+    """Whether nothing of the last traceback in these lines is left out."""
+    return len(_traceback_lines(lines)) <= TRACEBACK_LINES
+
+
+def _traceback_lines(lines: Sequence[str]) -> List[str]:
     starts = [index for index, line in enumerate(lines) if line.startswith(_HEAD)]
     if not starts:
-        return ""
+        return []
     found = [lines[starts[-1]]]
     for line in lines[starts[-1] + 1 :]:
         inside = line.startswith((" ", "\t"))
         if not inside and not line and not found[-1].startswith((" ", "\t", _HEAD)):
             break
         found.append(line)
-    if len(found) > TRACEBACK_LINES:
-        left_out = len(found) - TRACEBACK_LINES
-        half = TRACEBACK_LINES // 2
-        found = [*found[:half], f"  … {left_out} lines left out …", *found[-half:]]
-    return "\n".join(found).rstrip()
+    return found
+
+
+def shared_error(lines: Sequence[str]) -> str:
+    """The first line of the error of ringcomm's in which the last traceback ends, or "".
+
+    All ranks that raise it for the same reason read the same.
+    """
+    ends = (line for line in _traceback_lines(lines) if line.startswith(_ERRORS))
+    return next(ends, "")
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
@@ -70,7 +93,10 @@ def failure_box(
     """
     cause = verdict.cause()
     assert cause is not None
-    if cause.rank is None:
+    alike = _alike(verdict, cause, tails)
+    if alike and shared_error(tails.get(alike[0], ())).startswith(_MISMATCH):
+        title = "the ranks do not make the same calls"
+    elif cause.rank is None:
         title = (
             f"the host {host_names[cause.host_index or 0]} was lost first"
             if cause.host_index is not None
@@ -79,11 +105,11 @@ def failure_box(
     else:
         title = f"rank {cause.rank} on {hosts[cause.rank]} failed first: {cause.how}"
     paragraphs = _body(cause, tails)
-    others = _others(verdict, cause)
+    others = _others(verdict, cause, alike)
     if others:
         paragraphs.append(others)
     if diagnosis:
-        paragraphs.append(diagnosis)
+        paragraphs.append(_without_repetition(diagnosis, paragraphs))
     return box(title, paragraphs, f"exit code {verdict.exit_code()}")
 
 
@@ -123,8 +149,32 @@ def signal_hint(end: Optional[Exit]) -> str:
     return ""
 
 
-def _others(verdict: Verdict, cause: Cause) -> str:
-    """One line for those who stopped because of it, and one for those who failed by themselves."""
+def _alike(verdict: Verdict, cause: Cause, tails: Mapping[int, Sequence[str]]) -> List[int]:
+    """The other ranks that failed with the very error that the box shows."""
+    error = "" if cause.rank is None else shared_error(tails.get(cause.rank, ()))
+    failed = [rank for rank, end in verdict.exits.items() if not end.ok and rank != cause.rank]
+    return sorted(rank for rank in failed if error and shared_error(tails.get(rank, ())) == error)
+
+
+def _without_repetition(diagnosis: str, paragraphs: Sequence[str]) -> str:
+    """A diagnosis in which errors that the paragraphs above show in full are only mentioned."""
+    above = "\n".join(paragraphs)
+
+    def mention(line: str) -> str:
+        found = _UNCAUGHT.search(line)
+        if found is None or found[2] not in above:
+            return line
+        return f"{line[: found.start()]}{found[1]} (see above){found[3]}"
+
+    return "\n".join(mention(line) for line in diagnosis.splitlines())
+
+
+def _others(verdict: Verdict, cause: Cause, alike: Sequence[int]) -> str:
+    """One line for those who stopped because of it, and one for those who failed by themselves.
+
+    Args:
+        alike: those who failed with the same error.
+    """
     ended = {
         rank for rank, end in verdict.exits.items()
         if rank != cause.rank and not (end.ok and rank not in verdict.secondary())
@@ -135,7 +185,8 @@ def _others(verdict: Verdict, cause: Cause) -> str:
     alone = {rank for rank in ended - verdict.secondary() if not verdict.exits[rank].sent}
     if cause.host_index is not None:
         alone = set()  # the rendezvous may not have had the time to say so
-    lines = []
+    lines = [f"{ranks_text(alike).capitalize()} failed with the same error."] if alike else []
+    ended, alone = ended - set(alike), alone - set(alike)
     if ended - alone:
         lines.append(f"{ranks_text(sorted(ended - alone)).capitalize()} stopped because of it.")
     for how in sorted({verdict.exits[rank].describe() for rank in alone}):

@@ -416,9 +416,7 @@ class Supervisor:
         told = self._inquiry.conclude() if failed else ""
         found = ended(self.job, self._verdict, self._ending, self._signum, self._printer.tails(), told)
         if found.reason != "interrupt":
-            verbose = self.job.settings.verbose
-            first = -1 if found.cause is None or found.cause.rank is None else found.cause.rank
-            self._printer.settle(range(self.job.plan.size) if verbose else (first,))
+            self._printer.settle(range(self.job.plan.size) if self.job.settings.verbose else found.to_show)
         if found.reason == "done":
             self._printer.say(missing_timeline(self.job, self._began_s))
         found.results = {rank: bytes(data) for rank, data in self._results.items()}

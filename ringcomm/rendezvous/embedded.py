@@ -97,5 +97,6 @@ class EmbeddedRendezvous:
 
 
 def _log(notice: Notice) -> None:
-    level = logging.WARNING if notice.kind in ("failed", "refused") else logging.INFO
+    # A failure is raised on every rank.
+    level = logging.WARNING if notice.kind == "refused" else logging.INFO
     logger.log(level, "%s", notice.text)

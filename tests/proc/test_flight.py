@@ -94,6 +94,31 @@ def test_the_box_says_who_waits_for_whom(folder: Path, way: str, sentence: str, 
     assert f"ringrun diagnose {done.records}" in done.err
 
 
+MISMATCH = """
+import sys
+import numpy as np
+import ringcomm as rc
+
+rc.init()
+x = np.ones(3 if rc.rank() == 1 else 4, np.float32)
+if sys.argv[1] == "calls":
+    rc.allreduce_(x, name="grad")
+else:
+    rc.allreduce_async_(x, name="grad").wait()
+"""
+
+
+@pytest.mark.parametrize("lane", ["calls", "engine"])
+def test_a_mismatch_is_told_once_and_in_full(tmp_path: Path, lane: str) -> None:
+    (tmp_path / "train.py").write_text(MISMATCH)
+    done = ringrun("-np", "4", "train.py", lane, cwd=tmp_path)
+    assert done.process.returncode == 1
+    assert done.err.startswith("╭─ ringrun: the ranks do not make the same calls\n"), done.err
+    assert done.err.count("Traceback") == 1 and done.err.count("│ ringcomm.errors.MismatchError: ") == 1
+    assert done.err.count(f"at {tmp_path / 'train.py'}:") == 2, done.err
+    assert "failed with the same error.\n" in done.err
+
+
 def test_ranks_that_wait_for_each_other(folder: Path) -> None:
     done = ringrun("-np", "2", *LIMITS, "train.py", "other", "engine", cwd=folder)
     assert "│ Ranks 0, 1 wait for each other" in done.err, done.err

@@ -215,6 +215,17 @@ def test_one_who_has_failed_is_waited_for_although_it_came_to_the_same_operation
     assert text[-1] == "Rank 0 waits for rank 1."
 
 
+def test_who_ended_with_the_same_mismatch_is_told_in_one_line() -> None:
+    error = "uncaught MismatchError: Mismatched shapes: rank 0: x; rank 1: y.\nmore"
+    ended = [busy(rank, [call(7, "done")], reason="failure", error=error) for rank in (0, 1)]
+    other = busy(2, [call(8, "done")], reason="failure", error=error)
+    told_of = "ended with an uncaught MismatchError: Mismatched shapes: rank 0: x; rank 1: y"
+    assert told(*ended, other)[:2] == [
+        f"Ranks 0, 1 {told_of}; their last operation was allreduce `conv3.grad` (op 7, train.py:88).",
+        f"Rank 2 (host2) {told_of}; its last operation was allreduce `conv3.grad` (op 8, train.py:88).",
+    ]
+
+
 def test_different_calls_by_name_are_not_blamed_on_the_network() -> None:
     error = "MismatchError: Mismatched calls"
     text = told(

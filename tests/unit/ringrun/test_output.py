@@ -143,6 +143,18 @@ def test_consequences_are_folded_and_causes_shown() -> None:
     assert found.tails[0].text()[-1] == "ringcomm.errors.PeerLostError: rank 1 (b) was lost"
 
 
+def test_consequences_are_folded_under_pytorchs_prefix_too() -> None:
+    found = outputs()
+    lines = [*TRACE[:2], b"ringcomm.errors.PeerLostError: rank 1 (b) was lost", b"", b"of no interest"]
+    data = b"".join((b"[rank0]: " + line if line else line) + b"\n" for line in lines)
+    assert found.feed(0, 2, data, 0.0) == b""
+    found.flush(0, False, 0.1)
+    assert found.settle(()) == []
+    assert found.tails[0].text() == [line.decode() for line in lines]
+    assert found.feed(1, 2, b"[rank is no prefix\n[rank7] nor this\n", 0.0).count(b"[rank") == 2
+    assert found.tails[1].text() == ["[rank is no prefix", "[rank7] nor this"]
+
+
 def test_a_rank_that_ends_well_hides_nothing() -> None:
     found = outputs()
     found.feed(0, 2, b"\n".join([*TRACE, b"rest"]), 0.0)

@@ -91,6 +91,52 @@ def test_who_failed_alike_did_not_stop_because_of_it() -> None:
     ]
 
 
+def mismatch(rank: int) -> List[str]:
+    """What a rank wrote that is told of a mismatch, wherever in its program it was."""
+    error = "ringcomm.errors.MismatchError: Mismatched shapes for 'a': rank 0: x; ranks 1-3: y."
+    return [TRACE[0], f"  File x{rank}", error, "and more" if rank else ""]
+
+
+def test_a_mismatch_is_told_once() -> None:
+    verdict = Verdict()
+    verdict.complained(Complaint(None, 1, "rank 1 was lost: uncaught MismatchError: …"))
+    for rank in (1, 0, 2):
+        verdict.exited(Exit(rank, 1, None))
+    verdict.exited(Exit(3, None, 15, sent=15))
+    told = "uncaught MismatchError: Mismatched shapes for 'a': rank 0: x; ranks 1-3: y"
+    diagnosis = f"Ranks 0-2 ended with an {told}; their last operation was `a` (op 4).\nRank 3 …"
+    tails = {rank: mismatch(rank) for rank in range(3)}
+    text = failure_box(verdict, HOSTS, ["pc", "jetson1"], tails, diagnosis)
+    assert text.splitlines() == [
+        "╭─ ringrun: the ranks do not make the same calls",
+        *[f"│ {line}" for line in mismatch(1)],
+        "│",
+        "│ Ranks 0, 2 failed with the same error.",
+        "│ Rank 3 stopped because of it.",
+        "│",
+        "│ Ranks 0-2 ended with an uncaught MismatchError (see above); their last operation was `a` (op 4).",
+        "│ Rank 3 …",
+        "╰─ exit code 1",
+    ]
+
+
+def test_what_the_box_does_not_show_stays_in_the_diagnosis() -> None:
+    verdict = Verdict()
+    verdict.exited(Exit(0, 1, None))
+    line = "Rank 0 (pc) ended with an uncaught MismatchError: Mismatched shapes."
+    assert f"│ {line}\n" in failure_box(verdict, HOSTS, ["pc"], {}, line)
+
+
+def test_the_same_error_of_other_kinds_is_told_once_too() -> None:
+    verdict = Verdict()
+    lost = [*TRACE[:2], "ringcomm.errors.PeerLostError: rank 3 has finished"]
+    for rank in (2, 0):
+        verdict.exited(Exit(rank, 1, None))
+    lines = failure_box(verdict, HOSTS, ["pc", "jetson1"], {0: lost, 2: lost, 1: TRACE}).splitlines()
+    assert lines[0] == "╭─ ringrun: rank 2 on jetson1 failed first: exit code 1"
+    assert lines[-2] == "│ Rank 0 failed with the same error."
+
+
 def test_the_box_of_a_lost_host() -> None:
     verdict = Verdict()
     verdict.host_lost(1, "jetson1: the ssh connection ended.")
