@@ -30,7 +30,7 @@ from .collective.runner import Runner
 from .config import Settings, flight_channel_from_environment
 from .engine.engine import Engine
 from .engine.stacks import thread_stacks
-from .errors import NotInitializedError, describe_error
+from .errors import NotInitializedError, PeerLostError, describe_error
 
 logger = logging.getLogger("ringcomm.flight")
 
@@ -121,15 +121,16 @@ class FlightRecorder:
         """
         if self._told or isinstance(error, NotInitializedError) or not isinstance(error, Exception):
             return
-        self.tell(f"{type(error).__name__}: {error}")
+        culprit = error.rank if isinstance(error, PeerLostError) else None
+        self.tell(f"{type(error).__name__}: {error}", culprit)
 
-    def tell(self, error: str) -> None:
-        """Bring out what is known, unless that has been done; ``error`` says why."""
+    def tell(self, error: str, culprit: Optional[int] = None) -> None:
+        """Bring out what is known, unless that has been done; ``error`` says why, because of ``culprit``."""
         if self._told or self._calls is None or os.getpid() != self._pid:
             return
         self._told = True
         if self._channel is not None:
-            self._channel.send(record(self._channel.recorders, "failure", error))
+            self._channel.send({**record(self._channel.recorders, "failure", error), "culprit": culprit})
         elif self._directory and self.facts.size > 1:
             _write(Path(self._directory), record([self], "failure", error))
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Callable, Mapping, Sequence
+from typing import Callable, List, Mapping, Sequence
 
 from .job import Job
 from .link import Link
 from .loop import Loop
 from .records import Records, chosen_folder, explain, has_operations, write_records
-from .verdict import Exit
+from .verdict import Complaint, Exit
 
 ANSWER_S = 1.8
 """How long the agents have to bring the answers; see :data:`ringrun.recorders.ANSWER_S`."""
@@ -77,6 +77,10 @@ class Inquiry:
         except OSError as problem:
             return f"The flight records could not be written: {problem.filename}: {problem.strerror}."
         return f"Their last operations and stacks: ringrun diagnose {folder}"
+
+    def explanations(self, tails: Mapping[int, Sequence[str]]) -> List[Complaint]:
+        """See :meth:`~ringrun.records.Records.explanations`."""
+        return self._records.explanations(tails)
 
     def conclude(self) -> str:
         """The job is over and has failed: the paragraph for the box, "" if ranks have told nothing."""

@@ -6,14 +6,14 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, Container, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Container, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ringcomm.errors import ConfigError
 
 from .diagnosis import diagnose
 from .job import Job
 from .reports import Report, read_report
-from .verdict import Exit
+from .verdict import Complaint, Exit
 
 PATTERN = "flight.*.json"
 FILE_LIMIT_BYTES = 16 << 20
@@ -61,6 +61,20 @@ class Records:
     def answered(self, exits: Container[int] = ()) -> int:
         """How many ranks have told something, without those that have ended."""
         return sum(rank not in exits for rank in self._contents)
+
+    def explanations(self, tails: Mapping[int, Sequence[str]]) -> List[Complaint]:
+        """What ranks said that ended because of another one.
+
+        Args:
+            tails: the ranks' last lines on stderr. An error that is not there was caught.
+        """
+        found: List[Complaint] = []
+        for rank, content in sorted(self._contents.items()):
+            culprit = content.get("culprit")
+            text = str(content.get("error", "")).partition(": ")[2]
+            if isinstance(culprit, int) and text and text in "\n".join(tails.get(rank, ())):
+                found.append(Complaint(rank, culprit, text))
+        return found
 
     def complete(self, exits: Mapping[int, Exit]) -> Dict[int, Dict[str, Any]]:
         """One record for every rank: of those that have told nothing, what is known of their end."""

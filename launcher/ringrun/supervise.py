@@ -413,8 +413,9 @@ class Supervisor:
         if self._problems and self._ending in ("start", ""):
             return not_started(self.job, self._problems, set(self._ready))
         failed = self._verdict.failed and self._ending not in ("pipe", "interrupt")
-        told = self._inquiry.conclude() if failed else ""
-        found = ended(self.job, self._verdict, self._ending, self._signum, self._printer.tails(), told)
+        told, tails = self._inquiry.conclude() if failed else "", self._printer.tails()
+        self._verdict.explained(self._inquiry.explanations(tails))
+        found = ended(self.job, self._verdict, self._ending, self._signum, tails, told)
         if found.reason != "interrupt":
             self._printer.settle(range(self.job.plan.size) if self.job.settings.verbose else found.to_show)
         if found.reason == "done":

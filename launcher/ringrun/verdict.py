@@ -7,7 +7,7 @@ order of arrival alone does not decide: what the survivors told the rendezvous c
 from __future__ import annotations
 
 import signal
-from typing import Dict, List, NamedTuple, Optional, Set
+from typing import Dict, List, NamedTuple, Optional, Sequence, Set
 
 NO_CODE = 255
 
@@ -66,6 +66,7 @@ class Verdict:
         self.complaints: List[Complaint] = []
         self.lost: Dict[int, str] = {}  # host index: what happened
         self._events: List[Cause] = []
+        self._explained: List[Complaint] = []
 
     def exited(self, end: Exit) -> None:
         """A rank has ended."""
@@ -82,6 +83,17 @@ class Verdict:
         self.lost[host_index] = text
         self._events.append(Cause(None, host_index, text, "", NO_CODE))
 
+    def explained(self, complaints: Sequence[Complaint]) -> None:
+        """Because of whom ranks have ended, as they say themselves.
+
+        It counts where the launcher's rendezvous does not know, as for groups that have one of their own.
+        """
+        self._explained = list(complaints)
+
+    @property
+    def _told(self) -> List[Complaint]:
+        return self.complaints or self._explained
+
     @property
     def failed(self) -> bool:
         """Whether anything failed so far."""
@@ -93,7 +105,7 @@ class Verdict:
         The rendezvous names one culprit for everybody (``rank`` is None then); a complaint may also
         come from one rank alone.
         """
-        found = {item.rank for item in self.complaints if item.culprit not in (None, item.rank)}
+        found = {item.rank for item in self._told if item.culprit not in (None, item.rank)}
         if None in found or self._link() is not None:
             found |= {rank for rank, end in self.exits.items() if not end.ok}
             found -= {item.culprit for item in self.complaints if item.rank is None}
@@ -111,7 +123,7 @@ class Verdict:
             return Cause(None, None, link.text, "", self._any_status())
         secondary = self.secondary()
         blamed = [
-            item.culprit for item in self.complaints
+            item.culprit for item in self._told
             if item.culprit is not None and item.culprit not in secondary
         ]  # fmt: skip
         first = [event for event in self._events if event.rank is None or event.rank not in secondary]
@@ -142,8 +154,8 @@ class Verdict:
 
     def _detail(self, rank: Optional[int]) -> str:
         """What it said itself, or else what others said about it."""
-        own = [item.text for item in self.complaints if rank is not None and item.rank == rank]
-        others = [item.text for item in self.complaints if rank is not None and item.culprit == rank]
+        own = [item.text for item in self._told if rank is not None and item.rank == rank]
+        others = [item.text for item in self._told if rank is not None and item.culprit == rank]
         return next(iter(own + others), "")
 
     def _any_status(self) -> int:

@@ -37,6 +37,37 @@ def told(folder, ranks, program):
     return done.stderr
 
 
+@pytest.mark.parametrize(
+    ("end", "title", "where"),
+    [
+        ("raise ValueError('bad sample')", "exit code 1", "ended with an uncaught ValueError: bad sample"),
+        (
+            "sys.exit(0)",
+            "exit code 0, while others still needed it",
+            "has ended with exit code 0, before the operation in which others wait",
+        ),
+    ],
+)
+def test_who_began_is_named_although_others_end_sooner(tmp_path, end, title, where):
+    program = f"""
+import atexit, time
+if rank == 1:
+    class Heavy:
+        def __del__(self, sleep=time.sleep):
+            sleep(1.5)  # after it has left
+
+    heavy = Heavy()
+    {end}
+dist.all_reduce(torch.ones(4))
+"""
+    text = told(tmp_path, 3, program)
+    assert f"╭─ ringrun: rank 1 on localhost failed first: {title}\n" in text
+    assert "│ Ranks 0, 2 stopped because of it.\n" in text and "PeerLostError" not in text
+    if end == "sys.exit(0)":
+        assert "│ rank 1 (localhost) has finished (its program ended) while others were in " in text
+    assert f"│ Rank 1 (localhost) {where}; its last operation was allreduce (op 1, train.py:9).\n" in text
+
+
 def test_a_mismatch_once_and_without_pytorchs_prefix(tmp_path):
     text = told(tmp_path, 3, "dist.all_reduce(torch.ones(3 if rank == 1 else 4))")
     assert text.startswith("╭─ ringrun: the ranks do not make the same calls\n│ Traceback (most recent ")

@@ -12,7 +12,7 @@ from ringcomm.errors import ConfigError
 from ringrun.diagnose import diagnose_folder
 from ringrun.launch import Options, prepare
 from ringrun.records import Records, chosen_folder, explain, has_operations, read_records, write_records
-from ringrun.verdict import Exit
+from ringrun.verdict import Complaint, Exit
 
 
 def record(reason: str = "asked", generation: int = 0, **more: Any) -> bytes:
@@ -79,6 +79,16 @@ def test_who_failed_while_it_ended_has_failed(records: Records) -> None:
     records.take(0, record("failure"))
     records.take(0, record("ended"))
     assert records.complete({})[0]["reason"] == "failure"
+
+
+def test_who_says_that_it_ended_because_of_another(records: Records) -> None:
+    records.take(0, record("failure", culprit=1, error="PeerLostError: rank 1 was lost"))
+    records.take(1, record("failure", culprit=None, error="uncaught ValueError: x"))
+    told = Complaint(0, 1, "rank 1 was lost")
+    lost = "ringcomm.errors.PeerLostError: rank 1 was lost"
+    assert records.explanations({0: ["…", lost], 1: ["x"]}) == [told]
+    assert records.explanations({0: ["RuntimeError: rank 1 was lost"]}) == [told], "as PyTorch may put it"
+    assert records.explanations({0: ["ValueError: another matter, later"]}) == []
 
 
 def test_ends_alone_need_no_diagnosis(records: Records) -> None:

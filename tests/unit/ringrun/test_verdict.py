@@ -49,6 +49,33 @@ def test_the_culprit_counts_even_if_its_end_arrives_last() -> None:
     assert found.exit_code() == 139
 
 
+def test_without_complaints_ranks_are_believed_about_their_own_end() -> None:
+    found = verdict(Exit(0, 1, None), Exit(1, 3, None), Exit(2, 1, None))
+    found.explained([Complaint(0, 1, "it was lost"), Complaint(2, 1, "it was lost")])
+    cause = found.cause()
+    assert cause is not None and (cause.rank, cause.how, found.exit_code()) == (1, "exit code 3", 3)
+    assert found.secondary() == {0, 2}
+    left = verdict(Exit(0, 1, None), Exit(1, 0, None))
+    left.explained([Complaint(0, 1, "rank 1 has finished")])
+    cause = left.cause()
+    assert cause is not None and (cause.rank, left.exit_code()) == (1, 255)
+    assert cause.how == "exit code 0, while others still needed it" and cause.detail == "rank 1 has finished"
+    each_other = verdict(Exit(1, 1, None), Exit(0, 1, None))
+    each_other.explained([Complaint(0, 1, ""), Complaint(1, 0, "")])
+    cause = each_other.cause()
+    assert cause is not None and cause.rank == 1
+
+
+def test_what_ranks_say_of_their_end_is_no_failure_and_less_than_a_complaint() -> None:
+    found = verdict(Exit(0, 0, None))
+    found.explained([Complaint(1, 0, "")])
+    assert not found.failed
+    found = verdict(Complaint(None, 2, "rank 2 was lost"), Exit(2, 1, None), Exit(0, 1, None))
+    found.explained([Complaint(2, 0, "")])
+    cause = found.cause()
+    assert cause is not None and cause.rank == 2
+
+
 def test_complaints_of_single_ranks_form_a_chain() -> None:
     found = verdict(
         Complaint(0, 1, "0 lost 1"),
