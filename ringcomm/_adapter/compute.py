@@ -6,10 +6,12 @@ and its key reach them in a file that rank 0 writes.
 
 from __future__ import annotations
 
+import atexit
 import socket
+import threading
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from ..clock import Deadline
+from ..clock import Deadline, monotonic
 from ..config import Settings
 from ..errors import (
     AuthenticationError,
@@ -19,6 +21,7 @@ from ..errors import (
     RefusedError,
     StartTimeoutError,
 )
+from ..rendezvous.actions import Timer
 from ..rendezvous.reach import DIAL_S, reach
 from ..rendezvous.serving import MessageServer
 from ..transport.nics import own_addresses
@@ -48,6 +51,7 @@ class ComputeService(MessageServer):
         workers_per_dispatcher: how many workers each of them will have.
         key: what others must prove to hold.
         nics: interfaces to listen on, as in ``RINGCOMM_IFACE``; None: as that says.
+        patience_s: for how long others may come when all training processes are gone, before it is over.
 
     Raises:
         ConfigError: there shall be fewer than one, or the interfaces make no sense.
@@ -55,7 +59,12 @@ class ComputeService(MessageServer):
     """
 
     def __init__(
-        self, dispatchers: int, workers_per_dispatcher: int, key: bytes, nics: Optional[Sequence[str]] = None
+        self,
+        dispatchers: int,
+        workers_per_dispatcher: int,
+        key: bytes,
+        nics: Optional[Sequence[str]] = None,
+        patience_s: float = 60.0,
     ) -> None:
         if min(dispatchers, workers_per_dispatcher) <= 0:
             raise ConfigError(
@@ -68,7 +77,7 @@ class ComputeService(MessageServer):
             title="registry of data workers", key=key, job=JOB, purpose=Purpose.COMPUTE,
             addresses=list(interfaces),
         )  # fmt: skip
-        self._registry = Registry(dispatchers, workers_per_dispatcher)
+        self._registry = Registry(dispatchers, workers_per_dispatcher, patience_s)
         self._where: Dict[str, List[Tuple[str, int]]] = {}
         for address, port in self.start():
             self._where.setdefault(interfaces[address], []).append((address, port))
@@ -82,6 +91,10 @@ class ComputeService(MessageServer):
         self.order(lambda: self._take(0, {"type": "finish"}))
         self.stop()
 
+    def arrived(self, number: int) -> None:
+        """Notice it if that process's host goes without a word."""
+        _notice_silence(self._connections[number].sock)
+
     def heard(self, number: int, message: Message) -> None:
         """Somebody registers, or asks."""
         self._take(number, message)
@@ -91,8 +104,16 @@ class ComputeService(MessageServer):
             self.tell(action.connection, action.message)
 
     def lost(self, number: int) -> None:
-        """Somebody needs to be told nothing any more."""
-        self._registry.lost(number)
+        """Somebody needs to be told nothing any more, or does not train any more."""
+        for action in self._registry.lost(number, monotonic()):
+            if isinstance(action, Timer):
+                self.after(action.delay_s, self._tick)
+            else:
+                self.tell(action.connection, action.message)
+
+    def _tick(self) -> None:
+        for action in self._registry.tick(monotonic()):
+            self.tell(action.connection, action.message)
 
 
 class ComputeClient:
@@ -157,11 +178,30 @@ class ComputeClient:
         """Say that training is over: the compute job ends."""
         self._say({"type": "finish"})
 
-    def wait_for_shutdown(self) -> None:
-        """Wait, without a limit, until somebody says that training is over."""
+    def wait_for_shutdown(self) -> str:
+        """Wait, without a limit, until training is over.
+
+        Returns:
+            nothing if somebody has said so, otherwise why it must be: those who trained are gone.
+        """
         with _Line(self._endpoints, self._key, Deadline(_ANSWER_S)) as line:
             line.tell({"type": "attend"})
-            line.hear("over", Deadline(None))
+            message = line.hear("over", Deadline(None))
+        return "" if message is None else str(message["reason"])
+
+    def stay(self, timeout: float) -> None:
+        """Be one of those who train, until this process ends.
+
+        Args:
+            timeout: in seconds, for the registry to take note.
+        """
+        with _staying:
+            if self._key not in _kept:
+                deadline = Deadline(timeout)
+                line = _Line(self._endpoints, self._key, deadline)
+                line.ask({"type": "train"}, deadline)
+                _kept[self._key] = line
+                atexit.register(line.close)
 
     def own_address(self, timeout: float) -> str:
         """The address by which other hosts are most likely to reach this one.
@@ -179,10 +219,7 @@ class ComputeClient:
     def _say(self, message: Message) -> None:
         deadline = Deadline(_ANSWER_S)
         with _Line(self._endpoints, self._key, deadline) as line:
-            line.tell(message)
-            if line.hear("noted", deadline) is None:
-                raise StartTimeoutError(f"{line.where} took {message['type']!r} and has not answered within "
-                                        f"{_ANSWER_S:g} s.")  # fmt: skip
+            line.ask(message, deadline)
 
     def _watch(
         self,
@@ -220,7 +257,18 @@ class _Line:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._sock.close()
+
+    def ask(self, message: Message, deadline: Deadline) -> None:
+        """Say something that is only noted."""
+        self.tell(message)
+        if self.hear("noted", deadline) is None:
+            raise StartTimeoutError(
+                f"{self.where} took {message['type']!r} and has not answered within {deadline.timeout_s:g} s."
+            )
 
     def ends(self) -> Tuple[str, str]:
         return str(self._sock.getsockname()[0]), str(self._sock.getpeername()[0])
@@ -261,6 +309,11 @@ class _Line:
         return PeerLostError(
             f"{self.where} is gone ({reason}): rank 0 of the compute job, which serves it, has ended.", rank=0
         )
+
+
+_kept: Dict[bytes, _Line] = {}
+"""By the key of the registry, the connection that says that this process trains."""
+_staying = threading.Lock()
 
 
 def _dial(endpoints: Sequence[Tuple[str, int]], key: bytes, deadline: Deadline) -> socket.socket:

@@ -4,17 +4,22 @@ There are ``dispatchers``, each with the same number of workers. Processes of tw
 data (the compute job) and those that train. Whoever watches a dispatcher is told how it stands, at once and
 whenever that changes; whoever attends is told when training is over. Nobody is waited for here: each process
 has its own limit, and knows from the last word that it got who was missing.
+
+Whoever trains stays connected. If the last of them is gone without having said that training is over, another
+may come for a while, as when a job that crashed is started again; then it is over, too.
 """
 
 from __future__ import annotations
 
-from typing import Dict, List, Set
+from typing import Dict, List, Optional, Set, Union
 
 from ..errors import ProtocolError
-from ..rendezvous.actions import Tell
+from ..rendezvous.actions import Tell, Timer
 from ..wire.messages import Message
 
 _MOST_ADDRESS_BYTES = 300
+_ROUNDING_S = 1e-3
+_OVER = "training has ended, and those that prepare data are shutting down"
 
 
 class Registry:
@@ -23,13 +28,18 @@ class Registry:
     Args:
         dispatchers: how many there will be.
         workers: how many each of them will have: dispatcher 0 the workers 0 to ``workers - 1``, and so on.
+        patience_s: for how long others may come when all who trained are gone.
 
     Attributes:
         over: whether training has ended.
     """
 
-    def __init__(self, dispatchers: int, workers: int) -> None:
+    def __init__(self, dispatchers: int, workers: int, patience_s: float) -> None:
         self.over = False
+        self._reason = ""
+        self._patience_s = patience_s
+        self._training: Set[int] = set()
+        self._deserted_s: Optional[float] = None
         self._dispatchers = dispatchers
         self._workers = workers
         self._addresses: Dict[int, str] = {}
@@ -46,11 +56,16 @@ class Registry:
         kind = message["type"]
         if kind == "attend":
             self._attending.add(connection)
-            return [Tell(connection, {"type": "over"})] if self.over else []
+            return [Tell(connection, self._end())] if self.over else []
         if kind == "finish":
             self.over = True
-            told = [Tell(other, {"type": "over"}) for other in sorted(self._attending - {connection})]
-            return [Tell(connection, {"type": "noted"}), *told]
+            return [Tell(connection, {"type": "noted"}), *self._tell_the_end(connection)]
+        if kind == "train" and not self.over:
+            self._training.add(connection)
+            self._deserted_s = None
+            return [Tell(connection, {"type": "noted"})]
+        if kind == "train":
+            return [Tell(connection, {"type": "denied", "reason": _OVER})]
         if kind not in ("dispatcher", "worker", "watch"):
             raise ProtocolError(f"the registry of those that prepare data takes no {kind!r}")
         number = int(message["number" if kind == "dispatcher" else "dispatcher"])
@@ -66,14 +81,39 @@ class Registry:
             self._present.add(int(message["number"]))
         return [Tell(connection, {"type": "noted"}), *self._announce(number)]
 
-    def lost(self, connection: int) -> None:
-        """That connection has ended."""
+    def lost(self, connection: int, now_s: float) -> List[Union[Tell, Timer]]:
+        """That connection has ended; what is to be done."""
         self._watching.pop(connection, None)
         self._attending.discard(connection)
+        if connection not in self._training:
+            return []
+        self._training.remove(connection)
+        if self._training or self.over:
+            return []
+        self._deserted_s = now_s
+        return [Timer(self._patience_s)]
+
+    def tick(self, now_s: float) -> List[Tell]:
+        """Time has passed: whether those who trained have been gone for long enough."""
+        if self.over or self._deserted_s is None or now_s - self._deserted_s < self._patience_s - _ROUNDING_S:
+            return []
+        self.over = True
+        self._reason = (
+            f"The job that trained is gone: its last process hung up {self._patience_s:g} s ago without "
+            "saying that training is over (compute_client().shutdown()), and no other has come since. The "
+            "compute job ends."
+        )
+        return self._tell_the_end()
+
+    def _end(self) -> Message:
+        return {"type": "over", "reason": self._reason}
+
+    def _tell_the_end(self, but: int = -1) -> List[Tell]:
+        return [Tell(other, self._end()) for other in sorted(self._attending - {but})]
 
     def _objection(self, kind: str, number: int, message: Message) -> str:
         if self.over:
-            return "training has ended, and those that prepare data are shutting down"
+            return _OVER
         if not 0 <= number < self._dispatchers:
             return (
                 f"there is no dispatcher {number}: there are {self._dispatchers}, numbered from 0. With more "

@@ -72,12 +72,13 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     "worker": {"dispatcher": (int,), "number": (int,)},
     "watch": {"dispatcher": (int,)},
     "attend": {},
+    "train": {},
     "finish": {},
     # from that registry
     "noted": {},
     "denied": {"reason": (str,)},
     "standing": {"address": (str,), "missing": (list,)},
-    "over": {},
+    "over": {"reason": (str,)},
 }
 
 _ITEMS: Mapping[Tuple[str, str], Mapping[str, Tuple[type, ...]]] = {

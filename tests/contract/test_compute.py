@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Callable, Iterator
@@ -70,7 +72,7 @@ def test_the_end_reaches_all_who_wait_for_it(service: ComputeService) -> None:
     with ThreadPoolExecutor() as pool:
         waiting = [in_thread(pool, client.wait_for_shutdown) for _ in range(3)]
         client_of(service).shutdown()
-        assert [item.result(10) for item in waiting] == [None] * 3
+        assert [item.result(10) for item in waiting] == [""] * 3
     client.wait_for_shutdown()
     with pytest.raises(RefusedError, match="training has ended"):
         client.register_worker_for_dispatcher(0, 0)
@@ -80,7 +82,46 @@ def test_the_end_is_told_when_the_service_ends(service: ComputeService) -> None:
     with ThreadPoolExecutor() as pool:
         waiting = in_thread(pool, client_of(service).wait_for_shutdown)
         service.shutdown()
-        assert waiting.result(10) is None
+        assert waiting.result(10) == ""
+
+
+TRAINS = """
+import sys
+from ringcomm._adapter.compute import ComputeClient
+client = ComputeClient({"lo": [("127.0.0.1", int(sys.argv[1]))]}, bytes(range(32)))
+client.stay(20)
+client.stay(20)
+print("trains", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_training_processes_that_are_killed_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGCOMM_IFACE", "lo")
+    service = ComputeService(1, 1, KEY, patience_s=0.5)
+    port = next(port for pairs in service.addresses().values() for host, port in pairs if host == "127.0.0.1")
+
+    def train() -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", TRAINS, str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert process.stdout is not None and process.stdout.readline() == b"trains\n"
+        return process
+
+    def end(process: subprocess.Popen[bytes]) -> None:
+        process.kill()
+        process.communicate()
+
+    try:
+        with ThreadPoolExecutor() as pool:
+            waiting = in_thread(pool, client_of(service).wait_for_shutdown)
+            first, second = train(), train()
+            end(first)
+            assert not wait([waiting], 0.8).done, "one of them trains still"
+            end(second)
+            assert "hung up 0.5 s ago without saying that training is over" in waiting.result(10)
+    finally:
+        service.shutdown()
 
 
 def test_a_registry_that_goes_away_is_named(service: ComputeService) -> None:

@@ -19,7 +19,7 @@ from ringcomm.engine.pending import Pending
 from ringcomm.engine.process_sets import ProcessSets
 from ringcomm.engine.turns import _making_sense
 from ringcomm.errors import AuthenticationError, ProtocolError, RingcommError, StartupError
-from ringcomm.rendezvous.actions import Seat
+from ringcomm.rendezvous.actions import Seat, Timer
 from ringcomm.rendezvous.control import error_from
 from ringcomm.rendezvous.probe import Echo
 from ringcomm.rendezvous.server import HANDLERS
@@ -198,13 +198,13 @@ STEPS = st.lists(st.tuples(st.integers(0, 2), st.sampled_from(RIGHT) | control_m
 @fuzz(st.lists(st.tuples(st.integers(0, 2), control_messages()), max_size=12))
 def test_the_registry_of_data_workers(steps):
     """Processes that say anything: answers that are messages themselves, denials, and no other exception."""
-    registry = Registry(2, 2)
-    for connection, message in steps:
+    registry = Registry(2, 2, 60.0)
+    for now, (connection, message) in enumerate(steps):
         try:
-            for action in registry.heard(connection, validate(message)):
+            for action in [*registry.heard(connection, validate(message)), *registry.tick(20.0 * now)]:
                 assert validate(action.message) and len(encode(action.message)) < messages.MAX_REPORT_BYTES
         except ProtocolError:
-            registry.lost(connection)
+            assert registry.lost(connection, 20.0 * now) in ([], [Timer(60.0)])
 
 
 @fuzz(st.integers(0, 5), STEPS, st.booleans())

@@ -58,7 +58,8 @@ class TfDataServiceConfig:
         dispatcher_side: which job runs the dispatchers, ``"compute"`` or ``"training"``.
         addresses: where the registry listens, by network interface.
         key: what everybody proves to the registry. Whoever knows it can take part.
-        timeout: seconds that everybody waits for everybody else to be set up.
+        timeout: seconds that everybody waits for everybody else to be set up, and the compute job for another
+            training process when all that there were are gone.
 
     Raises:
         ConfigError: the numbers or the side make no sense.
@@ -188,6 +189,7 @@ def tf_data_service(compute_config: TfDataServiceConfig, rank: int) -> Iterator[
     single = compute_config.dispatchers == 1
     number = 0 if single else rank
     server = None
+    compute.stay(compute_config.timeout)
     try:
         if compute_config.dispatcher_side == "training" and number == rank:
             server = _start_dispatcher(compute, number, compute_config.timeout)
@@ -279,7 +281,9 @@ def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
         servers.insert(0, _start_worker(address, compute.own_address(timeout), timeout))
         compute.register_worker_for_dispatcher(number, index)
         logger.info("worker %d serves dispatcher %d at %s", index, number, address)
-        compute.wait_for_shutdown()
+        why = compute.wait_for_shutdown()
+        if why and index == 0:
+            logger.warning("%s", why)
     finally:
         for server in servers:
             _stop(server)

@@ -1,6 +1,6 @@
 """The program that prepares data: ``ringrun -np 4 python -m ringcomm.tensorflow.data.compute_worker FILE``.
 
-It writes to FILE how training finds it, and removes the file when training is over.
+It writes to FILE how training finds it, and removes the file when training is over, or gone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int) 
         dispatchers: 1, or as many as there will be training ranks. It must divide the number of ranks.
         dispatcher_side: which job runs them, ``"compute"`` or ``"training"``.
         configfile: where rank 0 writes the configuration.
-        timeout: seconds that everybody waits for everybody else to be set up.
+        timeout: seconds that everybody waits for everybody else to be set up, and this job for another
+            training process when all that there were are gone.
 
     Raises:
         ConfigError: the arguments make no sense.
@@ -47,7 +48,7 @@ def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int) 
     try:
         addresses = None
         if rank() == 0:
-            service = ComputeService(dispatchers, workers, key)
+            service = ComputeService(dispatchers, workers, key, patience_s=timeout)
             addresses = service.addresses()
         addresses = broadcast_object(addresses, name="TfDataServiceConfig.addresses")
         config = TfDataServiceConfig(dispatchers, workers, dispatcher_side, addresses, key, timeout)
@@ -77,8 +78,10 @@ def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
         "--dispatcher-side", choices=SIDES, default="compute", help="which job runs the dispatchers [compute]"
     )
     parser.add_argument(
-        "--timeout", type=int, default=60, help="seconds that all wait for each other to be set up [60]"
-    )
+        "--timeout", type=int, default=60,
+        help="seconds that all wait for each other to be set up, and this job for another training process "
+        "when all are gone [60]",
+    )  # fmt: skip
     return parser.parse_args(arguments)
 
 

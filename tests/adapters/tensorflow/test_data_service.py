@@ -80,6 +80,42 @@ def test_two_jobs_with_horovods_names(tmp_path: Path) -> None:
         assert sorted(ranks[0][name] + ranks[1][name]) == elements
 
 
+CRASHING = """
+import sys
+import tensorflow as tf
+import ringcomm.tensorflow as hvd
+from ringcomm.tensorflow.data.compute_service import TfDataServiceConfig, tf_data_service
+
+hvd.init()
+config = TfDataServiceConfig.read("compute.json", wait_for_file_creation=True, timeout=60)
+with tf_data_service(config, hvd.rank()) as address:
+    service = tf.data.experimental.service.distribute("parallel_epochs", address)
+    for number in tf.data.Dataset.range(40).repeat().apply(service):
+        if number > 10 and hvd.rank() == 1:
+            raise ValueError("bad sample")
+"""
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("side", ["compute", "training"])
+def test_a_training_job_that_crashes_is_missed(tmp_path: Path, side: str) -> None:
+    (tmp_path / "train.py").write_text(CRASHING)
+    program = [sys.executable, "-m", "ringcomm.tensorflow.data.compute_worker", "compute.json"]
+    options = ["--dispatcher-side", side, "--timeout", "30"]
+    compute = Launched("-np", "2", *program, *options, cwd=tmp_path, env=QUIET)
+    training = Launched("-np", "2", "train.py", cwd=tmp_path, env=QUIET)
+    try:
+        assert training.finish(100) == 1, training.err + compute.err
+        assert "ValueError: bad sample" in training.err
+        assert compute.finish(60) == 0, compute.err
+    finally:
+        compute.process.kill()
+        training.process.kill()
+    told = [line for line in compute.err.splitlines() if "The job that trained is gone" in line]
+    assert len(told) == 1 and "30 s ago" in told[0], compute.err
+    assert not (tmp_path / "compute.json").exists()
+
+
 @pytest.mark.timeout(180)
 def test_dispatchers_of_every_kind() -> None:
     run_on(2, ["tests.adapters.tensorflow.checks_data_service"])
