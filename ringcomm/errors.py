@@ -56,7 +56,7 @@ class MismatchError(Misuse, HorovodInternalError):
     """Ranks met in different operations: another collective, type, shape, op or root.
 
     Attributes:
-        rank: the rank that noticed.
+        rank: the rank that noticed, if it was not this one.
         peer: the rank whose message did not fit.
     """
 

@@ -30,7 +30,7 @@ from .collective.runner import Runner
 from .config import Settings, flight_channel_from_environment
 from .engine.engine import Engine
 from .engine.stacks import thread_stacks
-from .errors import NotInitializedError, PeerLostError, describe_error
+from .errors import MismatchError, NotInitializedError, PeerLostError, describe_error
 
 logger = logging.getLogger("ringcomm.flight")
 
@@ -121,7 +121,7 @@ class FlightRecorder:
         """
         if self._told or isinstance(error, NotInitializedError) or not isinstance(error, Exception):
             return
-        culprit = error.rank if isinstance(error, PeerLostError) else None
+        culprit = error.rank if isinstance(error, (PeerLostError, MismatchError)) else None
         self.tell(f"{type(error).__name__}: {error}", culprit)
 
     def tell(self, error: str, culprit: Optional[int] = None) -> None:

@@ -1,12 +1,13 @@
 """Who is behind, and who waits for whom. Pure: reports of ranks go in, a few sentences come out.
 
 A rank that waits is a victim, whatever it says about others. So whoever is waited for is followed until
-somebody is found who does not wait.
+somebody is found who does not wait. Ranks that made different calls where they should make the same wait for
+nobody: they disagree.
 """
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Optional, Set, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from .report import ranks_text
 from .reports import Lane, Operation, Report
@@ -34,27 +35,63 @@ Waits = Dict[int, Set[int]]
 """For each rank that waits, for whom."""
 
 
+class Dispute(NamedTuple):
+    """Calls that should be the same on all ranks of a lane, and are not.
+
+    Attributes:
+        sides: for each of the calls, the ranks that made it; most ranks first.
+    """
+
+    lane: Lane
+    sides: List[Tuple[Operation, List[int]]]
+
+    @property
+    def ranks(self) -> List[int]:
+        """All who take part."""
+        return [rank for _, side in self.sides for rank in side]
+
+
 def diagnose(reports: Mapping[int, Report]) -> List[str]:
     """Sentences for people, one per line: what ranks wait in, where the others are, and what follows."""
     waiting = {rank: _waits_in(report) for rank, report in reports.items()}
-    waits = waits_for(reports)
+    waits, quarrels = waits_for(reports), disputes(reports)
     wanted = {other for others in waits.values() for other in others}
-    lines = _waiters(reports, waiting) + _alike(reports)
+    at_odds = {rank for dispute in quarrels for rank in dispute.ranks}
+    lines = _waiters(reports, {rank: place for rank, place in waiting.items() if rank not in at_odds})
+    lines += _alike(reports)
     for rank, report in sorted(reports.items()):
         if waiting[rank] is None and not _shares(report):
             lines.append(_sentence(report, rank in wanted))
     if len(lines) > MOST_LINES:
         lines = [*lines[:MOST_LINES], f"({len(lines) - MOST_LINES} more are in the files.)"]
-    conclusion = _conclusion(reports, waiting, waits)
-    return [*lines, conclusion] if conclusion else lines
+    return [*lines, *_conclusions(reports, waits, quarrels)]
+
+
+def disputes(reports: Mapping[int, Report]) -> List[Dispute]:
+    """Where ranks that should make the same call have come with different ones."""
+    lanes: Dict[Any, Lane] = {}
+    meetings: Dict[Any, Dict[str, Tuple[Operation, List[int]]]] = {}
+    for rank, report in sorted(reports.items()):
+        place = _waits_in(report)
+        if place is not None:
+            lane, operation = place
+            where = (*lane[:3], operation.number if lane.ordered else operation.key)
+            lanes[where] = lane
+            meetings.setdefault(where, {}).setdefault(operation.what, (operation, []))[1].append(rank)
+    return [
+        Dispute(lanes[where], sorted(sides.values(), key=lambda side: (-len(side[1]), side[1])))
+        for where, sides in meetings.items()
+        if len(sides) > 1
+    ]
 
 
 def waits_for(reports: Mapping[int, Report]) -> Waits:
     """For each rank that waits, the ranks that have not come to where it waits."""
     found: Waits = {}
+    at_odds = {rank for dispute in disputes(reports) for rank in dispute.ranks}
     for rank, report in reports.items():
         place = _waits_in(report)
-        if place is None:
+        if place is None or rank in at_odds or _has_met_another_call(report):
             continue
         lane, operation = place
         if lane.ordered:
@@ -74,10 +111,12 @@ def _waits_in(report: Report) -> Optional[Place]:
     failed = report.reason == "failure"
     if report.error.startswith(UNCAUGHT) or _has_left(report):
         return None
-    for lane in report.lanes:
-        last = lane.operations[-1] if lane.operations else None
-        if lane.ordered and last is not None and last.state in ("running", "failed"):
-            return lane, last
+    last = [(lane, lane.operations[-1]) for lane in report.lanes if lane.ordered and lane.operations]
+    for wanted in ("running", "failed"):
+        # A group that has failed may have been given up, and others used since.
+        places = [place for place in last if place[1].state == wanted]
+        if places:
+            return max(places, key=lambda place: place[1].at)
     if not (report.blocked or failed):
         return None  # what is on its way by name need not be waited for
     named = [(lane, operation) for lane in report.lanes if not lane.ordered for operation in lane.operations]
@@ -110,6 +149,11 @@ def _has_not_come(report: Optional[Report], lane: Lane, wanted: Operation) -> bo
     return wanted.key not in [item.key for item in pending]
 
 
+def _has_met_another_call(report: Report) -> bool:
+    """Whether it failed because the others made another call, and not because one of them ended with that."""
+    return report.error.startswith(MISMATCH) and report.culprit is None
+
+
 def _is_silent(report: Report) -> bool:
     return report.reason in ("silent", "nothing")
 
@@ -128,13 +172,16 @@ def _waiters(reports: Mapping[int, Report], waiting: Mapping[int, Optional[Place
     groups: Dict[str, List[int]] = {}
     for rank, place in sorted(waiting.items()):
         if place is not None:
-            groups.setdefault(_waiting_text(place[1]), []).append(rank)
+            text = f"waits in {_waiting_text(place[1])}"
+            if _has_met_another_call(reports[rank]):
+                text = f"failed in {place[1].text()}"
+            groups.setdefault(text, []).append(rank)
     lines = []
     for text, ranks in groups.items():
         if len(ranks) == 1:
-            lines.append(f"{_name(reports[ranks[0]])} waits in {text}.")
+            lines.append(f"{_name(reports[ranks[0]])} {text}.")
         else:
-            lines.append(f"{ranks_text(ranks).capitalize()} wait in {text}.")
+            lines.append(f"{ranks_text(ranks).capitalize()} {text.replace('waits in', 'wait in', 1)}.")
     return lines
 
 
@@ -217,24 +264,43 @@ def _bytes(count: int) -> str:
     return "nothing" if count == 0 else f"{count} bytes"
 
 
-def _conclusion(reports: Mapping[int, Report], waiting: Mapping[int, Optional[Place]], waits: Waits) -> str:
-    """Whom all the waiting leads back to."""
+def _conclusions(reports: Mapping[int, Report], waits: Waits, quarrels: Sequence[Dispute]) -> List[str]:
+    """Who disagrees with whom, and whom all the waiting leads back to."""
+    found = [line for dispute in quarrels for line in _dispute_lines(dispute, len(reports))]
+    if not found and any(MISMATCH in report.error[: len(UNCAUGHT + MISMATCH)] for report in reports.values()):
+        found = ["They do not make the same calls."]
     if not waits:
-        return "No rank waits for another."
+        return found or ["No rank waits for another."]
     wanted = {other for others in waits.values() for other in others}
     behind = sorted(rank for rank in wanted if rank not in waits)
     if behind:
-        who = sorted(waits)
+        who = sorted(rank for rank, others in waits.items() if others)
         verb = "waits" if len(who) == 1 else "wait"
-        return f"{ranks_text(who).capitalize()} {verb} for {ranks_text(behind)}."
+        return [*found, f"{ranks_text(who).capitalize()} {verb} for {ranks_text(behind)}."]
+    if found:
+        return found
     if wanted:
-        return (
+        return [
             f"{ranks_text(sorted(waits)).capitalize()} wait for each other: they do not make the same calls "
             "in the same order."
-        )
-    if any(report.error.startswith(MISMATCH) for report in reports.values()):
-        return "They do not make the same calls."
-    calls = {place[1].what for place in waiting.values() if place is not None and place[0].ordered}
-    if len(calls) > 1:
-        return f"They do not make the same call: {'; '.join(sorted(calls))}."
-    return "All who were asked have come to this operation: it is the network that they wait for."
+        ]
+    return ["All who were asked have come to this operation: it is the network that they wait for."]
+
+
+def _dispute_lines(dispute: Dispute, everybody: int) -> List[str]:
+    (usual, most), *others = dispute.sides
+    members = dispute.lane.members
+    group = f" in the group of {ranks_text(members)}" if len(members) != everybody else ""
+    if len(most) == len(others[0][1]):
+        who = ranks_text(sorted(dispute.ranks)).capitalize()
+        calls = "; ".join(f"{ranks_text(ranks)}: {_call(operation)}" for operation, ranks in dispute.sides)
+        return [f"{who} do not make the same call{group}: {calls}."]
+    return [
+        f"{ranks_text(ranks).capitalize()} {'makes' if len(ranks) == 1 else 'make'} another call than "
+        f"{ranks_text(most)}{group}: {_call(operation)} instead of {_call(usual)}."
+        for operation, ranks in others
+    ]
+
+
+def _call(operation: Operation) -> str:
+    return f"{operation.what} (op {operation.number}, {operation.place})"

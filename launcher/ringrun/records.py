@@ -25,6 +25,7 @@ class Records:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._contents: Dict[int, Dict[str, Any]] = {}
+        self._errors: Dict[int, Tuple[str, Any]] = {}  # what each failed with last, and because of whom
         self._failed = False
 
     def take(self, rank: int, data: bytes) -> None:
@@ -35,6 +36,8 @@ class Records:
             read_report(content)
         except (ValueError, AttributeError, IndexError):
             return
+        if content["reason"] == "failure":
+            self._errors[rank] = (str(content.get("error", "")), content.get("culprit"))
         if self._says_more(content, self._contents.get(rank)):
             self._contents[rank] = content
 
@@ -69,9 +72,8 @@ class Records:
             tails: the ranks' last lines on stderr. An error that is not there was caught.
         """
         found: List[Complaint] = []
-        for rank, content in sorted(self._contents.items()):
-            culprit = content.get("culprit")
-            text = str(content.get("error", "")).partition(": ")[2]
+        for rank, (error, culprit) in sorted(self._errors.items()):
+            text = error.partition(": ")[2]
             if isinstance(culprit, int) and text and text in "\n".join(tails.get(rank, ())):
                 found.append(Complaint(rank, culprit, text))
         return found

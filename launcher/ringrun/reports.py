@@ -68,6 +68,7 @@ class Report:
         reason: ``failure`` (it failed, and told so by itself), ``asked``, ``ended`` (it told so when its
             program ended), ``silent`` (it did not answer), or ``nothing`` (there was nobody to ask).
         error: what it failed with.
+        culprit: because of which rank, if it knew.
         end: how its process ended, if it has.
         state: of a silent process, the letter that ``ps`` shows.
         main: where the main thread is, like "load (loader.py:12)", or "".
@@ -80,6 +81,7 @@ class Report:
     host: str
     reason: str = "nothing"
     error: str = ""
+    culprit: Optional[int] = None
     end: str = ""
     state: str = ""
     main: str = ""
@@ -100,11 +102,13 @@ def read_report(content: Any) -> Report:
             raise ValueError("it is not a flight record of a version that this ringrun knows")
         frames = _main_frames(content)
         main, blocked = _whereabouts(frames)
+        culprit = content.get("culprit")
         lanes = tuple(_lane(lane) for lane in content.get("lanes", ()))
         paused = next((str(lane["paused"]) for lane in content.get("lanes", ()) if lane.get("paused")), "")
         return Report(
             rank=int(content["rank"]), host=str(content["host"]), reason=str(content["reason"]),
-            error=str(content.get("error", "")), end=str(content.get("end", "")),
+            error=str(content.get("error", "")), culprit=None if culprit is None else int(culprit),
+            end=str(content.get("end", "")),
             state=str(content.get("state", "")), main=main, blocked=blocked, paused=paused,
             left=str(content.get("left", "")), lanes=lanes,
         )  # fmt: skip

@@ -223,5 +223,7 @@ def error_from(message: Message) -> RingcommError:
         return kind(str(message["text"]), ranks=tuple(map(int, ranks)), hosts=tuple(map(str, hosts)))
     if issubclass(kind, PeerLostError):
         return kind(str(message["text"]), rank=rank, host=host)
+    if issubclass(kind, MismatchError):
+        return kind(str(message["text"]), rank=rank)
     return kind(str(message["text"]))
 

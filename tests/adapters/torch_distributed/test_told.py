@@ -68,6 +68,31 @@ dist.all_reduce(torch.ones(4))
     assert f"│ Rank 1 (localhost) {where}; its last operation was allreduce (op 1, train.py:9).\n" in text
 
 
+GROUPS = """
+group = dist.new_group([0, 1, 2])
+if rank == 3:
+    open("waits", "w").close()
+else:
+    import os, time
+    while not os.path.exists("waits"):
+        time.sleep(0.01)
+    time.sleep(0.5)  # for rank 3 to come to where it waits
+    dist.all_reduce(torch.ones(3 if rank == 1 else 4), group=group)
+dist.barrier()
+"""
+
+
+def test_a_mismatch_in_a_group_is_no_fault_of_others(tmp_path):
+    text = told(tmp_path, 4, GROUPS)
+    lines = [line[2:] for line in text.splitlines()]
+    (waits,) = [line for line in lines if " waits in " in line or " wait in " in line]
+    assert waits.startswith("Rank 3 (localhost) waits in barrier (op 2, train.py:")
+    assert "Rank 3 waits for ranks 0-2." in lines
+    assert "Rank 3 stopped because of it." in lines
+    (dispute,) = [line for line in lines if "another call than" in line]
+    assert dispute.startswith("Rank 1 makes another call than ranks 0, 2 in the group of ranks 0-2: allr")
+
+
 def test_a_mismatch_once_and_without_pytorchs_prefix(tmp_path):
     text = told(tmp_path, 3, "dist.all_reduce(torch.ones(3 if rank == 1 else 4))")
     assert text.startswith("╭─ ringrun: the ranks do not make the same calls\n│ Traceback (most recent ")

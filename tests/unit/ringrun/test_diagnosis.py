@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import pytest
 
@@ -182,8 +182,59 @@ def test_all_are_there() -> None:
 
 
 def test_different_calls_with_the_same_number() -> None:
-    text = told(report(0, [call(7)]), report(1, [call(7, label="barrier")]), report(2, [call(7)]))
-    assert text[-1] == "They do not make the same call: allreduce `conv3.grad`; barrier."
+    one, other = call(7), call(7, label="barrier", place="eval.py:3")
+    called = "barrier (op 7, eval.py:3)", "allreduce `conv3.grad` (op 7, train.py:88)"
+    assert told(report(0, [one]), report(1, [other]), report(2, [one])) == [
+        f"Rank 1 makes another call than ranks 0, 2: {called[0]} instead of {called[1]}."
+    ]
+    group = "in the group of ranks 0-2"
+    assert told(report(0, [one]), report(1, [other])) == [
+        f"Ranks 0, 1 do not make the same call {group}: rank 0: {called[1]}; rank 1: {called[0]}."
+    ]
+
+
+def grouped(rank: int, default: Operation, group: Optional[Operation] = None, **more: Any) -> Report:
+    """A rank of four; 0, 1 and 2 have a group of their own."""
+    lanes = [Lane("group 0", True, (0, 1, 2, 3), {}, (default,))]
+    if group is not None:
+        lanes.append(Lane("group 1", True, (0, 1, 2), {}, (group,)))
+    return Report(rank, f"host{rank}", "failure", blocked=True, lanes=tuple(lanes), **more)
+
+
+ANOTHER = "MismatchError: The ranks do not make the same call.\n…"
+
+
+@pytest.mark.parametrize("error", ["PeerLostError: rank 0 …", "MismatchError: rank 0 was lost: uncaught …"])
+def test_who_is_not_in_the_group_that_disagrees_waits_and_they_do_not(error: str) -> None:
+    done, same, odd = call(1, "done"), call(4, "failed"), call(4, "failed", label="barrier")
+    text = told(
+        grouped(0, done, same, error=ANOTHER), grouped(1, done, odd, error=ANOTHER),
+        grouped(2, done, same, error=ANOTHER),
+        grouped(3, call(2, "failed", label="broadcast"), error=error, culprit=0),
+    )  # fmt: skip
+    assert text == [
+        "Rank 3 (host3) waits in broadcast (op 2, train.py:88).",
+        "Rank 1 makes another call than ranks 0, 2 in the group of ranks 0-2: barrier (op 4, train.py:88) "
+        "instead of allreduce `conv3.grad` (op 4, train.py:88).",
+        "Rank 3 waits for ranks 0-2.",
+    ]
+
+
+def test_who_failed_because_of_another_call_that_nobody_tells_of_waits_for_nobody() -> None:
+    text = told(report(0, [call(7, "failed")], reason="failure", error=ANOTHER), NOTHING)
+    assert text == [
+        "Rank 0 (host0) failed in allreduce `conv3.grad` (op 7, train.py:88).",
+        "Rank 2 (host2) left nothing behind: killed by SIGKILL.",
+        "They do not make the same calls.",
+    ]
+
+
+def test_a_group_that_was_given_up_is_not_what_a_rank_waits_in() -> None:
+    here = grouped(0, call(9, at=7.0), call(4, "failed", at=6.0))
+    later = grouped(1, call(9, "failed", at=5.0), call(4, "failed", at=6.0))
+    assert waits_for({0: here}) == {0: set()}
+    assert told(here)[0].endswith("(op 9, train.py:88).")
+    assert told(later)[0].endswith("(op 4, train.py:88).")
 
 
 def test_nobody_waits() -> None:

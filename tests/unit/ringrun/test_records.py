@@ -91,6 +91,15 @@ def test_who_says_that_it_ended_because_of_another(records: Records) -> None:
     assert records.explanations({0: ["ValueError: another matter, later"]}) == []
 
 
+def test_why_it_ended_is_known_although_where_it_was_before_counts(records: Records) -> None:
+    records.forget(failed=True)
+    records.take(0, record("asked"))
+    records.take(0, record("failure", culprit=1, error="PeerLostError: rank 1 was lost"))
+    assert records.complete({})[0]["reason"] == "asked"
+    (told,) = records.explanations({0: ["RuntimeError: rank 1 was lost"]})
+    assert told == Complaint(0, 1, "rank 1 was lost")
+
+
 def test_ends_alone_need_no_diagnosis(records: Records) -> None:
     row = {
         "op": 1, "kind": "allreduce", "name": "", "what": "allreduce", "site": "a.py:1", "state": "done",
