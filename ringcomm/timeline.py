@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import IO, Any, Callable, Dict, List, Optional, Sequence, Set, Union
 
+from .engine.alone import OwnTrace
 from .engine.engine import Engine
 from .engine.observe import Observer, now_us
 from .engine.vigil import Vigil
@@ -158,7 +159,7 @@ class Recording:
         hosts: of every rank.
     """
 
-    def __init__(self, engine: Union[Engine, Vigil], hosts: Sequence[str]) -> None:
+    def __init__(self, engine: Union[Engine, Vigil, OwnTrace], hosts: Sequence[str]) -> None:
         self._engine = engine
         self._hosts = hosts
         self._timeline: Optional[Timeline] = None

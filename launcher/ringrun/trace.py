@@ -27,6 +27,6 @@ def missing_timeline(job: Job, began_s: float) -> str:
     if written:
         return ""
     return (
-        f"No timeline was written to {path}. Has rank 0 called ringcomm.init(), or hvd.init()? (Process "
-        "groups of torch.distributed have no timeline.)"
+        f"No timeline was written to {path}. Has rank 0 called ringcomm.init(), hvd.init(), or "
+        "init_process_group() with ringcomm's backend?"
     )

@@ -13,45 +13,77 @@ from .request import Request
 from .tracing import FLUSH_S, Sink
 
 
+class OwnTrace:
+    """The timeline of a rank that is alone: what it collects goes straight to the file.
+
+    Args:
+        clock: seconds.
+
+    Attributes:
+        observer: who is told what happens, if anybody is.
+    """
+
+    rank = 0
+
+    def __init__(self, clock: Clock = monotonic) -> None:
+        self.observer: Optional[Observer] = None
+        self._clock = clock
+        self._sink: Optional[Sink] = None
+        self._flushed_s = 0.0
+
+    def observe(self, observer: Optional[Observer], sink: Optional[Sink] = None) -> None:
+        """Collect with this one from now on; None: with nobody, and hand over what the last one has.
+
+        Args:
+            sink: takes the events.
+        """
+        last, self.observer = self.observer, observer
+        if last is not None:
+            last.on_added = None
+            self._flush(last)
+        if sink is not None:
+            self._sink = sink
+        if observer is not None:
+            observer.on_added = self._added
+
+    def settle(self, limit_s: float) -> None:
+        """Nothing is on its way to anybody."""
+
+    def _added(self) -> None:
+        observer = self.observer
+        if observer is not None and self._clock() - self._flushed_s >= FLUSH_S:
+            self._flush(observer)
+
+    def _flush(self, observer: Observer) -> None:
+        self._flushed_s = self._clock()
+        events = observer.drain()
+        if events and self._sink is not None:
+            self._sink(0, events)
+
+
 class Alone:
     """Runs requests, and tells an observer of them while there is one.
 
     Args:
         performer: of a job of one rank.
-        clock: seconds.
+
+    Attributes:
+        trace: has the observer.
     """
 
-    def __init__(self, performer: Performer, clock: Clock = monotonic) -> None:
+    def __init__(self, performer: Performer) -> None:
+        self.trace = OwnTrace()
         self._performer = performer
-        self._clock = clock
-        self._observer: Optional[Observer] = None
-        self._sink: Optional[Sink] = None
         self._lock = threading.Lock()
         self._unnamed: Counter[int] = Counter()
-        self._flushed_s = 0.0
-
-    def observe(self, observer: Optional[Observer], sink: Optional[Sink]) -> None:
-        """Tell an observer what happens from now on; None: nobody, and hand over what the last one collected.
-
-        Args:
-            sink: takes the events.
-        """
-        with self._lock:
-            if self._observer is not None:
-                self._flush(self._observer)
-            self._observer = observer
-            self._sink = sink or self._sink
 
     def run(self, request: Request) -> Any:
         """The result of an operation."""
-        if self._observer is not None:
-            with self._lock:
-                if self._observer is not None:
-                    return self._run_observed(request, self._observer)
-        return self._run(request)
-
-    def _run(self, request: Request) -> Any:
-        return self._performer.run([(request.signature, request)])[0]
+        observer = self.trace.observer
+        if observer is None:
+            return self._performer.run([(request.signature, request)])[0]
+        with self._lock:
+            return self._run_observed(request, observer)
 
     def _run_observed(self, request: Request, observer: Observer) -> Any:
         signature = request.signature
@@ -61,15 +93,7 @@ class Alone:
         observer.started(traced)
         self._performer.on_activity = lambda name: observer.activity(traced, name)
         try:
-            return self._run(request)
+            return self._performer.run([(signature, request)])[0]
         finally:
             self._performer.on_activity = None
             observer.ended(traced)
-            if self._clock() - self._flushed_s >= FLUSH_S:
-                self._flush(observer)
-
-    def _flush(self, observer: Observer) -> None:
-        self._flushed_s = self._clock()
-        events = observer.drain()
-        if events and self._sink is not None:
-            self._sink(0, events)

@@ -150,14 +150,14 @@ class Engine:
     @property
     def observer(self) -> Optional[Observer]:
         """Who is told what happens, if anybody is."""
-        return None if self._loop is None else self._loop.observer
+        return self._alone.trace.observer if self._loop is None else self._loop.observer
 
     def observe(self, observer: Optional[Observer], sink: Optional[Sink] = None) -> None:
         """Tell an observer what happens from now on (None: nobody); see :meth:`~.loop.Loop.observe`."""
         if self._loop is not None:
             self._loop.observe(observer, sink)
         else:
-            self._alone.observe(observer, sink)
+            self._alone.trace.observe(observer, sink)
 
     def pending(self) -> List[Request]:
         """What is on its way, in the order of submission."""

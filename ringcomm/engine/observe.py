@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ..ops import Collective
 from .request import Key, Signature
@@ -34,10 +34,14 @@ class Observer:
 
     Args:
         mark_cycles: also note whenever orders arrive.
+
+    Attributes:
+        on_added: called after every event, in whichever thread, if set.
     """
 
     def __init__(self, mark_cycles: bool = False) -> None:
         self.offset_us = 0.0
+        self.on_added: Optional[Callable[[], None]] = None
         self._mark_cycles = mark_cycles
         self._events: List[Event] = []
         self._lock = threading.Lock()
@@ -46,6 +50,8 @@ class Observer:
     def _add(self, events: Sequence[Event]) -> None:
         with self._lock:
             self._events += events
+        if self.on_added is not None:
+            self.on_added()
 
     def announced(self, key: Key, rank: int, signature: Signature) -> None:
         """On rank 0: an announcement has arrived."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional, Sequence
+from typing import Any, Callable, Optional, Sequence, Union
 
 from ... import api
 from ...collective.progress import Progress
 from ...config import Settings
 from ...context import polling_s
+from ...engine.alone import OwnTrace
 from ...engine.lines import Limits
 from ...engine.vigil import Vigil
 from ...errors import RingcommError
@@ -71,6 +72,7 @@ class Company:
             progress: how far this rank is in its collectives.
         """
         if self._meeting is None:
+            self._write_timeline(OwnTrace(), [self.host])
             return
         settings, hosts = self._settings, [peer.host for peer in self._meeting.joined.peers]
         # Who does not come is given up by the operation's own limit, which the program may have set.
@@ -79,11 +81,14 @@ class Company:
         # Not bound to this object, so that the thread does not keep a forgotten group alive.
         failed = _ending(self.watch, self.lanes)
         self._vigil = Vigil(self.lanes.orders, hosts, limits, self.watch, progress, failed, name)
+        self._write_timeline(self._vigil, hosts)
+
+    def _write_timeline(self, bearer: Union[Vigil, OwnTrace], hosts: Sequence[str]) -> None:
         if self._default:
-            write_here(self._vigil)
-            if settings.timeline and not api.is_initialized():
-                self._recording = Recording(self._vigil, hosts)
-                self._recording.start(settings.timeline, settings.timeline_mark_cycles)
+            write_here(bearer)
+            if self._settings.timeline and not api.is_initialized():
+                self._recording = Recording(bearer, hosts)
+                self._recording.start(self._settings.timeline, self._settings.timeline_mark_cycles)
 
     def say_goodbye(self, reason: str, ok: bool) -> None:
         """Tell the others that this rank leaves; every wait here ends."""

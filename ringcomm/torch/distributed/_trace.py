@@ -8,31 +8,32 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any, Dict, List, Optional, Set
+from typing import Any, Dict, List, Optional, Set, Union
 
 import torch
 
 from ... import api
+from ...engine.alone import OwnTrace
 from ...engine.observe import Observer
 from ...engine.vigil import Vigil
 
-_home: Optional[weakref.ref[Vigil]] = None
+_home: Optional[weakref.ref[Union[Vigil, OwnTrace]]] = None
 _lock = threading.Lock()
 _open: Dict[str, Set[int]] = {}
 
 
-def write_here(vigil: Vigil) -> None:
+def write_here(bearer: Union[Vigil, OwnTrace]) -> None:
     """From now on collectives are told to whoever observes this one, unless the process is in a job."""
     global _home
-    _home = weakref.ref(vigil)
+    _home = weakref.ref(bearer)
 
 
 def observer() -> Optional[Observer]:
     """Who is told of collectives, if anybody is."""
     if api.is_initialized():
         return api.context().engine.observer
-    vigil = _home() if _home is not None else None
-    return None if vigil is None else vigil.observer
+    bearer = _home() if _home is not None else None
+    return None if bearer is None else bearer.observer
 
 
 class Traced:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -24,17 +25,23 @@ dist.all_reduce(torch.ones(4))
 """
 
 
-def told(folder, ranks, program):
-    """The launcher's stderr; the program is ``train.py``."""
+def told(folder, ranks, program, *options, ok=False):
+    """The launcher's stderr; the program is ``train.py``, and fails unless it is to be ``ok``."""
     (folder / "train.py").write_text(START + program)
     environ = {name: value for name, value in os.environ.items() if not name.startswith("RINGCOMM_")}
     environ.update(PYTHONPATH=f"{ROOT}:{ROOT / 'launcher'}", OMP_NUM_THREADS="1", TMPDIR=str(folder))
     done = subprocess.run(
-        [sys.executable, "-m", "ringrun", "-np", str(ranks), "train.py"], cwd=folder, env=environ,
+        [sys.executable, "-m", "ringrun", "-np", str(ranks), *options, "train.py"], cwd=folder, env=environ,
         capture_output=True, text=True, timeout=100,
     )  # fmt: skip
-    assert done.returncode != 0
+    assert (done.returncode == 0) is ok, done.stderr
     return done.stderr
+
+
+def test_one_rank_writes_a_timeline_too(tmp_path):
+    assert told(tmp_path, 1, "", "--timeline", "trace.json", ok=True) == ""
+    names = [event.get("name") for event in json.loads((tmp_path / "trace.json").read_text())]
+    assert names.count("ALLREDUCE") == 1
 
 
 @pytest.mark.parametrize(
