@@ -89,8 +89,8 @@ LEVELS: Dict[int, List[List[str]]] = {
             "tensorflow.data.__init__", "tensorflow.data.compute_service", "tensorflow.data.compute_worker",
         ],
         [
-            "testing.faulty", "testing.reference", "testing.simulation", "testing.contract",
-            "testing.cluster",
+            "testing.faulty", "testing.reference", "testing.simulation", "testing.driving",
+            "testing.contract", "testing.cluster",
         ],
         [
             "torch.distributed._version",

@@ -13,17 +13,30 @@ of your own::
 from __future__ import annotations
 
 import random
-import threading
-from typing import Callable, Iterable, List, Sequence, Tuple
+from typing import Callable, Sequence, Tuple
 
 from ..clock import Deadline, monotonic
-from ..transport.base import Fabric, Link, LinkClosed
+from ..transport.base import Fabric, LinkClosed
+from .driving import (
+    LIMIT_S,
+    after,
+    arrived,
+    closed,
+    drain,
+    exchange,
+    fill_up,
+    left,
+    not_for_ever,
+    numbered,
+    pass_on,
+    recv_exactly,
+    send_all,
+    wakes,
+)
 
 Check = Callable[[Fabric, Fabric], None]
 Maker = Callable[[], Sequence[Fabric]]
 
-_LIMIT_S = 20.0
-"""After this long without an end, a check has failed."""
 _MEGABYTES = 3
 
 
@@ -52,26 +65,26 @@ def check_nothing_lost_both_ways(one: Fabric, other: Fabric) -> None:
     rng = random.Random(1)
     data = [rng.getrandbits(8 * 1024).to_bytes(1024, "little") * 1024 * _MEGABYTES for _ in range(2)]
     # A counter in every block tells the blocks apart.
-    streams = [_numbered(item, 4093) for item in data]
-    got = _exchange(one, other, streams, lambda: rng.randrange(1, 300_001))
+    streams = [numbered(item, 4093) for item in data]
+    got = exchange(one, other, streams, lambda: rng.randrange(1, 300_001))
     assert got == [streams[1], streams[0]]
 
 
 def check_single_bytes(one: Fabric, other: Fabric) -> None:
     """A view may be as short as a byte, on either side."""
     data = bytes(range(256)) * 8
-    assert _exchange(one, other, [data, data[::-1]], lambda: 1) == [data[::-1], data]
+    assert exchange(one, other, [data, data[::-1]], lambda: 1) == [data[::-1], data]
 
 
 def check_no_more_than_arrived(one: Fabric, other: Fabric) -> None:
     """What is received may be less than asked for; beyond it the view is left as it was."""
-    _send_all(one.link(1), b"abc")
+    send_all(one.link(1), b"abc")
     buffer = bytearray(b"." * 10)
     got = 0
-    deadline = Deadline(_LIMIT_S)
+    deadline = Deadline(LIMIT_S)
     while got < 3:
         got += other.link(0).recv([memoryview(buffer)[got:]])
-        _not_for_ever(deadline)
+        not_for_ever(deadline)
     assert (got, bytes(buffer)) == (3, b"abc.......")
 
 
@@ -79,7 +92,7 @@ def check_several_views(one: Fabric, other: Fabric) -> None:
     """Several views are sent, and filled, one after another; empty ones among them change nothing."""
     parts = [b"head", b"", b"x", b"tail of it", b""]
     buffers = [bytearray(0), bytearray(3), bytearray(0), bytearray(1), bytearray(11), bytearray(0)]
-    _pass_on(one, other, map(memoryview, parts), map(memoryview, buffers))
+    pass_on(one, other, map(memoryview, parts), map(memoryview, buffers))
     assert b"".join(buffers) == b"".join(parts)
     assert bytes(buffers[1]) == b"hea"
 
@@ -91,13 +104,13 @@ def check_many_views(one: Fabric, other: Fabric) -> None:
         pieces = [memoryview(data)[i : i + width] for i in range(0, len(data), width)]
         target = bytearray(len(data))
         whole = memoryview(target)
-        _pass_on(one, other, pieces, [whole[i : i + width] for i in range(0, len(data), width)])
+        pass_on(one, other, pieces, [whole[i : i + width] for i in range(0, len(data), width)])
         assert target == data
 
 
 def check_many_empty_views_first(one: Fabric, other: Fabric) -> None:
     """However many empty views come first, they are not taken for the end of the stream."""
-    _send_all(one.link(1), b"x")
+    send_all(one.link(1), b"x")
     target = bytearray(1)
     empty = [memoryview(bytearray(0))] * 40
     assert other.link(0).recv(empty + [memoryview(target)]) in (0, 1)
@@ -110,15 +123,15 @@ def check_empty_views(one: Fabric, other: Fabric) -> None:
     for views in ([nothing], [nothing, nothing]):
         assert one.link(1).send(views) == 0
         assert other.link(0).recv(views) == 0
-    _send_all(one.link(1), b"abc")
+    send_all(one.link(1), b"abc")
     assert other.link(0).recv([nothing]) == 0
-    assert _recv_exactly(other.link(0), 3) == b"abc"
+    assert recv_exactly(other.link(0), 3) == b"abc"
 
 
 def check_read_only_views(one: Fabric, other: Fabric) -> None:
     """What is sent need not be writable."""
     target = bytearray(8)
-    _pass_on(one, other, [memoryview(b"read"), memoryview(b"only")], [memoryview(target)])
+    pass_on(one, other, [memoryview(b"read"), memoryview(b"only")], [memoryview(target)])
     assert target == b"readonly"
 
 
@@ -129,13 +142,13 @@ def check_sent_buffer_may_change(one: Fabric, other: Fabric) -> None:
     unsent = memoryview(buffer)
     got = bytearray()
     scratch = memoryview(bytearray(50_000))
-    deadline = Deadline(_LIMIT_S)
+    deadline = Deadline(LIMIT_S)
     while len(got) < len(data):
         taken = one.link(1).send([unsent]) if unsent else 0
         unsent[:taken] = b"\xff" * taken
         unsent = unsent[taken:]
         got += scratch[: other.link(0).recv([scratch])]
-        _not_for_ever(deadline)
+        not_for_ever(deadline)
     assert got == data
 
 
@@ -152,9 +165,9 @@ def check_receiving_does_not_block(one: Fabric, other: Fabric) -> None:
 
 def check_sending_does_not_block(one: Fabric, other: Fabric) -> None:
     """If nobody reads, sending soon returns 0 instead of blocking; later everything arrives after all."""
-    taken, unsent = _fill_up(one.link(1))  # which ends only when nothing is taken
+    taken, unsent = fill_up(one.link(1))  # which ends only when nothing is taken
     target = bytearray(len(taken) + unsent.nbytes)
-    _pass_on(one, other, [unsent], [memoryview(target)])
+    pass_on(one, other, [unsent], [memoryview(target)])
     assert target == taken + bytes(unsent)
 
 
@@ -163,11 +176,11 @@ def check_sending_does_not_block(one: Fabric, other: Fabric) -> None:
 
 def check_end_comes_after_all_bytes(one: Fabric, other: Fabric) -> None:
     """What was taken before a close is still delivered; only then LinkClosed is raised, every time."""
-    taken, _ = _fill_up(one.link(1))
+    taken, _ = fill_up(one.link(1))
     one.close()
-    assert _recv_exactly(other.link(0), len(taken)) == taken
+    assert recv_exactly(other.link(0), len(taken)) == taken
     for _ in range(2):
-        problem = _closed(lambda: other.link(0).recv([memoryview(bytearray(10))]))
+        problem = closed(lambda: other.link(0).recv([memoryview(bytearray(10))]))
         assert problem.peer == 0
         assert problem.reason
 
@@ -178,26 +191,26 @@ def check_what_was_read_counts_as_sent(one: Fabric, other: Fabric) -> None:
     unsent = [memoryview(data)]
     target = bytearray(len(data))
     unfilled = [memoryview(target)]
-    deadline = Deadline(_LIMIT_S)
-    while _left(unfilled):
-        unsent = _after(unsent, one.link(1).send(unsent)) if unsent else []
-        unfilled = _after(unfilled, other.link(0).recv(unfilled))
-        _not_for_ever(deadline)
-    _send_all(other.link(0), b"done")
+    deadline = Deadline(LIMIT_S)
+    while left(unfilled):
+        unsent = after(unsent, one.link(1).send(unsent)) if unsent else []
+        unfilled = after(unfilled, other.link(0).recv(unfilled))
+        not_for_ever(deadline)
+    send_all(other.link(0), b"done")
     while not other.link(0).settled():
-        _not_for_ever(deadline)
-    assert _recv_exactly(one.link(1), 4) == b"done"
+        not_for_ever(deadline)
+    assert recv_exactly(one.link(1), 4) == b"done"
     other.close()
     while unsent:
-        unsent = _after(unsent, one.link(1).send(unsent))
-        _not_for_ever(deadline)
+        unsent = after(unsent, one.link(1).send(unsent))
+        not_for_ever(deadline)
     assert target == data
 
 
 def check_end_with_several_views(one: Fabric, other: Fabric) -> None:
     """The end is found by a receive into several views, too."""
     one.close()
-    _closed(lambda: other.link(0).recv([memoryview(bytearray(1)), memoryview(bytearray(1))]))
+    closed(lambda: other.link(0).recv([memoryview(bytearray(1)), memoryview(bytearray(1))]))
 
 
 def check_sending_to_a_closed_peer(one: Fabric, other: Fabric) -> None:
@@ -205,15 +218,15 @@ def check_sending_to_a_closed_peer(one: Fabric, other: Fabric) -> None:
     one.close()
     for data in ([b"x" * 1000], [b"x", b"y"]):
         views = [memoryview(item) for item in data]
-        assert _closed(lambda views=views: other.link(0).send(views)).peer == 0  # type: ignore[misc]
+        assert closed(lambda views=views: other.link(0).send(views)).peer == 0  # type: ignore[misc]
 
 
 def check_own_close(one: Fabric, other: Fabric) -> None:
     """On a link closed at this end nothing can be sent or received; closing again is harmless."""
     link = one.link(1)
     link.close()
-    _closed(lambda: link.send([memoryview(b"x")]))
-    _closed(lambda: link.recv([memoryview(bytearray(1))]))
+    closed(lambda: link.send([memoryview(b"x")]))
+    closed(lambda: link.recv([memoryview(bytearray(1))]))
     link.close()
     one.close()
 
@@ -223,8 +236,8 @@ def check_own_close(one: Fabric, other: Fabric) -> None:
 
 def check_wait_times_out(one: Fabric, other: Fabric) -> None:
     """With nothing to do, a wait lasts about as long as it was told: it may end early, but not always."""
-    _send_all(other.link(0), b"x")
-    assert _recv_exactly(one.link(1), 1) == b"x"
+    send_all(other.link(0), b"x")
+    assert recv_exactly(one.link(1), 1) == b"x"
     for reading in ([one.link(1)], []):
         waits = 0
         span = Deadline(0.3)
@@ -240,20 +253,20 @@ def check_wait_of_nothing(one: Fabric, other: Fabric) -> None:
     started_s = monotonic()
     one.wait([one.link(1)], [], 0.0)
     assert monotonic() - started_s < 1.0
-    _wakes(one, lambda: _send_all(other.link(0), b"x"), lambda: _arrived(one), float("inf"))
+    wakes(one, lambda: send_all(other.link(0), b"x"), lambda: arrived(one), float("inf"))
 
 
 def check_wait_wakes_for_bytes(one: Fabric, other: Fabric) -> None:
     """Bytes that arrive end a wait for reading; so do bytes that had arrived before it."""
-    _wakes(one, lambda: _send_all(other.link(0), b"x"), lambda: _arrived(one))
-    _send_all(other.link(0), b"x")
-    _wakes(one, lambda: None, lambda: _arrived(one))
+    wakes(one, lambda: send_all(other.link(0), b"x"), lambda: arrived(one))
+    send_all(other.link(0), b"x")
+    wakes(one, lambda: None, lambda: arrived(one))
 
 
 def check_wait_wakes_for_room(one: Fabric, other: Fabric) -> None:
     """A peer that reads ends a wait for writing."""
-    _, unsent = _fill_up(one.link(1))
-    _wakes(one, lambda: _drain(other.link(0)), lambda: one.link(1).send([unsent]) > 0, writing=True)
+    _, unsent = fill_up(one.link(1))
+    wakes(one, lambda: drain(other.link(0)), lambda: one.link(1).send([unsent]) > 0, writing=True)
 
 
 def check_wait_wakes_for_the_end(one: Fabric, other: Fabric) -> None:
@@ -265,158 +278,10 @@ def check_wait_wakes_for_the_end(one: Fabric, other: Fabric) -> None:
         except LinkClosed:
             return True
 
-    _wakes(one, other.close, ended)
+    wakes(one, other.close, ended)
 
 
 CHECKS: Tuple[Check, ...] = tuple(
     item for name, item in list(globals().items()) if name.startswith("check_") and callable(item)
 )
 """All of them."""
-
-
-# ---- tools -----------------------------------------------------------------------------------
-
-
-def _not_for_ever(deadline: Deadline) -> None:
-    assert not deadline.expired(), f"no end within {deadline.timeout_s:g} s"
-
-
-def _numbered(data: bytes, block: int) -> bytes:
-    numbered = bytearray(data)
-    for number, start in enumerate(range(0, len(numbered) - 4, block)):
-        numbered[start : start + 4] = number.to_bytes(4, "little")
-    return bytes(numbered)
-
-
-def _pass_on(one: Fabric, other: Fabric, views: Iterable[memoryview], targets: Iterable[memoryview]) -> None:
-    """Send the views from one to the other and fill the targets, however many calls it takes."""
-    unsent, unfilled = list(views), list(targets)
-    deadline = Deadline(_LIMIT_S)
-    while _left(unsent) or _left(unfilled):
-        if _left(unsent):
-            unsent = _after(unsent, one.link(1).send(unsent))
-        else:
-            one.link(1).settled()
-        unfilled = _after(unfilled, other.link(0).recv(unfilled))
-        _not_for_ever(deadline)
-
-
-def _send_all(link: Link, data: bytes) -> None:
-    """Send a few bytes, for which there is room."""
-    unsent = [memoryview(data)]
-    deadline = Deadline(_LIMIT_S)
-    while unsent:
-        unsent = _after(unsent, link.send(unsent))
-        _not_for_ever(deadline)
-    while not link.settled():
-        _not_for_ever(deadline)
-
-
-def _left(views: Sequence[memoryview]) -> bool:
-    return any(view.nbytes for view in views)
-
-
-def _after(views: Sequence[memoryview], count: int) -> List[memoryview]:
-    """What remains of the views after so many bytes."""
-    assert 0 <= count <= sum(view.nbytes for view in views)
-    left = []
-    for view in views:
-        skipped = min(count, view.nbytes)
-        count -= skipped
-        if skipped < view.nbytes:
-            left.append(view[skipped:])
-    return left
-
-
-def _recv_exactly(link: Link, count: int) -> bytes:
-    buffer = bytearray(count)
-    unfilled = [memoryview(buffer)]
-    deadline = Deadline(_LIMIT_S)
-    while _left(unfilled):
-        unfilled = _after(unfilled, link.recv(unfilled))
-        _not_for_ever(deadline)
-    return bytes(buffer)
-
-
-def _exchange(one: Fabric, other: Fabric, streams: Sequence[bytes], piece: Callable[[], int]) -> List[bytes]:
-    """Send both streams at once, sleeping when nothing moves; what each side got."""
-    fabrics, links = (one, other), (one.link(1), other.link(0))
-    unsent = [memoryview(stream) for stream in streams]
-    got = [bytearray(), bytearray()]
-    deadline = Deadline(_LIMIT_S)
-    while any(unsent) or len(got[0]) < len(streams[1]) or len(got[1]) < len(streams[0]):
-        moved = 0
-        for side in (0, 1):
-            taken = links[side].send([unsent[side][: piece()]])
-            unsent[side] = unsent[side][taken:]
-            target = bytearray(piece())
-            came = links[side].recv([memoryview(target)])
-            got[side] += target[:came]
-            moved += taken + came
-        if not moved:
-            # Bytes may be on their way inside the system; a wait may not miss their arrival.
-            fabrics[0].wait([links[0]], [links[0]] if unsent[0] else [], 0.01)
-            fabrics[1].wait([links[1]], [links[1]] if unsent[1] else [], 0.01)
-        _not_for_ever(deadline)
-    return [bytes(item) for item in got]
-
-
-def _fill_up(link: Link) -> Tuple[bytes, memoryview]:
-    """Send until nothing more is taken for a while; what was taken, and what was given in vain."""
-    block = memoryview(bytes(range(251)) * 4000)
-    taken = bytearray()
-    deadline = Deadline(_LIMIT_S)
-    quiet = Deadline(0.05)
-    while not quiet.expired():
-        start = len(taken) % 251
-        count = link.send([block[start:]])
-        taken += block[start : start + count]
-        if count:
-            quiet.restart()
-        _not_for_ever(deadline)
-    return bytes(taken), block[start:]
-
-
-def _drain(link: Link) -> None:
-    """Receive until nothing has come for a while."""
-    scratch = [memoryview(bytearray(100_000))]
-    quiet = Deadline(0.05)
-    while not quiet.expired():
-        if link.recv(scratch):
-            quiet.restart()
-
-
-def _closed(action: Callable[[], int]) -> LinkClosed:
-    """Repeat the action until it finds the link closed."""
-    deadline = Deadline(_LIMIT_S)
-    while True:
-        try:
-            action()
-        except LinkClosed as problem:
-            return problem
-        _not_for_ever(deadline)
-
-
-def _arrived(fabric: Fabric) -> bool:
-    return fabric.link(1 - fabric.rank).recv([memoryview(bytearray(1))]) == 1
-
-
-def _wakes(
-    fabric: Fabric,
-    event: Callable[[], object],
-    done: Callable[[], bool],
-    timeout_s: float = _LIMIT_S,
-    writing: bool = False,
-) -> None:
-    """Waiting again and again until ``done`` must end soon after ``event``, which happens meanwhile."""
-    link = fabric.link(1 - fabric.rank)
-    timer = threading.Timer(0.05, event)
-    timer.start()
-    deadline = Deadline(_LIMIT_S)
-    try:
-        while not done():
-            fabric.wait([] if writing else [link], [link] if writing else [], timeout_s)
-            _not_for_ever(deadline)
-    finally:
-        timer.join()
-    assert deadline.elapsed_s() < _LIMIT_S / 2, "it did not wake, but timed out"
