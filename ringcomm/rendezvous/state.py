@@ -22,6 +22,7 @@ from .blame import EVIDENCE_S, NOBODY, SETTLE_S, VANISHED, Blame, Suspicion, Ver
 from .roster import Member, Refusal, Roster
 from .routing import NoRoute, choose_routes, routes_of
 from .table import link_rows, link_table
+from .waiting import WaitingRoom
 
 _PINGS = 6
 """How often members are asked for a sign of life within the time after which silence means death."""
@@ -56,12 +57,11 @@ class Rendezvous:
         self.verdict: Optional[Message] = None
         self._roster = Roster(size, seats, version)
         self._blame = Blame()
-        self._waiting: Dict[int, Member] = {}
+        self._waiting = WaitingRoom(self._roster, start_timeout_s)
         self._by_rank: Dict[int, Member] = {}
         self._leaders: List[Member] = []
         self._reports: Dict[int, List[Attempt]] = {}
         self._links: Dict[int, List[Dict[str, Any]]] = {}
-        self._first_join_s: Optional[float] = None
 
     # ---- joining -----------------------------------------------------------------------------
 
@@ -78,15 +78,17 @@ class Rendezvous:
             if self.verdict is not None:
                 # Too late for this job, but it shall read the same as everybody else.
                 return [Tell(connection, self.verdict), Drop(connection)]
-            self._admit(slot, host)
+            # Whoever has left may come back for the next generation; nobody else may.
+            left = sum(member.left is not None for member in self.members.values())
+            room = self.size if self.phase is Phase.JOINING else left
+            self._waiting.admit(slot, host, self.members.values(), room)
         except Refusal as refusal:
             return self._refuse(connection, str(refusal))
-        self._waiting[connection] = Member(connection, message, slot, host)
+        is_first = self._waiting.enter(connection, message, slot, host, now_s)
         actions: List[Action] = [
             Notice("joined", f"{len(self._waiting)} of {self.size} ranks are here (newest: {host})")
         ]
-        if self._first_join_s is None:
-            self._first_join_s = now_s
+        if is_first:
             actions.append(Timer(self.start_timeout_s))
         if self.phase is Phase.JOINING:
             actions += self._blame_early_exits() or self._start_if_complete(now_s)
@@ -95,25 +97,6 @@ class Rendezvous:
     def is_waiting(self, connection: int) -> bool:
         """Whether somebody has joined on this connection who has no part in the job yet."""
         return connection in self._waiting
-
-    def _admit(self, slot: Optional[Slot], host: str) -> None:
-        """Raise Refusal if the job has no room for somebody with this slot now."""
-        for member in list(self._waiting.values()) + list(self.members.values()):
-            here = member.left is None and member.gone is None
-            if slot is not None and member.slot == slot and here:
-                raise Refusal(
-                    f"place {slot.local} on {host} is already taken by process {member.pid} on "
-                    f"{member.hostname}"
-                )
-        if self.phase is Phase.JOINING:
-            complete = len(self._waiting) >= self.size
-        else:
-            # Whoever has left may come back for the next generation; nobody else may.
-            complete = len(self._waiting) >= sum(
-                1 for member in self.members.values() if member.left is not None
-            )
-        if complete:
-            raise Refusal(f"the job's {self.size} ranks are complete; {host} came too late")
 
     def _refuse(self, connection: int, reason: str) -> List[Action]:
         return [
@@ -126,14 +109,12 @@ class Rendezvous:
         if len(self._waiting) < self.size:
             return []
         try:
-            ordered = self._roster.assign(list(self._waiting.values()))
+            ordered = self._waiting.call_in()
         except Refusal as refusal:
             return self._abort("startup", f"The job cannot start: {refusal}.", None)
         self.members = {member.connection: member for member in ordered}
         self._by_rank = {member.rank: member for member in ordered}
         self._leaders = [member for member in ordered if member.local_rank == 0]
-        self._waiting = {}
-        self._first_join_s = None
         self._reports.clear()
         self._links.clear()
         self.phase = Phase.PROBING
@@ -279,7 +260,7 @@ class Rendezvous:
 
     def leaving(self, connection: int, message: Message, now_s: float) -> List[Action]:
         """A rank says goodbye: it shut down, or its program ended."""
-        self._stop_waiting_for(connection)
+        self._waiting.leave(connection)
         member = self.members.get(connection)
         if member is None:
             return []
@@ -298,7 +279,7 @@ class Rendezvous:
 
     def disconnected(self, connection: int, now_s: float) -> List[Action]:
         """A control connection ended."""
-        self._stop_waiting_for(connection)
+        self._waiting.leave(connection)
         member = self.members.get(connection)
         if member is None or member.left is not None or member.gone is not None:
             return []
@@ -311,10 +292,6 @@ class Rendezvous:
         wait_s = EVIDENCE_S if self._roster.seats else SETTLE_S
         self._blame.suspect(Suspicion(NOBODY, member.rank, "", "", "vanished", now_s + wait_s))
         return [Timer(wait_s)]
-
-    def _stop_waiting_for(self, connection: int) -> None:
-        if self._waiting.pop(connection, None) is not None and not self._waiting:
-            self._first_join_s = None
 
     def process_exited(self, slot: Slot, how: str, ok: bool, now_s: float) -> List[Action]:
         """The launcher knows that a process has ended."""
@@ -335,18 +312,8 @@ class Rendezvous:
 
     def _blame_early_exits(self) -> List[Action]:
         """While some wait for the others to join: has one of the others ended already?"""
-        if not self._waiting or self.phase is not Phase.JOINING:
-            return []
-        for rank, seat in self._roster.missing([member.slot for member in self._waiting.values()]):
-            how = self._blame.exit_of(seat.slot)
-            if how is not None:
-                return self._abort(
-                    "startup",
-                    f"rank {rank} ({seat.host}) ended ({how}) before it called ringcomm.init(), while "
-                    f"{len(self._waiting)} of {self.size} ranks were waiting for it.",
-                    rank,
-                )
-        return []
+        found = self._waiting.ended_early(self._blame) if self.phase is Phase.JOINING else None
+        return [] if found is None else self._abort("startup", *found)
 
     def tick(self, now_s: float) -> List[Action]:
         """Time has passed: act on what is due."""
@@ -357,26 +324,15 @@ class Rendezvous:
             return self._condemn(verdict)
         if self.phase in (Phase.PROBING, Phase.LINKING) or self._some_have_left():
             return self._listen(now_s)
-        if self._first_join_s is not None and now_s >= self._first_join_s + self.start_timeout_s - 1e-3:
-            return self._give_up_waiting()
+        if self._waiting.is_over(now_s):
+            again = self.generation > 0 or self.phase is not Phase.JOINING
+            return self._abort("timeout", *self._waiting.giving_up(again))
         return []
 
     def _condemn(self, verdict: Verdict) -> List[Action]:
         culprit = verdict.culprit
         rank, host = (None, None) if culprit is None else (culprit.rank, culprit.host)
         return self._abort(verdict.kind, verdict.text, rank, host, verdict.apart)
-
-    def _give_up_waiting(self) -> List[Action]:
-        waiting = list(self._waiting.values())
-        missing = self._roster.missing([member.slot for member in waiting])
-        again = " again" if self.generation or self.phase is not Phase.JOINING else ""
-        return self._abort(
-            "timeout",
-            f"Only {len(waiting)} of {self.size} ranks called ringcomm.init(){again} within "
-            f"{self.start_timeout_s:g} s. Missing: {self._roster.who_is_missing(waiting)}. "
-            "If they only need longer, raise --start-timeout (RINGCOMM_START_TIMEOUT).",
-            missing[0][0] if missing else None,
-        )
 
     def _abort(
         self,
@@ -391,7 +347,7 @@ class Rendezvous:
         if apart:
             self.verdict["ranks"] = [member.rank for member in apart]
             self.verdict["hosts"] = [member.host for member in apart]
-        everyone = list(self.members) + list(self._waiting)
+        everyone = list(self.members) + self._waiting.connections
         actions: List[Action] = [Tell(connection, self.verdict) for connection in everyone]
         member = self._by_rank.get(-1 if culprit is None else culprit)
         leaving = member is not None and member.left is not None
@@ -413,7 +369,6 @@ class Rendezvous:
         self.generation += 1
         self.phase = Phase.JOINING
         actions: List[Action] = [Notice("ended", "every rank has left")]
-        if self._waiting:
-            self._first_join_s = now_s
+        if self._waiting.restart_clock(now_s):
             actions.append(Timer(self.start_timeout_s))
         return actions + (self._blame_early_exits() or self._start_if_complete(now_s))
