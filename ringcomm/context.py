@@ -168,7 +168,8 @@ class Context(Collectives):
         self._lanes.close()
         self._recording.close()
         if self._embedded is not None:
-            self._embedded.stop()
+            failed = not ok or (self._joined is not None and self._joined.control.verdict is not None)
+            self._embedded.stop(failed)
 
     def __enter__(self) -> Context:
         return self

@@ -30,7 +30,7 @@ from .collective.runner import Runner
 from .config import Settings, flight_channel_from_environment
 from .engine.engine import Engine
 from .engine.stacks import thread_stacks
-from .errors import MismatchError, NotInitializedError, PeerLostError, describe_error
+from .errors import MismatchError, NotInitializedError, PeerLostError, RingcommError, describe_error
 
 logger = logging.getLogger("ringcomm.flight")
 
@@ -121,28 +121,33 @@ class FlightRecorder:
         """
         if self._told or isinstance(error, NotInitializedError) or not isinstance(error, Exception):
             return
-        culprit = error.rank if isinstance(error, (PeerLostError, MismatchError)) else None
-        self.tell(f"{type(error).__name__}: {error}", culprit)
+        self.tell(f"{type(error).__name__}: {error}", error)
 
-    def tell(self, error: str, culprit: Optional[int] = None) -> None:
-        """Bring out what is known, unless that has been done; ``error`` says why, because of ``culprit``."""
+    def tell(self, error: str, cause: Optional[BaseException] = None) -> None:
+        """Bring out what is known, unless that has been done; ``error`` says why, ``cause`` is behind it."""
         if self._told or self._calls is None or os.getpid() != self._pid:
             return
         self._told = True
         if self._channel is not None:
-            self._channel.send({**record(self._channel.recorders, "failure", error), "culprit": culprit})
+            culprit = cause.rank if isinstance(cause, (PeerLostError, MismatchError)) else None
+            because = {"culprit": culprit, "because": "" if cause is None else str(cause)}
+            self._channel.send({**record(self._channel.recorders, "failure", error), **because})
         elif self._directory and self.facts.size > 1:
             _write(Path(self._directory), record([self], "failure", error))
 
-    def close(self, why: str, ok: bool) -> None:
+    def close(self, why: str, ok: bool, failure: Optional[RingcommError] = None) -> None:
         """Its context has been closed, because of a failure if it is not ``ok``.
 
         Until there is another, what it did is still of interest.
+
+        Args:
+            failure: what has ended its communication before, if anything has. If ``why`` has the same words,
+                the program ends because of that.
         """
         if ok:
             self.left = why
         else:
-            self.tell(why)
+            self.tell(why, failure if failure is not None and str(failure).rstrip(".") in why else None)
         self.closed = True
         # Journals and recorder refer to each other no more, so what is closed is freed at once.
         if self._calls is not None:

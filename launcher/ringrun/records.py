@@ -25,7 +25,8 @@ class Records:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._contents: Dict[int, Dict[str, Any]] = {}
-        self._errors: Dict[int, Tuple[str, Any]] = {}  # what each failed with last, and because of whom
+        # What each has failed with, because of whom, and in which words that was said.
+        self._errors: Dict[int, List[Tuple[str, Any, str]]] = {}
         self._failed = False
 
     def take(self, rank: int, data: bytes) -> None:
@@ -37,7 +38,8 @@ class Records:
         except (ValueError, AttributeError, IndexError):
             return
         if content["reason"] == "failure":
-            self._errors[rank] = (str(content.get("error", "")), content.get("culprit"))
+            told = str(content.get("error", "")), content.get("culprit"), str(content.get("because", ""))
+            self._errors.setdefault(rank, []).append(told)
         if self._says_more(content, self._contents.get(rank)):
             self._contents[rank] = content
 
@@ -69,13 +71,17 @@ class Records:
         """What ranks said that ended because of another one.
 
         Args:
-            tails: the ranks' last lines on stderr. An error that is not there was caught.
+            tails: the ranks' last lines on stderr. An error that is not there was caught, and so was one that
+                is not in what the rank has failed with last, perhaps in the words of a framework.
         """
         found: List[Complaint] = []
-        for rank, (error, culprit) in sorted(self._errors.items()):
-            text = error.partition(": ")[2]
-            if isinstance(culprit, int) and text and text in "\n".join(tails.get(rank, ())):
-                found.append(Complaint(rank, culprit, text))
+        for rank, errors in sorted(self._errors.items()):
+            for _, culprit, text in reversed(errors):
+                if not isinstance(culprit, int) or not text or text not in errors[-1][0]:
+                    continue
+                if text in "\n".join(tails.get(rank, ())):
+                    found.append(Complaint(rank, culprit, text))
+                    break
         return found
 
     def complete(self, exits: Mapping[int, Exit]) -> Dict[int, Dict[str, Any]]:

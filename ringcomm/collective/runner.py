@@ -40,7 +40,7 @@ from .journal import CallJournal, Row
 from .progress import Progress
 from .reduce import Kernel, kernel
 from .short import make_execution
-from .sites import Site, call_site
+from .sites import Site, call_site, site_text
 
 _PLANS_KEPT = 512
 _NOTHING_TO_SUPPRESS: ContextManager[Any] = nullcontext()
@@ -378,7 +378,8 @@ class Runner:
             error = self._reporter.report_lost(problem.peer, doing, problem.reason)
         elif isinstance(problem, MismatchError) and problem.peer is not None:
             peer = self._fabric.rank_of(problem.peer)
-            mine = f"rank {self._fabric.rank_of(self.rank)}: {call.describe()} at {call_site()}"
+            site = call_site() if self.called_at is None else site_text(self.called_at)
+            mine = f"rank {self._fabric.rank_of(self.rank)}: {call.describe()} at {site}"
             text = f"{mine}; rank {peer} makes another call: {problem}."
             error = self._reporter.report_mismatch(peer, text)
         elif type(problem) is TimeoutError:

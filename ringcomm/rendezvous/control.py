@@ -118,8 +118,10 @@ class ControlChannel(Watch):
         if kind == "cut off":
             # Nobody will contradict, nor tell the others: the rendezvous is as far away as they are.
             peer, host, name = self._rank, self._host, f"rank {self._rank} ({self._host})"
-        during = f" while this rank was in {doing}" if doing else ""
-        text = f"{name} was lost{during}: {why}. (The rendezvous did not say more.)"
+        fate = {"lost": "was lost", "cut off": "was lost", "late": "is late"}.get(kind, "is silent")
+        own = "this rank" if self._host is None else f"rank {self._rank} ({self._host})"
+        during = f" while {own} was in {doing}" if doing else ""
+        text = f"{name} {fate}{during}: {why}. (The rendezvous has not answered; it may be where {name} is.)"
         error = PeerLostError if kind == "lost" else PeerStalledError
         return self._report(
             {"type": "lost", "peer": peer, "doing": doing, "why": why, "kind": kind},
@@ -226,4 +228,3 @@ def error_from(message: Message) -> RingcommError:
     if issubclass(kind, MismatchError):
         return kind(str(message["text"]), rank=rank)
     return kind(str(message["text"]))
-

@@ -16,6 +16,7 @@ from .server import RendezvousServer
 logger = logging.getLogger("ringcomm.rendezvous")
 
 _FAREWELL_S = 10.0
+_FAILED_FAREWELL_S = 1.0
 """How long the rank that serves waits, when it is done, for the others to be done too."""
 
 
@@ -86,12 +87,17 @@ class EmbeddedRendezvous:
         )
         return cls(server), server.start()
 
-    def stop(self) -> None:
-        """Stop serving once all others have left too (or after a while)."""
-        if not self._server.wait_idle(_FAREWELL_S):
+    def stop(self, failed: bool = False) -> None:
+        """Stop serving once all others have left too (or after a while).
+
+        Args:
+            failed: the job has; everybody is told at once, and who is frozen never leaves.
+        """
+        limit_s = _FAILED_FAREWELL_S if failed else _FAREWELL_S
+        if not self._server.wait_idle(limit_s) and not failed:
             logger.warning(
                 "this rank served the rendezvous and ends now, although others have not left after %g s",
-                _FAREWELL_S,
+                limit_s,
             )
         self._server.stop()
 

@@ -48,6 +48,7 @@ class Company:
         self.generation, self.spin_s, self.host = 0, 0.0, "localhost"
         self.lanes = Lanes(*(SocketFabric(0, {}) for _ in Lanes._fields))
         self._name = name
+        self._failed = False
         self._default = default
         self._settings = settings
         self._meeting: Optional[Meeting] = None
@@ -55,7 +56,7 @@ class Company:
         self._recording: Optional[Recording] = None
         control = None
         if len(ranks) > 1:
-            self._meeting = meet(store, rank, ranks, name, settings, default)
+            self._meeting = meet(store, rank, ranks, name, settings)
             joined = self._meeting.joined
             self.generation, control, self.lanes = joined.generation, joined.control, joined.lanes
             own, self.host = joined.peers[rank].host_index, joined.peers[rank].host
@@ -92,6 +93,7 @@ class Company:
 
     def say_goodbye(self, reason: str, ok: bool) -> None:
         """Tell the others that this rank leaves; every wait here ends."""
+        self._failed = not ok or self.watch.verdict is not None
         if ok and self._recording is not None:
             self._recording.finish()
         if self._vigil is not None:
@@ -111,7 +113,7 @@ class Company:
         if self._recording is not None:
             self._recording.close()
         if self._meeting is not None:
-            self._meeting.end(wait)
+            self._meeting.end(wait, self._failed)
 
 
 def _ending(watch: GroupWatch, lanes: Lanes) -> Callable[[RingcommError], None]:

@@ -300,7 +300,7 @@ class ProcessGroupRingcomm(GroupFace):
         _open_groups.discard(self)
         why = f"This process group has ended ({reason}). Make another one first."
         error = NotInitializedError(why)
-        self._flight.close(reason, ok)
+        self._flight.close(reason, ok, self._watch.failure)
         if not ok:
             self._watch.abort(error)
         self._ops.runner.stop()  # first of all: another thread may be about to call

@@ -41,18 +41,19 @@ class Meeting(NamedTuple):
     settings: Settings
     embedded: Optional[EmbeddedRendezvous]
 
-    def end(self, wait: bool = False) -> None:
+    def end(self, wait: bool = False, failed: bool = False) -> None:
         """The rank that serves the rendezvous goes on serving until all have said goodbye.
 
         Args:
             wait: until then; otherwise a thread sees to it, for which the program's end waits.
+            failed: whether the group has failed. Then not all may be able to.
         """
         if self.embedded is None:
             return
         if wait:
-            self.embedded.stop()
+            self.embedded.stop(failed)
         else:
-            threading.Thread(target=self.embedded.stop, name=_FAREWELL_NAME).start()
+            threading.Thread(target=self.embedded.stop, args=(failed,), name=_FAREWELL_NAME).start()
 
 
 def group_settings(timeout: timedelta) -> Settings:
@@ -64,9 +65,7 @@ def group_settings(timeout: timedelta) -> Settings:
     return replace(settings, timeout_s=silence_s, start_timeout_s=max(timeout_s, 1.0))
 
 
-def meet(
-    store: Any, rank: int, ranks: Sequence[int], name: str, settings: Settings, default: bool = True
-) -> Meeting:
+def meet(store: Any, rank: int, ranks: Sequence[int], name: str, settings: Settings) -> Meeting:
     """Link up with the other ranks of a group. All of them call it.
 
     Args:
@@ -74,7 +73,6 @@ def meet(
         rank: this process's rank in the group.
         ranks: the ranks of the whole job that the group consists of.
         name: the group's name.
-        default: whether it is the group of all ranks.
 
     Raises:
         StartupError: (or one of its kinds) the group could not be put together.
@@ -102,7 +100,7 @@ def meet(
         key=secret[0] if secret is not None else bytes.fromhex(where["key"]),
         job=str(where["job"]),
         rank=rank,
-        host=host if default else f"{host}, rank {ranks[rank]} of all",
+        host=host if ranks[rank] == rank else f"{host}, rank {ranks[rank]} of all",
         certificate="" if secret is None else secret[1],
     )
     try:

@@ -9,7 +9,7 @@ from typing import Any, Callable, List, Optional
 import torch
 import torch.distributed as dist
 
-from ...errors import PeerStalledError
+from ...errors import PeerStalledError, RingcommError
 
 Helper = Callable[["RingcommWork"], None]
 """What a thread that has to wait for a work may do instead of sleeping."""
@@ -97,6 +97,9 @@ class RingcommWork(dist.Work):
         """
         if not self._done:
             self._block(timeout.total_seconds() if timeout else None)
+        if isinstance(self._error, RingcommError):
+            # The message says it all; where inside ringcomm it was composed helps nobody.
+            raise self._error.with_traceback(None)
         if self._error is not None:
             raise self._error
         return True

@@ -75,6 +75,22 @@ dist.all_reduce(torch.ones(4))
     assert f"│ Rank 1 (localhost) {where}; its last operation was allreduce (op 1, train.py:9).\n" in text
 
 
+IN_A_BACKWARD_PASS = """
+other = dist.new_group()
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+for step in range(5):
+    if rank == 1 and step == 3:
+        raise ValueError("bad sample")
+    model(torch.ones(2, 4)).sum().backward()
+"""
+
+
+def test_who_began_is_named_although_pytorch_wraps_what_others_are_told(tmp_path):
+    text = told(tmp_path, 3, IN_A_BACKWARD_PASS)
+    assert text.count("╭─ ringrun: rank 1 on localhost failed first: exit code 1\n") == 1, text
+    assert "│ ValueError: bad sample\n" in text and "│ Ranks 0, 2 stopped because of it.\n" in text, text
+
+
 GROUPS = """
 group = dist.new_group([0, 1, 2])
 if rank == 3:

@@ -14,6 +14,8 @@ from ringrun.launch import Options, prepare
 from ringrun.records import Records, chosen_folder, explain, has_operations, read_records, write_records
 from ringrun.verdict import Complaint, Exit
 
+LOST = "rank 1 was lost"
+
 
 def record(reason: str = "asked", generation: int = 0, **more: Any) -> bytes:
     lanes = [{"name": "calls", "ordered": True, "members": [0, 1], "operations": []}]
@@ -82,7 +84,7 @@ def test_who_failed_while_it_ended_has_failed(records: Records) -> None:
 
 
 def test_who_says_that_it_ended_because_of_another(records: Records) -> None:
-    records.take(0, record("failure", culprit=1, error="PeerLostError: rank 1 was lost"))
+    records.take(0, record("failure", culprit=1, because=LOST, error=f"PeerLostError: {LOST}"))
     records.take(1, record("failure", culprit=None, error="uncaught ValueError: x"))
     told = Complaint(0, 1, "rank 1 was lost")
     lost = "ringcomm.errors.PeerLostError: rank 1 was lost"
@@ -91,10 +93,19 @@ def test_who_says_that_it_ended_because_of_another(records: Records) -> None:
     assert records.explanations({0: ["ValueError: another matter, later"]}) == []
 
 
+def test_what_ends_a_rank_is_known_although_it_tells_more_than_once(records: Records) -> None:
+    records.take(0, record("failure", culprit=1, because=LOST, error=f"PeerLostError: {LOST}"))
+    records.take(0, record("failure", culprit=None, error=f"uncaught RuntimeError: of a hook: {LOST}"))
+    lost = ["RuntimeError: of a hook: rank 1 was lost"]
+    assert records.explanations({0: lost}) == [Complaint(0, 1, "rank 1 was lost")]
+    records.take(0, record("failure", culprit=None, error="uncaught ValueError: another matter"))
+    assert records.explanations({0: [*lost, "ValueError: another matter"]}) == []
+
+
 def test_why_it_ended_is_known_although_where_it_was_before_counts(records: Records) -> None:
     records.forget(failed=True)
     records.take(0, record("asked"))
-    records.take(0, record("failure", culprit=1, error="PeerLostError: rank 1 was lost"))
+    records.take(0, record("failure", culprit=1, because=LOST, error=f"PeerLostError: {LOST}"))
     assert records.complete({})[0]["reason"] == "asked"
     (told,) = records.explanations({0: ["RuntimeError: rank 1 was lost"]})
     assert told == Complaint(0, 1, "rank 1 was lost")
