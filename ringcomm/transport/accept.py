@@ -4,9 +4,9 @@ Each connection has its limits: until the handshake is done, at most 180 bytes a
 encrypted), for :data:`HANDSHAKE_S` seconds. And all together have theirs, because somebody may come again
 and again while the ranks compute:
 
-* At most :data:`MOST_HALF_OPEN` connections may be unproven at a time. Then one has to go before the next
-  is let in: the oldest, rather one that has not named this job, and none that is younger than
-  :data:`GRACE_S`. A rank that got this far needs a moment of that, on a slow network too.
+* At most :data:`MOST_HALF_OPEN` connections may be unproven at a time; the next one waits. Only while
+  strangers come one has to go for it: the oldest, rather one that has not named this job, and none that is
+  younger than :data:`GRACE_S`. A rank that got this far needs a moment of that, on a slow network too.
 * At most :data:`STRANGERS_PER_S` connections may fail in a second, after :data:`STRANGERS_AT_ONCE` at first.
   Then nobody is let in until there is an allowance again: the system keeps a few waiting and lets the rest
   try again, which costs next to nothing. A stranger took 40 to 60 us on a server's core, so this is 2 % of
@@ -29,7 +29,7 @@ from typing import Callable, Dict, Optional, Sequence
 
 from ..clock import monotonic
 from ..errors import AuthenticationError, ProtocolError
-from ..wire.auth import FIRST_BYTES, Claim, Responder, parting_answer
+from ..wire.auth import FIRST_BYTES, MAGIC, Claim, Responder, parting_answer, unencrypted_peer
 from .allowance import Allowance
 from .connect import BACKLOG, trust
 from .reactor import READ, Reactor
@@ -97,11 +97,13 @@ class _HalfOpen:
         self.acceptor.arrived(self.sock, self.responder.claim)
 
     def _encrypt(self, encryption: Encryption) -> None:
-        """Begin with TLS, if the first byte looks like it, or like a rank that does not encrypt."""
-        first = self.sock.recv(1, socket.MSG_PEEK)
+        """Begin with TLS, unless the first bytes say already that there is no use."""
+        first = self.sock.recv(len(MAGIC), socket.MSG_PEEK)
         if not first:
             raise ProtocolError("it closed the connection before it had proven anything")
-        if first not in FIRST_BYTES:
+        if first == MAGIC:
+            raise unencrypted_peer()
+        if first[:1] not in FIRST_BYTES:
             raise ProtocolError(UNENCRYPTED)
         self.sock = encryption.wrap(self.sock, accepted=True)
         self._encryption = None
@@ -188,7 +190,7 @@ class Acceptor:
             self._was_shut = shut
             for listener in self._listeners:
                 listener.listen(_CROWDED_BACKLOG if shut else BACKLOG)
-        if shut or self._unnoticed.left <= 0:
+        if shut or self._strangers_come:
             self._crowded = True
             self._reactor.forget(self._selector)
             self._reactor.after(LOOK_EVERY_S, self._look)
@@ -239,8 +241,13 @@ class Acceptor:
         """Whether one more may come in, if need be in the place of another that has had its moment."""
         if len(self._half_open) < MOST_HALF_OPEN:
             return True
-        oldest = self._oldest()
+        oldest = self._oldest() if self._strangers_come else None
         return oldest is not None and oldest.since_s + GRACE_S <= monotonic()
+
+    @property
+    def _strangers_come(self) -> bool:
+        """Whether more than a few have failed lately."""
+        return self._unnoticed.left <= 0
 
     def _evict(self) -> bool:
         """Close the oldest connection; whether there was any."""

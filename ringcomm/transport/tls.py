@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Iterable, Iterator, List, Tuple
 
 from ..errors import AuthenticationError, ConfigError, ProtocolError
-from ..wire.auth import MAGIC, OTHER_ENCRYPTION
+from ..wire.auth import MAGIC, unencrypted_peer
 from .secure import UNENCRYPTED, Encryption, SecureSocket
 
 STRANGER_BYTES = 8 * 1024
@@ -170,12 +170,7 @@ class _TlsSocket(SecureSocket):
     def _look_for_plain_peers(self) -> None:
         """Whoever answers or asks in plain text gets a message that says so, and so do we."""
         if self._head == MAGIC:
-            problem = AuthenticationError(
-                "it does not encrypt, and this process does: its key comes with a certificate. Give all "
-                "processes of the job the same key file (or --encrypt)"
-            )
-            problem.answer = OTHER_ENCRYPTION  # type: ignore[attr-defined]
-            raise problem
+            raise unencrypted_peer()
 
     def _post(self) -> bool:
         """Send what TLS has to say by itself, if anything. A fresh connection has room for that."""

@@ -89,9 +89,6 @@ def job_digest(job: str) -> bytes:
     return hashlib.sha256(b"ringcomm job\0" + job.encode("utf-8")).digest()[:16]
 
 
-OTHER_ENCRYPTION = _CHALLENGE.pack(MAGIC, PROTOCOL_VERSION, _Status.OTHER_ENCRYPTION, _ZEROS, _ZEROS)
-"""What one end says when the other encrypts and it does not, or the other way round; in plain text."""
-
 _TLS_HELLO = b"\x16"
 """What an encrypted connection starts with."""
 FIRST_BYTES = MAGIC[:1] + _TLS_HELLO
@@ -256,6 +253,17 @@ class Responder:
 def _refusal(problem: Exception, status: _Status) -> Exception:
     problem.answer = _CHALLENGE.pack(MAGIC, PROTOCOL_VERSION, status, _ZEROS, _ZEROS)  # type: ignore[attr-defined]
     return problem
+
+
+def unencrypted_peer() -> Exception:
+    """What to raise on an encrypted connection whose other end begins with :data:`MAGIC` in plain text."""
+    return _refusal(
+        AuthenticationError(
+            "it does not encrypt, and this process does: its key comes with a certificate. Give all "
+            "processes of the job the same key file (or --encrypt)"
+        ),
+        _Status.OTHER_ENCRYPTION,
+    )
 
 
 def parting_answer(problem: Exception) -> bytes:
