@@ -48,6 +48,7 @@ _ACCEPTS_AT_ONCE = 256
 _CROWDED_BACKLOG = 64
 """How many may wait at a closed door: those before a rank have to be dealt with before it."""
 _BREATH_S = 0.1
+_SOON_S = 0.005
 _DRAIN_BYTES = 4096
 
 
@@ -161,7 +162,7 @@ class Acceptor:
         self._unnoticed = Allowance(_UNNOTICED_PER_S, _UNNOTICED_PER_S)
         self._out_of_breath_until_s = 0.0
         self.kept_waiting = False
-        self._crowded = self._was_shut = False
+        self._resting = self._was_exhausted = False
         self._sweeping = False
         # All that is unproven has a selector of its own, so that all of it can be left alone for a while.
         self._selector = selectors.DefaultSelector()
@@ -171,8 +172,18 @@ class Acceptor:
 
     @property
     def shut(self) -> bool:
-        """Whether nobody is let in now, because of too many strangers."""
-        return self._allowance.left <= 0 or monotonic() < self._out_of_breath_until_s or not self._room()
+        """Whether nobody is let in now, whoever it is."""
+        return self._exhausted or not self._room()
+
+    @property
+    def _exhausted(self) -> bool:
+        """Whether strangers have used up what may be done for them."""
+        return self._allowance.left <= 0 or monotonic() < self._out_of_breath_until_s
+
+    @property
+    def _strangers_come(self) -> bool:
+        """Whether more than a few have failed lately."""
+        return self._unnoticed.left <= 0
 
     def _look(self) -> None:
         """Go on with all that is unproven, and decide when to look again."""
@@ -184,18 +195,19 @@ class Acceptor:
                 key.data()
         if not self._listeners:
             return
-        shut = self.shut
-        self.kept_waiting |= shut
-        if shut != self._was_shut:
-            self._was_shut = shut
+        exhausted, strangers, full = self._exhausted, self._strangers_come, not self._room()
+        self.kept_waiting |= exhausted or (strangers and full)
+        if exhausted != self._was_exhausted:
+            self._was_exhausted = exhausted
             for listener in self._listeners:
-                listener.listen(_CROWDED_BACKLOG if shut else BACKLOG)
-        if shut or self._strangers_come:
-            self._crowded = True
+                listener.listen(_CROWDED_BACKLOG if exhausted else BACKLOG)
+        if exhausted or strangers or full:
+            # Whoever waits at the door would wake us all the time. Without strangers, it is not for long.
+            self._resting = True
             self._reactor.forget(self._selector)
-            self._reactor.after(LOOK_EVERY_S, self._look)
-        elif self._crowded:
-            self._crowded = False
+            self._reactor.after(LOOK_EVERY_S if exhausted or strangers else _SOON_S, self._look)
+        elif self._resting:
+            self._resting = False
             self._reactor.watch(self._selector, READ, self._look)
 
     def _accept(self, listener: socket.socket) -> None:
@@ -243,11 +255,6 @@ class Acceptor:
             return True
         oldest = self._oldest() if self._strangers_come else None
         return oldest is not None and oldest.since_s + GRACE_S <= monotonic()
-
-    @property
-    def _strangers_come(self) -> bool:
-        """Whether more than a few have failed lately."""
-        return self._unnoticed.left <= 0
 
     def _evict(self) -> bool:
         """Close the oldest connection; whether there was any."""
