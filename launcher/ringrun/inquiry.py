@@ -57,13 +57,14 @@ class Inquiry:
             if link.answered and link.alive:
                 link.send({"do": "diagnose"})
 
-    def take(self, rank: int, data: bytes) -> None:
-        """An answer, or what a rank tells by itself because it has failed."""
-        self._records.take(rank, data)
+    def take(self, rank: int, data: bytes) -> str:
+        """An answer, or what a rank tells by itself because it has failed or ends; its reason."""
+        reason = self._records.take(rank, data)
         living = self._job.plan.size - len(self._exits)
         if self._loop.is_set("inquiry") and self._records.answered(self._exits) >= living:
             self._loop.cancel("inquiry")
             self._show()
+        return reason
 
     def _show(self) -> None:
         contents = self._records.complete(self._exits)

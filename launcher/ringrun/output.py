@@ -160,11 +160,15 @@ class Hold:
     A rank that fails prints one and ends. When it failed only because another did, its traceback
     would bury the one that matters; so what follows the word Traceback waits until it is known
     who failed first, or until it turns out that the rank goes on.
+
+    Attributes:
+        ending: whether the rank has said that its program ends, which may take it long.
     """
 
     def __init__(self) -> None:
         self._lines: List[bytes] = []
         self._since_s: Optional[float] = None
+        self.ending = False
 
     @property
     def waiting(self) -> bool:
@@ -187,7 +191,7 @@ class Hold:
 
     def due(self, now_s: float) -> List[bytes]:
         """What has been kept back long enough: the rank goes on."""
-        if self._since_s is not None and now_s - self._since_s >= HOLD_S:
+        if self._since_s is not None and now_s - self._since_s >= HOLD_S and not self.ending:
             return self.release()
         return []
 
@@ -223,6 +227,10 @@ class Outputs:
     def feed(self, rank: int, stream: int, data: bytes, now_s: float) -> bytes:
         """What to write for a chunk that a rank printed."""
         return self._compose(rank, stream, self._lines[rank, stream].feed(data, now_s), now_s)
+
+    def ending(self, rank: int) -> None:
+        """A rank says that its program ends: what is kept back is not shown before it is known how."""
+        self._holds[rank].ending = True
 
     def flush(self, rank: int, ok: bool, now_s: float) -> List[Tuple[int, bytes]]:
         """What is left of a rank that has ended, as (stream, bytes)."""

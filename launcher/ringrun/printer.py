@@ -47,6 +47,11 @@ class Printer:
                     self._files.problem = ""
             self._console.write(stream, self._outputs.feed(rank, stream, data, self._clock()))
 
+    def ending(self, rank: int) -> None:
+        """A rank's program has ended; its process may still need a while."""
+        if rank in self._outputs.tails:
+            self._outputs.ending(rank)
+
     def ended(self, rank: int, ok: bool) -> None:
         """A rank has ended."""
         self._write(self._outputs.flush(rank, ok, self._clock()))

@@ -29,19 +29,23 @@ class Records:
         self._errors: Dict[int, List[Tuple[str, Any, str]]] = {}
         self._failed = False
 
-    def take(self, rank: int, data: bytes) -> None:
-        """A record has arrived. What cannot be read is left out: the diagnosis says that it is not there."""
+    def take(self, rank: int, data: bytes) -> str:
+        """A record has arrived; its reason.
+
+        What cannot be read is left out, and has none: the diagnosis says that it is not there.
+        """
         try:
             content = json.loads(data.decode())
             content.update(rank=rank, host=self._job.host_of(rank).name, size=self._job.plan.size)
             read_report(content)
         except (ValueError, AttributeError, IndexError):
-            return
+            return ""
         if content["reason"] == "failure":
             told = str(content.get("error", "")), content.get("culprit"), str(content.get("because", ""))
             self._errors.setdefault(rank, []).append(told)
         if self._says_more(content, self._contents.get(rank)):
             self._contents[rank] = content
+        return str(content["reason"])
 
     def _says_more(self, content: Mapping[str, Any], before: Optional[Mapping[str, Any]]) -> bool:
         """Whether a record says more than the one that came before it."""

@@ -173,7 +173,8 @@ class Supervisor:
         elif frame.kind == agent.RESULT:
             self._results.setdefault(frame.rank, bytearray()).extend(frame.data)
         elif frame.kind == agent.RECORD:
-            self._inquiry.take(frame.rank, frame.data)
+            if self._inquiry.take(frame.rank, frame.data) == "ended":
+                self._printer.ending(frame.rank)
         else:
             self._event(host, frame.rank, event_facts(frame.data))
 

@@ -14,26 +14,29 @@ pytest.importorskip("torch")
 
 ROOT = Path(__file__).resolve().parents[3]
 START = """
+import atexit
 import sys
+import time
 import torch
 import torch.distributed as dist
 import ringcomm.torch.distributed
 
+if "slowly" in sys.argv:
+    atexit.register(time.sleep, 4.0)  # after all that others have registered since
 dist.init_process_group("ringcomm")
 rank = dist.get_rank()
 dist.all_reduce(torch.ones(4))
 """
 
 
-def told(folder, ranks, program, *options, ok=False):
+def told(folder, ranks, program, *options, ok=False, slowly=False):
     """The launcher's stderr; the program is ``train.py``, and fails unless it is to be ``ok``."""
+    arguments = ["slowly"] if slowly else []
     (folder / "train.py").write_text(START + program)
     environ = {name: value for name, value in os.environ.items() if not name.startswith("RINGCOMM_")}
     environ.update(PYTHONPATH=f"{ROOT}:{ROOT / 'launcher'}", OMP_NUM_THREADS="1", TMPDIR=str(folder))
-    done = subprocess.run(
-        [sys.executable, "-m", "ringrun", "-np", str(ranks), *options, "train.py"], cwd=folder, env=environ,
-        capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "ringrun", "-np", str(ranks), *options, "train.py", *arguments]
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=100)
     assert (done.returncode == 0) is ok, done.stderr
     return done.stderr
 
@@ -57,7 +60,6 @@ def test_one_rank_writes_a_timeline_too(tmp_path):
 )
 def test_who_began_is_named_although_others_end_sooner(tmp_path, end, title, where):
     program = f"""
-import atexit, time
 if rank == 1:
     class Heavy:
         def __del__(self, sleep=time.sleep):
@@ -72,7 +74,7 @@ dist.all_reduce(torch.ones(4))
     assert "│ Ranks 0, 2 stopped because of it.\n" in text and "PeerLostError" not in text
     if end == "sys.exit(0)":
         assert "│ rank 1 (localhost) has finished (its program ended) while others were in " in text
-    assert f"│ Rank 1 (localhost) {where}; its last operation was allreduce (op 1, train.py:9).\n" in text
+    assert f"│ Rank 1 (localhost) {where}; its last operation was allreduce (op 1, train.py:{START.count(chr(10))}).\n" in text
 
 
 IN_A_BACKWARD_PASS = """
@@ -96,7 +98,7 @@ group = dist.new_group([0, 1, 2])
 if rank == 3:
     open("waits", "w").close()
 else:
-    import os, time
+    import os
     while not os.path.exists("waits"):
         time.sleep(0.01)
     time.sleep(0.5)  # for rank 3 to come to where it waits
@@ -116,8 +118,9 @@ def test_a_mismatch_in_a_group_is_no_fault_of_others(tmp_path):
     assert dispute.startswith("Rank 1 makes another call than ranks 0, 2 in the group of ranks 0-2: allr")
 
 
-def test_a_mismatch_once_and_without_pytorchs_prefix(tmp_path):
-    text = told(tmp_path, 3, "dist.all_reduce(torch.ones(3 if rank == 1 else 4))")
+@pytest.mark.parametrize("slowly", [False, True])
+def test_a_mismatch_once_and_without_pytorchs_prefix(tmp_path, slowly):
+    text = told(tmp_path, 3, "dist.all_reduce(torch.ones(3 if rank == 1 else 4))", slowly=slowly)
     assert text.startswith("╭─ ringrun: the ranks do not make the same calls\n│ Traceback (most recent ")
     assert text.count("Traceback") == 1 and text.count("The ranks do not make the same call.") == 1
     assert "[rank" not in text

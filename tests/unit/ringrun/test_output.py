@@ -143,6 +143,19 @@ def test_consequences_are_folded_and_causes_shown() -> None:
     assert found.tails[0].text()[-1] == "ringcomm.errors.PeerLostError: rank 1 (b) was lost"
 
 
+@pytest.mark.parametrize("first", ["says so", "prints"])
+def test_a_rank_that_ends_may_take_its_time(first: str) -> None:
+    found = outputs()
+    lost = b"\n".join([*TRACE[:2], b"ringcomm.errors.PeerLostError: rank 1 (b) was lost", b""])
+    if first == "says so":
+        found.ending(0)
+    found.feed(0, 2, lost, 0.0)
+    found.ending(0)
+    assert found.tick(10 * HOLD_S) == []
+    found.flush(0, False, 20 * HOLD_S)
+    assert found.settle(()) == []
+
+
 def test_consequences_are_folded_under_pytorchs_prefix_too() -> None:
     found = outputs()
     lines = [*TRACE[:2], b"ringcomm.errors.PeerLostError: rank 1 (b) was lost", b"", b"of no interest"]

@@ -32,7 +32,7 @@ def test_the_newest_counts_but_not_what_follows_a_failure(records: Records) -> N
     def reason() -> Any:
         return records.complete({})[0]["reason"], records.complete({})[0].get("pid")
 
-    records.take(0, record("asked", pid=1))
+    assert records.take(0, record("asked", pid=1)) == "asked"
     records.take(0, record("asked", pid=2))
     assert reason() == ("asked", 2)
     records.take(0, record("failure", pid=3))
@@ -125,8 +125,8 @@ def test_ends_alone_need_no_diagnosis(records: Records) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"3", b"{}", b"\xff", record(lanes=[{}])])
 def test_what_makes_no_sense_is_left_out(records: Records, data: bytes) -> None:
-    records.take(0, data)
-    records.take(7, record())
+    assert records.take(0, data) == ""
+    assert records.take(7, record()) == ""
     assert records.answered() == 0
 
 
