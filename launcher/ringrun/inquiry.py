@@ -79,6 +79,10 @@ class Inquiry:
             return f"The flight records could not be written: {problem.filename}: {problem.strerror}."
         return f"Their last operations and stacks: ringrun diagnose {folder}"
 
+    def is_victim(self, rank: int) -> bool:
+        """See :meth:`~ringrun.records.Records.is_victim`."""
+        return self._records.is_victim(rank)
+
     def explanations(self, tails: Mapping[int, Sequence[str]]) -> List[Complaint]:
         """See :meth:`~ringrun.records.Records.explanations`."""
         return self._records.explanations(tails)

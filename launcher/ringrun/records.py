@@ -71,6 +71,10 @@ class Records:
         """How many ranks have told something, without those that have ended."""
         return sum(rank not in exits for rank in self._contents)
 
+    def is_victim(self, rank: int) -> bool:
+        """Whether a rank has said that it failed because of another one."""
+        return any(culprit not in (None, rank) for _, culprit, _ in self._errors.get(rank, ()))
+
     def explanations(self, tails: Mapping[int, Sequence[str]]) -> List[Complaint]:
         """What ranks said that ended because of another one.
 

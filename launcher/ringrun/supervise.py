@@ -54,7 +54,7 @@ class Supervisor:
         self._printer = Printer(job, console, coloured or {1: False, 2: False}, clock)
         self._loop = Loop(clock)
         self._began_s = time.time()
-        self._leaving: Set[int] = set()  # ranks that failed, and said goodbye
+        self._leaving: Set[int] = set()  # ranks that said goodbye, and perhaps failed
         self._patient = False
         self._open_rendezvous = open_rendezvous
         self._rendezvous: Optional[RendezvousLike] = None
@@ -175,6 +175,8 @@ class Supervisor:
         elif frame.kind == agent.RECORD:
             if self._inquiry.take(frame.rank, frame.data) == "ended":
                 self._printer.ending(frame.rank)
+                if not self._inquiry.is_victim(frame.rank):
+                    self._leaving.add(frame.rank)  # in case that this is what fails the others
         else:
             self._event(host, frame.rank, event_facts(frame.data))
 

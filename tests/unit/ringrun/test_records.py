@@ -87,6 +87,7 @@ def test_who_says_that_it_ended_because_of_another(records: Records) -> None:
     records.take(0, record("failure", culprit=1, because=LOST, error=f"PeerLostError: {LOST}"))
     records.take(1, record("failure", culprit=None, error="uncaught ValueError: x"))
     told = Complaint(0, 1, "rank 1 was lost")
+    assert [records.is_victim(rank) for rank in range(2)] == [True, False]
     lost = "ringcomm.errors.PeerLostError: rank 1 was lost"
     assert records.explanations({0: ["…", lost], 1: ["x"]}) == [told]
     assert records.explanations({0: ["RuntimeError: rank 1 was lost"]}) == [told], "as PyTorch may put it"
