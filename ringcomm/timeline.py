@@ -1,7 +1,8 @@
 """The timeline: what every rank did when, on one clock, as a Chrome trace.
 
 Open the file in ``chrome://tracing`` or https://ui.perfetto.dev. Every tensor is a row of its own,
-with a line per rank; the events have Horovod's names. The file is valid JSON at any moment.
+with a line per rank; the events have Horovod's names. The file is valid JSON after every
+write, also if the job ends there. (Who reads it in the microseconds of a write reads again.)
 """
 
 from __future__ import annotations

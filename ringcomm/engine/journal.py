@@ -88,4 +88,5 @@ def finish(request: Request, result: object = None, error: Optional[BaseExceptio
     if operation is not None:
         operation.ended_s = monotonic()
         operation.error = "" if error is None else f"{type(error).__name__}: {error}"
+    request.arrays = []  # before somebody hears of it and asks who else uses the memory
     request.handle.finish(result, error)

@@ -200,7 +200,8 @@ class Request:
 
     Attributes:
         signature, key: what it is, and by what it is matched.
-        arrays: flat, contiguous; of reductions and broadcasts they are overwritten with the result.
+        arrays: flat, contiguous; of reductions and broadcasts they are overwritten with the result. None when
+            it is done.
         splits: for alltoall, how many rows go to each member of the process set.
         urgent: whether somebody waits for it from the start.
         site: file and line of the call.

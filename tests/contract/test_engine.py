@@ -75,6 +75,21 @@ class TestNumbers:
             np.testing.assert_array_equal(counts, [rank + 1] * size)
             np.testing.assert_array_equal(rows, np.repeat(rank * 10 + np.arange(size), rank + 1))
 
+    def test_what_is_done_keeps_no_memory_in_use(self, on_ranks):
+        """Whoever waited may ask, before the engine's thread is through with it, who else uses the memory."""
+        submitted = threading.Event()
+
+        def work(context):
+            if context.rank == 0:
+                assert submitted.wait(LIMIT_S)
+            handle = context.engine.allreduce([np.ones(5000)], Sum, "x")
+            waiting = context.engine.pending()
+            submitted.set()
+            handle.wait(LIMIT_S)
+            return [request.arrays for request in waiting]
+
+        assert on_ranks(2, work)[1] == [[]]
+
     def test_small_ones_that_all_wait_for_need_no_collective(self, on_ranks, size):
         def work(context):
             engine, rank, runs = context.engine, context.rank, []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import random
+import sys
 import time
 import traceback
 from typing import Any, Dict, List, Sequence
@@ -35,6 +36,7 @@ def run_checks(modules: Sequence[str]) -> Dict[str, str]:
             hvd.barrier()
         except Exception:  # noqa: BLE001 - reported by the test
             outcome[name] = traceback.format_exc()
+            print(f"{name}: {outcome[name]}", file=sys.stderr)  # the others may be left waiting, and fail
             break
         outcome[name] = f"ok {time.perf_counter() - started:.2f} s"
     hvd.shutdown()
