@@ -15,7 +15,7 @@ from ..ops import Collective
 from ..wire.messages import Message
 from .cache import IssuedIds
 from .carried import settle
-from .disagree import calls_text, mismatch_text, ranks_text, whereabouts
+from .disagree import calls_text, innermost, mismatch_text, ranks_text, whereabouts
 from .fusion import Member, plan_buckets
 from .request import Key, Signature
 
@@ -341,10 +341,10 @@ class Coordinator:
         return [rank for rank in members if rank not in entry.signatures and rank not in self._joined]
 
     def stack_of(self, rank: int) -> str:
-        """Where a rank's main thread was when it was asked, as part of a sentence; empty if it was not."""
+        """Where a rank's main thread was when it was asked, as a sentence; empty if it was not."""
         if rank not in self._stacks:
             return ""
-        return f"its main thread was last seen at {self._stacks[rank].strip()}"
+        return f"Its main thread was last seen here:\n{self._stacks[rank].rstrip()}"
 
     def _stall_text(self, entry: _Entry, missing: Sequence[int], now_s: float) -> str:
         waiting = sorted(entry.signatures)
@@ -358,8 +358,9 @@ class Coordinator:
                 seen.append(f"rank {rank} last submitted {last}, {now_s - when_s:.0f} s ago")
             else:
                 seen.append(f"rank {rank} has submitted nothing yet")
-            if rank in self._stacks:
-                seen.append(self.stack_of(rank))
+            place = innermost(self._stacks.get(rank, ""))
+            if place:
+                seen.append(f"its main thread was last seen at {place}")
         return (
             f"{what}{' at ' + site if site else ''} has waited for {now_s - entry.first_s:.0f} s on "
             f"{ranks_text(waiting, self._hosts)} for {ranks_text(missing, self._hosts)} ({'; '.join(seen)})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Dict, List, Mapping, Sequence
 
 from ..ops import Collective
@@ -57,6 +58,15 @@ def calls_text(signatures: Mapping[int, Signature], sites: Mapping[int, str], ho
         name = f" named {signatures[rank].name!r}" if signatures[rank].name else ""
         alike.setdefault(f"{signatures[rank].describe()}{name}{site}", []).append(rank)
     return "; ".join(f"{ranks_text(ranks, hosts)}: {call}" for call, ranks in alike.items())
+
+
+_FRAME = re.compile(r'^ *File "(.*)", line (\d+), in ', re.MULTILINE)
+
+
+def innermost(stack: str) -> str:
+    """The file and line that a stack ends in, like ``train.py:22``; empty if there is none."""
+    frames = _FRAME.findall(stack)
+    return "{}:{}".format(*frames[-1]) if frames else ""
 
 
 def whereabouts(rank: int, host: str, stack: str) -> str:

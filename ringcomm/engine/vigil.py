@@ -40,6 +40,8 @@ class Vigil:
         failed: called in the thread, with the error, when the group has come to its end; the last thing that
             the thread does.
         name: of what is watched over, for texts and for the thread.
+        elsewhere: what this process waits for in something else that is watched over, while it does not come
+            to a call here; empty: it does not.
         clock: seconds.
     """
 
@@ -52,12 +54,14 @@ class Vigil:
         progress: Callable[[], Progress],
         failed: Callable[[RingcommError], None],
         name: str,
+        elsewhere: Callable[[], str] = str,
         clock: Clock = monotonic,
     ) -> None:
         self.rank = fabric.rank
         self._fabric = fabric
         self._hosts = hosts
         self._name = name
+        self._elsewhere = elsewhere
         self._clock = clock
         self._reporter = reporter
         self._failed = failed
@@ -74,7 +78,7 @@ class Vigil:
         self._lines = Lines(fabric, hosts, limits, lost, lambda: (progress(), Progress()), clock)
         reporter.who_is_heard = self._lines.divided
         fabric.make_wakeable()
-        self._thread = threading.Thread(target=self._main, name=f"ringcomm-{name}-vigil", daemon=True)
+        self._thread = threading.Thread(target=self._main, name=f"ringcomm-vigil ({name})", daemon=True)
         self._thread.start()
 
     # ---- for all threads ---------------------------------------------------------------------
@@ -161,7 +165,7 @@ class Vigil:
 
     def _take(self, peer: int, message: Message) -> None:
         if message["type"] == "explain":
-            self._lines.mailbox.send({"type": "stack", "text": main_stack()})
+            self._lines.mailbox.send({"type": "stack", "text": self._where()})
         elif message["type"] == "stack" and self.rank == 0:
             self._tell_where(peer, str(message["text"]))
 
@@ -170,12 +174,17 @@ class Vigil:
         late = self._lines.standing.late((), self._clock())
         if late is None:
             return
-        logger.warning("%s: %s.", self._name, late.text)
+        logger.warning("%s: %s.", self._name[:1].upper() + self._name[1:], late.text)
         for rank in late.ranks:
             if rank == self.rank:
-                self._tell_where(rank, main_stack())
+                self._tell_where(rank, self._where())
             else:
                 self._lines.mailbox.send({"type": "explain"}, rank)
+
+    def _where(self) -> str:
+        """Where this rank is instead. If it waits itself, what it waits for says more than a stack."""
+        elsewhere = self._elsewhere()
+        return f"  {elsewhere}\n" if elsewhere else main_stack()
 
     def _tell_where(self, rank: int, stack: str) -> None:
         logger.warning("%s", whereabouts(rank, self._hosts[rank], stack))

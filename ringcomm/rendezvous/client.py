@@ -135,8 +135,8 @@ class _Joiner:
         assert self._assignment is not None and self._go is not None
         rank = int(self._assignment["rank"])
         self.reactor.forget(self._control)
-        own = next(item for item in self._assignment["members"] if item["rank"] == rank)
-        control = ControlChannel(self._control, self._reader, rank, str(own["host"]))
+        hosts = {int(item["rank"]): str(item["host"]) for item in self._assignment["members"]}
+        control = ControlChannel(self._control, self._reader, rank, [hosts[item] for item in sorted(hosts)])
         return Joined(
             rank,
             int(self._assignment["generation"]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from typing import Callable, Dict, List, Optional, Tuple, Type
+from typing import Callable, Dict, List, Optional, Sequence, Tuple, Type
 
 from ..clock import Deadline
 from ..errors import (
@@ -41,6 +41,11 @@ class ControlChannel(Watch):
     The engine's thread reads it, and every thread that waits for others. Once there is a verdict, the
     descriptor stays readable, so that none of them sleeps through it.
 
+    Args:
+        sock, reader: the connection, and what has arrived on it.
+        rank: this rank.
+        hosts: of every rank, for texts.
+
     Attributes:
         who_is_heard: (ranks that this one has heard lately, ranks that it has not), for the rendezvous,
             which asks when somebody reports a silence.
@@ -48,11 +53,11 @@ class ControlChannel(Watch):
     """
 
     def __init__(
-        self, sock: socket.socket, reader: MessageReader, rank: int = -1, host: Optional[str] = None
+        self, sock: socket.socket, reader: MessageReader, rank: int = -1, hosts: Sequence[str] = ()
     ) -> None:
         self.who_is_heard: Optional[Callable[[], Tuple[List[int], List[int]]]] = None
         self._rank = rank
-        self._host = host
+        self._hosts = tuple(hosts)
         self._sock = sock
         self._reader = reader
         self.verdict: Optional[RingcommError] = None
@@ -114,13 +119,12 @@ class ControlChannel(Watch):
                 of life; ``cut off``: nor did anybody else; ``still``: it lives, but a transfer to it stands
                 still; ``late``: it lives, but its program does not come.
         """
-        name, host = f"rank {peer}", None
         if kind == "cut off":
             # Nobody will contradict, nor tell the others: the rendezvous is as far away as they are.
-            peer, host, name = self._rank, self._host, f"rank {self._rank} ({self._host})"
+            peer = self._rank
+        name, host = self._named(peer)
         fate = {"lost": "was lost", "cut off": "was lost", "late": "is late"}.get(kind, "is silent")
-        own = "this rank" if self._host is None else f"rank {self._rank} ({self._host})"
-        during = f" while {own} was in {doing}" if doing else ""
+        during = f" while {self._named(self._rank)[0]} was in {doing}" if doing else ""
         text = f"{name} {fate}{during}: {why}. (The rendezvous has not answered; it may be where {name} is.)"
         error = PeerLostError if kind == "lost" else PeerStalledError
         return self._report(
@@ -128,6 +132,12 @@ class ControlChannel(Watch):
             error(text, rank=peer, host=host),
             _CENSUS_S if kind in _UNHEARD else _VERDICT_S,
         )
+
+    def _named(self, rank: int) -> Tuple[str, Optional[str]]:
+        """A rank for texts, and its host as far as it is known."""
+        if 0 <= rank < len(self._hosts):
+            return f"rank {rank} ({self._hosts[rank]})", self._hosts[rank]
+        return "this rank" if rank == self._rank else f"rank {rank}", None
 
     def note_closed(self, peer: int, why: str) -> None:
         """Tell the rendezvous, without waiting for it, that a link ended while nobody here needed it."""

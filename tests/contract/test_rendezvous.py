@@ -311,11 +311,13 @@ def _connects(listener):
 
 
 @pytest.fixture
-def channel(no_leaks, monkeypatch):
+def channel(no_leaks, monkeypatch, request):
+    """Of a rank that knows nobody's host, or of rank 1 among these hosts."""
     monkeypatch.setattr(control, "_VERDICT_S", 0.2)
     inside, outside = socket.socketpair()
     inside.setblocking(False)
-    channel = control.ControlChannel(inside, MessageReader(100_000))
+    who = (1, request.param) if hasattr(request, "param") else ()
+    channel = control.ControlChannel(inside, MessageReader(100_000), *who)
     yield channel, outside
     channel.leave("the test is over", True)
     outside.close()
@@ -329,6 +331,14 @@ def test_the_verdict_of_the_rendezvous_counts(channel):
     again = channel.report_lost(3, "allreduce", "connection reset")
     assert again is not error
     assert str(again) == str(error)
+
+
+@pytest.mark.parametrize("channel", [("desk", "jetson1")], indirect=True)
+def test_the_own_view_names_hosts(channel):
+    channel, outside = channel
+    error = channel.report_lost(0, "barrier()", "connection reset")
+    assert "rank 0 (desk) was lost while rank 1 (jetson1) was in barrier(): connection reset" in str(error)
+    assert (error.rank, error.host) == (0, "desk")
 
 
 def test_a_silent_rendezvous_leaves_the_own_view(channel):

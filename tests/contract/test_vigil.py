@@ -43,10 +43,11 @@ class Side:
         self.failure = None
         self.failed = threading.Event()
 
-    def begin(self, limits: Limits, progress: Progress = Progress()) -> Vigil:  # noqa: B008
+    def begin(self, limits: Limits, progress: Progress = Progress(), elsewhere: str = "") -> Vigil:  # noqa: B008
         self.vigil = Vigil(
-            self.fabric, HOSTS, limits, self.reporter, lambda: progress, self._fail, "process group 7"
-        )
+            self.fabric, HOSTS, limits, self.reporter, lambda: progress, self._fail, "process group 7",
+            lambda: elsewhere,
+        )  # fmt: skip
         return self.vigil
 
     def _fail(self, error) -> None:
@@ -101,10 +102,19 @@ def test_who_does_not_come_is_named_with_its_stack(sides, caplog):
         sides[0].begin(Limits(30.0, 0.2, 0.0), WAITS)
         assert eventually(lambda: "for which others wait, is here" in caplog.text)
     first = next(record.getMessage() for record in caplog.records)
-    assert first.startswith(f"process group 7: {WAITS.doing}, call number 1, has waited")
+    assert first.startswith(f"Process group 7: {WAITS.doing}, call number 1, has waited")
     assert "on rank 0 (desk) for rank 1 (jetson1)" in first
     assert "Rank 1 (jetson1), for which others wait, is here" in caplog.text
     assert "test_who_does_not_come" in caplog.text  # its main thread is this one
+
+
+def test_who_waits_elsewhere_says_where(sides, caplog):
+    with caplog.at_level(logging.WARNING, "ringcomm.engine"):
+        sides[1].begin(Limits(30.0, 0.2, 0.0), elsewhere="in process group 8: barrier(), call number 3")
+        sides[0].begin(Limits(30.0, 0.2, 0.0), WAITS)
+        assert eventually(lambda: "for which others wait, is here" in caplog.text)
+    assert "is here:\n  in process group 8: barrier(), call number 3\n" in caplog.text
+    assert "File " not in caplog.text
 
 
 def test_nonsense_ends_it(sides):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Callable, Optional, Sequence, Union
 
 from ... import api
@@ -18,6 +19,8 @@ from ...transport.tcp import SocketFabric
 from ._store import Meeting, meet
 from ._trace import write_here
 from ._watch import GroupWatch
+
+_companies: weakref.WeakSet[Company] = weakref.WeakSet()
 
 
 class Company:
@@ -47,13 +50,15 @@ class Company:
     ) -> None:
         self.generation, self.spin_s, self.host = 0, 0.0, "localhost"
         self.lanes = Lanes(*(SocketFabric(0, {}) for _ in Lanes._fields))
-        self._name = name
+        numbers = ", ".join(map(str, ranks))
+        self._name = "the default process group" if default else f"process group {name} (ranks {numbers})"
         self._failed = False
         self._default = default
         self._settings = settings
         self._meeting: Optional[Meeting] = None
         self._vigil: Optional[Vigil] = None
         self._recording: Optional[Recording] = None
+        self._progress: Callable[[], Progress] = Progress
         control = None
         if len(ranks) > 1:
             self._meeting = meet(store, rank, ranks, name, settings)
@@ -75,14 +80,24 @@ class Company:
         if self._meeting is None:
             self._write_timeline(OwnTrace(), [self.host])
             return
+        self._progress = progress
+        _companies.add(self)
         settings, hosts = self._settings, [peer.host for peer in self._meeting.joined.peers]
         # Who does not come is given up by the operation's own limit, which the program may have set.
         limits = Limits(settings.dead_after_s, settings.stall_warning_s, 0.0)
-        name = f"process group {self._name}"
         # Not bound to this object, so that the thread does not keep a forgotten group alive.
         failed = _ending(self.watch, self.lanes)
-        self._vigil = Vigil(self.lanes.orders, hosts, limits, self.watch, progress, failed, name)
+        self._vigil = Vigil(
+            self.lanes.orders, hosts, limits, self.watch, progress, failed, self._name, _waits_for
+        )
         self._write_timeline(self._vigil, hosts)
+
+    def waits_for(self) -> str:
+        """The call in which this rank waits for others of the group; empty if it does not."""
+        progress = self._progress()
+        if not progress.doing:
+            return ""
+        return f"in {self._name}: {progress.doing}, call number {progress.number}"
 
     def _write_timeline(self, bearer: Union[Vigil, OwnTrace], hosts: Sequence[str]) -> None:
         if self._default:
@@ -114,6 +129,11 @@ class Company:
             self._recording.close()
         if self._meeting is not None:
             self._meeting.end(wait, self._failed)
+
+
+def _waits_for() -> str:
+    """What this process waits for in any group; not in the one that asks, to whose call it has not come."""
+    return "; ".join(filter(None, (company.waits_for() for company in list(_companies))))
 
 
 def _ending(watch: GroupWatch, lanes: Lanes) -> Callable[[RingcommError], None]:

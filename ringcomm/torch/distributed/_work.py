@@ -97,12 +97,15 @@ class RingcommWork(dist.Work):
         """
         if not self._done:
             self._block(timeout.total_seconds() if timeout else None)
+        self._raise_error()
+        return True
+
+    def _raise_error(self) -> None:
         if isinstance(self._error, RingcommError):
             # The message says it all; where inside ringcomm it was composed helps nobody.
             raise self._error.with_traceback(None)
         if self._error is not None:
             raise self._error
-        return True
 
     def _block(self, timeout_s: Optional[float]) -> None:
         self.waiters += 1
@@ -163,8 +166,7 @@ class RingcommWork(dist.Work):
             return self._future
 
     def _outcome(self, _: Any) -> Any:
-        if self._error is not None:
-            raise self._error
+        self._raise_error()
         return self._result
 
 

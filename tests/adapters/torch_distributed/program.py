@@ -27,7 +27,7 @@ def go_wrong(way: str, folder: Path) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
     if way == "kill" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         os.kill(os.getpid(), signal.SIGKILL)
-    if way == "late":
+    if way in ("late", "late in a pair"):
         time.sleep(4.0)
     if way == "raise":
         raise ValueError("bad sample in batch 3")
@@ -46,10 +46,13 @@ def main() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     torch.manual_seed(rank)
     model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    pair = dist.new_group([0, 1]) if way == "late in a pair" else None
     try:
         for step in range(6):
             if step == 3 and rank == 1:
                 go_wrong(way, folder)
+            if pair is not None and rank in (0, 1):
+                dist.all_reduce(torch.ones(2), group=pair)
             model(torch.ones(2, 4) * rank).sum().backward()
             dist.all_reduce(torch.ones(1))
     except RuntimeError:

@@ -80,9 +80,20 @@ def test_a_late_rank_is_named_with_its_stack_and_waited_for(tmp_path):
     process = start(["ringrun", "-np", "3", "--stall-warning", "1", str(PROGRAM), "late", str(tmp_path)])
     output = finished(process)
     assert process.returncode == 0, output
-    assert re.search(r"process group \S+: allreduce\(.* on ranks 0 .* and 2 .* for rank 1 ", output), output
+    assert re.search(r"default process group: allreduce\(.* on ranks 0 .* and 2 .* for rank 1 ", output)
     assert "for which others wait, is here" in output and "time.sleep(4.0)" in output, output
     assert sorted(path.name for path in tmp_path.glob("done.*")) == ["done.0", "done.1", "done.2"]
+
+
+def test_a_rank_that_waits_in_another_group_is_not_the_one_to_blame(tmp_path):
+    program = [str(PROGRAM), "late in a pair", str(tmp_path)]
+    process = start(["ringrun", "-np", "3", "--stall-warning", "1", *program])
+    output = finished(process)
+    assert process.returncode == 0, output
+    pair = r"rocess group \S+ \(ranks 0, 1\): allreduce\(shape \(2,\)"
+    assert re.search(rf"P{pair}.* on rank 0 .* for rank 1 ", output), output
+    assert re.search(r"The default process group: allreduce\(.* on rank 2 .* for ranks 0 .* and 1 ", output)
+    assert re.search(rf"Rank 0 .*, for which others wait, is here:\n.*  in p{pair}", output), output
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "ringrun"])

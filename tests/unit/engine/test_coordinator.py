@@ -276,6 +276,24 @@ class TestWaiting:
         ]
         assert "given up" in orders["failed"][1][2]
 
+    def test_a_second_warning_says_in_a_word_where_a_rank_was_at_the_first(self):
+        job = Job(stall_warning_s=60, stall_limit_s=0)
+        job.ready(0, sig("a"))
+        job.now_s += 60
+        job.orders()
+        assert job.coordinator.to_explain == [1, 2]
+        stack = '  File "/x/train.py", line 7, in main\n    load()\n  File "/x/data.py", line 22, in load\n'
+        job.tell(1, {"type": "stack", "text": f"{stack}    sleep(9)\n"})
+        job.tell(2, {"type": "stack", "text": ""})
+        job.coordinator.warnings.clear()
+        job.now_s += 60
+        job.orders()
+        [again] = job.coordinator.warnings
+        assert again.endswith(
+            "(rank 1 has submitted nothing yet; its main thread was last seen at /x/data.py:22; "
+            "rank 2 has submitted nothing yet)."
+        )
+
 
 def test_cache_forgets_and_old_numbers_stay_good_until_all_have_confirmed():
     job = Job(cache_capacity=2)
