@@ -12,7 +12,7 @@ stage=start
 passed=()
 begin() {
     stage=$1
-    printf '\n=== %s\n' "$stage"
+    printf '\n=== %s (after %d min %d s)\n' "$stage" $((SECONDS / 60)) $((SECONDS % 60))
 }
 finish() {
     passed+=("$stage")
