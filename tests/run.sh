@@ -82,6 +82,7 @@ system_packages() { # for tests/hosts: several hosts on this machine
 }
 
 # Much of what tests do is to wait, so one more at a time than there are cores, and not too many for the memory.
+# (Those that are slow start several jobs of several processes each, and are enough two at a time.)
 workers=$(($(nproc) < 8 ? $(nproc) + 1 : 8))
 
 core() { # ENVIRONMENT: the core's tests, of parametrized ones another eighth in each environment
@@ -110,7 +111,7 @@ begin "tests on Python $("$python" -c 'import platform; print(platform.python_ve
 finish
 
 begin "slow tests, and tests on several hosts"
-"$python" -m pytest -q -rs -n "$workers" --dist loadgroup -m "slow or hosts"
+"$python" -m pytest -q -rs -n 2 --dist loadgroup -m "slow or hosts"
 finish
 
 begin "TensorFlow and Keras"
@@ -119,7 +120,7 @@ tf_python=.venv-test-tf/bin/python
 # It asks for the package "tensorflow", which the one for CPUs replaces here.
 "$tf_python" -c 'import importlib.util as util; exit(util.find_spec("tf_keras") is None)' ||
     quietly "$tf_python" -m pip install --no-deps tf_keras==2.21.0
-"$tf_python" -m pytest -q -rs -n "$workers" --dist loadgroup tests/adapters/tensorflow tests/adapters/keras tests/hosts/test_keras.py
+"$tf_python" -m pytest -q -rs -n 2 --dist loadgroup tests/adapters/tensorflow tests/adapters/keras tests/hosts/test_keras.py
 "$tf_python" -m pytest -q -rs tests/proc/test_ringrun_horovod.py -k the_adapters_of_this_version
 finish
 

@@ -102,7 +102,7 @@ def endure(lab: Lab, directory: Path, way: str, seconds: float, strike: Callable
         lab.shape(host, "eth", "200mbit")
     options = ["-H", ",".join(HOSTS), "--dead-after", DEAD_AFTER_S, "-x", "OMP_NUM_THREADS=1"]
     with Job(lab, *options, PROGRAM, directory, way, "--seconds", seconds) as job:
-        wait_for(lambda: len(read(directory, "running")) == 3, 30, "a running job")
+        wait_for(lambda: len(read(directory, "running")) == 3, 120, "a running job")
         if way != "idle":
             time.sleep(0.3)
         struck_s = time.time()
