@@ -119,7 +119,7 @@ def add_process_set(process_set: Union[ProcessSet, Sequence[int]]) -> ProcessSet
         the set, with its number.
 
     Raises:
-        UnknownProcessSetError: it makes no sense, or there is one with the same ranks already.
+        ConfigError: it makes no sense, or there is one with the same ranks already.
     """
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)

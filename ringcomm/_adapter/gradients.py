@@ -217,6 +217,14 @@ class Arrivals:
         self._sizes[old] -= 1
         return self._less(old) if self._sizes[old] else None
 
+    def extend(self, indices: Sequence[int]) -> None:
+        """More gradients, which form a bucket of their own."""
+        for index in indices:
+            self._bucket_of[index] = len(self._sizes)
+            self._passes_left[index] = self.passes
+        self._sizes.append(len(indices))
+        self._missing.append(len(indices))
+
     def _less(self, bucket: int) -> Optional[int]:
         self._missing[bucket] -= 1
         return None if self._missing[bucket] else bucket

@@ -29,7 +29,7 @@ from .lines import Limits, StopWatch
 from .loop import Loop
 from .observe import Observer
 from .perform import Performer
-from .process_sets import EVERYBODY, ProcessSets, UnknownProcessSetError
+from .process_sets import EVERYBODY, ProcessSets
 from .request import Handle, Request, Shape, Signature
 from .tracing import Sink
 from .tuning import Autotuner
@@ -241,9 +241,8 @@ class Engine:
         """Overwrite the arrays with those of the root, which is a rank of the job."""
         members = self.sets.check_member(process_set)
         if root not in members:
-            raise UnknownProcessSetError(
-                f"root_rank={root}: process set {process_set} has the ranks {', '.join(map(str, members))}."
-            )
+            owner = "this job" if process_set == EVERYBODY else f"process set {process_set}"
+            raise ConfigError(f"root_rank={root}: {owner} has the ranks {', '.join(map(str, members))}.")
         return self._submit(
             Collective.BROADCAST, arrays, shapes, name, process_set, urgent, convert, root=int(root)
         )
@@ -298,7 +297,7 @@ class Engine:
         """Make a group of ranks; every rank of the job must call it. Its number.
 
         Raises:
-            UnknownProcessSetError: such a group cannot be, or exists already.
+            ConfigError: such a group cannot be, or exists already.
         """
         change = ProcessSets.change("add", self.sets.check_new(ranks))
         number: int = self._change_sets(change)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Dict, List, Optional, Sequence, Tuple
 
-from ..errors import Misuse
+from ..errors import ConfigError, Misuse
 
 EVERYBODY = 0
 """Number of the set of all ranks."""
@@ -68,16 +68,19 @@ class ProcessSets:
         """The ranks of a set that may be added, sorted.
 
         Raises:
-            Misuse: it may not.
+            ConfigError: it may not.
         """
         wanted = tuple(sorted(ranks))
         if not wanted or len(set(wanted)) != len(wanted) or not 0 <= wanted[0] <= wanted[-1] < self._size:
-            raise UnknownProcessSetError(
+            raise ConfigError(
                 f"A process set needs different ranks from 0 to {self._size - 1}, not {list(ranks)}."
             )
         found = self.find(wanted)
         if found is not None:
-            raise UnknownProcessSetError(f"Process set {found} has the ranks {list(wanted)} already.")
+            instead = "use global_process_set" if found == EVERYBODY else "use the one that there is"
+            raise ConfigError(
+                f"Process set {found} has the ranks {', '.join(map(str, wanted))} already: {instead}."
+            )
         return wanted
 
     @staticmethod

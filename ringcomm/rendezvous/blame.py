@@ -189,7 +189,10 @@ class Blame:
             cause = f"{cause}, {how}"
         cause = cause.rstrip(".")
         if culprit.left is not None and culprit.gone is None:
-            text = f"has finished ({cause}){during}. Every rank must make the same calls before it ends."
+            text = (
+                f"has finished ({cause}){during}. Every rank must make the same calls before it ends; one "
+                "that has less data than others can call join()."
+            )
             return Verdict("lost", f"{culprit.name()} {text}", culprit)
         if reports and culprit.gone is None and reports[0].kind == "late":
             return Verdict("stalled", f"{culprit.name()} is late{during}: {cause}.", culprit)

@@ -16,6 +16,7 @@ from .. import api
 from .._adapter.arguments import wire_name
 from .._adapter.compression import is_elementwise
 from .._adapter.gradients import Reduction, bucket_name
+from ..ops import ReduceOp
 from ..process_set import number_of
 from . import handles
 from .compression import wire_torch_dtype
@@ -37,6 +38,8 @@ class Bucket:
         self.names = list(names)
         self.reduction = reduction
         self.handle: Any = None
+        self._marked = reduction.op in (ReduceOp.AVERAGE, ReduceOp.SUM)
+        self._absent: Set[torch.Tensor] = set()
 
     @cached_property
     def name(self) -> str:
@@ -46,6 +49,7 @@ class Bucket:
     def take(self, parameter: torch.Tensor) -> None:
         """A gradient is complete (or there is none: then it counts as zeros)."""
         if parameter.grad is None:
+            self._absent.add(parameter)
             parameter.grad = torch.zeros_like(parameter, memory_format=torch.preserve_format)
 
     def submit(self) -> None:
@@ -59,6 +63,25 @@ class Bucket:
     def reset(self) -> None:
         """Forget what is on its way: it has failed, or nobody wants it any more."""
         self.handle = None
+        self._absent.clear()
+
+    def _mark(self, marks: torch.Tensor) -> None:
+        """Fill in, for each member, 1 if this rank has a gradient, and 0 if not."""
+        marks.fill_(1)
+        for place, parameter in enumerate(self.parameters) if self._absent else ():
+            if parameter in self._absent:
+                marks[place] = 0
+
+    def _leave_out(self, marks: torch.Tensor) -> None:
+        """Members of which no rank has a gradient get none, so that momentum and decay leave them alone.
+
+        Args:
+            marks: reduced; what is not zero says that some rank has one.
+        """
+        for place, parameter in enumerate(self.parameters) if self._absent else ():
+            if parameter in self._absent and marks[place] == 0:
+                parameter.grad = None
+        self._absent.clear()
 
     def without(self, parameter: torch.Tensor) -> Optional[Bucket]:
         """The same bucket without a member, what has been taken before included; None if none is left."""
@@ -86,8 +109,12 @@ class EachBucket(Bucket):
         gradients = [_dense(_gradient(parameter)) for parameter in self.parameters]
         pairs = [self._compression.compress(gradient) for gradient in gradients]
         self._contexts = [context for _, context in pairs]
+        travelling = [compressed for compressed, _ in pairs]
+        if self._marked:
+            travelling.append(torch.empty(len(pairs), dtype=torch.float32))
+            self._mark(travelling[-1])
         self.handle = handles.grouped_allreduce_async_(
-            [compressed for compressed, _ in pairs], None, self.name, self.reduction.op,
+            travelling, None, self.name, self.reduction.op,
             self.reduction.prescale, self.reduction.postscale, self.reduction.process_set,
         )  # fmt: skip
 
@@ -101,6 +128,8 @@ class EachBucket(Bucket):
                 parameter.grad = whole.to_sparse()
             else:
                 _gradient(parameter).copy_(whole)
+        if self._marked:
+            self._leave_out(reduced[-1])
 
     def _like(self, parameters: Parameters, names: Sequence[str]) -> Bucket:
         return EachBucket(parameters, names, self.reduction, self._compression)
@@ -127,7 +156,7 @@ class _Place:
 
 
 class FlatBucket(Bucket):
-    """Gradients of one type and device, side by side."""
+    """Gradients of one type and device, side by side, and behind them a mark for each that is there."""
 
     def __init__(
         self, parameters: Parameters, names: Sequence[str], reduction: Reduction, compression: Any
@@ -139,7 +168,8 @@ class FlatBucket(Bucket):
         for parameter in parameters:
             self._places[parameter] = _Place(start, parameter)
             start += parameter.numel()
-        self._count = start
+        self._marks_start = start
+        self._count = start + (len(self.parameters) if self._marked else 0)
         self._flat: Optional[torch.Tensor] = None
         self._users_alone = 0
         self._fresh = False
@@ -155,6 +185,7 @@ class FlatBucket(Bucket):
             return
         slot = place.of(flat)
         if gradient is None:
+            self._absent.add(parameter)
             slot.zero_()
         elif gradient.is_sparse:
             slot.copy_(gradient.to_dense())
@@ -168,6 +199,8 @@ class FlatBucket(Bucket):
     def submit(self) -> None:
         """See :meth:`Bucket.submit`."""
         flat = self._room()
+        if self._marked:
+            self._mark(flat[self._marks_start :])
         smaller = wire_torch_dtype(self._compression, flat.dtype)
         if smaller is not None:
             if self._wire is None:
@@ -197,6 +230,8 @@ class FlatBucket(Bucket):
                 parameter.grad.copy_(place.of(flat))
         self._sparse.clear()
         self._fresh = False
+        if self._marked:
+            self._leave_out(flat[self._marks_start :])
 
     def reset(self) -> None:
         """See :meth:`Bucket.reset`."""

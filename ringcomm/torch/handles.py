@@ -96,7 +96,7 @@ def grouped_allreduce_async(
     """Start reducing several tensors, all of them or none; the result is a list of new tensors."""
     chosen = reduction(op, average)
     listed = list(tensors)
-    hosts = [host_copy(plain(tensor, "grouped_allreduce")) for tensor in listed]
+    hosts = [host_copy(plain(tensor, "allreduce")) for tensor in listed]
 
     def finish() -> List[torch.Tensor]:
         return [back_to(tensor.device, host) for tensor, host in zip(listed, hosts)]

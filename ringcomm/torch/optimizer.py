@@ -22,7 +22,9 @@ from .tensors import bytes_of
 
 _IN_BETWEEN = (
     "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
-    "optimizer.synchronize(). This is prohibited as it can cause a race condition."
+    "optimizer.synchronize(). This is prohibited as it can cause a race condition. If it was another "
+    "optimizer's loss that went through these parameters, as in a GAN, turn their requires_grad off for that "
+    "backward pass; or call synchronize() first."
 )
 
 
@@ -41,6 +43,14 @@ def _parameters(optimizer: Any) -> List[List[torch.Tensor]]:
 
 def _everything(optimizer: Any) -> List[torch.Tensor]:
     return [parameter for group in _parameters(optimizer) for parameter in group]
+
+
+def _no_copies(optimizer: Any, protocol: Any) -> Any:
+    """A copy would train without the other ranks."""
+    raise NotOfferedError(
+        "A DistributedOptimizer cannot be copied or pickled, because it belongs to this job's ranks. Keep "
+        "its state_dict(); or copy the optimizer that it was made of, and wrap the copy."
+    )
 
 
 class _Distributed:
@@ -107,13 +117,13 @@ class _Distributed:
         if not self._should_synchronize:
             self._synchronized = False
             return self._step_and_check(closure, options)
-        if self._synchronized:
+        if self._synchronized and not self._reducer.fresh:
             warnings.warn(
                 "optimizer.step() called without optimizer.skip_synchronize() context after "
                 "optimizer.synchronize(). The gradients are not reduced again.",
                 stacklevel=2,
             )
-        elif closure is None or self._reducer.started:
+        elif closure is None or self._reducer.started:  # also if a batch was reduced and dropped before
             self.synchronize()
         if closure is not None:
             closure = self._then_synchronize(closure)
@@ -145,6 +155,7 @@ class _Distributed:
         """
         if self._reducer.started:
             raise AssertionError(_IN_BETWEEN)
+        self._synchronized = False
         super().zero_grad(set_to_none=set_to_none)  # type: ignore[misc]
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
@@ -153,6 +164,8 @@ class _Distributed:
         self._synchronized = False
         self._should_synchronize = True
         super().load_state_dict(state_dict)  # type: ignore[misc]
+
+    __reduce_ex__ = _no_copies
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         """Add parameters, which are reduced like the others from now on. All ranks must do so."""
@@ -205,6 +218,8 @@ class _AdasumDistributed:
 
     step.hooked = True  # type: ignore[attr-defined]
 
+    __reduce_ex__ = _no_copies
+
 
 def _own_step(optimizer: Any, kind: type, closure: Any, options: Dict[str, Any]) -> Any:
     """The step of the user's own class, which may take no arguments at all."""
@@ -251,6 +266,13 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
     Raises:
         ConfigError: (a ValueError) arguments make no sense.
     """
+    if isinstance(optimizer, (_Distributed, _AdasumDistributed)):
+        raise ConfigError("This is a DistributedOptimizer already. Wrap the optimizer that it was made of.")
+    if not hasattr(optimizer, "param_groups"):
+        raise ConfigError(
+            "DistributedOptimizer wraps an optimizer, like torch.optim.SGD(model.parameters(), lr=0.1), and "
+            f"this is a {type(optimizer).__name__}."
+        )
     chosen = op_of(op)
     prescale, postscale = predivided(chosen, gradient_predivide_factor)
     passes = _checked_passes(backward_passes_per_step)

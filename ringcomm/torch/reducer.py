@@ -25,6 +25,10 @@ class GradientReducer:
         passes: how many backward passes go into one step.
         groups: see :func:`~ringcomm._adapter.gradients.chosen_groups`.
         sparse_as_dense: reduce sparse gradients as if they were dense.
+
+    Attributes:
+        fresh: whether gradients have been computed since the last :meth:`synchronize`, also by a single rank,
+            which has nobody to reduce them with.
     """
 
     def __init__(
@@ -38,7 +42,10 @@ class GradientReducer:
         sparse_as_dense: bool = False,
     ) -> None:
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self._frozen = [parameter for parameter in parameters if not parameter.requires_grad]
+        self._names_by_id = names
         self.reduction = reduction
+        self.fresh = False
         self._names = [names[id(parameter)] for parameter in self.parameters]
         self._numbers = {id(parameter): index for index, parameter in enumerate(self.parameters)}
         self._compression = compression
@@ -87,9 +94,12 @@ class GradientReducer:
                 # one still reduces in its step(), only no earlier.
                 other.remove_hooks()
         _alive.add(self)
+        self._hook_from(0)
+
+    def _hook_from(self, first: int) -> None:
         owner = weakref.ref(self)
-        for index, parameter in enumerate(self.parameters):
-            self._hooks.append(_when_accumulated(parameter, _hook(owner, index)))
+        for index in range(first, len(self.parameters)):
+            self._hooks.append(_when_accumulated(self.parameters[index], _hook(owner, index)))
 
     def remove_hooks(self) -> None:
         """Reduce nothing before :meth:`synchronize` any more."""
@@ -103,6 +113,7 @@ class GradientReducer:
         Raises:
             AssertionError: there were more passes than announced, or the gradient has a history.
         """
+        self.fresh = True
         if not self.active():
             return
         parameter = self.parameters[index]
@@ -116,6 +127,22 @@ class GradientReducer:
             self._bucket(self._arrivals.bucket_of(index)).take(parameter)
         if ready is not None:
             self._submit(ready)
+
+    def _take_in_the_thawed(self) -> None:
+        """Reduce parameters, too, that did not require gradients when this was made, and do now."""
+        thawed = [parameter for parameter in self._frozen if parameter.requires_grad]
+        if not thawed:
+            return
+        self._frozen = [parameter for parameter in self._frozen if not parameter.requires_grad]
+        first = len(self.parameters)
+        names = [self._names_by_id[id(parameter)] for parameter in thawed]
+        self.parameters += thawed
+        self._names += names
+        self._numbers.update({id(parameter): first + place for place, parameter in enumerate(thawed)})
+        self._buckets.append(make_bucket(thawed, names, self.reduction, self._compression))
+        self._arrivals.extend(range(first, len(self.parameters)))
+        if self._hooks:
+            self._hook_from(first)
 
     def _is_newly_sparse(self, index: int) -> bool:
         gradient = self.parameters[index].grad
@@ -168,10 +195,12 @@ class GradientReducer:
         Raises:
             RingcommError: a reduction failed; all others have come to their end.
         """
+        self.fresh = False
         if not self.active():
             self._arrivals.reset()
             return
         problem: Optional[BaseException] = None
+        self._take_in_the_thawed()
         try:
             self._submit_the_rest()
             for bucket in list(self._submitted.values()):

@@ -55,7 +55,9 @@ def plain(tensor: Any, what: str) -> torch.Tensor:
         ConfigError: it is none, or not a dense one.
     """
     if not isinstance(tensor, torch.Tensor):
-        raise ConfigError(f"{what} works on tensors, not on {type(tensor).__name__}.")
+        raise ConfigError(
+            f"{what} works on tensors, not on {type(tensor).__name__}; torch.as_tensor() may make one of it."
+        )
     if tensor.layout != torch.strided:
         raise ConfigError(
             f"{what} works on dense tensors, not on {tensor.layout}: use sparse_allreduce_async() or "

@@ -15,6 +15,7 @@ from ringcomm.arrays.bridge import flat_copy
 from ringcomm.config import Settings
 from ringcomm.engine.process_sets import UnknownProcessSetError
 from ringcomm.errors import (
+    ConfigError,
     DuplicateNameError,
     MismatchError,
     Misuse,
@@ -389,7 +390,7 @@ class TestTrouble:
                 engine.broadcast([np.array(["x"])], 0)
             with pytest.raises(Misuse, match="zero-dimensional"):
                 engine.allgather([np.ones(1)], [()])
-            with pytest.raises(UnknownProcessSetError, match="root_rank=7"):
+            with pytest.raises(ConfigError, match="root_rank=7: this job has the ranks 0, 1"):
                 engine.broadcast([np.ones(1)], 7)
             with pytest.raises(Misuse, match="add up to the array's 3"):
                 engine.alltoall(np.ones(3), (3,), [1, 1])

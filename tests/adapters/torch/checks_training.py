@@ -224,31 +224,6 @@ def check_gradients_that_somebody_keeps(memory_is_kept: bool = True) -> None:
     )
 
 
-def check_parameters_without_gradients() -> None:
-    """Ranks may differ in which parameters get gradients; a missing one counts as zeros."""
-    torch.manual_seed(0)
-    layers = nn.ModuleList([nn.Linear(3, 3) for _ in range(3)])
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layers.parameters(), lr=1.0))
-    before = [layer.bias.detach().clone() for layer in layers]
-    for _ in range(2):
-        optimizer.zero_grad()
-        layers[hvd.rank() % 2](torch.ones(1, 3)).sum().backward()
-        optimizer.step()
-    size = hvd.size()
-    for number, shares in enumerate([(size + 1) // 2, size // 2, 0]):
-        moved = before[number] - layers[number].bias.detach()
-        assert torch.allclose(moved, torch.full((3,), 2.0 * shares / size))
-        same_everywhere(layers[number].weight)
-    frozen = model_of()
-    for parameter in frozen[0].parameters():
-        parameter.requires_grad_(False)
-    weight = frozen[0].weight.detach().clone()
-    optimizer = hvd.DistributedOptimizer(sgd(frozen))
-    loss_of(frozen, 0, hvd.rank()).backward()
-    optimizer.step()
-    assert torch.equal(frozen[0].weight, weight) and frozen[0].weight.grad is None
-
-
 def check_sparse_gradients() -> None:
     size, rank = hvd.size(), hvd.rank()
 

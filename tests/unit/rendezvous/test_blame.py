@@ -185,7 +185,8 @@ def test_a_finished_rank_that_others_still_need(members):
     assert (verdict.kind, verdict.culprit.rank) == ("lost", 2)
     assert verdict.text == (
         f"rank 2 (host2) has finished (it called shutdown()) while others were in {DOING}. "
-        "Every rank must make the same calls before it ends."
+        "Every rank must make the same calls before it ends; one that has less data than others can call "
+        "join()."
     )
 
 
