@@ -148,11 +148,17 @@ def names_of(
 
 
 def bucket_name(names: Sequence[str], shapes: Sequence[Sequence[int]]) -> str:
-    """What a bucket is called among the ranks. Another content gives another name."""
+    """What a bucket is called among the ranks, like ``b[10]..w[8, 10] (4 tensors, 1a2b3c4d)``.
+
+    Another content gives another name. With the shapes, ranks whose models differ see where: mostly it is
+    the layer at one end.
+    """
     if len(names) == 1:
         return names[0]
-    content = repr([(name, tuple(shape)) for name, shape in zip(names, shapes)])
-    return f"{names[0]}..{names[-1]} ({len(names)} tensors, {zlib.crc32(content.encode()):08x})"
+    content = [(name, [int(length) for length in shape]) for name, shape in zip(names, shapes)]
+    (first, first_shape), *_, (last, last_shape) = content
+    mark = zlib.crc32(repr(content).encode())
+    return f"{first}{first_shape}..{last}{last_shape} ({len(names)} tensors, {mark:08x})"
 
 
 class Arrivals:

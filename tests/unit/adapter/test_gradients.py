@@ -79,7 +79,7 @@ def test_names():
 def test_a_bucket_is_called_after_its_content():
     assert bucket_name(["w"], [(2, 3)]) == "w"
     one = bucket_name(["w", "v", "u"], [(2, 3), (4,), ()])
-    assert one.startswith("w..u (3 tensors")
+    assert one.startswith("w[2, 3]..u[] (3 tensors")
     assert one == bucket_name(["w", "v", "u"], [[2, 3], [4], []])
     assert one != bucket_name(["w", "v", "u"], [(3, 2), (4,), ()])
 
