@@ -284,3 +284,9 @@ def test_different_calls_by_name_are_not_blamed_on_the_network() -> None:
         report(1, ops=[named("b", "failed")], reason="failure", error=error),
     )
     assert text[-1] == "They do not make the same calls."
+
+
+def test_who_had_come_and_failed_then_is_no_matter_of_the_network() -> None:
+    failed = report(1, ops=[named("a")], blocked=False, reason="failed", error="uncaught ValueError: no")
+    text = told(report(0, ops=[named("a", "running")]), failed, busy(2, ops=[named("a", "running")]))
+    assert text[-1] == "Rank 1 ended before that for which rank 0 waited was done."
