@@ -165,8 +165,10 @@ def faulthandlers_frames(text: str) -> List[Frame]:
 def _whereabouts(frames: Sequence[Frame]) -> Tuple[str, bool]:
     """Where the user's own program is, and whether it waits in ringcomm there."""
     own = [index for index, (file, _, _) in enumerate(frames) if _is_users(file)]
-    if not frames or not own:
-        return (_frame_text(frames[-1]) if frames else ""), any(_is_ringcomms(item[0]) for item in frames)
+    if not own:
+        # What Python has frozen into itself (the import system) says nothing to anybody.
+        inner = next((item for item in reversed(frames) if not item[0].startswith("<frozen")), None)
+        return (_frame_text(inner) if inner else ""), any(_is_ringcomms(item[0]) for item in frames)
     deeper = frames[own[-1] + 1 :]
     text = _frame_text(frames[own[-1]])
     if any(_is_ringcomms(file) for file, _, _ in deeper):
