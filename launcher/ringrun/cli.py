@@ -46,6 +46,12 @@ class _RankCommand(click.Command):
         write_options(self, ctx, formatter)
 
 
+class _Whole(click.IntRange):
+    """A whole number; click calls one that is none "not a valid integer range"."""
+
+    name = "whole number"
+
+
 def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
         from .launch import own_version
@@ -68,7 +74,7 @@ def _show_build(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     epilog="Examples: ringrun -np 2 train.py; ringrun -np 3 -H localhost,jetson1,jetson2 train.py; "
     "ringrun --hostfile hosts -m pkg.train --epochs 3",
 )  # fmt: skip
-@click.option("-np", "--num-proc", "np", type=click.IntRange(min=1), metavar="N",
+@click.option("-np", "--num-proc", "np", type=_Whole(min=1), metavar="N",
               help="How many ranks. Default: one for every slot.")  # fmt: skip
 @click.option("-H", "--hosts", metavar="HOST[:SLOTS],…", help="Where, with how many ranks on each (1).")
 @click.option("--hostfile", "-hostfile", metavar="FILE",
@@ -85,11 +91,11 @@ def _show_build(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 @click.option("--network-interfaces", "--network-interface", "nics", multiple=True, hidden=True)
 @click.option("--output-dir", "--output-filename", metavar="DIR",
               help="Also keep what rank N prints in DIR/rank.N/stdout and stderr.")  # fmt: skip
-@click.option("--restarts", type=click.IntRange(min=0), default=0, metavar="N",
+@click.option("--restarts", type=_Whole(min=0), default=0, metavar="N",
               help="Start the whole job again when it fails, so many times.")  # fmt: skip
 @click.option("--ssh", default="ssh", metavar="COMMAND", help="The ssh command, perhaps with options.")
 @click.option(
-    "-p", "--ssh-port", type=click.IntRange(1, 65535), metavar="PORT", help="The ssh port on all hosts."
+    "-p", "--ssh-port", type=_Whole(1, 65535), metavar="PORT", help="The ssh port on all hosts."
 )
 @click.option("-i", "--ssh-identity-file", metavar="FILE", help="The private key to log in with.")
 @click.option("--horovod", is_flag=True,

@@ -57,15 +57,9 @@ def broadcast_optimizer_state(
     Ranks that have made no step yet need nothing prepared: the root tells them what there is.
 
     Args:
-        optimizer: any but LBFGS, wrapped by ``DistributedOptimizer`` or not.
+        optimizer: of any kind, wrapped by ``DistributedOptimizer`` or not.
         model: ignored; there for Horovod's scripts.
-
-    Raises:
-        ConfigError: it is LBFGS.
     """
-    if isinstance(optimizer, torch.optim.LBFGS):
-        # Its state grows with the steps it makes, and which those are depends on each rank's own losses.
-        raise ConfigError("cannot broadcast torch.optim.LBFGS state")
     root = api.rank() == root_rank
     tree, tensors = take_apart(optimizer.state_dict() if root else None, torch.is_tensor)
     facts = [(tuple(item.shape), item.dtype, item.device.type == "cpu") for item in tensors]

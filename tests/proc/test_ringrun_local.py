@@ -89,6 +89,7 @@ def test_ways_to_name_a_python_program(tmp_path: Path, words: list[str]) -> None
         (["-H", "fe80::1", "true"], 2, ["fe80::1", "brackets"]),
         (["--hostfile", "/nonexistent/hosts", "true"], 2, ["/nonexistent/hosts", "No such file"]),
         (["-np", "0", "true"], 2, ["-np"]),
+        (["-np", "two", "true"], 2, ["-np", "'two' is not a valid whole number"]),
         (["-np", "2"], 2, ["no command", "train.py"]),
         (["-np", "2", "missing.py"], 1, ["localhost", "missing.py", "no script"]),
         (["-np", "2", "no-such-program"], 1, ["localhost", "no-such-program"]),
