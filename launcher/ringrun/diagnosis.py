@@ -186,8 +186,8 @@ def _waiters(reports: Mapping[int, Report], waiting: Mapping[int, Optional[Place
 
 
 def _shares(report: Report) -> bool:
-    """Whether a rank has ended with an error that others have, too."""
-    return report.error.startswith(UNCAUGHT + MISMATCH)
+    """Whether a rank has ended with an error of its own, which others may have, too."""
+    return report.error.startswith(UNCAUGHT)
 
 
 def _alike(reports: Mapping[int, Report]) -> List[str]:
@@ -228,8 +228,6 @@ def _sentence(report: Report, is_wanted: bool) -> str:
         since = f". It has ended since then: {report.end}" if report.end else ""
         why = f"{_STATES.get(report.state, 'the reason is not known')}{where}"
         return f"{_name(report)} did not answer: {why}{since}."
-    if report.error.startswith(UNCAUGHT):
-        return f"{_name(report)} {_uncaught(report)}."
     if _has_left(report):
         before = ", before the operation in which others wait" if is_wanted else ""
         stays = "" if report.end or report.reason == "ended" else where

@@ -13,7 +13,7 @@ TRACEBACK_LINES = 40
 _HEAD = "Traceback (most recent call last):"
 _ERRORS = "ringcomm.errors."
 _MISMATCH = f"{_ERRORS}MismatchError:"
-_UNCAUGHT = re.compile(r"(an uncaught MismatchError): (.*?)((?:; (?:its|their) last operation was .*)?\.)$")
+_UNCAUGHT = re.compile(r"an uncaught ([\w.]+): (.*?)((?:; (?:its|their) last operation was .*)?\.)$")
 
 
 def box(title: str, paragraphs: Sequence[str], last: str = "") -> str:
@@ -160,11 +160,14 @@ def _without_repetition(diagnosis: str, paragraphs: Sequence[str]) -> str:
     """A diagnosis in which errors that the paragraphs above show in full are only mentioned."""
     above = "\n".join(paragraphs)
 
+    def told(kind: str, text: str) -> bool:
+        return kind == "MismatchError" and text in above  # such texts are too long to be there by chance
+
     def mention(line: str) -> str:
         found = _UNCAUGHT.search(line)
-        if found is None or found[2] not in above:
+        if found is None or (f"{found[1]}: {found[2]}" not in above and not told(*found.group(1, 2))):
             return line
-        return f"{line[: found.start()]}{found[1]} (see above){found[3]}"
+        return f"{line[: found.start()]}an uncaught {found[1]} (see above){found[3]}"
 
     return "\n".join(mention(line) for line in diagnosis.splitlines())
 

@@ -290,3 +290,15 @@ def test_who_had_come_and_failed_then_is_no_matter_of_the_network() -> None:
     failed = report(1, ops=[named("a")], blocked=False, reason="failed", error="uncaught ValueError: no")
     text = told(report(0, ops=[named("a", "running")]), failed, busy(2, ops=[named("a", "running")]))
     assert text[-1] == "Rank 1 ended before that for which rank 0 waited was done."
+
+
+def test_the_same_error_on_several_ranks_is_told_once() -> None:
+    facts: Dict[str, Any] = {"calls": [call(3, "done")], "blocked": False, "reason": "failed"}
+    failed = [report(rank, error="uncaught ValueError: no such file", **facts) for rank in (0, 2)]
+    other = report(1, error="uncaught KeyError: 'x'", **facts)
+    assert told(*failed, other)[:-1] == [
+        "Ranks 0, 2 ended with an uncaught ValueError: no such file; their last operation was allreduce "
+        "`conv3.grad` (op 3, train.py:88).",
+        "Rank 1 (host1) ended with an uncaught KeyError: 'x'; its last operation was allreduce `conv3.grad` "
+        "(op 3, train.py:88).",
+    ]
