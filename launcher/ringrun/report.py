@@ -160,12 +160,12 @@ def _without_repetition(diagnosis: str, paragraphs: Sequence[str]) -> str:
     """A diagnosis in which errors that the paragraphs above show in full are only mentioned."""
     above = "\n".join(paragraphs)
 
-    def told(kind: str, text: str) -> bool:
-        return kind == "MismatchError" and text in above  # such texts are too long to be there by chance
-
     def mention(line: str) -> str:
         found = _UNCAUGHT.search(line)
-        if found is None or (f"{found[1]}: {found[2]}" not in above and not told(*found.group(1, 2))):
+        # What one rank has failed with, and no other, is short enough to stand beside what it did.
+        if found is None or not (found[1] == "MismatchError" or line.startswith("Ranks ")):
+            return line
+        if found[2] not in above:
             return line
         return f"{line[: found.start()]}an uncaught {found[1]} (see above){found[3]}"
 
