@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import Any, Callable, Optional, Sequence, Union
 
@@ -21,6 +22,7 @@ from ._trace import write_here
 from ._watch import GroupWatch
 
 _companies: weakref.WeakSet[Company] = weakref.WeakSet()
+_companies_lock = threading.Lock()
 
 
 class Company:
@@ -81,7 +83,8 @@ class Company:
             self._write_timeline(OwnTrace(), [self.host])
             return
         self._progress = progress
-        _companies.add(self)
+        with _companies_lock:
+            _companies.add(self)
         settings, hosts = self._settings, [peer.host for peer in self._meeting.joined.peers]
         # Who does not come is given up by the operation's own limit, which the program may have set.
         limits = Limits(settings.dead_after_s, settings.stall_warning_s, 0.0)
@@ -133,7 +136,9 @@ class Company:
 
 def _waits_for() -> str:
     """What this process waits for in any group; not in the one that asks, to whose call it has not come."""
-    return "; ".join(filter(None, (company.waits_for() for company in list(_companies))))
+    with _companies_lock:  # a thread of another group's may ask while this one is made
+        companies = list(_companies)
+    return "; ".join(filter(None, (company.waits_for() for company in companies)))
 
 
 def _ending(watch: GroupWatch, lanes: Lanes) -> Callable[[RingcommError], None]:
