@@ -81,12 +81,8 @@ system_packages() { # for tests/hosts: several hosts on this machine
     echo "not installed: ${missing[*]}; tests on several hosts will say what they need"
 }
 
-# Much of what tests do is to wait, so one more at a time than there are cores, and not too many for the memory.
-# (Those that are slow start several jobs of several processes each, and are enough two at a time.)
-workers=$(($(nproc) < 8 ? $(nproc) + 1 : 8))
-
 core() { # ENVIRONMENT: the core's tests, of parametrized ones another eighth in each environment
-    "$1/bin/python" -m pytest -q -n "$workers" -m "not slow and not hosts" --one-in 8 tests/unit tests/contract tests/sim
+    "$1/bin/python" -m pytest -q -n 2 -m "not slow and not hosts" --one-in 8 tests/unit tests/contract tests/sim
 }
 
 begin "environment"
@@ -107,7 +103,7 @@ begin "mypy"
 finish
 
 begin "tests on Python $("$python" -c 'import platform; print(platform.python_version())')"
-"$python" -m pytest -q -rs -n "$workers" -m "not slow and not hosts"
+"$python" -m pytest -q -rs -n 2 -m "not slow and not hosts"
 finish
 
 begin "slow tests, and tests on several hosts"

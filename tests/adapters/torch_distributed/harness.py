@@ -22,7 +22,7 @@ from typing import Any, Callable, Dict, List, NamedTuple
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
-LIMIT_S = 100
+LIMIT_S = 300
 
 
 class Ranks(NamedTuple):

@@ -36,7 +36,7 @@ def start(command, **variables):
     )  # fmt: skip
 
 
-def finished(process, limit_s=100):
+def finished(process, limit_s=300):
     try:
         output, _ = process.communicate(timeout=limit_s)
     finally:
