@@ -27,6 +27,10 @@ conclude() {
     fi
 }
 trap conclude EXIT
+# Without these, who is ended by a signal would conclude with the exit code of the last command that ended well.
+trap 'exit 130' INT
+trap 'exit 143' TERM
+trap 'exit 129' HUP
 
 quietly() { # COMMAND...: show what it says only if it fails
     local log code=0

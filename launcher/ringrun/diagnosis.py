@@ -282,11 +282,8 @@ def _conclusions(reports: Mapping[int, Report], waits: Waits, quarrels: Sequence
             f"{ranks_text(sorted(waits)).capitalize()} wait for each other: they do not make the same calls "
             "in the same order."
         ]
-    ended = sorted(
-        rank
-        for rank, report in reports.items()
-        if rank not in waits and (report.error.startswith(UNCAUGHT) or _has_left(report))
-    )
+    gone = (rank for rank, report in reports.items() if _shares(report) or _has_left(report))
+    ended = sorted(rank for rank in gone if rank not in waits)
     if ended:
         others = ranks_text(sorted(waits))
         return [f"{ranks_text(ended).capitalize()} ended before that for which {others} waited was done."]

@@ -165,7 +165,8 @@ def _without_repetition(diagnosis: str, paragraphs: Sequence[str]) -> str:
         # What one rank has failed with, and no other, is short enough to stand beside what it did.
         if found is None or not (found[1] == "MismatchError" or line.startswith("Ranks ")):
             return line
-        if found[2] not in above:
+        # A mismatch may stand above without its class; other texts may be too short to tell by themselves.
+        if (found[2] if found[1] == "MismatchError" else f"{found[1]}: {found[2]}") not in above:
             return line
         return f"{line[: found.start()]}an uncaught {found[1]} (see above){found[3]}"
 

@@ -50,14 +50,8 @@ class GradientReducer:
         self._numbers = {id(parameter): index for index, parameter in enumerate(self.parameters)}
         self._compression = compression
         self._sparse_as_dense = sparse_as_dense
-        plan = self._plan(groups)
-        self._buckets: List[Optional[Bucket]] = [
-            make_bucket(
-                [self.parameters[index] for index in bucket], [self._names[index] for index in bucket],
-                reduction, compression,
-            )
-            for bucket in plan
-        ]  # fmt: skip
+        plan = plan_buckets(self._gradients(0)) if groups is None else plan_groups(self.parameters, groups)
+        self._buckets: List[Optional[Bucket]] = [self._made_of(bucket) for bucket in plan]
         self._arrivals = Arrivals(plan, passes)
         self._submitted: Dict[int, Bucket] = {}
         self._context: Any = None
@@ -66,13 +60,16 @@ class GradientReducer:
         self._look_around()
         self._register_hooks()
 
-    def _plan(self, groups: Groups) -> List[List[int]]:
-        if groups is not None:
-            return plan_groups(self.parameters, groups)
-        return plan_buckets([
+    def _gradients(self, first: int) -> List[Gradient]:
+        return [
             Gradient(item.numel() * item.element_size(), (item.dtype, item.device))
-            for item in self.parameters
-        ])  # fmt: skip
+            for item in self.parameters[first:]
+        ]
+
+    def _made_of(self, indices: Sequence[int]) -> Bucket:
+        parameters = [self.parameters[index] for index in indices]
+        names = [self._names[index] for index in indices]
+        return make_bucket(parameters, names, self.reduction, self._compression)
 
     # ---- hooks -------------------------------------------------------------------------------
 
@@ -135,12 +132,13 @@ class GradientReducer:
             return
         self._frozen = [parameter for parameter in self._frozen if not parameter.requires_grad]
         first = len(self.parameters)
-        names = [self._names_by_id[id(parameter)] for parameter in thawed]
         self.parameters += thawed
-        self._names += names
+        self._names += [self._names_by_id[id(parameter)] for parameter in thawed]
         self._numbers.update({id(parameter): first + place for place, parameter in enumerate(thawed)})
-        self._buckets.append(make_bucket(thawed, names, self.reduction, self._compression))
-        self._arrivals.extend(range(first, len(self.parameters)))
+        for places in plan_buckets(self._gradients(first)):
+            indices = [first + place for place in places]
+            self._buckets.append(self._made_of(indices))
+            self._arrivals.extend(indices)
         if self._hooks:
             self._hook_from(first)
 
