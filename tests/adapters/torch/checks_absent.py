@@ -109,6 +109,23 @@ def check_what_was_frozen_at_first_is_reduced_when_it_is_trained() -> None:
             same_everywhere(mine)
 
 
+def check_much_that_is_thawed_travels_in_several_buckets() -> None:
+    torch.manual_seed(4)
+    wide = [nn.Linear(1500, 1500, bias=False) for _ in range(2)]
+    model = nn.Sequential(*wide, nn.Linear(1500, 1))
+    for layer in model[:2]:
+        layer.requires_grad_(False)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    model[:2].requires_grad_(True)
+    for _ in range(2):  # found in the first step, and reduced during the backward pass of the second
+        model(torch.randn(1, 1500) * (1 + hvd.rank())).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert len(optimizer._reducer._buckets) == (3 if hvd.size() > 1 else 1)
+    for parameter in model.parameters():
+        same_everywhere(parameter)
+
+
 def check_parameters_that_some_ranks_use() -> None:
     """Ranks may differ in which parameters get gradients; a missing one counts as zeros."""
     torch.manual_seed(0)
