@@ -38,7 +38,23 @@ from .api import (
     start_timeline,
     stop_timeline,
 )
+from .async_calls import (
+    allgather_async,
+    allreduce_async,
+    allreduce_async_,
+    alltoall_async,
+    broadcast_async,
+    broadcast_async_,
+    grouped_allreduce,
+    grouped_allreduce_async,
+    join,
+    pause,
+    poll,
+    reducescatter_async,
+    synchronize,
+)
 from .config import Membership, Settings
+from .consistency import check_same
 from .context import Context
 from .engine.process_sets import UnknownProcessSetError
 from .engine.request import Handle
@@ -65,24 +81,8 @@ from .errors import (
     StartupError,
     UnsupportedDtypeError,
 )
-from .named import (
-    allgather_async,
-    allreduce_async,
-    allreduce_async_,
-    alltoall_async,
-    broadcast_async,
-    broadcast_async_,
-    grouped_allreduce,
-    grouped_allreduce_async,
-    join,
-    pause,
-    poll,
-    reducescatter_async,
-    synchronize,
-)
 from .ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
 from .process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
-from .same import check_same
 from .version import __version__
 
 __all__ = [

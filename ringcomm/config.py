@@ -12,11 +12,11 @@ import os
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-from . import values
+from . import parsing
 from .endpoints import parse_endpoint
 from .errors import ConfigError
 from .keys import read_key
-from .misspelt import misspelt
+from .unknown_settings import misspelt
 
 PREFIX = "RINGCOMM_"
 
@@ -37,37 +37,37 @@ class Settings:
         "commas (`eth0`, `en*`, `192.168.1.0/24`, `!docker*`). Empty: every interface that proves to work.",
     )  # fmt: skip
     start_timeout_s: float = _setting(
-        60.0, "START_TIMEOUT", values.positive_seconds,
+        60.0, "START_TIMEOUT", parsing.positive_seconds,
         "Seconds that ranks wait for each other in `init`.",
     )  # fmt: skip
     timeout_s: float = _setting(
-        0.0, "TIMEOUT", values.limit,
+        0.0, "TIMEOUT", parsing.limit,
         "Seconds without a single byte from a peer after which a collective gives up and names that peer, "
         "whatever it does and has announced. 0: as long as `LATE_AFTER` and `DEAD_AFTER` allow; where they "
         "do not hold (groups of `torch.distributed`), 600.",
     )  # fmt: skip
     segment_bytes: int = _setting(
-        0, "SEGMENT_BYTES", values.size_or_zero,
+        0, "SEGMENT_BYTES", parsing.size_or_zero,
         "How much is received before it is reduced. Should stay in the processor's cache. 0: what suits the "
         "link, 1 MiB where ranks read each other's memory and 256 KiB elsewhere.",
     )  # fmt: skip
     spin_us: float = _setting(
-        200.0, "SPIN_US", values.microseconds,
+        200.0, "SPIN_US", parsing.microseconds,
         "Microseconds for which a waiting call polls before it sleeps, giving the processor away between two "
         "looks; five times as long where the ranks on a host outnumber its cores.",
     )  # fmt: skip
     algorithm: str = _setting(
-        "", "ALGORITHM", values.algorithm,
+        "", "ALGORITHM", parsing.algorithm,
         "Forces the allreduce algorithm: `one_shot`, `direct`, `doubling`, `ring` or `hierarchical` (several "
         "hosts with equally many ranks; `direct` elsewhere). Empty: chosen by size and what was measured.",
     )  # fmt: skip
     measure: bool = _setting(
-        True, "MEASURE", values.flag,
+        True, "MEASURE", parsing.flag,
         "Measure latencies and speeds when a job starts, choose algorithms by them, and give slow links "
         "smaller shares. Off on any rank: algorithms are chosen by rule.",
     )  # fmt: skip
     transport: str = _setting(
-        "auto", "TRANSPORT", values.transport,
+        "auto", "TRANSPORT", parsing.transport,
         "How ranks of one host exchange data: `auto` (the first of these that works), `memory` (each reads "
         "the other's memory), `shm` (memory that both share), `unix` (Unix sockets) or `tcp`.",
     )  # fmt: skip
@@ -78,29 +78,29 @@ class Settings:
         "between hosts less than 2 ms apart, because it paces even the loopback.",
     )  # fmt: skip
     fusion_bytes: int = _setting(
-        64 * 1024 * 1024, "FUSION_THRESHOLD", values.size_or_zero,
+        64 * 1024 * 1024, "FUSION_THRESHOLD", parsing.size_or_zero,
         "Most bytes of small tensors that the engine sends as one. 0: each on its own.",
     )  # fmt: skip
     cycle_ms: float = _setting(
-        1.0, "CYCLE_TIME", values.milliseconds,
+        1.0, "CYCLE_TIME", parsing.milliseconds,
         "Milliseconds that a tensor may wait for others to be sent with, unless somebody waits for it.",
     )  # fmt: skip
     dead_after_s: float = _setting(
-        30.0, "DEAD_AFTER", values.seconds,
+        30.0, "DEAD_AFTER", parsing.seconds,
         "After how many seconds without a sign of life a rank counts as dead: its process is stopped or cut "
         "off, or a C call keeps the interpreter lock. For as long may a transfer stand still. 0: never.",
     )  # fmt: skip
     cache_capacity: int = _setting(
-        4096, "CACHE_CAPACITY", values.count,
+        4096, "CACHE_CAPACITY", parsing.count,
         "For how many tensors the engine remembers what they are, so that a few bytes announce them.",
     )  # fmt: skip
     stall_warning_s: float = _setting(
-        60.0, "STALL_WARNING", values.seconds,
+        60.0, "STALL_WARNING", parsing.seconds,
         "After how many seconds rank 0 warns that some ranks have not come to the collective in which others "
         "wait, with their Python stacks. 0: never.",
     )  # fmt: skip
     late_after_s: float = _setting(
-        600.0, "LATE_AFTER", values.seconds,
+        600.0, "LATE_AFTER", parsing.seconds,
         "After how many seconds a collective fails to which some ranks have not come, although they live. "
         "0: never. `with ringcomm.pause(...)` stops this clock.",
     )  # fmt: skip
@@ -111,11 +111,11 @@ class Settings:
         "rank 0: a Chrome trace. Empty: nothing.",
     )  # fmt: skip
     timeline_mark_cycles: bool = _setting(
-        False, "TIMELINE_MARK_CYCLES", values.flag,
+        False, "TIMELINE_MARK_CYCLES", parsing.flag,
         "Mark in the timeline whenever the engine is told what to run.",
     )  # fmt: skip
     autotune: bool = _setting(
-        False, "AUTOTUNE", values.flag,
+        False, "AUTOTUNE", parsing.flag,
         "Try fusion thresholds and cycle times while the job runs, and keep the best.",
     )  # fmt: skip
     autotune_log: str = _setting(
@@ -123,7 +123,7 @@ class Settings:
         "File of rank 0 for what autotuning has measured, as CSV. Empty: none.",
     )  # fmt: skip
     flight_recorder: int = _setting(
-        1000, "FLIGHT_RECORDER", values.whole,
+        1000, "FLIGHT_RECORDER", parsing.whole,
         "How many of its last operations each rank remembers, to be looked at when a job fails or stands "
         "still. 0: none, and no diagnosis.",
     )  # fmt: skip
@@ -134,18 +134,18 @@ class Settings:
         "without `ringrun`, nothing is written.",
     )  # fmt: skip
     check_every: int = _setting(
-        0, "CHECK_EVERY", values.whole,
+        0, "CHECK_EVERY", parsing.whole,
         "After how many steps of an optimizer it is checked that all ranks have the same parameters, bit by "
         "bit. 0: never.",
     )  # fmt: skip
     encrypt: bool = _setting(
-        False, "ENCRYPT", values.flag,
+        False, "ENCRYPT", parsing.flag,
         "Encrypt all TCP connections by TLS 1.3, with a certificate for this job alone that `ringrun` makes "
         "and hands to its processes. Without `ringrun`: insist on it; the key file must hold a certificate "
         "(`python -m ringcomm.newkey --encrypt FILE`). What stays in one host's memory is not encrypted.",
     )  # fmt: skip
     verbose: bool = _setting(
-        False, "VERBOSE", values.flag,
+        False, "VERBOSE", parsing.flag,
         "Rank 0 logs the table of links and which interface each one uses, and which algorithm serves which "
         "messages.",
     )  # fmt: skip

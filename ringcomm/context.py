@@ -18,7 +18,7 @@ from .collectives import Collectives
 from .config import Membership, Settings, misspelt_variables
 from .engine.engine import Engine
 from .errors import describe_error
-from .flight import Facts, FlightRecorder
+from .flight_recorder import Facts, FlightRecorder
 from .rendezvous.client import Joined, Peer, join
 from .rendezvous.embedded import EmbeddedRendezvous
 from .schedule.select import Selector

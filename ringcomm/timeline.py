@@ -15,10 +15,10 @@ import time
 from pathlib import Path
 from typing import IO, Any, Callable, Dict, List, Optional, Sequence, Set, Union
 
-from .engine.alone import OwnTrace
 from .engine.engine import Engine
-from .engine.observe import Observer, now_us
-from .engine.vigil import Vigil
+from .engine.heartbeat import Vigil
+from .engine.observer import Observer, now_us
+from .engine.single_rank import OwnTrace
 from .errors import ConfigError, Misuse, RingcommError
 
 logger = logging.getLogger("ringcomm")

@@ -16,8 +16,8 @@ LEVELS: Dict[int, List[List[str]]] = {
     # Each list is one family of siblings, every one of which may import those before it.
     0: [
         [
-            "version", "errors", "ops", "dtypes", "certificate", "keys", "newkey", "endpoints", "values",
-            "misspelt", "config", "clock",
+            "version", "errors", "ops", "dtypes", "certificate", "keys", "newkey", "endpoints", "parsing",
+            "unknown_settings", "config", "clock",
         ],
     ],
     1: [
@@ -25,89 +25,100 @@ LEVELS: Dict[int, List[List[str]]] = {
         [
             "schedule.steps", "schedule.streams", "schedule.ring", "schedule.direct", "schedule.doubling",
             "schedule.tree", "schedule.hierarchy", "schedule.verify", "schedule.cost", "schedule.shares",
-            "schedule.sounding", "schedule.choose", "schedule.select",
+            "schedule.calibration", "schedule.choose", "schedule.select",
         ],
     ],
     2: [
         [
             "transport.base", "transport.subset", "transport.memory", "transport.secure", "transport.tls",
-            "transport.encryption", "transport.pages", "transport.tcp", "transport.framed", "transport.shm",
-            "transport.vm",
-            "transport.local", "transport.nics", "transport.routes", "transport.reactor",
-            "transport.allowance", "transport.connect", "transport.accept",
+            "transport.encryption", "transport.huge_pages", "transport.tcp", "transport.framed",
+            "transport.shm", "transport.process_memory", "transport.local", "transport.nics",
+            "transport.routes", "transport.reactor", "transport.rate_limit", "transport.connect",
+            "transport.accept",
         ],
     ],
     3: [
         [
             "collective.reduce", "collective.flows", "collective.progress", "collective.execute",
-            "collective.short", "collective.drive", "collective.calls", "collective.sites",
-            "collective.journal", "collective.runner",
-            "collective.measure",
+            "collective.short", "collective.drive", "collective.calls", "collective.call_sites",
+            "collective.call_history", "collective.runner", "collective.measure",
         ],
         [
-            "rendezvous.actions", "rendezvous.roster", "rendezvous.blame", "rendezvous.routing",
-            "rendezvous.table", "rendezvous.waiting", "rendezvous.state", "rendezvous.probe",
-            "rendezvous.mesh",
-            "rendezvous.control", "rendezvous.reach", "rendezvous.client", "rendezvous.serving",
-            "rendezvous.server", "rendezvous.embedded", "rendezvous.__main__",
+            "rendezvous.actions", "rendezvous.membership", "rendezvous.root_cause", "rendezvous.routing",
+            "rendezvous.link_table", "rendezvous.pending_members", "rendezvous.state", "rendezvous.probe",
+            "rendezvous.links", "rendezvous.control", "rendezvous.connect_server", "rendezvous.client",
+            "rendezvous.message_server", "rendezvous.server", "rendezvous.embedded", "rendezvous.__main__",
         ],
     ],
     4: [
         [
-            "engine.request", "engine.journal", "engine.observe", "engine.carried", "engine.cache",
-            "engine.disagree", "engine.fusion", "engine.coordinator", "engine.tuning",
-            "engine.process_sets", "engine.adasum", "engine.perform", "engine.mailbox", "engine.liveness",
-            "engine.stacks", "engine.pending", "engine.tracing", "engine.alone", "engine.standing",
-            "engine.lines",
-            "engine.waiters", "engine.turns", "engine.loop", "engine.engine", "engine.vigil",
+            "engine.request", "engine.operation_history", "engine.observer", "engine.piggyback",
+            "engine.cache", "engine.mismatch", "engine.fusion", "engine.coordinator", "engine.tuning",
+            "engine.process_sets", "engine.adasum", "engine.bucket_runner", "engine.control_messages",
+            "engine.failure_detector", "engine.stacks", "engine.pending", "engine.tracing",
+            "engine.single_rank", "engine.progress_reports", "engine.peer_channels", "engine.waiters",
+            "engine.cycle", "engine.thread", "engine.engine", "engine.heartbeat",
         ],
         ["arrays.bridge", "arrays.rows"],
+        ["group.message_matching", "group.message_channel", "group.abort_watch"],
     ],
-    5: [["timeline", "flight", "collectives", "context", "api", "process_set", "named", "same", "__init__"]],
+    5: [
+        [
+            "timeline", "flight_recorder", "collectives", "context", "api", "process_set", "async_calls",
+            "consistency", "__init__",
+        ],
+    ],
     6: [
         [
             "_adapter.arguments", "_adapter.basics", "_adapter.common", "_adapter.compression",
-            "_adapter.gradients", "_adapter.names", "_adapter.host", "_adapter.callbacks", "_adapter.objects",
-            "_adapter.sampling", "_adapter.trees", "_adapter.elastic", "_adapter.parts", "_adapter.checking",
-            "_adapter.registry", "_adapter.compute",
+            "_adapter.gradients", "_adapter.names", "_adapter.graph_callbacks", "_adapter.callbacks",
+            "_adapter.objects", "_adapter.trees", "_adapter.checking",
+            "elastic.sampler", "elastic.state", "elastic.parts",
         ],
+        ["data_service.registry", "data_service.service"],
     ],
     7: [
         [
             "torch.tensors", "torch.compression", "torch.handles", "torch.collectives", "torch.state",
             "torch.sync_batch_norm", "torch.buckets", "torch.reducer", "torch.optimizer", "torch.elastic",
             "torch.__init__",
-            "tensorflow.bridge", "tensorflow.compression", "tensorflow.flow", "tensorflow.collectives",
-            "tensorflow.functions", "tensorflow.elastic", "tensorflow.gradients", "tensorflow.tape",
-            "tensorflow.sync_batch_norm", "tensorflow.legacy",
-            "keras.how", "keras.on_tensorflow", "keras.on_torch", "keras.on_jax",
-            "keras.backends",
-            "keras.values", "keras.optimizer", "keras.models", "keras.callbacks", "keras.elastic",
-            "keras.__init__",
-            "tensorflow.optimizer", "tensorflow.__init__",
-            "tensorflow.keras.callbacks", "tensorflow.keras.elastic",
-            "tensorflow.keras.models", "tensorflow.keras.__init__",
-            "tensorflow.data.__init__", "tensorflow.data.compute_service", "tensorflow.data.compute_worker",
+        ],
+        ["_tensorflow.bridge", "_tensorflow.compression", "_tensorflow.gradients", "_tensorflow.legacy"],
+        [
+            "keras.reduction_options", "keras.on_tensorflow", "keras.on_torch", "keras.on_jax",
+            "keras.backends", "keras.collectives", "keras.optimizer", "keras.models", "keras.callbacks",
+            "keras.elastic", "keras.__init__",
+        ],
+        [
+            "tensorflow.flow", "tensorflow.collectives", "tensorflow.functions", "tensorflow.elastic",
+            "tensorflow.tape", "tensorflow.sync_batch_norm", "tensorflow.optimizer", "tensorflow.__init__",
+            "tensorflow.keras.callbacks", "tensorflow.keras.elastic", "tensorflow.keras.models",
+            "tensorflow.keras.__init__", "tensorflow.data.__init__", "tensorflow.data.compute_service",
+            "tensorflow.data.compute_worker",
         ],
         [
             "testing.faulty", "testing.reference", "testing.simulation", "testing.driving",
             "testing.contract", "testing.cluster",
         ],
         [
-            "torch.distributed._version",
-            "torch.distributed._bridge", "torch.distributed._work", "torch.distributed._lane",
-            "torch.distributed._matching", "torch.distributed._channel", "torch.distributed._post",
-            "torch.distributed._reductions", "torch.distributed._collectives", "torch.distributed._store",
-            "torch.distributed._watch", "torch.distributed._monitored", "torch.distributed._face",
-            "torch.distributed._trace", "torch.distributed._company",
-            "torch.distributed._group", "torch.distributed._rendezvous", "torch.distributed.__init__",
+            "torch.distributed._version", "torch.distributed._bridge", "torch.distributed._work",
+            "torch.distributed._lane", "torch.distributed._post", "torch.distributed._reductions",
+            "torch.distributed._collectives", "torch.distributed._store", "torch.distributed._monitored",
+            "torch.distributed._group_base", "torch.distributed._trace",
+            "torch.distributed._group_transport", "torch.distributed._group",
+            "torch.distributed._rendezvous", "torch.distributed.__init__",
         ],
     ],
 }  # fmt: skip
 
+ACROSS = {"keras": {"torch", "_tensorflow"}, "tensorflow": {"keras", "_tensorflow"}}
+"""Families of level 7 (by package) whose modules may import those of other packages of the same level. Both
+directions between two packages would be a cycle; `test_adapter_packages_form_no_cycle` checks that."""
+
 ADAPTERS = {
     "torch": {"torch"},
     "distributed": {"torch"},
+    "_tensorflow": {"tensorflow"},
     "tensorflow": {"tensorflow"},
     "keras": {"keras", "torch", "jax"},
 }
@@ -119,18 +130,16 @@ LAZY_STEP_UP = ("api", "ringrun.function")
 """The one exception: ``ringcomm.run`` imports the launcher when it is called."""
 
 PURE = [
-    "errors", "ops", "dtypes", "values", "misspelt",
+    "errors", "ops", "dtypes", "parsing", "unknown_settings",
     "wire.frames", "wire.auth", "wire.messages", "schedule.*",
-    "collective.reduce", "transport.allowance", "transport.routes",
-    "rendezvous.actions", "rendezvous.roster", "rendezvous.blame",
-    "rendezvous.routing", "rendezvous.table", "rendezvous.waiting", "rendezvous.state", "engine.cache",
-    "engine.carried",
-    "engine.disagree",
-    "engine.fusion", "engine.coordinator", "engine.process_sets", "engine.pending", "engine.tuning",
-    "engine.liveness", "engine.standing", "collective.progress", "_adapter.arguments", "_adapter.compression",
-    "_adapter.gradients", "_adapter.names", "_adapter.sampling", "_adapter.trees",
-    "_adapter.registry",
-    "torch.distributed._matching",
+    "collective.reduce", "collective.progress", "transport.rate_limit", "transport.routes",
+    "rendezvous.actions", "rendezvous.membership", "rendezvous.root_cause", "rendezvous.routing",
+    "rendezvous.link_table", "rendezvous.pending_members", "rendezvous.state",
+    "engine.cache", "engine.piggyback", "engine.mismatch", "engine.fusion", "engine.coordinator",
+    "engine.process_sets", "engine.pending", "engine.tuning", "engine.failure_detector",
+    "engine.progress_reports", "group.message_matching",
+    "_adapter.arguments", "_adapter.compression", "_adapter.gradients", "_adapter.names", "_adapter.trees",
+    "elastic.sampler", "data_service.registry",
 ]  # fmt: skip
 IMPURE_MODULES = {
     "socket",
@@ -157,7 +166,8 @@ def modules() -> Dict[str, Path]:
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
-        if not name.endswith(".__init__") or name.split(".")[0] in ("__init__", *ADAPTERS):
+        public = ("__init__", *(adapter for adapter in ADAPTERS if not adapter.startswith("_")))
+        if not name.endswith(".__init__") or name.split(".")[0] in public:
             found[name] = path
     return found
 
@@ -196,6 +206,8 @@ def may_import(name: str, other: str) -> bool:
     level, family, place = PLACE[name]
     other_level, other_family, other_place = PLACE[other]
     if level == other_level:
+        if other.split(".")[0] in ACROSS.get(name.split(".")[0], ()):
+            return True
         return family == other_family and other_place < place
     return other_level < level
 
@@ -208,6 +220,27 @@ def test_every_module_has_its_place():
 def test_imports_only_from_below_or_before(name):
     inner = [other[len("ringcomm.") :] for other in imported_by(name) if other.startswith("ringcomm.")]
     assert [other for other in sorted(inner) if not may_import(name, other)] == []
+
+
+def test_adapter_packages_form_no_cycle():
+    graph: Dict[str, Set[str]] = {}
+    for name in PLACE:
+        if PLACE[name][0] == 7:
+            own = name.split(".")[0]
+            others = {other.split(".")[1] for other in imported_by(name) if other.startswith("ringcomm.")}
+            graph.setdefault(own, set()).update(others & (set(ADAPTERS) - {own}))
+    assert cycle(graph) == set()
+    assert cycle({**graph, "keras": graph["keras"] | {"tensorflow"}}) >= {"keras", "tensorflow"}
+
+
+def cycle(graph: Dict[str, Set[str]]) -> Set[str]:
+    """The nodes that are left when nodes without outgoing edges are taken away again and again."""
+    left = {name: set(others) for name, others in graph.items()}
+    while True:
+        done = {name for name, others in left.items() if not others & set(left)}
+        if not done:
+            return set(left)
+        left = {name: others for name, others in left.items() if name not in done}
 
 
 def test_the_launcher_is_imported_in_one_place_and_lazily():
@@ -273,30 +306,53 @@ def test_frameworks_are_imported_by_their_own_adapters_only(name):
 # ---- the launcher ----------------------------------------------------------------------------
 
 
+ROOMS = ("plan", "agent", "reach", "diagnosis", "show", "job")
+"""The packages of ringrun; a package imports only from those before it."""
+
+
+def launcher_modules() -> Dict[str, Path]:
+    """Every module of ringrun by its name without ``ringrun.``."""
+    found = {}
+    for path in sorted(LAUNCHER.rglob("*.py")):
+        parts = path.relative_to(LAUNCHER).with_suffix("").parts
+        if "horovod_shim" not in parts and parts[-1] != "__init__":
+            found[".".join(parts)] = path
+    return found
+
+
 def launcher_graph() -> Dict[str, Set[str]]:
     """Which modules of ringrun import which."""
-    names = {path.stem: path for path in LAUNCHER.glob("*.py")}
+    names = launcher_modules()
     graph = {}
     for name, path in names.items():
-        inner = {full.split(".")[1] for full in imports(path, "ringrun") if full.startswith("ringrun.")}
-        graph[name] = inner & set(names)
+        inner = set()
+        for full in imports(path, ".".join(["ringrun", *name.split(".")[:-1]])):
+            inside = full[len("ringrun.") :] if full.startswith("ringrun.") else ""
+            while inside and inside not in names:
+                inside = inside.rpartition(".")[0]
+            inner.add(inside)
+        graph[name] = inner - {""}
     return graph
 
 
 def test_the_launchers_modules_import_each_other_in_one_direction():
-    graph = launcher_graph()
-    done: Set[str] = set()
-    while len(done) < len(graph):
-        ready = {name for name in graph if name not in done and graph[name] <= done}
-        assert ready, f"these import each other in a circle: {sorted(set(graph) - done)}"
-        done |= ready
+    assert cycle(launcher_graph()) == set()
+
+
+def test_the_launchers_packages_import_each_other_in_one_direction():
+    for name, others in launcher_graph().items():
+        room = name.split(".")[0] if "." in name else None
+        for other in others:
+            above = other.split(".")[0] if "." in other else None
+            if room is not None and room != above:
+                assert above is not None and ROOMS.index(above) < ROOMS.index(room), (name, other)
 
 
 def test_the_launcher_knows_nothing_of_collectives():
     """It shares the configuration, the wire and the rendezvous with the core, and nothing above."""
-    for path in LAUNCHER.glob("*.py"):
-        for full in imports(path, "ringrun"):
+    for name, path in launcher_modules().items():
+        for full in imports(path, ".".join(["ringrun", *name.split(".")[:-1]])):
             if full.startswith("ringcomm."):
                 inside = full[len("ringcomm.") :]
                 above = ("collective", "collectives", "schedule", "arrays", "context", "api")
-                assert inside.split(".")[0] not in above, (path.name, full)
+                assert inside.split(".")[0] not in above, (name, full)

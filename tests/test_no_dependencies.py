@@ -12,16 +12,16 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 FRAMEWORKS = ["torch", "tensorflow", "keras", "jax", "mxnet", "cupy", "lightning", "horovod", "mpi4py"]
-LIMIT_S = 0.15
 
 PROBE = """
 import json, sys, time
+started = time.process_time()
 import numpy
-before = set(sys.modules)
-started, busy = time.perf_counter(), time.process_time()
+before, numpy_done = set(sys.modules), time.process_time()
 import ringcomm
-busy, took = time.process_time() - busy, time.perf_counter() - started
-print(json.dumps({"took_s": took, "busy_s": busy, "new": sorted(set(sys.modules) - before)}))
+done = time.process_time()
+new = sorted(set(sys.modules) - before)
+print(json.dumps({"numpy_s": numpy_done - started, "ringcomm_s": done - numpy_done, "new": new}))
 """
 
 
@@ -50,10 +50,10 @@ def test_no_framework_is_imported(measurements):
 
 
 def test_importing_is_quick(measurements):
-    """The best of several, in processor time: others may be using the machine."""
+    """Compared with importing NumPy in the same process, in processor time, so that load does not matter."""
     for item in measurements:
-        print(f"import took {item['took_s'] * 1000:.0f} ms, {item['busy_s'] * 1000:.0f} ms of them computing")
-    assert min(item["busy_s"] for item in measurements) < LIMIT_S
+        print(f"NumPy {item['numpy_s'] * 1000:.0f} ms, ringcomm after it {item['ringcomm_s'] * 1000:.0f} ms")
+    assert min(item["ringcomm_s"] / item["numpy_s"] for item in measurements) < 1.5
 
 
 def test_frameworks_that_are_broken_do_not_matter():

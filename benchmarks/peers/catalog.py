@@ -95,7 +95,7 @@ def _ringrun(ranks: int, worker: Command, _: Path) -> Command:
 
 @lru_cache(maxsize=None)
 def _settings() -> Tuple[str, ...]:
-    script = "from ringrun.environment import setting_variables as v; print(*v())"
+    script = "from ringrun.plan.environment import setting_variables as v; print(*v())"
     environ = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'launcher'}"}
     found = subprocess.run(python("-c", script), env=environ, capture_output=True, text=True)
     return tuple(found.stdout.split())

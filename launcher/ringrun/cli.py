@@ -17,9 +17,9 @@ import click
 from .flags import said_by, with_generated, write_options
 
 if TYPE_CHECKING:
-    from .launch import Options
-    from .outcome import Outcome
-    from .restarts import Attempts
+    from .job.launch import Options
+    from .job.outcome import Outcome
+    from .job.restarts import Attempts
 
 FLUSH_S = 5.0
 
@@ -54,7 +54,7 @@ class _Whole(click.IntRange):
 
 def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
-        from .launch import own_version
+        from .job.launch import own_version
 
         click.echo(f"ringrun {own_version()}, Python {sys.version.split()[0]}")
         ctx.exit()
@@ -62,7 +62,7 @@ def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 
 def _show_build(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
-        from .build import describe_build
+        from .show.build import describe_build
 
         click.echo(describe_build(), nl=False)
         ctx.exit()
@@ -131,8 +131,8 @@ def ringrun(command: Tuple[str, ...], dry_run: bool, print_config: bool, **given
 
 
 def _options(given: Any) -> Options:
-    from .launch import Options
-    from .ssh import SshOptions
+    from .job.launch import Options
+    from .reach.ssh import SshOptions
 
     said, given = said_by(given)
     ifaces = (*given["ifaces"], *([",".join(given["nics"])] if given["nics"] else []))
@@ -146,21 +146,21 @@ def _options(given: Any) -> Options:
 
 
 def _print_config(options: Options) -> None:
-    from .launch import effective_settings
-    from .tunables import describe
+    from .job.launch import effective_settings
+    from .plan.setting_sources import describe
 
     click.echo(describe(effective_settings(options, os.environ)), nl=False)
 
 
 def _run(options: Options, command: Tuple[str, ...], dry_run: bool) -> None:
-    from .launch import describe, prepare
+    from .job.launch import describe, prepare
 
     job = prepare(options, command)
     if dry_run:
         click.echo(describe(job), nl=False)
         return
-    from .console import DescriptorConsole
-    from .restarts import Attempts
+    from .job.restarts import Attempts
+    from .show.console import DescriptorConsole
 
     console = DescriptorConsole()
     attempts = Attempts(job, options.restarts, console)
@@ -196,7 +196,7 @@ def _leave(outcome: Outcome, console: Any) -> NoReturn:
 def _diagnose(words: List[str]) -> NoReturn:
     from ringcomm.errors import ConfigError
 
-    from .diagnose import USAGE, diagnose_folder
+    from .diagnosis.diagnose import USAGE, diagnose_folder
 
     if len(words) != 1 or words[0] in ("-h", "--help"):
         wanted = words in (["-h"], ["--help"])

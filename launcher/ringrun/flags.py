@@ -11,9 +11,9 @@ import click
 from ringcomm.config import Settings, parse_setting
 from ringcomm.errors import ConfigError
 
-from . import horovod
-from .horovod import Said
-from .tunables import shown_value
+from .plan import horovod
+from .plan.horovod import Said
+from .plan.setting_sources import shown_value
 
 BY_HAND = ("iface", "verbose")
 """Settings whose flags do more than set them: ``--iface HOST=SPEC`` may come for every host."""

@@ -15,14 +15,14 @@ import cloudpickle
 
 from ringcomm.errors import ConfigError, RingcommError
 
-from .console import Console
-from .job import Job
-from .launch import Options, prepare
-from .outcome import Outcome
-from .restarts import Attempts
-from .ssh import SshOptions
-from .tunables import from_values
-from .worker import Call, pack_call
+from .agent.worker import Call, pack_call
+from .job.launch import Options, prepare
+from .job.outcome import Outcome
+from .job.restarts import Attempts
+from .plan.job import Job
+from .plan.setting_sources import from_values
+from .reach.ssh import SshOptions
+from .show.console import Console
 
 
 class RemoteError(RingcommError):
@@ -91,7 +91,7 @@ def run_function(
         ifaces=() if iface is None else (iface,), said=from_values(more), config_file=config_file,
         ssh=SshOptions(ssh, ssh_port, ssh_identity_file),
     )  # fmt: skip
-    command = ["-m", "ringrun.worker"]
+    command = ["-m", "ringrun.agent.worker"]
     job = prepare(options, command, payload=b"", local_env=_import_path())
     payload = _pack(Call(fn, tuple(args), dict(kwargs or {})), by_value=not job.all_local)
     job = prepare_again(job, payload)

@@ -9,7 +9,7 @@ import numpy as np
 from ..errors import ConfigError
 from ..ops import ReduceOp
 from ..process_set import ProcessSet, global_process_set
-from . import host
+from . import graph_callbacks
 
 Multiplier = Union[float, Callable[[float], float]]
 
@@ -86,9 +86,10 @@ def averaged(logs: Dict[str, Any], process_set: ProcessSet = global_process_set)
     if not names or process_set.size() == 1:
         return {name: float(logs[name]) for name in names}
     values = np.array([float(logs[name]) for name in names], np.float64)
-    how = host.average(process_set, ReduceOp.AVERAGE)
+    how = graph_callbacks.average(process_set, ReduceOp.AVERAGE)
     # The names are in the name: ranks with other metrics get an error, not another metric's average.
-    (means,) = host.Batch([host.Allreduce(how, f"metrics: {', '.join(names)}")]).run([values])
+    operation = graph_callbacks.Allreduce(how, f"metrics: {', '.join(names)}")
+    (means,) = graph_callbacks.Batch([operation]).run([values])
     return {name: float(mean) for name, mean in zip(names, means)}
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Callable, Sequence, Tuple
 
 from .. import api
+from ..consistency import compare
 from ..process_set import ProcessSet, number_of
-from ..same import compare
 
 Named = Sequence[Tuple[str, Any]]
 

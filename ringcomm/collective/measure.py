@@ -22,8 +22,8 @@ import numpy as np
 
 from ..clock import monotonic
 from ..ops import Collective
+from ..schedule.calibration import Sounding, leaders, model_of, pairings
 from ..schedule.cost import CostModel
-from ..schedule.sounding import Sounding, leaders, model_of, pairings
 from ..schedule.steps import SOURCE, Recv, Send, Step
 from .runner import Runner
 

@@ -30,17 +30,17 @@ from ..schedule.choose import build_all_to_all
 from ..schedule.select import Selector
 from ..schedule.steps import Step, even_bounds
 from ..transport.base import Fabric, LinkClosed, Watch
-from ..transport.pages import LEAST_BYTES
+from ..transport.huge_pages import LEAST_BYTES
 from ..wire.frames import NO_OP, NO_ROOT
+from .call_history import CallJournal, Row
+from .call_sites import Site, call_site, site_text
 from .calls import Call, Plan
 from .drive import run
 from .execute import Part
 from .flows import SegmentPool
-from .journal import CallJournal, Row
 from .progress import Progress
 from .reduce import Kernel, kernel
 from .short import make_execution
-from .sites import Site, call_site, site_text
 
 _PLANS_KEPT = 512
 _NOTHING_TO_SUPPRESS: ContextManager[Any] = nullcontext()

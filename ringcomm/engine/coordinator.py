@@ -14,9 +14,9 @@ from ..errors import ProtocolError, RingcommError
 from ..ops import Collective
 from ..wire.messages import Message
 from .cache import IssuedIds
-from .carried import settle
-from .disagree import calls_text, innermost, mismatch_text, ranks_text, whereabouts
 from .fusion import Member, plan_buckets
+from .mismatch import calls_text, innermost, mismatch_text, ranks_text, whereabouts
+from .piggyback import settle
 from .request import Key, Signature
 
 DEADLOCK_S = 0.5

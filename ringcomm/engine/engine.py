@@ -9,11 +9,11 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import IO, Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
-from ..collective.journal import CallJournal
+from ..collective.call_history import CallJournal
+from ..collective.call_sites import call_site
 from ..collective.progress import Progress
 from ..collective.reduce import kernel
 from ..collective.runner import Reporter, Runner
-from ..collective.sites import call_site
 from ..config import Settings
 from ..dtypes import Array, code_of
 from ..errors import ConfigError, Misuse, ShapeError, UnsupportedDtypeError
@@ -22,15 +22,15 @@ from ..schedule.select import Selector
 from ..transport.base import Fabric, Lanes
 from ..wire.frames import NO_OP, NO_ROOT
 from .adasum import check_adasum
-from .alone import Alone
+from .bucket_runner import Performer
 from .coordinator import Coordinator, Tuning
-from .journal import OperationJournal
-from .lines import Limits, StopWatch
-from .loop import Loop
-from .observe import Observer
-from .perform import Performer
+from .observer import Observer
+from .operation_history import OperationJournal
+from .peer_channels import Limits, StopWatch
 from .process_sets import EVERYBODY, ProcessSets
 from .request import Handle, Request, Shape, Signature
+from .single_rank import Alone
+from .thread import Loop
 from .tracing import Sink
 from .tuning import Autotuner
 

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from ..errors import DuplicateNameError
 from ..wire.messages import Message
 from .cache import KnownIds
-from .carried import may_ride, pack
+from .piggyback import may_ride, pack
 from .request import Key, Request, Signature
 
 Work = Tuple[Signature, Optional[Request]]

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any, Callable, List, Optional, Sequence
 
 from ..wire.messages import Message
-from .mailbox import Mailbox
-from .observe import Observer, now_us
+from .control_messages import Mailbox
+from .observer import Observer, now_us
 
 Sink = Callable[[int, Sequence[Sequence[Any]]], None]
 """Takes a rank's events."""

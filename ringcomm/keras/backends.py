@@ -6,7 +6,7 @@ from typing import Any, List, Sequence
 
 import keras
 
-from .how import How
+from .reduction_options import How
 
 
 def reduce(how: How, gradients: Sequence[Any], variables: Sequence[Any]) -> List[Any]:

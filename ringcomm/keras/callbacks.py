@@ -10,10 +10,10 @@ import keras
 from .. import api
 from .._adapter.callbacks import Multiplier, Schedule, averaged, warmup
 from .._adapter.checking import StepCheck
-from .._adapter.parts import build, variables_of
+from ..elastic.parts import build, variables_of
 from ..process_set import ProcessSet, global_process_set
+from .collectives import broadcast_variables
 from .optimizer import check_reached
-from .values import broadcast_variables
 
 _logger = logging.getLogger(__name__)
 

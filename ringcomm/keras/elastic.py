@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Sequence
 
-from .._adapter.elastic import ObjectState, State, run
-from .._adapter.parts import PartsState, VariablesPart, check_built
+from ..elastic.parts import PartsState, VariablesPart, check_built
+from ..elastic.state import ObjectState, State, run
 from .callbacks import Callback
-from .values import as_array, broadcast_variables
+from .collectives import as_array, broadcast_variables
 
 __all__ = [
     "CommitStateCallback", "KerasState", "ObjectState", "State", "UpdateBatchStateCallback",

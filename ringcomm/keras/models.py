@@ -10,8 +10,8 @@ from .._adapter.compression import Compression
 from .._adapter.gradients import Reduction
 from ..ops import ReduceOp
 from ..process_set import global_process_set
-from .how import How
 from .optimizer import make_distributed
+from .reduction_options import How
 
 
 def load_model(

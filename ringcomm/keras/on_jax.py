@@ -8,9 +8,9 @@ import jax
 import numpy as np
 from jax.experimental import io_callback
 
-from .._adapter import host
+from .._adapter import graph_callbacks
 from .._adapter.names import group_name
-from .how import How
+from .reduction_options import How
 
 
 def reduce(how: How, gradients: Sequence[Any], variables: Sequence[Any]) -> List[Any]:
@@ -21,7 +21,8 @@ def reduce(how: How, gradients: Sequence[Any], variables: Sequence[Any]) -> List
     """
     pairs = [how.compression.compress(gradient) for gradient in gradients]
     travelling = [compressed for compressed, _ in pairs]
-    batch = host.Batch([host.Allreduce(how.reduction, group_name(variables, "keras"), len(travelling))])
+    name = group_name(variables, "keras")
+    batch = graph_callbacks.Batch([graph_callbacks.Allreduce(how.reduction, name, len(travelling))])
     shapes = [jax.ShapeDtypeStruct(item.shape, item.dtype) for item in travelling]
     results = io_callback(
         lambda *arrays: batch.run([np.asarray(array) for array in arrays]), shapes, *travelling, ordered=True

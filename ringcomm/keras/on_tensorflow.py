@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, List, Sequence
 
-from ..tensorflow.gradients import GradientReducer
-from .how import How
+from .._tensorflow.gradients import GradientReducer
+from .reduction_options import How
 
 
 def reduce(how: How, gradients: Sequence[Any], variables: Sequence[Any]) -> List[Any]:

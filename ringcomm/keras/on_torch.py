@@ -8,7 +8,7 @@ import torch
 
 from .._adapter.names import group_name
 from ..torch.handles import grouped_allreduce_async, synchronize
-from .how import How
+from .reduction_options import How
 
 
 def reduce(how: How, gradients: Sequence[Any], variables: Sequence[Any]) -> List[Any]:

@@ -9,12 +9,12 @@ import keras
 from .._adapter.arguments import predivided
 from .._adapter.compression import Compression
 from .._adapter.gradients import Groups, Reduction, chosen_groups
-from ..collective.sites import look_through
+from ..collective.call_sites import look_through
 from ..errors import BrokenInvariantError, ConfigError, NotOfferedError
 from ..ops import ReduceOp, op_of
 from ..process_set import ProcessSet, global_process_set
 from .backends import reduce
-from .how import How
+from .reduction_options import How
 
 look_through(keras)
 
@@ -220,8 +220,8 @@ def is_keras_2(thing: Any) -> bool:
 
 
 def _for_keras_2(optimizer: Any, passes: int, *how: Any) -> Any:
-    from ..tensorflow.gradients import GradientReducer
-    from ..tensorflow.legacy import make_distributed as make
+    from .._tensorflow.gradients import GradientReducer
+    from .._tensorflow.legacy import make_distributed as make
 
     if passes > 1:
         raise NotOfferedError("backward_passes_per_step needs Keras 3: tf_keras cannot accumulate gradients.")

@@ -29,9 +29,9 @@ from ..transport.tcp import SocketFabric, SocketLink
 from ..version import __version__
 from ..wire.auth import Claim, Purpose, job_digest
 from ..wire.messages import MAX_MESSAGE_BYTES, Message, MessageReader, encode
+from .connect_server import DIAL_S, Reached, reach
 from .control import ControlChannel, error_from
-from .mesh import Mesh
-from .reach import DIAL_S, Reached, reach
+from .links import Mesh
 
 logger = logging.getLogger("ringcomm.rendezvous")
 

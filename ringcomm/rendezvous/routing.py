@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from ..transport.nics import LOCAL, LOOPBACK
 from ..transport.routes import Attempt, choose_route, explain_no_route
-from .roster import Member
+from .membership import Member
 
 _NEAREST = {LOCAL: 0, LOOPBACK: 1}
 

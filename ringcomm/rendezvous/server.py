@@ -13,7 +13,7 @@ from ..version import __version__
 from ..wire.auth import Purpose
 from ..wire.messages import Message
 from .actions import Action, Drop, Notice, Seat, Tell, Timer
-from .serving import MessageServer
+from .message_server import MessageServer
 from .state import Phase, Rendezvous
 
 Handler = Callable[[Rendezvous, int, Message, float], List[Action]]

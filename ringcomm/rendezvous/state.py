@@ -18,11 +18,11 @@ from ..errors import ProtocolError
 from ..transport.routes import Attempt
 from ..wire.messages import Message
 from .actions import Action, Drop, Notice, Seat, Tell, Timer
-from .blame import EVIDENCE_S, NOBODY, SETTLE_S, VANISHED, Blame, Suspicion, Verdict
-from .roster import Member, Refusal, Roster
+from .link_table import link_rows, link_table
+from .membership import Member, Refusal, Roster
+from .pending_members import WaitingRoom
+from .root_cause import EVIDENCE_S, NOBODY, SETTLE_S, VANISHED, Blame, Suspicion, Verdict
 from .routing import NoRoute, choose_routes, routes_of
-from .table import link_rows, link_table
-from .waiting import WaitingRoom
 
 _PINGS = 6
 """How often members are asked for a sign of life within the time after which silence means death."""

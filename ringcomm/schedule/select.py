@@ -19,11 +19,11 @@ from __future__ import annotations
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from . import choose
+from .calibration import coarse_model
 from .choose import HIERARCHICAL, Steps
 from .cost import CostModel, predict
 from .hierarchy import Hosts, hosts_of
 from .shares import interface_shares, share_bounds
-from .sounding import coarse_model
 from .steps import even_bounds
 
 MODEL_MAX_RANKS = 32

@@ -18,7 +18,8 @@ compiled with ``jit_compile=True``, which cannot call anything outside.
 
 from .._adapter import common
 from .._adapter.common import *  # noqa: F403
-from ..named import join
+from .._tensorflow.compression import Compression
+from ..async_calls import join
 from . import elastic
 from .collectives import (
     allgather,
@@ -31,7 +32,6 @@ from .collectives import (
     grouped_reducescatter,
     reducescatter,
 )
-from .compression import Compression
 from .functions import (
     BroadcastGlobalVariablesHook,
     allgather_object,

@@ -6,14 +6,15 @@ from typing import Any, List, Optional, Sequence, Union
 
 import tensorflow as tf
 
-from .._adapter import host
+from .._adapter import graph_callbacks
 from .._adapter.arguments import reduction
 from .._adapter.gradients import Reduction
-from ..collective.sites import look_through
+from .._tensorflow import bridge
+from .._tensorflow.compression import Compression
+from ..collective.call_sites import look_through
 from ..ops import ReduceOp, op_of
 from ..process_set import ProcessSet, global_process_set
-from . import bridge, flow
-from .compression import Compression
+from . import flow
 
 look_through(tf)
 
@@ -217,7 +218,7 @@ def alltoall(
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Wait until every rank has come here. Outside of graphs only."""
-    host.Batch([host.Barrier(process_set)]).run([])
+    graph_callbacks.Batch([graph_callbacks.Barrier(process_set)]).run([])
 
 
 def _dense(tensors: Sequence[Any], what: str) -> List[tf.Tensor]:

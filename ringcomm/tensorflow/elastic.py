@@ -6,8 +6,8 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import tensorflow as tf
 
-from .._adapter.elastic import ObjectState, Part, State, run
-from .._adapter.parts import PartsState, VariablesPart, check_built
+from ..elastic.parts import PartsState, VariablesPart, check_built
+from ..elastic.state import ObjectState, Part, State, run
 from .functions import broadcast_variables
 
 __all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]

@@ -8,11 +8,11 @@ import numpy as np
 import tensorflow as tf
 
 from .. import api
-from .._adapter import host
+from .._adapter import graph_callbacks
 from .._adapter.gradients import Reduction
+from .._tensorflow import bridge
 from ..ops import ReduceOp
 from ..process_set import ProcessSet
-from . import bridge
 
 Tensors = List[tf.Tensor]
 
@@ -22,7 +22,7 @@ def reduce(how: Reduction, name: Optional[str], tensors: Sequence[tf.Tensor]) ->
 
     @tf.custom_gradient
     def forward(*inputs: tf.Tensor) -> Any:
-        operation = host.Allreduce(how, name, len(inputs))
+        operation = graph_callbacks.Allreduce(how, name, len(inputs))
         outputs = bridge.run([operation], inputs, _dtypes(inputs), _shapes(inputs))
         return outputs, lambda *gradients: reduce(how, _of(name), gradients)
 
@@ -37,7 +37,7 @@ def scatter(how: Reduction, name: Optional[str], tensors: Sequence[tf.Tensor]) -
 
     @tf.custom_gradient
     def forward(*inputs: tf.Tensor) -> Any:
-        operation = host.Reducescatter(how, name, len(inputs))
+        operation = graph_callbacks.Reducescatter(how, name, len(inputs))
         outputs = bridge.run([operation], inputs, _dtypes(inputs), _rows_unknown(inputs))
 
         def backward(*gradients: tf.Tensor) -> Any:
@@ -57,11 +57,11 @@ def gather(process_set: ProcessSet, name: Optional[str], tensors: Sequence[tf.Te
 
     @tf.custom_gradient
     def forward(*inputs: tf.Tensor) -> Any:
-        operation = host.Allgather(process_set, name, len(inputs))
+        operation = graph_callbacks.Allgather(process_set, name, len(inputs))
         outputs = bridge.run([operation], inputs, _dtypes(inputs), _rows_unknown(inputs))
 
         def backward(*gradients: tf.Tensor) -> Any:
-            averaged = reduce(host.average(process_set), _of(name), gradients)
+            averaged = reduce(graph_callbacks.average(process_set), _of(name), gradients)
             rows = tf.stack([tf.shape(item, tf.int64)[0] for item in inputs])
             label = None if name is None else bridge.unique_name(f"{name}.rows")
             (everybody,) = gather(process_set, label, [rows[tf.newaxis]])
@@ -80,11 +80,11 @@ def spread(
 
     @tf.custom_gradient
     def forward(*inputs: tf.Tensor) -> Any:
-        operation = host.Broadcast(root_rank, process_set, name, len(inputs))
+        operation = graph_callbacks.Broadcast(root_rank, process_set, name, len(inputs))
         outputs = bridge.run([operation], inputs, _dtypes(inputs), _shapes(inputs))
 
         def backward(*gradients: tf.Tensor) -> Any:
-            averaged = reduce(host.average(process_set), _of(name), gradients)
+            averaged = reduce(graph_callbacks.average(process_set), _of(name), gradients)
             return averaged if api.rank() == root_rank else [item * 0 for item in averaged]
 
         return outputs, backward
@@ -103,7 +103,7 @@ def exchange(
     @tf.custom_gradient
     def forward(rows: tf.Tensor, counts: tf.Tensor) -> Any:
         outputs = bridge.run(
-            [host.Alltoall(process_set, name)], [rows, counts], [rows.dtype, tf.int32],
+            [graph_callbacks.Alltoall(process_set, name)], [rows, counts], [rows.dtype, tf.int32],
             [*_rows_unknown([rows]), [None]],
         )  # fmt: skip
         received = outputs[1]

@@ -8,10 +8,10 @@ import numpy as np
 import tensorflow as tf
 
 from .. import api
-from .._adapter import host, objects
+from .._adapter import graph_callbacks, objects
+from .._tensorflow import bridge
 from ..errors import Misuse
 from ..process_set import ProcessSet, global_process_set
-from . import bridge
 
 tf1 = tf.compat.v1
 
@@ -36,7 +36,7 @@ def broadcast_variables(
         return tf.no_op() if not tf.executing_eagerly() else None
     values = [tf.convert_to_tensor(variable) for variable in listed]
     results = bridge.run(
-        [host.Broadcast(root_rank, process_set, bridge.unique_name("variables"), len(values))],
+        [graph_callbacks.Broadcast(root_rank, process_set, bridge.unique_name("variables"), len(values))],
         values,
         [value.dtype for value in values],
         [value.shape for value in values],

@@ -7,11 +7,11 @@ from typing import Any, Dict, List, Optional
 import tensorflow as tf
 
 from .._adapter.gradients import Groups
+from .._tensorflow.compression import Compression
+from .._tensorflow.gradients import GradientReducer, ReducingOptimizer
 from ..errors import ConfigError
 from ..ops import ReduceOp
 from ..process_set import ProcessSet, global_process_set
-from .compression import Compression
-from .gradients import GradientReducer, ReducingOptimizer
 
 tf1 = tf.compat.v1
 

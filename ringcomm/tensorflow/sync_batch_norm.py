@@ -7,9 +7,10 @@ from typing import Any
 import tensorflow as tf
 
 from .._adapter.gradients import Reduction
+from .._tensorflow import bridge
 from ..ops import ReduceOp
 from ..process_set import ProcessSet, global_process_set
-from . import bridge, flow
+from . import flow
 
 
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):

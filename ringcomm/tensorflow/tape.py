@@ -7,10 +7,10 @@ from typing import Any, Dict, List, Sequence, Tuple
 import tensorflow as tf
 
 from .._adapter.gradients import Groups
+from .._tensorflow.compression import Compression
+from .._tensorflow.gradients import GradientReducer
 from ..ops import ReduceOp
 from ..process_set import ProcessSet, global_process_set
-from .compression import Compression
-from .gradients import GradientReducer
 
 _classes: Dict[Any, Any] = {}
 

@@ -8,9 +8,9 @@ import torch
 from torch.utils.data import Sampler
 
 from .. import api
-from .._adapter.elastic import DictPart, ObjectState, Part, State, run
-from .._adapter.parts import PartsState
-from .._adapter.sampling import plan_share
+from ..elastic.parts import PartsState
+from ..elastic.sampler import plan_share
+from ..elastic.state import DictPart, ObjectState, Part, State, run
 from .state import broadcast_optimizer_state, broadcast_parameters
 
 __all__ = [

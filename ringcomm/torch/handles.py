@@ -8,7 +8,7 @@ import torch
 
 from .. import api
 from .._adapter.arguments import reduction, row_counts, scattered_reduction, wire_name
-from ..collective.sites import look_through
+from ..collective.call_sites import look_through
 from ..engine.request import Handle
 from ..errors import ConfigError
 from ..ops import ReduceOp, op_of

@@ -30,8 +30,8 @@ from typing import Callable, Dict, Optional, Sequence
 from ..clock import monotonic
 from ..errors import AuthenticationError, ProtocolError
 from ..wire.auth import FIRST_BYTES, MAGIC, Claim, Responder, parting_answer, unencrypted_peer
-from .allowance import Allowance
 from .connect import BACKLOG, trust
+from .rate_limit import Allowance
 from .reactor import READ, Reactor
 from .secure import UNENCRYPTED, Encryption, SecureSocket
 

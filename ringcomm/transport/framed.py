@@ -11,7 +11,8 @@ whose other seven are a length, and a place; behind some of them come bytes::
 
 How bytes get there and back is the affair of the two kinds of links:
 :class:`~ringcomm.transport.shm.SharedLink` has rings of shared memory, and
-:class:`~ringcomm.transport.vm.ReadingLink` may also read the memory of the process at the other end.
+:class:`~ringcomm.transport.process_memory.ReadingLink` may also read the memory of the process at
+the other end.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which way the ranks of one host exchange data: found out by trying, once, when a link is made.
 
-Reading each other's memory (:mod:`~ringcomm.transport.vm`) and memory that both share
+Reading each other's memory (:mod:`~ringcomm.transport.process_memory`) and memory that both share
 (:mod:`~ringcomm.transport.shm`), each if it is possible, and else the Unix socket itself, as a plain stream.
 """
 
@@ -12,9 +12,9 @@ import struct
 from typing import Dict, Mapping, Optional
 
 from ..errors import StartupError
+from .process_memory import PeerMemory, ReadingLink, address_of, available
 from .shm import Ring, SharedLink
 from .tcp import SocketLink, choose_congestion
-from .vm import PeerMemory, ReadingLink, address_of, available
 
 _TOKEN_BYTES = 32
 _HELLO = struct.Struct(f"<Q{_TOKEN_BYTES}s")
@@ -39,7 +39,7 @@ class Trial:
     blocking, with a timeout.
 
     Args:
-        wish: one of :data:`ringcomm.values.TRANSPORTS`.
+        wish: one of :data:`ringcomm.parsing.TRANSPORTS`.
     """
 
     def __init__(self, sock: socket.socket, wish: str, crowded: bool = False) -> None:

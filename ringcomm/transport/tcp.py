@@ -9,7 +9,7 @@ import threading
 from typing import Dict, Mapping, Optional, Sequence, Tuple
 
 from .base import Fabric, Link, LinkClosed, Views, Watch
-from .pages import HugePages
+from .huge_pages import HugePages
 from .secure import SecureSocket
 
 _MOST_VIEWS = 16

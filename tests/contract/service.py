@@ -20,9 +20,9 @@ from ringcomm.context import Context
 from ringcomm.rendezvous.actions import Notice, Seat
 from ringcomm.rendezvous.server import RendezvousServer
 from ringcomm.transport.accept import Acceptor
-from ringcomm.transport.allowance import Allowance
 from ringcomm.transport.connect import listen
 from ringcomm.transport.encryption import encryption_of
+from ringcomm.transport.rate_limit import Allowance
 from ringcomm.transport.reactor import Reactor
 from ringcomm.wire.auth import Claim, Purpose, job_digest
 

@@ -11,9 +11,9 @@ import pytest
 
 from ringcomm.certificate import make_certificate
 from ringcomm.transport.accept import ENCRYPTED_COSTS, GRACE_S, HANDSHAKE_S, MOST_HALF_OPEN
-from ringcomm.transport.allowance import Allowance
 from ringcomm.transport.connect import Dial
 from ringcomm.transport.encryption import encryption_of
+from ringcomm.transport.rate_limit import Allowance
 from ringcomm.transport.reactor import Reactor
 from ringcomm.wire.auth import Initiator
 from tests.contract.garbage import FORGED_PRELUDE, HELLO

@@ -11,7 +11,7 @@ from typing import Any, Callable, Iterator
 
 import pytest
 
-from ringcomm._adapter.compute import ComputeClient, ComputeService
+from ringcomm.data_service.service import ComputeClient, ComputeService
 from ringcomm.errors import (
     AuthenticationError,
     ConfigError,
@@ -87,7 +87,7 @@ def test_the_end_is_told_when_the_service_ends(service: ComputeService) -> None:
 
 TRAINS = """
 import sys
-from ringcomm._adapter.compute import ComputeClient
+from ringcomm.data_service.service import ComputeClient
 client = ComputeClient({"lo": [("127.0.0.1", int(sys.argv[1]))]}, bytes(range(32)))
 client.stay(20)
 client.stay(20)

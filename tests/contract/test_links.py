@@ -14,9 +14,9 @@ from ringcomm.transport.base import Watch
 from ringcomm.transport.connect import listen
 from ringcomm.transport.local import make_links
 from ringcomm.transport.memory import memory_fabrics
+from ringcomm.transport.process_memory import PeerMemory, ReadingLink
 from ringcomm.transport.tcp import SocketFabric, SocketLink
 from ringcomm.transport.tls import Tls
-from ringcomm.transport.vm import PeerMemory, ReadingLink
 
 
 def tcp_pair(address="127.0.0.1"):

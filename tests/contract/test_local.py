@@ -15,9 +15,9 @@ from ringcomm.errors import StartupError
 from ringcomm.testing.cluster import run_ranks
 from ringcomm.transport import local, shm
 from ringcomm.transport.local import make_links
+from ringcomm.transport.process_memory import PeerMemory, ReadingLink
 from ringcomm.transport.shm import RING_BYTES, Ring, SharedLink
 from ringcomm.transport.tcp import SocketLink
-from ringcomm.transport.vm import PeerMemory, ReadingLink
 from tests.contract.service import eventually, opened
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringcomm.rendezvous.mesh import Mesh
+from ringcomm.rendezvous.links import Mesh
 from ringcomm.transport.connect import Dial
 from ringcomm.transport.nics import LOOPBACK, Interface
 from ringcomm.transport.reactor import Reactor

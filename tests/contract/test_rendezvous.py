@@ -25,7 +25,7 @@ from ringcomm.errors import (
     StartTimeoutError,
     StartupError,
 )
-from ringcomm.rendezvous import client, control, mesh
+from ringcomm.rendezvous import client, control, links
 from ringcomm.rendezvous.embedded import EmbeddedRendezvous
 from ringcomm.rendezvous.state import Phase
 from ringcomm.transport.accept import MOST_HALF_OPEN, STRANGERS_AT_ONCE, STRANGERS_PER_S
@@ -49,7 +49,7 @@ def rank_ports(monkeypatch):
             ports.append(sock.getsockname()[1])
         return sock
 
-    monkeypatch.setattr(mesh, "listen", spy)
+    monkeypatch.setattr(links, "listen", spy)
     return ports
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ringcomm.consistency import compare
 from ringcomm.errors import DesyncError, MismatchError, Recoverable
-from ringcomm.same import compare
 from ringcomm.testing.cluster import run_ranks
 
 SHAPES = {"weight": (3, 4), "bias": (4,), "scale": (), "empty": (0, 2)}

@@ -10,8 +10,8 @@ import pytest
 
 from ringcomm.collective.progress import Progress
 from ringcomm.collective.runner import Reporter
-from ringcomm.engine.lines import Limits
-from ringcomm.engine.vigil import Vigil
+from ringcomm.engine.heartbeat import Vigil
+from ringcomm.engine.peer_channels import Limits
 from ringcomm.errors import PeerStalledError, ProtocolError
 from ringcomm.transport.tcp import SocketFabric, SocketLink
 from ringcomm.wire.messages import encode

@@ -11,9 +11,10 @@ from ringcomm.endpoints import parse_endpoint
 from ringcomm.errors import ConfigError, ProtocolError
 from ringcomm.keys import read_key
 from ringcomm.transport.encryption import encryption_of
-from ringrun import agent, tunables
-from ringrun.hosts import parse_hostfile, parse_hosts
-from ringrun.protocol import FRAME_LIMIT_BYTES, FrameReader, event_facts
+from ringrun.agent import agent
+from ringrun.plan import setting_sources
+from ringrun.plan.hosts import parse_hostfile, parse_hosts
+from ringrun.reach.protocol import FRAME_LIMIT_BYTES, FrameReader, event_facts
 from tests.fuzz import cases
 from tests.fuzz.cases import at_most, damaged, fuzz, pieces, values
 
@@ -88,7 +89,7 @@ line = st.tuples(
 @fuzz(st.lists(line, max_size=5).map("\n".join))
 def test_configuration_files(content):
     try:
-        tunables.effective([tunables.from_file(content, "file")])
+        setting_sources.effective([setting_sources.from_file(content, "file")])
     except ConfigError as problem:
         assert str(problem)
 

@@ -19,9 +19,10 @@ from ringcomm.rendezvous.state import Rendezvous
 from ringcomm.wire import frames, messages
 from ringcomm.wire.auth import Initiator, Responder
 from ringcomm.wire.messages import MessageReader, encode, validate
-from ringrun import agent, tunables
-from ringrun.hosts import parse_hostfile, parse_hosts
-from ringrun.protocol import FrameReader, event_facts
+from ringrun.agent import agent
+from ringrun.plan import setting_sources
+from ringrun.plan.hosts import parse_hostfile, parse_hosts
+from ringrun.reach.protocol import FrameReader, event_facts
 from tests.fuzz.cases import CASES, at_most
 from tests.fuzz.test_wire import DIALLING, JOB, KEY, RIGHT, challenge
 
@@ -134,7 +135,7 @@ def files(rng: random.Random) -> None:
             parse(text)
         except ConfigError:
             pass
-    tunables.effective([tunables.from_file(text, "f")])
+    setting_sources.effective([setting_sources.from_file(text, "f")])
 
 
 PARSERS = [handshake, control_message, header, rendezvous, agents, files]

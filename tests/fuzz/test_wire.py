@@ -10,14 +10,14 @@ import ssl
 import pytest
 from hypothesis import strategies as st
 
-from ringcomm._adapter.registry import Registry
 from ringcomm.certificate import make_certificate
 from ringcomm.config import Slot
+from ringcomm.data_service.registry import Registry
+from ringcomm.engine.control_messages import Mailbox
 from ringcomm.engine.coordinator import Coordinator
-from ringcomm.engine.mailbox import Mailbox
+from ringcomm.engine.cycle import _making_sense
 from ringcomm.engine.pending import Pending
 from ringcomm.engine.process_sets import ProcessSets
-from ringcomm.engine.turns import _making_sense
 from ringcomm.errors import AuthenticationError, ProtocolError, RingcommError, StartupError
 from ringcomm.rendezvous.actions import Seat, Timer
 from ringcomm.rendezvous.control import error_from
@@ -28,9 +28,9 @@ from ringcomm.transport.base import LinkClosed
 from ringcomm.transport.encryption import encryption_of
 from ringcomm.transport.local import make_links
 from ringcomm.transport.memory import memory_fabrics
+from ringcomm.transport.process_memory import PeerMemory, ReadingLink
 from ringcomm.transport.reactor import Reactor
 from ringcomm.transport.shm import Ring, SharedLink
-from ringcomm.transport.vm import PeerMemory, ReadingLink
 from ringcomm.wire import frames, messages
 from ringcomm.wire.auth import Claim, Initiator, Purpose, Responder, job_digest
 from ringcomm.wire.messages import MessageReader, encode, validate

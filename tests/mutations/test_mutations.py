@@ -47,7 +47,7 @@ BUGS = {
         "check_end_with_several_views and tls",
     ),
     "a generation ignored when somebody dials": Bug(
-        "rendezvous/mesh.py",
+        "rendezvous/links.py",
         "if claim.target != self.rank or claim.generation != self.generation:",
         "if claim.target != self.rank:",
         "tests/contract/test_mesh.py",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ringrun.hosts import parse_hostfile, parse_hosts
+from ringrun.plan.hosts import parse_hostfile, parse_hosts
 from tests.proc.test_ringrun_support import ROOT, SOURCES, Launched
 
 LIMIT_S = 100.0

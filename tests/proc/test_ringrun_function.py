@@ -11,8 +11,8 @@ from typing import Any, Dict, List
 import pytest
 
 from ringcomm.errors import ConfigError, RingcommError
-from ringrun.console import Console
 from ringrun.function import RemoteError, run_function
+from ringrun.show.console import Console
 
 
 class Kept(Console):

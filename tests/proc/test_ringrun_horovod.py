@@ -13,7 +13,7 @@ from tests.proc.test_ringrun_ssh import pytestmark as needs_ssh
 from tests.proc.test_ringrun_support import ROOT, Launched, ringrun
 
 __all__ = ["sshd"]  # a fixture
-SHIM = ROOT / "launcher" / "ringrun" / "horovod_shim" / "horovod"
+SHIM = ROOT / "launcher" / "ringrun" / "compat" / "horovod_shim" / "horovod"
 
 IDENTITY = """
 import os

@@ -16,7 +16,7 @@ from ringcomm.collective.flows import SegmentPool
 from ringcomm.collective.progress import Progress
 from ringcomm.collective.short import make_execution
 from ringcomm.dtypes import code_of
-from ringcomm.engine.lines import Limits, Lines
+from ringcomm.engine.peer_channels import Limits, Lines
 from ringcomm.errors import PeerLostError, PeerStalledError, RingcommError
 from ringcomm.ops import Collective
 from ringcomm.rendezvous.control import error_from

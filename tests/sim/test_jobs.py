@@ -49,9 +49,9 @@ def test_everything_that_can_go_wrong_does():
 def test_the_simulation_notices_mistakes(monkeypatch, broken):
     """... of the two kinds that matter: nobody says anything, or the wrong one is named."""
     if broken == "no beats":
-        monkeypatch.setattr("ringcomm.engine.liveness.Liveness.due", lambda self, now_s: False)
+        monkeypatch.setattr("ringcomm.engine.failure_detector.Liveness.due", lambda self, now_s: False)
     else:
-        monkeypatch.setattr("ringcomm.rendezvous.blame.Blame._cut_from", lambda *_: set())
+        monkeypatch.setattr("ringcomm.rendezvous.root_cause.Blame._cut_from", lambda *_: set())
     with pytest.raises(AssertionError, match="seed"):
         for seed in range(BLOCK):
             Simulated(seed).run()

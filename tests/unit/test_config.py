@@ -12,8 +12,8 @@ from ringcomm import config, keys
 from ringcomm.config import Membership, Settings, Slot, document, misspelt_variables
 from ringcomm.endpoints import format_endpoint, parse_endpoint
 from ringcomm.errors import ConfigError
+from ringcomm.parsing import ALGORITHMS
 from ringcomm.schedule import choose
-from ringcomm.values import ALGORITHMS
 
 KEY = bytes(range(32))
 JOB = {"RINGCOMM_SIZE": "3", "RINGCOMM_RENDEZVOUS": "10.0.0.1:5000", "RINGCOMM_KEY": KEY.hex()}

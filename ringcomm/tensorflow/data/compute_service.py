@@ -32,9 +32,9 @@ from typing import Any, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 import tensorflow as tf
 
 from ..._adapter.common import init, rank
-from ..._adapter.compute import ComputeClient
 from ...clock import Deadline
 from ...config import Membership, Settings
+from ...data_service.service import ComputeClient
 from ...endpoints import format_endpoint
 from ...errors import ConfigError, NotOfferedError, StartTimeoutError
 

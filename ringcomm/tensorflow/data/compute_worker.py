@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 from ..._adapter.common import init, rank, size
-from ..._adapter.compute import ComputeService
 from ..._adapter.objects import broadcast_object
 from ...config import Membership
+from ...data_service.service import ComputeService
 from ...errors import ConfigError
 from ..collectives import barrier
 from .compute_service import SIDES, TfDataServiceConfig, compute_worker_fn

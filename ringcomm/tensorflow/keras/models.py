@@ -7,10 +7,10 @@ from typing import Any, Dict, Optional, Sequence
 import tensorflow as tf
 
 from ..._adapter.compression import Compression
+from ..._tensorflow.gradients import GradientReducer
+from ..._tensorflow.legacy import make_distributed
 from ...keras import models
 from ...keras.optimizer import is_keras_2
-from ..gradients import GradientReducer
-from ..legacy import make_distributed
 
 
 def load_model(

@@ -14,8 +14,8 @@ import torch.distributed as _dist
 from . import _version  # noqa: F401 - it tells what others would only stumble over
 
 # isort: split
-from ._face import BACKEND
 from ._group import ProcessGroupRingcomm, create
+from ._group_base import BACKEND
 from ._monitored import monitored_barrier
 from ._rendezvous import register
 

@@ -14,14 +14,14 @@ import torch
 import torch.distributed as dist
 
 from ...clock import Deadline, Idleness
+from ...collective.call_sites import look_through, this_site
 from ...collective.runner import Runner
-from ...collective.sites import look_through, this_site
 from ...errors import Misuse, NotInitializedError, RingcommError
-from ...flight import Facts, FlightRecorder
+from ...flight_recorder import Facts, FlightRecorder
 from ._bridge import Flat
 from ._collectives import Collectives, Tensors
-from ._company import Company
-from ._face import GroupFace
+from ._group_base import GroupFace
+from ._group_transport import Company
 from ._lane import Lane
 from ._monitored import MonitoredBarrier
 from ._post import PostOffice

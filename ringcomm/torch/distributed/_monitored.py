@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from ...clock import Deadline
 from ...errors import PeerStalledError
+from ...group.abort_watch import GroupWatch
 from ._post import PostOffice
-from ._watch import GroupWatch
 from ._work import RingcommWork
 
 _OURS = 1

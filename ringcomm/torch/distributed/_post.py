@@ -8,9 +8,9 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ...clock import Deadline, give_way
 from ...errors import BrokenInvariantError, PeerLostError, PeerStalledError, RingcommError
+from ...group.message_channel import Channel
+from ...group.message_matching import Address, Matcher, Receive
 from ...transport.base import Fabric, LinkClosed
-from ._channel import Channel
-from ._matching import Address, Matcher, Receive
 from ._work import RingcommWork
 
 _LONGEST_WAIT_S = 3600.0

@@ -13,9 +13,9 @@ from typing import Any, Dict, List, Optional, Set, Union
 import torch
 
 from ... import api
-from ...engine.alone import OwnTrace
-from ...engine.observe import Observer
-from ...engine.vigil import Vigil
+from ...engine.heartbeat import Vigil
+from ...engine.observer import Observer
+from ...engine.single_rank import OwnTrace
 
 _home: Optional[weakref.ref[Union[Vigil, OwnTrace]]] = None
 _lock = threading.Lock()

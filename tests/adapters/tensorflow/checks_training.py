@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 import ringcomm.tensorflow as hvd
-from ringcomm._adapter.host import Batch
+from ringcomm._adapter.graph_callbacks import Batch
 from ringcomm.errors import PeerLostError
 from tests.adapters.jobs import close, numbers, same_everywhere
 from tests.adapters.tensorflow.modes import MODES, session_of_a_graph

@@ -178,7 +178,7 @@ def test_waiting_for_the_file_ends(tmp_path: Path) -> None:
 def test_a_service_that_is_incomplete_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     import tensorflow as tf
 
-    from ringcomm._adapter.compute import ComputeService
+    from ringcomm.data_service.service import ComputeService
     from ringcomm.tensorflow.data.compute_service import send_to_data_service, tf_data_service
 
     monkeypatch.setenv("RINGCOMM_IFACE", "lo")

@@ -9,10 +9,10 @@ import pytest
 pytest.importorskip("torch")
 
 from ringcomm.errors import MismatchError, ProtocolError
-from ringcomm.torch.distributed import _channel
-from ringcomm.torch.distributed._channel import SHORT_BYTES, Channel
+from ringcomm.group import message_channel
+from ringcomm.group.message_channel import SHORT_BYTES, Channel
+from ringcomm.group.message_matching import Arrival, Matcher, Receive
 from ringcomm.torch.distributed._lane import Lane
-from ringcomm.torch.distributed._matching import Arrival, Matcher, Receive
 from ringcomm.torch.distributed._work import RingcommWork
 from ringcomm.transport.memory import memory_fabrics
 
@@ -68,7 +68,7 @@ class TestMatcher:
 @pytest.mark.parametrize("capacity", [1, 7, 24, 25, 4096, 1 << 20])
 @pytest.mark.parametrize("seed", range(3))
 def test_every_message_arrives_whole_and_in_order(capacity, seed, monkeypatch):
-    monkeypatch.setattr(_channel, "SHORT_BYTES", 100)
+    monkeypatch.setattr(message_channel, "SHORT_BYTES", 100)
     chance = random.Random(seed)
     a, b = memory_fabrics(2, capacity)
     matchers = Matcher(), Matcher()

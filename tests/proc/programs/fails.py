@@ -14,7 +14,7 @@ import numpy as np
 import ringcomm as rc
 from ringcomm.collective.execute import Execution
 from ringcomm.collective.short import ShortExecution
-from ringcomm.rendezvous.mesh import Mesh
+from ringcomm.rendezvous.links import Mesh
 
 way, phase, culprit = sys.argv[1], sys.argv[2], int(sys.argv[3])
 own_rank = int(os.environ["RANK"])

@@ -9,8 +9,8 @@ import ringcomm as rc
 from ringcomm._adapter.arguments import predivided, reduction, row_counts, scattered_reduction, wire_name
 from ringcomm._adapter.basics import init
 from ringcomm._adapter.compression import Compression, is_elementwise, wire_dtype
-from ringcomm._adapter.sampling import plan_share
 from ringcomm._adapter.trees import put_together, take_apart
+from ringcomm.elastic.sampler import plan_share
 
 
 def test_reduction():

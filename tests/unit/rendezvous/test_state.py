@@ -9,7 +9,7 @@ import pytest
 
 from ringcomm.errors import ProtocolError
 from ringcomm.rendezvous.actions import Notice, Timer
-from ringcomm.rendezvous.blame import EVIDENCE_S, SETTLE_S, VANISHED
+from ringcomm.rendezvous.root_cause import EVIDENCE_S, SETTLE_S, VANISHED
 from ringcomm.rendezvous.state import Phase
 from tests.unit.rendezvous.simulated import VERSION, Job, attempt, offer, seats_of
 

@@ -11,9 +11,9 @@ from click.testing import CliRunner
 
 from ringcomm.config import Settings
 from ringrun import cli
-from ringrun.horovod import IGNORED, NAMES, REFUSED, VALUES
-from ringrun.launch import Options, effective_settings
-from ringrun.ssh import SshOptions
+from ringrun.job.launch import Options, effective_settings
+from ringrun.plan.horovod import IGNORED, NAMES, REFUSED, VALUES
+from ringrun.reach.ssh import SshOptions
 
 
 @pytest.fixture

@@ -97,7 +97,7 @@ def test_all_to_all(size):
 
 @pytest.mark.parametrize(
     "module",
-    ["choose", "cost", "direct", "doubling", "hierarchy", "ring", "shares", "sounding", "steps", "tree"],
+    ["choose", "cost", "direct", "doubling", "hierarchy", "ring", "shares", "calibration", "steps", "tree"],
 )
 def test_examples_in_docstrings(module):
     result = doctest.testmod(importlib.import_module(f"ringcomm.schedule.{module}"))

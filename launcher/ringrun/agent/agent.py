@@ -1,0 +1,399 @@
+"""The agent: ringrun's hands on one host. The launcher sends this very file over stdin.
+
+It uses the standard library and three modules that are sent along, so a host needs no more than
+Python 3.8 to be told what it lacks. On stdin come frames (kind, length): first the job as
+JSON, then perhaps a payload for the ranks, then commands. On stdout, after :data:`MARKER`, go
+frames (kind, rank, length): what ranks print, their results, and events as JSON.
+
+Nothing of the job outlives it. When stdin ends (the launcher or its ssh died) every process of the
+job is ended: by process group, by descent (orphans become this process's children), and by the
+job's mark in their environment. A guard, this process's parent, does the same should it be killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import struct
+import subprocess
+import sys
+import time
+from typing import Any, Dict, List, Optional, Tuple
+
+from ringrun.agent import checks, processes, recorders
+
+MARKER = b"\nringrun-agent/1\n"
+TO_LAUNCHER = struct.Struct("!BiI")  # kind, rank, length
+TO_AGENT = struct.Struct("!BQ")  # kind, length
+STDOUT, STDERR, RESULT, EVENT, RECORD = 1, 2, 3, 4, 5
+JSON, PAYLOAD = 1, 2
+CHECK = -1  # stands where a rank does: the trial import before the ranks start
+
+ENDING = ((signal.SIGTERM, 0.0), (signal.SIGKILL, 1.5))  # what to do to ranks, seconds from now
+LEFTOVER_S = 0.5  # what a rank leaves behind gets this long between SIGTERM and SIGKILL
+PAUSE_BYTES, RESUME_BYTES = 1 << 20, 1 << 18  # queued for the launcher: ranks wait above, go on below
+CHECK_LIMIT_S = 30.0
+
+
+class Child:
+    """A process that this agent started: a rank, or the check."""
+
+    def __init__(self, rank: int, process: subprocess.Popen[bytes], pipes: List[int]) -> None:
+        self.rank = rank
+        self.process = process
+        self.pipes = pipes
+        self.sent = 0  # the last signal we sent it
+
+
+class Agent:
+    """One event loop: commands in, output and events out, signals when they are due."""
+
+    def __init__(self, config: Dict[str, Any], payload: Optional[bytes], libc: Any) -> None:
+        self.config, self.libc = config, libc
+        self.key = processes.Shelf(config["key"].encode(), libc)
+        self.payload = None if payload is None else processes.Shelf(payload, libc)
+        self.argv: List[str] = [sys.executable if word is None else word for word in config["argv"]]
+        self.cwd = os.path.expanduser(config["cwd"])  # noqa: PTH111  no pathlib here
+        self.env = {name: value for name, value in os.environ.items() if name not in config["unset"]}
+        self.env.update(config["env"])
+        self.selector = selectors.DefaultSelector()
+        self.recorders = recorders.Recorders(
+            self.selector, lambda rank, line: self.send(RECORD, rank, line), lambda: self.event("asked")
+        )
+        self.inbox, self.outbox = bytearray(), bytearray()
+        self.children: Dict[int, Child] = {}
+        self.pipes: Dict[int, Tuple[int, int]] = {}  # descriptor: (kind, rank)
+        self.checked, self.check_output = "", bytearray()
+        self.paused = self.lost = self.finished = self.told = False
+        self.waiting = True  # until the launcher says go
+        self.agenda: List[Tuple[float, int]] = []  # (when, signal to all ranks)
+        self.leftovers: List[Tuple[float, int]] = []  # (when, process group to kill)
+        self.closing_since: Optional[float] = None
+        self.heard_at = time.monotonic()
+
+    # -- the loop ---------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Until everything has ended, and the launcher has been told or is gone."""
+        self.watch_signals()
+        os.set_blocking(0, False)
+        os.set_blocking(1, False)
+        self.selector.register(0, selectors.EVENT_READ, self.read_commands)
+        self.outbox += MARKER
+        self.prepare()
+        self.flush()
+        while not (self.finished and (self.lost or not self.outbox)):
+            for key, _ in self.selector.select(self.patience_s()):
+                key.data()
+            self.reap()
+            self.act()
+            self.flush()
+
+    def watch_signals(self) -> None:
+        """Wake the loop when a child ends; a signal to end means: end the job."""
+        reader, writer = os.pipe()
+        for descriptor in (reader, writer):
+            os.set_blocking(descriptor, False)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(signum, self.on_signal)
+        self.selector.register(reader, selectors.EVENT_READ, lambda: os.read(reader, 4096))
+
+    def on_signal(self, *_: object) -> None:
+        self.told = True
+
+    def patience_s(self) -> Optional[float]:
+        """Seconds until something is due."""
+        if self.finished:
+            return None
+        if self.closing_since is not None:
+            return 0.02
+        due = [when for when, _ in self.agenda + self.leftovers]
+        now = time.monotonic()
+        due += self.recorders.due()
+        if self.config["silence_s"]:
+            due.append(self.heard_at + self.config["silence_s"])
+        return max(0.0, min(due) - now) if due else None
+
+    def act(self) -> None:
+        """What the clock and the state ask for."""
+        now = time.monotonic()
+        if self.told or (self.config["silence_s"] and now - self.heard_at > self.config["silence_s"]):
+            self.told = False
+            self.launcher_gone()
+        self.recorders.act(now)
+        for when, pgid in [item for item in self.leftovers if item[0] <= now]:
+            self.leftovers.remove((when, pgid))
+            processes.kill_group(pgid, signal.SIGKILL)
+        for when, signum in [item for item in sorted(self.agenda) if item[0] <= now]:
+            self.agenda.remove((when, signum))
+            self.signal_all(signum)
+        if not self.children and not self.waiting and not self.finished:
+            self.close(now)
+
+    def signal_all(self, signum: int) -> None:
+        """Signal every rank's process group; SIGKILL also reaches those that left their group."""
+        for pid, child in self.children.items():
+            child.sent = signum
+            processes.kill_group(pid, signum)
+        if signum == signal.SIGKILL:
+            processes.kill(self.strays(), signum)
+
+    def strays(self) -> List[int]:
+        return processes.strays(self.config["job"], self.config["host_index"], os.getpid())
+
+    def close(self, now: float) -> None:
+        """All ranks have ended: end what they left behind, pass on what is in the pipes, say so."""
+        left = self.strays()
+        if self.closing_since is None:
+            self.closing_since = now
+            processes.kill(left, signal.SIGTERM)
+        spent = now - self.closing_since
+        if left and spent < LEFTOVER_S + 1.0:
+            if spent >= LEFTOVER_S:
+                processes.kill(left, signal.SIGKILL)
+        elif not self.pipes or self.lost or (not self.paused and spent > LEFTOVER_S + 1.5):
+            self.event("done")
+            self.finished = True
+
+    def launcher_gone(self) -> None:
+        """Nobody listens any more: end everything, quickly and on our own."""
+        if not self.lost:
+            self.lost, self.waiting = True, False
+            self.outbox.clear()
+            self.schedule(ENDING)
+            self.resume()
+
+    def schedule(self, steps: Any) -> None:
+        now = time.monotonic()
+        self.agenda += [(now + after_s, int(signum)) for signum, after_s in steps]
+
+    # -- to and from the launcher -------------------------------------------------------------
+
+    def read_commands(self) -> None:
+        try:
+            data = os.read(0, 65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.selector.unregister(0)
+            self.launcher_gone()
+            return
+        self.heard_at = time.monotonic()
+        self.inbox += data
+        while len(self.inbox) >= TO_AGENT.size:
+            _, length = TO_AGENT.unpack_from(self.inbox)
+            if len(self.inbox) < TO_AGENT.size + length:
+                break
+            self.obey(json.loads(bytes(self.inbox[TO_AGENT.size : TO_AGENT.size + length]).decode()))
+            del self.inbox[: TO_AGENT.size + length]
+
+    def obey(self, command: Dict[str, Any]) -> None:
+        if command["do"] == "go" and self.waiting:
+            self.waiting = False
+            self.env.update(command["env"])
+            for rank in self.config["ranks"]:
+                self.start_rank(rank)
+        elif command["do"] == "stop":
+            self.waiting = False
+            self.schedule(command["steps"])
+        elif command["do"] == "diagnose":
+            self.recorders.ask()
+
+    def event(self, name: str, rank: int = -1, **facts: Any) -> None:
+        self.send(EVENT, rank, json.dumps(dict(facts, event=name)).encode())
+
+    def send(self, kind: int, rank: int, data: bytes) -> None:
+        if not self.lost:
+            self.outbox += TO_LAUNCHER.pack(kind, rank, len(data)) + data
+            if len(self.outbox) > PAUSE_BYTES and not self.paused:
+                self.paused = True
+                for descriptor in self.pipes:
+                    self.selector.unregister(descriptor)
+
+    def flush(self) -> None:
+        """Write what the launcher takes; watch for room only while something is left."""
+        try:
+            while self.outbox and not self.lost:
+                del self.outbox[: os.write(1, bytes(self.outbox[:65536]))]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.launcher_gone()
+        watched = 1 in self.selector.get_map()
+        if self.outbox and not watched:
+            self.selector.register(1, selectors.EVENT_WRITE, self.flush)
+        elif watched and not self.outbox:
+            self.selector.unregister(1)
+        if self.paused and len(self.outbox) < RESUME_BYTES:
+            self.resume()
+
+    def resume(self) -> None:
+        if self.paused:
+            self.paused = False
+            for descriptor in self.pipes:
+                self.watch(descriptor)
+
+    # -- processes ----------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Look for what the ranks will need; say what is missing, or start the trial import."""
+        program = self.argv[0]
+        problem = checks.find_problem(self.config, program, self.cwd, self.env.get("PATH"))
+        if problem is not None:
+            self.give_up(problem)
+        elif self.config["python"] or self.config["horovod"]:
+            self.checked = program if self.config["python"] else sys.executable
+            self.start(CHECK, checks.check_argv(self.config, self.checked, self.cwd), self.env, ())
+            self.agenda.append((time.monotonic() + CHECK_LIMIT_S, signal.SIGKILL))
+        else:
+            self.event("ready", **checks.meeting_facts())
+
+    def give_up(self, facts: Dict[str, Any]) -> None:
+        self.waiting = False
+        self.event("problem", **facts)
+
+    def check_ended(self, how: Dict[str, Any]) -> None:
+        """The trial import is over."""
+        if self.waiting:
+            self.agenda.clear()  # there was its own time limit and nothing else
+        facts = checks.judge_check(bytes(self.check_output), self.checked, self.config["version"], how)
+        if "problem" in facts:
+            self.give_up(facts)
+            return
+        if self.config["horovod"]:
+            checks.put_horovod_first(self.env, facts["found"]["ringrun_at"])
+        self.event("ready", **facts, **checks.meeting_facts())
+
+    def start_rank(self, rank: Dict[str, Any]) -> None:
+        env = dict(self.env, **rank["env"])
+        argv, inherited = list(self.argv), [self.key.descriptor()]
+        env["RINGCOMM_KEY_FD"] = str(inherited[0])
+        result = -1
+        if self.payload is not None:
+            result, writer = os.pipe()
+            inherited += [self.payload.descriptor(), writer]
+            argv += [str(descriptor) for descriptor in inherited[1:]]
+        if self.config["flight"]:
+            inherited += self.recorders.open(rank["rank"], env)
+        try:
+            self.start(rank["rank"], argv, env, tuple(inherited), result)
+        except (OSError, subprocess.SubprocessError) as problem:
+            self.event("problem", rank["rank"], problem="start", path=argv[0], why=str(problem))
+            self.schedule(ENDING)
+        finally:
+            for descriptor in inherited:
+                os.close(descriptor)
+
+    def start(
+        self, rank: int, argv: List[str], env: Dict[str, str], inherited: Tuple[int, ...], result: int = -1
+    ) -> None:
+        libc, agent = self.libc, os.getpid()
+
+        def tie() -> None:  # in the child, before exec: it dies with this agent
+            processes.prctl(libc, processes.PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != agent:
+                os._exit(1)
+
+        (out, out_end), (err, err_end) = os.pipe(), os.pipe()
+        try:
+            process = subprocess.Popen(
+                argv, cwd=self.cwd, env=env, stdin=subprocess.DEVNULL, stdout=out_end, stderr=err_end,
+                pass_fds=inherited, start_new_session=True, preexec_fn=tie,
+            )  # fmt: skip
+        finally:
+            os.close(out_end)
+            os.close(err_end)
+        sources = [(out, STDOUT), (err, STDERR)] + ([(result, RESULT)] if result >= 0 else [])
+        self.children[process.pid] = Child(rank, process, [descriptor for descriptor, _ in sources])
+        for descriptor, kind in sources:
+            os.set_blocking(descriptor, False)
+            self.pipes[descriptor] = (kind, rank)
+            if not self.paused:
+                self.watch(descriptor)
+        if rank != CHECK:
+            self.recorders.started(rank, process.pid)
+            self.event("started", rank, pid=process.pid)
+
+    def watch(self, descriptor: int) -> None:
+        self.selector.register(descriptor, selectors.EVENT_READ, lambda: self.read_pipe(descriptor))
+
+    def read_pipe(self, descriptor: int) -> bool:
+        """Pass one chunk on; whether there may be more."""
+        if descriptor not in self.pipes:
+            return False
+        kind, rank = self.pipes[descriptor]
+        try:
+            data = os.read(descriptor, 65536)
+        except BlockingIOError:
+            return False
+        if not data:
+            del self.pipes[descriptor]
+            if descriptor in self.selector.get_map():
+                self.selector.unregister(descriptor)
+            os.close(descriptor)
+        elif rank == CHECK:
+            self.check_output += data
+        else:
+            self.send(kind, rank, data)
+        return bool(data)
+
+    def reap(self) -> None:
+        """Collect ended children, and orphans that were left to this process."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            child = self.children.pop(pid, None)
+            if child is None:
+                continue
+            killed = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+            code = None if killed else os.WEXITSTATUS(status)
+            child.process.returncode = -killed if killed else code  # it is reaped: Popen need not try
+            for descriptor in child.pipes:
+                for _ in range(16):  # what it wrote before it ended comes before the news that it did
+                    if not self.read_pipe(descriptor):
+                        break
+            if processes.kill_group(pid, signal.SIGTERM):
+                self.leftovers.append((time.monotonic() + LEFTOVER_S, pid))
+            how: Dict[str, Any] = {"code": code, "signal": killed, "sent": child.sent, "at": time.time()}
+            if child.rank == CHECK:
+                self.check_ended(how)
+            else:
+                self.recorders.ended(child.rank)
+                self.event("exit", child.rank, **how)
+
+
+def read_frame() -> bytes:
+    """The content of the next frame on stdin."""
+    return processes.read_exactly(TO_AGENT.unpack(processes.read_exactly(TO_AGENT.size))[1])
+
+
+def main() -> None:
+    """Read the job, split into guard and agent, serve the job, leave."""
+    config: Dict[str, Any] = json.loads(read_frame().decode())
+    libc = processes.load_libc()
+    processes.prctl(libc, processes.PR_SET_CHILD_SUBREAPER, 1)
+    guard = os.getpid()
+    child = os.fork()
+    if child:
+        processes.stand_guard(child, config["job"], config["host_index"])
+    processes.prctl(libc, processes.PR_SET_PDEATHSIG, signal.SIGTERM)
+    processes.prctl(libc, processes.PR_SET_CHILD_SUBREAPER, 1)
+    if os.getppid() != guard:
+        os._exit(1)
+    payload = read_frame() if config["payload"] else None
+    Agent(config, payload, libc).run()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+# ruff: noqa: PTH112, PTH208
+"""Processes of a job on one host: tie them to their parent, find them all, end them.
+
+Standard library only: the launcher sends this file along with :mod:`ringrun.agent.agent`, and uses it
+itself for the processes on its own machine.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any, Callable, Dict, List, NoReturn, Set
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+def load_libc() -> Any:
+    """The C library for calls that Python lacks, or None where ctypes cannot find it."""
+    try:
+        import ctypes
+
+        return ctypes.CDLL(None, use_errno=True)
+    except (ImportError, OSError):
+        return None
+
+
+def prctl(libc: Any, option: int, value: int) -> None:
+    """Linux's prctl; elsewhere nothing happens."""
+    if libc is not None and hasattr(libc, "prctl"):
+        libc.prctl(option, value, 0, 0, 0)
+
+
+def read_exactly(count: int) -> bytes:
+    """From stdin, blocking. If the launcher is gone this early there is nothing to do."""
+    data = bytearray()
+    while len(data) < count:
+        piece = os.read(0, min(count - len(data), 1 << 20))
+        if not piece:
+            os._exit(0)
+        data += piece
+    return bytes(data)
+
+
+class Shelf:
+    """Bytes that children read from an inherited descriptor: in anonymous memory, never in a file."""
+
+    def __init__(self, data: bytes, libc: Any) -> None:
+        self.data = data
+        self.fd = -1
+        create = getattr(os, "memfd_create", None)
+        if create is not None:
+            self.fd = create("ringrun")
+        elif hasattr(libc, "memfd_create"):  # a Python that was built against an old C library
+            self.fd = libc.memfd_create(b"ringrun", 1)
+        view = memoryview(data) if self.fd >= 0 else memoryview(b"")
+        while view:
+            view = view[os.write(self.fd, view) :]
+
+    def descriptor(self) -> int:
+        """A descriptor of its own for one child; the caller closes it."""
+        if self.fd >= 0:
+            return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY)
+        reader, writer = os.pipe()
+        if len(self.data) <= 4096:
+            os.write(writer, self.data)
+        elif os.fork() == 0:  # a pipe holds little: a child feeds it, and ends when the reader does
+            try:
+                os.close(reader)
+                view = memoryview(self.data)
+                while view:
+                    view = view[os.write(writer, view) :]
+            finally:
+                os._exit(0)
+        os.close(writer)
+        return reader
+
+
+def strays(job: str, host_index: int, root: int = 0) -> List[int]:
+    """Living processes of a job on this host, this one excepted (Linux; elsewhere none are found).
+
+    Args:
+        root: descendants of this process count too, marked or not.
+    """
+    marks = {b"RINGCOMM_JOB=" + job.encode(), b"RINGCOMM_SLOT=%d:" % host_index}
+    parents: Dict[int, int] = {}
+    found: Set[int] = set()
+    for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                stat = file.read()
+            state, parent = stat[stat.rindex(b")") + 2 :].split()[:2]
+            if state in b"ZX":
+                continue
+            parents[int(name)] = int(parent)
+            with open(f"/proc/{name}/environ", "rb") as file:
+                environ = file.read().split(b"\0")
+        except OSError:
+            continue  # it ended meanwhile, or belongs to somebody else
+        # RINGCOMM_SLOT=1:0 counts by its host alone.
+        if marks <= {
+            item.partition(b":")[0] + b":" if item[:14] == b"RINGCOMM_SLOT=" else item for item in environ
+        }:
+            found.add(int(name))
+    for pid in parents:
+        above, steps = parents[pid], 0
+        while root and above not in (0, 1, root) and steps < len(parents):
+            above, steps = parents.get(above, 0), steps + 1
+        if root and above == root:
+            found.add(pid)
+    return sorted(found - {os.getpid()})
+
+
+def kill(pids: List[int], signum: int) -> None:
+    """Signal processes; those that are gone already do not matter."""
+    for pid in pids:
+        try:
+            os.kill(pid, signum)
+        except (ProcessLookupError, PermissionError):
+            continue
+
+
+def kill_group(pgid: int, signum: int) -> bool:
+    """Signal a process group; whether there was anybody in it."""
+    try:
+        os.killpg(pgid, signum)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def sweep(job: str, host_index: int, root: int = 0, limit_s: float = 1.0) -> None:
+    """SIGKILL whatever is left of a job on this host, until nothing is (or time is up)."""
+    until = time.monotonic() + limit_s
+    while time.monotonic() < until:
+        left = strays(job, host_index, root)
+        if not left:
+            return
+        kill(left, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def stand_guard(child: int, job: str, host_index: int) -> NoReturn:
+    """The parent's whole life: wait for the agent, pass signals on, end what it should have ended."""
+    pass_on: Callable[..., None] = lambda signum, _: kill([child], signum)  # noqa: E731
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, pass_on)
+    _, status = os.waitpid(child, 0)
+    sweep(job, host_index, os.getpid())
+    os._exit(128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))

@@ -1,0 +1,115 @@
+"""What a rank runs for :func:`ringrun.function.run_function`: read a function, call it, hand back the result.
+
+``python -m ringrun.agent.worker PAYLOAD_DESCRIPTOR RESULT_DESCRIPTOR``: both are inherited from the agent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+import traceback
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import cloudpickle
+
+from ringcomm.errors import ConfigError, Misuse
+
+_NOT_SENT = (pickle.PicklingError, TypeError, AttributeError, RecursionError)
+"""How pickle says that something cannot travel."""
+
+
+class Call(NamedTuple):
+    """A function and its arguments."""
+
+    fn: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+
+
+def pack_call(call: Call, path: Sequence[str]) -> bytes:
+    """The payload: a line of JSON that says where to import from, then the pickle that may need it."""
+    try:
+        pickled: bytes = cloudpickle.dumps(tuple(call))
+    except _NOT_SENT as problem:
+        raise ConfigError(
+            f"{_culprit(call)} cannot be sent to other processes: {problem}. Make it inside the function."
+        ) from None
+    return json.dumps({"path": list(path)}).encode() + b"\n" + pickled
+
+
+def unpack_call(payload: bytes) -> Tuple[List[str], Callable[[], Call]]:
+    """The places to import from, and a function that unpickles the call once they are in use."""
+    head, _, pickled = payload.partition(b"\n")
+    return json.loads(head.decode())["path"], lambda: Call(*cloudpickle.loads(pickled))
+
+
+def pack_value(value: Any) -> bytes:
+    """A result, ready to travel."""
+    try:
+        data: bytes = cloudpickle.dumps({"ok": True, "value": value})
+    except _NOT_SENT as problem:
+        raise Misuse(
+            f"what the function returned, a {type(value).__name__}, cannot be sent back: {problem}. Return "
+            "numbers, arrays or texts."
+        ) from None
+    return data
+
+
+def _culprit(call: Call) -> str:
+    """What of a call cannot be pickled, as a person would point at it."""
+    parts = [(f"args[{index}]", value) for index, value in enumerate(call.args)]
+    for name, value in (*parts, *call.kwargs.items()):
+        try:
+            cloudpickle.dumps(value)
+        except _NOT_SENT:
+            return f"The function's argument {name}, a {type(value).__name__},"
+    return "The function, or something that it uses,"
+
+
+def pack_error(error: BaseException, skip: int) -> bytes:
+    """An exception, as text and, where it can be pickled, as itself; ``skip`` leaves out our own frames."""
+    trace = error.__traceback__
+    for _ in range(skip):
+        trace = trace.tb_next if trace is not None else None
+    facts: Dict[str, Any] = {
+        "ok": False,
+        "summary": "".join(traceback.format_exception_only(type(error), error)).strip(),
+        "traceback": "".join(traceback.format_exception(type(error), error, trace)),
+        "exception": _pickled(error),
+    }
+    data: bytes = cloudpickle.dumps(facts)
+    return data
+
+
+def _pickled(error: BaseException) -> Optional[bytes]:
+    """The exception alone, if it survives the journey (many demand arguments that a pickle lacks)."""
+    try:
+        data: bytes = cloudpickle.dumps(error)
+        cloudpickle.loads(data)
+    except Exception:  # noqa: BLE001  any class may define how it is pickled, and do it wrong in any way
+        return None
+    return data
+
+
+def main(payload_descriptor: int, result_descriptor: int) -> None:
+    """Run the call. An exception goes back as a result, and then ends this process as usual."""
+    for descriptor in (payload_descriptor, result_descriptor):
+        os.set_inheritable(descriptor, False)  # processes that the function starts must not keep them open
+    with open(payload_descriptor, "rb") as file:
+        path, unpickle = unpack_call(file.read())
+    sys.path += [item for item in path if item not in sys.path]
+    with open(result_descriptor, "wb") as results:
+        try:
+            call = unpickle()
+            results.write(pack_value(call.fn(*call.args, **call.kwargs)))
+        except Exception as error:
+            results.write(pack_error(error, skip=1))
+            if error.__traceback__ is not None:
+                error.__traceback__ = error.__traceback__.tb_next
+            raise
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,1 @@
+"""Other launchers' interfaces: the package `horovod` that scripts import under ``--horovod``."""

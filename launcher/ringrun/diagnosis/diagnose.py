@@ -1,0 +1,30 @@
+"""``ringrun diagnose DIR``: read again what the ranks of a failed job had to say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import List, Tuple
+
+from .records import read_records
+from .waiting import diagnose
+
+USAGE = """Usage: ringrun diagnose DIR
+
+  Who waited for whom in a job that failed, from the flight records that ringrun left in DIR.
+  (A program of this name is started by its path: ringrun ./diagnose.)
+"""
+
+
+def diagnose_folder(folder: Path) -> Tuple[str, int]:
+    """The text for the user, and the exit code: 0, or 1 if some of the files are no good.
+
+    Raises:
+        ConfigError: there is nothing to read.
+    """
+    reports, bad = read_records(folder)
+    paragraphs: List[str] = []
+    if reports:
+        paragraphs.append("\n".join(diagnose(reports)))
+    if bad:
+        paragraphs.append("\n".join(bad))
+    return "\n\n".join(paragraphs) + "\n", 1 if bad else 0

@@ -1,0 +1,280 @@
+"""What the user reads at the end, when something went wrong. Pure: facts in, text out."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+from ..agent.agent import CHECK_LIMIT_S
+from ..reach.ssh import other_python
+from .first_failure import Cause, Exit, Verdict, signal_name
+
+TRACEBACK_LINES = 40
+_HEAD = "Traceback (most recent call last):"
+_ERRORS = "ringcomm.errors."
+_MISMATCH = f"{_ERRORS}MismatchError:"
+_UNCAUGHT = re.compile(r"an uncaught ([\w.]+): (.*?)((?:; (?:its|their) last operation was .*)?\.)$")
+
+
+def box(title: str, paragraphs: Sequence[str], last: str = "") -> str:
+    """A box that is open to the right, so that long lines may wrap."""
+    lines = [f"╭─ ringrun: {title}"]
+    for index, paragraph in enumerate(paragraphs):
+        if index:
+            lines.append("│")
+        lines += [f"│ {line}".rstrip() for line in paragraph.splitlines()]
+    lines.append(f"╰─ {last}" if last else "╰─")
+    return "\n".join(lines) + "\n"
+
+
+def last_traceback(lines: Sequence[str]) -> str:
+    """The last Python traceback in what a rank wrote to stderr, or ""; of a long one not the middle."""
+    found = _traceback_lines(lines)
+    if len(found) > TRACEBACK_LINES:
+        left_out = len(found) - TRACEBACK_LINES
+        half = TRACEBACK_LINES // 2
+        found = [*found[:half], f"  … {left_out} lines left out …", *found[-half:]]
+    return "\n".join(found).rstrip()
+
+
+def is_shown_whole(lines: Sequence[str]) -> bool:
+    """Whether nothing of the last traceback in these lines is left out."""
+    return len(_traceback_lines(lines)) <= TRACEBACK_LINES
+
+
+def _traceback_lines(lines: Sequence[str]) -> List[str]:
+    starts = [index for index, line in enumerate(lines) if line.startswith(_HEAD)]
+    if not starts:
+        return []
+    found = [lines[starts[-1]]]
+    for line in lines[starts[-1] + 1 :]:
+        inside = line.startswith((" ", "\t"))
+        if not inside and not line and not found[-1].startswith((" ", "\t", _HEAD)):
+            break
+        found.append(line)
+    return found
+
+
+def shared_error(lines: Sequence[str]) -> str:
+    """The first line of the error of ringcomm's in which the last traceback ends, or "".
+
+    All ranks that raise it for the same reason read the same.
+    """
+    ends = (line for line in _traceback_lines(lines) if line.startswith(_ERRORS))
+    return next(ends, "")
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """``rank 2`` or ``ranks 0, 2-5``."""
+    runs: List[List[int]] = []
+    for rank in sorted(ranks):
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [
+        str(run[0]) if len(run) == 1 else ", ".join(map(str, run)) if len(run) == 2 else f"{run[0]}-{run[-1]}"
+        for run in runs
+    ]  # fmt: skip
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(parts)
+
+
+def failure_box(
+    verdict: Verdict, hosts: Mapping[int, str], host_names: Sequence[str], tails: Mapping[int, Sequence[str]],
+    diagnosis: str = "",
+) -> str:  # fmt: skip
+    """The one box: who failed first, where, how, with its last traceback; the others in one line.
+
+    Args:
+        hosts: for each rank, its host's name.
+        host_names: the hosts in the plan's order.
+        tails: for each rank, its last lines on stderr.
+        diagnosis: who waited for whom, if that is known.
+    """
+    cause = verdict.cause()
+    assert cause is not None
+    alike = _alike(verdict, cause, tails)
+    if alike and shared_error(tails.get(alike[0], ())).startswith(_MISMATCH):
+        title = "the ranks do not make the same calls"
+    elif cause.rank is None:
+        title = (
+            f"the host {host_names[cause.host_index or 0]} was lost first"
+            if cause.host_index is not None
+            else "the job failed"
+        )
+    else:
+        title = f"rank {cause.rank} on {hosts[cause.rank]} failed first: {cause.how}"
+    paragraphs = _body(cause, tails)
+    others = _others(verdict, cause, alike)
+    if others:
+        paragraphs.append(others)
+    if diagnosis:
+        paragraphs.append(_without_repetition(diagnosis, paragraphs))
+    return box(title, paragraphs, f"exit code {verdict.exit_code()}")
+
+
+def _body(cause: Cause, tails: Mapping[int, Sequence[str]]) -> List[str]:
+    paragraphs: List[str] = []
+    if cause.rank is None:
+        paragraphs.append(cause.how)
+        return paragraphs
+    hint = signal_hint(cause.exit)
+    if hint:
+        paragraphs.append(hint)
+    tail = tails.get(cause.rank, ())
+    traceback = last_traceback(tail)
+    if traceback:
+        paragraphs.append(traceback)
+    elif [line for line in tail if line.strip()]:
+        paragraphs.append("Its last words on stderr:\n" + "\n".join(list(tail)[-5:]))
+    if cause.detail and not traceback:
+        paragraphs.append(cause.detail)
+    return paragraphs
+
+
+def signal_hint(end: Optional[Exit]) -> str:
+    """What a signal usually means, where that is not plain."""
+    if end is None or end.signal is None or end.signal == end.sent:
+        return ""  # what ringrun did itself needs no explanation
+    name = signal_name(end.signal)
+    if name == "SIGKILL":
+        return (
+            "Somebody or something killed it with SIGKILL. When memory runs out, the kernel does that: "
+            "see `dmesg | grep -i oom` on that host."
+        )
+    if name in ("SIGSEGV", "SIGBUS", "SIGILL", "SIGABRT", "SIGFPE"):
+        return (
+            f"{name} is a crash in compiled code. PYTHONFAULTHANDLER=1 (-x PYTHONFAULTHANDLER=1) shows where."
+        )
+    return ""
+
+
+def _alike(verdict: Verdict, cause: Cause, tails: Mapping[int, Sequence[str]]) -> List[int]:
+    """The other ranks that failed with the very error that the box shows."""
+    error = "" if cause.rank is None else shared_error(tails.get(cause.rank, ()))
+    failed = [rank for rank, end in verdict.exits.items() if not end.ok and rank != cause.rank]
+    return sorted(rank for rank in failed if error and shared_error(tails.get(rank, ())) == error)
+
+
+def _without_repetition(diagnosis: str, paragraphs: Sequence[str]) -> str:
+    """A diagnosis in which errors that the paragraphs above show in full are only mentioned."""
+    above = "\n".join(paragraphs)
+
+    def mention(line: str) -> str:
+        found = _UNCAUGHT.search(line)
+        # What one rank has failed with, and no other, is short enough to stand beside what it did.
+        if found is None or not (found[1] == "MismatchError" or line.startswith("Ranks ")):
+            return line
+        # A mismatch may stand above without its class; other texts may be too short to tell by themselves.
+        if (found[2] if found[1] == "MismatchError" else f"{found[1]}: {found[2]}") not in above:
+            return line
+        return f"{line[: found.start()]}an uncaught {found[1]} (see above){found[3]}"
+
+    return "\n".join(mention(line) for line in diagnosis.splitlines())
+
+
+def _others(verdict: Verdict, cause: Cause, alike: Sequence[int]) -> str:
+    """One line for those who stopped because of it, and one for those who failed by themselves.
+
+    Args:
+        alike: those who failed with the same error.
+    """
+    ended = {
+        rank for rank, end in verdict.exits.items()
+        if rank != cause.rank and not (end.ok and rank not in verdict.secondary())
+    }  # fmt: skip
+    ended |= verdict.secondary() - {cause.rank}
+    if cause.host_index is not None:
+        ended -= {rank for rank in ended if rank not in verdict.exits}
+    alone = {rank for rank in ended - verdict.secondary() if not verdict.exits[rank].sent}
+    if cause.host_index is not None:
+        alone = set()  # the rendezvous may not have had the time to say so
+    lines = [f"{ranks_text(alike).capitalize()} failed with the same error."] if alike else []
+    ended, alone = ended - set(alike), alone - set(alike)
+    if ended - alone:
+        lines.append(f"{ranks_text(sorted(ended - alone)).capitalize()} stopped because of it.")
+    for how in sorted({verdict.exits[rank].describe() for rank in alone}):
+        ranks = [rank for rank in alone if verdict.exits[rank].describe() == how]
+        lines.append(f"{ranks_text(ranks).capitalize()} failed too: {how}.")
+    return "\n".join(lines)
+
+
+def problems_box(problems: Mapping[str, str], waiting: Sequence[str], hosts: int) -> str:
+    """The job did not start: one paragraph per host."""
+    title = (
+        "the job did not start"
+        if hosts == 1
+        else f"the job did not start: {len(problems)} of {hosts} hosts failed"
+    )
+    paragraphs = list(problems.values())
+    if waiting:
+        paragraphs.append(f"Not heard of until then: {', '.join(waiting)}.")
+    return box(title, paragraphs, "exit code 1")
+
+
+def host_problem(host: str, facts: Dict[str, Any], is_local: bool) -> str:
+    """What an agent found missing, as a paragraph with a remedy.
+
+    Args:
+        facts: the agent's ``problem`` event; see :mod:`ringrun.agent.checks`.
+    """
+    path = facts["path"]
+    there = f"{host}: there is no"
+    here = "" if is_local else " over there"
+    kind = facts["problem"]
+    if kind == "cwd":
+        return (
+            f"{there} directory {path}{here}. Ranks start in the directory that ringrun was started in. Make "
+            f"it, or name another one with --cwd {host}=PATH, or with cwd=PATH in the hostfile."
+        )
+    if kind == "interpreter":
+        return f"{there} Python at {path}{here}. {other_python(host)}"
+    if kind == "script" and is_local:
+        return f"{there} script {path}. Check its name, and the directory that you are in."
+    if kind == "script":
+        return (
+            f"{there} script {path}{here}. Copy it there (rsync -a, or a shared directory), or name the "
+            f"directory that it is in with --cwd {host}=PATH."
+        )
+    if kind == "program":
+        return (
+            f"{there} program {path} in PATH{here}, or it may not be run. Install it, or give its full path."
+        )
+    if kind == "shadow":
+        return (
+            f"{host}: {path} is next to what the ranks run, so `import horovod` would find that and not "
+            "ringcomm. Move or rename it, or leave out --horovod."
+        )
+    if kind == "start":
+        return f"{host}: {path} could not be started: {facts['why']}."
+    return f"{host}: {_interpreter_problem(facts)} {other_python(host)}"
+
+
+def _interpreter_problem(facts: Dict[str, Any]) -> str:
+    """What is wrong with the Python that the ranks would run."""
+    path, found = facts["path"], facts.get("found", {})
+    install = f"{found.get('python') or path} -m pip install"
+    if facts["problem"] == "old":
+        return f"{path} is Python {found['version']}, and ringcomm needs 3.8 or newer."
+    if facts["problem"] == "missing":
+        return (
+            f"{found['python']} cannot import {found['missing']} ({found['why']}). "
+            f"Install it there: {install} {found['missing']}"
+        )
+    if facts["problem"] == "version":
+        return (
+            f"ringcomm {found['ringcomm']} is installed there ({found.get('ringcomm_at')}), but here it is "
+            f"{facts['wanted']}; all ranks need the same. Install it: {install} ringcomm=={facts['wanted']}."
+        )
+    how = (
+        f"exit code {facts['code']}"
+        if facts["signal"] is None
+        else f"ended by {signal_name(facts['signal'])}"
+    )
+    if facts["sent"]:
+        how = f"no answer within {CHECK_LIMIT_S:g} s"
+    said = "; ".join(line.strip() for line in facts["text"].splitlines()[-3:] if line.strip())
+    return (
+        f"{path} could not import numpy and ringcomm in a trial run ({how}). It said: {said or 'nothing'}. "
+        f"Try by hand: {path} -c 'import numpy, ringcomm'"
+    )

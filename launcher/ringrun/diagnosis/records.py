@@ -1,0 +1,182 @@
+"""Flight records as the launcher has them: what arrives from ranks, and the files that are left of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, Container, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from ringcomm.errors import ConfigError
+
+from ..plan.job import Job
+from .first_failure import Complaint, Exit
+from .reports import Report, read_report
+from .waiting import diagnose
+
+PATTERN = "flight.*.json"
+FILE_LIMIT_BYTES = 16 << 20
+
+
+class Records:
+    """What the ranks of one job have told."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._contents: Dict[int, Dict[str, Any]] = {}
+        # What each has failed with, because of whom, and in which words that was said.
+        self._errors: Dict[int, List[Tuple[str, Any, str]]] = {}
+        self._failed = False
+
+    def take(self, rank: int, data: bytes) -> str:
+        """A record has arrived; its reason.
+
+        What cannot be read is left out, and has none: the diagnosis says that it is not there.
+        """
+        try:
+            content = json.loads(data.decode())
+            content.update(rank=rank, host=self._job.host_of(rank).name, size=self._job.plan.size)
+            read_report(content)
+        except (ValueError, AttributeError, IndexError):
+            return ""
+        if content["reason"] == "failure":
+            told = str(content.get("error", "")), content.get("culprit"), str(content.get("because", ""))
+            self._errors.setdefault(rank, []).append(told)
+        if self._says_more(content, self._contents.get(rank)):
+            self._contents[rank] = content
+        return str(content["reason"])
+
+    def _says_more(self, content: Mapping[str, Any], before: Optional[Mapping[str, Any]]) -> bool:
+        """Whether a record says more than the one that came before it."""
+        if before is None or content.get("generation", 0) > before.get("generation", 0):
+            return True
+        if before["reason"] == "ended":
+            return bool(content["reason"] == "failure")  # otherwise only that nobody answers any more
+        if before["reason"] == "silent" and content["reason"] == "ended":
+            return True
+        # Where it was when the job failed says more than where it came to after that.
+        return not (self._failed or before["reason"] == "failure")
+
+    def forget(self, failed: bool = False) -> None:
+        """Ranks are about to be asked anew; if the job has failed, what they told of that stays.
+
+        Who has ended cannot be asked.
+        """
+        self._failed = failed
+        lasting = ("ended", "failure") if failed else ("ended",)
+        self._contents = {rank: item for rank, item in self._contents.items() if item["reason"] in lasting}
+
+    def answered(self, exits: Container[int] = ()) -> int:
+        """How many ranks have told something, without those that have ended."""
+        return sum(rank not in exits for rank in self._contents)
+
+    def is_victim(self, rank: int) -> bool:
+        """Whether a rank has said that it failed because of another one."""
+        return any(culprit not in (None, rank) for _, culprit, _ in self._errors.get(rank, ()))
+
+    def explanations(self, tails: Mapping[int, Sequence[str]]) -> List[Complaint]:
+        """What ranks said that ended because of another one.
+
+        Args:
+            tails: the ranks' last lines on stderr. An error that is not there was caught, and so was one that
+                is not in what the rank has failed with last, perhaps in the words of a framework.
+        """
+        found: List[Complaint] = []
+        for rank, errors in sorted(self._errors.items()):
+            for _, culprit, text in reversed(errors):
+                if not isinstance(culprit, int) or not text or text not in errors[-1][0]:
+                    continue
+                if text in "\n".join(tails.get(rank, ())):
+                    found.append(Complaint(rank, culprit, text))
+                    break
+        return found
+
+    def complete(self, exits: Mapping[int, Exit]) -> Dict[int, Dict[str, Any]]:
+        """One record for every rank: of those that have told nothing, what is known of their end."""
+        found: Dict[int, Dict[str, Any]] = {}
+        for rank in range(self._job.plan.size):
+            nothing = {
+                "type": "record", "format": 1, "reason": "nothing", "rank": rank,
+                "host": self._job.host_of(rank).name, "size": self._job.plan.size,
+            }  # fmt: skip
+            end = exits[rank].describe() if rank in exits and not exits[rank].sent else ""
+            found[rank] = {**self._contents.get(rank, nothing), "end": end}
+        return found
+
+
+def has_operations(contents: Mapping[int, Mapping[str, Any]]) -> bool:
+    """Whether any rank has told of an operation, and not just as it ended: is there anything to compare?"""
+    told = [content for content in contents.values() if content["reason"] != "ended"]
+    return any(lane["operations"] for content in told for lane in content.get("lanes", ()))
+
+
+def explain(contents: Mapping[int, Mapping[str, Any]]) -> str:
+    """The diagnosis, as lines of text."""
+    return "\n".join(diagnose({rank: read_report(content) for rank, content in contents.items()}))
+
+
+def chosen_folder(job: Job) -> Path:
+    """Where records of a job go. It is made, for this user alone, if it is not there.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    wanted = Path(job.settings.diagnose_dir) if job.settings.diagnose_dir else job.output_dir
+    if wanted is None:
+        return Path(tempfile.mkdtemp(prefix="ringrun-flight-"))
+    wanted.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return wanted
+
+
+def write_records(folder: Path, contents: Mapping[int, Mapping[str, Any]]) -> None:
+    """One file per rank, for nobody else to read; what a job before left there goes.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    for old in folder.glob(PATTERN):
+        old.unlink()
+    for rank, content in contents.items():
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        with open(os.open(folder / f"flight.{rank}.json", flags, 0o600), "w", encoding="utf-8") as file:
+            json.dump(content, file)
+
+
+def read_records(folder: Path) -> Tuple[Dict[int, Report], List[str]]:
+    """The reports in a directory, and a sentence for each file that could not be read.
+
+    Raises:
+        ConfigError: there is nothing there that could be a record.
+    """
+    paths = sorted(folder.glob(PATTERN)) if folder.is_dir() else []
+    if not paths:
+        what = "has no flight records (flight.0.json, …)" if folder.is_dir() else "is not a directory"
+        raise ConfigError(
+            f"{folder} {what}. When a job fails, the box of ringrun names the directory that they are in."
+        )
+    reports: Dict[int, Report] = {}
+    bad: List[str] = []
+    for path in paths:
+        found = _read(path)
+        if isinstance(found, str):
+            bad.append(f"{path} cannot be read: {found}.")
+        else:
+            reports[found.rank] = found
+    return reports, bad
+
+
+def _read(path: Path) -> Any:
+    """A report, or what is wrong with the file."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(FILE_LIMIT_BYTES + 1)
+        if len(data) > FILE_LIMIT_BYTES:
+            return f"it is longer than {FILE_LIMIT_BYTES >> 20} MiB"
+        return read_report(json.loads(data.decode()))
+    except OSError as problem:
+        return (problem.strerror or str(problem)).lower()
+    except RecursionError:
+        return "it is nested too deeply"
+    except ValueError as problem:
+        return str(problem)

@@ -1,0 +1,309 @@
+"""Who is behind, and who waits for whom. Pure: reports of ranks go in, a few sentences come out.
+
+A rank that waits is a victim, whatever it says about others. So whoever is waited for is followed until
+somebody is found who does not wait. Ranks that made different calls where they should make the same wait for
+nobody: they disagree.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+
+from .failure_report import ranks_text
+from .reports import Lane, Operation, Report
+
+MOST_LINES = 12
+_STATES = {
+    "T": "its process is stopped (SIGSTOP, Ctrl-Z, or a debugger)",
+    "t": "a debugger holds its process",
+    "D": "its process waits for a disk or a network file system, or is swapped out",
+    "Z": "its process has ended",
+    "R": "a C call keeps the interpreter lock and computes",
+    "S": "a C call keeps the interpreter lock and sleeps, or the program does not use ringcomm",
+}
+
+_CODE = "exit code"
+
+UNCAUGHT = "uncaught "
+"""How a rank says that its own program has failed."""
+
+MISMATCH = "MismatchError: "
+"""How a rank says that another one has made another call."""
+
+Place = Tuple[Lane, Operation]
+Waits = Dict[int, Set[int]]
+"""For each rank that waits, for whom."""
+
+
+class Dispute(NamedTuple):
+    """Calls that should be the same on all ranks of a lane, and are not.
+
+    Attributes:
+        sides: for each of the calls, the ranks that made it; most ranks first.
+    """
+
+    lane: Lane
+    sides: List[Tuple[Operation, List[int]]]
+
+    @property
+    def ranks(self) -> List[int]:
+        """All who take part."""
+        return [rank for _, side in self.sides for rank in side]
+
+
+def diagnose(reports: Mapping[int, Report]) -> List[str]:
+    """Sentences for people, one per line: what ranks wait in, where the others are, and what follows."""
+    waiting = {rank: _waits_in(report) for rank, report in reports.items()}
+    waits, quarrels = waits_for(reports), disputes(reports)
+    wanted = {other for others in waits.values() for other in others}
+    at_odds = {rank for dispute in quarrels for rank in dispute.ranks}
+    lines = _waiters(reports, {rank: place for rank, place in waiting.items() if rank not in at_odds})
+    lines += _alike(reports)
+    for rank, report in sorted(reports.items()):
+        if waiting[rank] is None and not _shares(report):
+            lines.append(_sentence(report, rank in wanted))
+    if len(lines) > MOST_LINES:
+        lines = [*lines[:MOST_LINES], f"({len(lines) - MOST_LINES} more are in the files.)"]
+    return [*lines, *_conclusions(reports, waits, quarrels)]
+
+
+def disputes(reports: Mapping[int, Report]) -> List[Dispute]:
+    """Where ranks that should make the same call have come with different ones."""
+    lanes: Dict[Any, Lane] = {}
+    meetings: Dict[Any, Dict[str, Tuple[Operation, List[int]]]] = {}
+    for rank, report in sorted(reports.items()):
+        place = _waits_in(report)
+        if place is not None:
+            lane, operation = place
+            where = (*lane[:3], operation.number if lane.ordered else operation.key)
+            lanes[where] = lane
+            meetings.setdefault(where, {}).setdefault(operation.what, (operation, []))[1].append(rank)
+    return [
+        Dispute(lanes[where], sorted(sides.values(), key=lambda side: (-len(side[1]), side[1])))
+        for where, sides in meetings.items()
+        if len(sides) > 1
+    ]
+
+
+def waits_for(reports: Mapping[int, Report]) -> Waits:
+    """For each rank that waits, the ranks that have not come to where it waits."""
+    found: Waits = {}
+    at_odds = {rank for dispute in disputes(reports) for rank in dispute.ranks}
+    for rank, report in reports.items():
+        place = _waits_in(report)
+        if place is None or rank in at_odds or _has_met_another_call(report):
+            continue
+        lane, operation = place
+        if lane.ordered:
+            missing = {other for other in lane.members if _behind(reports.get(other), lane, operation.number)}
+        elif operation.state == "submitted":
+            members = lane.sets.get(operation.key[0], lane.members)
+            missing = {other for other in members if _has_not_come(reports.get(other), lane, operation)}
+        else:
+            missing = set()
+        away = {other for other in lane.members if other in reports and _is_away(reports[other])}
+        found[rank] = (missing or away) - {rank}
+    return found
+
+
+def _waits_in(report: Report) -> Optional[Place]:
+    """The operation in which a rank waits for others, or failed because of them."""
+    failed = report.reason == "failure"
+    if report.error.startswith(UNCAUGHT) or _has_left(report):
+        return None
+    last = [(lane, lane.operations[-1]) for lane in report.lanes if lane.ordered and lane.operations]
+    for wanted in ("running", "failed"):
+        # A group that has failed may have been given up, and others used since.
+        places = [place for place in last if place[1].state == wanted]
+        if places:
+            return max(places, key=lambda place: place[1].at)
+    if not (report.blocked or failed):
+        return None  # what is on its way by name need not be waited for
+    named = [(lane, operation) for lane in report.lanes if not lane.ordered for operation in lane.operations]
+    for state in ("running", "submitted"):
+        for lane, operation in named:
+            if operation.state == state:
+                return lane, operation
+    return next((place for place in reversed(named) if failed and place[1].state == "failed"), None)
+
+
+def _same_lane(report: Report, lane: Lane) -> Optional[Lane]:
+    return next((item for item in report.lanes if item[:3] == lane[:3]), None)
+
+
+def _behind(report: Optional[Report], lane: Lane, number: int) -> bool:
+    """Whether a rank is known not to have come to a certain call."""
+    if report is None or _is_silent(report) or report.error.startswith(UNCAUGHT):
+        return report is not None
+    theirs = _same_lane(report, lane)
+    if theirs is None or not theirs.operations:
+        return True
+    return theirs.operations[-1].number < number
+
+
+def _has_not_come(report: Optional[Report], lane: Lane, wanted: Operation) -> bool:
+    if report is None or _is_silent(report) or report.error.startswith(UNCAUGHT):
+        return report is not None
+    theirs = _same_lane(report, lane)
+    pending = [] if theirs is None else [item for item in theirs.operations if not item.over]
+    return wanted.key not in [item.key for item in pending]
+
+
+def _has_met_another_call(report: Report) -> bool:
+    """Whether it failed because the others made another call, and not because one of them ended with that."""
+    return report.error.startswith(MISMATCH) and report.culprit is None
+
+
+def _is_silent(report: Report) -> bool:
+    return report.reason in ("silent", "nothing")
+
+
+def _has_left(report: Report) -> bool:
+    return report.reason == "ended" or bool(report.left)
+
+
+def _is_away(report: Report) -> bool:
+    """Whether it can do nothing for others, whatever it did last."""
+    return _is_silent(report) or _has_left(report)
+
+
+def _waiters(reports: Mapping[int, Report], waiting: Mapping[int, Optional[Place]]) -> List[str]:
+    """Those who wait in the same operation, in one line."""
+    groups: Dict[str, List[int]] = {}
+    for rank, place in sorted(waiting.items()):
+        if place is not None:
+            text = f"waits in {_waiting_text(place[1])}"
+            if _has_met_another_call(reports[rank]):
+                text = f"failed in {place[1].text()}"
+            groups.setdefault(text, []).append(rank)
+    lines = []
+    for text, ranks in groups.items():
+        if len(ranks) == 1:
+            lines.append(f"{_name(reports[ranks[0]])} {text}.")
+        else:
+            lines.append(f"{ranks_text(ranks).capitalize()} {text.replace('waits in', 'wait in', 1)}.")
+    return lines
+
+
+def _shares(report: Report) -> bool:
+    """Whether a rank has ended with an error of its own, which others may have, too."""
+    return report.error.startswith(UNCAUGHT)
+
+
+def _alike(reports: Mapping[int, Report]) -> List[str]:
+    """Those who have ended with the same error, in one line."""
+    groups: Dict[str, List[int]] = {}
+    for rank, report in sorted(reports.items()):
+        if _shares(report):
+            groups.setdefault(_uncaught(report), []).append(rank)
+    return [
+        f"{_name(reports[ranks[0]])} {text}."
+        if len(ranks) == 1
+        else f"{ranks_text(ranks).capitalize()} {text.replace('; its last', '; their last')}."
+        for text, ranks in groups.items()
+    ]
+
+
+def _uncaught(report: Report) -> str:
+    last = _last(report)
+    at = f"; its last operation was {last.text()}" if last is not None else ""
+    return f"ended with an {report.error.splitlines()[0].rstrip('.')}{at}"
+
+
+def _waiting_text(operation: Operation) -> str:
+    moved = operation.moved
+    return operation.text() + ("" if moved is None else f", {_bytes(moved)} moved")
+
+
+def _sentence(report: Report, is_wanted: bool) -> str:
+    """Where a rank is that does not wait, and perhaps is waited for."""
+    last = _last(report)
+    at = f"; its last operation was {last.text()}" if last is not None else ""
+    where = f"; its main thread is in {report.main}" if report.main else ""
+    if report.reason == "nothing" and report.end.startswith(_CODE):
+        return f"{_name(report)} ended with {report.end} and left nothing behind."
+    if report.reason == "nothing":
+        return f"{_name(report)} left nothing behind: {report.end or 'nobody could ask it'}."
+    if report.reason == "silent":
+        since = f". It has ended since then: {report.end}" if report.end else ""
+        why = f"{_STATES.get(report.state, 'the reason is not known')}{where}"
+        return f"{_name(report)} did not answer: {why}{since}."
+    if _has_left(report):
+        before = ", before the operation in which others wait" if is_wanted else ""
+        stays = "" if report.end or report.reason == "ended" else where
+        return f"{_name(report)} {_farewell(report)}{before}{at}{stays}."
+    parts = ["has called nothing yet"]
+    if last is not None:
+        done = ", which is done" if last.over else ""
+        parts = [f"is at op {last.number}, {last.label} ({last.place}){done}"]
+    if report.paused:
+        parts.append(f'it has said that it is away: "{report.paused}"')
+    return f"{_name(report)} {'; '.join(parts)}{where}."
+
+
+def _farewell(report: Report) -> str:
+    """How a rank went that had no reason to complain."""
+    if report.end:
+        return f"has ended{' with' if report.end.startswith(_CODE) else ':'} {report.end}"
+    return "has come to the end of its program" if report.reason == "ended" else f"has left: {report.left}"
+
+
+def _last(report: Report) -> Optional[Operation]:
+    """What a rank has begun last, in whichever lane."""
+    found = [lane.operations[-1] for lane in report.lanes if lane.operations]
+    return max(found, key=lambda operation: operation.at, default=None)
+
+
+def _name(report: Report) -> str:
+    return f"Rank {report.rank} ({report.host})"
+
+
+def _bytes(count: int) -> str:
+    return "nothing" if count == 0 else f"{count} bytes"
+
+
+def _conclusions(reports: Mapping[int, Report], waits: Waits, quarrels: Sequence[Dispute]) -> List[str]:
+    """Who disagrees with whom, and whom all the waiting leads back to."""
+    found = [line for dispute in quarrels for line in _dispute_lines(dispute, len(reports))]
+    if not found and any(MISMATCH in report.error[: len(UNCAUGHT + MISMATCH)] for report in reports.values()):
+        found = ["They do not make the same calls."]
+    if not waits:
+        return found or ["No rank waits for another."]
+    wanted = {other for others in waits.values() for other in others}
+    behind = sorted(rank for rank in wanted if rank not in waits)
+    if behind:
+        who = sorted(rank for rank, others in waits.items() if others)
+        verb = "waits" if len(who) == 1 else "wait"
+        return [*found, f"{ranks_text(who).capitalize()} {verb} for {ranks_text(behind)}."]
+    if found:
+        return found
+    if wanted:
+        return [
+            f"{ranks_text(sorted(waits)).capitalize()} wait for each other: they do not make the same calls "
+            "in the same order."
+        ]
+    gone = (rank for rank, report in reports.items() if _shares(report) or _has_left(report))
+    ended = sorted(rank for rank in gone if rank not in waits)
+    if ended:
+        others = ranks_text(sorted(waits))
+        return [f"{ranks_text(ended).capitalize()} ended before that for which {others} waited was done."]
+    return ["All who were asked have come to this operation: it is the network that they wait for."]
+
+
+def _dispute_lines(dispute: Dispute, everybody: int) -> List[str]:
+    (usual, most), *others = dispute.sides
+    members = dispute.lane.members
+    group = f" in the group of {ranks_text(members)}" if len(members) != everybody else ""
+    if len(most) == len(others[0][1]):
+        who = ranks_text(sorted(dispute.ranks)).capitalize()
+        calls = "; ".join(f"{ranks_text(ranks)}: {_call(operation)}" for operation, ranks in dispute.sides)
+        return [f"{who} do not make the same call{group}: {calls}."]
+    return [
+        f"{ranks_text(ranks).capitalize()} {'makes' if len(ranks) == 1 else 'make'} another call than "
+        f"{ranks_text(most)}{group}: {_call(operation)} instead of {_call(usual)}."
+        for operation, ranks in others
+    ]
+
+
+def _call(operation: Operation) -> str:
+    return f"{operation.what} (op {operation.number}, {operation.place})"

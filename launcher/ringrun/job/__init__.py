@@ -1,0 +1,1 @@
+"""One job: put together, started, supervised to its end."""

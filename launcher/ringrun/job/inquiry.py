@@ -1,0 +1,95 @@
+"""Asks all ranks what they are doing: when the job has failed, or when the user wants to know."""
+
+from __future__ import annotations
+
+from typing import Callable, List, Mapping, Sequence
+
+from ..diagnosis.first_failure import Complaint, Exit
+from ..diagnosis.records import Records, chosen_folder, explain, has_operations, write_records
+from ..plan.job import Job
+from ..reach.agent_process import Link
+from .event_loop import Loop
+
+ANSWER_S = 1.8
+"""How long the agents have to bring the answers; see :data:`ringrun.agent.recorders.ANSWER_S`."""
+
+
+class Inquiry:
+    """One job's flight records, from the question to the files.
+
+    Args:
+        links: to the agents.
+        loop: the supervisor's.
+        say: shows the user something.
+        exits: how ranks have ended so far; grows.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        links: Sequence[Link],
+        loop: Loop,
+        say: Callable[[str], None],
+        exits: Mapping[int, Exit],
+    ) -> None:
+        self._job, self._links, self._loop, self._say, self._exits = job, links, loop, say, exits
+        self._records = Records(job)
+        self._asked = False
+
+    def after_failure(self) -> None:
+        """The job has failed: ask whoever still lives. What others told when they failed stays."""
+        if not self._asked and self._job.settings.flight_recorder:
+            self._asked = True
+            self._records.forget(failed=True)
+            self._ask()
+
+    def for_the_user(self) -> None:
+        """Somebody wants to know, and the job goes on."""
+        if not self._job.settings.flight_recorder:
+            self._say("there is nothing to tell: the flight recorder is off (--flight-recorder 0).")
+        elif not self._asked and not self._loop.is_set("inquiry"):
+            self._records.forget()
+            self._ask()
+            self._loop.after("inquiry", ANSWER_S, self._show)
+
+    def _ask(self) -> None:
+        for link in self._links:
+            if link.answered and link.alive:
+                link.send({"do": "diagnose"})
+
+    def take(self, rank: int, data: bytes) -> str:
+        """An answer, or what a rank tells by itself because it has failed or ends; its reason."""
+        reason = self._records.take(rank, data)
+        living = self._job.plan.size - len(self._exits)
+        if self._loop.is_set("inquiry") and self._records.answered(self._exits) >= living:
+            self._loop.cancel("inquiry")
+            self._show()
+        return reason
+
+    def _show(self) -> None:
+        contents = self._records.complete(self._exits)
+        self._say(f"{explain(contents)}\n{self._keep(contents)}")
+
+    def _keep(self, contents: Mapping[int, Mapping[str, object]]) -> str:
+        """Write the files; a sentence that says where they are, or why not."""
+        try:
+            folder = chosen_folder(self._job)
+            write_records(folder, contents)
+        except OSError as problem:
+            return f"The flight records could not be written: {problem.filename}: {problem.strerror}."
+        return f"Their last operations and stacks: ringrun diagnose {folder}"
+
+    def is_victim(self, rank: int) -> bool:
+        """See :meth:`~ringrun.diagnosis.records.Records.is_victim`."""
+        return self._records.is_victim(rank)
+
+    def explanations(self, tails: Mapping[int, Sequence[str]]) -> List[Complaint]:
+        """See :meth:`~ringrun.diagnosis.records.Records.explanations`."""
+        return self._records.explanations(tails)
+
+    def conclude(self) -> str:
+        """The job is over and has failed: the paragraph for the box, "" if ranks have told nothing."""
+        contents = self._records.complete(self._exits)
+        if not has_operations(contents):
+            return ""
+        return f"{explain(contents)}\n{self._keep(contents)}"

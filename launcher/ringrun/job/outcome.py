@@ -1,0 +1,70 @@
+"""How a job went. Pure: what happened goes in, exit code and report come out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Dict, Iterable, List, Mapping, Optional
+
+from ..diagnosis import failure_report
+from ..diagnosis.first_failure import Cause, Exit, Verdict
+from ..plan.job import Job
+
+BROKEN_PIPE = 141
+"""The exit code when nobody reads the output any more: as a shell counts SIGPIPE."""
+
+
+@dataclass
+class Outcome:
+    """How a job went.
+
+    Attributes:
+        exit_code: for the launcher: 0, or the first failed rank's.
+        report: the box for the user; "" when there is nothing to say.
+        reason: ``done``, ``failure``, ``start``, ``interrupt`` or ``pipe``.
+        cause: the first failure.
+        exits: how each rank ended, as far as is known.
+        results: for each rank, what it wrote to its result descriptor.
+        to_show: ranks whose tracebacks the report shows in part only.
+    """
+
+    exit_code: int
+    report: str
+    reason: str
+    cause: Optional[Cause] = None
+    exits: Dict[int, Exit] = field(default_factory=dict)
+    results: Dict[int, bytes] = field(default_factory=dict)
+    to_show: List[int] = field(default_factory=list)
+
+
+def not_started(job: Job, problems: Mapping[int, str], ready: Iterable[int]) -> Outcome:
+    """Hosts (by index) could not do their part: one paragraph each."""
+    told = {job.hosts[index].name: text for index, text in sorted(problems.items())}
+    known = {*problems, *ready}
+    silent = [host.name for host in job.hosts if host.index not in known]
+    return Outcome(1, failure_report.problems_box(told, silent, len(job.hosts)), "start")
+
+
+def ended(
+    job: Job, verdict: Verdict, ending: str, signum: int, tails: Mapping[int, List[str]], diagnosis: str = ""
+) -> Outcome:  # fmt: skip
+    """The ranks had started.
+
+    Args:
+        ending: why we ended them, "" if they all ended by themselves.
+        diagnosis: who waited for whom.
+    """
+    exits = dict(verdict.exits)
+    if ending == "pipe":
+        return Outcome(BROKEN_PIPE, "", "pipe", None, exits)
+    if ending == "interrupt":
+        return Outcome(128 + signum, "", "interrupt", None, exits)
+    if not verdict.failed:
+        return Outcome(0, "", "done", None, exits)
+    hosts = {place.rank: job.hosts[place.host_index].name for place in job.plan.places}
+    text = failure_report.failure_box(verdict, hosts, [host.name for host in job.hosts], tails, diagnosis)
+    cause = verdict.cause()
+    in_part = [
+        rank for rank, tail in tails.items()
+        if cause is not None and rank == cause.rank and not failure_report.is_shown_whole(tail)
+    ]  # fmt: skip
+    return Outcome(verdict.exit_code(), text, "failure", cause, exits, to_show=in_part)

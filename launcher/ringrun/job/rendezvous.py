@@ -1,0 +1,121 @@
+"""The job's rendezvous: what the supervisor needs of it, and where the real one listens."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Tuple
+
+from ringcomm.config import Slot
+from ringcomm.errors import ConfigError
+
+from ..plan.job import HostJob, Job
+from ..reach.local import is_loopback, numeric
+
+
+class NoticeLike(Protocol):
+    """What the rendezvous tells (``ringcomm.rendezvous.server.Notice``)."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def rank(self) -> Optional[int]: ...
+    @property
+    def culprit(self) -> Optional[int]: ...
+    @property
+    def detail(self) -> Mapping[str, Any]: ...
+
+
+class RendezvousLike(Protocol):
+    """What the supervisor needs of a ``RendezvousServer``."""
+
+    def start(self) -> List[Tuple[str, int]]: ...
+    def process_exited(self, slot: Slot, how: str, ok: bool) -> None: ...
+    def stop(self) -> None: ...
+
+
+OpenRendezvous = Callable[[Callable[[NoticeLike], None]], Optional[RendezvousLike]]
+
+
+def rendezvous_for(job: Job) -> OpenRendezvous:
+    """A way to open the real rendezvous for a job."""
+
+    def open_it(notify: Callable[[NoticeLike], None]) -> RendezvousLike:
+        from ringcomm.rendezvous.actions import Seat
+        from ringcomm.rendezvous.server import RendezvousServer
+        from ringcomm.transport.encryption import encryption_of
+
+        seats = [Seat(job.slot_of(place.rank), job.host_of(place.rank).name) for place in job.plan.places]
+        return RendezvousServer(
+            key=job.key, job=job.id, seats=seats, addresses=rendezvous_addresses(job),
+            start_timeout_s=job.settings.start_timeout_s, notify=notify,
+            encryption=encryption_of(job.certificate),
+        )  # fmt: skip
+
+    return open_it
+
+
+def rendezvous_addresses(job: Job) -> List[str]:
+    """Where the rendezvous listens: on loopback if all are here, else where ranks of this machine may.
+
+    ``--iface`` is about traffic between ranks. If none is here, it says nothing about this machine,
+    and every address will do.
+
+    Raises:
+        ConfigError: no interface is left.
+    """
+    if job.all_local:
+        return ["127.0.0.1"]
+    from ringcomm.transport.nics import LOOPBACK, own_addresses
+
+    spec = next((host.env.get("RINGCOMM_IFACE", "") for host in job.hosts if host.is_local), "")
+    # A link-local address means nothing elsewhere without the name of the interface there.
+    found = [item for item in own_addresses(spec) if not item.scope]
+    if all(item.kind == LOOPBACK for item in found):
+        raise ConfigError(
+            "This machine has no network address but the loopback's"
+            + (f" that fits --iface {spec}" if spec else "")
+            + ", but other hosts in the job must reach it. `ip address` shows what there is."
+        )
+    return [item.address for item in found]
+
+
+def master_variables(job: Job, host: HostJob, facts: Mapping[int, Mapping[str, Any]]) -> Dict[str, str]:
+    """``MASTER_ADDR`` and ``MASTER_PORT`` for the ranks of a host, unless the user passes on others.
+
+    They say where programs that do without ringcomm may meet (``torch.distributed``): at rank 0's host, on a
+    port that was free there when it was asked.
+
+    Args:
+        facts: by host, what its agent found (:func:`ringrun.agent.checks.meeting_facts`).
+    """
+    first = job.host_of(0)
+    found = {
+        "MASTER_PORT": str(facts[first.index]["port"]),
+        "MASTER_ADDR": _master_address(job, first, facts),
+    }
+    return {name: value for name, value in found.items() if name not in host.env}
+
+
+def _master_address(job: Job, first: HostJob, facts: Mapping[int, Mapping[str, Any]]) -> str:
+    """An address of rank 0's host that the others reach: one that a login from or to it has used.
+
+    Names would have to mean the same on every host, and one in ``~/.ssh/config`` means nothing elsewhere.
+    """
+    if len(job.hosts) == 1 or job.all_local:
+        return "127.0.0.1"
+    if not first.is_local:
+        _, server = _login(facts[first.index])
+        return server or first.name
+    own = [address for address in rendezvous_addresses(job) if not is_loopback(address)]
+    seen = {numeric(_login(facts[host.index])[0]) for host in job.hosts if not host.is_local}
+    return next((address for address in own if numeric(address) in seen), own[0])
+
+
+def _login(facts: Mapping[str, Any]) -> Tuple[str, str]:
+    """Both ends of an agent's ssh connection, the launcher's first; "" where they are of no use."""
+    words = str(facts.get("login", "")).split()
+    if len(words) != 4:
+        return "", ""
+    client, server = ("" if "%" in word or is_loopback(word) else word for word in (words[0], words[2]))
+    return client, server

@@ -1,0 +1,312 @@
+"""The supervisor: one loop over all agents, from the first login until nothing is left anywhere.
+
+It runs in the thread that calls :meth:`Supervisor.run`. Other threads and signal handlers reach it
+through a queue and a socket that wakes it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Dict, List, Mapping, Optional, Set, Tuple
+
+from ringcomm.clock import Clock, monotonic
+from ringcomm.endpoints import format_endpoint
+
+from ..agent import agent, processes
+from ..diagnosis import failure_report
+from ..diagnosis.first_failure import Complaint, Exit, Verdict, signal_name
+from ..plan.job import HostJob, Job
+from ..reach import ssh
+from ..reach.agent_process import Link
+from ..reach.protocol import Frame, event_facts
+from ..show.console import Console
+from ..show.printer import STDERR, STDOUT, Printer
+from ..show.timeline_file import missing_timeline
+from .agents import PING_S, Agents, Steps
+from .event_loop import Loop
+from .inquiry import Inquiry
+from .outcome import Outcome, ended, not_started
+from .rendezvous import NoticeLike, OpenRendezvous, RendezvousLike, master_variables
+
+GRACE_S = 2.0
+"""After the first failure the others have this long to end by themselves, with a typed error."""
+LEAVING_S = 10.0
+"""One that has said goodbye has this much longer: frameworks take their time, and its exit code counts."""
+GATHER_S = 2.0
+"""After the first host that does not start the others have this long to say what they lack."""
+END: Steps = ((15, 0.0), (9, 1.5))
+INTERRUPT: Steps = ((2, 0.0), (15, 2.0), (9, 3.5))
+AT_ONCE: Steps = ((9, 0.0),)
+REFUSALS_SHOWN = 20
+
+
+class Supervisor:
+    """Runs one :class:`~ringrun.plan.job.Job`, once."""
+
+    def __init__(
+        self,
+        job: Job,
+        console: Console,
+        open_rendezvous: Optional[OpenRendezvous] = None,
+        coloured: Optional[Mapping[int, bool]] = None,
+        clock: Clock = monotonic,
+    ) -> None:
+        self.job = job
+        self._console = console
+        self._printer = Printer(job, console, coloured or {1: False, 2: False}, clock)
+        self._loop = Loop(clock)
+        self._began_s = time.time()
+        self._leaving: Set[int] = set()  # ranks that said goodbye, and perhaps failed
+        self._patient = False
+        self._open_rendezvous = open_rendezvous
+        self._rendezvous: Optional[RendezvousLike] = None
+        self._verdict = Verdict()
+        self._agents = Agents(job, self._loop, self)
+        self._inquiry = Inquiry(job, self._agents.links, self._loop, self._printer.say, self._verdict.exits)
+        self._ready: Dict[int, Dict[str, Any]] = {}  # by host, what its agent found
+        self._done: Set[int] = set()
+        self._problems: Dict[int, str] = {}
+        self._results: Dict[int, bytearray] = {}
+        self._going = False
+        self._ending = ""  # why we end the job, if we do
+        self._signum = 0
+        self._refusals = 0
+
+    def interrupt(self, signum: int) -> None:
+        """End the job as this signal asks: in order the first time, at once the second.
+
+        May be called from other threads and from signal handlers.
+        """
+        self._loop.call(lambda: self._interrupted(signum))
+
+    def diagnose(self) -> None:
+        """Show what every rank is doing; the job goes on. For other threads and signal handlers, too."""
+        self._loop.call(self._inquiry.for_the_user)
+
+    # -- the loop ------------------------------------------------------------------------------
+
+    def run(self) -> Outcome:
+        """Start, watch and end the job. Whatever happens, nothing of it is left afterwards."""
+        self._console.on_change(self._loop.wake)
+        try:
+            self._loop.after("start", self.job.settings.start_timeout_s, self._start_timed_out)
+            self._loop.after("ping", PING_S, self._agents.ping)
+            while not self._agents.all_closed:
+                self._turn()
+        finally:
+            self._tear_down()
+        return self._outcome()
+
+    def _turn(self) -> None:
+        self._agents.go_on(reading=not self._console.full)
+        self._loop.turn(0.02 if self._agents.fading else 0.25 if self._printer.waiting else PING_S)
+        self._agents.look()
+        self._printer.tick()
+        if self._console.broken and not self._ending:
+            self._end("pipe", END)
+        if self._verdict.failed and not self._ending and not self._loop.is_set("grace"):
+            self._loop.after("grace", GRACE_S, self._grace_over)
+            self._inquiry.after_failure()
+
+    # -- starting ------------------------------------------------------------------------------
+
+    def unstartable(self, host: HostJob, text: str) -> None:
+        """There is no agent on that host, and cannot be."""
+        self._problem(host, text)
+
+    def _problem(self, host: HostJob, text: str) -> None:
+        """A host does not start. The others may say what they lack too, but not for long."""
+        if not self._ending:
+            self._problems.setdefault(host.index, text)
+            if not self._loop.is_set("gather"):
+                self._loop.after("gather", GATHER_S, lambda: self._end("start", END))
+            if len(self._problems) + len(self._ready) == len(self.job.hosts):
+                self._end("start", END)
+
+    def _start_timed_out(self) -> None:
+        limit_s = self.job.settings.start_timeout_s
+        for host in self.job.hosts:
+            if host.index not in self._ready:
+                link = self._agents.links[host.index]
+                said = ssh.last_lines(link.stderr_text + "\n" + link.noise)
+                self._problems.setdefault(
+                    host.index,
+                    f"{host.name}: not ready within {limit_s:g} s (--start-timeout). "
+                    f"{'Its agent had' if link.answered else 'It had not'} answered; it said: {said}.",
+                )
+        self._end("start", END)
+
+    def _go(self) -> None:
+        """Every host has what it needs: open the rendezvous and start the ranks."""
+        self._going = True
+        self._loop.cancel("start")
+        endpoints: List[Tuple[str, int]] = []
+        if self._open_rendezvous is not None and self.job.plan.size > 1:
+            self._rendezvous = self._open_rendezvous(
+                lambda notice: self._loop.call(lambda: self._notice(notice))
+            )
+            endpoints = [] if self._rendezvous is None else self._rendezvous.start()
+        for host in self.job.hosts:
+            usable = [item for item in endpoints if host.is_local or not item[0].startswith(("127.", "::1"))]
+            env = master_variables(self.job, host, self._ready)
+            if usable:
+                env["RINGCOMM_RENDEZVOUS"] = ",".join(format_endpoint(*item) for item in usable)
+            self._agents.send(host, {"do": "go", "env": env})
+
+    # -- what agents say -----------------------------------------------------------------------
+
+    def confused(self, host: HostJob, why: str) -> None:
+        """What comes from that host is not an agent's."""
+        if self._going:
+            self._printer.say(why)
+        else:
+            self._problem(host, why)
+
+    def chattered(self, host: HostJob, data: bytes) -> None:
+        """An agent or its ssh has something to tell whoever wants details."""
+        if self.job.settings.verbose:
+            for line in data.splitlines():
+                self._printer.say(f"{host.name}: {line.decode('utf-8', 'replace')}")
+
+    def heard(self, host: HostJob, frame: Frame) -> None:
+        """An agent says something."""
+        if frame.kind in (agent.STDOUT, agent.STDERR):
+            self._printer.printed(frame.rank, STDOUT if frame.kind == agent.STDOUT else STDERR, frame.data)
+        elif frame.kind == agent.RESULT:
+            self._results.setdefault(frame.rank, bytearray()).extend(frame.data)
+        elif frame.kind == agent.RECORD:
+            if self._inquiry.take(frame.rank, frame.data) == "ended":
+                self._printer.ending(frame.rank)
+                if not self._inquiry.is_victim(frame.rank):
+                    self._leaving.add(frame.rank)  # in case that this is what fails the others
+        else:
+            self._event(host, frame.rank, event_facts(frame.data))
+
+    def _event(self, host: HostJob, rank: int, facts: Dict[str, Any]) -> None:
+        name = facts["event"]
+        if name == "ready":
+            self._ready[host.index] = facts
+            if len(self._ready) == len(self.job.hosts) and not self._ending:
+                self._go()
+            elif self._problems and len(self._problems) + len(self._ready) == len(self.job.hosts):
+                self._end("start", END)
+        elif name == "problem":
+            self._problem(host, failure_report.host_problem(host.name, facts, host.is_local))
+        elif name == "exit":
+            self._rank_exited(rank, facts)
+        elif name == "asked":  # somebody has sent a rank SIGUSR1
+            self._inquiry.for_the_user()
+        elif name == "done":
+            self._done.add(host.index)
+            self._agents.dismiss(host)
+        elif name == "started" and self.job.settings.verbose:
+            self._printer.say(f"rank {rank} runs on {host.name} as process {facts['pid']}")
+
+    def _grace_over(self) -> None:
+        """End the job, but let whoever failed first end by itself if it is about to."""
+        if self._leaving - set(self._verdict.exits) and not self._patient:
+            self._patient = True
+            self._loop.after("grace", LEAVING_S, self._grace_over)
+        else:
+            self._end("failure", END)
+
+    def _rank_exited(self, rank: int, facts: Mapping[str, Any]) -> None:
+        end = Exit(rank, facts["code"], facts["signal"], facts["sent"])
+        self._verdict.exited(end)
+        self._printer.ended(rank, end.ok)
+        if self._rendezvous is not None:
+            self._rendezvous.process_exited(self.job.slot_of(rank), end.describe(), end.ok)
+        if self._patient and self._loop.is_set("grace") and not self._leaving - set(self._verdict.exits):
+            self._loop.cancel("grace")
+            self._end("failure", END)
+
+    def _notice(self, notice: NoticeLike) -> None:
+        if notice.kind == "failed":
+            if not self._ending:
+                link = notice.detail.get("kind") == "cut"
+                self._verdict.complained(Complaint(notice.rank, notice.culprit, notice.text, link))
+                if notice.culprit is not None and notice.detail.get("leaving"):
+                    self._leaving.add(notice.culprit)
+        elif notice.kind == "refused":
+            self._refusals += 1
+            if self._refusals <= REFUSALS_SHOWN:
+                more = " (further ones are not shown)" if self._refusals == REFUSALS_SHOWN else ""
+                self._printer.say(f"refused: {notice.text}{more}")
+        elif self.job.settings.verbose and notice.text:
+            self._printer.say(notice.text)
+
+    # -- links that end ------------------------------------------------------------------------
+
+    def hung_up(self, host: HostJob, link: Link, status: Optional[int]) -> bool:
+        """A link has ended; whether to try again."""
+        if host.index in self._done or self._ending:
+            return False
+        if self._going:
+            self._host_lost(host, ssh.explain_loss(host.name, status, link.stderr_text, host.is_local))
+        elif link.answered:
+            self._problem(host, ssh.explain_loss(host.name, status, link.stderr_text, host.is_local))
+        else:
+            said = link.stderr_text or link.noise
+            failure = ssh.explain_start(host.name, host.argv, host.python, status, said, host.is_local)
+            if failure.retry and link.attempt <= ssh.RETRIES:
+                return True
+            self._problem(host, failure.text)
+        return False
+
+    def _host_lost(self, host: HostJob, text: str) -> None:
+        ranks = [place.rank for place in self.job.plan.on_host(host.index)]
+        unfinished = [rank for rank in ranks if rank not in self._verdict.exits]
+        if host.is_local:
+            processes.sweep(self.job.id, host.index)
+        self._verdict.host_lost(host.index, text)
+        for rank in unfinished:
+            self._printer.ended(rank, False)
+            if self._rendezvous is not None:
+                self._rendezvous.process_exited(self.job.slot_of(rank), "lost with its host", False)
+
+    # -- ending --------------------------------------------------------------------------------
+
+    def _interrupted(self, signum: int) -> None:
+        if self._ending == "interrupt" or (self._ending and self._signum):
+            self._end(self._ending, AT_ONCE)
+            return
+        self._signum = signum
+        if self._verdict.failed or self._ending:
+            self._end(self._ending or "failure", END)
+        else:
+            self._printer.say(f"{signal_name(signum)}: ending all ranks on all hosts (once more: at once)")
+            self._end("interrupt", INTERRUPT if signum == 2 else END)
+
+    def _end(self, reason: str, steps: Steps) -> None:
+        """Have every agent end its ranks by these steps, (signal, seconds from now), and leave."""
+        self._ending = self._ending or reason
+        self._loop.cancel("start", "gather", "grace")
+        self._agents.stop(steps)
+
+    def _tear_down(self) -> None:
+        try:
+            if not self._agents.all_closed:  # an exception: the caller's Ctrl-C, or a defect
+                self._end("abandoned", END)
+                while not self._agents.all_closed:
+                    self._turn()
+        finally:
+            self._agents.force()
+            if self._rendezvous is not None:
+                self._rendezvous.stop()
+            self._printer.close()
+            self._console.on_change(lambda: None)
+            self._loop.close()
+
+    def _outcome(self) -> Outcome:
+        if self._problems and self._ending in ("start", ""):
+            return not_started(self.job, self._problems, set(self._ready))
+        failed = self._verdict.failed and self._ending not in ("pipe", "interrupt")
+        told, tails = self._inquiry.conclude() if failed else "", self._printer.tails()
+        self._verdict.explained(self._inquiry.explanations(tails))
+        found = ended(self.job, self._verdict, self._ending, self._signum, tails, told)
+        if found.reason != "interrupt":
+            self._printer.settle(range(self.job.plan.size) if self.job.settings.verbose else found.to_show)
+        if found.reason == "done":
+            self._printer.say(missing_timeline(self.job, self._began_s))
+        found.results = {rank: bytes(data) for rank, data in self._results.items()}
+        return found

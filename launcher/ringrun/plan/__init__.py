@@ -1,0 +1,1 @@
+"""What to run where: hosts, ranks, commands, environment, settings. Pure."""

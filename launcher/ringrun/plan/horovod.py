@@ -1,0 +1,210 @@
+"""Horovod's names for ringcomm's settings: its flags, its variables, the keys of its files. Pure.
+
+The one place that knows them. Variables count only under ``ringrun --horovod``; flags and keys always.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional
+
+from .ranks import Place
+
+Convert = Callable[[str], Optional[str]]
+"""From the text in Horovod's unit to that in ringcomm's; None says nothing about the setting."""
+
+
+class Said(NamedTuple):
+    """What one source says about one setting.
+
+    Attributes:
+        name: the field of :class:`ringcomm.config.Settings`.
+        text: its value, as that setting's parser wants it.
+        phrase: how the user put it, for messages.
+        source: where, for ``--print-config``.
+    """
+
+    name: str
+    text: str
+    phrase: str
+    source: str
+
+
+class Name(NamedTuple):
+    """One of Horovod's tunables.
+
+    Attributes:
+        setting: the field that it sets.
+        flag: its flag, "" where ringrun's own has the same name and meaning.
+        variable: its variable, or "".
+        key: ``section.key`` in its files, or "".
+        convert: from the flag's and the file's unit.
+        convert_variable: from the variable's unit.
+        is_flag: whether the flag stands alone.
+    """
+
+    setting: str
+    flag: str
+    variable: str
+    key: str
+    convert: Convert
+    convert_variable: Convert
+    is_flag: bool = False
+
+
+def _same(text: str) -> str:
+    return text
+
+
+def _megabytes(text: str) -> str:
+    return "0" if text.strip() == "0" else text.strip() + "M"
+
+
+def _capacity(text: str) -> str:
+    return "1" if text.strip() == "0" else text  # off; an engine that remembers one tensor is as good as that
+
+
+def _timeline(text: str) -> Optional[str]:
+    return None if text == "DYNAMIC" else text  # that is: start_timeline() may be called, as it always may
+
+
+def _is_true(text: str) -> bool:
+    return text.strip().lower() not in ("", "0", "false", "no", "off")
+
+
+def _off_if_true(text: str) -> Optional[str]:
+    return "0" if _is_true(text) else None
+
+
+def _off_if_false(text: str) -> Optional[str]:
+    return None if _is_true(text) else "0"
+
+
+NAMES = (
+    Name("fusion_bytes", "--fusion-threshold-mb", "HOROVOD_FUSION_THRESHOLD", "params.fusion_threshold_mb",
+         _megabytes, _same),
+    Name("cycle_ms", "--cycle-time-ms", "HOROVOD_CYCLE_TIME", "params.cycle_time_ms", _same, _same),
+    Name("cache_capacity", "", "HOROVOD_CACHE_CAPACITY", "params.cache_capacity", _capacity, _capacity),
+    Name("timeline", "--timeline-filename", "HOROVOD_TIMELINE", "timeline.filename", _timeline, _timeline),
+    Name("timeline_mark_cycles", "", "HOROVOD_TIMELINE_MARK_CYCLES", "timeline.mark_cycles", _same, _same),
+    Name("autotune", "", "HOROVOD_AUTOTUNE", "autotune.enabled", _same, _same),
+    Name("autotune_log", "--autotune-log-file", "HOROVOD_AUTOTUNE_LOG", "autotune.log_file", _same, _same),
+    Name("stall_warning_s", "--stall-check-warning-time-seconds", "HOROVOD_STALL_CHECK_TIME_SECONDS",
+         "stall_check.warning_time_seconds", _same, _same),
+    Name("late_after_s", "--stall-check-shutdown-time-seconds", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+         "stall_check.shutdown_time_seconds", _same, _same),
+    # After the warning time, so that of both in one source this one wins.
+    Name("stall_warning_s", "--no-stall-check", "HOROVOD_STALL_CHECK_DISABLE", "", _off_if_true, _off_if_true,
+         True),
+    Name("stall_warning_s", "", "", "stall_check.enabled", _off_if_false, _same),
+    Name("timeout_s", "--gloo-timeout-seconds", "HOROVOD_GLOO_TIMEOUT_SECONDS",
+         "library_options.gloo_timeout_seconds", _same, _same),
+    Name("start_timeout_s", "", "HOROVOD_START_TIMEOUT", "", _same, _same),
+    Name("iface", "", "HOROVOD_GLOO_IFACE", "", _same, _same),
+)  # fmt: skip
+
+NO_MPI = "ringcomm has no MPI in it; its own TCP links take the place of Horovod's Gloo. Leave it out."
+NO_ELASTIC = (
+    "jobs that go on with fewer or more ranks (elastic training) are not there yet. Leave it out, and the "
+    "job runs with the ranks that -np or the hosts ask for."
+)
+_HIERARCHY = "there is no such algorithm to choose here"
+_TUNER = "ringcomm's autotuner has no such parameter"
+_LOG = "ringcomm logs through Python's logging; --verbose shows more"
+
+REFUSED: Mapping[str, str] = {
+    **dict.fromkeys(("--mpi", "--jsrun"), NO_MPI),
+    **dict.fromkeys(("--mpi-args", "--binding-args"), NO_MPI),
+    **dict.fromkeys(
+        ("--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--slots-per-host"), NO_ELASTIC
+    ),
+    **dict.fromkeys(("--elastic-timeout", "--reset-limit", "--blacklist-cooldown-range"), NO_ELASTIC),
+    "--host-discovery-script": NO_ELASTIC,
+}
+"""horovodrun's flags that cannot be done without, and why they cannot be honoured."""
+
+IGNORED: Mapping[str, str] = {
+    **dict.fromkeys(("--gloo", "--disable-cache", "--stall-check", "--tcp"), ""),
+    **dict.fromkeys(
+        ("--hierarchical-allreduce", "--hierarchical-allgather", "--torus-allreduce"), _HIERARCHY
+    ),
+    **dict.fromkeys(("--no-hierarchical-allreduce", "--no-hierarchical-allgather"), ""),
+    **dict.fromkeys(("--no-torus-allreduce", "--no-mpi-threads-disable", "--mpi-threads-disable"), ""),
+    **dict.fromkeys(("--autotune-warmup-samples", "--autotune-steps-per-sample"), _TUNER),
+    **dict.fromkeys(("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"), _TUNER),
+    "--num-nccl-streams": "ringcomm does not use NCCL",
+    "--thread-affinity": "ringcomm leaves its thread to the system's scheduler",
+    "--log-level": _LOG,
+    **dict.fromkeys(("--log-with-timestamp", "--log-without-timestamp"), _LOG),
+    **dict.fromkeys(("--log-hide-timestamp", "--no-log-hide-timestamp"), _LOG),
+    **dict.fromkeys(("-prefix-timestamp", "--prefix-output-with-timestamp"), "lines come without a time"),
+}
+"""horovodrun's flags that change nothing here; those with a reason are answered with it."""
+
+VALUES: Mapping[str, int] = {
+    **dict.fromkeys(("--mpi-args", "--binding-args", "--min-np", "--min-num-proc", "--max-np"), 1),
+    **dict.fromkeys(("--max-num-proc", "--slots-per-host", "--elastic-timeout", "--reset-limit"), 1),
+    **dict.fromkeys(("--host-discovery-script", "--num-nccl-streams", "--thread-affinity", "--log-level"), 1),
+    **dict.fromkeys(("--autotune-warmup-samples", "--autotune-steps-per-sample"), 1),
+    **dict.fromkeys(("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"), 1),
+    "--blacklist-cooldown-range": 2,
+}
+"""How many values the flags of :data:`REFUSED` and :data:`IGNORED` take, if any."""
+
+_IGNORED_KEYS = (
+    "params.hierarchical_allreduce", "params.hierarchical_allgather", "params.torus_allreduce",
+    "autotune.warmup_samples", "autotune.steps_per_sample", "autotune.bayes_opt_max_samples",
+    "autotune.gaussian_process_noise", "library_options.mpi_threads_disable",
+    "library_options.num_nccl_streams", "library_options.thread_affinity", "logging.level",
+    "logging.with_timestamp", "logging.hide_timestamp",
+)  # fmt: skip
+
+
+def keys() -> List[str]:
+    """Every ``section.key`` of Horovod's configuration files."""
+    return [name.key for name in NAMES if name.key] + list(_IGNORED_KEYS)
+
+
+def is_key(section: str, key: str) -> bool:
+    """Whether Horovod's configuration files have this key in this section."""
+    return f"{section}.{key}" in keys()
+
+
+def from_file(section: str, key: str, text: str, where: str) -> List[Said]:
+    """What a line of one of Horovod's files says; nothing if it changes nothing here."""
+    found = []
+    for name in NAMES:
+        if name.key == f"{section}.{key}":
+            converted = name.convert(text)
+            if converted is not None:
+                found.append(Said(name.setting, converted, f"{where}: {name.key}: {text!r}", where))
+    return found
+
+
+def from_environment(environ: Mapping[str, str]) -> List[Said]:
+    """What ``HOROVOD_*`` variables say, under ``--horovod``."""
+    found = []
+    for name in NAMES:
+        text = environ.get(name.variable, "") if name.variable else ""
+        converted = name.convert_variable(text) if text else None
+        if converted is not None:
+            found.append(Said(name.setting, converted, f"{name.variable}={text!r}", name.variable))
+    return found
+
+
+def rank_variables(place: Place, size: int, host: str) -> Dict[str, str]:
+    """What Horovod's launcher tells each rank, for scripts that look there."""
+    return {
+        "HOROVOD_RANK": str(place.rank),
+        "HOROVOD_SIZE": str(size),
+        "HOROVOD_LOCAL_RANK": str(place.local_rank),
+        "HOROVOD_LOCAL_SIZE": str(place.local_size),
+        "HOROVOD_CROSS_RANK": str(place.cross_rank),
+        "HOROVOD_CROSS_SIZE": str(place.cross_size),
+        "HOROVOD_HOSTNAME": host,
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+    }
+
+
+IDENTITY = tuple(rank_variables(Place(0, 0, 0, 1, 0, 1), 1, ""))
+"""The variables of :func:`rank_variables`; a job inside another must not inherit them."""

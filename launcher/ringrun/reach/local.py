@@ -1,0 +1,103 @@
+"""Is a host this machine? Then its ranks start without ssh.
+
+The own host name is only ever compared as text: what it resolves to means nothing (Debian maps it
+to 127.0.1.1). The name *given* is resolved, and its addresses are compared with this machine's.
+"""
+
+from __future__ import annotations
+
+import getpass
+import ipaddress
+import socket
+import threading
+from typing import Dict, FrozenSet, Iterable, List, Optional, Sequence, Set, Union
+
+from ..plan.hosts import HostSpec
+
+_Address = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
+
+LOOKUP_LIMIT_S = 2.0
+"""How long the names may take to resolve. One that takes longer is left to ssh, which says why."""
+
+
+def numeric(text: str) -> Optional[_Address]:
+    """The address without its scope, IPv4-mapped ones as IPv4; None if it is not an address."""
+    try:
+        address: _Address = ipaddress.ip_address(text.split("%")[0])
+    except ValueError:
+        return None
+    mapped = getattr(address, "ipv4_mapped", None)
+    return mapped or address
+
+
+def is_loopback(text: str) -> bool:
+    """Whether an address (or a name, which never counts) is one that only this machine reaches. Pure."""
+    address = numeric(text)
+    return address is not None and address.is_loopback
+
+
+def is_own(addresses: Iterable[str], own: FrozenSet[_Address]) -> bool:
+    """Whether any of a host's addresses is one of this machine's (``own``) or a loopback. Pure."""
+    found = [numeric(text) for text in addresses]
+    return any(address in own or address.is_loopback for address in found if address is not None)
+
+
+def is_own_name(name: str, hostname: str) -> bool:
+    """Whether a name is this machine's by its letters alone. Pure."""
+    given, own = name.lower().rstrip("."), hostname.lower().rstrip(".")
+    if given in ("localhost", "localhost.localdomain", own):
+        return True
+    # Short for this machine's long name. The other way round it may be another domain's machine.
+    return bool(given) and "." not in given and given == own.split(".")[0]
+
+
+def own_addresses() -> FrozenSet[_Address]:
+    """Every address of every interface of this machine."""
+    import psutil
+
+    found: Set[_Address] = set()
+    for rows in psutil.net_if_addrs().values():
+        for row in rows:
+            if row.family in (socket.AF_INET, socket.AF_INET6):
+                address = numeric(row.address)
+                if address is not None:
+                    found.add(address)
+    return frozenset(found)
+
+
+def find_local(specs: Sequence[HostSpec], limit_s: float = LOOKUP_LIMIT_S) -> List[bool]:
+    """For each host, whether it is this machine. Names are looked up in parallel.
+
+    A host with another user's name before the @ counts as remote: only a login gets us there.
+    """
+    hostname, me, own = socket.gethostname(), _user(), own_addresses()
+    answers: Dict[str, List[str]] = {}
+    threads: List[threading.Thread] = []
+    for spec in specs:
+        if not is_own_name(spec.name, hostname) and spec.name not in answers:
+            answers[spec.name] = []
+            thread = threading.Thread(target=_look_up, args=(spec.name, answers), daemon=True)
+            thread.start()
+            threads.append(thread)
+    for thread in threads:
+        thread.join(limit_s)
+    return [
+        (spec.user is None or spec.user == me)
+        and (is_own_name(spec.name, hostname) or is_own(answers.get(spec.name, ()), own))
+        for spec in specs
+    ]
+
+
+def _look_up(name: str, answers: Dict[str, List[str]]) -> None:
+    try:
+        rows = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return  # ssh may know it (an alias in its config), or else it says what is wrong
+    answers[name] = [str(row[4][0]) for row in rows]
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, ImportError, OSError):
+        return ""  # a container's uid without a name

@@ -1,0 +1,134 @@
+"""Talking with agents, the launcher's side. Pure: bytes in, frames out, and the other way round."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Tuple
+
+from ringcomm.errors import ProtocolError
+
+from ..agent import agent, checks, processes, recorders
+
+BOOT = (
+    "import os,sys;v=sys.version_info;"
+    'v>=(3,8) or sys.exit("ringrun-old-python %d.%d.%d %s"%(v[0],v[1],v[2],sys.executable));'
+    '"" in sys.path and sys.path.remove("");'
+    'f=os.fdopen(0,"rb",0);exec(f.readline())'
+)
+"""What ``python -c`` gets, on every host. It may hold no single quote, backslash, dollar, backtick
+or exclamation mark, so that it survives sh, csh and fish between single quotes; and it must parse
+under Python 2, to say that this is too old. It runs the first line that comes in on stdin."""
+
+NOISE_LIMIT_BYTES = 1 << 20
+FRAME_LIMIT_BYTES = 1 << 24
+
+
+class Frame(NamedTuple):
+    """One frame from an agent: ``kind`` is one of ``agent.STDOUT, STDERR, RESULT, EVENT, RECORD``."""
+
+    kind: int
+    rank: int
+    data: bytes
+
+
+def agent_source() -> bytes:
+    """What is written to the agent's stdin first: a line for :data:`BOOT`, then the agent itself."""
+    steps = ["import sys, types", "sys.modules['ringrun'] = types.ModuleType('ringrun')"]
+    steps.append("package = sys.modules['ringrun.agent'] = types.ModuleType('ringrun.agent')")
+    for module in (processes, checks, recorders):
+        name, text = module.__name__, _text(module.__file__)
+        steps.append(f"module = sys.modules[{name!r}] = types.ModuleType({name!r})")
+        steps.append(f"exec(compile({text!r}, {name!r}, 'exec'), module.__dict__)")
+        steps.append(f"package.{name.rpartition('.')[2]} = module")
+    steps.append(f"exec(compile({_text(agent.__file__)!r}, {agent.__name__!r}, 'exec'))")
+    program = "\n".join(steps).encode()
+    loop = (
+        f"import os\ntext = b''\nwhile len(text) < {len(program)}:\n"
+        f"    piece = os.read(0, {len(program)} - len(text))\n"
+        "    if not piece:\n        raise SystemExit\n    text += piece\nexec(text)"
+    )
+    return f"exec({loop!r})\n".encode() + program
+
+
+def _text(path: Any) -> str:
+    return Path(path).read_text(encoding="utf-8")
+
+
+def json_frame(content: Dict[str, Any]) -> bytes:
+    """A job or a command, as the agent reads it."""
+    data = json.dumps(content).encode()
+    return agent.TO_AGENT.pack(agent.JSON, len(data)) + data
+
+
+def payload_header(length: int) -> bytes:
+    """What goes before the payload itself."""
+    return agent.TO_AGENT.pack(agent.PAYLOAD, length)
+
+
+_FACTS: Dict[str, Tuple[str, ...]] = {
+    "ready": (), "problem": ("problem",), "exit": ("code", "signal", "sent"), "done": (), "started": ("pid",),
+    "asked": (),
+}  # fmt: skip
+"""What must be said about each kind of event."""
+
+
+def event_facts(data: bytes) -> Dict[str, Any]:
+    """What an event frame says.
+
+    Raises:
+        ProtocolError: it is none.
+    """
+    try:
+        facts = json.loads(data.decode())
+        missing = [name for name in _FACTS[facts["event"]] if name not in facts]
+    except (ValueError, TypeError, LookupError, RecursionError) as problem:
+        raise ProtocolError(f"an event that makes no sense: {problem!r}") from None
+    if missing or not isinstance(facts, dict):
+        raise ProtocolError(f"an event {facts['event']!r} without {', '.join(missing)}")
+    return facts
+
+
+class FrameReader:
+    """Cuts what an agent writes into frames. Whatever a login shell says before the marker is noise."""
+
+    def __init__(self) -> None:
+        self.noise = bytearray()
+        self.started = False
+        self._buffer = bytearray(b"\n")  # the marker starts with a line end, whatever came before
+
+    def feed(self, data: bytes) -> List[Frame]:
+        """All frames that are complete now.
+
+        Raises:
+            ProtocolError: no marker in a megabyte, or an impossible frame.
+        """
+        self._buffer += data
+        if not self.started and not self._find_marker():
+            return []
+        frames: List[Frame] = []
+        header = agent.TO_LAUNCHER
+        position = 0
+        while len(self._buffer) - position >= header.size:
+            kind, rank, length = header.unpack_from(self._buffer, position)
+            if not agent.STDOUT <= kind <= agent.RECORD or length > FRAME_LIMIT_BYTES:
+                raise ProtocolError(f"a frame of kind {kind} and {length} bytes makes no sense")
+            end = position + header.size + length
+            if len(self._buffer) < end:
+                break
+            frames.append(Frame(kind, rank, bytes(self._buffer[position + header.size : end])))
+            position = end
+        del self._buffer[:position]
+        return frames
+
+    def _find_marker(self) -> bool:
+        at = self._buffer.find(agent.MARKER)
+        if at < 0:
+            if len(self._buffer) > NOISE_LIMIT_BYTES:
+                raise ProtocolError("a megabyte of output without the agent's first line")
+            self.noise[:] = self._buffer[1:4097]
+            return False
+        self.noise[:] = self._buffer[1:at][:4096]
+        del self._buffer[: at + len(agent.MARKER)]
+        self.started = True
+        return True

@@ -1,0 +1,1 @@
+"""What the user sees: output of ranks, lines, files, tables."""

@@ -1,0 +1,79 @@
+"""What a job shows: its ranks' output, in lines and in files, and what ringrun has to say itself."""
+
+from __future__ import annotations
+
+from typing import Container, Dict, List, Mapping, Optional, Tuple
+
+from ringcomm.clock import Clock
+
+from ..plan.job import Job
+from .console import Console, OutputFiles
+from .output import Outputs
+
+STDOUT, STDERR = 1, 2
+
+
+class Printer:
+    """Sends output where it goes: to the console with prefixes, to ``--output-dir`` as it is.
+
+    Raises:
+        ConfigError: ``--output-dir`` cannot be written.
+    """
+
+    def __init__(self, job: Job, console: Console, coloured: Mapping[int, bool], clock: Clock) -> None:
+        hosts = {place.rank: job.hosts[place.host_index].name for place in job.plan.places}
+        self._console, self._clock = console, clock
+        self._outputs = Outputs(hosts, coloured)
+        self._files: Optional[OutputFiles] = None
+        if job.output_dir is not None:
+            self._files = OutputFiles(job.output_dir, job.plan.size)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether :meth:`tick` has to be called soon."""
+        return self._outputs.waiting
+
+    def tails(self) -> Dict[int, List[str]]:
+        """For each rank, its last lines on stderr."""
+        return {rank: tail.text() for rank, tail in self._outputs.tails.items()}
+
+    def printed(self, rank: int, stream: int, data: bytes) -> None:
+        """A rank printed this."""
+        if rank in self._outputs.tails:
+            if self._files is not None:
+                self._files.write(rank, stream, data)
+                if self._files.problem:
+                    self.say(self._files.problem)
+                    self._files.problem = ""
+            self._console.write(stream, self._outputs.feed(rank, stream, data, self._clock()))
+
+    def ending(self, rank: int) -> None:
+        """A rank's program has ended; its process may still need a while."""
+        if rank in self._outputs.tails:
+            self._outputs.ending(rank)
+
+    def ended(self, rank: int, ok: bool) -> None:
+        """A rank has ended."""
+        self._write(self._outputs.flush(rank, ok, self._clock()))
+
+    def tick(self) -> None:
+        """Show progress that is due."""
+        self._write(self._outputs.tick(self._clock()))
+
+    def settle(self, shown: Container[int]) -> None:
+        """Show the tracebacks kept back; those that only name another rank just for ranks in ``shown``."""
+        self._write(self._outputs.settle(shown))
+
+    def say(self, text: str) -> None:
+        """A word from ringrun itself."""
+        lines = [f"ringrun: {line}\n" for line in text.splitlines()]
+        self._console.write(STDERR, "".join(lines).encode("utf-8", "surrogateescape"))
+
+    def close(self) -> None:
+        """Close the files."""
+        if self._files is not None:
+            self._files.close()
+
+    def _write(self, chunks: List[Tuple[int, bytes]]) -> None:
+        for stream, data in chunks:
+            self._console.write(stream, data)

@@ -1,0 +1,1 @@
+"""What ``ringcomm.tensorflow`` and ``ringcomm.keras`` share: collectives in TensorFlow, and gradients."""

@@ -1,0 +1,213 @@
+"""Reduces the gradients of one step: all of them are submitted before any is waited for."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import tensorflow as tf
+
+from .._adapter import graph_callbacks
+from .._adapter.arguments import predivided
+from .._adapter.gradients import Groups, Reduction, bucket_name, chosen_groups, plan_groups
+from .._adapter.names import variable_name
+from ..ops import ReduceOp, op_of
+from ..process_set import ProcessSet, global_process_set
+from . import bridge
+from .compression import Compression
+
+Name = Callable[[Any], str]
+
+
+class GradientReducer:
+    """How the gradients of a model become those of all ranks.
+
+    Args:
+        compression: how they travel.
+        sparse_as_dense: make ``tf.IndexedSlices`` dense tensors first.
+        op, gradient_predivide_factor: the reduction.
+        num_groups, groups: which ones are reduced together, if not all of them.
+        process_set: the ranks that take part.
+        scale_local_gradients: divide gradients of local variables by the number of ranks.
+        factor: multiplies the results.
+    """
+
+    def __init__(
+        self,
+        compression: Any = Compression.none,
+        sparse_as_dense: bool = False,
+        op: ReduceOp = ReduceOp.AVERAGE,
+        gradient_predivide_factor: float = 1.0,
+        num_groups: int = 0,
+        groups: Groups = None,
+        process_set: ProcessSet = global_process_set,
+        scale_local_gradients: bool = True,
+        factor: float = 1.0,
+    ) -> None:
+        chosen = op_of(op)
+        prescale, postscale = predivided(chosen, gradient_predivide_factor)
+        self.how = Reduction(chosen, prescale, postscale * factor, process_set)
+        self.compression = compression
+        self.sparse_as_dense = sparse_as_dense
+        self.groups = chosen_groups(groups, num_groups, object)
+        self.scale_local_gradients = scale_local_gradients
+        self._local: Dict[int, Any] = {}
+
+    def register_local(self, variable: Any) -> None:
+        """The gradient of this variable is this rank's own affair: a part of the model only it has."""
+        self._local[id(variable)] = variable
+
+    def is_local(self, variable: Any) -> bool:
+        """Whether :meth:`register_local` was told so."""
+        return id(variable) in self._local
+
+    def active(self) -> bool:
+        """Whether there is anybody to reduce with."""
+        return self.how.process_set.included() and self.how.process_set.size() > 1
+
+    def reduce(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        scope: str = "gradients",
+        name: Optional[Name] = None,
+    ) -> List[Any]:
+        """Reduced gradients, in the same order; None stays None.
+
+        The order of the variables need not be the same on all ranks if their names differ: gradients
+        travel in the order of names.
+
+        Args:
+            scope: tells apart what one program reduces in different places.
+            name: what a variable is called.
+        """
+        if not self.active():
+            factor = self.how.prescale * self.how.postscale
+            return [_times(item, factor) for item in gradients] if factor != 1.0 else list(gradients)
+        named = name or variable_name
+        reduced: List[Any] = list(gradients)
+        for index, variable in enumerate(variables):
+            if self.is_local(variable):
+                reduced[index] = self._scaled(gradients[index])
+        chosen = [
+            index for index, variable in enumerate(variables)
+            if gradients[index] is not None and not self.is_local(variable)
+        ]  # fmt: skip
+        chosen.sort(key=lambda index: named(variables[index]))
+        bundles = self._bundles(gradients, variables, chosen, scope, named)
+        results = bridge.run(
+            [bundle.operation for bundle in bundles],
+            [tensor for bundle in bundles for tensor in bundle.tensors],
+            [tensor.dtype for bundle in bundles for tensor in bundle.tensors],
+            [shape for bundle in bundles for shape in bundle.shapes],
+        ) if bundles else []  # fmt: skip
+        for bundle in bundles:
+            count = len(bundle.tensors)
+            bundle.finish(results[:count], reduced)
+            del results[:count]
+        return reduced
+
+    def _scaled(self, gradient: Any) -> Any:
+        if not self.scale_local_gradients:
+            return gradient
+        return _times(gradient, 1.0 / self.how.process_set.size())
+
+    def _bundles(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        chosen: Sequence[int],
+        scope: str,
+        name: Name,
+    ) -> List[Bundle]:
+        dense: List[int] = []
+        bundles: List[Bundle] = []
+        for index in chosen:
+            if isinstance(gradients[index], tf.IndexedSlices) and not self.sparse_as_dense:
+                label = bridge.unique_name(f"{scope}/{name(variables[index])}")
+                bundles.append(self._sparse(index, gradients[index], label))
+            else:
+                dense.append(index)
+        for group in self._grouped(variables, dense):
+            tensors = [tf.convert_to_tensor(gradients[index]) for index in group]
+            names = [name(variables[index]) for index in group]
+            label = bucket_name(names, [_known(tensor.shape) for tensor in tensors])
+            bundles.append(self._dense(group, tensors, bridge.unique_name(f"{scope}/{label}")))
+        return bundles
+
+    def _grouped(self, variables: Sequence[Any], dense: List[int]) -> List[List[int]]:
+        if self.groups is None:
+            return [dense] if dense else []
+        plan = plan_groups([variables[index] for index in dense], self.groups)
+        return [sorted(dense[place] for place in bucket) for bucket in plan]
+
+    def _dense(self, indices: List[int], tensors: List[Any], label: str) -> Bundle:
+        pairs = [self.compression.compress(tensor) for tensor in tensors]
+        travelling = [compressed for compressed, _ in pairs]
+
+        def finish(results: Sequence[Any], into: List[Any]) -> None:
+            for index, result, (_, context) in zip(indices, results, pairs):
+                into[index] = self.compression.decompress(result, context)
+
+        operation = graph_callbacks.Allreduce(self.how, label, len(travelling))
+        return Bundle(operation, travelling, [tensor.shape for tensor in travelling], finish)
+
+    def _sparse(self, index: int, slices: Any, label: str) -> Bundle:
+        if self.how.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+            raise NotImplementedError(
+                "sparse gradients can be averaged and summed, not reduced by "
+                f"{self.how.op.name.capitalize()}: use sparse_as_dense=True."
+            )
+        values, context = self.compression.compress(slices.values)
+        average = self.how.op == ReduceOp.AVERAGE
+        factor = self.how.prescale * self.how.postscale
+        factor = factor / self.how.process_set.size() if average else factor
+
+        def finish(results: Sequence[Any], into: List[Any]) -> None:
+            whole = self.compression.decompress(results[0], context)
+            scaled = whole * tf.cast(factor, whole.dtype)
+            into[index] = tf.IndexedSlices(scaled, results[1], slices.dense_shape)
+
+        shapes = [tf.TensorShape([None]).concatenate(values.shape[1:]), tf.TensorShape([None])]
+        operation = graph_callbacks.Allgather(self.how.process_set, label, 2)
+        return Bundle(operation, [values, slices.indices], shapes, finish)
+
+
+class ReducingOptimizer:
+    """What distributed optimizers have in common: variables of this rank alone, and the reduction."""
+
+    _reducer: GradientReducer
+
+    def register_local_var(self, var: Any) -> None:
+        """The gradient of this variable is not reduced: it belongs to a part only this rank has."""
+        self._reducer.register_local(var)
+
+    def _reduced(self, pairs: Any, scope: str) -> Any:
+        listed = list(pairs)
+        gradients, variables = zip(*listed) if listed else ((), ())
+        return list(zip(self._reducer.reduce(gradients, variables, scope), variables))
+
+
+class Bundle(NamedTuple):
+    """Gradients that are one operation among the ranks.
+
+    Attributes:
+        operation: takes the tensors, and gives as many of these shapes.
+        finish: puts the results where they belong.
+    """
+
+    operation: graph_callbacks.Operation
+    tensors: List[Any]
+    shapes: List[Any]
+    finish: Callable[[Sequence[Any], List[Any]], None]
+
+
+def _times(gradient: Any, factor: float) -> Any:
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(factor, gradient.dtype)
+
+
+def _known(shape: tf.TensorShape) -> Tuple[int, ...]:
+    return tuple(-1 if length is None else length for length in shape) if shape.rank is not None else ()

@@ -1,0 +1,354 @@
+"""One turn of the engine at a time: announce, hear, decide, obey. The loop around it is elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import contextmanager
+from typing import Callable, Collection, Iterator, List, NamedTuple, Optional, Sequence, Set
+
+from ..clock import Clock
+from ..errors import MismatchError, NotInitializedError, PeerStalledError, ProtocolError, RingcommError
+from ..transport.base import Fabric, Link
+from ..wire.messages import Message
+from .bucket_runner import Performer
+from .coordinator import Coordinator
+from .observer import labels_of
+from .operation_history import OperationJournal, began, finish
+from .peer_channels import Lines, Stopped, StopWatch
+from .pending import Pending
+from .piggyback import unpack
+from .request import Handle, Key
+from .stacks import main_stack
+from .waiters import Waiters
+
+logger = logging.getLogger("ringcomm.engine")
+
+
+@contextmanager
+def _making_sense() -> Iterator[None]:
+    """Whatever cannot be done with what rank 0 has sent is an error of its message."""
+    try:
+        yield
+    except (LookupError, ValueError, TypeError, OverflowError) as problem:
+        if isinstance(problem, RingcommError):
+            raise
+        raise ProtocolError(f"Rank 0 sent orders that make no sense here: {problem!r}.") from None
+
+
+class Rest(NamedTuple):
+    """What to wait for, and how long."""
+
+    timeout_s: float
+    reading: Sequence[Link]
+    writing: Sequence[Link]
+
+
+class Turns:
+    """The state of one rank's engine, and what is done with it.
+
+    Any thread may change the state under :attr:`lock`. Everything but :meth:`sleep` is called by
+    one thread at a time; whose turn it is, is the caller's affair.
+
+    Args:
+        fabric: the links that :meth:`sleep` waits on.
+        lines: to the other engines.
+        performer: runs buckets.
+        coordinator: on rank 0.
+        watch: interrupts waits.
+        note_closed: told of a peer whose link ended without a goodbye while nobody here waits for it.
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        lines: Lines,
+        performer: Performer,
+        coordinator: Optional[Coordinator],
+        watch: StopWatch,
+        note_closed: Callable[[int, str], None],
+        clock: Clock,
+    ) -> None:
+        self._note_closed = note_closed
+        self.rank = fabric.rank
+        self.lock = threading.Lock()
+        self.pending = Pending()
+        self.waiters = Waiters()
+        self.outbox: List[Message] = []
+        self.join: Optional[Handle] = None
+        self.urgent = False
+        self.busy = True
+        self.broken: Optional[BaseException] = None
+        self.obeyed = 0  # orders that ran or settled something
+        self.journal: Optional[OperationJournal] = None
+        self.lines = lines
+        self.performer = performer
+        performer.may_poll = lambda: bool(self.waiters)  # otherwise the program computes
+        self.coordinator = coordinator
+        self._fabric = fabric
+        self._watch = watch
+        self._clock = clock
+        self._orders: List[Message] = []
+        self._noted: Set[int] = set()
+
+    def fail_all(self, error: BaseException) -> None:
+        """The engine has failed: so has everything that is on its way."""
+        with self.lock:
+            self.broken = error
+            requests = self.pending.take_all()
+            join, self.join = self.join, None
+        if self.journal is not None and self.journal.on_failure is not None:
+            self.journal.on_failure(error)  # while those who wait still do
+        for request in requests:
+            finish(request, error=error)
+        if join is not None:
+            join.finish(error=error)
+
+    def turn(self) -> bool:
+        """Do what can be done now; whether anything was."""
+        if self._watch.stopping:
+            raise Stopped
+        now_s = self._clock()
+        moved = self._announce(now_s)
+        self.lines.pulse()
+        for peer, message in self.lines.take_received():
+            moved = True
+            self._take(peer, message, now_s)
+        if self.coordinator is not None:
+            self._coordinate(self.coordinator)
+        while self._orders:
+            moved = True
+            self._obey(self._orders.pop(0))
+        if self.lines.mailbox.gone:
+            self._check_gone()  # after what it had sent before it left
+        self.lines.tracing.flush(now_s)
+        return moved
+
+    def _take(self, peer: int, message: Message, now_s: float) -> None:
+        kind = message["type"]
+        if kind == "explain":
+            self.lines.mailbox.send({"type": "stack", "text": main_stack()})
+        elif self.coordinator is None:
+            if peer != 0 or kind != "orders":
+                raise ProtocolError(f"rank {peer} may not send {kind!r} to rank {self.rank}")
+            self._orders.append(message)
+        else:
+            self.coordinator.take(peer, message, now_s)
+
+    def _coordinate(self, coordinator: Coordinator) -> None:
+        orders = coordinator.decide(self._clock())
+        self._look_for_late(coordinator)
+        for text in coordinator.warnings:
+            logger.warning("%s", text)
+        coordinator.warnings.clear()
+        for rank in coordinator.to_explain:
+            if rank == self.rank:
+                coordinator.take(rank, {"type": "stack", "text": main_stack()}, self._clock())
+            else:
+                self.lines.mailbox.send({"type": "explain"}, rank)
+        coordinator.to_explain.clear()
+        if orders is not None:
+            self.lines.mailbox.send(orders)
+            self._orders.append(orders)
+
+    def _look_for_late(self, coordinator: Coordinator) -> None:
+        """Direct calls to which some ranks do not come. (What has a name is the coordinator's affair.)"""
+        late = self.lines.standing.late(coordinator.paused, self._clock())
+        if late is None:
+            return
+        if late.given_up:
+            why = f"{late.text}, and is given up (RINGCOMM_LATE_AFTER sets the limit)"
+            stack = coordinator.stack_of(late.ranks[0])
+            raise self.lines.lost(late.ranks[0], f"{why}. {stack}".rstrip(". "), "late")
+        coordinator.warnings.append(f"{late.text}.")
+        coordinator.to_explain += [rank for rank in late.ranks if rank not in coordinator.to_explain]
+
+    def _announce(self, now_s: float) -> bool:
+        with self.lock:
+            ready = self.pending.announce(self.urgent or bool(self.waiters), self.rank)
+            self.urgent = False
+            messages, self.outbox = self.outbox, []
+        worked = ready is not None or bool(messages)
+        # The timeline's first: what is announced may be the barrier behind which rank 0 closes it. The others
+        # last: an announcement says that this rank is not blocked, and one of them may say that it is.
+        for message in messages:
+            if message["type"] in ("trace", "clock"):
+                self.lines.tracing.deliver(message)
+        messages = [message for message in messages if message["type"] not in ("trace", "clock")]
+        if ready is not None:
+            messages.insert(0, ready)
+        for message in messages:
+            if self.coordinator is None:
+                self.lines.mailbox.send(message)
+            else:
+                self.coordinator.take(0, message, now_s)
+        return worked
+
+    def settled(self) -> bool:
+        """Whether nothing is on its way from this rank, or, on rank 0, from others. For any thread."""
+        if self.coordinator is not None:
+            return self.lines.all_left()
+        with self.lock:
+            return not self.outbox and not self.lines.mailbox.has_unsent()
+
+    def prepare_to_sleep(self, most_s: float = 3600.0) -> Rest:
+        """What to wait for, and for how long (0.0: there is work). What is submitted later rings the bell."""
+        timeout_s = min(most_s, self.lines.alarm_s())
+        if self.coordinator is not None:
+            alarm_s = self.coordinator.next_alarm_s(self._clock())
+            timeout_s = timeout_s if alarm_s is None else min(timeout_s, alarm_s)
+        reading, writing = self.lines.mailbox.waiting_for()
+        with self.lock:
+            self.busy = False
+            return Rest(0.0 if self._has_work() else timeout_s, reading, writing)
+
+    def sleep(self, rest: Rest) -> None:
+        """Wait. The one part that needs no turn."""
+        if rest.timeout_s > 0.0:
+            self._fabric.wait(rest.reading, rest.writing, rest.timeout_s)
+
+    def wake_up(self) -> None:
+        """Begin a turn, after sleeping."""
+        with self.lock:
+            self.busy = True
+        self.lines.mailbox.flush()
+        self.lines.awake()
+        self._watch.check()
+
+    def hand_over(self) -> None:
+        """The calling thread does not go on: ring the bell if there is anything that cannot wait."""
+        alarm_s = None if self.coordinator is None else self.coordinator.next_alarm_s(self._clock())
+        with self.lock:
+            self.busy = False
+            ring = alarm_s is not None or self._has_work()
+        if ring:
+            self._fabric.wake()
+
+    def ring_if_needed(self) -> None:
+        """Wake up whoever is at work, if something was submitted that it may not have seen."""
+        with self.lock:
+            ring = self._has_work()
+        if ring:
+            self._fabric.wake()
+
+    def _has_work(self) -> bool:
+        return bool(self.outbox) or self.pending.unannounced
+
+    def _check_gone(self) -> None:
+        """A rank has hung up: that matters if anybody still waits for it, or if it left without a word."""
+        gone = self.lines.mailbox.gone
+        nearest = {peer: reason for peer, reason in gone.items() if peer in self.lines.nearest}
+        if nearest and self._is_waiting(nearest):
+            peer, reason = next(iter(nearest.items()))
+            raise self.lines.lost(peer, reason, "lost")
+        for peer in set(gone) - self.lines.said_goodbye - self._noted:
+            self._noted.add(peer)
+            self._note_closed(peer, gone[peer])
+
+    def _is_waiting(self, gone: Collection[int]) -> bool:
+        with self.lock:
+            if self.pending.waiting() or self.join is not None:
+                return True
+        return self.coordinator is not None and self.coordinator.waits_for(gone)
+
+    def doing(self) -> str:
+        """What this rank is in the middle of, for messages; empty if it is not."""
+        running = self.lines.doing()
+        if running:
+            return running
+        with self.lock:
+            waiting = self.pending.waiting()
+        return f"{waiting[0].signature.describe()} {waiting[0].key}" if waiting else ""
+
+    # ---- orders ------------------------------------------------------------------------------
+
+    def _obey(self, orders: Message) -> None:
+        if self.lines.tracing.observer is not None:
+            self.lines.tracing.observer.cycle()
+        with self.lock, _making_sense():
+            self.pending.learn(orders["fresh"])
+            failures = [
+                (Key(int(number), str(name), int(count)), str(kind), str(text), [int(rank) for rank in late])
+                for (number, name, count), kind, text, late in orders["failed"]
+            ]
+            settled = [(int(number), int(count), str(text)) for number, count, text in orders["settled"]]
+        for failure in failures:
+            self._fail_one(*failure)
+        for result in settled:
+            self._settle(*result)
+        for run in orders["run"]:
+            self._run(run)
+        if orders["run"] or orders["settled"]:
+            with self.lock:
+                self.obeyed += 1
+        if orders["joined"] >= 0:
+            with self.lock:
+                join, self.join = self.join, None
+            if join is not None:
+                join.finish(orders["joined"])
+        if orders["forget"]:
+            with self.lock:
+                self.pending.ids.forget()
+                self.outbox.append({"type": "forgot", "epoch": orders["forget"]})
+
+    def _fail_one(self, key: Key, kind: str, text: str, missing: Sequence[int]) -> None:
+        with self.lock:
+            request = self.pending.take(key)
+        if request is not None:
+            error: RingcommError = MismatchError(text)
+            if kind == "stalled":
+                error = PeerStalledError(text, rank=missing[0] if missing else None)
+                if self.journal is not None and self.journal.on_failure is not None:
+                    self.journal.on_failure(error)
+            finish(request, error=error)
+
+    def _settle(self, number: int, count: int, text: str) -> None:
+        """An operation that needs no collective: its result came with the orders."""
+        with self.lock, _making_sense():
+            [(signature, request)] = self.pending.take_bucket([number, count])
+        if request is None:
+            return  # of a process set to which this rank does not belong
+        began(request)
+        observer = self.lines.tracing.observer
+        if observer is not None:
+            traced = labels_of([signature], [number, count])
+            observer.started(traced)
+            observer.ended(traced)
+        try:
+            with _making_sense():
+                unpack(request, text)
+        except ProtocolError as problem:
+            finish(request, error=problem)
+            raise
+        finish(request)
+
+    def _run(self, run: Sequence[int]) -> None:
+        with self.lock, _making_sense():
+            bucket = self.pending.take_bucket(run)
+        self.performer.next_bucket()
+        with _making_sense():
+            members = self.performer.members(bucket[0][0].process_set)
+        if self.rank not in members:
+            return
+        for _, request in bucket:
+            began(request)
+        observer = self.lines.tracing.observer
+        traced = labels_of([signature for signature, _ in bucket], run) if observer is not None else []
+        if observer is not None:
+            observer.started(traced)
+            self.performer.on_activity = lambda name: observer.activity(traced, name)
+        try:
+            results = self.performer.run(bucket)
+        except BaseException as problem:
+            error = problem
+            if isinstance(problem, Stopped):
+                error = NotInitializedError("ringcomm has been shut down while this operation was running.")
+            for _, request in bucket:
+                if request is not None:
+                    finish(request, error=error)
+            raise
+        if observer is not None:
+            observer.ended(traced)
+        for (_, request), result in zip(bucket, results):
+            if request is not None:
+                finish(request, result)

@@ -1,0 +1,190 @@
+"""Watches over ranks that make direct calls only: whether they live, who does not come, and the timeline.
+
+An engine does all this besides its work. A process group of ``torch.distributed`` has nothing to
+match by name, and so no engine, but its ranks freeze and lose their cables like others.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any, Callable, List, Optional, Sequence, Set
+
+from ..clock import Clock, Deadline, monotonic
+from ..collective.progress import Progress
+from ..errors import BrokenInvariantError, RingcommError
+from ..transport.base import Fabric
+from ..wire.messages import Message
+from .mismatch import whereabouts
+from .observer import Observer
+from .peer_channels import Limits, Lines, Stopped, StopWatch
+from .stacks import main_stack
+from .tracing import Sink
+
+logger = logging.getLogger("ringcomm.engine")
+
+_LOOK_S = 0.002
+"""How often to look whether all has been sent, at the end."""
+
+
+class Vigil:
+    """A thread at the links on which ranks tell each other that they live. It sleeps nearly always.
+
+    Args:
+        fabric: those links; nobody else uses them.
+        hosts: of every rank, for texts.
+        limits: how long to be patient with others.
+        reporter: a watch that says when the job is over, and that is told of lost peers.
+        progress: how far this rank is in its calls.
+        failed: called in the thread, with the error, when the group has come to its end; the last thing that
+            the thread does.
+        name: of what is watched over, for texts and for the thread.
+        elsewhere: what this process waits for in something else that is watched over, while it does not come
+            to a call here; empty: it does not.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        hosts: Sequence[str],
+        limits: Limits,
+        reporter: Any,
+        progress: Callable[[], Progress],
+        failed: Callable[[RingcommError], None],
+        name: str,
+        elsewhere: Callable[[], str] = str,
+        clock: Clock = monotonic,
+    ) -> None:
+        self.rank = fabric.rank
+        self._fabric = fabric
+        self._hosts = hosts
+        self._name = name
+        self._elsewhere = elsewhere
+        self._clock = clock
+        self._reporter = reporter
+        self._failed = failed
+        self._lock = threading.Lock()
+        self._outbox: List[Message] = []
+        self._noted: Set[int] = set()
+        self._ended = False
+        self._watch = fabric.watch = StopWatch(reporter)
+
+        def lost(peer: int, why: str, kind: str) -> BaseException:
+            error: BaseException = reporter.report_lost(peer, self._lines.doing(), why, kind)
+            return error
+
+        self._lines = Lines(fabric, hosts, limits, lost, lambda: (progress(), Progress()), clock)
+        reporter.who_is_heard = self._lines.divided
+        fabric.make_wakeable()
+        self._thread = threading.Thread(target=self._main, name=f"ringcomm-vigil ({name})", daemon=True)
+        self._thread.start()
+
+    # ---- for all threads ---------------------------------------------------------------------
+
+    @property
+    def observer(self) -> Optional[Observer]:
+        """Who is told what this rank does, if anybody is."""
+        return self._lines.tracing.observer
+
+    def observe(self, observer: Optional[Observer], sink: Optional[Sink] = None) -> None:
+        """Bring what an observer collects to rank 0; None: send what the last one has, and no more.
+
+        Args:
+            sink: on rank 0, takes the events of all ranks.
+        """
+        with self._lock:
+            self._outbox += self._lines.tracing.attach(observer, sink)
+        self._fabric.wake()
+
+    def settle(self, limit_s: float) -> None:
+        """Wait until what this rank has to say is on its way; on rank 0, until all others have left.
+
+        At most so long, and not if the thread has ended.
+        """
+        deadline = Deadline(limit_s)
+        while not (deadline.expired() or self._ended or self._settled()):
+            time.sleep(_LOOK_S)
+
+    def _settled(self) -> bool:
+        if self.rank == 0:
+            return self._lines.all_left()
+        with self._lock:
+            return not self._outbox and not self._lines.mailbox.has_unsent()
+
+    def stop(self) -> None:
+        """End the thread, and tell the others that this rank leaves in peace."""
+        self._watch.stopping = True
+        self._fabric.wake()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self._reporter.who_is_heard = None
+        self._lines.close()
+
+    # ---- the thread --------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        try:
+            while True:
+                self._turn()
+                reading, writing = self._lines.mailbox.waiting_for()
+                self._fabric.wait(reading, writing, 0.0 if self._outbox else self._lines.alarm_s())
+        except Stopped:
+            pass  # as it was told to
+        except RingcommError as error:
+            self._end(error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, nobody is watched over any more
+            logger.exception("the watch over %s failed on rank %d", self._name, self.rank)
+            self._end(BrokenInvariantError(f"watch over {self._name}: {type(error).__name__}: {error}"))
+        finally:
+            self._ended = True
+
+    def _end(self, error: RingcommError) -> None:
+        self._ended = True
+        self._failed(error)
+
+    def _turn(self) -> None:
+        lines, now_s = self._lines, self._clock()
+        with self._lock:
+            outbox, self._outbox = self._outbox, []
+        for message in outbox:
+            lines.tracing.deliver(message)
+        lines.mailbox.flush()
+        self._watch.check()
+        lines.awake()
+        lines.pulse()
+        for peer, message in lines.take_received():
+            self._take(peer, message)
+        for peer in set(lines.mailbox.gone) - lines.said_goodbye - self._noted:
+            self._noted.add(peer)
+            self._reporter.note_closed(peer, lines.mailbox.gone[peer])
+        if self.rank == 0:
+            self._look_for_late()
+        lines.tracing.flush(now_s)
+
+    def _take(self, peer: int, message: Message) -> None:
+        if message["type"] == "explain":
+            self._lines.mailbox.send({"type": "stack", "text": self._where()})
+        elif message["type"] == "stack" and self.rank == 0:
+            self._tell_where(peer, str(message["text"]))
+
+    def _look_for_late(self) -> None:
+        """Say who does not come to a call, and where it is instead. The call's own limit gives it up."""
+        late = self._lines.standing.late((), self._clock())
+        if late is None:
+            return
+        logger.warning("%s: %s.", self._name[:1].upper() + self._name[1:], late.text)
+        for rank in late.ranks:
+            if rank == self.rank:
+                self._tell_where(rank, self._where())
+            else:
+                self._lines.mailbox.send({"type": "explain"}, rank)
+
+    def _where(self) -> str:
+        """Where this rank is instead. If it waits itself, what it waits for says more than a stack."""
+        elsewhere = self._elsewhere()
+        return f"  {elsewhere}\n" if elsewhere else main_stack()
+
+    def _tell_where(self, rank: int, stack: str) -> None:
+        logger.warning("%s", whereabouts(rank, self._hosts[rank], stack))

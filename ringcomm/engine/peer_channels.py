@@ -1,0 +1,211 @@
+"""An engine's lines to the others: messages, signs of life, and the timeline's events among them."""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+from ..clock import Clock
+from ..collective.progress import Progress
+from ..transport.base import Fabric, Watch
+from ..wire.messages import Message
+from .control_messages import Mailbox
+from .failure_detector import BEATS, Liveness
+from .progress_reports import CALLS, ENGINE, Standing
+from .tracing import Tracing
+
+Lost = Callable[[int, str, str], BaseException]
+"""(peer, why, kind): makes the error to raise for a peer that is gone."""
+
+MOST_INTERVAL_S = 5.0
+"""Signs of life are given at least this often, unless nothing depends on them."""
+
+
+class Stopped(Exception):
+    """The engine is to end."""
+
+
+class StopWatch(Watch):
+    """Interrupts the engine's waits when it is to end, besides what interrupts all waits."""
+
+    def __init__(self, inner: Optional[Watch]) -> None:
+        self.stopping = False
+        self.pulse: Optional[Callable[[], None]] = None
+        self._inner = inner
+
+    def fileno(self) -> int:
+        return self._inner.fileno() if self._inner is not None else -1
+
+    def check(self) -> None:
+        if self.stopping:
+            raise Stopped
+        if self._inner is not None:
+            self._inner.check()
+        if self.pulse is not None:
+            self.pulse()
+
+
+class Limits(NamedTuple):
+    """How long to be patient, in seconds; 0: for ever.
+
+    Attributes:
+        dead_after_s: with a rank that gives no sign of life, and with a transfer that stands still.
+        warning_s: with a rank whose program does not come, before saying so.
+        late_after_s: with such a rank.
+    """
+
+    dead_after_s: float = 0.0
+    warning_s: float = 0.0
+    late_after_s: float = 0.0
+
+    @property
+    def interval_s(self) -> float:
+        """How often to give signs of life, so that none of the limits is missed by much."""
+        limits_s = [limit_s / BEATS for limit_s in self if limit_s]
+        return min(MOST_INTERVAL_S, *limits_s) if limits_s else 3600.0
+
+
+class Lines:
+    """To every other rank. Used by the engine's thread.
+
+    Args:
+        fabric: the links for orders.
+        hosts: of every rank, for texts.
+        limits: for ranks that are silent, or late.
+        lost: makes the error for a rank that is lost.
+        progress: how far this rank is, in direct calls and in the engine's.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        hosts: Sequence[str],
+        limits: Limits,
+        lost: Lost,
+        progress: Callable[[], Tuple[Progress, Progress]],
+        clock: Clock,
+    ) -> None:
+        self.nearest = nearest_of(fabric.rank, fabric.size)
+        self.mailbox = Mailbox(fabric, self.nearest)
+        self.tracing = Tracing(self.mailbox, fabric.rank)
+        self.interval_s = limits.interval_s
+        self.standing = Standing(fabric.rank, hosts, *limits, self.interval_s)
+        self.said_goodbye: Set[int] = set()
+        self.lost = lost
+        peers = [peer for peer in range(fabric.size) if peer != fabric.rank]
+        self._rank = fabric.rank
+        self._hosts = hosts
+        self._liveness = Liveness(peers, limits.dead_after_s, clock(), self.interval_s)
+        self._progress = progress
+        self._clock = clock
+        self._received: List[Tuple[int, Message]] = []
+        self._awake = False
+        self._next_look_s = 0.0
+
+    def awake(self) -> None:
+        """Somebody may have said something: the next :meth:`pulse` listens to everybody."""
+        self._awake = True
+
+    def pulse(self) -> None:
+        """Hear the others, and be heard; also in the middle of a long transfer.
+
+        Raises:
+            RingcommError: somebody has been silent for too long, or a transfer stands still.
+        """
+        now_s = self._clock()
+        look = now_s >= self._next_look_s
+        everybody = look or self._awake
+        self._awake = False
+        for peer, message in self.mailbox.receive(everybody):
+            self._liveness.heard(peer, now_s)
+            self._hear(peer, message, now_s)
+        if look:
+            self._look(now_s)
+
+    def _hear(self, peer: int, message: Message, now_s: float) -> None:
+        if message["type"] == "beat":
+            self.standing.report(peer, CALLS, Progress.from_json(message["calls"]), now_s)
+            self.standing.report(peer, ENGINE, Progress.from_json(message["engine"]), now_s)
+        elif message["type"] == "bye":
+            self.said_goodbye.add(peer)
+        elif not self.tracing.take(peer, message):
+            self._received.append((peer, message))
+
+    def _look(self, now_s: float) -> None:
+        for peer in self.mailbox.gone:
+            self._liveness.left(peer)
+        calls, engine = self._progress()
+        self.standing.report(self._rank, CALLS, calls, now_s)
+        self.standing.report(self._rank, ENGINE, engine, now_s)
+        if self._liveness.due(now_s):
+            self.mailbox.send_all({"type": "beat", "calls": calls.to_json(), "engine": engine.to_json()})
+        self._next_look_s = now_s + min(self._liveness.alarm_s(now_s), self.interval_s / 2)
+        silent = self._liveness.silent(now_s)
+        if silent is not None:
+            raise self._silent(*silent)
+        stuck = self.standing.stuck(now_s)
+        if stuck is not None:
+            raise self.lost(stuck[0], stuck[1], "still")
+
+    def doing(self) -> str:
+        """What this rank is in the middle of, now and not at its last sign of life; empty if it is not."""
+        calls, engine = self._progress()
+        if calls.doing or not engine.doing:
+            return calls.describe()
+        return f"{engine.doing}, {engine.moved_bytes} bytes into it"
+
+    def _silent(self, peer: int, silent_s: float) -> BaseException:
+        heard, silent = self._liveness.divided(self._clock())
+        if not heard and len(silent) > 1:
+            why = (
+                f"it has heard nobody for {silent_s:.0f} s, neither the other ranks nor the rendezvous: its "
+                f"host, {self._hosts[self._rank]}, is cut off (RINGCOMM_DEAD_AFTER sets the limit)"
+            )
+            return self.lost(peer, why, "cut off")
+        why = (
+            f"not a sign of life for {silent_s:.0f} s: its process is stopped, swapped out or cut off, "
+            "or a C call keeps the interpreter lock (RINGCOMM_DEAD_AFTER sets the limit)"
+        )
+        return self.lost(peer, why, "silent")
+
+    def divided(self) -> Tuple[List[int], List[int]]:
+        """(who was heard lately, who was not, or has hung up without a word). For any thread."""
+        heard, silent = self._liveness.divided(self._clock())
+        gone: Dict[int, str] = dict(self.mailbox.gone)
+        return heard, sorted({*silent, *(peer for peer in gone if peer not in self.said_goodbye)})
+
+    def close(self) -> None:
+        """Say that this rank leaves in peace, so that nobody takes the end of its links for a cut."""
+        self.mailbox.send_all({"type": "bye"})
+        # These keep the loop and a runner alive, and whatever those have.
+        self._progress = _nowhere
+        self.lost = _ended
+
+    def all_left(self) -> bool:
+        """Whether every other rank has said goodbye, or is gone."""
+        return len(self.said_goodbye | set(self.mailbox.gone)) == len(self._hosts) - 1
+
+    def take_received(self) -> Sequence[Tuple[int, Message]]:
+        """What has arrived for the engine itself."""
+        received, self._received = self._received, []
+        return received
+
+    def alarm_s(self) -> float:
+        """In how many seconds :meth:`pulse` or the timeline has something to do."""
+        now_s = self._clock()
+        trace_s = self.tracing.alarm_s(now_s)
+        alarm_s = self._liveness.alarm_s(now_s)
+        return alarm_s if trace_s is None else min(alarm_s, trace_s)
+
+
+def _ended(peer: int, why: str, kind: str) -> BaseException:
+    return Stopped()
+
+
+def _nowhere() -> Tuple[Progress, Progress]:
+    return Progress(), Progress()
+
+
+def nearest_of(rank: int, size: int) -> List[int]:
+    """With whom it is decided what runs: rank 0 with all others, any other with rank 0."""
+    return list(range(1, size)) if rank == 0 else [0]

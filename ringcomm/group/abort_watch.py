@@ -1,0 +1,93 @@
+"""What can end the waits of a group: the rendezvous' verdict, or ``abort()``."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, Optional, Sequence, Tuple, TypeVar
+
+from ..collective.runner import Reporter
+from ..errors import RingcommError, fresh_copy
+from ..transport.base import Watch
+
+_Error = TypeVar("_Error", bound=BaseException)
+WhoIsHeard = Callable[[], Tuple[List[int], List[int]]]
+
+
+class GroupWatch(Watch):
+    """Watches a group's control connection, and reports on it in the whole job's numbering of ranks.
+
+    Args:
+        control: the connection to the rendezvous; None for a group of one.
+        ranks: the ranks of the whole job that the group consists of.
+
+    Attributes:
+        failure: what ended the group, once something has.
+    """
+
+    def __init__(self, control: Any, ranks: Sequence[int]) -> None:
+        self.failure: Optional[RingcommError] = None
+        self._control = control
+        self._reporter = control if control is not None else Reporter()
+        self._ranks = tuple(ranks)
+        self._aborted: Optional[RingcommError] = None
+
+    def abort(self, error: RingcommError) -> None:
+        """Let every wait end with this error, from now on."""
+        self._aborted = error
+
+    def fileno(self) -> int:
+        """The control connection's."""
+        return -1 if self._control is None else int(self._control.fileno())
+
+    def check(self) -> None:
+        """Raise what ended the group, if something has."""
+        if self._aborted is not None:
+            raise self._aborted
+        if self._control is not None:
+            try:
+                self._control.check()
+            except RingcommError as error:
+                raise self._noted(error) from None
+
+    def end(self, error: RingcommError) -> None:
+        """Something that the rendezvous does not know of has ended the group on this rank."""
+        self.failure = self.failure or error
+        if self._reporter.verdict is None:
+            self.abort(error)
+
+    @property
+    def who_is_heard(self) -> Optional[WhoIsHeard]:
+        """Says whom this rank has heard lately and whom not, when the rendezvous asks."""
+        return None if self._control is None else self._control.who_is_heard
+
+    @who_is_heard.setter
+    def who_is_heard(self, ask: Optional[WhoIsHeard]) -> None:
+        """Ask somebody else, or (None) nobody."""
+        if self._control is not None:
+            self._control.who_is_heard = ask
+
+    @property
+    def verdict(self) -> Optional[RingcommError]:
+        """How the rendezvous says that the group has ended, once it has."""
+        verdict: Optional[RingcommError] = self._reporter.verdict
+        return None if verdict is None else self._noted(fresh_copy(verdict))
+
+    def report_lost(self, peer: int, doing: str, why: str, kind: str = "lost") -> RingcommError:
+        """A peer is lost: the error that all ranks raise."""
+        return self._aborted or self._noted(self._reporter.report_lost(peer, doing, why, kind))
+
+    def note_closed(self, peer: int, why: str) -> None:
+        """The link to a peer ended without a goodbye, while nobody here waited for that peer."""
+        self._reporter.note_closed(peer, why)
+
+    def report_mismatch(self, peer: int, text: str) -> RingcommError:
+        """A peer is in another call: the error that all ranks raise."""
+        return self._noted(self._reporter.report_mismatch(peer, text))
+
+    def _noted(self, error: _Error) -> _Error:
+        """The same, with the culprit's rank in the whole job; its text names that one itself."""
+        rank = getattr(error, "rank", None)
+        if isinstance(rank, int) and 0 <= rank < len(self._ranks):
+            error.rank = self._ranks[rank]  # type: ignore[attr-defined]
+        if isinstance(error, RingcommError):
+            self.failure = self.failure or error
+        return error

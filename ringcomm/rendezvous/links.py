@@ -1,0 +1,366 @@
+"""The links of one rank as they come into being: listening, probing, measuring, linking.
+
+Each rank listens on every address it may use, one socket each. The first rank of every host dials
+all addresses of the first ranks of the other hosts at the same time and notes which of them really
+lead there. The rendezvous picks one route per pair of hosts, and only those are linked. When the
+last link stands, all listeners close: from then on no port is open.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import socket
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+
+from ..clock import Deadline
+from ..errors import ProtocolError, StartupError
+from ..transport.accept import Acceptor
+from ..transport.connect import Dial, is_local, listen
+from ..transport.nics import LOCAL, LOOPBACK, Interface, interface_of
+from ..transport.rate_limit import Allowance
+from ..transport.reactor import READ, Reactor
+from ..transport.routes import worth_measuring
+from ..transport.secure import Encryption
+from ..wire.auth import Claim, Purpose
+from ..wire.messages import Message, MessageReader, encode
+from .probe import ECHO_LIMIT_BYTES, Echo, Probe, check_echo
+
+logger = logging.getLogger("ringcomm.rendezvous")
+
+_PATIENCE_S = 0.3
+"""How much longer to wait for the rest once every host has answered on a real interface."""
+_LINK_S = 10.0
+_STRANGERS_PER_S = 4000
+"""Ten times as many as at the rendezvous: here all listeners are closed before anything is computed that
+strangers could slow down, and a rank that does not get in has only 5 s."""
+_LANES = (Purpose.CALLS, Purpose.ENGINE, Purpose.ORDERS)
+
+Lane = Tuple[int, int]
+"""What a link is for, and the peer at the other end."""
+
+Tell = Callable[[Message], None]
+
+
+class Mesh:
+    """Everything that one rank opens while the job starts.
+
+    Args:
+        interfaces: the addresses that may be used.
+        tell: sends a message to the rendezvous.
+        encryption: see :class:`~ringcomm.transport.accept.Acceptor`.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        interfaces: Sequence[Interface],
+        key: bytes,
+        job: bytes,
+        tell: Tell,
+        encryption: Optional[Encryption] = None,
+    ) -> None:
+        self.reactor = reactor
+        self.interfaces = list(interfaces)
+        self.key = key
+        self.job = job
+        self.encryption = encryption
+        self.rank = -1
+        self.generation = 0
+        self._tell = tell
+        self._listeners: List[Tuple[Interface, socket.socket]] = []
+        for interface in self.interfaces:
+            try:
+                self._listeners.append((interface, listen(interface.address, interface.scope)))
+            except OSError as problem:
+                # An address may vanish between being listed and being bound; the others remain.
+                logger.info("cannot listen on %s (%s): %s", interface.address, interface.name, problem)
+        if not self._listeners:
+            raise StartupError("None of this machine's addresses can be listened on.")
+        self._acceptor = Acceptor(
+            reactor,
+            [sock for _, sock in self._listeners],
+            key,
+            job,
+            self._arrived,
+            self._turned_away,
+            encryption,
+            Allowance(_STRANGERS_PER_S, _STRANGERS_PER_S),
+        )
+        self._early: List[Tuple[socket.socket, Claim]] = []
+        self._echoes: Set[Echo] = set()
+        self._probes: List[Probe] = []
+        self._probing = False
+        self._hurrying = False
+        self._to_measure: List[Probe] = []
+        self._links: Dict[Lane, socket.socket] = {}
+        self._expected: Optional[Set[Lane]] = None
+        self._linked = False
+
+    def offers(self) -> List[Dict[str, Any]]:
+        """This rank's addresses, as the others are told them."""
+        return [
+            {
+                "iface": item.name,
+                "address": item.address,
+                "port": 0 if item.kind == LOCAL else int(sock.getsockname()[1]),
+                "kind": item.kind,
+            }
+            for item, sock in self._listeners
+        ]
+
+    def become(self, rank: int, generation: int) -> None:
+        """The rendezvous has said who we are; whoever was quicker may now be answered."""
+        self.rank = rank
+        self.generation = generation
+        early, self._early = self._early, []
+        for sock, claim in early:
+            self._arrived(sock, claim)
+
+    def _turned_away(self, origin: str, reason: str) -> None:
+        logger.debug("turned away a connection from %s: %s", origin, reason)
+
+    def _arrived(self, sock: socket.socket, claim: Claim) -> None:
+        if self.rank < 0:
+            self._early.append((sock, claim))
+            return
+        if claim.target != self.rank or claim.generation != self.generation:
+            # The right job, but another rank: an address that exists on several hosts. Saying who
+            # we are, before closing, lets the other side report it.
+            try:
+                sock.send(encode({"type": "echo", "rank": self.rank}))
+            except OSError as problem:
+                logger.debug("a connection for rank %d ended early: %s", claim.target, problem)
+            sock.close()
+        elif claim.purpose == Purpose.PROBE:
+            self._echoes.add(Echo(self.reactor, sock, self.rank, self._drop_echo))
+        elif claim.purpose in _LANES and claim.source != self.rank:
+            self._accept_link((claim.purpose, claim.source), sock)
+        else:
+            sock.close()
+
+    def _drop_echo(self, echo: Echo) -> None:
+        self._echoes.discard(echo)
+        self.reactor.forget(echo.sock)
+        echo.sock.close()
+
+    # ---- probing -----------------------------------------------------------------------------
+
+    def probe(self, targets: Sequence[Dict[str, Any]]) -> None:
+        """Dial every address of every target at once; :meth:`_settled` goes on when all is known."""
+        self._probing = True
+        probes: List[Probe] = []
+        for target in targets:
+            for offer in target["addresses"]:
+                if offer.get("kind") in (LOOPBACK, LOCAL):
+                    continue
+                for scope in self._scopes(str(offer["address"])):
+                    claim = Claim(Purpose.PROBE, self.job, self.generation, self.rank, int(target["rank"]))
+                    probes.append(
+                        Probe(
+                            self.reactor,
+                            self.key,
+                            claim,
+                            offer,
+                            scope,
+                            self.interfaces,
+                            self._settled,
+                            self.encryption,
+                        )  # fmt: skip
+                    )
+        self._probes = probes
+        if not probes:
+            self._finish_probing()
+        else:
+            self._settled()
+
+    def _scopes(self, address: str) -> List[int]:
+        """By which interfaces to go to this address: all, one by one, if it is link-local."""
+        if ":" in address and ipaddress.ip_address(address).is_link_local:
+            return sorted({item.scope for item in self.interfaces if item.scope})
+        return [0]
+
+    def _settled(self) -> None:
+        """A probe came to its end: report if all have, hurry if nothing important is missing."""
+        if not self._probing or not self._probes:
+            return
+        if all(probe.why is not None for probe in self._probes):
+            self._start_measuring()
+        elif not self._hurrying and self._everybody_answered():
+            self._hurrying = True
+            self.reactor.after(_PATIENCE_S, self._stop_waiting)
+
+    def _everybody_answered(self) -> bool:
+        reached = {probe.target for probe in self._probes if probe.why == "" and not probe.attempt().virtual}
+        return reached == {probe.target for probe in self._probes}
+
+    def _stop_waiting(self) -> None:
+        for probe in list(self._probes):
+            if probe.why is None:
+                probe.give_up(f"no answer within {_PATIENCE_S:g} s after another address had answered")
+
+    def _start_measuring(self) -> None:
+        self._probing = False
+        by_target: Dict[int, List[Probe]] = {}
+        for probe in self._probes:
+            by_target.setdefault(probe.target, []).append(probe)
+        for probes in by_target.values():
+            chosen = worth_measuring([probe.attempt() for probe in probes])
+            self._to_measure += [probe for probe in probes if probe.attempt() in chosen]
+        self._measure_next()
+
+    def _measure_next(self) -> None:
+        if self._to_measure:
+            self._to_measure[0].measure(self._measured)
+        else:
+            self._finish_probing()
+
+    def _measured(self, probe: Probe) -> None:
+        """One measurement is over: the next one, one at a time, so that none disturbs another."""
+        self._to_measure.remove(probe)
+        self._measure_next()
+
+    def _finish_probing(self) -> None:
+        self._probing = False
+        attempts = [probe.attempt().to_json() for probe in self._probes]
+        for probe in self._probes:
+            probe.close()
+        self._probes = []
+        self._tell({"type": "probed", "attempts": attempts})
+
+    # ---- linking -----------------------------------------------------------------------------
+
+    def link(self, routes: Sequence[Dict[str, Any]], deadline: Deadline) -> None:
+        """Build the links: dial those that are ours to dial, wait for the others."""
+        self._expected = set()
+        for route in routes:
+            lanes = [(int(purpose), int(route["peer"])) for purpose in _LANES]
+            self._expected.update(lanes)
+            if route["dial"]:
+                for lane in lanes:
+                    self._dial_link(lane, route, [])
+        self.reactor.after(min(_LINK_S, deadline.remaining_s()), self._links_overdue)
+        self._check_complete()
+
+    def _dial_link(self, lane: Lane, route: Dict[str, Any], failures: List[str]) -> None:
+        """Dial the addresses of a route one after another until one leads to the peer."""
+        purpose, peer = lane
+        if len(failures) == len(route["addresses"]):
+            tried = "; ".join(failures) or "it offered no address on the chosen route"
+            self._tell({"type": "unlinked", "peer": peer, "reason": f"rank {peer} did not answer ({tried})"})
+            return
+        offer = route["addresses"][len(failures)]
+        address = str(offer["address"])
+
+        def failed(reason: str) -> None:
+            failures.append(f"{address}: {reason}")
+            self._dial_link(lane, route, failures)
+
+        def finished(dial: Dial) -> None:
+            if dial.sock is not None:
+                self._confirm_link(lane, dial.sock, failed)
+            else:
+                failed(dial.reason)
+
+        claim = Claim(purpose, self.job, self.generation, self.rank, peer)
+        scope = 0
+        if not is_local(address) and ipaddress.ip_address(address).is_link_local:
+            scope = next(
+                (item.scope for item in self.interfaces if item.name == route["iface"] and item.scope), 0
+            )
+        where = (address, int(offer["port"]))
+        Dial(self.reactor, where, self.key, claim, finished, _LINK_S / 2, scope, self.encryption)
+
+    def _confirm_link(self, lane: Lane, sock: socket.socket, failed: Callable[[str], None]) -> None:
+        """Having dialled, wait until the other end says that it is the rank we mean."""
+        reader = MessageReader(ECHO_LIMIT_BYTES)
+
+        def readable() -> None:
+            try:
+                # Nothing can follow the echo yet: traffic starts when all ranks are linked.
+                data = sock.recv(ECHO_LIMIT_BYTES)
+                if not data:
+                    raise ConnectionError("it closed the connection")
+                for message in reader.feed(data):
+                    check_echo(message, lane[1])
+                    self.reactor.forget(sock)
+                    self._add_link(lane, sock)
+            except (BlockingIOError, InterruptedError):
+                return
+            except (OSError, ProtocolError) as problem:
+                self.reactor.forget(sock)
+                sock.close()
+                failed(str(problem))
+
+        self.reactor.watch(sock, READ, readable)
+
+    def _accept_link(self, lane: Lane, sock: socket.socket) -> None:
+        try:
+            sock.send(encode({"type": "echo", "rank": self.rank}))
+        except OSError as problem:
+            logger.debug("a link from rank %d ended early: %s", lane[1], problem)
+            sock.close()
+            return
+        self._add_link(lane, sock)
+
+    def _add_link(self, lane: Lane, sock: socket.socket) -> None:
+        older = self._links.get(lane)
+        if older is not None:
+            # The other end tried again, so it has given the older connection up.
+            older.close()
+        self._links[lane] = sock
+        self._check_complete()
+
+    def _check_complete(self) -> None:
+        if self._expected is None or self._linked or not self._expected <= set(self._links):
+            return
+        self._linked = True
+        links = []
+        for (purpose, peer), sock in sorted(self._links.items()):
+            if purpose != Purpose.CALLS:
+                continue  # It goes the same way.
+            local, remote, iface = "", "", "unix"
+            if sock.family != socket.AF_UNIX:
+                local = str(sock.getsockname()[0]).split("%")[0]
+                remote = str(sock.getpeername()[0]).split("%")[0]
+                iface = interface_of(local, self.interfaces)
+            links.append({"peer": peer, "iface": iface, "local": local, "remote": remote})
+        self._tell({"type": "linked", "links": links})
+
+    def _links_overdue(self) -> None:
+        if not self._linked and self._expected is not None:
+            missing = sorted({peer for _, peer in self._expected - set(self._links)})
+            names = ", ".join(f"rank {peer}" for peer in missing)
+            reason = f"no link to {names} within {_LINK_S:g} s"
+            self._tell({"type": "unlinked", "peer": missing[0], "reason": reason})
+
+    @property
+    def linked(self) -> bool:
+        """Whether all links stand."""
+        return self._linked
+
+    def take_links(self) -> Dict[int, Dict[int, socket.socket]]:
+        """The finished links, by purpose and by peer; everything else is closed."""
+        lanes: Dict[int, Dict[int, socket.socket]] = {int(purpose): {} for purpose in _LANES}
+        for (purpose, peer), sock in self._links.items():
+            lanes[purpose][peer] = sock
+        self._links = {}
+        self.close()
+        return lanes
+
+    def close(self) -> None:
+        """Close everything that is still open."""
+        self._probing = False
+        self._acceptor.close()
+        for probe in self._probes:
+            probe.close()
+        self._probes = []
+        for echo in list(self._echoes):
+            self._drop_echo(echo)
+        for sock, _ in self._early:
+            sock.close()
+        self._early = []
+        for sock in self._links.values():
+            self.reactor.forget(sock)
+            sock.close()
+        self._links = {}

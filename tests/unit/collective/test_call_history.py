@@ -1,0 +1,130 @@
+"""What the flight recorder keeps of a runner's calls, and what that costs: nothing that stays alive."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from ringcomm.collective import call_sites
+from ringcomm.collective.call_history import CallJournal
+from ringcomm.collective.call_sites import call_site, find_site, site_text
+from ringcomm.collective.runner import Runner
+from ringcomm.config import Settings
+from ringcomm.errors import PeerStalledError
+from ringcomm.ops import Sum
+from ringcomm.transport.memory import memory_fabrics
+
+
+class Call:
+    """Stands for what a runner remembers of a call."""
+
+    kind, name = "allreduce", "x"
+
+    def describe(self):
+        return "allreduce(x)"
+
+
+def begin(journal, number):
+    # As deep as the runner calls it: its method, _run, and begin.
+    def method():
+        run()
+
+    def run():
+        journal.begin(number, Call(), [0, None])
+
+    method()
+
+
+def test_the_last_ones_are_kept_in_order():
+    journal = CallJournal(3)
+    assert journal.rows() == []
+    for number in range(1, 6):
+        begin(journal, number)
+    assert [row["op"] for row in journal.rows()] == [3, 4, 5]
+    assert {row["state"] for row in journal.rows()} == {"done"}
+
+
+def test_one_that_runs_says_how_far_it_is():
+    journal = CallJournal(3)
+    begin(journal, 1)
+    begin(journal, 2)
+    first, second = journal.rows(moved_bytes=5)
+    assert (first["state"], second["state"]) == ("done", "running")
+    assert second["moved"] == 5 and "moved" not in first
+
+
+def test_one_that_fails_says_why_and_somebody_is_told():
+    journal, told = CallJournal(3), []
+    journal.on_failure = told.append
+    begin(journal, 1)
+    error = ValueError("no")
+    journal.fail(error, 7)
+    (row,) = journal.rows()
+    assert (row["state"], row["error"], row["moved"]) == ("failed", "ValueError: no", 7)
+    assert told == [error]
+
+
+def test_what_a_runner_writes_down():
+    fabric, _ = memory_fabrics(2)
+    runner = Runner(fabric, Settings(timeout_s=0.001))
+    runner.journal = CallJournal(10)
+    with pytest.raises(PeerStalledError):
+        runner.all_reduce(np.ones(4, np.float32), Sum, "conv")
+    (row,) = runner.rows()
+    assert (row["op"], row["kind"], row["name"], row["state"]) == (1, "allreduce", "conv", "failed")
+    assert "float32" in row["what"] and row["error"].startswith("PeerStalledError: ")
+    assert row["site"].startswith(__file__)
+
+
+def test_places_are_found_again_and_not_mixed_up():
+    known = [0, None]
+
+    def deeper():
+        return find_site(1, known)
+
+    places = []
+    for _ in range(2):
+        places.append(site_text(find_site(1, known)))
+        places.append(site_text(deeper()))
+        places.append(site_text(find_site(1, known)))
+    assert places[:3] == places[3:]
+    assert len(set(places)) == 3
+    lines = [int(place.rpartition(":")[2]) for place in places]
+    assert lines[2] - lines[0] == 2 and lines[1] < lines[0]
+
+
+def test_a_stack_that_is_not_that_deep_any_more():
+    known = [10_000, None]
+    found, here = site_text(find_site(1, known)), call_site()
+    assert found == here
+
+
+def test_packages_that_call_for_the_user_are_looked_through(tmp_path, monkeypatch):
+    monkeypatch.setattr(call_sites, "_packages", list(call_sites._packages))
+    monkeypatch.setattr(call_sites, "_ours", {})
+    package = ModuleType("frame")
+    package.__file__ = str(tmp_path / "frame" / "__init__.py")
+    assert not call_sites.is_ours(str(tmp_path / "frame" / "call.py"))
+    call_sites.look_through(package)
+    call_sites.look_through(package)
+    assert call_sites.is_ours(str(tmp_path / "frame" / "call.py"))
+    assert not call_sites.is_ours(str(tmp_path / "framework" / "train.py"))
+    assert not call_sites.is_ours(str(tmp_path / "frame.py"))
+
+
+def test_the_callers_variables_are_not_kept_alive():
+    journal = CallJournal(10)
+
+    def program():
+        array = np.ones(4, np.float32)
+        begin(journal, 1)
+        return weakref.ref(array)
+
+    array = program()
+    gc.collect()
+    assert array() is None
+    assert len(journal.rows()) == 1

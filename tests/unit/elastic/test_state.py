@@ -1,0 +1,108 @@
+"""State that survives, and the loop that starts again from it."""
+
+from __future__ import annotations
+
+import pytest
+
+import ringcomm as rc
+from ringcomm.elastic.state import DictPart, ObjectState, run
+
+
+def state(**values):
+    return ObjectState(lambda value: value, lambda: 0, **values)
+
+
+class Counter:
+    def __init__(self):
+        self.count = 0
+
+    def state_dict(self):
+        return {"count": [self.count]}
+
+    def load_state_dict(self, state):
+        (self.count,) = state["count"]
+
+
+def test_values_are_attributes_that_can_be_kept_and_restored():
+    kept = state(epoch=1, name="a")
+    kept.epoch = 2
+    kept.restore()
+    assert (kept.epoch, kept.name) == (1, "a")
+    kept.epoch = 3
+    kept.commit()
+    kept.epoch = 4
+    kept.restore()
+    assert kept.epoch == 3
+
+
+def test_rank_0_decides():
+    other = ObjectState(lambda value: {"epoch": 7} if isinstance(value, dict) else value, lambda: 1, epoch=1)
+    other.sync()
+    assert other.epoch == 7
+    other.epoch = 8
+    other.restore()
+    assert other.epoch == 7
+
+
+def test_news_of_hosts_interrupt_once():
+    kept = state(epoch=0)
+    kept.check_host_updates()
+    kept.on_hosts_updated(5.0, 2)
+    with pytest.raises(rc.HostsUpdatedInterrupt) as caught:
+        kept.commit()
+    assert caught.value.skip_sync
+    kept.check_host_updates()
+    kept.on_hosts_updated(4.0, 1)  # old news
+    kept.check_host_updates()
+    kept.on_hosts_updated(6.0, 1)
+    kept.on_hosts_updated(7.0, 2)
+    with pytest.raises(rc.HostsUpdatedInterrupt) as caught:
+        kept.check_host_updates()
+    assert not caught.value.skip_sync
+
+
+def test_parts():
+    counter = Counter()
+    part = DictPart(counter, lambda value: setattr(value, "count", 9))
+    counter.count = 5
+    part.restore()
+    assert counter.count == 0
+    part.sync()
+    counter.count = 1
+    part.restore()
+    assert counter.count == 9
+    part.set_value(Counter())
+    assert part.value.count == 0
+
+
+def test_a_loss_goes_back_to_the_last_commit_and_news_do_not():
+    kept, seen, resets = state(step=0), [], []
+
+    def train(kept, end):
+        seen.append(kept.step)
+        kept.step += 1
+        if len(seen) == 1:
+            kept.commit()
+            kept.step = 99
+            raise rc.PeerLostError("gone")
+        if len(seen) == 2:
+            raise rc.HostsUpdatedInterrupt(True)
+        return end
+
+    kept.register_reset_callbacks([lambda: resets.append("callback")])
+    assert run(train, lambda: resets.append("reset"))(kept, end="done") == "done"
+    assert seen == [0, 1, 2]
+    assert resets == ["reset", "callback"] * 2
+
+
+def test_mistakes_are_not_tried_again():
+    calls = []
+
+    @run
+    def train(kept):
+        calls.append(1)
+        raise rc.MismatchError("wrong program")
+
+    with pytest.raises(rc.MismatchError):
+        train(state(a=1))
+    assert calls == [1]

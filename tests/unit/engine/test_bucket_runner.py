@@ -1,0 +1,34 @@
+"""What is said of a bucket while it runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringcomm.engine.bucket_runner import bucket_text
+from ringcomm.engine.request import Handle, Key, Request, Signature
+from ringcomm.ops import Collective, ReduceOp
+from ringcomm.wire.frames import NO_ROOT
+
+
+def work(name: str, number: int = 0, joined: bool = False):
+    """A member of a bucket, as the performer gets it."""
+    signature = Signature(name, 0, Collective.ALLREDUCE, ReduceOp.SUM, NO_ROOT, ("float32",), ((3, 4),))
+    request = Request(signature, [], Handle(name))
+    request.key = Key(0, name, number)
+    return signature, None if joined else request
+
+
+CALL = "allreduce(shape (3, 4), float32, op=Sum)"
+
+
+@pytest.mark.parametrize(
+    ("bucket", "text"),
+    [
+        ([work("conv1")], f"{CALL} 'conv1'"),
+        ([work("", 7)], f"{CALL} without a name (number 7)"),
+        ([work("conv1", joined=True), work("conv2")], f"{CALL} 'conv1' and another"),
+        ([work("conv1"), work("conv2"), work("fc")], f"{CALL} 'conv1' and 2 others"),
+    ],
+)
+def test_a_bucket_is_called_what_the_program_calls_it(bucket, text):
+    assert bucket_text(bucket) == text

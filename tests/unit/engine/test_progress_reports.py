@@ -1,0 +1,157 @@
+"""How far ranks are: transfers that stand still, and ranks that do not come."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringcomm.collective.progress import Progress
+from ringcomm.engine.progress_reports import CALLS, ENGINE, Standing
+from ringcomm.errors import ProtocolError
+
+HOSTS = ("pc0", "pc1", "pc2")
+LIMIT_S, WARNING_S, LATE_S = 30.0, 60.0, 600.0
+
+
+def standing(rank=1):
+    return Standing(rank, HOSTS, LIMIT_S, WARNING_S, LATE_S, 5.0)
+
+
+def calling(number, moved=0, *waits_for, exchanged=()):
+    return Progress(2 * number, moved, "allreduce(8 x float32)", waits_for, exchanged)
+
+
+def between(number):
+    return Progress(2 * number)
+
+
+class TestStuck:
+    def stuck_at(self, mine, theirs, lane=CALLS, until=40.0):
+        """When rank 1 finds its transfer stuck, if nothing moves; and with whom."""
+        state = standing()
+        for second in range(int(until)):
+            state.report(1, lane, mine, float(second))
+            for rank, progress in theirs.items():
+                state.report(rank, lane, progress, float(second))
+            found = state.stuck(float(second))
+            if found:
+                return second, found[0]
+        return None
+
+    @pytest.mark.parametrize("lane", [CALLS, ENGINE])
+    def test_bytes_do_not_arrive(self, lane):
+        others = {0: calling(4, 10, 2, exchanged=((1, 5, 5),)), 2: calling(4, 30, 1, exchanged=((1, 8, 8),))}
+        own = calling(4, 20, 0, 2, exchanged=((0, 5, 5), (2, 8, 7)))
+        assert self.stuck_at(own, others, lane) == (30, 2)
+
+    def test_bytes_that_it_does_not_want_yet_are_not_missing(self):
+        others = {0: calling(4, 10, 2, exchanged=((1, 5, 5),)), 2: calling(4, 30, 1, exchanged=((1, 8, 8),))}
+        own = calling(4, 20, 0, exchanged=((0, 5, 5), (2, 8, 7)))
+        assert self.stuck_at(own, others) is None
+
+    def test_both_wait_for_each_other_because_of_a_third(self):
+        others = {0: calling(4, 10, 2), 2: calling(4, 30, 1, exchanged=((1, 7, 8),))}
+        assert self.stuck_at(calling(4, 20, 0, 2, exchanged=((2, 8, 7),)), others) is None
+
+    def test_the_other_is_through_with_it(self):
+        assert self.stuck_at(calling(4, 20, 2), {2: between(4)}) == (30, 2)
+        assert self.stuck_at(calling(4, 20, 2), {2: calling(5, 0, 0)}) == (30, 2)
+
+    def test_one_who_waits_for_somebody_else_is_not_to_blame(self):
+        assert self.stuck_at(calling(4, 20, 0), {0: calling(4, 10, 2), 2: between(3)}) is None
+
+    def test_one_who_has_not_come_is_late_and_not_stuck(self):
+        assert self.stuck_at(calling(4, 20, 0), {0: between(3)}) is None
+
+    def test_nobody_is_stuck_between_calls(self):
+        assert self.stuck_at(between(4), {0: calling(4, 0, 1)}) is None
+
+    def test_slow_is_never_stuck(self):
+        state = standing()
+        for second in range(0, 10_000, 20):
+            state.report(1, CALLS, calling(4, second, 2), float(second))
+            state.report(2, CALLS, calling(4, 7, 1), float(second))
+            assert state.stuck(second + 19.0) is None
+
+    def test_that_the_other_moves_is_enough(self):
+        state = standing()
+        for second in range(0, 10_000, 20):
+            state.report(1, CALLS, calling(4, 7, 2), float(second))
+            state.report(2, CALLS, calling(4, second, 1), float(second))
+            assert state.stuck(second + 19.0) is None
+
+    def test_some_ranks_in_a_call_that_is_not_counted(self):
+        """The first stage of Adasum, say: who is not there yet has not finished it."""
+        assert self.stuck_at(Progress(9, 20, "exchange()", (2,)), {2: between(4)}) is None
+
+    def test_the_text_says_how_far_and_how_long(self):
+        state = standing()
+        state.report(1, CALLS, calling(4, 96, 2, exchanged=((2, 64, 32),)), 0.0)
+        state.report(2, CALLS, calling(4, 0, 1, exchanged=((1, 96, 64),)), 0.0)
+        _, text = state.stuck(31.0)
+        assert "although 64 bytes are on their way" in text
+        assert "not a byte has moved for 31 s, 96 bytes into allreduce(8 x float32)" in text
+
+
+class TestLate:
+    def watch(self, seconds, calls, paused=lambda second: ()):
+        """What rank 0 says, and when, if everybody stays where it is."""
+        state, said = standing(0), []
+        for second in range(seconds):
+            for rank, progress in calls.items():
+                state.report(rank, CALLS, progress, float(second))
+            late = state.late(paused(second), float(second))
+            if late:
+                said.append((second, late))
+        return said
+
+    def test_a_warning_a_minute_and_then_the_end(self):
+        said = self.watch(602, {0: calling(4), 1: between(3), 2: calling(4)})
+        assert [second for second, _ in said] == [60, 120, 180, 240, 300, 360, 420, 480, 540, 600]
+        assert [late.given_up for _, late in said] == [False] * 9 + [True]
+        assert {tuple(late.ranks) for _, late in said} == {(1,)}
+        assert said[0][1].text == (
+            "allreduce(8 x float32), call number 4, has waited for 60 s on ranks 0 (pc0) and 2 (pc2) "
+            "for rank 1 (pc1)"
+        )
+
+    def test_the_last_of_a_chain_is_late(self):
+        said = self.watch(100, {0: calling(5), 1: between(3), 2: calling(4)})
+        assert [late.ranks for _, late in said] == [[1]]
+
+    def test_a_slow_transfer_before_it_is_not_late(self):
+        assert self.watch(1000, {0: calling(5), 1: calling(4), 2: calling(4)}) == []
+
+    def test_nobody_waits(self):
+        assert self.watch(1000, {0: between(5), 1: between(3), 2: between(4)}) == []
+        assert self.watch(1000, {0: calling(5), 1: calling(5), 2: calling(5)}) == []
+
+    def test_a_pause_stops_the_clock(self):
+        calls = {0: calling(4), 1: between(3), 2: calling(4)}
+        assert self.watch(5000, calls, lambda _: {1}) == []
+        said = self.watch(200, calls, lambda second: {1} if second < 100 else ())
+        assert [second for second, _ in said] == [155]
+
+    def test_never(self):
+        state = Standing(0, HOSTS, 0.0, 0.0, 0.0, 3600.0)
+        for second in range(0, 100_000, 1000):
+            state.report(0, CALLS, calling(4, 0, 1), float(second))
+            state.report(1, CALLS, between(3), float(second))
+            assert state.late((), float(second)) is None
+            assert state.stuck(float(second)) is None
+
+
+def test_what_travels_is_what_was_said():
+    progress = calling(4, 96, 0, 2, exchanged=((0, 5, 6), (2, 7, 8)))
+    assert Progress.from_json(progress.to_json()) == progress
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        [], [1, 2, 3], [1, 2, "x", 5, []], ["x", 2, "x", [], []], [1, 2, "x", [None], []],
+        [1, 2, "x", [], [[1, 2]]],
+    ],
+)  # fmt: skip
+def test_nonsense_is_refused(data):
+    with pytest.raises(ProtocolError):
+        Progress.from_json(data)

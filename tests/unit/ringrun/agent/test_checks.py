@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, Dict, Optional
+
+import pytest
+
+from ringrun.agent.checks import (
+    check_argv,
+    find_problem,
+    find_program,
+    judge_check,
+    meeting_facts,
+    put_horovod_first,
+)
+
+HOW: Dict[str, Any] = {"code": 1, "signal": None, "sent": 0}
+GOOD = {"python": "/p", "version": "3.9.1", "old": False, "numpy": "1.23.5", "ringcomm": "0.1.0"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({}, None),
+        ({"old": True}, "old"),
+        ({"missing": "numpy", "why": "ImportError: x"}, "missing"),
+        ({"ringcomm": "0.2.0"}, "version"),
+        ({"ringcomm": None}, None),
+    ],
+)
+def test_judgement(changes: Dict[str, Any], problem: Optional[str]) -> None:
+    output = b"some noise\n" + json.dumps({**GOOD, **changes}).encode()
+    facts = judge_check(output, "/p", "0.1.0", HOW)
+    assert facts.get("problem") == problem
+    assert facts["found"]["python"] == "/p"
+
+
+@pytest.mark.parametrize("output", [b"", b"Segmentation fault\n", b'\n{"half":'])
+def test_no_answer_is_a_problem(output: bytes) -> None:
+    facts = judge_check(output, "/p", "0.1.0", dict(HOW, code=None, signal=11))
+    assert (facts["problem"], facts["signal"], facts["path"]) == ("check", 11, "/p")
+
+
+def test_what_is_not_there(tmp_path: Path) -> None:
+    config: Dict[str, Any] = {"script": None, "python": True, "horovod": False}
+    assert find_problem(config, sys.executable, str(tmp_path), None) is None
+    nowhere = str(tmp_path / "no")
+    assert find_problem(config, sys.executable, nowhere, None) == {"problem": "cwd", "path": nowhere}
+    assert find_problem(config, "/no/python", str(tmp_path), None) == {
+        "problem": "interpreter",
+        "path": "/no/python",
+    }
+    config["python"] = False
+    assert find_problem(config, "no-such", str(tmp_path), "/") == {"problem": "program", "path": "no-such"}
+    config["script"] = "train.py"
+    missing = {"problem": "script", "path": str(tmp_path / "train.py")}
+    assert find_problem(config, sys.executable, str(tmp_path), None) == missing
+    (tmp_path / "train.py").touch()
+    assert find_problem(config, sys.executable, str(tmp_path), None) is None
+
+
+def test_programs(tmp_path: Path) -> None:
+    program = tmp_path / "run.sh"
+    program.touch()
+    assert find_program("./run.sh", str(tmp_path), None) is None  # not executable
+    program.chmod(0o755)
+    assert find_program("./run.sh", str(tmp_path), None) is not None
+    assert find_program("run.sh", "/", str(tmp_path)) == str(program)
+    assert find_program("/", "/", None) is None
+
+
+@pytest.mark.parametrize(
+    ("script", "folder"), [("sub/train.py", "/job/sub"), ("/abs/train.py", "/abs"), (None, "/job")]
+)
+def test_modules_are_looked_for_where_the_ranks_will(script: Optional[str], folder: str) -> None:
+    config = {"script": script, "horovod": False}
+    assert check_argv(config, "/p", "/job")[3:] == [folder, "numpy", "ringcomm"]
+    assert check_argv({**config, "horovod": True}, "/p", "/job")[3:] == [
+        folder,
+        "numpy",
+        "ringcomm",
+        "ringrun",
+    ]
+
+
+@pytest.mark.parametrize("name", ["horovod.py", "horovod/__init__.py"])
+def test_a_horovod_next_to_the_script_is_in_the_way(tmp_path: Path, name: str) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "horovod").mkdir()  # a folder of that name is no module
+    config: Dict[str, Any] = {"script": "train.py", "python": True, "horovod": True}
+    assert find_problem(config, sys.executable, str(tmp_path), None) is None
+    (tmp_path / name).touch()
+    wanted = {"problem": "shadow", "path": str(tmp_path / name)}
+    assert find_problem(config, sys.executable, str(tmp_path), None) == wanted
+    assert find_problem({**config, "horovod": False}, sys.executable, str(tmp_path), None) is None
+
+
+def test_horovod_comes_first() -> None:
+    env: Dict[str, str] = {}
+    put_horovod_first(env, "/site/ringrun/__init__.py")
+    assert env == {"PYTHONPATH": "/site/ringrun/compat/horovod_shim"}
+    env = {"PYTHONPATH": "/a:/b"}
+    put_horovod_first(env, "/site/ringrun/__init__.py")
+    assert env == {"PYTHONPATH": "/site/ringrun/compat/horovod_shim:/a:/b"}
+
+
+def test_meeting_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSH_CONNECTION", "a 1 b 22")
+    facts = meeting_facts()
+    assert facts["login"] == "a 1 b 22" and 0 < facts["port"] < 65536

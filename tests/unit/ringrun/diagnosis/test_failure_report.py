@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+from typing import Any, Dict, List
+
+import pytest
+
+from ringrun.diagnosis.failure_report import (
+    failure_box,
+    host_problem,
+    last_traceback,
+    problems_box,
+    ranks_text,
+    signal_hint,
+)
+from ringrun.diagnosis.first_failure import Complaint, Exit, Verdict
+
+HOSTS = {0: "pc", 1: "pc", 2: "jetson1", 3: "jetson1"}
+TRACE = [
+    "Traceback (most recent call last):",
+    '  File "x.py", line 1, in <module>',
+    "    f()",
+    "ValueError: x",
+    "more",
+]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ([2], "rank 2"),
+        ([0, 1], "ranks 0, 1"),
+        ([3, 0, 1, 2, 7], "ranks 0-3, 7"),
+        ([0, 2, 4], "ranks 0, 2, 4"),
+    ],
+)
+def test_ranks(ranks: List[int], text: str) -> None:
+    assert ranks_text(ranks) == text
+
+
+def test_the_last_traceback_is_found() -> None:
+    lines = [
+        *TRACE,
+        "",
+        "log line",
+        "Traceback (most recent call last):",
+        "  File",
+        "KeyError: 'y'",
+        "",
+        "bye",
+    ]
+    assert last_traceback(lines) == "Traceback (most recent call last):\n  File\nKeyError: 'y'"
+    assert last_traceback(TRACE) == "\n".join(TRACE)
+    assert last_traceback(["nothing"]) == ""
+
+
+def test_a_long_traceback_is_shortened() -> None:
+    text = last_traceback([TRACE[0], *["  File"] * 1000, "RecursionError"])
+    assert len(text.splitlines()) < 50
+    assert "left out" in text and text.endswith("RecursionError")
+
+
+def test_the_box() -> None:
+    verdict = Verdict()
+    verdict.exited(Exit(2, 3, None))
+    verdict.complained(Complaint(None, 2, "rank 2 was lost"))
+    for rank in (0, 1, 3):
+        verdict.exited(Exit(rank, 1, None))
+    text = failure_box(verdict, HOSTS, ["pc", "jetson1"], {2: ["log", *TRACE], 0: TRACE})
+    assert text.splitlines() == [
+        "╭─ ringrun: rank 2 on jetson1 failed first: exit code 3",
+        *[f"│ {line}" for line in TRACE],
+        "│",
+        "│ Ranks 0, 1, 3 stopped because of it.",
+        "╰─ exit code 3",
+    ]
+
+
+def test_the_box_without_a_traceback_shows_the_last_words_and_the_reason() -> None:
+    verdict = Verdict()
+    verdict.exited(Exit(0, None, 9))
+    verdict.exited(Exit(1, 0, None))
+    verdict.complained(Complaint(None, 0, "rank 0 was lost in allreduce"))
+    text = failure_box(verdict, HOSTS, ["pc", "jetson1"], {0: ["a", "b"]})
+    assert "memory" in text and "│ a\n│ b\n" in text and "rank 0 was lost in allreduce" in text
+    assert "because of it" not in text
+
+
+def test_who_failed_alike_did_not_stop_because_of_it() -> None:
+    verdict = Verdict()
+    for rank, code, sent in [(1, 1, 0), (0, 1, 0), (2, 1, 15), (3, 7, 0)]:
+        verdict.exited(Exit(rank, code, None, sent))
+    lines = failure_box(verdict, HOSTS, ["pc", "jetson1"], {}).splitlines()
+    assert lines[0] == "╭─ ringrun: rank 1 on pc failed first: exit code 1"
+    assert lines[1:-1] == [
+        "│ Rank 2 stopped because of it.",
+        "│ Rank 0 failed too: exit code 1.",
+        "│ Rank 3 failed too: exit code 7.",
+    ]
+
+
+def mismatch(rank: int) -> List[str]:
+    """What a rank wrote that is told of a mismatch, wherever in its program it was."""
+    error = "ringcomm.errors.MismatchError: Mismatched shapes for 'a': rank 0: x; ranks 1-3: y."
+    return [TRACE[0], f"  File x{rank}", error, "and more" if rank else ""]
+
+
+def test_a_mismatch_is_told_once() -> None:
+    verdict = Verdict()
+    verdict.complained(Complaint(None, 1, "rank 1 was lost: uncaught MismatchError: …"))
+    for rank in (1, 0, 2):
+        verdict.exited(Exit(rank, 1, None))
+    verdict.exited(Exit(3, None, 15, sent=15))
+    told = "uncaught MismatchError: Mismatched shapes for 'a': rank 0: x; ranks 1-3: y"
+    diagnosis = f"Ranks 0-2 ended with an {told}; their last operation was `a` (op 4).\nRank 3 …"
+    tails = {rank: mismatch(rank) for rank in range(3)}
+    text = failure_box(verdict, HOSTS, ["pc", "jetson1"], tails, diagnosis)
+    assert text.splitlines() == [
+        "╭─ ringrun: the ranks do not make the same calls",
+        *[f"│ {line}" for line in mismatch(1)],
+        "│",
+        "│ Ranks 0, 2 failed with the same error.",
+        "│ Rank 3 stopped because of it.",
+        "│",
+        "│ Ranks 0-2 ended with an uncaught MismatchError (see above); their last operation was `a` (op 4).",
+        "│ Rank 3 …",
+        "╰─ exit code 1",
+    ]
+
+
+def test_what_the_box_does_not_show_stays_in_the_diagnosis() -> None:
+    verdict = Verdict()
+    verdict.exited(Exit(0, 1, None))
+    line = "Rank 0 (pc) ended with an uncaught MismatchError: Mismatched shapes."
+    assert f"│ {line}\n" in failure_box(verdict, HOSTS, ["pc"], {}, line)
+
+
+def test_the_same_error_of_other_kinds_is_told_once_too() -> None:
+    verdict = Verdict()
+    lost = [*TRACE[:2], "ringcomm.errors.PeerLostError: rank 3 has finished"]
+    for rank in (2, 0):
+        verdict.exited(Exit(rank, 1, None))
+    lines = failure_box(verdict, HOSTS, ["pc", "jetson1"], {0: lost, 2: lost, 1: TRACE}).splitlines()
+    assert lines[0] == "╭─ ringrun: rank 2 on jetson1 failed first: exit code 1"
+    assert lines[-2] == "│ Rank 0 failed with the same error."
+
+
+def test_the_box_of_a_lost_host() -> None:
+    verdict = Verdict()
+    verdict.host_lost(1, "jetson1: the ssh connection ended.")
+    verdict.exited(Exit(0, 1, None))
+    text = failure_box(verdict, HOSTS, ["pc", "jetson1"], {})
+    assert "the host jetson1 was lost first" in text
+    assert "jetson1: the ssh connection ended." in text
+    assert "Rank 0 stopped because of it." in text
+
+
+@pytest.mark.parametrize(("number", "word"), [(9, "memory"), (11, "compiled code"), (15, "")])
+def test_signal_hints(number: int, word: str) -> None:
+    assert word in signal_hint(Exit(0, None, number))
+    assert signal_hint(Exit(0, 1, None)) == ""
+    assert signal_hint(Exit(0, None, number, sent=number)) == ""
+
+
+def test_problems() -> None:
+    text = problems_box({"a": "a: no Python.", "b": "b: no script."}, ["c"], 3)
+    assert "2 of 3 hosts failed" in text
+    assert text.count("a: no Python.") == 1
+    assert "c." in text and text.endswith("╰─ exit code 1\n")
+    assert "hosts" not in problems_box({"a": "a: no Python."}, [], 1)
+
+
+FOUND = {
+    "python": "/p",
+    "version": "3.6.1",
+    "missing": "numpy",
+    "why": "ImportError: no",
+    "ringcomm": "9",
+    "ringcomm_at": "/r",
+}
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"problem": "cwd"}, ["directory /x over there", "--cwd jetson1=PATH", "cwd=PATH"]),
+        ({"problem": "interpreter"}, ["Python at /x over there", "--python jetson1=PATH"]),
+        ({"problem": "script"}, ["script /x over there", "Copy it there"]),
+        ({"problem": "program"}, ["program /x"]),
+        ({"problem": "shadow"}, ["/x is next to", "--horovod"]),
+        ({"problem": "start", "why": "no memory"}, ["no memory"]),
+        ({"problem": "old", "found": FOUND}, ["3.6.1", "3.8"]),
+        ({"problem": "missing", "found": FOUND}, ["/p cannot import numpy", "/p -m pip install numpy"]),
+        (
+            {"problem": "version", "found": FOUND, "wanted": "1"},
+            ["ringcomm 9", "/r", "pip install ringcomm==1"],
+        ),
+        ({"problem": "check", "code": None, "signal": 4, "sent": 0, "text": "a\nb"}, ["SIGILL", "a; b"]),
+        ({"problem": "check", "code": None, "signal": 9, "sent": 9, "text": ""}, ["30 s", "nothing"]),
+    ],
+)
+def test_what_a_host_lacks(facts: Dict[str, Any], words: List[str]) -> None:
+    text = host_problem("jetson1", {"path": "/x", **facts}, is_local=False)
+    assert text.startswith("jetson1: ") and "\n" not in text
+    for word in words:
+        assert word in text
+
+
+def test_on_this_machine_nothing_is_over_there() -> None:
+    for problem in ("cwd", "interpreter", "script", "program"):
+        assert "over there" not in host_problem(
+            "localhost", {"path": "/x", "problem": problem}, is_local=True
+        )

@@ -1,0 +1,182 @@
+"""Flight records as the launcher keeps, writes and reads them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Dict
+
+import pytest
+
+from ringcomm.errors import ConfigError
+from ringrun.diagnosis.diagnose import diagnose_folder
+from ringrun.diagnosis.first_failure import Complaint, Exit
+from ringrun.diagnosis.records import (
+    Records,
+    chosen_folder,
+    explain,
+    has_operations,
+    read_records,
+    write_records,
+)
+from ringrun.job.launch import Options, prepare
+
+LOST = "rank 1 was lost"
+
+
+def record(reason: str = "asked", generation: int = 0, **more: Any) -> bytes:
+    lanes = [{"name": "calls", "ordered": True, "members": [0, 1], "operations": []}]
+    content: Dict[str, Any] = {"type": "record", "format": 1, "reason": reason, "lanes": lanes}
+    return json.dumps({**content, "generation": generation, "threads": [], **more}).encode()
+
+
+@pytest.fixture
+def records() -> Records:
+    return Records(prepare(Options(np=2), ["true"]))
+
+
+def test_the_newest_counts_but_not_what_follows_a_failure(records: Records) -> None:
+    def reason() -> Any:
+        return records.complete({})[0]["reason"], records.complete({})[0].get("pid")
+
+    assert records.take(0, record("asked", pid=1)) == "asked"
+    records.take(0, record("asked", pid=2))
+    assert reason() == ("asked", 2)
+    records.take(0, record("failure", pid=3))
+    records.take(0, record("asked", pid=4))
+    records.take(0, record("silent", pid=5))
+    assert reason() == ("failure", 3)
+    records.take(0, record("asked", generation=1, pid=6))
+    assert reason() == ("asked", 6)
+
+
+@pytest.mark.parametrize("first", ["asked", "silent", "failure"])
+def test_after_the_failure_the_first_counts(records: Records, first: str) -> None:
+    """A rank that was elsewhere then, and has come since to learn of its own absence, was elsewhere."""
+    records.take(0, record("asked", pid=1))
+    records.forget(failed=True)
+    assert records.answered() == 0
+    records.take(0, record(first, pid=2))
+    records.take(0, record("failure", pid=3))
+    assert records.complete({})[0]["pid"] == 2
+
+
+def test_what_was_told_of_a_failure_stays_when_others_are_asked(records: Records) -> None:
+    records.take(0, record("failure"))
+    records.take(1, record("asked"))
+    records.forget(failed=True)
+    assert records.answered() == 1
+    records.forget()
+    assert records.answered() == 0
+
+
+def test_that_a_program_has_ended_stays(records: Records) -> None:
+    records.take(0, record("silent"))
+    records.take(0, record("ended", left="its program ended"))
+    records.take(0, record("silent"))
+    records.forget()
+    assert records.answered() == 1 and records.answered({0: Exit(0, 0, None)}) == 0
+    records.forget(failed=True)
+    records.take(0, record("silent"))
+    contents = records.complete({0: Exit(0, 0, None)})
+    assert contents[0]["reason"] == "ended" and contents[0]["end"] == "exit code 0"
+    assert "Rank 0 (localhost) has ended with exit code 0." in explain(contents)
+
+
+def test_who_failed_while_it_ended_has_failed(records: Records) -> None:
+    records.take(0, record("ended"))
+    records.take(0, record("failure"))
+    records.take(0, record("ended"))
+    assert records.complete({})[0]["reason"] == "failure"
+
+
+def test_who_says_that_it_ended_because_of_another(records: Records) -> None:
+    records.take(0, record("failure", culprit=1, because=LOST, error=f"PeerLostError: {LOST}"))
+    records.take(1, record("failure", culprit=None, error="uncaught ValueError: x"))
+    told = Complaint(0, 1, "rank 1 was lost")
+    assert [records.is_victim(rank) for rank in range(2)] == [True, False]
+    lost = "ringcomm.errors.PeerLostError: rank 1 was lost"
+    assert records.explanations({0: ["…", lost], 1: ["x"]}) == [told]
+    assert records.explanations({0: ["RuntimeError: rank 1 was lost"]}) == [told], "as PyTorch may put it"
+    assert records.explanations({0: ["ValueError: another matter, later"]}) == []
+
+
+def test_what_ends_a_rank_is_known_although_it_tells_more_than_once(records: Records) -> None:
+    records.take(0, record("failure", culprit=1, because=LOST, error=f"PeerLostError: {LOST}"))
+    records.take(0, record("failure", culprit=None, error=f"uncaught RuntimeError: of a hook: {LOST}"))
+    lost = ["RuntimeError: of a hook: rank 1 was lost"]
+    assert records.explanations({0: lost}) == [Complaint(0, 1, "rank 1 was lost")]
+    records.take(0, record("failure", culprit=None, error="uncaught ValueError: another matter"))
+    assert records.explanations({0: [*lost, "ValueError: another matter"]}) == []
+
+
+def test_why_it_ended_is_known_although_where_it_was_before_counts(records: Records) -> None:
+    records.forget(failed=True)
+    records.take(0, record("asked"))
+    records.take(0, record("failure", culprit=1, because=LOST, error=f"PeerLostError: {LOST}"))
+    assert records.complete({})[0]["reason"] == "asked"
+    (told,) = records.explanations({0: ["RuntimeError: rank 1 was lost"]})
+    assert told == Complaint(0, 1, "rank 1 was lost")
+
+
+def test_ends_alone_need_no_diagnosis(records: Records) -> None:
+    row = {
+        "op": 1, "kind": "allreduce", "name": "", "what": "allreduce", "site": "a.py:1", "state": "done",
+        "at": 1.0,
+    }  # fmt: skip
+    lanes = [{"name": "calls", "ordered": True, "members": [0, 1], "operations": [row]}]
+    records.take(0, record("ended", lanes=lanes))
+    assert not has_operations(records.complete({}))
+    records.take(1, record("asked", lanes=lanes))
+    assert has_operations(records.complete({}))
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"3", b"{}", b"\xff", record(lanes=[{}])])
+def test_what_makes_no_sense_is_left_out(records: Records, data: bytes) -> None:
+    assert records.take(0, data) == ""
+    assert records.take(7, record()) == ""
+    assert records.answered() == 0
+
+
+def test_every_rank_has_a_record_in_the_end(records: Records) -> None:
+    records.take(1, record())
+    contents = records.complete({0: Exit(0, None, 9), 1: Exit(1, None, 15, sent=15)})
+    assert contents[0]["reason"] == "nothing" and contents[0]["end"] == "killed by SIGKILL"
+    assert contents[1]["reason"] == "asked" and contents[1]["end"] == ""
+    assert contents[0]["host"] == "localhost"
+    assert not has_operations(contents)
+    assert "killed by SIGKILL" in explain(contents)
+
+
+def test_what_is_written_is_read_again(records: Records, tmp_path: Path) -> None:
+    records.take(1, record())
+    contents = records.complete({0: Exit(0, None, 9)})
+    folder = tmp_path / "new" / "folder"
+    job = prepare(Options(np=2, output_dir=str(folder)), ["true"])
+    assert chosen_folder(job) == folder
+    assert folder.stat().st_mode & 0o777 == 0o700
+    (folder / "flight.9.json").write_text("of an earlier job")
+    write_records(folder, contents)
+    assert sorted(path.name for path in folder.iterdir()) == ["flight.0.json", "flight.1.json"]
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
+    assert diagnose_folder(folder) == (explain(contents) + "\n", 0)
+
+
+def test_files_that_are_no_good(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a directory"):
+        read_records(tmp_path / "none")
+    with pytest.raises(ConfigError, match="has no flight records"):
+        read_records(tmp_path)
+    (tmp_path / "flight.0.json").write_text('{"type": "record"')
+    (tmp_path / "flight.1.json").write_bytes(b"\xff\xfe")
+    (tmp_path / "flight.2.json").write_text("[" * 100_000)
+    (tmp_path / "flight.3.json").mkdir()
+    text, code = diagnose_folder(tmp_path)
+    assert code == 1
+    lines = text.splitlines()
+    assert len(lines) == 4 and all(f"flight.{rank}.json cannot be read: " in lines[rank] for rank in range(4))
+    assert "Traceback" not in text
+    good = {**json.loads(record()), "rank": 4, "host": "pc"}
+    (tmp_path / "flight.4.json").write_text(json.dumps(good))
+    text, code = diagnose_folder(tmp_path)
+    assert code == 1 and text.startswith("Rank 4 (pc) has called nothing yet.")

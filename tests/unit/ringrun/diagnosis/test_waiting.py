@@ -1,0 +1,304 @@
+"""Who is behind, and who waits for whom: tables of reports, and what is said about them."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import pytest
+
+from ringrun.diagnosis.reports import Lane, Operation, Report
+from ringrun.diagnosis.waiting import diagnose, waits_for
+
+MEMBERS = (0, 1, 2)
+SETS = {0: MEMBERS, 1: (0, 2)}
+
+
+def call(
+    number: int, state: str = "running", label: str = "allreduce `conv3.grad`", **more: Any
+) -> Operation:
+    facts: Dict[str, Any] = {
+        "key": (0, "", 0),
+        "what": label,
+        "place": "train.py:88",
+        "moved": None,
+        "at": 5.0,
+    }
+    facts.update(more)
+    return Operation(number=number, label=label, state=state, **facts)
+
+
+def named(name: str, state: str = "submitted", number: int = 9, process_set: int = 0) -> Operation:
+    return call(number, state, f"allreduce `{name}`", key=(process_set, name, 0))
+
+
+def report(rank: int, calls: Sequence[Operation] = (), ops: Sequence[Operation] = (), **more: Any) -> Report:
+    lanes = (
+        Lane("calls", True, MEMBERS, {}, tuple(calls)),
+        Lane("engine", False, MEMBERS, SETS, tuple(ops)),
+    )
+    facts: Dict[str, Any] = {"reason": "asked", "blocked": True, "lanes": lanes}
+    facts.update(more)
+    return Report(rank, f"host{rank}", **facts)
+
+
+def busy(rank: int, calls: Sequence[Operation] = (), ops: Sequence[Operation] = (), **more: Any) -> Report:
+    return report(rank, calls, ops, blocked=False, main="load (loader.py:12)", **more)
+
+
+def told(*reports: Report) -> List[str]:
+    return diagnose({item.rank: item for item in reports})
+
+
+def test_the_rank_that_is_behind() -> None:
+    text = told(
+        report(0, [call(812)]),
+        report(1, [call(812)]),
+        busy(2, [call(811, "done", "broadcast", place="eval.py:40")]),
+    )
+    assert text == [
+        "Ranks 0, 1 wait in allreduce `conv3.grad` (op 812, train.py:88).",
+        "Rank 2 (host2) is at op 811, broadcast (eval.py:40), which is done; its main thread is in "
+        "load (loader.py:12).",
+        "Ranks 0, 1 wait for rank 2.",
+    ]
+
+
+def test_a_victim_is_not_blamed() -> None:
+    """Rank 1 is behind rank 0, but only because it waits for rank 2 by name."""
+    reports = (
+        report(0, [call(812)]),
+        report(1, [call(811, "done")], [named("x")]),
+        busy(2, [call(811, "done")]),
+    )
+    assert waits_for({item.rank: item for item in reports}) == {0: {1, 2}, 1: {2, 0}}
+    assert told(*reports)[-1] == "Ranks 0, 1 wait for rank 2."
+
+
+def failed(rank: int, number: int = 812) -> Report:
+    return report(rank, [call(number, "failed")], reason="failure", error="PeerLostError: rank 2 was lost")
+
+
+NOTHING = Report(2, "host2", end="killed by SIGKILL")
+LAST = "; its last operation was allreduce `conv3.grad` (op 811, train.py:88)"
+BEFORE = f"before the operation in which others wait{LAST}"
+
+
+@pytest.mark.parametrize(
+    ("third", "sentence"),
+    [
+        (NOTHING, "Rank 2 (host2) left nothing behind: killed by SIGKILL."),
+        (Report(2, "host2"), "Rank 2 (host2) left nothing behind: nobody could ask it."),
+        (
+            Report(2, "host2", end="exit code 0"),
+            "Rank 2 (host2) ended with exit code 0 and left nothing behind.",
+        ),
+        (
+            report(2, [call(811, "done")], reason="ended", left="its program ended", end="exit code 0"),
+            f"Rank 2 (host2) has ended with exit code 0, {BEFORE}.",
+        ),
+        (
+            report(2, [call(811, "done")], reason="ended", end="killed by SIGSEGV"),
+            f"Rank 2 (host2) has ended: killed by SIGSEGV, {BEFORE}.",
+        ),
+        (
+            report(2, [call(811, "done")], reason="ended", left="its program ended"),
+            f"Rank 2 (host2) has come to the end of its program, {BEFORE}.",
+        ),
+        (
+            busy(2, [call(811, "done")], left="it called shutdown()"),
+            f"Rank 2 (host2) has left: it called shutdown(), {BEFORE}; its main thread is in load "
+            "(loader.py:12).",
+        ),
+        (
+            Report(2, "host2", "silent", state="S", end="exit code 0"),
+            "Rank 2 (host2) did not answer: a C call keeps the interpreter lock and sleeps, or the program "
+            "does not use ringcomm. It has ended since then: exit code 0.",
+        ),
+        (
+            Report(2, "host2", "silent", state="T"),
+            "Rank 2 (host2) did not answer: its process is stopped (SIGSTOP, Ctrl-Z, or a debugger).",
+        ),
+        (
+            Report(2, "host2", "silent", state="R", main="spin (spin.py:9)"),
+            "Rank 2 (host2) did not answer: a C call keeps the interpreter lock and computes; its main "
+            "thread is in spin (spin.py:9).",
+        ),
+        (
+            busy(2, [call(811, "done")], reason="failure", error="uncaught ValueError: bad sample\nmore"),
+            "Rank 2 (host2) ended with an uncaught ValueError: bad sample; its last operation was "
+            "allreduce `conv3.grad` (op 811, train.py:88).",
+        ),
+        (
+            busy(2, paused="saving checkpoint"),
+            'Rank 2 (host2) has called nothing yet; it has said that it is away: "saving checkpoint"; its '
+            "main thread is in load (loader.py:12).",
+        ),
+    ],
+)
+def test_why_somebody_does_not_come(third: Report, sentence: str) -> None:
+    text = told(failed(0), failed(1), third)
+    assert text[0] == "Ranks 0, 1 wait in allreduce `conv3.grad` (op 812, train.py:88)."
+    assert text[1:] == [sentence, "Ranks 0, 1 wait for rank 2."]
+
+
+@pytest.mark.parametrize(
+    ("ops", "waits"),
+    [
+        (([named("a")], [named("a")], []), {0: {2}, 1: {2}}),
+        (([named("a")], [named("b")], []), {0: {1, 2}, 1: {0, 2}}),
+        (([named("a", "running")], [named("a", "running")], []), {0: set(), 1: set()}),
+        (([named("a", "done")], [named("a", "done")], []), {}),
+        (([named("a", process_set=1)], [], []), {0: {2}}),
+        (([named("b", "done"), named("a")], [named("a"), named("b")], [named("a")]), {0: set(), 1: set()}),
+    ],
+)
+def test_operations_by_name(ops: Tuple[List[Operation], ...], waits: Dict[int, Any]) -> None:
+    reports = {0: report(0, (), ops[0]), 1: report(1, (), ops[1]), 2: busy(2, (), ops[2])}
+    assert waits_for(reports) == waits
+
+
+def test_who_has_left_is_waited_for_where_all_had_come() -> None:
+    gone = report(1, ops=[named("a", "done")], reason="ended", end="exit code 0")
+    text = told(report(0, ops=[named("a", "running")]), gone)
+    assert text[-1] == "Rank 0 waits for rank 1."
+
+
+def test_who_has_left_although_nobody_needed_it() -> None:
+    text = told(
+        busy(0, [call(811, "done")]), report(1, [call(811, "done")], reason="ended", end="exit code 0")
+    )
+    assert text[1] == f"Rank 1 (host1) has ended with exit code 0{LAST}."
+
+
+def test_different_orders() -> None:
+    text = told(report(0, (), [named("a")]), report(1, (), [named("b")]), report(2, (), [named("b")]))
+    assert text[-1] == ("Ranks 0-2 wait for each other: they do not make the same calls in the same order.")
+
+
+def test_all_are_there() -> None:
+    text = told(*(report(rank, [call(812, moved=rank)]) for rank in MEMBERS))
+    assert text[0] == "Rank 0 (host0) waits in allreduce `conv3.grad` (op 812, train.py:88), nothing moved."
+    assert text[-1] == "All who were asked have come to this operation: it is the network that they wait for."
+
+
+def test_different_calls_with_the_same_number() -> None:
+    one, other = call(7), call(7, label="barrier", place="eval.py:3")
+    called = "barrier (op 7, eval.py:3)", "allreduce `conv3.grad` (op 7, train.py:88)"
+    assert told(report(0, [one]), report(1, [other]), report(2, [one])) == [
+        f"Rank 1 makes another call than ranks 0, 2: {called[0]} instead of {called[1]}."
+    ]
+    group = "in the group of ranks 0-2"
+    assert told(report(0, [one]), report(1, [other])) == [
+        f"Ranks 0, 1 do not make the same call {group}: rank 0: {called[1]}; rank 1: {called[0]}."
+    ]
+
+
+def grouped(rank: int, default: Operation, group: Optional[Operation] = None, **more: Any) -> Report:
+    """A rank of four; 0, 1 and 2 have a group of their own."""
+    lanes = [Lane("group 0", True, (0, 1, 2, 3), {}, (default,))]
+    if group is not None:
+        lanes.append(Lane("group 1", True, (0, 1, 2), {}, (group,)))
+    return Report(rank, f"host{rank}", "failure", blocked=True, lanes=tuple(lanes), **more)
+
+
+ANOTHER = "MismatchError: The ranks do not make the same call.\n…"
+
+
+@pytest.mark.parametrize("error", ["PeerLostError: rank 0 …", "MismatchError: rank 0 was lost: uncaught …"])
+def test_who_is_not_in_the_group_that_disagrees_waits_and_they_do_not(error: str) -> None:
+    done, same, odd = call(1, "done"), call(4, "failed"), call(4, "failed", label="barrier")
+    text = told(
+        grouped(0, done, same, error=ANOTHER), grouped(1, done, odd, error=ANOTHER),
+        grouped(2, done, same, error=ANOTHER),
+        grouped(3, call(2, "failed", label="broadcast"), error=error, culprit=0),
+    )  # fmt: skip
+    assert text == [
+        "Rank 3 (host3) waits in broadcast (op 2, train.py:88).",
+        "Rank 1 makes another call than ranks 0, 2 in the group of ranks 0-2: barrier (op 4, train.py:88) "
+        "instead of allreduce `conv3.grad` (op 4, train.py:88).",
+        "Rank 3 waits for ranks 0-2.",
+    ]
+
+
+def test_who_failed_because_of_another_call_that_nobody_tells_of_waits_for_nobody() -> None:
+    text = told(report(0, [call(7, "failed")], reason="failure", error=ANOTHER), NOTHING)
+    assert text == [
+        "Rank 0 (host0) failed in allreduce `conv3.grad` (op 7, train.py:88).",
+        "Rank 2 (host2) left nothing behind: killed by SIGKILL.",
+        "They do not make the same calls.",
+    ]
+
+
+def test_a_group_that_was_given_up_is_not_what_a_rank_waits_in() -> None:
+    here = grouped(0, call(9, at=7.0), call(4, "failed", at=6.0))
+    later = grouped(1, call(9, "failed", at=5.0), call(4, "failed", at=6.0))
+    assert waits_for({0: here}) == {0: set()}
+    assert told(here)[0].endswith("(op 9, train.py:88).")
+    assert told(later)[0].endswith("(op 4, train.py:88).")
+
+
+def test_nobody_waits() -> None:
+    text = told(*(busy(rank, [call(3, "done")]) for rank in MEMBERS))
+    assert text[-1] == "No rank waits for another."
+
+
+def test_a_program_that_computes_while_gradients_are_on_their_way() -> None:
+    assert told(busy(0, (), [named("a")]), busy(1), busy(2))[-1] == "No rank waits for another."
+
+
+def test_an_old_failure_by_name_is_not_what_it_waits_in() -> None:
+    reports = {0: report(0, (), [named("old", "failed"), named("new", "done")]), 1: busy(1), 2: busy(2)}
+    assert waits_for(reports) == {}
+
+
+def test_many_ranks_are_cut_short() -> None:
+    reports = {rank: Report(rank, f"host{rank}", end=f"exit code {rank}") for rank in range(40)}
+    lines = diagnose(reports)
+    assert len(lines) < 20
+    assert "(28 more are in the files.)" in lines
+
+
+def test_one_who_has_failed_is_waited_for_although_it_came_to_the_same_operation() -> None:
+    text = told(
+        report(0, [call(812)]),
+        report(1, [call(812, "done")], reason="failure", error="uncaught ValueError: bad sample"),
+    )
+    assert text[-1] == "Rank 0 waits for rank 1."
+
+
+def test_who_ended_with_the_same_mismatch_is_told_in_one_line() -> None:
+    error = "uncaught MismatchError: Mismatched shapes: rank 0: x; rank 1: y.\nmore"
+    ended = [busy(rank, [call(7, "done")], reason="failure", error=error) for rank in (0, 1)]
+    other = busy(2, [call(8, "done")], reason="failure", error=error)
+    told_of = "ended with an uncaught MismatchError: Mismatched shapes: rank 0: x; rank 1: y"
+    assert told(*ended, other)[:2] == [
+        f"Ranks 0, 1 {told_of}; their last operation was allreduce `conv3.grad` (op 7, train.py:88).",
+        f"Rank 2 (host2) {told_of}; its last operation was allreduce `conv3.grad` (op 8, train.py:88).",
+    ]
+
+
+def test_different_calls_by_name_are_not_blamed_on_the_network() -> None:
+    error = "MismatchError: Mismatched calls"
+    text = told(
+        report(0, ops=[named("a", "failed")], reason="failure", error=error),
+        report(1, ops=[named("b", "failed")], reason="failure", error=error),
+    )
+    assert text[-1] == "They do not make the same calls."
+
+
+def test_who_had_come_and_failed_then_is_no_matter_of_the_network() -> None:
+    failed = report(1, ops=[named("a")], blocked=False, reason="failed", error="uncaught ValueError: no")
+    text = told(report(0, ops=[named("a", "running")]), failed, busy(2, ops=[named("a", "running")]))
+    assert text[-1] == "Rank 1 ended before that for which rank 0 waited was done."
+
+
+def test_the_same_error_on_several_ranks_is_told_once() -> None:
+    facts: Dict[str, Any] = {"calls": [call(3, "done")], "blocked": False, "reason": "failed"}
+    failed = [report(rank, error="uncaught ValueError: no such file", **facts) for rank in (0, 2)]
+    other = report(1, error="uncaught KeyError: 'x'", **facts)
+    assert told(*failed, other)[:-1] == [
+        "Ranks 0, 2 ended with an uncaught ValueError: no such file; their last operation was allreduce "
+        "`conv3.grad` (op 3, train.py:88).",
+        "Rank 1 (host1) ended with an uncaught KeyError: 'x'; its last operation was allreduce `conv3.grad` "
+        "(op 3, train.py:88).",
+    ]

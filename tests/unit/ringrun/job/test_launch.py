@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+import pytest
+
+from ringcomm.config import Slot
+from ringcomm.errors import ConfigError
+from ringcomm.transport import nics
+from ringrun.job import launch, rendezvous
+from ringrun.job.launch import Options, describe, per_host, prepare, read_hosts
+from ringrun.job.rendezvous import master_variables, rendezvous_addresses
+from ringrun.plan.horovod import Said
+from ringrun.plan.setting_sources import from_values
+
+ENVIRON = {"PATH": "/nowhere", "TOKEN": "hunter2"}
+
+
+@pytest.fixture(autouse=True)
+def no_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which hosts are this machine is not asked of any resolver here."""
+    monkeypatch.setattr(launch, "find_local", lambda specs: [spec.name == "localhost" for spec in specs])
+
+
+def test_a_job() -> None:
+    options = Options(
+        np=3,
+        hosts="localhost,me@far:2",
+        forward=("TOKEN",),
+        pythons=("far=/p",),
+        cwds=("far=/c",),
+        ifaces=("en*", "far=eth0"),
+    )
+    job = prepare(options, ["python", "train.py"], ENVIRON)
+    here, far = job.hosts
+    assert (here.is_local, here.python, here.command.argv) == (True, sys.executable, (None, "train.py"))
+    assert (far.is_local, far.python, far.cwd, far.command.argv) == (False, "/p", "/c", (None, "train.py"))
+    assert here.argv[0] == sys.executable and far.argv[0] == "ssh" and "me@far" in far.argv
+    assert here.env == {"TOKEN": "hunter2", "RINGCOMM_IFACE": "en*"}
+    assert far.env == {"TOKEN": "hunter2", "RINGCOMM_IFACE": "eth0"}
+    assert job.slot_of(2) == Slot(1, 1) and job.host_of(2) is far and not job.all_local
+    assert len(job.key) == 32
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ifaces", "spec"),
+    [
+        ("far,away", ("eth7",), ""),  # no rank is here, so it is not about this machine
+        ("localhost,far", ("eth7",), "eth7"),
+        ("localhost,far", ("eth7", "localhost=lan0"), "lan0"),
+        ("localhost,far", ("far=eth7",), ""),
+    ],
+)
+def test_where_the_rendezvous_listens(
+    monkeypatch: pytest.MonkeyPatch, hosts: str, ifaces: Tuple[str, ...], spec: str
+) -> None:
+    asked = []
+    monkeypatch.setattr(
+        nics,
+        "own_addresses",
+        lambda spec: asked.append(spec) or [nics.Interface("x", "192.0.2.1", "real", 24)],
+    )
+    job = prepare(Options(hosts=hosts, ifaces=ifaces), ["x.py"], ENVIRON)
+    assert rendezvous_addresses(job) == ["192.0.2.1"]
+    assert asked == [spec]
+
+
+def test_one_machine_under_two_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "find_local", lambda specs: [spec.name != "far" for spec in specs])
+    with pytest.raises(ConfigError, match="localhost and 127.0.0.1 are one machine.*like localhost:3"):
+        prepare(Options(hosts="localhost:2,far,127.0.0.1"), ["x.py"], ENVIRON)
+
+
+@pytest.mark.parametrize(
+    ("options", "environ", "words"),
+    [
+        (Options(said=from_values({"timeout_s": float("nan")})), {}, "timeout_s=nan cannot be used"),
+        (Options(said=from_values({"timeout_s": -1})), {}, "timeout_s=-1 cannot be used"),
+        (Options(ifaces=("10.0.0.0/99",)), {}, "--iface '10.0.0.0/99' is not a network"),
+        (Options(hosts="a,b", ifaces=("b=10.0.0/8",)), {}, "'10.0.0/8' is not a network"),
+        (Options(), {"RINGCOMM_IFACE": "eth0,!1.2.3.4/-1"}, "is not a network"),
+        (Options(), {"RINGCOMM_ALGORITHM": "fast"}, "RINGCOMM_ALGORITHM='fast' .*one_shot"),
+        (Options(), {"RINGCOMM_TIMEOUT": "nan"}, "RINGCOMM_TIMEOUT='nan'"),
+    ],
+)
+def test_values_that_make_no_sense_are_refused_before_anything_starts(
+    options: Options, environ: Dict[str, str], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        prepare(options, ["x.py"], {**ENVIRON, **environ})
+
+
+def test_more_ranks_than_a_process_may_have_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch.resource, "getrlimit", lambda _: (256, 4096))
+    assert prepare(Options(np=192), ["x.py"], ENVIRON).plan.size == 192
+    with pytest.raises(ConfigError, match="193 ranks: .* only 256 files open"):
+        prepare(Options(np=193), ["x.py"], ENVIRON)
+
+
+def test_what_an_agent_is_told() -> None:
+    job = prepare(Options(np=3, hosts="localhost,far:2"), ["train.py"], ENVIRON)
+    config: Dict[str, Any] = job.agent_config(job.hosts[1])
+    assert config["key"] == job.key.hex()
+    same = {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2"}
+    assert config["ranks"] == [
+        {"rank": 1, "env": {**same, "RANK": "1", "LOCAL_RANK": "0", "RINGCOMM_SLOT": "1:0"}},
+        {"rank": 2, "env": {**same, "RANK": "2", "LOCAL_RANK": "1", "RINGCOMM_SLOT": "1:1"}},
+    ]
+    assert config["env"] == {
+        "RINGCOMM_JOB": job.id,
+        "RINGCOMM_SIZE": "3",
+        "RINGCOMM_HOST": "far",
+        "RINGCOMM_RESTART": "0",
+        "PYTHONUNBUFFERED": "1",
+    }
+    assert config["silence_s"] and not job.agent_config(job.hosts[0])["silence_s"]
+    assert (config["python"], config["script"], config["argv"]) == (True, "train.py", (None, "train.py"))
+
+
+def test_under_horovod() -> None:
+    environ = {**ENVIRON, "HOROVOD_CYCLE_TIME": "4", "HOROVOD_RANK": "8"}
+    options = Options(hosts="localhost,far", horovod=True, forward=("RANK=9", "HOROVOD_CONTROLLER=own"))
+    job = prepare(options, ["train.py"], environ)
+    assert job.settings.cycle_ms == 4.0
+    for host in job.hosts:
+        config = job.agent_config(host)
+        (rank,) = config["ranks"]
+        assert config["horovod"] and config["env"]["HOROVOD_CYCLE_TIME"] == "4"
+        assert config["env"]["RINGCOMM_CYCLE_TIME"] == "4.0"
+        assert rank["env"]["HOROVOD_RANK"] == str(host.index) and "HOROVOD_RANK" not in config["env"]
+        # What -x says stays.
+        assert (config["env"]["RANK"], config["env"]["HOROVOD_CONTROLLER"]) == ("9", "own")
+        assert "RANK" not in rank["env"] and "HOROVOD_CONTROLLER" not in rank["env"]
+    without = prepare(Options(), ["train.py"], environ)
+    assert without.settings.cycle_ms == 1.0 and not without.agent_config(without.hosts[0])["horovod"]
+    assert "HOROVOD_RANK" not in without.agent_config(without.hosts[0])["ranks"][0]["env"]
+
+
+ALONE = {0: {"port": 5, "login": "10.0.0.9 1 10.0.0.8 22"}}
+FROM_HERE = {
+    0: {"port": 5, "login": "10.0.0.9 1 10.0.0.8 22"},
+    1: {"port": 6, "login": "10.0.0.1 1 10.0.0.2 22"},
+}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "facts", "address"),
+    [
+        ("localhost:2", ALONE, "127.0.0.1"),
+        ("far:2", ALONE, "127.0.0.1"),
+        ("far,other", FROM_HERE, "10.0.0.8"),
+        ("far,localhost", FROM_HERE, "10.0.0.8"),
+        ("far,other", {**FROM_HERE, 0: {"port": 5, "login": ""}}, "far"),
+        ("far,other", {**FROM_HERE, 0: {"port": 5, "login": "127.0.0.1 1 127.0.0.1 22"}}, "far"),
+        ("far,other", {**FROM_HERE, 0: {"port": 5, "login": "fe80::1%e 1 fe80::2%e 22"}}, "far"),
+        ("localhost,far", FROM_HERE, "10.0.0.1"),
+        ("localhost,far", {**FROM_HERE, 1: {"port": 6, "login": "10.7.7.7 1 10.0.0.2 22"}}, "192.168.0.1"),
+        ("localhost,far", {**FROM_HERE, 1: {"port": 6, "login": "FD00::0001 1 fd00::2 22"}}, "fd00::1"),
+    ],
+)  # fmt: skip
+def test_where_others_meet(monkeypatch: pytest.MonkeyPatch, hosts: str, facts: Any, address: str) -> None:
+    own = ["192.168.0.1", "10.0.0.1", "fd00::1"]
+    monkeypatch.setattr(rendezvous, "rendezvous_addresses", lambda job: own)
+    job = prepare(Options(hosts=hosts), ["x.py"], ENVIRON)
+    for host in job.hosts:
+        assert master_variables(job, host, facts) == {"MASTER_ADDR": address, "MASTER_PORT": "5"}
+    job = prepare(Options(hosts=hosts, forward=("MASTER_ADDR=x",)), ["x.py"], ENVIRON)
+    assert master_variables(job, job.hosts[0], facts) == {"MASTER_PORT": "5"}
+
+
+@pytest.mark.parametrize("encrypt", [False, True])
+def test_no_secret_is_in_any_description(encrypt: bool) -> None:
+    environ = {**ENVIRON, "RINGCOMM_ENCRYPT": "1" if encrypt else "0"}
+    job = prepare(Options(hosts="localhost,far", forward=("TOKEN",)), ["x.py"], environ)
+    config = job.agent_config(job.hosts[1])
+    assert config["key"] == "\n".join([job.key.hex(), job.certificate] if encrypt else [job.key.hex()])
+    assert ("PRIVATE KEY" in json.dumps(config["key"])) == encrypt
+    assert "PRIVATE KEY" not in json.dumps({**config, "key": ""})
+    for text in (describe(job), repr(job), *job.hosts[0].argv, *job.hosts[1].argv):
+        assert "PRIVATE KEY" not in text
+    for text in (describe(job), repr(job), *job.hosts[0].argv, *job.hosts[1].argv):
+        assert "hunter2" not in text and job.key.hex() not in text and repr(job.key) not in text
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ([], {}),
+        (["/p"], {None: "/p"}),
+        (["a=/p", "/q"], {"a": "/p", None: "/q"}),
+        (["/odd=name"], {None: "/odd=name"}),
+    ],
+)
+def test_per_host(values: List[str], found: Dict[Any, str]) -> None:
+    assert per_host("--python", values, ["a", "b"]) == found
+
+
+@pytest.mark.parametrize("values", [["c=/p"], ["a="], [""], ["/p", "/q"], ["a=/p", "a=/q"]])
+def test_bad_per_host_values(values: List[str]) -> None:
+    with pytest.raises(ConfigError, match="--python"):
+        per_host("--python", values, ["a", "b"])
+
+
+def test_hosts_come_from_one_place(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("a slots=2\n")
+    assert [spec.name for spec in read_hosts(Options(hostfile=str(file)))] == ["a"]
+    file.write_bytes(b"\xef\xbb\xbfa slots=2\r\nb\r\n")
+    assert [spec.name for spec in read_hosts(Options(hostfile=str(file)))] == ["a", "b"]
+    with pytest.raises(ConfigError, match="both given"):
+        read_hosts(Options(hosts="a", hostfile=str(file)))
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="not a text file"):
+        read_hosts(Options(hostfile=str(file)))
+
+
+def test_settings_come_from_options_before_the_environment() -> None:
+    environ = {**ENVIRON, "RINGCOMM_TIMEOUT": "5", "RINGCOMM_START_TIMEOUT": "7"}
+    said = (Said("timeout_s", "0", "--timeout 0", "--timeout"),)
+    job = prepare(Options(said=said), ["x.py"], environ)
+    assert (job.settings.timeout_s, job.settings.start_timeout_s) == (0.0, 7.0)
+    assert "RINGCOMM_TIMEOUT" not in job.hosts[0].env  # the default again, and the variable is removed
+    assert job.hosts[0].env["RINGCOMM_START_TIMEOUT"] == "7.0"
+    with pytest.raises(ConfigError, match="RINGCOMM_TIMEOUT"):
+        prepare(Options(), ["x.py"], {"RINGCOMM_TIMEOUT": "soon"})

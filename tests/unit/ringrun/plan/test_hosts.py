@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from typing import List
+
+import pytest
+
+from ringcomm.errors import ConfigError
+from ringrun.plan.hosts import HostSpec, parse_hostfile, parse_hosts
+
+
+@pytest.mark.parametrize(
+    ("text", "specs"),
+    [
+        ("a", [HostSpec("a")]),
+        ("a,b:2", [HostSpec("a"), HostSpec("b", slots=2)]),
+        (" a , b:2 ", [HostSpec("a"), HostSpec("b", slots=2)]),
+        ("me@a.example-1.org:3", [HostSpec("a.example-1.org", "me", 3)]),
+        ("192.168.1.7:1", [HostSpec("192.168.1.7", slots=1)]),
+        ("[fe80::1]:2", [HostSpec("fe80::1", slots=2)]),
+        ("[fe80::1%eth0]", [HostSpec("fe80::1%eth0")]),
+        ("me@[::1]:2,[::1]", [HostSpec("::1", "me", 2), HostSpec("::1")]),
+        ("DOMAIN\\me@pc", [HostSpec("pc", "DOMAIN\\me")]),
+    ],
+)
+def test_hosts(text: str, specs: List[HostSpec]) -> None:
+    assert parse_hosts(text) == specs
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", ["empty"]),
+        ("a,,b", ["item 2 of 3", "comma too many"]),
+        ("a:", ["'a:'", "number of slots"]),
+        ("a:0", ["'0'", "whole number from 1"]),
+        ("a:-1", ["'-1'"]),
+        ("a:²", ["number of slots"]),
+        ("a:b", ["'b'"]),
+        ("a:99999", ["99999"]),
+        ("fe80::1", ["brackets"]),
+        ("[fe80::1", ["not closed"]),
+        ("[fe80::1]2", ["'2' after the bracket"]),
+        ("[jetson1]:2", ["not an IPv6 address"]),
+        (":2", ["host name is missing"]),
+        ("@a", ["not a user name"]),
+        ("-oProxyCommand=x", ["not a host name"]),
+        ("-x@a", ["not a user name"]),
+        ("a b", ["not a host name"]),
+        ("a;rm", ["not a host name"]),
+    ],
+)
+def test_bad_hosts_are_named(text: str, words: List[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_hosts(text)
+    for word in ["-H" if text else "list of hosts", *words]:
+        assert word in str(caught.value)
+
+
+def test_hostfile() -> None:
+    text = """# my machines
+    localhost slots=2   # this one
+
+    jetson1
+    me@jetson2 slots = 3 python=/opt/py/bin/python cwd="/data/my train" iface=eth0
+    [fd00::2]:4
+    """
+    assert parse_hostfile(text, "hosts") == [
+        HostSpec("localhost", slots=2),
+        HostSpec("jetson1"),
+        HostSpec("jetson2", "me", 3, "/opt/py/bin/python", "/data/my train", "eth0"),
+        HostSpec("fd00::2", slots=4),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("# nothing\n", ["hosts names no host"]),
+        ("a\nb slots=two", ["line 2", "'two'"]),
+        ("a slots=2 slots=3", ["line 1", "slots= is given twice"]),
+        ("a:2 slots=3", ["slots are given twice"]),
+        ("a\n\nb max=3", ["line 3", "'max=3' is not known", "python=…"]),
+        ("a 2", ["'2' is not known"]),
+        ("a cwd=", ["no value"]),
+        ("a cwd='x", ["line 1", "quote"]),
+        ("a b", ["'b'"]),
+        ("a::1", ["line 1", "brackets"]),
+    ],
+)
+def test_bad_hostfiles_are_named(text: str, words: List[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_hostfile(text, "hosts")
+    for word in words:
+        assert word in str(caught.value)

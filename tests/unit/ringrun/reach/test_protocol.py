@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from typing import List
+
+import pytest
+
+from ringcomm.errors import ProtocolError
+from ringrun.agent import agent
+from ringrun.reach.protocol import FRAME_LIMIT_BYTES, Frame, FrameReader, agent_source, json_frame
+
+FRAMES = [Frame(agent.STDOUT, 3, b"hello\n"), Frame(agent.EVENT, -1, b"{}"), Frame(agent.RESULT, 0, b"")]
+STREAM = b"".join(agent.TO_LAUNCHER.pack(kind, rank, len(data)) + data for kind, rank, data in FRAMES)
+
+
+@pytest.mark.parametrize(
+    "noise", [b"", b"Welcome!\n", b"no line end", b"\nringrun-agent/\n", b"\xff" * 10000]
+)
+@pytest.mark.parametrize("size", [1, 7, 100000])
+def test_frames_after_noise(noise: bytes, size: int) -> None:
+    reader = FrameReader()
+    data = noise + agent.MARKER + STREAM + b"\x01\x00"
+    found: List[Frame] = []
+    for start in range(0, len(data), size):
+        found += reader.feed(data[start : start + size])
+    assert found == FRAMES
+    assert reader.started
+    assert bytes(reader.noise) == noise[:4096]
+
+
+def test_endless_noise_is_refused() -> None:
+    reader = FrameReader()
+    with pytest.raises(ProtocolError, match="megabyte"):
+        for _ in range(100):
+            reader.feed(b"x" * 65536)
+
+
+@pytest.mark.parametrize(("kind", "length"), [(0, 1), (9, 1), (agent.STDOUT, FRAME_LIMIT_BYTES + 1)])
+def test_impossible_frames_are_refused(kind: int, length: int) -> None:
+    reader = FrameReader()
+    with pytest.raises(ProtocolError):
+        reader.feed(agent.MARKER + agent.TO_LAUNCHER.pack(kind, 0, length))
+
+
+def test_the_agent_travels_in_one_line_and_a_body() -> None:
+    line, _, body = agent_source().partition(b"\n")
+    compile(line, "line", "exec")
+    compile(body, "body", "exec")
+    assert str(len(body)).encode() in line
+
+
+def test_json_frame() -> None:
+    frame = json_frame({"do": "stop"})
+    kind, length = agent.TO_AGENT.unpack_from(frame)
+    assert (kind, frame[agent.TO_AGENT.size :]) == (agent.JSON, b'{"do": "stop"}')
+    assert length == len(frame) - agent.TO_AGENT.size

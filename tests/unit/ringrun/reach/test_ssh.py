@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import re
+import sys
+from typing import List
+
+import pytest
+
+from ringcomm.errors import ConfigError
+from ringrun.plan.hosts import HostSpec
+from ringrun.reach.protocol import BOOT
+from ringrun.reach.ssh import (
+    RETRIES,
+    SshOptions,
+    explain_loss,
+    explain_start,
+    login_line,
+    quoted_path,
+    remote_command,
+    retry_delay_s,
+    ssh_argv,
+)
+
+ARGV = ssh_argv(
+    HostSpec("jetson1", "me"), "/v/bin/python", SshOptions("ssh -F 'my config'", 2222, "key file")
+)
+
+
+def test_argv() -> None:
+    assert ARGV[:3] == ["ssh", "-F", "my config"]
+    assert ARGV[-2:] == ["me@jetson1", remote_command("/v/bin/python")]
+    text = " ".join(ARGV)
+    for part in ("-T", "-o BatchMode=yes", "-o ConnectTimeout=10", "-p 2222", "-i key file"):
+        assert part in text
+    assert "StrictHostKeyChecking" not in text
+
+
+def test_an_ipv6_address_goes_without_brackets() -> None:
+    assert ssh_argv(HostSpec("fd00::2", "me"), "python3", SshOptions())[-2] == "me@fd00::2"
+
+
+def test_the_login_as_one_would_type_it() -> None:
+    assert login_line(ARGV) == "ssh -F 'my config' -p 2222 -i 'key file' me@jetson1"
+
+
+@pytest.mark.parametrize("command", ["", "ssh 'x"])
+def test_bad_ssh_commands(command: str) -> None:
+    with pytest.raises(ConfigError, match="--ssh"):
+        ssh_argv(HostSpec("a"), "python3", SshOptions(command))
+
+
+def test_boot_survives_every_shell() -> None:
+    assert not re.search(r"['\\!$`\n]", BOOT)
+    assert remote_command("/v/bin/python") == f"/v/bin/python -c '{BOOT}'"
+    compile(BOOT, "boot", "exec")
+
+
+@pytest.mark.parametrize(
+    ("path", "quoted"),
+    [
+        ("/a/b-1.2/python3", "/a/b-1.2/python3"),
+        ("~/v/bin/python", "~/v/bin/python"),
+        ("~/my v/python", "~/'my v/python'"),
+        ("/my v/$x/python", "'/my v/$x/python'"),
+        ("~me", "'~me'"),
+    ],
+)
+def test_paths_are_quoted(path: str, quoted: str) -> None:
+    assert quoted_path(path) == quoted
+
+
+@pytest.mark.parametrize("path", ["it's", "a\\b", "a!b", "a\nb"])
+def test_paths_that_shells_disagree_about(path: str) -> None:
+    with pytest.raises(ConfigError, match="symbolic link"):
+        quoted_path(path)
+
+
+@pytest.mark.parametrize(
+    ("status", "stderr", "words", "retry"),
+    [
+        (
+            255,
+            "ssh: Could not resolve hostname jetson1: Name or service not known",
+            ["nobody knows", "~/.ssh/config"],
+            False,
+        ),
+        (
+            255,
+            "ssh: connect to host jetson1 port 22: Connection refused",
+            ["nothing accepts ssh", "port 22"],
+            False,
+        ),
+        (
+            255,
+            "ssh: connect to host jetson1 port 22: Connection timed out",
+            ["cannot be reached", "10 s"],
+            False,
+        ),
+        (255, "ssh: connect to host jetson1 port 22: No route to host", ["cannot be reached"], False),
+        (
+            255,
+            "No ED25519 host key is known for jetson1\nHost key verification failed.",
+            ["not been accepted", "once"],
+            False,
+        ),
+        (
+            255,
+            "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.",
+            ["in between"],
+            False,
+        ),
+        (255, "me@jetson1: Permission denied (publickey,password).", ["refused", "ssh-copy-id", "-i"], False),
+        (255, "Received disconnect: Too many authentication failures", ["refused"], False),
+        (255, "kex_exchange_identification: Connection closed by remote host", ["MaxStartups"], True),
+        (255, "Connection reset by 10.0.0.2 port 22", ["MaxStartups"], True),
+        (255, "Connection closed by 10.0.0.2 port 22", ["MaxStartups"], True),
+        (255, "ssh_config: terminating, 1 bad configuration options", ["configuration"], False),
+        (255, "something new", ["login failed", "something new"], False),
+        (
+            127,
+            "bash: line 1: /v/bin/python: No such file or directory",
+            ["no Python at /v/bin/python", "--python"],
+            False,
+        ),
+        (126, "sh: /v/bin/python: Permission denied", ["no Python at"], False),
+        (1, "/v/bin/python: Command not found.", ["no Python at", "--python jetson1=PATH"], False),
+        (
+            1,
+            "ringrun-old-python 3.6.9 /usr/bin/python3",
+            ["too old", "/usr/bin/python3 is 3.6.9", "3.8"],
+            False,
+        ),
+        (1, "This account is currently not available.", ["status 1", "not available"], False),
+        (-9, "", ["signal", "nothing"], False),
+    ],
+)
+def test_failures_have_a_remedy(status: int, stderr: str, words: List[str], retry: bool) -> None:
+    failure = explain_start("jetson1", ARGV, "/v/bin/python", status, stderr)
+    for word in ["jetson1: ", *words]:
+        assert word in failure.text
+    assert failure.retry is retry
+    assert "\n" not in failure.text
+
+
+def test_a_local_interpreter_is_not_logged_in_to() -> None:
+    failure = explain_start(
+        "localhost", [sys.executable, "-c", BOOT], "/v/bin/python", 255, "odd", is_local=True
+    )
+    assert "Try by hand: /v/bin/python --version" in failure.text
+
+
+def test_a_program_that_is_no_python() -> None:
+    said = f"/bin/ls: cannot access '{BOOT}': No such file or directory\n"
+    for status in (1, 2):
+        text = explain_start(
+            "localhost", ["/bin/ls", "-c", BOOT], "/bin/ls", status, said, is_local=True
+        ).text
+        assert "too old" not in text and "import os" not in text
+        assert "/bin/ls: cannot access '…': No such file or directory" in text
+    assert "/bin/ls ended with status 2" in text and "Is it a Python?" in text
+
+
+def test_what_was_said_ends_with_one_full_stop() -> None:
+    text = explain_loss("jetson1", 255, "Connection to jetson1 closed by remote host.\n", False)
+    assert text.endswith("closed by remote host.") and ".." not in text
+
+
+@pytest.mark.parametrize(
+    ("status", "is_local", "words"),
+    [
+        (255, False, ["ssh connection", "status 255", "Broken pipe"]),
+        (-9, False, ["signal 9"]),
+        (None, True, ["agent", "still open"]),
+    ],
+)
+def test_losses(status: int, is_local: bool, words: List[str]) -> None:
+    text = explain_loss("jetson1", status, "client_loop: send disconnect: Broken pipe\r\n", is_local)
+    for word in words:
+        assert word in text
+
+
+def test_retries_wait_longer_each_time() -> None:
+    delays = [retry_delay_s(attempt, 0.5) for attempt in range(1, RETRIES + 1)]
+    assert delays == sorted(delays) and sum(delays) < 10

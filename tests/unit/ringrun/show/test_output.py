@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+from typing import List, Tuple
+
+import pytest
+
+from ringrun.show.output import (
+    HOLD_S,
+    LONGEST_LINE_BYTES,
+    Hold,
+    LineAssembler,
+    Outputs,
+    Tail,
+    prefix,
+    wants_colour,
+)
+
+
+def pieces(data: bytes, size: int) -> List[bytes]:
+    return [data[start : start + size] for start in range(0, len(data), size)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+@pytest.mark.parametrize(
+    ("data", "lines"),
+    [
+        (b"a\nb\n", [b"a", b"b"]),
+        (b"a\n\nb", [b"a", b"", b"b"]),
+        (b"a\r\nb\r\n", [b"a", b"b"]),
+        (b"\xff\xfe\n", [b"\xff\xfe"]),
+        (b"", []),
+        (b"end", [b"end"]),
+    ],
+)
+def test_lines(data: bytes, lines: List[bytes], size: int) -> None:
+    assembler = LineAssembler()
+    found = [line for piece in pieces(data, size) for line in assembler.feed(piece, 0.0)]
+    assert found + assembler.flush() == lines
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\r10%\r20%\r100%\n",
+        b"10%\r20%\r100%\r\n",
+        b"10%\r20%\r100%\r\r\n",
+        b"\r10%\r\x1b[K100%\n",
+        b"10%\r100%\r",
+    ],
+)
+def test_a_progress_bar_is_shown_once_a_second_and_in_its_final_state(data: bytes) -> None:
+    assembler = LineAssembler()
+    lines = assembler.feed(data, 0.0) + assembler.flush()
+    assert lines[-1] == b"100%"
+    assert len(lines) <= 2
+    assert assembler.flush() == []
+
+
+def test_progress_is_throttled() -> None:
+    assembler = LineAssembler()
+    shown: List[Tuple[float, bytes]] = []
+    for step in range(40):
+        now_s = step / 10
+        shown += [(now_s, line) for line in assembler.feed(b"\r%d%%" % step, now_s)]
+        shown += [(now_s, line) for line in assembler.tick(now_s)]
+    assert [line for _, line in shown] == [b"0%", b"10%", b"20%", b"30%"]
+    assert assembler.waiting
+    assert assembler.tick(10.0) == [b"39%"]
+    assert assembler.tick(20.0) == []  # nothing new
+    assert assembler.feed(b"\r39%\n", 20.0) == []  # it was shown already
+    assert not assembler.waiting
+    assert assembler.feed(b"next\n", 21.0) == [b"next"]
+
+
+def test_a_very_long_line_comes_in_pieces() -> None:
+    assembler = LineAssembler()
+    data = b"x" * (2 * LONGEST_LINE_BYTES + 10)
+    found = [line for piece in pieces(data, 65536) for line in assembler.feed(piece, 0.0)] + assembler.flush()
+    assert b"".join(found) == data
+    assert max(map(len, found)) <= LONGEST_LINE_BYTES
+
+
+def test_tail_is_bounded() -> None:
+    tail = Tail(lines=3, limit_bytes=10)
+    for number in range(10):
+        tail.add(b"%d" % number)
+    assert tail.text() == ["7", "8", "9"]
+    tail.add(b"x" * 9)
+    assert tail.text() == ["9", "x" * 9]
+    tail.add(b"\xff" * 100)
+    assert tail.text() == ["\ufffd" * 100]
+
+
+def test_prefix_and_colour() -> None:
+    assert prefix("jetson1", 3, False) == b"[jetson1:3] "
+    assert prefix("jetson1", 3, True).endswith(b"\x1b[0m ")
+    assert wants_colour({"TERM": "xterm"}, True)
+    assert not wants_colour({"TERM": "xterm"}, False)
+    assert not wants_colour({"NO_COLOR": "1"}, True)
+    assert not wants_colour({"TERM": "dumb"}, True)
+
+
+TRACE = [b"Traceback (most recent call last):", b'  File "x.py", line 1', b"ValueError: x"]
+
+
+def test_a_traceback_is_held_back_for_a_while() -> None:
+    hold = Hold()
+    assert hold.add([b"before", *TRACE], 0.0) == [b"before"]
+    assert hold.waiting
+    assert hold.due(HOLD_S / 2) == []
+    assert hold.add([b"after"], 1.0) == []
+    assert hold.due(HOLD_S) == [*TRACE, b"after"]
+    assert hold.add([b"later"], 9.0) == [b"later"]
+
+
+def test_a_held_traceback_waits_for_the_verdict_once_the_rank_has_ended() -> None:
+    hold = Hold()
+    hold.add(TRACE, 0.0)
+    hold.keep()
+    assert hold.due(1e9) == []
+    assert hold.release() == TRACE
+
+
+def test_what_is_held_back_is_bounded() -> None:
+    hold = Hold()
+    shown = hold.add(TRACE[:1] + [b"x"] * 1000, 0.0)
+    assert len(shown) == 1001
+
+
+def outputs() -> Outputs:
+    return Outputs({0: "a", 1: "b"}, {1: False, 2: False})
+
+
+def test_consequences_are_folded_and_causes_shown() -> None:
+    found = outputs()
+    lost = b"\n".join([*TRACE[:2], b"ringcomm.errors.PeerLostError: rank 1 (b) was lost", b""])
+    assert found.feed(0, 2, b"hello\n" + lost, 0.0) == b"[a:0] hello\n"
+    assert found.feed(1, 2, b"\n".join([*TRACE, b""]), 0.0) == b""
+    assert [data for _, data in found.flush(0, False, 0.1) if data] == []
+    assert [data for _, data in found.flush(1, False, 0.1) if data] == []
+    assert found.tick(100.0) == []
+    assert found.settle({1}) == [(2, b"".join(b"[b:1] " + line + b"\n" for line in TRACE))]
+    assert found.tails[0].text()[-1] == "ringcomm.errors.PeerLostError: rank 1 (b) was lost"
+
+
+@pytest.mark.parametrize("first", ["says so", "prints"])
+def test_a_rank_that_ends_may_take_its_time(first: str) -> None:
+    found = outputs()
+    lost = b"\n".join([*TRACE[:2], b"ringcomm.errors.PeerLostError: rank 1 (b) was lost", b""])
+    if first == "says so":
+        found.ending(0)
+    found.feed(0, 2, lost, 0.0)
+    found.ending(0)
+    assert found.tick(10 * HOLD_S) == []
+    found.flush(0, False, 20 * HOLD_S)
+    assert found.settle(()) == []
+
+
+def test_consequences_are_folded_under_pytorchs_prefix_too() -> None:
+    found = outputs()
+    lines = [*TRACE[:2], b"ringcomm.errors.PeerLostError: rank 1 (b) was lost", b"", b"of no interest"]
+    data = b"".join((b"[rank0]: " + line if line else line) + b"\n" for line in lines)
+    assert found.feed(0, 2, data, 0.0) == b""
+    found.flush(0, False, 0.1)
+    assert found.settle(()) == []
+    assert found.tails[0].text() == [line.decode() for line in lines]
+    assert found.feed(1, 2, b"[rank is no prefix\n[rank7] nor this\n", 0.0).count(b"[rank") == 2
+    assert found.tails[1].text() == ["[rank is no prefix", "[rank7] nor this"]
+
+
+def test_a_rank_that_ends_well_hides_nothing() -> None:
+    found = outputs()
+    found.feed(0, 2, b"\n".join([*TRACE, b"rest"]), 0.0)
+    shown = b"".join(data for _, data in found.flush(0, True, 0.1))
+    assert shown.endswith(b"[a:0] ValueError: x\n[a:0] rest\n")
+
+
+def test_streams_do_not_mix() -> None:
+    found = outputs()
+    assert found.feed(0, 1, b"on", 0.0) == b""
+    assert found.feed(0, 2, b"err\n", 0.0) == b"[a:0] err\n"
+    assert found.feed(1, 1, b"other\n", 0.0) == b"[b:1] other\n"
+    assert found.feed(0, 1, b"e\n", 0.0) == b"[a:0] one\n"
+
+
+def test_the_stack_of_another_language_does_not_push_the_error_out() -> None:
+    tail = Tail(lines=3)
+    stack = (b"At:", b"  /x/_lane.py(101): _main", b"  /y/a.py(9): <lambda>")
+    for line in (b"RuntimeError: shapes differ", b"", *stack):
+        tail.add(line)
+    assert tail.text() == ["RuntimeError: shapes differ", ""]

@@ -1,0 +1,72 @@
+"""From measurements to a model that is the same everywhere and in every run."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringcomm.schedule.calibration import (
+    LOCAL_LATENCY_S,
+    Sounding,
+    coarse,
+    coarse_model,
+    leaders,
+    model_of,
+    pairings,
+)
+
+
+@pytest.mark.parametrize("count", range(1, 10))
+def test_everybody_meets_everybody_once(count):
+    members = [3 * number for number in range(count)]
+    rounds = pairings(members)
+    met = [pair for pairs in rounds for pair in pairs]
+    assert sorted(met) == [(a, b) for a in members for b in members if a < b]
+    for pairs in rounds:
+        busy = [rank for pair in pairs for rank in pair]
+        assert len(set(busy)) == len(busy)
+
+
+def test_leaders():
+    assert leaders([0]) == (0,)
+    assert leaders([1, 0, 1, 0, 2]) == (1, 0, 4)
+
+
+def test_rounding_goes_up_and_never_far():
+    values = [coarse(1e-9 * 1.01**k) for k in range(500)]
+    assert values == sorted(values)
+    for k, value in enumerate(values):
+        assert 0.75 <= value / (1e-9 * 1.01**k) <= 1.34
+    assert len(set(values)) < 20
+
+
+def test_one_host():
+    soundings = [Sounding(1e-10, 11e-6, 3e-10), Sounding(1.1e-10)]
+    model = model_of(soundings, [0, 0])
+    assert model.hosts == ()
+    assert model.latency_s == coarse(11e-6)
+    assert model.byte_s == coarse(3e-10)
+
+
+def test_several_hosts():
+    """Those that measured speak for their host; what nobody measured is assumed."""
+    soundings = [
+        Sounding(1e-10, 0.0, 0.0, 60e-6, 8.5e-9),
+        Sounding(1e-10),
+        Sounding(1e-10, 0.0, 0.0, 50e-6, 85e-9),
+        Sounding(1e-10, 0.0, 0.0, 70e-6, 8.3e-9),
+    ]
+    model = model_of(soundings, [4, 4, 7, 9])
+    assert model.hosts == (0, 0, 1, 2)
+    assert model.latency_s == coarse(LOCAL_LATENCY_S)
+    assert model.wire_latency_s == coarse(60e-6)
+    fast, slow, also_fast = model.wire_byte_s
+    assert fast == also_fast == pytest.approx(8.4e-9, rel=0.01)
+    assert slow == pytest.approx(85e-9)
+
+
+def test_a_slightly_different_measurement_makes_the_same_coarse_model():
+    def model(factor):
+        wire = Sounding(0.8e-10, 10e-6, 2.6e-10, 55e-6, 8.2e-9)
+        return model_of([Sounding(*(factor * value for value in wire))] * 3, [0, 1, 2])
+
+    assert coarse_model(model(1.0)) == coarse_model(model(1.05))
