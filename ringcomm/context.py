@@ -139,9 +139,9 @@ class Context(Collectives):
         alone = self.local_size == self.size
         links = [self._lanes.calls.link(peer) for peer in range(self.size) if peer != self.rank]
         wanted = self.settings.measure and not (alone and crowded)
-        jostle = alone and crowded and all(link.carrier in STREAMS for link in links)
-        wanted, jostle = agreed(scout, [wanted, jostle])
-        self._selector.adopt(measure(scout, hosts) if wanted else None, jostle)
+        oversubscribed = alone and crowded and all(link.carrier in STREAMS for link in links)
+        wanted, oversubscribed = agreed(scout, [wanted, oversubscribed])
+        self._selector.adopt(measure(scout, hosts) if wanted else None, oversubscribed)
 
     def _say(self, text: str) -> None:
         """Tell whoever asked for details: through logging, and at the launcher."""

@@ -123,8 +123,18 @@ def transport(text: str) -> str:
     return text
 
 
-ALGORITHMS = ("one_shot", "direct", "doubling", "ring", "hierarchical")
-"""Those of ``schedule.choose.ALL_REDUCE_NAMES``, which this module may not import, and that of two levels."""
+ALGORITHMS = {
+    "one_shot": "direct",
+    "direct": "direct",
+    "doubling": "doubling",
+    "ring": "ring",
+    "hierarchical": "hierarchy",
+}
+"""The all-reduce algorithms, and the modules of ``ringcomm.schedule`` that register them. This is the table
+to which a new algorithm is added; :mod:`ringcomm.schedule.algorithms` imports the modules."""
+
+OTHER_ALGORITHM_MODULES = ("tree",)
+"""Modules of ``ringcomm.schedule`` that register algorithms, but none for all-reduce."""
 
 
 def algorithm(text: str) -> str:

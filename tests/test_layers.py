@@ -23,9 +23,10 @@ LEVELS: Dict[int, List[List[str]]] = {
     1: [
         ["wire.frames", "wire.auth", "wire.messages"],
         [
-            "schedule.steps", "schedule.streams", "schedule.ring", "schedule.direct", "schedule.doubling",
-            "schedule.tree", "schedule.hierarchy", "schedule.verify", "schedule.cost", "schedule.shares",
-            "schedule.calibration", "schedule.choose", "schedule.select",
+            "schedule.steps", "schedule.streams", "schedule.registry", "schedule.ring", "schedule.direct",
+            "schedule.doubling", "schedule.tree", "schedule.hierarchy", "schedule.algorithms",
+            "schedule.verify", "schedule.cost", "schedule.shares", "schedule.calibration",
+            "schedule.choose", "schedule.select",
         ],
     ],
     2: [

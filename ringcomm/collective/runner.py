@@ -26,7 +26,6 @@ from ..errors import (
     fresh_copy,
 )
 from ..ops import Collective, ReduceOp
-from ..schedule.choose import build_all_to_all
 from ..schedule.select import Selector
 from ..schedule.steps import Step, even_bounds
 from ..transport.base import Fabric, LinkClosed, Watch
@@ -286,7 +285,7 @@ class Runner:
         data[recv_bounds[self.rank] : recv_bounds[self.rank + 1]] = mine
         if self.size == 1:
             return
-        schedule = build_all_to_all(self.rank, self.size, send_bounds, recv_bounds)
+        schedule = self._selector.all_to_all(send_bounds, recv_bounds)
         call = Call(int(Collective.ALLTOALL), data.dtype, 0, NO_OP, NO_ROOT, name, shape)
         self._run(self._plan(call, schedule), data, source)
 

@@ -24,6 +24,7 @@ in MPICH", Int. J. High Performance Computing Applications 19 (2005).
 
 from __future__ import annotations
 
+from .registry import Algorithm, register
 from .steps import SELF, Recv, Schedule, Send
 
 
@@ -83,3 +84,8 @@ def _rounds(player: int, players: int, extras: int, count: int) -> Schedule:
 def _rank_of(player: int, extras: int) -> int:
     """The rank behind a player's number: the odd one of a pair, or one beyond the pairs."""
     return 2 * player + 1 if player < extras else player + extras
+
+
+register(
+    Algorithm("allreduce", "doubling", lambda p: all_reduce(p.rank, p.size, p.count), handicap=1.25)
+)

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Optional, Sequence, Tuple
 
+from .registry import Algorithm, Problem, register
 from .steps import SELF, Bounds, Recv, Schedule, Send
 
 Hosts = Tuple[Tuple[int, ...], ...]
@@ -170,3 +171,20 @@ def all_reduce(rank: int, hosts: Hosts, bounds: Bounds) -> Schedule:
     """
     spans = list(zip(bounds, bounds[1:]))
     return reduce_scatter(rank, hosts, spans) + all_gather(rank, hosts, spans)
+
+
+def _hosts(problem: Problem) -> Hosts:
+    assert problem.hosts is not None, "Algorithm.needs_hosts"
+    return problem.hosts
+
+
+def _spans(problem: Problem) -> List[Span]:
+    return list(zip(problem.bounds, problem.bounds[1:]))
+
+
+for _algorithm in (
+    Algorithm("allreduce", "hierarchical", lambda p: all_reduce(p.rank, _hosts(p), p.bounds)),
+    Algorithm("reducescatter", "hierarchical", lambda p: reduce_scatter(p.rank, _hosts(p), _spans(p))),
+    Algorithm("allgather", "hierarchical", lambda p: all_gather(p.rank, _hosts(p), _spans(p))),
+):
+    register(_algorithm._replace(needs_hosts=True, handicap=1.1))

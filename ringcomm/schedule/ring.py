@@ -45,6 +45,7 @@ A. Gibiansky (Baidu, 2017) and A. Sergeev and M. Del Balso (Horovod, arXiv:1802.
 
 from __future__ import annotations
 
+from .registry import Algorithm, register
 from .steps import SELF, Bounds, Recv, Schedule, Send
 
 
@@ -119,3 +120,11 @@ def all_reduce(rank: int, size: int, bounds: Bounds) -> Schedule:
     Recv(peers=(1,), start=3, stop=6, fold=(), final=False)
     """
     return reduce_scatter(rank, size, bounds) + all_gather(rank, size, bounds)
+
+
+for _algorithm in (
+    Algorithm("allreduce", "ring", lambda p: all_reduce(p.rank, p.size, p.bounds)),
+    Algorithm("reducescatter", "ring", lambda p: reduce_scatter(p.rank, p.size, p.bounds)),
+    Algorithm("allgather", "ring", lambda p: all_gather(p.rank, p.size, p.bounds)),
+):
+    register(_algorithm._replace(handicap=1.25))

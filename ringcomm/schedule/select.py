@@ -16,38 +16,35 @@ all-gather cannot: there the caller says what belongs to whom.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
-from . import choose
+from . import algorithms as _algorithms  # noqa: F401  registers them
+from . import choose, direct
 from .calibration import coarse_model
-from .choose import HIERARCHICAL, Steps
+from .choose import HIERARCHICAL
 from .cost import CostModel, predict
 from .hierarchy import Hosts, hosts_of
+from .registry import Problem, Steps, algorithm, algorithms, build
 from .shares import interface_shares, share_bounds
 from .steps import even_bounds
 
 MODEL_MAX_RANKS = 32
 """Beyond, the rules: replaying a ring of 64 ranks takes a second."""
 
-HANDICAP = {HIERARCHICAL: 1.1, "doubling": 1.25, "ring": 1.25, "one_shot": 1.05, "chain": 1.05}
-"""By how much more an algorithm must be worth than ``direct`` (or ``tree``)."""
-
 HIERARCHICAL_MIN_BYTES = 64 * 1024
 """Without a model: below, its four messages on the way of an element cost more than the wire's load."""
 
-ONE_SHOT_MOST_BYTES = 256 * 1024
-"""Beyond a segment, the fold overwrites what is still to be sent, so both wait for each other: measured
-between two ranks of one host, 256 KB took 0.85 of the time of ``direct`` and 1 MB four times as long."""
-
-JOSTLING_RING_BYTES = 2 * 1024 * 1024
+OVERSUBSCRIBED_RING_BYTES = 2 * 1024 * 1024
 """From here a ring is quicker than ``direct`` where more than two ranks of one host share fewer cores and
 send through sockets: a rank then has one stream each way, and what is in flight stays in the cache. Four
 ranks on two cores over TCP: 4 MB 5.4 -> 3.4 ms, 16 MB 24 -> 19, 64 MB 88 -> 72; the same below 2 MB."""
 
 _SMALLEST_CLASS = 7  # up to 127 bytes all is the same
+_CACHED_SCHEDULES = 1024  # a training step uses a handful of different lengths for each collective
 
-Build = Callable[[str, int, int], Steps]
-"""From an algorithm, a rank and a number of elements to a schedule."""
+Pose = Callable[[str, int, int], Problem]
+"""From an algorithm, a rank and a number of elements to the problem that the algorithm is given."""
 
 
 class Selector:
@@ -75,18 +72,20 @@ class Selector:
         self._grid: Optional[Hosts] = hosts_of(host_index) if host_index is not None else None
         self._say = say
         self._model: Optional[CostModel] = None
-        self._jostle = False
+        self._oversubscribed = False
         self._shares: Dict[str, Optional[List[float]]] = {}
         self._chosen: Dict[Tuple[str, int, bool], str] = {}
+        self._build = lru_cache(_CACHED_SCHEDULES)(build)
+        self._build_all_to_all = lru_cache(_CACHED_SCHEDULES)(self._new_all_to_all)
 
-    def adopt(self, model: Optional[CostModel], jostle: bool = False) -> None:
+    def adopt(self, model: Optional[CostModel], oversubscribed: bool = False) -> None:
         """From now on, choose by this model. All ranks do it at the same point of the program.
 
         Args:
             model: the machine, if it was measured.
-            jostle: whether all ranks share one host that has fewer cores, and talk through sockets.
+            oversubscribed: whether all ranks share one host that has fewer cores, and talk through sockets.
         """
-        self._jostle = jostle
+        self._oversubscribed = oversubscribed
         self._model = coarse_model(model) if model is not None and self._size <= MODEL_MAX_RANKS else None
         self._shares = _unequal_shares(model, self._grid) if model is not None else {}
         self._chosen.clear()
@@ -108,102 +107,95 @@ class Selector:
             self._size, count, item_bytes, needs_single_fold=needs_single_fold, override=self._override
         )
         if self._override is not None:
-            name = "direct" if rule == HIERARCHICAL and self._grid is None else rule
-            return self._build_all_reduce(name, self._rank, count)
-        names = ["direct"] if self._size <= choose.DIRECT_MAX_RANKS else []
-        if names and (count * item_bytes).bit_length() < ONE_SHOT_MOST_BYTES.bit_length():
-            names.append("one_shot")
-        if needs_single_fold:
-            names = names or ["direct"]
-        else:
-            names += [*self._hierarchical(), "doubling", "ring"]
+            name = "direct" if algorithm("allreduce", rule).needs_hosts and self._grid is None else rule
+            return self._build("allreduce", name, self._all_reduce_problem(name, self._rank, count))
+        if not needs_single_fold:
             if self._grid is not None and count * item_bytes >= HIERARCHICAL_MIN_BYTES:
                 rule = HIERARCHICAL
-            elif self._jostle and self._size > 2 and (count * item_bytes) >= JOSTLING_RING_BYTES:
+            elif self._oversubscribed and self._size > 2 and count * item_bytes >= OVERSUBSCRIBED_RING_BYTES:
                 rule = "ring"
-        name = self._choose(
-            "allreduce", names, rule, count, item_bytes, needs_single_fold, self._build_all_reduce
-        )
-        return self._build_all_reduce(name, self._rank, count)
+        name = self._choose("allreduce", rule, count, item_bytes, needs_single_fold, self._all_reduce_problem)
+        return self._build("allreduce", name, self._all_reduce_problem(name, self._rank, count))
 
     def reduce_scatter(self, bounds: Tuple[int, ...], item_bytes: int, needs_single_fold: bool) -> Steps:
         """This rank's schedule; chunk r of ``bounds``, in elements, becomes rank r's."""
         rule = choose.choose_reduce_scatter(self._size, needs_single_fold=needs_single_fold)
-        names = ["direct"] if needs_single_fold or self._size <= choose.DIRECT_MAX_RANKS else []
-        if not needs_single_fold:
-            names += [*self._hierarchical(), "ring"]
-            if self._grid is not None and bounds[-1] * item_bytes >= HIERARCHICAL_MIN_BYTES:
-                rule = HIERARCHICAL
-
-        def build(name: str, rank: int, count: int) -> Steps:
-            edges = bounds if count == bounds[-1] else even_bounds(count, self._size)
-            return self._maker(rank, choose.build_reduce_scatter)(name, rank, self._size, edges, self._grid)
-
-        name = self._choose("reducescatter", names, rule, bounds[-1], item_bytes, needs_single_fold, build)
-        return build(name, self._rank, bounds[-1])
+        grid = None if needs_single_fold else self._grid
+        if grid is not None and bounds[-1] * item_bytes >= HIERARCHICAL_MIN_BYTES:
+            rule = HIERARCHICAL
+        return self._in_chunks("reducescatter", rule, bounds, item_bytes, needs_single_fold)
 
     def all_gather(self, bounds: Tuple[int, ...], item_bytes: int) -> Steps:
         """This rank's schedule; chunk r of ``bounds``, in elements, is rank r's."""
         rule = choose.choose_all_gather(self._size)
-        names = ["direct"] if self._size <= choose.DIRECT_MAX_RANKS else []
-        names += [*self._hierarchical(), "ring"]
         if self._grid is not None and bounds[-1] * item_bytes >= HIERARCHICAL_MIN_BYTES:
             rule = HIERARCHICAL
-
-        def build(name: str, rank: int, count: int) -> Steps:
-            edges = bounds if count == bounds[-1] else even_bounds(count, self._size)
-            return self._maker(rank, choose.build_all_gather)(name, rank, self._size, edges, self._grid)
-
-        name = self._choose("allgather", names, rule, bounds[-1], item_bytes, False, build)
-        return build(name, self._rank, bounds[-1])
+        return self._in_chunks("allgather", rule, bounds, item_bytes, False)
 
     def broadcast(self, root: int, count: int, item_bytes: int) -> Steps:
         """This rank's schedule; ``count`` elements of rank ``root`` go to all."""
         rule = choose.choose_broadcast(self._size, count, item_bytes)
 
-        def build(name: str, rank: int, count: int) -> Steps:
-            return self._maker(rank, choose.build_broadcast)(name, rank, self._size, root, count)
+        def pose(name: str, rank: int, count: int) -> Problem:
+            return Problem(rank, self._size, count, root=root)
 
-        names = list(choose.BROADCAST_NAMES) if self._size > 2 else ["tree"]
-        name = self._choose("broadcast", names, rule, count, item_bytes, False, build)
-        return build(name, self._rank, count)
+        name = self._choose("broadcast", rule, count, item_bytes, False, pose)
+        return self._build("broadcast", name, pose(name, self._rank, count))
 
-    def _hierarchical(self) -> List[str]:
-        return [HIERARCHICAL] if self._grid is not None else []
+    def all_to_all(self, send_bounds: Tuple[int, ...], recv_bounds: Tuple[int, ...]) -> Steps:
+        """This rank's schedule; see :func:`ringcomm.schedule.direct.all_to_all`."""
+        return self._build_all_to_all(send_bounds, recv_bounds)
 
-    def _build_all_reduce(self, name: str, rank: int, count: int) -> Steps:
+    def _new_all_to_all(self, send_bounds: Tuple[int, ...], recv_bounds: Tuple[int, ...]) -> Steps:
+        return tuple(direct.all_to_all(self._rank, self._size, send_bounds, recv_bounds))
+
+    def _in_chunks(
+        self, collective: str, rule: str, bounds: Tuple[int, ...], item_bytes: int, single: bool
+    ) -> Steps:
+        """A schedule for chunks whose boundaries the caller gives."""
+
+        def pose(name: str, rank: int, count: int) -> Problem:
+            edges = bounds if count == bounds[-1] else even_bounds(count, self._size)
+            return Problem(rank, self._size, count, edges, self._grid)
+
+        name = self._choose(collective, rule, bounds[-1], item_bytes, single, pose)
+        return self._build(collective, name, pose(name, self._rank, bounds[-1]))
+
+    def _all_reduce_problem(self, name: str, rank: int, count: int) -> Problem:
         shares = self._shares.get(name)
-        bounds = share_bounds(count, shares) if shares is not None else None
-        build = self._maker(rank, choose.build_all_reduce)
-        return build(name, rank, self._size, count, bounds, self._grid)
-
-    def _maker(self, rank: int, build: Callable[..., Steps]) -> Callable[..., Steps]:
-        """Others' schedules are only priced: they shall not push this rank's own out of the cache."""
-        return build if rank == self._rank else build.__wrapped__  # type: ignore[attr-defined]
+        bounds = share_bounds(count, shares) if shares is not None else even_bounds(count, self._size)
+        return Problem(rank, self._size, count, bounds, self._grid)
 
     def _choose(
-        self, collective: str, names: Sequence[str], rule: str, count: int, item_bytes: int, single: bool,
-        build: Build,
-    ) -> str:  # fmt: skip
+        self, collective: str, rule: str, count: int, item_bytes: int, single: bool, pose: Pose
+    ) -> str:
         """The algorithm for all calls of this size class, from the first one on."""
         size_class = max((count * item_bytes).bit_length(), _SMALLEST_CLASS)
         key = (collective, size_class, single)
         name = self._chosen.get(key)
         if name is None:
+            problem = Problem(self._rank, self._size, count, hosts=self._grid)
+            usable = [item for item in algorithms(collective) if item.usable(problem, item_bytes, single)]
             costs: Dict[str, float] = {}
-            if self._model is not None and len(names) > 1:
+            if self._model is not None and len(usable) > 1:
                 # The middle of the class, so that its first call decides nothing.
                 typical = max(1, (3 << (size_class - 2)) // item_bytes)
-                costs = {name: self._predict(name, typical, item_bytes, build) for name in names}
-            name = min(costs, key=lambda name: costs[name] * HANDICAP.get(name, 1.0)) if costs else rule
+                costs = {
+                    item.name: self._predict(collective, item.name, typical, item_bytes, pose)
+                    for item in usable
+                }
+            handicaps = {item.name: item.handicap for item in usable}
+            name = min(costs, key=lambda name: costs[name] * handicaps[name]) if costs else rule
             self._chosen[key] = name
             if self._say is not None:
                 self._say(_explain(collective, size_class, single, name, costs))
         return name
 
-    def _predict(self, name: str, count: int, item_bytes: int, build: Build) -> float:
+    def _predict(self, collective: str, name: str, count: int, item_bytes: int, pose: Pose) -> float:
         assert self._model is not None
-        return predict([build(name, rank, count) for rank in range(self._size)], item_bytes, self._model)
+        # Not through the cache: other ranks' schedules are only priced, and are not to displace this rank's.
+        schedules = [build(collective, name, pose(name, rank, count)) for rank in range(self._size)]
+        return predict(schedules, item_bytes, self._model)
 
 
 def _unequal_shares(model: CostModel, grid: Optional[Hosts]) -> Dict[str, Optional[List[float]]]:

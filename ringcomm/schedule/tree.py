@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from typing import List
 
+from .registry import Algorithm, register
 from .steps import Recv, Schedule, Send
 
 
@@ -95,3 +96,11 @@ def _headers(rank: int, size: int, steps: Schedule) -> Schedule:
     if rank > 0 and _parent(rank) not in heard:
         empty.append(Recv((_parent(rank),), 0, 0))
     return empty
+
+
+register(Algorithm("broadcast", "tree", lambda p: broadcast(p.rank, p.size, p.root, p.count)))
+register(
+    Algorithm(
+        "broadcast", "chain", lambda p: chain(p.rank, p.size, p.root, p.count), min_ranks=3, handicap=1.05
+    )
+)

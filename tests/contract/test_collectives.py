@@ -10,7 +10,6 @@ import pytest
 from ringcomm.config import Settings
 from ringcomm.errors import Misuse, UnsupportedDtypeError
 from ringcomm.ops import Average, Max, Min, Product, Sum
-from ringcomm.schedule.choose import ALL_REDUCE_NAMES
 from ringcomm.schedule.steps import even_bounds
 from ringcomm.testing.reference import (
     all_dtypes,
@@ -21,6 +20,7 @@ from ringcomm.testing.reference import (
     reduced,
     same_bits,
 )
+from tests.unit.schedule.building import names
 
 DTYPES = all_dtypes()
 FLOATS = [dtype for dtype in DTYPES if dtype.kind not in "biu"]
@@ -48,7 +48,7 @@ class TestAllreduce:
             assert_reduced(results[0], [row[index] for row in inputs], cases[index][0])
             assert same_bits(results)
 
-    @pytest.mark.parametrize("algorithm", ALL_REDUCE_NAMES)
+    @pytest.mark.parametrize("algorithm", names("allreduce"))
     def test_every_count(self, on_ranks, size, algorithm):
         counts = sorted({0, 1, size - 1, size, size + 1, 16 * size - 1, 16 * size, 16 * size + 1, 333})
 
@@ -60,7 +60,7 @@ class TestAllreduce:
             assert_reduced(arrays[0], [numbers(rank, count) for rank in range(size)], Sum)
             assert same_bits(arrays)
 
-    @pytest.mark.parametrize("algorithm", ["", *ALL_REDUCE_NAMES])
+    @pytest.mark.parametrize("algorithm", ["", *names("allreduce")])
     def test_special_numbers_have_the_same_bits_everywhere(self, on_ranks, size, algorithm):
         cases = [(op, dtype, count) for dtype in FLOATS for op in ops_for(dtype) for count in (1, 6, 67)]
 
@@ -76,7 +76,7 @@ class TestAllreduce:
         for case, arrays in zip(cases, zip(*on_ranks(size, work, settings=small(algorithm=algorithm)))):
             assert same_bits(arrays), case
 
-    @pytest.mark.parametrize("algorithm", ALL_REDUCE_NAMES)
+    @pytest.mark.parametrize("algorithm", names("allreduce"))
     def test_repeated_runs_have_the_same_bits(self, on_ranks, algorithm):
         size, seen = 3, set()
 

@@ -13,7 +13,7 @@ from ringcomm.config import Membership, Settings, Slot, document, misspelt_varia
 from ringcomm.endpoints import format_endpoint, parse_endpoint
 from ringcomm.errors import ConfigError
 from ringcomm.parsing import ALGORITHMS
-from ringcomm.schedule import choose
+from ringcomm.schedule import algorithms, registry  # noqa: F401
 
 KEY = bytes(range(32))
 JOB = {"RINGCOMM_SIZE": "3", "RINGCOMM_RENDEZVOUS": "10.0.0.1:5000", "RINGCOMM_KEY": KEY.hex()}
@@ -80,7 +80,7 @@ def test_bad_setting_is_named_with_its_value(variable, text):
 
 
 def test_the_algorithms_are_those_that_there_are():
-    assert set(ALGORITHMS) == {*choose.ALL_REDUCE_NAMES, choose.HIERARCHICAL}
+    assert set(ALGORITHMS) == {item.name for item in registry.algorithms("allreduce")}
 
 
 def test_defaults_without_variables_and_other_variables_are_ignored():

@@ -11,10 +11,11 @@ from ringcomm.collective.reduce import Kernel
 from ringcomm.collective.short import SHORT_BYTES, ShortExecution, make_execution
 from ringcomm.errors import BrokenInvariantError, MismatchError
 from ringcomm.ops import Collective, Sum
-from ringcomm.schedule import choose
+from ringcomm.schedule import direct
 from ringcomm.schedule.steps import SELF, SOURCE, Recv, Send
 from ringcomm.transport.base import LinkClosed
 from ringcomm.wire.frames import HEADER_BYTES, NO_ROOT, Header
+from tests.unit.schedule.building import make as make_schedule
 
 HEADER = Header(0, 1, Collective.ALLREDUCE, Sum, 5, NO_ROOT, 4, 99)
 
@@ -83,11 +84,11 @@ class TestWhenTheyAreUsed:
         wire = make_wire(size)
         bounds = tuple(range(size + 1))
         for schedule in (
-            choose.build_all_reduce("one_shot", 0, size, 2),
-            choose.build_reduce_scatter("direct", 0, size, bounds),
-            choose.build_all_gather("direct", 0, size, bounds),
-            choose.build_all_to_all(0, size, bounds, bounds),
-            *(choose.build_broadcast("tree", 0, size, root, 2) for root in range(size)),
+            make_schedule("allreduce", "one_shot", 0, size, 2),
+            make_schedule("reducescatter", "direct", 0, size, bounds[-1], bounds=bounds),
+            make_schedule("allgather", "direct", 0, size, bounds[-1], bounds=bounds),
+            direct.all_to_all(0, size, bounds, bounds),
+            *(make_schedule("broadcast", "tree", 0, size, 2, root=root) for root in range(size)),
         ):
             assert self.kind(wire, schedule) is ShortExecution
 

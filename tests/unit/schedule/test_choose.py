@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from ringcomm.errors import ConfigError
-from ringcomm.schedule import choose, direct, doubling, ring, tree
+from ringcomm.schedule import choose, direct, doubling, registry, ring, tree
+from ringcomm.schedule.select import Selector
 from ringcomm.schedule.steps import even_bounds
 from ringcomm.schedule.verify import check_all_reduce, check_broadcast
+from tests.unit.schedule.building import make, names
 
 KIB = 1024
 
@@ -34,7 +36,7 @@ def test_all_reduce(size, length_bytes, single, expected):
     assert choose.choose_all_reduce(size, length_bytes // 4, 4, needs_single_fold=single) == expected
 
 
-@pytest.mark.parametrize("name", choose.ALL_REDUCE_NAMES)
+@pytest.mark.parametrize("name", names("allreduce"))
 def test_override_of_all_reduce(name):
     assert choose.choose_all_reduce(4, 10, 4, needs_single_fold=False, override=name) == name
     expected = name if name in ("one_shot", "direct") else "direct"
@@ -42,16 +44,16 @@ def test_override_of_all_reduce(name):
 
 
 def test_unknown_names_are_refused_with_the_known_ones():
-    with pytest.raises(ConfigError, match="'rign'; there are one_shot, direct, ring, doubling"):
+    with pytest.raises(ConfigError, match="'rign'; there are one_shot, direct, doubling, hierarchical, ring"):
         choose.choose_all_reduce(4, 10, 4, needs_single_fold=False, override="rign")
     with pytest.raises(ConfigError, match="tree, chain"):
         choose.choose_broadcast(4, 10, 4, override="ring")
-    with pytest.raises(ConfigError, match="direct, ring"):
+    with pytest.raises(ConfigError, match="direct, .*ring"):
         choose.choose_reduce_scatter(4, needs_single_fold=True, override="tree")
-    with pytest.raises(ConfigError, match="direct, ring"):
+    with pytest.raises(ConfigError, match="direct, .*ring"):
         choose.choose_all_gather(4, override="")
     with pytest.raises(ConfigError, match="'x'"):
-        choose.build_all_reduce("x", 0, 2, 2)
+        make("allreduce", "x", 0, 2, 2)
 
 
 def test_reduce_scatter_and_all_gather():
@@ -74,28 +76,33 @@ def test_broadcast():
 @pytest.mark.parametrize("size", [1, 2, 7, 16])
 @pytest.mark.parametrize("count", [0, 3, 100])
 def test_all_that_is_built_is_right(size, count):
-    for name in choose.ALL_REDUCE_NAMES:
-        single = name in choose.SINGLE_FOLD_NAMES
-        built = [choose.build_all_reduce(name, r, size, count) for r in range(size)]
+    for name in names("allreduce"):
+        single = registry.algorithm("allreduce", name).single_fold
+        built = [make("allreduce", name, r, size, count) for r in range(size)]
         check_all_reduce(built, count, single_fold=single)
-    for name in choose.BROADCAST_NAMES:
-        check_broadcast([choose.build_broadcast(name, r, size, 0, count) for r in range(size)], 0, count)
+    for name in names("broadcast"):
+        check_broadcast([make("broadcast", name, r, size, count, root=0) for r in range(size)], 0, count)
 
 
 def test_built_by_name():
     bounds = even_bounds(10, 3)
-    assert choose.build_all_reduce("ring", 1, 3, 10) == tuple(ring.all_reduce(1, 3, bounds))
-    assert choose.build_all_reduce("direct", 1, 3, 10) == tuple(direct.all_reduce(1, 3, bounds))
-    assert choose.build_all_reduce("one_shot", 1, 3, 10) == tuple(direct.one_shot(1, 3, 10))
-    assert choose.build_all_reduce("doubling", 1, 3, 10) == tuple(doubling.all_reduce(1, 3, 10))
-    assert choose.build_reduce_scatter("ring", 1, 3, bounds) == tuple(ring.reduce_scatter(1, 3, bounds))
-    assert choose.build_reduce_scatter("direct", 1, 3, bounds) == tuple(direct.reduce_scatter(1, 3, bounds))
-    assert choose.build_all_gather("ring", 1, 3, bounds) == tuple(ring.all_gather(1, 3, bounds))
-    assert choose.build_all_gather("direct", 1, 3, bounds) == tuple(direct.all_gather(1, 3, bounds))
-    assert choose.build_broadcast("tree", 1, 3, 2, 10) == tuple(tree.broadcast(1, 3, 2, 10))
-    assert choose.build_broadcast("chain", 1, 3, 2, 10) == tuple(tree.chain(1, 3, 2, 10))
-    assert choose.build_all_to_all(1, 3, bounds, bounds) == tuple(direct.all_to_all(1, 3, bounds, bounds))
+    for collective, name, expected in (
+        ("allreduce", "ring", ring.all_reduce(1, 3, bounds)),
+        ("allreduce", "direct", direct.all_reduce(1, 3, bounds)),
+        ("allreduce", "one_shot", direct.one_shot(1, 3, 10)),
+        ("allreduce", "doubling", doubling.all_reduce(1, 3, 10)),
+        ("reducescatter", "ring", ring.reduce_scatter(1, 3, bounds)),
+        ("reducescatter", "direct", direct.reduce_scatter(1, 3, bounds)),
+        ("allgather", "ring", ring.all_gather(1, 3, bounds)),
+        ("allgather", "direct", direct.all_gather(1, 3, bounds)),
+        ("broadcast", "tree", tree.broadcast(1, 3, 2, 10)),
+        ("broadcast", "chain", tree.chain(1, 3, 2, 10)),
+    ):
+        assert make(collective, name, 1, 3, 10, root=2) == tuple(expected)
+    assert Selector(1, 3).all_to_all(bounds, bounds) == tuple(direct.all_to_all(1, 3, bounds, bounds))
 
 
 def test_built_once():
-    assert choose.build_all_reduce("ring", 1, 3, 10) is choose.build_all_reduce("ring", 1, 3, 10)
+    selector = Selector(1, 3)
+    assert selector.all_reduce(10, 4, False) is selector.all_reduce(10, 4, False)
+    assert selector.all_to_all((0, 1, 2, 3), (0, 1, 2, 3)) is selector.all_to_all((0, 1, 2, 3), (0, 1, 2, 3))

@@ -10,8 +10,9 @@ import importlib
 
 import pytest
 
-from ringcomm.schedule import choose, direct
+from ringcomm.schedule import direct
 from ringcomm.schedule.steps import DATA, SELF, Send, even_bounds
+from tests.unit.schedule.building import make, names
 
 
 def replay(schedules, data, source=None):
@@ -45,36 +46,36 @@ def numbers(size, count):
     return [[1000 * rank + i for i in range(count)] for rank in range(size)]
 
 
-@pytest.mark.parametrize("name", choose.ALL_REDUCE_NAMES)
+@pytest.mark.parametrize("name", names("allreduce"))
 @pytest.mark.parametrize("size", [*range(1, 10), 16, 23])
 def test_all_reduce(name, size):
     for count in {0, 1, size - 1, size, size + 1, 37}:
         data = numbers(size, count)
         expected = [sum(column) for column in zip(*data)]
-        replay([choose.build_all_reduce(name, r, size, count) for r in range(size)], data)
+        replay([make("allreduce", name, r, size, count) for r in range(size)], data)
         assert data == [expected] * size
 
 
-@pytest.mark.parametrize("name", choose.REDUCE_SCATTER_NAMES)
+@pytest.mark.parametrize("name", names("reducescatter"))
 @pytest.mark.parametrize("size", range(1, 10))
 def test_reduce_scatter_then_all_gather(name, size):
     bounds = even_bounds(31, size)
     data = numbers(size, 31)
     expected = [sum(column) for column in zip(*data)]
-    replay([choose.build_reduce_scatter(name, r, size, bounds) for r in range(size)], data)
+    replay([make("reducescatter", name, r, size, bounds[-1], bounds=bounds) for r in range(size)], data)
     for rank in range(size):
         assert data[rank][bounds[rank] : bounds[rank + 1]] == expected[bounds[rank] : bounds[rank + 1]]
-    replay([choose.build_all_gather(name, r, size, bounds) for r in range(size)], data)
+    replay([make("allgather", name, r, size, bounds[-1], bounds=bounds) for r in range(size)], data)
     assert data == [expected] * size
 
 
-@pytest.mark.parametrize("name", choose.BROADCAST_NAMES)
+@pytest.mark.parametrize("name", names("broadcast"))
 @pytest.mark.parametrize("size", range(1, 10))
 def test_broadcast(name, size):
     for root in range(size):
         data = numbers(size, 11)
         expected = list(data[root])
-        replay([choose.build_broadcast(name, r, size, root, 11) for r in range(size)], data)
+        replay([make("broadcast", name, r, size, 11, root=root) for r in range(size)], data)
         assert data == [expected] * size
 
 

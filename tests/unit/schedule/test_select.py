@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ringcomm.errors import ConfigError
-from ringcomm.schedule import choose, hierarchy
+from ringcomm.schedule import hierarchy
 from ringcomm.schedule.cost import CostModel
 from ringcomm.schedule.select import Selector
 from ringcomm.schedule.steps import Recv, Send, even_bounds
@@ -15,6 +15,7 @@ from ringcomm.schedule.verify import (
     check_broadcast,
     check_reduce_scatter,
 )
+from tests.unit.schedule.building import make, names
 
 GIGABIT = 8e-9
 KIB, MIB = 1024, 1024 * 1024
@@ -97,12 +98,12 @@ class TestAllReduce:
 
     def test_the_user_decides(self):
         model = network(GIGABIT, GIGABIT, places=2)
-        for name in (*choose.ALL_REDUCE_NAMES, choose.HIERARCHICAL):
+        for name in names("allreduce", hosts=True):
             (first, *_) = selectors(model, override=name)
             hosts = hierarchy.hosts_of(model.hosts)
-            assert first.all_reduce(100, 4, False) == choose.build_all_reduce(name, 0, 4, 100, None, hosts)
+            assert first.all_reduce(100, 4, False) == make("allreduce", name, 0, 4, 100, hosts=hosts)
         lonely = Selector(0, 3, "hierarchical", [0, 1, 2])
-        assert lonely.all_reduce(100, 4, False) == choose.build_all_reduce("direct", 0, 3, 100)
+        assert lonely.all_reduce(100, 4, False) == make("allreduce", "direct", 0, 3, 100)
         with pytest.raises(ConfigError, match="hierarchical"):
             Selector(0, 3, "magic").all_reduce(1, 4, False)
 
@@ -110,12 +111,10 @@ class TestAllReduce:
 class TestWithoutAModel:
     def test_the_rules(self):
         selector = Selector(1, 5)
-        assert selector.all_reduce(4, 4, False) == choose.build_all_reduce("one_shot", 1, 5, 4)
-        assert selector.all_reduce(40_000, 4, False) == choose.build_all_reduce("direct", 1, 5, 40_000)
+        assert selector.all_reduce(4, 4, False) == make("allreduce", "one_shot", 1, 5, 4)
+        assert selector.all_reduce(40_000, 4, False) == make("allreduce", "direct", 1, 5, 40_000)
         selector = Selector(1, 17)
-        assert selector.all_gather(even_bounds(17, 17), 4) == choose.build_all_gather(
-            "ring", 1, 17, even_bounds(17, 17)
-        )
+        assert selector.all_gather(even_bounds(17, 17), 4) == make("allgather", "ring", 1, 17, 17)
 
     def test_a_grid_of_ranks_saves_the_wire(self):
         heard = []
@@ -128,7 +127,7 @@ class TestWithoutAModel:
 
     def test_too_many_ranks_to_replay(self):
         (first, *_) = selectors(network(*[GIGABIT] * 40))
-        assert first.all_reduce(MIB, 4, False) == choose.build_all_reduce("ring", 0, 40, MIB)
+        assert first.all_reduce(MIB, 4, False) == make("allreduce", "ring", 0, 40, MIB)
 
 
 class TestSaying:

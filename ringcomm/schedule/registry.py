@@ -1,0 +1,136 @@
+"""The table of algorithms: each module that defines one registers it here, with the limits of its use.
+
+An :class:`Algorithm` says which collective it computes, how to build one rank's schedule for a
+:class:`Problem`, and where it may be considered. :mod:`ringcomm.schedule.select` prices every registered
+algorithm that is usable for a call and takes the cheapest. So a new algorithm is one module, a line in
+``ringcomm.parsing.ALGORITHMS`` (which names the module), and its test.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
+
+from ..errors import BrokenInvariantError, ConfigError
+from .steps import Schedule, Step
+
+Steps = Tuple[Step, ...]
+"""A finished schedule. It is shared by all calls of the same shape, so it cannot be changed."""
+
+TITLES = {
+    "allreduce": "all-reduce",
+    "reducescatter": "reduce-scatter",
+    "allgather": "all-gather",
+    "broadcast": "broadcast",
+}
+"""The collectives that have algorithms to choose from, and their names in messages."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a schedule is needed for, as one rank sees it.
+
+    Attributes:
+        rank: this rank.
+        size: number of ranks.
+        count: number of elements of the whole vector.
+        bounds: ``size + 1`` chunk boundaries in elements; chunk r belongs to rank r.
+        hosts: the ranks of each host, if there are several hosts with equally many ranks each
+            (:func:`ringcomm.schedule.hierarchy.hosts_of`).
+        root: the source of a broadcast.
+    """
+
+    rank: int
+    size: int
+    count: int
+    bounds: Tuple[int, ...] = ()
+    hosts: Optional[Tuple[Tuple[int, ...], ...]] = None
+    root: int = 0
+
+
+class Algorithm(NamedTuple):
+    """One way to compute a collective.
+
+    Attributes:
+        collective: one of :data:`TITLES`.
+        name: unique among those of the collective.
+        build: one rank's schedule for a problem.
+        single_fold: whether one fold makes each element, so that no sum is rounded or wrapped on the way.
+        min_ranks: not considered for fewer ranks.
+        max_ranks: not considered for more ranks; None for any number.
+        max_bytes: not considered for messages of the size class (power of two) of this many bytes or of a
+            larger class; None for any size.
+        needs_hosts: whether it needs ``Problem.hosts``.
+        handicap: the factor on its predicted time by which another algorithm of the same collective wins a
+            near tie. More than 1 where its order of additions depends on the algorithm, so that small
+            differences between two measurements of a machine do not change the bits of a result.
+    """
+
+    collective: str
+    name: str
+    build: Callable[[Problem], Schedule]
+    single_fold: bool = False
+    min_ranks: int = 1
+    max_ranks: Optional[int] = None
+    max_bytes: Optional[int] = None
+    needs_hosts: bool = False
+    handicap: float = 1.0
+
+    def usable(self, problem: Problem, item_bytes: int, needs_single_fold: bool) -> bool:
+        """Whether it may be considered for a call of ``problem.count`` elements of ``item_bytes`` each."""
+        if needs_single_fold and not self.single_fold:
+            return False
+        if self.needs_hosts and problem.hosts is None:
+            return False
+        if problem.size < self.min_ranks or (self.max_ranks is not None and problem.size > self.max_ranks):
+            return False
+        length_bytes = problem.count * item_bytes
+        return self.max_bytes is None or length_bytes.bit_length() < self.max_bytes.bit_length()
+
+
+_TABLE: Dict[str, Dict[str, Algorithm]] = {collective: {} for collective in TITLES}
+
+
+def register(algorithm: Algorithm) -> None:
+    """Add an algorithm to the table.
+
+    Raises:
+        BrokenInvariantError: the collective is unknown, or the name is taken.
+    """
+    known = _TABLE.get(algorithm.collective)
+    if known is None:
+        raise BrokenInvariantError(f"no collective {algorithm.collective!r}; there are {', '.join(TITLES)}")
+    if algorithm.name in known:
+        raise BrokenInvariantError(f"two {algorithm.collective} algorithms are called {algorithm.name!r}")
+    known[algorithm.name] = algorithm
+
+
+def algorithms(collective: str) -> List[Algorithm]:
+    """The algorithms of a collective, in the order of their registration."""
+    return list(_TABLE[collective].values())
+
+
+def algorithm(collective: str, name: str) -> Algorithm:
+    """The algorithm of that name.
+
+    Raises:
+        ConfigError: there is none; the message lists those that there are.
+    """
+    known = _TABLE[collective]
+    if name not in known:
+        names = ", ".join(known)
+        raise ConfigError(f"no {TITLES[collective]} algorithm is called {name!r}; there are {names}")
+    return known[name]
+
+
+def build(collective: str, name: str, problem: Problem) -> Steps:
+    """One rank's schedule by the algorithm of that name.
+
+    Raises:
+        ConfigError: there is no such algorithm.
+
+    >>> from . import ring
+    >>> len(build("allreduce", "ring", Problem(rank=0, size=2, count=4, bounds=(0, 2, 4))))
+    4
+    """
+    return tuple(algorithm(collective, name).build(problem))
