@@ -8,8 +8,10 @@ import numpy as np
 
 from ringcomm.collective.reduce import Kernel
 from ringcomm.ops import Sum
-from ringcomm.schedule import choose
+from ringcomm.schedule import direct
 from ringcomm.schedule.steps import Step, even_bounds
+from tests.unit.schedule.building import make as make_schedule
+from tests.unit.schedule.building import names
 
 Arrays = List[np.ndarray]
 
@@ -48,7 +50,7 @@ def _all_reduce(name: str) -> Callable[[int, int, Any], Case]:
         data = _whole_numbers(size, count, dtype)
         total = np.sum(data, axis=0, dtype=dtype)
         hosts = grid(size)
-        schedules = [choose.build_all_reduce(name, rank, size, count, None, hosts) for rank in range(size)]
+        schedules = [make_schedule("allreduce", name, rank, size, count, hosts=hosts) for rank in range(size)]
         return Case(schedules, data, [[(slice(None), total)]] * size, True)
 
     return make
@@ -60,7 +62,8 @@ def _reduce_scatter(name: str) -> Callable[[int, int, Any], Case]:
         total = np.sum(data, axis=0, dtype=dtype)
         spans = [slice(bounds[rank], bounds[rank + 1]) for rank in range(size)]
         schedules = [
-            choose.build_reduce_scatter(name, rank, size, bounds, grid(size)) for rank in range(size)
+            make_schedule("reducescatter", name, rank, size, count, bounds=bounds, hosts=grid(size))
+            for rank in range(size)
         ]
         return Case(schedules, data, [[(span, total[span])] for span in spans], True)
 
@@ -71,7 +74,10 @@ def _all_gather(name: str) -> Callable[[int, int, Any], Case]:
     def make(size: int, count: int, dtype: Any) -> Case:
         data, bounds = _whole_numbers(size, count, dtype), _uneven(size, count)
         whole = np.concatenate([data[rank][bounds[rank] : bounds[rank + 1]] for rank in range(size)])
-        schedules = [choose.build_all_gather(name, rank, size, bounds, grid(size)) for rank in range(size)]
+        schedules = [
+            make_schedule("allgather", name, rank, size, count, bounds=bounds, hosts=grid(size))
+            for rank in range(size)
+        ]
         return Case(schedules, data, [[(slice(None), whole)]] * size, False)
 
     return make
@@ -81,7 +87,7 @@ def _broadcast(name: str) -> Callable[[int, int, Any], Case]:
     def make(size: int, count: int, dtype: Any) -> Case:
         root = count % size
         data = _whole_numbers(size, count, dtype)
-        schedules = [choose.build_broadcast(name, rank, size, root, count) for rank in range(size)]
+        schedules = [make_schedule("broadcast", name, rank, size, count, root=root) for rank in range(size)]
         return Case(schedules, data, [[(slice(None), data[root].copy())]] * size, False)
 
     return make
@@ -101,7 +107,7 @@ def _all_to_all(size: int, count: int, dtype: Any) -> Case:
         ]
         for j in range(size)
     ]
-    schedules = [choose.build_all_to_all(rank, size, out[rank], into[rank]) for rank in range(size)]
+    schedules = [direct.all_to_all(rank, size, out[rank], into[rank]) for rank in range(size)]
     return Case(schedules, data, expected, False, sources)
 
 
@@ -119,12 +125,12 @@ def _uneven(size: int, count: int) -> Tuple[int, ...]:
 
 
 CASES: Dict[str, Callable[[int, int, Any], Case]] = {
-    **{f"all_reduce-{name}": _all_reduce(name) for name in (*choose.ALL_REDUCE_NAMES, choose.HIERARCHICAL)},
+    **{f"all_reduce-{name}": _all_reduce(name) for name in names("allreduce", hosts=True)},
     **{
         f"reduce_scatter-{name}": _reduce_scatter(name)
-        for name in (*choose.REDUCE_SCATTER_NAMES, choose.HIERARCHICAL)
+        for name in names("reducescatter", hosts=True)
     },
-    **{f"all_gather-{name}": _all_gather(name) for name in (*choose.ALL_GATHER_NAMES, choose.HIERARCHICAL)},
-    **{f"broadcast-{name}": _broadcast(name) for name in choose.BROADCAST_NAMES},
+    **{f"all_gather-{name}": _all_gather(name) for name in names("allgather", hosts=True)},
+    **{f"broadcast-{name}": _broadcast(name) for name in names("broadcast")},
     "all_to_all": _all_to_all,
 }

@@ -7,11 +7,12 @@ import pytest
 
 from ringcomm.collective.reduce import Kernel
 from ringcomm.ops import Min, Sum
-from ringcomm.schedule import choose
 from ringcomm.testing.faulty import Faults
 from ringcomm.testing.reference import hard_bits
 from ringcomm.testing.simulation import simulate
 from tests.sim.cases import grid
+from tests.unit.schedule.building import make as make_schedule
+from tests.unit.schedule.building import names
 
 SEGMENT_BYTES = 32
 
@@ -64,7 +65,7 @@ def test_short_and_long_executions_understand_each_other(make_case, size):
             capacity_bytes=[1, 100, 1 << 20][seed // 2])  # fmt: skip
 
 
-@pytest.mark.parametrize("name", (*choose.ALL_REDUCE_NAMES, choose.HIERARCHICAL))
+@pytest.mark.parametrize("name", names("allreduce", hosts=True))
 @pytest.mark.parametrize("size", [2, 3, 6, 8])
 def test_timing_changes_no_bit(name, size):
     count = 40
@@ -73,7 +74,7 @@ def test_timing_changes_no_bit(name, size):
                      for rank in range(size)]  # fmt: skip
     exact = np.sum(np.asarray(contributions, np.float64), axis=0)
     hosts = grid(size)
-    schedules = [choose.build_all_reduce(name, rank, size, count, None, hosts) for rank in range(size)]
+    schedules = [make_schedule("allreduce", name, rank, size, count, hosts=hosts) for rank in range(size)]
     seen = set()
     for seed in range(6):
         data = [array.copy() for array in contributions]
@@ -87,14 +88,14 @@ def test_timing_changes_no_bit(name, size):
     assert len(seen) == 1
 
 
-@pytest.mark.parametrize("name", (*choose.ALL_REDUCE_NAMES, choose.HIERARCHICAL))
+@pytest.mark.parametrize("name", names("allreduce", hosts=True))
 @pytest.mark.parametrize(("op", "dtype"), [(Sum, "float32"), (Sum, "complex64"), (Min, "float64")])
 def test_timing_and_alignment_change_no_bit_of_nans_and_zeros(name, op, dtype):
     """Which of two NaNs numpy keeps depends on how the array lies in memory and on where it is cut."""
     size, count, dtype = 4, 67, np.dtype(dtype)
     contributions = [hard_bits(dtype, count, (size, rank)) for rank in range(size)]
     hosts = grid(size)
-    schedules = [choose.build_all_reduce(name, rank, size, count, None, hosts) for rank in range(size)]
+    schedules = [make_schedule("allreduce", name, rank, size, count, hosts=hosts) for rank in range(size)]
     seen = set()
     for seed in range(8):
         data = [np.empty(count + seed + rank, dtype)[seed + rank :] for rank in range(size)]
