@@ -16,6 +16,9 @@ from ringcomm.testing.cluster import run_ranks
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+QUICK_SHARE = 8
+"""With --quick, one case of a parametrized test in so many is run."""
+
 MOST_RANKS = {"memory": 9, "tcp": 4, "auto": 4, "shm": 3}
 
 
@@ -34,22 +37,30 @@ def pytest_addoption(parser):
         metavar="N",
         help="of the simulated jobs run N, with seeds from 0",
     )
+    parser.addoption(
+        "--quick",
+        action="store_true",
+        help="a selection: no test marked `full`, and of a parametrized test one case in eight, at least one",
+    )
     parser.addoption("--all-kills", action="store_true", help="run the whole kill matrix, not a selection")
 
 
 def pytest_collection_modifyitems(config, items):
-    """With --one-in, leave out most cases of parametrized tests; other tests all stay."""
-    share = config.getoption("--one-in")
+    """With --one-in or --quick, leave out most cases of parametrized tests; other tests all stay."""
+    quick = config.getoption("--quick")
+    share = QUICK_SHARE if quick else config.getoption("--one-in")
     salt = f"{sys.version_info[:2]} {np.__version__} "
-    left_out = [
-        item
-        for item in items
-        if hasattr(item, "callspec") and zlib.crc32((salt + item.nodeid).encode()) % share
-    ]
-    if left_out:
-        gone = set(left_out)
+    families = {}
+    for item in items:
+        if hasattr(item, "callspec"):
+            families.setdefault(item.nodeid.split("[")[0], []).append(item)
+    gone = {item for item in items if quick and item.get_closest_marker("full")}
+    for cases in families.values():
+        cases.sort(key=lambda item: zlib.crc32((salt + item.nodeid).encode()))
+        gone.update(cases[-(-len(cases) // share) :])
+    if gone:
+        config.hook.pytest_deselected(items=[item for item in items if item in gone])
         items[:] = [item for item in items if item not in gone]
-        config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture

@@ -1,38 +1,58 @@
 #!/usr/bin/env bash
-# Everything that this project checks, with one command:  bash tests/run.sh
+# The tests of this project, with one command:
 #
-# Makes what it needs first: virtual environments (.venv-test*), and as root on Debian or Ubuntu the system
+#   bash tests/run.sh                      a selection of every kind, for work on the code (minutes)
+#   bash tests/run.sh --all                everything
+#   bash tests/run.sh --only STAGE [...]   one stage whole; STAGE is one of those listed at the end of a run
+#   bash tests/run.sh [PATH ...] [-k ...]  these tests whole: what follows is given to pytest
+#
+# It makes what it needs first: virtual environments (.venv-test*), and as root on Debian or Ubuntu the system
 # packages for the tests on several hosts. It does not make them again the next time. The first stage that
-# fails ends it.
+# fails ends it; a table of the stages and the slowest tests comes at the end.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PATH:/usr/sbin:/sbin" PIP_DISABLE_PIP_VERSION_CHECK=1
 
-stage=start
-passed=()
-begin() {
-    stage=$1
-    printf '\n=== %s (after %d min %d s)\n' "$stage" $((SECONDS / 60)) $((SECONDS % 60))
-}
-finish() {
-    passed+=("$stage")
-}
+stages=(lint types main slow hosts tensorflow docs package pythons numpy)
+mode=quick only=()
+while [ $# -gt 0 ]; do
+    case $1 in
+        --all) mode=all ;;
+        --only)
+            shift
+            [ $# -gt 0 ] || { echo "--only needs a stage: ${stages[*]}" >&2; exit 2; }
+            [[ " ${stages[*]} " == *" $1 "* ]] || { echo "no stage is called $1; there are ${stages[*]}" >&2; exit 2; }
+            mode=all only+=("$1") ;;
+        -h | --help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit ;;
+        *) break ;;
+    esac
+    shift
+done
+given=("$@")
+if [ ${#given[@]} -gt 0 ] && [ ${#only[@]} -eq 0 ]; then only=(main); mode=all; fi
+
+results=$(mktemp -d)
+stage=start table=""
 conclude() {
     local code=$?
-    if [ "$code" -eq 0 ]; then
-        printf '\nALL PASSED in %d min %d s: %s\n' $((SECONDS / 60)) $((SECONDS % 60)) "$(printf '%s; ' "${passed[@]}")"
-    else
-        printf '\nFAILED at stage "%s" (exit code %d) after %d s; passed before: %s\n' \
-            "$stage" "$code" "$SECONDS" "$(printf '%s; ' "${passed[@]:-none}")" >&2
+    if [ -n "$table" ]; then
+        printf '\n'
+        "$python" tests/summary.py "$results" "$table" || true
     fi
+    if [ "$code" -eq 0 ]; then
+        printf '\nALL PASSED in %d min %d s (%s)\n' $((SECONDS / 60)) $((SECONDS % 60)) "$mode"
+    else
+        printf '\nFAILED at stage "%s" (exit code %d) after %d s\n' "$stage" "$code" "$SECONDS" >&2
+    fi
+    rm -rf "$results"
 }
 trap conclude EXIT
-# Without these, who is ended by a signal would conclude with the exit code of the last command that ended well.
+# Without these, a run that is ended by a signal would conclude with the exit code of the last command.
 trap 'exit 130' INT
 trap 'exit 143' TERM
 trap 'exit 129' HUP
 
-quietly() { # COMMAND...: show what it says only if it fails
+quietly() { # COMMAND...: show its output only if it fails
     local log code=0
     log=$(mktemp)
     "$@" >"$log" 2>&1 || code=$?
@@ -85,59 +105,119 @@ system_packages() { # for tests/hosts: several hosts on this machine
     echo "not installed: ${missing[*]}; tests on several hosts will say what they need"
 }
 
-core() { # ENVIRONMENT: the core's tests, of parametrized ones another eighth in each environment
-    "$1/bin/python" -m pytest -q -n 2 -m "not slow and not hosts" --one-in 8 tests/unit tests/contract tests/sim
+tests() { # ENVIRONMENT NAME PYTEST-ARGUMENTS...: run pytest; NAME is for the table of the slowest tests
+    local environment=$1 name=$2
+    shift 2
+    "$environment/bin/python" -m pytest -q -rs --no-header --durations=0 --durations-min=1e9 \
+        --junitxml="$results/$stage.$name.xml" "$@"
 }
 
-begin "environment"
+quick() { [ "$mode" = quick ]; }
+
+# ---- stages ----
+
+stage_lint() {
+    "$python" -m ruff check
+}
+
+stage_types() {
+    "$python" -m mypy
+}
+
+stage_main() { # everything that needs neither several hosts nor TensorFlow, on the main Python
+    if [ ${#given[@]} -gt 0 ]; then
+        tests .venv-test given -n 2 --dist loadgroup "${given[@]}"
+    elif quick; then
+        tests .venv-test main -n 2 --dist loadgroup --quick -m "not slow and not hosts"
+    else
+        tests .venv-test main -n 2 --dist loadgroup -m "not slow and not hosts"
+    fi
+}
+
+stage_slow() {
+    quick || tests .venv-test slow -n 2 --dist loadgroup -m "slow and not hosts"
+}
+
+stage_hosts() {
+    if quick; then
+        tests .venv-test hosts --quick -m "hosts and smoke" tests/hosts
+    else
+        tests .venv-test hosts -n 2 --dist loadgroup -m hosts
+    fi
+}
+
+stage_tensorflow() {
+    environment .venv-test-tf "$main" -e '.[test,examples]' -r tests/requirements-tf.txt
+    # It asks for the package "tensorflow", which the one for CPUs replaces here.
+    .venv-test-tf/bin/python -c 'import importlib.util as util; exit(util.find_spec("tf_keras") is None)' ||
+        quietly .venv-test-tf/bin/python -m pip install --no-deps tf_keras==2.21.0
+    if quick; then
+        tests .venv-test-tf smoke -n 2 -m smoke tests/adapters/tensorflow tests/adapters/keras
+    else
+        tests .venv-test-tf tf -n 2 --dist loadgroup tests/adapters/tensorflow tests/adapters/keras tests/hosts/test_keras.py
+        tests .venv-test-tf horovod tests/proc/test_ringrun_horovod.py -k the_adapters_of_this_version
+    fi
+}
+
+stage_docs() {
+    quick || quietly "$python" -m docs --output "$results/site"
+}
+
+stage_package() { # wheel and sdist, installed into empty environments on the oldest and the newest Python
+    quick && return
+    quietly "$python" -m pip install build
+    quietly "$python" -m build --outdir "$results/dist" .
+    local minor file
+    for minor in "${!pythons[@]}"; do all_minors+=("$minor"); done
+    for minor in "${all_minors[0]}" "${all_minors[-1]}"; do
+        for file in "$results"/dist/*; do
+            quietly "${pythons[$minor]}" -m venv --clear "$results/empty"
+            quietly "$results/empty/bin/python" -m pip install "$file"
+            (cd "$results" && quietly empty/bin/ringrun -np 2 empty/bin/python -c \
+                'import numpy, ringcomm as rc; rc.init(); assert rc.allreduce(numpy.ones(3)).sum() == 3')
+        done
+    done
+}
+all_minors=()
+
+core_needs=(pytest pytest-timeout pytest-xdist ml_dtypes)
+
+stage_pythons() { # the core on every other Python; of parametrized tests another share in each
+    quick && return
+    local minor
+    for minor in "${!pythons[@]}"; do
+        [ "$minor" != "$(minor_of "$python")" ] || continue
+        environment ".venv-test-3.$minor" "${pythons[$minor]}" -e . "${core_needs[@]}"
+        tests ".venv-test-3.$minor" "3.$minor" -n 2 --one-in 16 -m "not slow and not hosts" \
+            tests/unit tests/contract tests/sim --schedules 100
+    done
+}
+
+stage_numpy() { # the oldest NumPy that is supported
+    quick && return
+    local minor
+    for minor in 10 11 9 8; do
+        [ -n "${pythons[$minor]:-}" ] || continue
+        environment .venv-test-numpy-1.23 "${pythons[$minor]}" -e . numpy==1.23.5 "${core_needs[@]}"
+        tests .venv-test-numpy-1.23 1.23 -n 2 --one-in 16 -m "not slow and not hosts" \
+            tests/unit tests/contract tests/sim --schedules 100
+        break
+    done
+}
+
+# ---- run them ----
+
 find_pythons
 main=${pythons[11]:-python3}
 [ -n "$(minor_of "$main")" ] || { echo "Python with venv is needed (Debian: apt install python3-venv)" >&2; exit 2; }
 environment .venv-test "$main" -e '.[test,dev,examples]' -r tests/requirements.txt
 system_packages
 python=.venv-test/bin/python
-finish
-
-begin "ruff"
-"$python" -m ruff check
-finish
-
-begin "mypy"
-"$python" -m mypy
-finish
-
-begin "tests on Python $("$python" -c 'import platform; print(platform.python_version())')"
-"$python" -m pytest -q -rs -n 2 -m "not slow and not hosts"
-finish
-
-begin "slow tests, and tests on several hosts"
-"$python" -m pytest -q -rs -n 2 --dist loadgroup -m "slow or hosts"
-finish
-
-begin "TensorFlow and Keras"
-environment .venv-test-tf "$main" -e '.[test,examples]' -r tests/requirements-tf.txt
-tf_python=.venv-test-tf/bin/python
-# It asks for the package "tensorflow", which the one for CPUs replaces here.
-"$tf_python" -c 'import importlib.util as util; exit(util.find_spec("tf_keras") is None)' ||
-    quietly "$tf_python" -m pip install --no-deps tf_keras==2.21.0
-"$tf_python" -m pytest -q -rs -n 2 --dist loadgroup tests/adapters/tensorflow tests/adapters/keras tests/hosts/test_keras.py
-"$tf_python" -m pytest -q -rs tests/proc/test_ringrun_horovod.py -k the_adapters_of_this_version
-finish
-
-core_needs=(pytest pytest-timeout pytest-xdist ml_dtypes)
-for minor in "${!pythons[@]}"; do
-    [ "$minor" != "$(minor_of "$python")" ] || continue
-    begin "core on Python 3.$minor"
-    environment ".venv-test-3.$minor" "${pythons[$minor]}" -e . "${core_needs[@]}"
-    core ".venv-test-3.$minor"
-    finish
-done
-
-for minor in 10 11 9 8; do
-    [ -n "${pythons[$minor]:-}" ] || continue
-    begin "core with NumPy 1.23.5 on Python 3.$minor"
-    environment .venv-test-numpy-1.23 "${pythons[$minor]}" -e . numpy==1.23.5 "${core_needs[@]}"
-    core .venv-test-numpy-1.23
-    finish
-    break
+table="environment=$SECONDS"
+for stage in "${stages[@]}"; do
+    if [ ${#only[@]} -gt 0 ] && [[ " ${only[*]} " != *" $stage "* ]]; then continue; fi
+    began=$SECONDS
+    printf '\n=== %s (after %d min %d s)\n' "$stage" $((SECONDS / 60)) $((SECONDS % 60))
+    "stage_$stage"
+    table="$table $stage=$((SECONDS - began))"
 done

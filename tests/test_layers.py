@@ -17,7 +17,7 @@ LEVELS: Dict[int, List[List[str]]] = {
     0: [
         [
             "version", "errors", "ops", "dtypes", "certificate", "keys", "newkey", "endpoints", "parsing",
-            "unknown_settings", "config", "clock",
+            "unknown_settings", "config", "clock", "docstrings",
         ],
     ],
     1: [

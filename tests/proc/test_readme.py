@@ -17,13 +17,14 @@ from ringrun.plan.hosts import parse_hostfile, parse_hosts
 from tests.proc.test_ringrun_support import ROOT, SOURCES, Launched
 
 LIMIT_S = 100.0
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
-README = (ROOT / "README.md").read_text()
+PAGES = [*(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY"))]
+PAGES += sorted((ROOT / "docs").glob("*.md"))
+TEXT = "\n".join(page.read_text() for page in PAGES)
 
 
 def block(containing: str) -> str:
-    """The one fenced block with these words in it."""
-    (found,) = [text for text in re.findall(r"```\w*\n(.*?)```", README, re.DOTALL) if containing in text]
+    """The one fenced block of all pages with these words in it."""
+    (found,) = [text for text in re.findall(r"```\w*\n(.*?)```", TEXT, re.DOTALL) if containing in text]
     return str(found)
 
 
@@ -100,13 +101,14 @@ def test_hostfile_and_host_list() -> None:
         ("localhost", None), ("jetson1", 2), ("me@office", None), ("fd00::7", 1)
     ]  # fmt: skip
     assert hosts[2].python == "/home/me/env/bin/python"
-    (listed,) = re.findall(r"`-H (localhost:2\S+)`", README)
+    (listed,) = re.findall(r"`-H (localhost:2\S+)`", TEXT)
     assert [host.target for host in parse_hosts(listed)] == ["localhost", "me@office", "fd00::7"]
 
 
 def test_options_exist() -> None:
     job = Launched("--help")
     assert job.finish(LIMIT_S) == 0
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README)) - {"--no-deps"}
+    readme = (ROOT / "README.md").read_text()
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", readme)) - {"--all"}
     assert named
     assert sorted(option for option in named if not re.search(rf"{option}\b", job.out)) == []

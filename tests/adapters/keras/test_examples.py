@@ -40,7 +40,7 @@ def ringrun(ranks: int, example: Union[str, Path], *options: Any, **environment:
 @pytest.mark.timeout(200)
 def test_what_the_readme_shows(tmp_path: Path) -> None:
     (script,) = re.findall(
-        r"```python\n(# keras_train.py\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
+        r"```python\n(# keras_train.py\n.*?)```", (ROOT / "docs" / "tensorflow.md").read_text(), re.DOTALL
     )
     (tmp_path / "keras_train.py").write_text(script)
     output = ringrun(2, tmp_path / "keras_train.py")

@@ -1,0 +1,119 @@
+"""Draws docs/speed.svg: all-reduce and a training step beside the peers, from results in this repository.
+
+    python benchmarks/compare.py --output DIR --np 2 --collectives allreduce --sizes 8 64K 1M 16M 64M
+    python benchmarks/ddp.py --output DIR
+    python benchmarks/figure.py --collect DIR      keeps medians and ratios in benchmarks/results/speed.json
+    python benchmarks/figure.py                    draws the picture from that file
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+from measure import Sample, medians, speedups
+from report import size_text, time_text
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results" / "speed.json"
+PICTURE = HERE.parent / "docs" / "speed.svg"
+BASE = "gloo"
+COLOURS = {"ringcomm": "#d1495b", "ringcomm-tcp": "#edae49", "gloo": "#9aa5b1", "horovod": "#66a182",
+           "openmpi": "#2e4057", "openmpi-tcp": "#6c8ead"}  # fmt: skip
+TITLES = {"ringcomm": "ringcomm", "ringcomm-tcp": "ringcomm, TCP only", "gloo": "Gloo", "horovod": "Horovod",
+          "openmpi": "Open MPI", "openmpi-tcp": "Open MPI, TCP only"}  # fmt: skip
+
+Bars = Dict[str, Dict[str, Dict[str, float]]]
+"""By group (a size, a kind of step) and peer: ``seconds``, and ``ratio``, how many times as fast as Gloo."""
+
+
+def collect(folder: Path) -> Dict[str, Any]:
+    """The medians and ratios of one run of compare.py and one of ddp.py."""
+    compared = json.loads((folder / "compare.json").read_text())
+    samples = [Sample(**sample) for sample in compared["collected"]["samples"]]
+
+    def key(sample: Sample) -> Tuple[str, int]:
+        return sample.peer, sample.task["bytes"]
+
+    seconds = medians(samples, key)
+    ratios = speedups(samples, key, lambda name: (BASE, name[1]))
+    sizes: Bars = {}
+    for (peer, size_bytes), value in sorted(seconds.items(), key=lambda item: item[0][1]):
+        bars = sizes.setdefault(size_text(size_bytes), {})
+        bars[peer] = {"seconds": value, "ratio": ratios.get((peer, size_bytes), 1.0)}
+    steps: Bars = {}
+    measured = json.loads((folder / "ddp.json").read_text())
+    for what, times in measured["seconds"].items():
+        if "step" not in what.lower() or BASE not in times:
+            continue
+        steps[what] = {
+            peer: {
+                "seconds": statistics.median(values),
+                "ratio": statistics.median(theirs / ours for ours, theirs in zip(values, times[BASE])),
+            }
+            for peer, values in times.items()
+        }
+    return {"machine": compared["machine"], "np": 2, "allreduce": sizes, "steps": steps}
+
+
+def draw(results: Dict[str, Any], picture: Path) -> None:
+    """Two panels of bars: how many times as fast as Gloo."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    matplotlib.rcParams.update({"svg.hashsalt": "ringcomm", "font.size": 9, "axes.spines.top": False,
+                                "axes.spines.right": False})  # fmt: skip
+    figure, panels = pyplot.subplots(1, 2, figsize=(10, 3.2), width_ratios=[3, 2])
+    titles = ("all-reduce of float32, 2 processes of one host", "training step, ResNet-50's 161 gradients")
+    for panel, title, bars in zip(panels, titles, (results["allreduce"], results["steps"])):
+        panel_of_bars(panel, title, bars)
+    panels[0].set_ylabel("times as fast as Gloo")
+    panels[0].legend(frameon=False, ncols=2)
+    figure.tight_layout()
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(picture, metadata={"Date": None})
+
+
+def panel_of_bars(panel: Any, title: str, bars: Bars) -> None:
+    """One group of bars per size or kind of step; the ratio above each, the time below the group's label."""
+    peers = [name for name in TITLES if any(name in group for group in bars.values())]
+    width = 0.8 / len(peers)
+    labels: List[str] = []
+    for index, (label, group) in enumerate(bars.items()):
+        labels.append(f"{label}\n{time_text(group['ringcomm']['seconds'])}".replace(", 161 parameters", ""))
+        for place, peer in enumerate(peers):
+            if peer in group:
+                left = index - 0.4 + (place + 0.5) * width
+                ratio = group[peer]["ratio"]
+                name = TITLES[peer] if index == 0 else None
+                panel.bar(left, ratio, width * 0.92, color=COLOURS[peer], label=name)
+                panel.text(left, ratio, f"{ratio:.1f}", ha="center", va="bottom", fontsize=6.5)
+    panel.axhline(1.0, color="#555", linewidth=0.7)
+    highest = max(bar["ratio"] for group in bars.values() for bar in group.values())
+    if highest > 20:
+        panel.set_yscale("log")
+    panel.set_xticks(range(len(labels)), labels)
+    panel.set_title(title, fontsize=9)
+
+
+def main() -> None:
+    """Collect, if asked to, and draw."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )  # fmt: skip
+    parser.add_argument("--collect", type=Path, metavar="DIR", help="results of compare.py and ddp.py")
+    args = parser.parse_args()
+    if args.collect is not None:
+        RESULTS.parent.mkdir(parents=True, exist_ok=True)
+        RESULTS.write_text(json.dumps(collect(args.collect), indent=1) + "\n")
+    draw(json.loads(RESULTS.read_text()), PICTURE)
+    print(f"{PICTURE} has been written")
+
+
+if __name__ == "__main__":
+    main()
