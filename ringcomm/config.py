@@ -144,6 +144,11 @@ class Settings:
         "and hands to its processes. Without `ringrun`: insist on it; the key file must hold a certificate "
         "(`python -m ringcomm.newkey --encrypt FILE`). What stays in one host's memory is not encrypted.",
     )  # fmt: skip
+    threads: str = _setting(
+        "auto", "THREADS", values.threads,
+        "For `ringrun`: threads per rank, as `OMP_NUM_THREADS` and what else NumPy, TensorFlow and JAX read, "
+        "unless set already. `auto`: cores // ranks where several share a host; `none`: as libraries choose.",
+    )  # fmt: skip
     verbose: bool = _setting(
         False, "VERBOSE", values.flag,
         "Rank 0 logs the table of links and which interface each one uses, and which algorithm serves which "

@@ -116,6 +116,7 @@ class Job:
             "version": self.version,
             "silence_s": None if host.is_local else SILENCE_S,
             "horovod": self.horovod,
+            "threads": self.settings.threads,
             "flight": self.settings.flight_recorder > 0,
         }
 

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, NamedTuple, Tuple
 
 from ringcomm.errors import ProtocolError
 
-from . import agent, checks, processes, recorders
+from . import agent, checks, processes, recorders, threads
 
 BOOT = (
     "import os,sys;v=sys.version_info;"
@@ -35,7 +35,7 @@ class Frame(NamedTuple):
 def agent_source() -> bytes:
     """What is written to the agent's stdin first: a line for :data:`BOOT`, then the agent itself."""
     steps = ["import sys, types", "sys.modules['ringrun'] = types.ModuleType('ringrun')"]
-    for module in (processes, checks, recorders):
+    for module in (processes, checks, recorders, threads):
         name, text = module.__name__, _text(module.__file__)
         steps.append(f"module = sys.modules[{name!r}] = types.ModuleType({name!r})")
         steps.append(f"exec(compile({text!r}, {name!r}, 'exec'), module.__dict__)")
@@ -65,8 +65,8 @@ def payload_header(length: int) -> bytes:
 
 
 _FACTS: Dict[str, Tuple[str, ...]] = {
-    "ready": (), "problem": ("problem",), "exit": ("code", "signal", "sent"), "done": (), "started": ("pid",),
-    "asked": (),
+    "ready": ("limits",), "problem": ("problem",), "exit": ("code", "signal", "sent"), "done": (),
+    "started": ("pid",), "asked": (),
 }  # fmt: skip
 """What must be said about each kind of event."""
 

@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Mapping, Optional, Set, Tuple
 from ringcomm.clock import Clock, monotonic
 from ringcomm.endpoints import format_endpoint
 
-from . import agent, processes, report, ssh
+from . import agent, processes, report, ssh, threads
 from .agents import PING_S, Agents, Steps
 from .console import Console
 from .inquiry import Inquiry
@@ -137,6 +137,8 @@ class Supervisor:
     def _go(self) -> None:
         """Every host has what it needs: open the rendezvous and start the ranks."""
         self._going = True
+        limits = {host.name: self._ready[host.index]["limits"] for host in self.job.hosts}
+        self._printer.say(threads.describe(limits, self.job.settings.threads))
         self._loop.cancel("start")
         endpoints: List[Tuple[str, int]] = []
         if self._open_rendezvous is not None and self.job.plan.size > 1:

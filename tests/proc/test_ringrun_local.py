@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from ringrun.threads import available_cores
 from tests.proc.test_ringrun_support import SOURCES, Launched, command_line, ringrun
 
 SLOT = "slot=${RINGCOMM_SLOT#*:}; "
 
 
 def test_every_line_says_which_rank_printed_it() -> None:
-    done = ringrun("-np", "3", "sh", "-c", "echo one; echo two >&2; printf three")
+    done = ringrun("-np", "3", "--threads", "none", "sh", "-c", "echo one; echo two >&2; printf three")
     assert done.process.returncode == 0
     assert sorted(done.out.split("\n")[:-1]) == sorted(
         f"[localhost:{rank}] {word}" for rank in range(3) for word in ("one", "three")
@@ -223,7 +224,7 @@ def test_all_output_arrives_however_much_there_is(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_leaves_ends_the_job_quietly() -> None:
-    launched = Launched("-np", "2", "sh", "-c", "while :; do echo y; sleep 0.01; done")
+    launched = Launched("-np", "2", "--threads=none", "sh", "-c", "while :; do echo y; sleep 0.01; done")
     assert launched.process.stdout is not None
     launched.process.stdout.read(10)
     launched.process.stdout.close()
@@ -271,3 +272,21 @@ def test_a_full_disk_for_both(stream: int) -> None:
             env={**os.environ, "PYTHONPATH": SOURCES}, stdout=full, stderr=full, timeout=15,
         )  # fmt: skip
     assert done.returncode == 74
+
+
+def test_ranks_of_one_host_share_its_cores() -> None:
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
+    show = f"echo {' '.join(f'${name}' for name in names)}"
+    free = dict.fromkeys(names, "")
+    two = ringrun("-np", "2", "sh", "-c", show, env=free)
+    share = str(max(1, int(available_cores() / 2)))
+    assert set(two.out.splitlines()) == {f"[localhost:{rank}] {' '.join([share] * 4)}" for rank in range(2)}
+    assert re.fullmatch(r"ringrun: \d+ threads? per rank on localhost \(.* 2 ranks\)\. --thr.*\n", two.err)
+    one = ringrun("-np", "1", "sh", "-c", f"{show} end", env=free)
+    assert (one.out, one.err) == ("[localhost:0] end\n", "")
+    said = ringrun("-np", "1", "--threads", "7", "sh", "-c", show, env=free)
+    assert (said.out, said.err) == ("[localhost:0] 7 7 7 7\n", "")
+    kept = ringrun("-np", "2", "-x", "OMP_NUM_THREADS=9", "sh", "-c", show, env=free)
+    assert "OMP_NUM_THREADS=9 stays" in kept.err and f"[localhost:1] 9 {share}\n" in kept.out
+    wrong = ringrun("-np", "1", "--threads", "many", "true")
+    assert wrong.process.returncode == 2 and "must be auto, none, or a whole number" in wrong.err
