@@ -263,7 +263,7 @@ class Agent:
         """The trial import is over."""
         if self.waiting:
             self.agenda.clear()  # there was its own time limit and nothing else
-        facts = checks.judge_check(bytes(self.check_output), self.checked, self.config["version"], how)
+        facts = checks.judge_check(bytes(self.check_output), self.checked, self.config, how)
         if "problem" in facts:
             self.give_up(facts)
             return

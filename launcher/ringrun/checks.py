@@ -85,12 +85,15 @@ def meeting_facts() -> Dict[str, Any]:
         return {"port": probe.getsockname()[1], "login": os.environ.get("SSH_CONNECTION", "")}
 
 
-def judge_check(output: bytes, program: str, wanted: str, how: Mapping[str, Any]) -> Dict[str, Any]:
+def judge_check(
+    output: bytes, program: str, config: Mapping[str, Any], how: Mapping[str, Any]
+) -> Dict[str, Any]:
     """What the trial import found; there is a ``problem`` in it if ranks cannot run.
 
     Args:
         output: all that it printed; its own line comes last.
-        wanted: ringcomm's version at the launcher.
+        config: the job's; ``version`` is that of ringcomm at the launcher, ``bytecode`` that of the Python
+            whose functions the ranks are to run, or "".
         how: how it ended.
     """
     last = output.rpartition(b"\n")[2].decode("utf-8", "replace")
@@ -101,8 +104,10 @@ def judge_check(output: bytes, program: str, wanted: str, how: Mapping[str, Any]
     facts: Dict[str, Any] = {"path": program, "found": found}
     if found["old"]:
         facts["problem"] = "old"
+    elif config["bytecode"] not in ("", found["version"].rpartition(".")[0]):
+        facts.update(problem="bytecode", wanted=config["bytecode"])
     elif "missing" in found:
         facts["problem"] = "missing"
-    elif wanted and found["ringcomm"] and wanted != found["ringcomm"]:
-        facts.update(problem="version", wanted=wanted)
+    elif config["version"] and found["ringcomm"] and config["version"] != found["ringcomm"]:
+        facts.update(problem="version", wanted=config["version"])
     return facts

@@ -22,7 +22,7 @@ from .outcome import Outcome
 from .restarts import Attempts
 from .ssh import SshOptions
 from .tunables import from_values
-from .worker import Call, pack_call
+from .worker import Call, carries_bytecode, pack_call
 
 
 class RemoteError(RingcommError):
@@ -126,7 +126,8 @@ def prepare_again(job: Job, payload: bytes) -> Job:
     """The same job with its payload, which could only be made once the hosts were known."""
     from dataclasses import replace
 
-    return replace(job, payload=payload)
+    bytecode = "{}.{}".format(*sys.version_info) if carries_bytecode(payload) else ""
+    return replace(job, payload=payload, bytecode=bytecode)
 
 
 def unpack_results(job: Job, outcome: Outcome) -> List[Any]:

@@ -57,6 +57,7 @@ class Job:
         certificate: what its processes know each other by, with its private key, if they encrypt; or "".
         version: of ringcomm here, which the hosts must have too ("" to not compare).
         payload: what the ranks read from a descriptor, or None.
+        bytecode: the minor version of Python whose functions are in the payload, like "3.11", or "".
         horovod: whether ``import horovod`` is to find ringcomm.
         attempt: how often it has been started before; see :mod:`ringrun.restarts`.
     """
@@ -70,6 +71,7 @@ class Job:
     version: str = ""
     output_dir: Optional[Path] = None
     payload: Optional[bytes] = field(default=None, repr=False)
+    bytecode: str = ""
     horovod: bool = False
     attempt: int = 0
     certificate: str = field(default="", repr=False)
@@ -114,6 +116,7 @@ class Job:
             "ranks": ranks,
             "payload": self.payload is not None,
             "version": self.version,
+            "bytecode": self.bytecode,
             "silence_s": None if host.is_local else SILENCE_S,
             "horovod": self.horovod,
             "threads": self.settings.threads,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from .agent import CHECK_LIMIT_S
 from .ssh import other_python
@@ -212,11 +212,12 @@ def problems_box(problems: Mapping[str, str], waiting: Sequence[str], hosts: int
     return box(title, paragraphs, "exit code 1")
 
 
-def host_problem(host: str, facts: Dict[str, Any], is_local: bool) -> str:
+def host_problem(host: str, facts: Dict[str, Any], is_local: bool, install: Callable[[str], str]) -> str:
     """What an agent found missing, as a paragraph with a remedy.
 
     Args:
         facts: the agent's ``problem`` event; see :mod:`ringrun.checks`.
+        install: says how to give an interpreter over there the ringcomm that is here.
     """
     path = facts["path"]
     there = f"{host}: there is no"
@@ -247,24 +248,30 @@ def host_problem(host: str, facts: Dict[str, Any], is_local: bool) -> str:
         )
     if kind == "start":
         return f"{host}: {path} could not be started: {facts['why']}."
-    return f"{host}: {_interpreter_problem(facts)} {other_python(host)}"
+    return f"{host}: {_interpreter_problem(facts, install)} {other_python(host)}"
 
 
-def _interpreter_problem(facts: Dict[str, Any]) -> str:
+def _interpreter_problem(facts: Dict[str, Any], install: Callable[[str], str]) -> str:
     """What is wrong with the Python that the ranks would run."""
     path, found = facts["path"], facts.get("found", {})
-    install = f"{found.get('python') or path} -m pip install"
+    python = found.get("python") or path
     if facts["problem"] == "old":
         return f"{path} is Python {found['version']}, and ringcomm needs 3.8 or newer."
     if facts["problem"] == "missing":
+        remedy = f"Install it there: `{python} -m pip install {found['missing']}`."
+        if found["missing"] in ("ringcomm", "ringrun"):
+            remedy = install(python)
+        return f"{python} cannot import {found['missing']} ({found['why']}). {remedy}"
+    if facts["problem"] == "bytecode":
         return (
-            f"{found['python']} cannot import {found['missing']} ({found['why']}). "
-            f"Install it there: {install} {found['missing']}"
+            f"{python} is Python {found['version']}, but the function comes from Python {facts['wanted']} "
+            "here. Functions travel as bytecode, which only the same minor version can run. Use the same one "
+            "on all hosts, or put the function into a script and start that with ringrun."
         )
     if facts["problem"] == "version":
         return (
             f"ringcomm {found['ringcomm']} is installed there ({found.get('ringcomm_at')}), but here it is "
-            f"{facts['wanted']}; all ranks need the same. Install it: {install} ringcomm=={facts['wanted']}."
+            f"{facts['wanted']}; all ranks need the same. {install(python)}"
         )
     how = (
         f"exit code {facts['code']}"

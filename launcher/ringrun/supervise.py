@@ -19,6 +19,7 @@ from .inquiry import Inquiry
 from .job import HostJob, Job
 from .link import Link
 from .loop import Loop
+from .origin import install_for
 from .outcome import Outcome, ended, not_started
 from .printer import STDERR, STDOUT, Printer
 from .protocol import Frame, event_facts
@@ -191,7 +192,7 @@ class Supervisor:
             elif self._problems and len(self._problems) + len(self._ready) == len(self.job.hosts):
                 self._end("start", END)
         elif name == "problem":
-            self._problem(host, report.host_problem(host.name, facts, host.is_local))
+            self._problem(host, report.host_problem(host.name, facts, host.is_local, install_for(host)))
         elif name == "exit":
             self._rank_exited(rank, facts)
         elif name == "asked":  # somebody has sent a rank SIGUSR1

@@ -17,6 +17,7 @@ from ringrun.checks import (
 )
 
 HOW: Dict[str, Any] = {"code": 1, "signal": None, "sent": 0}
+CONFIG = {"version": "0.1.0", "bytecode": "3.9"}
 GOOD = {"python": "/p", "version": "3.9.1", "old": False, "numpy": "1.23.5", "ringcomm": "0.1.0"}
 
 
@@ -28,18 +29,20 @@ GOOD = {"python": "/p", "version": "3.9.1", "old": False, "numpy": "1.23.5", "ri
         ({"missing": "numpy", "why": "ImportError: x"}, "missing"),
         ({"ringcomm": "0.2.0"}, "version"),
         ({"ringcomm": None}, None),
+        ({"version": "3.10.13"}, "bytecode"),
+        ({"version": "3.10.13", "missing": "numpy", "why": "ImportError: x"}, "bytecode"),
     ],
 )
 def test_judgement(changes: Dict[str, Any], problem: Optional[str]) -> None:
     output = b"some noise\n" + json.dumps({**GOOD, **changes}).encode()
-    facts = judge_check(output, "/p", "0.1.0", HOW)
+    facts = judge_check(output, "/p", CONFIG, HOW)
     assert facts.get("problem") == problem
     assert facts["found"]["python"] == "/p"
 
 
 @pytest.mark.parametrize("output", [b"", b"Segmentation fault\n", b'\n{"half":'])
 def test_no_answer_is_a_problem(output: bytes) -> None:
-    facts = judge_check(output, "/p", "0.1.0", dict(HOW, code=None, signal=11))
+    facts = judge_check(output, "/p", CONFIG, dict(HOW, code=None, signal=11))
     assert (facts["problem"], facts["signal"], facts["path"]) == ("check", 11, "/p")
 
 

@@ -185,14 +185,24 @@ FOUND = {
         ({"problem": "missing", "found": FOUND}, ["/p cannot import numpy", "/p -m pip install numpy"]),
         (
             {"problem": "version", "found": FOUND, "wanted": "1"},
-            ["ringcomm 9", "/r", "pip install ringcomm==1"],
+            ["ringcomm 9", "/r", "Copy it, then /p."],
+        ),
+        ({"problem": "missing", "found": {**FOUND, "missing": "ringcomm"}}, ["Copy it, then /p."]),
+        (
+            {"problem": "bytecode", "found": FOUND, "wanted": "3.11"},
+            [
+                "/p is Python 3.6.1",
+                "from Python 3.11 here",
+                "the same minor version",
+                "--python jetson1=PATH",
+            ],
         ),
         ({"problem": "check", "code": None, "signal": 4, "sent": 0, "text": "a\nb"}, ["SIGILL", "a; b"]),
         ({"problem": "check", "code": None, "signal": 9, "sent": 9, "text": ""}, ["30 s", "nothing"]),
     ],
 )
 def test_what_a_host_lacks(facts: Dict[str, Any], words: List[str]) -> None:
-    text = host_problem("jetson1", {"path": "/x", **facts}, is_local=False)
+    text = host_problem("jetson1", {"path": "/x", **facts}, False, lambda python: f"Copy it, then {python}.")
     assert text.startswith("jetson1: ") and "\n" not in text
     for word in words:
         assert word in text
@@ -200,6 +210,5 @@ def test_what_a_host_lacks(facts: Dict[str, Any], words: List[str]) -> None:
 
 def test_on_this_machine_nothing_is_over_there() -> None:
     for problem in ("cwd", "interpreter", "script", "program"):
-        assert "over there" not in host_problem(
-            "localhost", {"path": "/x", "problem": problem}, is_local=True
-        )
+        text = host_problem("localhost", {"path": "/x", "problem": problem}, True, lambda python: python)
+        assert "over there" not in text
