@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from .agent import CHECK_LIMIT_S
 from .ssh import other_python
@@ -62,6 +62,19 @@ def shared_error(lines: Sequence[str]) -> str:
     """
     ends = (line for line in _traceback_lines(lines) if line.startswith(_ERRORS))
     return next(ends, "")
+
+
+def _bug(lines: Sequence[str]) -> Tuple[str, str]:
+    """Where and with which class the last traceback ends, or ("", "") without one.
+
+    The same if ringcomm has raised anything there: such errors may be another rank's fault.
+    """
+    found = _traceback_lines(lines)
+    frames = [line for line in found if line.startswith("  File ")]
+    error = next((line for line in found[1:] if not line.startswith((" ", "\t"))), "")
+    if not frames or any(line.startswith(_ERRORS) for line in lines):
+        return "", ""
+    return frames[-1], error.partition(":")[0]
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
@@ -150,10 +163,16 @@ def signal_hint(end: Optional[Exit]) -> str:
 
 
 def _alike(verdict: Verdict, cause: Cause, tails: Mapping[int, Sequence[str]]) -> List[int]:
-    """The other ranks that failed with the very error that the box shows."""
-    error = "" if cause.rank is None else shared_error(tails.get(cause.rank, ()))
-    failed = [rank for rank, end in verdict.exits.items() if not end.ok and rank != cause.rank]
-    return sorted(rank for rank in failed if error and shared_error(tails.get(rank, ())) == error)
+    """The other ranks that failed with the very error that the box shows: ringcomm's, or the same bug."""
+    own = () if cause.rank is None else tails.get(cause.rank, ())
+    error, bug = shared_error(own), _bug(own)
+    found = []
+    for rank, end in verdict.exits.items():
+        tail = tails.get(rank, ())
+        same = (error and shared_error(tail) == error) or (bug[0] and _bug(tail) == bug)
+        if same and not end.ok and rank != cause.rank:
+            found.append(rank)
+    return sorted(found)
 
 
 def _without_repetition(diagnosis: str, paragraphs: Sequence[str]) -> str:

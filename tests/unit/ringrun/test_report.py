@@ -58,7 +58,7 @@ def test_the_box() -> None:
     verdict.complained(Complaint(None, 2, "rank 2 was lost"))
     for rank in (0, 1, 3):
         verdict.exited(Exit(rank, 1, None))
-    text = failure_box(verdict, HOSTS, ["pc", "jetson1"], {2: ["log", *TRACE], 0: TRACE})
+    text = failure_box(verdict, HOSTS, ["pc", "jetson1"], {2: ["log", *TRACE], 0: [*TRACE[:3], "KeyError: 1"]})
     assert text.splitlines() == [
         "╭─ ringrun: rank 2 on jetson1 failed first: exit code 3",
         *[f"│ {line}" for line in TRACE],
@@ -135,6 +135,20 @@ def test_the_same_error_of_other_kinds_is_told_once_too() -> None:
     lines = failure_box(verdict, HOSTS, ["pc", "jetson1"], {0: lost, 2: lost, 1: TRACE}).splitlines()
     assert lines[0] == "╭─ ringrun: rank 2 on jetson1 failed first: exit code 1"
     assert lines[-2] == "│ Rank 0 failed with the same error."
+
+
+def test_ranks_with_the_same_bug_are_no_victims_of_each_other() -> None:
+    verdict = Verdict()
+    verdict.complained(Complaint(None, 1, "rank 1 was lost: uncaught ValueError: …"))
+    for rank in (1, 0, 2, 3):
+        verdict.exited(Exit(rank, 1, None))
+    tails = {
+        0: ["noise", *TRACE[:3], "ValueError: another text"], 1: TRACE[:4],
+        2: [TRACE[0], "  File x", "ringcomm.errors.PeerLostError: rank 1", "", "The above …", "", *TRACE[:4]],
+        3: [TRACE[0], "  File y", "ValueError: x"],
+    }  # fmt: skip
+    lines = failure_box(verdict, HOSTS, ["pc", "jetson1"], tails).splitlines()
+    assert lines[-3:-1] == ["│ Rank 0 failed with the same error.", "│ Ranks 2, 3 stopped because of it."]
 
 
 def test_the_box_of_a_lost_host() -> None:
