@@ -58,7 +58,9 @@ def test_the_box() -> None:
     verdict.complained(Complaint(None, 2, "rank 2 was lost"))
     for rank in (0, 1, 3):
         verdict.exited(Exit(rank, 1, None))
-    text = failure_box(verdict, HOSTS, ["pc", "jetson1"], {2: ["log", *TRACE], 0: [*TRACE[:3], "KeyError: 1"]})
+    text = failure_box(
+        verdict, HOSTS, ["pc", "jetson1"], {2: ["log", *TRACE], 0: [*TRACE[:3], "KeyError: 1"]}
+    )
     assert text.splitlines() == [
         "╭─ ringrun: rank 2 on jetson1 failed first: exit code 3",
         *[f"│ {line}" for line in TRACE],
