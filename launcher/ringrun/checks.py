@@ -7,6 +7,7 @@ launcher turns them into sentences (:func:`ringrun.report.host_problem`).
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -52,11 +53,28 @@ def find_problem(
         return {"problem": "interpreter" if config["python"] else "program", "path": program}
     if script and not os.path.exists(os.path.join(cwd, script)):
         return {"problem": "script", "path": os.path.join(cwd, script)}
+    for option, path in config["writes"]:
+        why = _why_unwritable(os.path.join(cwd, path))
+        if why:
+            return {"problem": "write", "path": os.path.join(cwd, path), "option": option, "why": why}
     if config["horovod"] and config["python"]:
         for name in ("horovod.py", os.path.join("horovod", "__init__.py")):
             if os.path.exists(os.path.join(beside, name)):
                 return {"problem": "shadow", "path": os.path.join(beside, name)}
     return None
+
+
+def _why_unwritable(path: str) -> str:
+    """Why a file could not be written, as the system would put it, or ""; nothing is written for that."""
+    if os.path.isdir(path):
+        return os.strerror(errno.EISDIR)
+    folder = os.path.dirname(path)
+    if not os.path.exists(folder):
+        return "there is no directory " + folder
+    if not os.path.isdir(folder):
+        return os.strerror(errno.ENOTDIR)
+    place = path if os.path.exists(path) else folder
+    return "" if os.access(place, os.W_OK) else os.strerror(errno.EACCES)
 
 
 def _import_folder(config: Mapping[str, Any], cwd: str) -> str:

@@ -119,9 +119,17 @@ class Job:
             "bytecode": self.bytecode,
             "silence_s": None if host.is_local else SILENCE_S,
             "horovod": self.horovod,
+            "writes": self._writes(host),
             "threads": self.settings.threads,
             "flight": self.settings.flight_recorder > 0,
         }
+
+    def _writes(self, host: HostJob) -> List[List[str]]:
+        """The files that the ranks of a host will write because of an option: the option and the path."""
+        if host.index != self.plan.places[0].host_index:
+            return []
+        said = [["--timeline", self.settings.timeline], ["--autotune-log", self.settings.autotune_log]]
+        return [row for row in said if row[1]]
 
     def _rank_env(self, host: HostJob, place: Place) -> Dict[str, str]:
         """One rank's own variables. What the user passes on with ``-x`` stays as the user said it."""

@@ -265,6 +265,8 @@ def host_problem(host: str, facts: Dict[str, Any], is_local: bool, install: Call
             f"{host}: {path} is next to what the ranks run, so `import horovod` would find that and not "
             "ringcomm. Move or rename it, or leave out --horovod."
         )
+    if kind == "write":
+        return f"{host}: {facts['option']}: {path} cannot be written: {facts['why']}. Name another file."
     if kind == "start":
         return f"{host}: {path} could not be started: {facts['why']}."
     return f"{host}: {_interpreter_problem(facts, install)} {other_python(host)}"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ringrun.threads import available_cores
-from tests.proc.test_ringrun_support import SOURCES, Launched, command_line, ringrun
+from tests.proc.test_ringrun_support import ROOT, SOURCES, Launched, command_line, ringrun
 
 SLOT = "slot=${RINGCOMM_SLOT#*:}; "
 
@@ -119,7 +119,7 @@ def test_bad_input_gets_one_clear_message(
 @pytest.mark.parametrize(
     ("package", "words"),
     [
-        ({"ringcomm": "__version__ = '9.9'"}, ["ringcomm 9.9", "pip install ringcomm==0"]),
+        ({"ringcomm": "__version__ = '9.9'"}, ["ringcomm 9.9", f"pip install {ROOT}"]),
         (
             {"ringcomm": "raise ImportError('broken here')"},
             ["cannot import ringcomm", "broken here", "pip install"],
@@ -290,3 +290,11 @@ def test_ranks_of_one_host_share_its_cores() -> None:
     assert "OMP_NUM_THREADS=9 stays" in kept.err and f"[localhost:1] 9 {share}\n" in kept.out
     wrong = ringrun("-np", "1", "--threads", "many", "true")
     assert wrong.process.returncode == 2 and "must be auto, none, or a whole number" in wrong.err
+
+
+@pytest.mark.parametrize("option", ["--timeline", "--autotune-log"])
+def test_a_file_that_cannot_be_written_is_found_before_the_start(tmp_path: Path, option: str) -> None:
+    done = ringrun("-np", "2", option, "no/such/file", "sh", "-c", "echo started", cwd=tmp_path)
+    assert (done.process.returncode, done.out) == (1, "")
+    where = f"{tmp_path}/no/such/file cannot be written: there is no directory {tmp_path}/no/such"
+    assert f"│ localhost: {option}: {where}." in done.err

@@ -196,6 +196,10 @@ FOUND = {
         ({"problem": "script"}, ["script /x over there", "Copy it there"]),
         ({"problem": "program"}, ["program /x"]),
         ({"problem": "shadow"}, ["/x is next to", "--horovod"]),
+        (
+            {"problem": "write", "option": "--timeline", "why": "no space"},
+            ["--timeline: /x cannot be written: no space"],
+        ),
         ({"problem": "start", "why": "no memory"}, ["no memory"]),
         ({"problem": "old", "found": FOUND}, ["3.6.1", "3.8"]),
         ({"problem": "missing", "found": FOUND}, ["/p cannot import numpy", "/p -m pip install numpy"]),
