@@ -130,7 +130,7 @@ class Settings:
     diagnose_dir: str = _setting(
         "", "DIAGNOSE_DIR", str,
         "Where ranks' last operations and Python stacks are written when a job fails; `ringrun` brings them "
-        "there from all hosts. Empty: ringrun's `--output-dir`, or else a new folder for temporary files; "
+        "there from all hosts. Empty: ringrun's `--output-dir`, or else a new temporary folder (ten stay); "
         "without `ringrun`, nothing is written.",
     )  # fmt: skip
     check_every: int = _setting(

@@ -7,7 +7,7 @@ from typing import Callable, List, Mapping, Sequence
 from .job import Job
 from .link import Link
 from .loop import Loop
-from .records import Records, chosen_folder, explain, has_operations, write_records
+from .records import Records, explain, has_operations, keep_records
 from .verdict import Complaint, Exit
 
 ANSWER_S = 1.8
@@ -73,10 +73,11 @@ class Inquiry:
     def _keep(self, contents: Mapping[int, Mapping[str, object]]) -> str:
         """Write the files; a sentence that says where they are, or why not."""
         try:
-            folder = chosen_folder(self._job)
-            write_records(folder, contents)
+            folder = keep_records(self._job, contents)
         except OSError as problem:
-            return f"The flight records could not be written: {problem.filename}: {problem.strerror}."
+            where = "" if problem.filename is None else f"{problem.filename}: "
+            why = f"{where}{problem.strerror or problem}"
+            return f"The flight records could not be written: {why}. Name a folder with --diagnose-dir."
         return f"Their last operations and stacks: ringrun diagnose {folder}"
 
     def is_victim(self, rank: int) -> bool:
