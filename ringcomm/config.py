@@ -116,7 +116,7 @@ class Settings:
     )  # fmt: skip
     autotune: bool = _setting(
         False, "AUTOTUNE", values.flag,
-        "Try fusion thresholds and cycle times while the job runs, and keep the best.",
+        "Try fusion thresholds and cycle times while the job runs, and keep the best, which rank 0 tells.",
     )  # fmt: skip
     autotune_log: str = _setting(
         "", "AUTOTUNE_LOG", str,
