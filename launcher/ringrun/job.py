@@ -59,6 +59,7 @@ class Job:
         payload: what the ranks read from a descriptor, or None.
         bytecode: the minor version of Python whose functions are in the payload, like "3.11", or "".
         horovod: whether ``import horovod`` is to find ringcomm.
+        notes: what the user should know before it starts.
         attempt: how often it has been started before; see :mod:`ringrun.restarts`.
     """
 
@@ -73,6 +74,7 @@ class Job:
     payload: Optional[bytes] = field(default=None, repr=False)
     bytecode: str = ""
     horovod: bool = False
+    notes: Tuple[str, ...] = ()
     attempt: int = 0
     certificate: str = field(default="", repr=False)
 

@@ -88,6 +88,8 @@ class Supervisor:
         """Start, watch and end the job. Whatever happens, nothing of it is left afterwards."""
         self._console.on_change(self._loop.wake)
         try:
+            for note in () if self.job.attempt else self.job.notes:
+                self._printer.say(note)
             self._loop.after("start", self.job.settings.start_timeout_s, self._start_timed_out)
             self._loop.after("ping", PING_S, self._agents.ping)
             while not self._agents.all_closed:

@@ -194,3 +194,13 @@ def test_another_minor_version_of_python_is_refused_before_the_start() -> None:
     for words in ("the job did not start", other, f"Python {own} here", "same minor version", "--python"):
         assert words in str(caught.value)
     assert caught.value.rank is None and not console.text[1]
+
+
+def test_interpreter_and_directory_by_host(tmp_path: Path) -> None:
+    import os as system
+
+    options: Dict[str, Any] = {"python": {"localhost": sys.executable}, "cwd": {None: tmp_path}}
+    assert run_function(system.getcwd, np=1, console=Kept(), **options) == [str(tmp_path)]
+    for wrong in ({"jetson1": sys.executable}, {"localhost": 3}, {3: "x"}):
+        with pytest.raises(ConfigError, match="not among the hosts|not a text|no host's name"):
+            run_function(system.getcwd, np=1, python=wrong, console=Kept())  # type: ignore[arg-type]

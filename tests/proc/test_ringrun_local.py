@@ -97,7 +97,6 @@ def test_ways_to_name_a_python_program(tmp_path: Path, words: list[str]) -> None
         (["--cwd", "/nonexistent", "true"], 1, ["localhost", "/nonexistent", "--cwd localhost=PATH"]),
         (["--python", "/nonexistent/python", "x.py"], 1, ["localhost", "/nonexistent/python", "--python"]),
         (["--python", "else=/bin/python", "true"], 2, ["else", "not among the hosts"]),
-        (["-x", "NOT_SET_ANYWHERE", "true"], 2, ["NOT_SET_ANYWHERE"]),
         (["--timeout", "never", "true"], 2, ["--timeout", "never"]),
         (["--output-dir", "/proc/nowhere", "true"], 2, ["/proc/nowhere"]),
         (["--nonsense", "true"], 2, ["--nonsense"]),
@@ -298,3 +297,15 @@ def test_a_file_that_cannot_be_written_is_found_before_the_start(tmp_path: Path,
     assert (done.process.returncode, done.out) == (1, "")
     where = f"{tmp_path}/no/such/file cannot be written: there is no directory {tmp_path}/no/such"
     assert f"│ localhost: {option}: {where}." in done.err
+
+
+def test_check_build_of_a_host_comes_from_there() -> None:
+    done = ringrun("--check-build", "-H", "localhost:2")
+    assert done.process.returncode == 0, done.err
+    assert done.out.count("[localhost:0] Available Frameworks:\n") == 1 and "[localhost:1]" not in done.out
+
+
+def test_a_variable_that_is_not_set_does_not_end_the_job() -> None:
+    done = ringrun("-np", "1", "-x", "NOT_SET_HERE", "sh", "-c", "echo ${NOT_SET_HERE-unset}")
+    assert (done.process.returncode, done.out) == (0, "[localhost:0] unset\n")
+    assert done.err.startswith("ringrun: -x NOT_SET_HERE: no such variable is set here")
