@@ -13,6 +13,7 @@ TRACEBACK_LINES = 40
 _HEAD = "Traceback (most recent call last):"
 _ERRORS = "ringcomm.errors."
 _MISMATCH = f"{_ERRORS}MismatchError:"
+_NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '(\w+)'$")
 _UNCAUGHT = re.compile(r"an uncaught ([\w.]+): (.*?)((?:; (?:its|their) last operation was .*)?\.)$")
 
 
@@ -94,7 +95,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 def failure_box(
     verdict: Verdict, hosts: Mapping[int, str], host_names: Sequence[str], tails: Mapping[int, Sequence[str]],
-    diagnosis: str = "",
+    diagnosis: str = "", pythons: Optional[Mapping[str, str]] = None,
 ) -> str:  # fmt: skip
     """The one box: who failed first, where, how, with its last traceback; the others in one line.
 
@@ -103,6 +104,7 @@ def failure_box(
         host_names: the hosts in the plan's order.
         tails: for each rank, its last lines on stderr.
         diagnosis: who waited for whom, if that is known.
+        pythons: by host's name, its interpreter where that is known.
     """
     cause = verdict.cause()
     assert cause is not None
@@ -118,6 +120,10 @@ def failure_box(
     else:
         title = f"rank {cause.rank} on {hosts[cause.rank]} failed first: {cause.how}"
     paragraphs = _body(cause, tails)
+    if cause.rank is not None:
+        host = hosts[cause.rank]
+        hint = missing_module_hint(tails.get(cause.rank, ()), host, (pythons or {}).get(host, ""))
+        paragraphs += [hint] if hint else []
     others = _others(verdict, cause, alike)
     if others:
         paragraphs.append(others)
@@ -160,6 +166,18 @@ def signal_hint(end: Optional[Exit]) -> str:
             f"{name} is a crash in compiled code. PYTHONFAULTHANDLER=1 (-x PYTHONFAULTHANDLER=1) shows where."
         )
     return ""
+
+
+def missing_module_hint(lines: Sequence[str], host: str, python: str) -> str:
+    """Which interpreter lacks what, if the last traceback ends because of that; or ""."""
+    found = [match for line in _traceback_lines(lines) if (match := _NO_MODULE.match(line))]
+    if not found or not python:
+        return ""
+    name = found[-1][1]
+    return (
+        f"On {host} ranks run {python}, which finds no module `{name}`. Install the package there "
+        f"(`{python} -m pip install …`), or copy the file there if it is your own. {other_python(host)}"
+    )
 
 
 def _alike(verdict: Verdict, cause: Cause, tails: Mapping[int, Sequence[str]]) -> List[int]:

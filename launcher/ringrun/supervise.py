@@ -306,10 +306,12 @@ class Supervisor:
         failed = self._verdict.failed and self._ending not in ("pipe", "interrupt")
         told, tails = self._inquiry.conclude() if failed else "", self._printer.tails()
         self._verdict.explained(self._inquiry.explanations(tails))
-        found = ended(self.job, self._verdict, self._ending, self._signum, tails, told)
-        if found.reason != "interrupt":
-            self._printer.settle(range(self.job.plan.size) if self.job.settings.verbose else found.to_show)
-        if found.reason == "done":
+        checked = {self.job.hosts[index].name: facts.get("found") for index, facts in self._ready.items()}
+        pythons = {name: found["python"] for name, found in checked.items() if found}
+        outcome = ended(self.job, self._verdict, self._ending, self._signum, tails, told, pythons)
+        if outcome.reason != "interrupt":
+            self._printer.settle(range(self.job.plan.size) if self.job.settings.verbose else outcome.to_show)
+        if outcome.reason == "done":
             self._printer.say(missing_timeline(self.job, self._began_s))
-        found.results = {rank: bytes(data) for rank, data in self._results.items()}
-        return found
+        outcome.results = {rank: bytes(data) for rank, data in self._results.items()}
+        return outcome

@@ -309,3 +309,10 @@ def test_a_variable_that_is_not_set_does_not_end_the_job() -> None:
     done = ringrun("-np", "1", "-x", "NOT_SET_HERE", "sh", "-c", "echo ${NOT_SET_HERE-unset}")
     assert (done.process.returncode, done.out) == (0, "[localhost:0] unset\n")
     assert done.err.startswith("ringrun: -x NOT_SET_HERE: no such variable is set here")
+
+
+def test_a_missing_module_is_told_with_the_interpreter_that_lacks_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import no_such_package\n")
+    done = ringrun("-np", "1", "train.py", cwd=tmp_path)
+    assert f"ranks run {sys.executable}, which finds no module `no_such_package`" in done.err
+    assert "--python localhost=PATH" in done.err

@@ -153,6 +153,18 @@ def test_ranks_with_the_same_bug_are_no_victims_of_each_other() -> None:
     assert lines[-3:-1] == ["│ Rank 0 failed with the same error.", "│ Ranks 2, 3 stopped because of it."]
 
 
+def test_a_module_that_one_host_lacks_is_told_with_its_interpreter() -> None:
+    verdict = Verdict()
+    verdict.exited(Exit(2, 1, None))
+    pythons = {"pc": "/here", "jetson1": "/there/python"}
+    lines = [*TRACE[:3], "ModuleNotFoundError: No module named 'torch'"]
+    text = failure_box(verdict, HOSTS, ["pc", "jetson1"], {2: lines}, pythons=pythons)
+    assert "On jetson1 ranks run /there/python, which finds no module `torch`." in text
+    assert "`/there/python -m pip install …`" in text and "--python jetson1=PATH" in text
+    assert "finds no module" not in failure_box(verdict, HOSTS, ["pc", "jetson1"], {2: lines})
+    assert "finds no module" not in failure_box(verdict, HOSTS, ["pc", "jetson1"], {2: TRACE}, "", pythons)
+
+
 def test_the_box_of_a_lost_host() -> None:
     verdict = Verdict()
     verdict.host_lost(1, "jetson1: the ssh connection ended.")
