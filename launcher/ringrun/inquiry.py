@@ -73,12 +73,13 @@ class Inquiry:
     def _keep(self, contents: Mapping[int, Mapping[str, object]]) -> str:
         """Write the files; a sentence that says where they are, or why not."""
         try:
-            folder = keep_records(self._job, contents)
+            folder, why_there = keep_records(self._job, contents)
         except OSError as problem:
             where = "" if problem.filename is None else f"{problem.filename}: "
             why = f"{where}{problem.strerror or problem}"
             return f"The flight records could not be written: {why}. Name a folder with --diagnose-dir."
-        return f"Their last operations and stacks: ringrun diagnose {folder}"
+        more = f" ({why_there})" if why_there else ""
+        return f"Their last operations and stacks: ringrun diagnose {folder}{more}"
 
     def is_victim(self, rank: int) -> bool:
         """See :meth:`~ringrun.records.Records.is_victim`."""

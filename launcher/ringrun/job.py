@@ -130,7 +130,8 @@ class Job:
         """The files that the ranks of a host will write because of an option: the option and the path."""
         if host.index != self.plan.places[0].host_index:
             return []
-        said = [["--timeline", self.settings.timeline], ["--autotune-log", self.settings.autotune_log]]
+        log = self.settings.autotune_log if self.settings.autotune else ""
+        said = [["--timeline", self.settings.timeline], ["--autotune-log", log]]
         return [row for row in said if row[1]]
 
     def _rank_env(self, host: HostJob, place: Place) -> Dict[str, str]:

@@ -122,21 +122,25 @@ def explain(contents: Mapping[int, Mapping[str, Any]]) -> str:
     return "\n".join(diagnose({rank: read_report(content) for rank, content in contents.items()}))
 
 
-def keep_records(job: Job, contents: Mapping[int, Mapping[str, Any]]) -> Path:
+def keep_records(job: Job, contents: Mapping[int, Mapping[str, Any]]) -> Tuple[Path, str]:
     """Write the records of a job where the user wants them, or else into a new temporary folder.
 
     Returns:
-        the folder, which is for this user alone if it has been made here.
+        the folder, for this user alone if it has been made here; and why it is not the one that was wanted,
+        or "".
 
     Raises:
-        OSError: they cannot be written there; for temporary folders, nowhere.
+        OSError: they cannot be written anywhere.
     """
+    problems: List[OSError] = []
     wanted = Path(job.settings.diagnose_dir) if job.settings.diagnose_dir else job.output_dir
     if wanted is not None:
-        wanted.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_records(wanted, contents)
-        return wanted
-    problems: List[OSError] = []
+        try:
+            wanted.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_records(wanted, contents)
+            return wanted, ""
+        except OSError as problem:
+            problems.append(problem)
     for place in temporary_places():
         try:
             folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
@@ -150,7 +154,7 @@ def keep_records(job: Job, contents: Mapping[int, Mapping[str, Any]]) -> Path:
             shutil.rmtree(folder, ignore_errors=True)
             continue
         _remove_old(place)
-        return folder
+        return folder, f"{wanted} cannot be written: {problems[0].strerror}" if wanted is not None else ""
     raise problems[0]
 
 

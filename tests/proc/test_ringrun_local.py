@@ -293,7 +293,7 @@ def test_ranks_of_one_host_share_its_cores() -> None:
 
 @pytest.mark.parametrize("option", ["--timeline", "--autotune-log"])
 def test_a_file_that_cannot_be_written_is_found_before_the_start(tmp_path: Path, option: str) -> None:
-    done = ringrun("-np", "2", option, "no/such/file", "sh", "-c", "echo started", cwd=tmp_path)
+    done = ringrun("-np", "2", "--autotune", option, "no/such/file", "sh", "-c", "echo started", cwd=tmp_path)
     assert (done.process.returncode, done.out) == (1, "")
     where = f"{tmp_path}/no/such/file cannot be written: there is no directory {tmp_path}/no/such"
     assert f"│ localhost: {option}: {where}." in done.err

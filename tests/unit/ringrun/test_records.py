@@ -151,7 +151,7 @@ def test_what_is_written_is_read_again(records: Records, tmp_path: Path) -> None
     job = prepare(Options(np=2, output_dir=str(folder)), ["true"])
     folder.parent.mkdir()
     for earlier in ({7: {}}, contents):
-        assert keep_records(job, earlier) == folder
+        assert keep_records(job, earlier) == (folder, "")
     assert folder.stat().st_mode & 0o777 == 0o700
     assert sorted(path.name for path in folder.iterdir()) == ["flight.0.json", "flight.1.json"]
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
@@ -175,9 +175,9 @@ def test_the_newest_folders_stay(places: List[Path]) -> None:
     (places[0] / "other").mkdir()
     made = []
     for number in range(KEPT_FOLDERS + 3):
-        made.append(keep_records(job, {0: {}}))
+        made.append(keep_records(job, {0: {}})[0])
         os.utime(made[-1], (number, number))
-    last = keep_records(job, {0: {}})
+    last, _ = keep_records(job, {0: {}})
     assert [folder.exists() for folder in made] == [False] * 4 + [True] * (KEPT_FOLDERS - 1)
     others = {path.name for path in places[0].iterdir()} - {path.name for path in [*made, last]}
     assert others == {f"{PREFIX}file", f"{PREFIX}link", "other"}
@@ -188,7 +188,7 @@ def test_where_there_is_no_room_the_next_place_is_taken(
 ) -> None:
     job = prepare(Options(np=2), ["true"])
     places.insert(0, places[0] / "none")
-    assert keep_records(job, {0: {}}).parent == places[1]
+    assert keep_records(job, {0: {}})[0].parent == places[1]
     write = records_module.write_records
 
     def write_where_there_is_room(folder: Path, contents: Mapping[int, Mapping[str, Any]]) -> None:
@@ -199,11 +199,20 @@ def test_where_there_is_no_room_the_next_place_is_taken(
 
     monkeypatch.setattr(records_module, "write_records", write_where_there_is_room)
     before = set(places[1].iterdir())
-    assert keep_records(job, {0: {}}).parent == places[2]
+    assert keep_records(job, {0: {}})[0].parent == places[2]
     assert set(places[1].iterdir()) == before
     places.pop()
     with pytest.raises(OSError, match="No such file"):
         keep_records(job, {0: {}})
+
+
+def test_records_are_not_lost_where_the_wanted_folder_cannot_be_written(
+    places: List[Path], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    job = prepare(Options(np=2, output_dir=str(tmp_path / "file" / "folder")), ["true"])
+    folder, why = keep_records(job, {0: {}})
+    assert folder.parent == places[0] and why == f"{tmp_path}/file/folder cannot be written: Not a directory"
 
 
 def test_files_that_are_no_good(tmp_path: Path) -> None:
