@@ -230,9 +230,10 @@ def run(
 
     Works from scripts and notebooks. The function is shipped with cloudpickle; in it, call
     ``ringcomm.init()`` and use the collectives. Options are those of ``ringrun --help``: ``np``,
-    ``hosts``, ``hostfile``, ``env`` (a dictionary), ``python``, ``cwd``, ``iface``, ``start_timeout_s``,
-    ``timeout_s``, ``ssh``, ``ssh_port``, ``ssh_identity_file``, ``output_dir``, ``verbose``, and
-    ``console``, which takes what ranks print. See :func:`ringrun.function.run_function`.
+    ``hosts``, ``hostfile``, ``env`` (a dictionary), ``python``, ``cwd`` and ``iface`` (for all hosts, or a
+    dictionary by host), ``start_timeout_s``, ``timeout_s``, ``ssh``, ``ssh_port``, ``ssh_identity_file``,
+    ``output_dir``, ``verbose``, and ``console``, which takes what ranks print. See
+    :func:`ringrun.function.run_function`.
     """
     from ringrun.function import run_function
 

@@ -116,7 +116,7 @@ class Settings:
     )  # fmt: skip
     autotune: bool = _setting(
         False, "AUTOTUNE", parsing.flag,
-        "Try fusion thresholds and cycle times while the job runs, and keep the best.",
+        "Try fusion thresholds and cycle times while the job runs, and keep the best, which rank 0 tells.",
     )  # fmt: skip
     autotune_log: str = _setting(
         "", "AUTOTUNE_LOG", str,
@@ -130,7 +130,7 @@ class Settings:
     diagnose_dir: str = _setting(
         "", "DIAGNOSE_DIR", str,
         "Where ranks' last operations and Python stacks are written when a job fails; `ringrun` brings them "
-        "there from all hosts. Empty: ringrun's `--output-dir`, or else a new folder for temporary files; "
+        "there from all hosts. Empty: ringrun's `--output-dir`, or else a new temporary folder (ten stay); "
         "without `ringrun`, nothing is written.",
     )  # fmt: skip
     check_every: int = _setting(
@@ -143,6 +143,11 @@ class Settings:
         "Encrypt all TCP connections by TLS 1.3, with a certificate for this job alone that `ringrun` makes "
         "and hands to its processes. Without `ringrun`: insist on it; the key file must hold a certificate "
         "(`python -m ringcomm.newkey --encrypt FILE`). What stays in one host's memory is not encrypted.",
+    )  # fmt: skip
+    threads: str = _setting(
+        "auto", "THREADS", parsing.threads,
+        "For `ringrun`: threads per rank, as `OMP_NUM_THREADS` and what else NumPy, TensorFlow and JAX read, "
+        "unless set already. `auto`: cores // ranks where several share a host; `none`: as libraries choose.",
     )  # fmt: skip
     verbose: bool = _setting(
         False, "VERBOSE", parsing.flag,

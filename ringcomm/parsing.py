@@ -113,6 +113,14 @@ def microseconds(text: str) -> float:
     return value
 
 
+def threads(text: str) -> str:
+    """``auto``, ``none``, or a whole number from 1."""
+    word = text.strip().lower()
+    if word not in ("auto", "none") and not (word.isdigit() and int(word)):
+        raise ValueError("must be auto, none, or a whole number from 1")
+    return word
+
+
 TRANSPORTS = ("auto", "memory", "shm", "unix", "tcp")
 
 

@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, List, NoReturn, Optional, Tuple
 
@@ -60,14 +61,6 @@ def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
         ctx.exit()
 
 
-def _show_build(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-    if value and not ctx.resilient_parsing:
-        from .show.build import describe_build
-
-        click.echo(describe_build(), nl=False)
-        ctx.exit()
-
-
 @click.command(
     cls=_RankCommand,
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
@@ -94,9 +87,7 @@ def _show_build(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 @click.option("--restarts", type=_Whole(min=0), default=0, metavar="N",
               help="Start the whole job again when it fails, so many times.")  # fmt: skip
 @click.option("--ssh", default="ssh", metavar="COMMAND", help="The ssh command, perhaps with options.")
-@click.option(
-    "-p", "--ssh-port", type=_Whole(1, 65535), metavar="PORT", help="The ssh port on all hosts."
-)
+@click.option("-p", "--ssh-port", type=_Whole(1, 65535), metavar="PORT", help="The ssh port on all hosts.")
 @click.option("-i", "--ssh-identity-file", metavar="FILE", help="The private key to log in with.")
 @click.option("--horovod", is_flag=True,
               help="'import horovod.torch' is ringcomm's on all ranks; HOROVOD_* count.")  # fmt: skip
@@ -104,13 +95,15 @@ def _show_build(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 @click.option("--verbose", is_flag=True, help="Tell what happens, and show the table of links.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and the command lines; start nothing.")
 @click.option("--print-config", is_flag=True, help="Show every setting, and who set it; start nothing.")
-@click.option("-cb", "--check-build", is_flag=True, is_eager=True, expose_value=False, callback=_show_build,
-              help="Show which frameworks can be used here, and leave.")  # fmt: skip
+@click.option("-cb", "--check-build", is_flag=True,
+              help="Show which frameworks can be used here, or on the hosts given, and leave.")  # fmt: skip
 @click.option("-v", "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version,
               help="Show the version and leave.")  # fmt: skip
 @with_generated
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND [ARGS]…")
-def ringrun(command: Tuple[str, ...], dry_run: bool, print_config: bool, **given: Any) -> None:
+def ringrun(
+    command: Tuple[str, ...], dry_run: bool, print_config: bool, check_build: bool, **given: Any
+) -> None:
     """Run COMMAND as one job of several ranks, on this machine and on others reached by ssh.
 
     COMMAND is a script (train.py), "-m pkg.module", "python …", or any other program.
@@ -121,6 +114,8 @@ def ringrun(command: Tuple[str, ...], dry_run: bool, print_config: bool, **given
         options = _options(given)
         if print_config:
             _print_config(options)
+        elif check_build:
+            _check_build(options, dry_run)
         else:
             _run(options, command, dry_run)
     except RingcommError as problem:
@@ -150,6 +145,15 @@ def _print_config(options: Options) -> None:
     from .plan.setting_sources import describe
 
     click.echo(describe(effective_settings(options, os.environ)), nl=False)
+
+
+def _check_build(options: Options, dry_run: bool) -> None:
+    from .show import build
+
+    if options.hosts is None and options.hostfile is None:
+        click.echo(build.describe_build(), nl=False)
+    else:
+        _run(replace(options, np=None, one_each=True), ("-m", build.__name__), dry_run)
 
 
 def _run(options: Options, command: Tuple[str, ...], dry_run: bool) -> None:

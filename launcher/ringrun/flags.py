@@ -53,7 +53,7 @@ def _same(text: str) -> str:
 
 def _metavar(setting: str) -> str:
     units = {"bytes": "BYTES", "s": "S", "ms": "MS", "us": "US", "log": "FILE"}
-    units.update(dict.fromkeys(("capacity", "recorder", "every"), "N"))
+    units.update(dict.fromkeys(("capacity", "recorder", "every"), "N"), threads="N|none")
     return units.get(setting.rpartition("_")[2], "FILE" if setting == "timeline" else "NAME")
 
 

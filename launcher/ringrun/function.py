@@ -9,13 +9,13 @@ import sys
 import sysconfig
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import cloudpickle
 
 from ringcomm.errors import ConfigError, RingcommError
 
-from .agent.worker import Call, pack_call
+from .agent.worker import Call, carries_bytecode, pack_call
 from .job.launch import Options, prepare
 from .job.outcome import Outcome
 from .job.restarts import Attempts
@@ -23,6 +23,9 @@ from .plan.job import Job
 from .plan.setting_sources import from_values
 from .reach.ssh import SshOptions
 from .show.console import Console
+
+PerHost = Union[None, str, "os.PathLike[str]", Mapping[Optional[str], Union[str, "os.PathLike[str]"]]]
+"""One value for all hosts, or values by host."""
 
 
 class RemoteError(RingcommError):
@@ -54,8 +57,8 @@ class RemoteError(RingcommError):
 def run_function(
     fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Mapping[str, Any]] = None, *,
     np: Optional[int] = None, hosts: Optional[str] = None, hostfile: Optional[str] = None,
-    env: Optional[Mapping[str, str]] = None, python: Optional[str] = None, cwd: Optional[str] = None,
-    iface: Optional[str] = None, start_timeout_s: Optional[float] = None, timeout_s: Optional[float] = None,
+    env: Optional[Mapping[str, str]] = None, python: PerHost = None, cwd: PerHost = None,
+    iface: PerHost = None, start_timeout_s: Optional[float] = None, timeout_s: Optional[float] = None,
     ssh: str = "ssh", ssh_port: Optional[int] = None, ssh_identity_file: Optional[str] = None,
     output_dir: Optional[str] = None, verbose: bool = False, console: Optional[Console] = None,
     config_file: Optional[str] = None, settings: Optional[Mapping[str, Any]] = None, restarts: int = 0,
@@ -67,6 +70,8 @@ def run_function(
 
     Args:
         env: variables for the ranks, as with ``-x NAME=VALUE``.
+        python: the interpreter, for all hosts or, as a dictionary, by host: ``{"jetson1": "/path"}``; the key
+            None stands for all others. ``cwd`` and ``iface`` take dictionaries, too.
         console: takes what ranks print, instead of ``sys.stdout`` and ``sys.stderr``.
         restarts: how often the job is started again if it fails.
         settings: more settings by the names of their fields, like ``{"transport": "tcp"}``.
@@ -78,17 +83,17 @@ def run_function(
     _check_types(
         fn, args, {"kwargs": kwargs, "env": env, "settings": settings},
         {"np": np, "ssh_port": ssh_port, "restarts": restarts},
-        {"hosts": hosts, "hostfile": hostfile, "python": python, "cwd": cwd, "iface": iface, "ssh": ssh,
-         "ssh_identity_file": ssh_identity_file, "output_dir": output_dir, "config_file": config_file},
+        {"hosts": hosts, "hostfile": hostfile, "ssh": ssh, "ssh_identity_file": ssh_identity_file,
+         "output_dir": output_dir, "config_file": config_file,
+         **_texts("python", python), **_texts("cwd", cwd), **_texts("iface", iface)},
     )  # fmt: skip
     timeouts = {"start_timeout_s": start_timeout_s, "timeout_s": timeout_s}
     more = {**{name: value for name, value in timeouts.items() if value is not None}, **(settings or {})}
     options = Options(
         np=np, hosts=hosts, hostfile=hostfile, output_dir=output_dir, verbose=verbose, restarts=restarts,
         forward=tuple(f"{name}={value}" for name, value in (env or {}).items()),
-        pythons=() if python is None else (os.fspath(python),),
-        cwds=() if cwd is None else (os.fspath(cwd),),
-        ifaces=() if iface is None else (iface,), said=from_values(more), config_file=config_file,
+        pythons=_per_host(python), cwds=_per_host(cwd), ifaces=_per_host(iface),
+        said=from_values(more), config_file=config_file,
         ssh=SshOptions(ssh, ssh_port, ssh_identity_file),
     )  # fmt: skip
     command = ["-m", "ringrun.agent.worker"]
@@ -97,6 +102,25 @@ def run_function(
     job = prepare_again(job, payload)
     outcome = Attempts(job, options.restarts, console or Console()).run()
     return unpack_results(job, outcome)
+
+
+def _texts(name: str, value: object) -> Dict[str, object]:
+    """What has to be a text in an argument for all hosts or by host, by how it is called in messages."""
+    if not isinstance(value, Mapping):
+        return {name: value}
+    found: Dict[str, object] = {f"{name}[{host!r}]": item for host, item in value.items()}
+    for host in value:
+        if host is not None and not isinstance(host, str):
+            raise ConfigError(f"{name}={value!r}: {host!r} is no host's name.")
+    return found
+
+
+def _per_host(value: Any) -> Tuple[str, ...]:
+    """The same as options: ``VALUE``, or ``HOST=VALUE`` for each host."""
+    if isinstance(value, Mapping):
+        rows = [(host, os.fspath(item)) for host, item in value.items() if item is not None]
+        return tuple(item if host is None else f"{host}={item}" for host, item in rows)
+    return () if value is None else (os.fspath(value),)
 
 
 def _check_types(
@@ -115,7 +139,7 @@ def _check_types(
         if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Integral)):
             raise ConfigError(f"{name}={value!r} is not a whole number.")
     for name, value in texts.items():
-        may_be_path = name in ("python", "cwd", "hostfile", "output_dir", "config_file")
+        may_be_path = name.partition("[")[0] in ("python", "cwd", "hostfile", "output_dir", "config_file")
         is_path = may_be_path and isinstance(value, os.PathLike)
         if not (value is None or is_path or isinstance(value, str)):
             like = ', like "localhost,jetson1:2"' if name == "hosts" else ""
@@ -126,7 +150,8 @@ def prepare_again(job: Job, payload: bytes) -> Job:
     """The same job with its payload, which could only be made once the hosts were known."""
     from dataclasses import replace
 
-    return replace(job, payload=payload)
+    bytecode = "{}.{}".format(*sys.version_info) if carries_bytecode(payload) else ""
+    return replace(job, payload=payload, bytecode=bytecode)
 
 
 def unpack_results(job: Job, outcome: Outcome) -> List[Any]:

@@ -10,7 +10,7 @@ import numpy as np
 from ..dtypes import code_of
 from ..ops import Collective, ReduceOp
 from ..schedule.steps import Step
-from ..wire.frames import NO_OP, NO_ROOT, Header, digest
+from ..wire.frames import MEASUREMENT, NO_OP, NO_ROOT, Header, digest
 from .execute import Part
 from .reduce import Kernel
 
@@ -45,10 +45,17 @@ class Call(NamedTuple):
     @property
     def kind(self) -> str:
         """What it is called, like ``allreduce``."""
-        return Collective(self.collective).name.lower()
+        return MEASUREMENT if self.is_internal else Collective(self.collective).name.lower()
+
+    @property
+    def is_internal(self) -> bool:
+        """Whether no program has called it."""
+        return self.collective == Collective.EXCHANGE
 
     def describe(self) -> str:
         """The call as a person would write it, like ``allreduce(shape (2, 4), float32, op=Sum)``."""
+        if self.is_internal:
+            return MEASUREMENT
         arguments: List[str] = []
         if self.collective not in _WITHOUT_ARRAY:
             by_rows = self.collective in _BY_ROWS

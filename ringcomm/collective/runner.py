@@ -371,7 +371,8 @@ class Runner:
 
     def _translate(self, problem: BaseException, execution: Part, call: Call) -> BaseException:
         """The error for people, the same on every rank, for what stopped an execution."""
-        doing = f"{call.describe()}, call number {self._sequence}" if self.purpose is None else self.purpose()
+        number = "" if call.is_internal else f", call number {self._sequence}"
+        doing = f"{call.describe()}{number}" if self.purpose is None else self.purpose()
         error: BaseException = problem
         if isinstance(problem, LinkClosed):
             error = self._reporter.report_lost(problem.peer, doing, problem.reason)

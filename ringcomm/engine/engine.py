@@ -6,6 +6,7 @@ Arrays are flat, contiguous and native here; shapes travel beside them. Every me
 
 from __future__ import annotations
 
+import logging
 from contextlib import contextmanager
 from typing import IO, Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
@@ -33,6 +34,8 @@ from .single_rank import Alone
 from .thread import Loop
 from .tracing import Sink
 from .tuning import Autotuner
+
+logger = logging.getLogger("ringcomm.engine")
 
 Convert = Optional[Callable[[Any], Any]]
 
@@ -72,6 +75,7 @@ class Engine:
         self.journal: Optional[OperationJournal] = None
         self._loop: Optional[Loop] = None
         self._log: Optional[IO[str]] = None
+        self._tuner: Optional[Autotuner] = None
         reporter = Reporter() if reporter is None else reporter
 
         def make_runner(fabric: Fabric) -> Runner:
@@ -127,7 +131,7 @@ class Engine:
                 file.write(f"{line}\n")
                 file.flush()
 
-        tuner = Autotuner(coordinator.tuning, log=write)
+        tuner = self._tuner = Autotuner(coordinator.tuning, log=write)
 
         def ran(nbytes: int, now_s: float) -> None:
             if tuner.ran(nbytes, now_s):
@@ -139,6 +143,9 @@ class Engine:
         """End the thread; what is still on its way fails."""
         if self._loop is not None:
             self._loop.stop()
+        if self._tuner is not None:
+            logger.warning("%s", self._tuner.result())
+            self._tuner = None
         if self._log is not None:
             self._log.close()
 

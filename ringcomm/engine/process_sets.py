@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from ..errors import ConfigError, Misuse
@@ -86,11 +85,12 @@ class ProcessSets:
     @staticmethod
     def change(action: str, ranks: Sequence[int]) -> str:
         """A change as the name of an operation, so that ranks notice if they do not mean the same."""
-        return json.dumps([action, *ranks])
+        return f"{action} ranks {', '.join(map(str, ranks))}"
 
     def apply(self, change: str) -> int:
         """Carry out a change; the number of the set."""
-        action, *ranks = json.loads(change)
+        action, _, listed = change.partition(" ranks ")
+        ranks = [int(rank) for rank in listed.split(", ")]
         if action == "remove":
             number = self.find(ranks)
             if number is not None:

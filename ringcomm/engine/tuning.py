@@ -71,6 +71,7 @@ class Autotuner:
         self._bytes = 0
         self._since_s: Optional[float] = None
         self._strange = 0
+        self._rounds = 0  # since it began, or began again
         self.converged = False
         self._log(self.HEADER)
 
@@ -79,11 +80,32 @@ class Autotuner:
         """What to use now."""
         return Tuning(FUSION_BYTES[self._point[0]], CYCLE_S[self._point[1]])
 
+    def result(self) -> str:
+        """What has been found so far, and what is missing, as a sentence or two for the user."""
+        need = self._sampling.steps * (self._sampling.samples + self._sampling.warmup)
+        if not self._scores:
+            return (
+                f"Autotuning has found nothing: it needs {need} rounds of collectives for each setting that "
+                f"it tries, and there were {self._rounds}."
+            )
+        best = max(self._scores, key=lambda point: self._scores[point])
+        fusion, cycle = FUSION_BYTES[best[0]], CYCLE_S[best[1]]
+        found = f"--fusion-threshold {fusion >> 20}M --cycle-time {cycle * 1e3:g}"
+        if self.converged:
+            return f"Autotuning has found {found} ({self._scores[best]:.3g} MB/s)."
+        untried = [point for point in self._neighbours(self._best) if point not in self._scores]
+        missing = max(1, need * len(untried) - self._rounds % need)
+        return (
+            f"Autotuning has not finished: it needs at least {missing} more rounds of collectives (there "
+            f"were {self._rounds}). The best so far: {found} ({self._scores[best]:.3g} MB/s)."
+        )
+
     def ran(self, nbytes: int, now_s: float) -> bool:
         """Orders with so much payload have been given; whether :attr:`tuning` has changed."""
         if self._since_s is None:
             self._since_s = now_s
             return False
+        self._rounds += 1
         self._bytes += nbytes
         self._steps += 1
         if self._steps < self._sampling.steps:
@@ -136,6 +158,7 @@ class Autotuner:
         self._log("# something has changed: tuning again")
         self._strange = 0
         self._scores.clear()
+        self._rounds = 0
         self.converged = False
         return True
 

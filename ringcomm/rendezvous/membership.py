@@ -89,7 +89,7 @@ class Roster:
         if message["version"] != self.version:
             raise Refusal(
                 f"{host} has ringcomm {message['version']}, but this job runs {self.version}. "
-                f"Install the same on every host: pip install ringcomm=={self.version}"
+                "Install the same on every host, from the same folder or wheel."
             )
         rank = message.get("rank")
         if rank is not None and (type(rank) is not int or not 0 <= rank < self.size):

@@ -63,6 +63,8 @@ class Header(NamedTuple):
         """The call as a person would write it, like ``allreduce(1000 x float32, Sum)``."""
         try:
             what = Collective(self.collective).name.lower()
+            if self.collective == Collective.EXCHANGE:
+                return MEASUREMENT
             arguments = [
                 f"{self.items} x {name_of_code(self.dtype)}" if self.items else name_of_code(self.dtype)
             ]
@@ -73,6 +75,10 @@ class Header(NamedTuple):
         except (ValueError, KeyError):
             return "something this version of ringcomm does not know"
         return f"{what}({', '.join(arguments)})"
+
+
+MEASUREMENT = "the measurement of links in init()"
+"""What messages call the one kind of exchange that no program asks for."""
 
 
 def stamp(packed: bytearray, sequence: int) -> None:

@@ -481,7 +481,7 @@ class TestTrouble:
 
         assert all(on_ranks(2, work))
 
-    def test_autotuning_changes_buckets_and_no_numbers(self, tmp_path):
+    def test_autotuning_changes_buckets_and_no_numbers(self, tmp_path, caplog):
         log = tmp_path / "tuning.csv"
 
         def work(context):
@@ -498,6 +498,8 @@ class TestTrouble:
         assert lines[0].startswith("cycle_time_ms") and len(lines) > 5
         tried = {tuple(line.split(",")[:2]) for line in lines[1:] if not line.startswith("#")}
         assert len(tried) > 3 and tuning is not None
+        told = [record.getMessage() for record in caplog.records if "utotuning" in record.getMessage()]
+        assert len(told) == 1 and "--fusion-threshold " in told[0] and "M --cycle-time " in told[0]
 
 
 def test_the_thread_ends_with_the_context(no_leaks):

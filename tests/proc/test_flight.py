@@ -111,7 +111,7 @@ else:
 @pytest.mark.parametrize("lane", ["calls", "engine"])
 def test_a_mismatch_is_told_once_and_in_full(tmp_path: Path, lane: str) -> None:
     (tmp_path / "train.py").write_text(MISMATCH)
-    done = ringrun("-np", "4", "train.py", lane, cwd=tmp_path)
+    done = ringrun("-np", "4", "--threads", "none", "train.py", lane, cwd=tmp_path)
     assert done.process.returncode == 1
     assert done.err.startswith("╭─ ringrun: the ranks do not make the same calls\n"), done.err
     assert done.err.count("Traceback") == 1 and done.err.count("│ ringcomm.errors.MismatchError: ") == 1

@@ -113,7 +113,7 @@ def test_ctrl_c_lets_programs_clean_up(tmp_path: Path) -> None:
         "try:\n    open('ready.' + os.environ['RINGCOMM_SLOT'], 'w').close()\n    time.sleep(100)\n"
         "except KeyboardInterrupt:\n    print('saved', flush=True)\n"
     )
-    launched = Launched("-np", "2", "polite.py", cwd=tmp_path)
+    launched = Launched("-np", "2", "--threads", "none", "polite.py", cwd=tmp_path)
     wait_for_files([tmp_path / "ready.0:0", tmp_path / "ready.0:1"])
     launched.process.send_signal(signal.SIGINT)
     assert launched.finish() == 130

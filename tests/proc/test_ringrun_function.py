@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any, Dict, List
 
 import pytest
@@ -163,3 +167,40 @@ def test_an_exception_in_the_caller_ends_the_job() -> None:
     with pytest.raises(KeyboardInterrupt):
         run_function(wait, np=1, console=Impatient())
     assert time.monotonic() - began < 10
+
+
+def another_python() -> str:
+    """An interpreter on this machine of another minor version that ringcomm works with, or ""."""
+    places = [shutil.which(f"python3.{minor}") or "" for minor in range(8, 15)]
+    places += [str(path) for path in sorted(Path("~/.pyenv/versions").expanduser().glob("3.*/bin/python"))]
+    show = "import sys; print('{} {}'.format(*sys.version_info))"
+    for place in filter(None, places):
+        found = subprocess.run(
+            [place, "-c", show], capture_output=True, text=True, check=False
+        ).stdout.split()
+        if found and int(found[1]) >= 8 and int(found[1]) != sys.version_info[1]:
+            return place
+    return ""
+
+
+def test_another_minor_version_of_python_is_refused_before_the_start() -> None:
+    other = another_python()
+    if not other:
+        pytest.skip("there is no other version of Python on this machine")
+    console = Kept()
+    with pytest.raises(RemoteError) as caught:
+        run_function(lambda: 1, np=2, python=other, console=console)
+    own = "{}.{}".format(*sys.version_info)
+    for words in ("the job did not start", other, f"Python {own} here", "same minor version", "--python"):
+        assert words in str(caught.value)
+    assert caught.value.rank is None and not console.text[1]
+
+
+def test_interpreter_and_directory_by_host(tmp_path: Path) -> None:
+    import os as system
+
+    options: Dict[str, Any] = {"python": {"localhost": sys.executable}, "cwd": {None: tmp_path}}
+    assert run_function(system.getcwd, np=1, console=Kept(), **options) == [str(tmp_path)]
+    for wrong in ({"jetson1": sys.executable}, {"localhost": 3}, {3: "x"}):
+        with pytest.raises(ConfigError, match="not among the hosts|not a text|no host's name"):
+            run_function(system.getcwd, np=1, python=wrong, console=Kept())  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -75,3 +76,24 @@ def test_verbose_says_what_the_data_goes_through(tmp_path: Path) -> None:
         done = ringrun("-np", "3", "--verbose", "--transport", transport, "train.py", cwd=tmp_path)
         assert f"rank 0 exchanges data through {said} with rank 1, 2" in done.err
         assert "allreduce of 0 to 127 bytes: " in done.err
+
+
+BUG = """
+import pathlib, time
+import ringcomm as rc
+
+rc.init()
+rc.barrier()
+pathlib.Path(f"after.{rc.rank()}").touch()
+while len(list(pathlib.Path().glob("after.*"))) < rc.size():
+    time.sleep(0.01)
+print(undefined)
+"""
+
+
+def test_ranks_with_the_same_bug_are_no_victims_of_each_other(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(BUG)
+    done = ringrun("-np", "2", "train.py", cwd=tmp_path)
+    assert done.process.returncode == 1
+    assert re.search(r"│ Rank [01] failed with the same error\.\n", done.err), done.err
+    assert "stopped because of it" not in done.err

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.proc.test_ringrun_support import SOURCES, Launched, command_line, ringrun
+from ringrun.agent.threads import available_cores
+from tests.proc.test_ringrun_support import ROOT, SOURCES, Launched, command_line, ringrun
 
 SLOT = "slot=${RINGCOMM_SLOT#*:}; "
 
 
 def test_every_line_says_which_rank_printed_it() -> None:
-    done = ringrun("-np", "3", "sh", "-c", "echo one; echo two >&2; printf three")
+    done = ringrun("-np", "3", "--threads", "none", "sh", "-c", "echo one; echo two >&2; printf three")
     assert done.process.returncode == 0
     assert sorted(done.out.split("\n")[:-1]) == sorted(
         f"[localhost:{rank}] {word}" for rank in range(3) for word in ("one", "three")
@@ -96,7 +97,6 @@ def test_ways_to_name_a_python_program(tmp_path: Path, words: list[str]) -> None
         (["--cwd", "/nonexistent", "true"], 1, ["localhost", "/nonexistent", "--cwd localhost=PATH"]),
         (["--python", "/nonexistent/python", "x.py"], 1, ["localhost", "/nonexistent/python", "--python"]),
         (["--python", "else=/bin/python", "true"], 2, ["else", "not among the hosts"]),
-        (["-x", "NOT_SET_ANYWHERE", "true"], 2, ["NOT_SET_ANYWHERE"]),
         (["--timeout", "never", "true"], 2, ["--timeout", "never"]),
         (["--output-dir", "/proc/nowhere", "true"], 2, ["/proc/nowhere"]),
         (["--nonsense", "true"], 2, ["--nonsense"]),
@@ -118,7 +118,7 @@ def test_bad_input_gets_one_clear_message(
 @pytest.mark.parametrize(
     ("package", "words"),
     [
-        ({"ringcomm": "__version__ = '9.9'"}, ["ringcomm 9.9", "pip install ringcomm==0"]),
+        ({"ringcomm": "__version__ = '9.9'"}, ["ringcomm 9.9", f"pip install {ROOT}"]),
         (
             {"ringcomm": "raise ImportError('broken here')"},
             ["cannot import ringcomm", "broken here", "pip install"],
@@ -223,7 +223,7 @@ def test_all_output_arrives_however_much_there_is(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_leaves_ends_the_job_quietly() -> None:
-    launched = Launched("-np", "2", "sh", "-c", "while :; do echo y; sleep 0.01; done")
+    launched = Launched("-np", "2", "--threads=none", "sh", "-c", "while :; do echo y; sleep 0.01; done")
     assert launched.process.stdout is not None
     launched.process.stdout.read(10)
     launched.process.stdout.close()
@@ -271,3 +271,48 @@ def test_a_full_disk_for_both(stream: int) -> None:
             env={**os.environ, "PYTHONPATH": SOURCES}, stdout=full, stderr=full, timeout=15,
         )  # fmt: skip
     assert done.returncode == 74
+
+
+def test_ranks_of_one_host_share_its_cores() -> None:
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
+    show = f"echo {' '.join(f'${name}' for name in names)}"
+    free = dict.fromkeys(names, "")
+    two = ringrun("-np", "2", "sh", "-c", show, env=free)
+    share = str(max(1, int(available_cores() / 2)))
+    assert set(two.out.splitlines()) == {f"[localhost:{rank}] {' '.join([share] * 4)}" for rank in range(2)}
+    assert re.fullmatch(r"ringrun: \d+ threads? per rank on localhost \(.* 2 ranks\)\. --thr.*\n", two.err)
+    one = ringrun("-np", "1", "sh", "-c", f"{show} end", env=free)
+    assert (one.out, one.err) == ("[localhost:0] end\n", "")
+    said = ringrun("-np", "1", "--threads", "7", "sh", "-c", show, env=free)
+    assert (said.out, said.err) == ("[localhost:0] 7 7 7 7\n", "")
+    kept = ringrun("-np", "2", "-x", "OMP_NUM_THREADS=9", "sh", "-c", show, env=free)
+    assert "OMP_NUM_THREADS=9 stays" in kept.err and f"[localhost:1] 9 {share}\n" in kept.out
+    wrong = ringrun("-np", "1", "--threads", "many", "true")
+    assert wrong.process.returncode == 2 and "must be auto, none, or a whole number" in wrong.err
+
+
+@pytest.mark.parametrize("option", ["--timeline", "--autotune-log"])
+def test_a_file_that_cannot_be_written_is_found_before_the_start(tmp_path: Path, option: str) -> None:
+    done = ringrun("-np", "2", "--autotune", option, "no/such/file", "sh", "-c", "echo started", cwd=tmp_path)
+    assert (done.process.returncode, done.out) == (1, "")
+    where = f"{tmp_path}/no/such/file cannot be written: there is no directory {tmp_path}/no/such"
+    assert f"│ localhost: {option}: {where}." in done.err
+
+
+def test_check_build_of_a_host_comes_from_there() -> None:
+    done = ringrun("--check-build", "-H", "localhost:2")
+    assert done.process.returncode == 0, done.err
+    assert done.out.count("[localhost:0] Available Frameworks:\n") == 1 and "[localhost:1]" not in done.out
+
+
+def test_a_variable_that_is_not_set_does_not_end_the_job() -> None:
+    done = ringrun("-np", "1", "-x", "NOT_SET_HERE", "sh", "-c", "echo ${NOT_SET_HERE-unset}")
+    assert (done.process.returncode, done.out) == (0, "[localhost:0] unset\n")
+    assert done.err.startswith("ringrun: -x NOT_SET_HERE: no such variable is set here")
+
+
+def test_a_missing_module_is_told_with_the_interpreter_that_lacks_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import no_such_package\n")
+    done = ringrun("-np", "1", "train.py", cwd=tmp_path)
+    assert f"ranks run {sys.executable}, which finds no module `no_such_package`" in done.err
+    assert "--python localhost=PATH" in done.err

@@ -1,6 +1,6 @@
 """The agent: ringrun's hands on one host. The launcher sends this very file over stdin.
 
-It uses the standard library and three modules that are sent along, so a host needs no more than
+It uses the standard library and four modules that are sent along, so a host needs no more than
 Python 3.8 to be told what it lacks. On stdin come frames (kind, length): first the job as
 JSON, then perhaps a payload for the ranks, then commands. On stdout, after :data:`MARKER`, go
 frames (kind, rank, length): what ranks print, their results, and events as JSON.
@@ -22,7 +22,7 @@ import sys
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from ringrun.agent import checks, processes, recorders
+from ringrun.agent import checks, processes, recorders, threads
 
 MARKER = b"\nringrun-agent/1\n"
 TO_LAUNCHER = struct.Struct("!BiI")  # kind, rank, length
@@ -58,6 +58,7 @@ class Agent:
         self.cwd = os.path.expanduser(config["cwd"])  # noqa: PTH111  no pathlib here
         self.env = {name: value for name, value in os.environ.items() if name not in config["unset"]}
         self.env.update(config["env"])
+        self.limits = threads.limit(self.env, config["threads"], len(config["ranks"]))
         self.selector = selectors.DefaultSelector()
         self.recorders = recorders.Recorders(
             self.selector, lambda rank, line: self.send(RECORD, rank, line), lambda: self.event("asked")
@@ -252,7 +253,7 @@ class Agent:
             self.start(CHECK, checks.check_argv(self.config, self.checked, self.cwd), self.env, ())
             self.agenda.append((time.monotonic() + CHECK_LIMIT_S, signal.SIGKILL))
         else:
-            self.event("ready", **checks.meeting_facts())
+            self.event("ready", **checks.meeting_facts(), limits=self.limits)
 
     def give_up(self, facts: Dict[str, Any]) -> None:
         self.waiting = False
@@ -262,13 +263,13 @@ class Agent:
         """The trial import is over."""
         if self.waiting:
             self.agenda.clear()  # there was its own time limit and nothing else
-        facts = checks.judge_check(bytes(self.check_output), self.checked, self.config["version"], how)
+        facts = checks.judge_check(bytes(self.check_output), self.checked, self.config, how)
         if "problem" in facts:
             self.give_up(facts)
             return
         if self.config["horovod"]:
             checks.put_horovod_first(self.env, facts["found"]["ringrun_at"])
-        self.event("ready", **facts, **checks.meeting_facts())
+        self.event("ready", **facts, **checks.meeting_facts(), limits=self.limits)
 
     def start_rank(self, rank: Dict[str, Any]) -> None:
         env = dict(self.env, **rank["env"])

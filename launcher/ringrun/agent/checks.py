@@ -7,6 +7,7 @@ launcher turns them into sentences (:func:`ringrun.diagnosis.failure_report.host
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -52,11 +53,28 @@ def find_problem(
         return {"problem": "interpreter" if config["python"] else "program", "path": program}
     if script and not os.path.exists(os.path.join(cwd, script)):
         return {"problem": "script", "path": os.path.join(cwd, script)}
+    for option, path in config["writes"]:
+        why = _why_unwritable(os.path.join(cwd, path))
+        if why:
+            return {"problem": "write", "path": os.path.join(cwd, path), "option": option, "why": why}
     if config["horovod"] and config["python"]:
         for name in ("horovod.py", os.path.join("horovod", "__init__.py")):
             if os.path.exists(os.path.join(beside, name)):
                 return {"problem": "shadow", "path": os.path.join(beside, name)}
     return None
+
+
+def _why_unwritable(path: str) -> str:
+    """Why a file could not be written, as the system would put it, or ""; nothing is written for that."""
+    if os.path.isdir(path):
+        return os.strerror(errno.EISDIR)
+    folder = os.path.dirname(path)
+    if not os.path.exists(folder):
+        return "there is no directory " + folder
+    if not os.path.isdir(folder):
+        return os.strerror(errno.ENOTDIR)
+    place = path if os.path.exists(path) else folder
+    return "" if os.access(place, os.W_OK) else os.strerror(errno.EACCES)
 
 
 def _import_folder(config: Mapping[str, Any], cwd: str) -> str:
@@ -85,12 +103,15 @@ def meeting_facts() -> Dict[str, Any]:
         return {"port": probe.getsockname()[1], "login": os.environ.get("SSH_CONNECTION", "")}
 
 
-def judge_check(output: bytes, program: str, wanted: str, how: Mapping[str, Any]) -> Dict[str, Any]:
+def judge_check(
+    output: bytes, program: str, config: Mapping[str, Any], how: Mapping[str, Any]
+) -> Dict[str, Any]:
     """What the trial import found; there is a ``problem`` in it if ranks cannot run.
 
     Args:
         output: all that it printed; its own line comes last.
-        wanted: ringcomm's version at the launcher.
+        config: the job's; ``version`` is that of ringcomm at the launcher, ``bytecode`` that of the Python
+            whose functions the ranks are to run, or "".
         how: how it ended.
     """
     last = output.rpartition(b"\n")[2].decode("utf-8", "replace")
@@ -101,8 +122,10 @@ def judge_check(output: bytes, program: str, wanted: str, how: Mapping[str, Any]
     facts: Dict[str, Any] = {"path": program, "found": found}
     if found["old"]:
         facts["problem"] = "old"
+    elif config["bytecode"] not in ("", found["version"].rpartition(".")[0]):
+        facts.update(problem="bytecode", wanted=config["bytecode"])
     elif "missing" in found:
         facts["problem"] = "missing"
-    elif wanted and found["ringcomm"] and wanted != found["ringcomm"]:
-        facts.update(problem="version", wanted=wanted)
+    elif config["version"] and found["ringcomm"] and config["version"] != found["ringcomm"]:
+        facts.update(problem="version", wanted=config["version"])
     return facts

@@ -39,6 +39,11 @@ def pack_call(call: Call, path: Sequence[str]) -> bytes:
     return json.dumps({"path": list(path)}).encode() + b"\n" + pickled
 
 
+def carries_bytecode(payload: bytes) -> bool:
+    """Whether functions travel by value in a pickle, which only the same minor version of Python can read."""
+    return b"CodeType" in payload
+
+
 def unpack_call(payload: bytes) -> Tuple[List[str], Callable[[], Call]]:
     """The places to import from, and a function that unpickles the call once they are in use."""
     head, _, pickled = payload.partition(b"\n")

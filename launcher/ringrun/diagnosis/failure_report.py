@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ..agent.agent import CHECK_LIMIT_S
 from ..reach.ssh import other_python
@@ -13,6 +13,7 @@ TRACEBACK_LINES = 40
 _HEAD = "Traceback (most recent call last):"
 _ERRORS = "ringcomm.errors."
 _MISMATCH = f"{_ERRORS}MismatchError:"
+_NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '(\w+)'$")
 _UNCAUGHT = re.compile(r"an uncaught ([\w.]+): (.*?)((?:; (?:its|their) last operation was .*)?\.)$")
 
 
@@ -64,6 +65,19 @@ def shared_error(lines: Sequence[str]) -> str:
     return next(ends, "")
 
 
+def _bug(lines: Sequence[str]) -> Tuple[str, str]:
+    """Where and with which class the last traceback ends, or ("", "") without one.
+
+    The same if ringcomm has raised anything there: such errors may be another rank's fault.
+    """
+    found = _traceback_lines(lines)
+    frames = [line for line in found if line.startswith("  File ")]
+    error = next((line for line in found[1:] if not line.startswith((" ", "\t"))), "")
+    if not frames or any(line.startswith(_ERRORS) for line in lines):
+        return "", ""
+    return frames[-1], error.partition(":")[0]
+
+
 def ranks_text(ranks: Sequence[int]) -> str:
     """``rank 2`` or ``ranks 0, 2-5``."""
     runs: List[List[int]] = []
@@ -81,7 +95,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 def failure_box(
     verdict: Verdict, hosts: Mapping[int, str], host_names: Sequence[str], tails: Mapping[int, Sequence[str]],
-    diagnosis: str = "",
+    diagnosis: str = "", pythons: Optional[Mapping[str, str]] = None,
 ) -> str:  # fmt: skip
     """The one box: who failed first, where, how, with its last traceback; the others in one line.
 
@@ -90,6 +104,7 @@ def failure_box(
         host_names: the hosts in the plan's order.
         tails: for each rank, its last lines on stderr.
         diagnosis: who waited for whom, if that is known.
+        pythons: by host's name, its interpreter where that is known.
     """
     cause = verdict.cause()
     assert cause is not None
@@ -105,6 +120,10 @@ def failure_box(
     else:
         title = f"rank {cause.rank} on {hosts[cause.rank]} failed first: {cause.how}"
     paragraphs = _body(cause, tails)
+    if cause.rank is not None:
+        host = hosts[cause.rank]
+        hint = missing_module_hint(tails.get(cause.rank, ()), host, (pythons or {}).get(host, ""))
+        paragraphs += [hint] if hint else []
     others = _others(verdict, cause, alike)
     if others:
         paragraphs.append(others)
@@ -149,11 +168,29 @@ def signal_hint(end: Optional[Exit]) -> str:
     return ""
 
 
+def missing_module_hint(lines: Sequence[str], host: str, python: str) -> str:
+    """Which interpreter lacks what, if the last traceback ends because of that; or ""."""
+    found = [match for line in _traceback_lines(lines) if (match := _NO_MODULE.match(line))]
+    if not found or not python:
+        return ""
+    name = found[-1][1]
+    return (
+        f"On {host} ranks run {python}, which finds no module `{name}`. Install the package there "
+        f"(`{python} -m pip install …`), or copy the file there if it is your own. {other_python(host)}"
+    )
+
+
 def _alike(verdict: Verdict, cause: Cause, tails: Mapping[int, Sequence[str]]) -> List[int]:
-    """The other ranks that failed with the very error that the box shows."""
-    error = "" if cause.rank is None else shared_error(tails.get(cause.rank, ()))
-    failed = [rank for rank, end in verdict.exits.items() if not end.ok and rank != cause.rank]
-    return sorted(rank for rank in failed if error and shared_error(tails.get(rank, ())) == error)
+    """The other ranks that failed with the very error that the box shows: ringcomm's, or the same bug."""
+    own = () if cause.rank is None else tails.get(cause.rank, ())
+    error, bug = shared_error(own), _bug(own)
+    found = []
+    for rank, end in verdict.exits.items():
+        tail = tails.get(rank, ())
+        same = (error and shared_error(tail) == error) or (bug[0] and _bug(tail) == bug)
+        if same and not end.ok and rank != cause.rank:
+            found.append(rank)
+    return sorted(found)
 
 
 def _without_repetition(diagnosis: str, paragraphs: Sequence[str]) -> str:
@@ -212,11 +249,12 @@ def problems_box(problems: Mapping[str, str], waiting: Sequence[str], hosts: int
     return box(title, paragraphs, "exit code 1")
 
 
-def host_problem(host: str, facts: Dict[str, Any], is_local: bool) -> str:
+def host_problem(host: str, facts: Dict[str, Any], is_local: bool, install: Callable[[str], str]) -> str:
     """What an agent found missing, as a paragraph with a remedy.
 
     Args:
         facts: the agent's ``problem`` event; see :mod:`ringrun.agent.checks`.
+        install: says how to give an interpreter over there the ringcomm that is here.
     """
     path = facts["path"]
     there = f"{host}: there is no"
@@ -245,26 +283,34 @@ def host_problem(host: str, facts: Dict[str, Any], is_local: bool) -> str:
             f"{host}: {path} is next to what the ranks run, so `import horovod` would find that and not "
             "ringcomm. Move or rename it, or leave out --horovod."
         )
+    if kind == "write":
+        return f"{host}: {facts['option']}: {path} cannot be written: {facts['why']}. Name another file."
     if kind == "start":
         return f"{host}: {path} could not be started: {facts['why']}."
-    return f"{host}: {_interpreter_problem(facts)} {other_python(host)}"
+    return f"{host}: {_interpreter_problem(facts, install)} {other_python(host)}"
 
 
-def _interpreter_problem(facts: Dict[str, Any]) -> str:
+def _interpreter_problem(facts: Dict[str, Any], install: Callable[[str], str]) -> str:
     """What is wrong with the Python that the ranks would run."""
     path, found = facts["path"], facts.get("found", {})
-    install = f"{found.get('python') or path} -m pip install"
+    python = found.get("python") or path
     if facts["problem"] == "old":
         return f"{path} is Python {found['version']}, and ringcomm needs 3.8 or newer."
     if facts["problem"] == "missing":
+        remedy = f"Install it there: `{python} -m pip install {found['missing']}`."
+        if found["missing"] in ("ringcomm", "ringrun"):
+            remedy = install(python)
+        return f"{python} cannot import {found['missing']} ({found['why']}). {remedy}"
+    if facts["problem"] == "bytecode":
         return (
-            f"{found['python']} cannot import {found['missing']} ({found['why']}). "
-            f"Install it there: {install} {found['missing']}"
+            f"{python} is Python {found['version']}, but the function comes from Python {facts['wanted']} "
+            "here. Functions travel as bytecode, which only the same minor version can run. Use the same one "
+            "on all hosts, or put the function into a script and start that with ringrun."
         )
     if facts["problem"] == "version":
         return (
             f"ringcomm {found['ringcomm']} is installed there ({found.get('ringcomm_at')}), but here it is "
-            f"{facts['wanted']}; all ranks need the same. Install it: {install} ringcomm=={facts['wanted']}."
+            f"{facts['wanted']}; all ranks need the same. {install(python)}"
         )
     how = (
         f"exit code {facts['code']}"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
+import stat
 import tempfile
 from pathlib import Path
 from typing import Any, Container, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -16,6 +19,9 @@ from .reports import Report, read_report
 from .waiting import diagnose
 
 PATTERN = "flight.*.json"
+PREFIX = "ringrun-flight-"
+KEPT_FOLDERS = 10
+"""So many temporary folders of records stay, this job's included."""
 FILE_LIMIT_BYTES = 16 << 20
 
 
@@ -116,17 +122,63 @@ def explain(contents: Mapping[int, Mapping[str, Any]]) -> str:
     return "\n".join(diagnose({rank: read_report(content) for rank, content in contents.items()}))
 
 
-def chosen_folder(job: Job) -> Path:
-    """Where records of a job go. It is made, for this user alone, if it is not there.
+def keep_records(job: Job, contents: Mapping[int, Mapping[str, Any]]) -> Tuple[Path, str]:
+    """Write the records of a job where the user wants them, or else into a new temporary folder.
+
+    Returns:
+        the folder, for this user alone if it has been made here; and why it is not the one that was wanted,
+        or "".
 
     Raises:
-        OSError: it cannot be made.
+        OSError: they cannot be written anywhere.
     """
+    problems: List[OSError] = []
     wanted = Path(job.settings.diagnose_dir) if job.settings.diagnose_dir else job.output_dir
-    if wanted is None:
-        return Path(tempfile.mkdtemp(prefix="ringrun-flight-"))
-    wanted.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return wanted
+    if wanted is not None:
+        try:
+            wanted.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_records(wanted, contents)
+            return wanted, ""
+        except OSError as problem:
+            problems.append(problem)
+    for place in temporary_places():
+        try:
+            folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
+        except OSError as problem:
+            problems.append(problem)
+            continue
+        try:
+            write_records(folder, contents)
+        except OSError as problem:
+            problems.append(problem)
+            shutil.rmtree(folder, ignore_errors=True)
+            continue
+        _remove_old(place)
+        return folder, f"{wanted} cannot be written: {problems[0].strerror}" if wanted is not None else ""
+    raise problems[0]
+
+
+def temporary_places() -> List[Path]:
+    """Where temporary folders may be made; the next one is for when there is no room in the one before."""
+    found = []
+    with contextlib.suppress(FileNotFoundError):  # not even the smallest file can be written in any of them
+        found.append(Path(tempfile.gettempdir()))
+    found.append(Path("/var/tmp"))
+    with contextlib.suppress(FileNotFoundError):  # it has been removed meanwhile
+        found.append(Path.cwd())
+    return found
+
+
+def _remove_old(place: Path) -> None:
+    """Remove this user's temporary folders of records, except for the newest."""
+    found: List[Tuple[float, Path]] = []
+    for folder in place.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # another ringrun has just removed it
+            facts = folder.lstat()
+            if stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid():
+                found.append((facts.st_mtime, folder))
+    for _, folder in sorted(found, reverse=True)[KEPT_FOLDERS:]:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_records(folder: Path, contents: Mapping[int, Mapping[str, Any]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Callable, List, Mapping, Sequence
 
 from ..diagnosis.first_failure import Complaint, Exit
-from ..diagnosis.records import Records, chosen_folder, explain, has_operations, write_records
+from ..diagnosis.records import Records, explain, has_operations, keep_records
 from ..plan.job import Job
 from ..reach.agent_process import Link
 from .event_loop import Loop
@@ -73,11 +73,13 @@ class Inquiry:
     def _keep(self, contents: Mapping[int, Mapping[str, object]]) -> str:
         """Write the files; a sentence that says where they are, or why not."""
         try:
-            folder = chosen_folder(self._job)
-            write_records(folder, contents)
+            folder, why_there = keep_records(self._job, contents)
         except OSError as problem:
-            return f"The flight records could not be written: {problem.filename}: {problem.strerror}."
-        return f"Their last operations and stacks: ringrun diagnose {folder}"
+            where = "" if problem.filename is None else f"{problem.filename}: "
+            why = f"{where}{problem.strerror or problem}"
+            return f"The flight records could not be written: {why}. Name a folder with --diagnose-dir."
+        more = f" ({why_there})" if why_there else ""
+        return f"Their last operations and stacks: ringrun diagnose {folder}{more}"
 
     def is_victim(self, rank: int) -> bool:
         """See :meth:`~ringrun.diagnosis.records.Records.is_victim`."""

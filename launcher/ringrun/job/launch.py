@@ -22,7 +22,7 @@ from ringcomm.transport.nics import InterfaceFilter
 from ..diagnosis.failure_report import ranks_text
 from ..plan import horovod, setting_sources
 from ..plan.command import Command, parse_command, with_interpreter
-from ..plan.environment import forwarded, horovods_variables, own_variables
+from ..plan.environment import forwarded, horovods_variables, not_forwarded, own_variables
 from ..plan.horovod import Said
 from ..plan.hosts import HostSpec, parse_hostfile, parse_hosts
 from ..plan.job import HostJob, Job
@@ -45,7 +45,7 @@ class Options:
     """What can be said about a job, as ``ringrun --help`` explains it.
 
     ``pythons``, ``cwds`` and ``ifaces`` are ``[HOST=]VALUE`` each; ``said`` is what flags say about the
-    settings.
+    settings. With ``one_each`` every host runs one rank, however many slots it has.
     """
 
     np: Optional[int] = None
@@ -57,6 +57,7 @@ class Options:
     ifaces: Tuple[str, ...] = ()
     output_dir: Optional[str] = None
     restarts: int = 0
+    one_each: bool = False
     said: Tuple[Said, ...] = ()
     config_file: Optional[str] = None
     horovod: bool = False
@@ -116,6 +117,7 @@ def prepare(
         settings=settings, command=parsed, version=own_version(), payload=payload, horovod=options.horovod,
         output_dir=None if options.output_dir is None else Path(options.output_dir),
         certificate=make_certificate() if settings.encrypt else "",
+        notes=tuple(not_forwarded(options.forward, environ)),
     )  # fmt: skip
 
 
@@ -148,11 +150,14 @@ def read_hosts(options: Options) -> List[HostSpec]:
     """
     if options.hosts is not None and options.hostfile is not None:
         raise ConfigError("-H and --hostfile are both given. Name the hosts in one way.")
+    specs: List[HostSpec] = []
     if options.hosts is not None:
-        return parse_hosts(options.hosts)
-    if options.hostfile is None:
-        return []
-    return parse_hostfile(_read("hostfile", options.hostfile), options.hostfile)
+        specs = parse_hosts(options.hosts)
+    elif options.hostfile is not None:
+        specs = parse_hostfile(_read("hostfile", options.hostfile), options.hostfile)
+    if options.one_each:
+        specs = list({spec.target.lower(): spec._replace(slots=1) for spec in specs}.values())
+    return specs
 
 
 def _read(what: str, path: str) -> str:

@@ -12,12 +12,13 @@ from typing import Any, Dict, List, Mapping, Optional, Set, Tuple
 from ringcomm.clock import Clock, monotonic
 from ringcomm.endpoints import format_endpoint
 
-from ..agent import agent, processes
+from ..agent import agent, processes, threads
 from ..diagnosis import failure_report
 from ..diagnosis.first_failure import Complaint, Exit, Verdict, signal_name
 from ..plan.job import HostJob, Job
 from ..reach import ssh
 from ..reach.agent_process import Link
+from ..reach.origin import install_for
 from ..reach.protocol import Frame, event_facts
 from ..show.console import Console
 from ..show.printer import STDERR, STDOUT, Printer
@@ -89,6 +90,8 @@ class Supervisor:
         """Start, watch and end the job. Whatever happens, nothing of it is left afterwards."""
         self._console.on_change(self._loop.wake)
         try:
+            for note in () if self.job.attempt else self.job.notes:
+                self._printer.say(note)
             self._loop.after("start", self.job.settings.start_timeout_s, self._start_timed_out)
             self._loop.after("ping", PING_S, self._agents.ping)
             while not self._agents.all_closed:
@@ -139,6 +142,8 @@ class Supervisor:
     def _go(self) -> None:
         """Every host has what it needs: open the rendezvous and start the ranks."""
         self._going = True
+        limits = {host.name: self._ready[host.index]["limits"] for host in self.job.hosts}
+        self._printer.say(threads.describe(limits, self.job.settings.threads))
         self._loop.cancel("start")
         endpoints: List[Tuple[str, int]] = []
         if self._open_rendezvous is not None and self.job.plan.size > 1:
@@ -191,7 +196,8 @@ class Supervisor:
             elif self._problems and len(self._problems) + len(self._ready) == len(self.job.hosts):
                 self._end("start", END)
         elif name == "problem":
-            self._problem(host, failure_report.host_problem(host.name, facts, host.is_local))
+            install = install_for(host)
+            self._problem(host, failure_report.host_problem(host.name, facts, host.is_local, install))
         elif name == "exit":
             self._rank_exited(rank, facts)
         elif name == "asked":  # somebody has sent a rank SIGUSR1
@@ -303,10 +309,12 @@ class Supervisor:
         failed = self._verdict.failed and self._ending not in ("pipe", "interrupt")
         told, tails = self._inquiry.conclude() if failed else "", self._printer.tails()
         self._verdict.explained(self._inquiry.explanations(tails))
-        found = ended(self.job, self._verdict, self._ending, self._signum, tails, told)
-        if found.reason != "interrupt":
-            self._printer.settle(range(self.job.plan.size) if self.job.settings.verbose else found.to_show)
-        if found.reason == "done":
+        checked = {self.job.hosts[index].name: facts.get("found") for index, facts in self._ready.items()}
+        pythons = {name: found["python"] for name, found in checked.items() if found}
+        outcome = ended(self.job, self._verdict, self._ending, self._signum, tails, told, pythons)
+        if outcome.reason != "interrupt":
+            self._printer.settle(range(self.job.plan.size) if self.job.settings.verbose else outcome.to_show)
+        if outcome.reason == "done":
             self._printer.say(missing_timeline(self.job, self._began_s))
-        found.results = {rank: bytes(data) for rank, data in self._results.items()}
-        return found
+        outcome.results = {rank: bytes(data) for rank, data in self._results.items()}
+        return outcome

@@ -53,8 +53,10 @@ def rank_variables(place: Place, size: int, host: str, as_horovod: bool = False)
 def forwarded(requests: Sequence[str], environ: Mapping[str, str]) -> Dict[str, str]:
     """What ``-x`` asks for: ``NAME``, ``NAME=VALUE`` or a pattern like ``'NCCL_*'``.
 
+    A name that is not set here, and a pattern that nothing fits, give nothing; see :func:`not_forwarded`.
+
     Raises:
-        ConfigError: a request has no such form, names a variable that is not set, or a key.
+        ConfigError: a request has no such form, or names a key.
     """
     chosen: Dict[str, str] = {}
     for request in requests:
@@ -66,14 +68,10 @@ def forwarded(requests: Sequence[str], environ: Mapping[str, str]) -> Dict[str, 
         elif any(sign in name for sign in "*?["):
             found = {key: environ[key] for key in environ if fnmatch.fnmatchcase(key, name)}
             found = {key: found[key] for key in found if key not in MEMBERSHIP}
-            if not found:
-                raise ConfigError(
-                    f"-x {request!r}: no variable that is set here fits. Set one, or leave it out."
-                )
         elif name in environ:
             found = {name: environ[name]}
         elif _NAME.match(name):
-            raise ConfigError(f"-x {name}: no such variable is set here. Set it, or write -x {name}=VALUE.")
+            found = {}
         else:
             raise ConfigError(f"-x {request!r} is neither NAME, NAME=VALUE nor a pattern like 'PREFIX_*'.")
         for key in found:
@@ -81,6 +79,19 @@ def forwarded(requests: Sequence[str], environ: Mapping[str, str]) -> Dict[str, 
                 raise ConfigError(f"-x {key}: ringrun gives every rank its own; it cannot be passed on.")
         chosen.update(found)
     return chosen
+
+
+def not_forwarded(requests: Sequence[str], environ: Mapping[str, str]) -> List[str]:
+    """A sentence for each ``-x`` that passes on nothing."""
+    found: List[str] = []
+    for request in requests:
+        if not forwarded([request], environ):
+            if _NAME.match(request):
+                text = f"-x {request}: no such variable is set here, so ranks do not get it. To set it, write"
+                found.append(f"{text} -x {request}=VALUE.")
+            else:
+                found.append(f"-x {request!r}: no variable that is set here fits.")
+    return found
 
 
 def own_variables(settings: Settings, environ: Mapping[str, str]) -> Dict[str, str]:

@@ -57,7 +57,9 @@ class Job:
         certificate: what its processes know each other by, with its private key, if they encrypt; or "".
         version: of ringcomm here, which the hosts must have too ("" to not compare).
         payload: what the ranks read from a descriptor, or None.
+        bytecode: the minor version of Python whose functions are in the payload, like "3.11", or "".
         horovod: whether ``import horovod`` is to find ringcomm.
+        notes: what the user should know before it starts.
         attempt: how often it has been started before; see :mod:`ringrun.job.restarts`.
     """
 
@@ -70,7 +72,9 @@ class Job:
     version: str = ""
     output_dir: Optional[Path] = None
     payload: Optional[bytes] = field(default=None, repr=False)
+    bytecode: str = ""
     horovod: bool = False
+    notes: Tuple[str, ...] = ()
     attempt: int = 0
     certificate: str = field(default="", repr=False)
 
@@ -114,10 +118,21 @@ class Job:
             "ranks": ranks,
             "payload": self.payload is not None,
             "version": self.version,
+            "bytecode": self.bytecode,
             "silence_s": None if host.is_local else SILENCE_S,
             "horovod": self.horovod,
+            "writes": self._writes(host),
+            "threads": self.settings.threads,
             "flight": self.settings.flight_recorder > 0,
         }
+
+    def _writes(self, host: HostJob) -> List[List[str]]:
+        """The files that the ranks of a host will write because of an option: the option and the path."""
+        if host.index != self.plan.places[0].host_index:
+            return []
+        log = self.settings.autotune_log if self.settings.autotune else ""
+        said = [["--timeline", self.settings.timeline], ["--autotune-log", log]]
+        return [row for row in said if row[1]]
 
     def _rank_env(self, host: HostJob, place: Place) -> Dict[str, str]:
         """One rank's own variables. What the user passes on with ``-x`` stays as the user said it."""

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, NamedTuple, Tuple
 
 from ringcomm.errors import ProtocolError
 
-from ..agent import agent, checks, processes, recorders
+from ..agent import agent, checks, processes, recorders, threads
 
 BOOT = (
     "import os,sys;v=sys.version_info;"
@@ -36,7 +36,7 @@ def agent_source() -> bytes:
     """What is written to the agent's stdin first: a line for :data:`BOOT`, then the agent itself."""
     steps = ["import sys, types", "sys.modules['ringrun'] = types.ModuleType('ringrun')"]
     steps.append("package = sys.modules['ringrun.agent'] = types.ModuleType('ringrun.agent')")
-    for module in (processes, checks, recorders):
+    for module in (processes, checks, recorders, threads):
         name, text = module.__name__, _text(module.__file__)
         steps.append(f"module = sys.modules[{name!r}] = types.ModuleType({name!r})")
         steps.append(f"exec(compile({text!r}, {name!r}, 'exec'), module.__dict__)")
@@ -67,8 +67,8 @@ def payload_header(length: int) -> bytes:
 
 
 _FACTS: Dict[str, Tuple[str, ...]] = {
-    "ready": (), "problem": ("problem",), "exit": ("code", "signal", "sent"), "done": (), "started": ("pid",),
-    "asked": (),
+    "ready": ("limits",), "problem": ("problem",), "exit": ("code", "signal", "sent"), "done": (),
+    "started": ("pid",), "asked": (),
 }  # fmt: skip
 """What must be said about each kind of event."""
 

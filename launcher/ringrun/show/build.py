@@ -74,3 +74,7 @@ def _line(item: Framework) -> str:
 
 def _mark(there: bool) -> str:
     return "X" if there else " "
+
+
+if __name__ == "__main__":
+    sys.stdout.write(describe_build())

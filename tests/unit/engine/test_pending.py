@@ -102,6 +102,13 @@ class TestHandle:
 
 
 class TestProcessSets:
+    def test_a_change_is_a_name_that_can_be_read(self):
+        sets = ProcessSets(0, 4)
+        change = ProcessSets.change("add", (0, 2))
+        assert change == "add ranks 0, 2"  # messages show it
+        assert sets.apply(change) == 1 and sets.members(1) == (0, 2)
+        assert sets.apply(ProcessSets.change("remove", (0, 2))) == 1 and sets.numbers() == [0]
+
     def test_numbers_are_used_again(self):
         sets = ProcessSets(0, 4)
         assert [sets.apply(sets.change("add", ranks)) for ranks in ([0, 1], [2, 3])] == [1, 2]

@@ -81,3 +81,21 @@ def test_one_strange_sample_is_not_a_change():
 def test_starts_at_the_nearest_point():
     assert Autotuner(Tuning(3_000_000, 0.0007)).tuning == Tuning(2 << 20, 0.0005)
     assert Autotuner(Tuning(1 << 40, 9.0)).tuning == Tuning(FUSION_BYTES[-1], CYCLE_S[-1])
+
+
+def test_it_tells_what_it_has_found_and_how_much_is_missing():
+    tuner = Autotuner(Tuning(64 << 20, 0.001), Sampling(steps=2, samples=3, warmup=1))
+    machine = Machine(Tuning(64 << 20, 0.001))
+    machine.run(tuner, 1 + 7)
+    assert tuner.result() == (
+        "Autotuning has found nothing: it needs 8 rounds of collectives for each setting that it tries, and "
+        "there were 7."
+    )
+    machine.run(tuner, 3)
+    assert "needs at least 30 more rounds of collectives (there were 10)" in tuner.result()
+    assert "The best so far: --fusion-threshold 64M --cycle-time 1 (" in tuner.result()
+    machine.run(tuner, 29)
+    assert not tuner.converged
+    machine.run(tuner, 1)
+    assert tuner.converged
+    assert tuner.result().startswith("Autotuning has found --fusion-threshold 64M --cycle-time 1 (")

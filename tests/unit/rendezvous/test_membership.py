@@ -46,7 +46,7 @@ def test_place(seats, message, place):
 @pytest.mark.parametrize(
     "seats, message, words",
     [
-        ([], {"version": "1.2.4"}, "host0 has ringcomm 1.2.4, but this job runs 1.2.3.*pip install"),
+        ([], {"version": "1.2.4"}, "host0 has ringcomm 1.2.4, but this job runs 1.2.3.*same folder or wheel"),
         ([], {"rank": 3}, "asks for rank 3; this job has ranks 0 to 2"),
         ([], {"rank": -1}, "asks for rank -1"),
         ([], {"rank": "0"}, "asks for rank '0'"),

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from ringcomm.config import Settings
 from ringrun import cli
-from ringrun.job.launch import Options, effective_settings
+from ringrun.job.launch import Options, effective_settings, read_hosts
 from ringrun.plan.horovod import IGNORED, NAMES, REFUSED, VALUES
 from ringrun.reach.ssh import SshOptions
 
@@ -157,6 +157,14 @@ def test_check_build() -> None:
         "    [X] NumPy",
     ]:
         assert line in result.output
+
+
+def test_check_build_on_hosts_is_one_rank_on_each(seen: List[Any]) -> None:
+    result = CliRunner().invoke(cli.ringrun, ["--check-build", "-np", "3", "-H", "a:2,b,a"])
+    assert result.exit_code == 0
+    ((options, command, _),) = seen
+    assert [(spec.name, spec.slots) for spec in read_hosts(options)] == [("a", 1), ("b", 1)]
+    assert options.np is None and command[0] == "-m"
 
 
 def test_the_page_names_every_option() -> None:

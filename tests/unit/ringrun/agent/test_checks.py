@@ -17,6 +17,7 @@ from ringrun.agent.checks import (
 )
 
 HOW: Dict[str, Any] = {"code": 1, "signal": None, "sent": 0}
+CONFIG = {"version": "0.1.0", "bytecode": "3.9"}
 GOOD = {"python": "/p", "version": "3.9.1", "old": False, "numpy": "1.23.5", "ringcomm": "0.1.0"}
 
 
@@ -28,23 +29,25 @@ GOOD = {"python": "/p", "version": "3.9.1", "old": False, "numpy": "1.23.5", "ri
         ({"missing": "numpy", "why": "ImportError: x"}, "missing"),
         ({"ringcomm": "0.2.0"}, "version"),
         ({"ringcomm": None}, None),
+        ({"version": "3.10.13"}, "bytecode"),
+        ({"version": "3.10.13", "missing": "numpy", "why": "ImportError: x"}, "bytecode"),
     ],
 )
 def test_judgement(changes: Dict[str, Any], problem: Optional[str]) -> None:
     output = b"some noise\n" + json.dumps({**GOOD, **changes}).encode()
-    facts = judge_check(output, "/p", "0.1.0", HOW)
+    facts = judge_check(output, "/p", CONFIG, HOW)
     assert facts.get("problem") == problem
     assert facts["found"]["python"] == "/p"
 
 
 @pytest.mark.parametrize("output", [b"", b"Segmentation fault\n", b'\n{"half":'])
 def test_no_answer_is_a_problem(output: bytes) -> None:
-    facts = judge_check(output, "/p", "0.1.0", dict(HOW, code=None, signal=11))
+    facts = judge_check(output, "/p", CONFIG, dict(HOW, code=None, signal=11))
     assert (facts["problem"], facts["signal"], facts["path"]) == ("check", 11, "/p")
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:
-    config: Dict[str, Any] = {"script": None, "python": True, "horovod": False}
+    config: Dict[str, Any] = {"script": None, "python": True, "horovod": False, "writes": []}
     assert find_problem(config, sys.executable, str(tmp_path), None) is None
     nowhere = str(tmp_path / "no")
     assert find_problem(config, sys.executable, nowhere, None) == {"problem": "cwd", "path": nowhere}
@@ -59,6 +62,21 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     assert find_problem(config, sys.executable, str(tmp_path), None) == missing
     (tmp_path / "train.py").touch()
     assert find_problem(config, sys.executable, str(tmp_path), None) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [("t.json", ""), ("there/t.json", ""), ("no/t.json", "no directory"), ("there", "Is a directory"),
+     ("file/t.json", "Not a directory"), ("/dev/null", "")],
+)  # fmt: skip
+def test_files_that_cannot_be_written(tmp_path: Path, path: str, why: str) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "file").touch()
+    config = {"script": None, "python": False, "horovod": False, "writes": [["--timeline", path]]}
+    found = find_problem(config, sys.executable, str(tmp_path), None)
+    assert (found is None) is (why == "")
+    if found is not None:
+        assert (found["problem"], found["option"]) == ("write", "--timeline") and why in found["why"]
 
 
 def test_programs(tmp_path: Path) -> None:
@@ -89,7 +107,7 @@ def test_modules_are_looked_for_where_the_ranks_will(script: Optional[str], fold
 def test_a_horovod_next_to_the_script_is_in_the_way(tmp_path: Path, name: str) -> None:
     (tmp_path / "train.py").touch()
     (tmp_path / "horovod").mkdir()  # a folder of that name is no module
-    config: Dict[str, Any] = {"script": "train.py", "python": True, "horovod": True}
+    config: Dict[str, Any] = {"script": "train.py", "python": True, "horovod": True, "writes": []}
     assert find_problem(config, sys.executable, str(tmp_path), None) is None
     (tmp_path / name).touch()
     wanted = {"problem": "shadow", "path": str(tmp_path / name)}

@@ -4,7 +4,7 @@ import threading
 
 import cloudpickle
 
-from ringrun.agent.worker import Call, pack_call, pack_error, pack_value, unpack_call
+from ringrun.agent.worker import Call, carries_bytecode, pack_call, pack_error, pack_value, unpack_call
 
 
 def test_a_call_travels() -> None:
@@ -12,6 +12,12 @@ def test_a_call_travels() -> None:
     call = unpickle()
     assert path == ["/a", "/b"]
     assert call.fn(*call.args, **call.kwargs) == 3
+
+
+def test_only_functions_by_value_depend_on_the_version_of_python() -> None:
+    number = 3
+    assert carries_bytecode(pack_call(Call(lambda: number, (), {}), []))
+    assert not carries_bytecode(pack_call(Call(threading.active_count, (), {}), []))
 
 
 def test_a_value_travels() -> None:

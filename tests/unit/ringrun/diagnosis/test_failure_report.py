@@ -65,7 +65,9 @@ def test_the_box() -> None:
     verdict.complained(Complaint(None, 2, "rank 2 was lost"))
     for rank in (0, 1, 3):
         verdict.exited(Exit(rank, 1, None))
-    text = failure_box(verdict, HOSTS, ["pc", "jetson1"], {2: ["log", *TRACE], 0: TRACE})
+    text = failure_box(
+        verdict, HOSTS, ["pc", "jetson1"], {2: ["log", *TRACE], 0: [*TRACE[:3], "KeyError: 1"]}
+    )
     assert text.splitlines() == [
         "╭─ ringrun: rank 2 on jetson1 failed first: exit code 3",
         *[f"│ {line}" for line in TRACE],
@@ -144,6 +146,32 @@ def test_the_same_error_of_other_kinds_is_told_once_too() -> None:
     assert lines[-2] == "│ Rank 0 failed with the same error."
 
 
+def test_ranks_with_the_same_bug_are_no_victims_of_each_other() -> None:
+    verdict = Verdict()
+    verdict.complained(Complaint(None, 1, "rank 1 was lost: uncaught ValueError: …"))
+    for rank in (1, 0, 2, 3):
+        verdict.exited(Exit(rank, 1, None))
+    tails = {
+        0: ["noise", *TRACE[:3], "ValueError: another text"], 1: TRACE[:4],
+        2: [TRACE[0], "  File x", "ringcomm.errors.PeerLostError: rank 1", "", "The above …", "", *TRACE[:4]],
+        3: [TRACE[0], "  File y", "ValueError: x"],
+    }  # fmt: skip
+    lines = failure_box(verdict, HOSTS, ["pc", "jetson1"], tails).splitlines()
+    assert lines[-3:-1] == ["│ Rank 0 failed with the same error.", "│ Ranks 2, 3 stopped because of it."]
+
+
+def test_a_module_that_one_host_lacks_is_told_with_its_interpreter() -> None:
+    verdict = Verdict()
+    verdict.exited(Exit(2, 1, None))
+    pythons = {"pc": "/here", "jetson1": "/there/python"}
+    lines = [*TRACE[:3], "ModuleNotFoundError: No module named 'torch'"]
+    text = failure_box(verdict, HOSTS, ["pc", "jetson1"], {2: lines}, pythons=pythons)
+    assert "On jetson1 ranks run /there/python, which finds no module `torch`." in text
+    assert "`/there/python -m pip install …`" in text and "--python jetson1=PATH" in text
+    assert "finds no module" not in failure_box(verdict, HOSTS, ["pc", "jetson1"], {2: lines})
+    assert "finds no module" not in failure_box(verdict, HOSTS, ["pc", "jetson1"], {2: TRACE}, "", pythons)
+
+
 def test_the_box_of_a_lost_host() -> None:
     verdict = Verdict()
     verdict.host_lost(1, "jetson1: the ssh connection ended.")
@@ -187,19 +215,33 @@ FOUND = {
         ({"problem": "script"}, ["script /x over there", "Copy it there"]),
         ({"problem": "program"}, ["program /x"]),
         ({"problem": "shadow"}, ["/x is next to", "--horovod"]),
+        (
+            {"problem": "write", "option": "--timeline", "why": "no space"},
+            ["--timeline: /x cannot be written: no space"],
+        ),
         ({"problem": "start", "why": "no memory"}, ["no memory"]),
         ({"problem": "old", "found": FOUND}, ["3.6.1", "3.8"]),
         ({"problem": "missing", "found": FOUND}, ["/p cannot import numpy", "/p -m pip install numpy"]),
         (
             {"problem": "version", "found": FOUND, "wanted": "1"},
-            ["ringcomm 9", "/r", "pip install ringcomm==1"],
+            ["ringcomm 9", "/r", "Copy it, then /p."],
+        ),
+        ({"problem": "missing", "found": {**FOUND, "missing": "ringcomm"}}, ["Copy it, then /p."]),
+        (
+            {"problem": "bytecode", "found": FOUND, "wanted": "3.11"},
+            [
+                "/p is Python 3.6.1",
+                "from Python 3.11 here",
+                "the same minor version",
+                "--python jetson1=PATH",
+            ],
         ),
         ({"problem": "check", "code": None, "signal": 4, "sent": 0, "text": "a\nb"}, ["SIGILL", "a; b"]),
         ({"problem": "check", "code": None, "signal": 9, "sent": 9, "text": ""}, ["30 s", "nothing"]),
     ],
 )
 def test_what_a_host_lacks(facts: Dict[str, Any], words: List[str]) -> None:
-    text = host_problem("jetson1", {"path": "/x", **facts}, is_local=False)
+    text = host_problem("jetson1", {"path": "/x", **facts}, False, lambda python: f"Copy it, then {python}.")
     assert text.startswith("jetson1: ") and "\n" not in text
     for word in words:
         assert word in text
@@ -207,6 +249,5 @@ def test_what_a_host_lacks(facts: Dict[str, Any], words: List[str]) -> None:
 
 def test_on_this_machine_nothing_is_over_there() -> None:
     for problem in ("cwd", "interpreter", "script", "program"):
-        assert "over there" not in host_problem(
-            "localhost", {"path": "/x", "problem": problem}, is_local=True
-        )
+        text = host_problem("localhost", {"path": "/x", "problem": problem}, True, lambda python: python)
+        assert "over there" not in text

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, List, Mapping
 
 import pytest
 
 from ringcomm.errors import ConfigError
+from ringrun.diagnosis import records as records_module
 from ringrun.diagnosis.diagnose import diagnose_folder
 from ringrun.diagnosis.first_failure import Complaint, Exit
 from ringrun.diagnosis.records import (
+    KEPT_FOLDERS,
+    PREFIX,
     Records,
-    chosen_folder,
     explain,
     has_operations,
+    keep_records,
     read_records,
-    write_records,
 )
 from ringrun.job.launch import Options, prepare
 
@@ -153,13 +157,70 @@ def test_what_is_written_is_read_again(records: Records, tmp_path: Path) -> None
     contents = records.complete({0: Exit(0, None, 9)})
     folder = tmp_path / "new" / "folder"
     job = prepare(Options(np=2, output_dir=str(folder)), ["true"])
-    assert chosen_folder(job) == folder
+    folder.parent.mkdir()
+    for earlier in ({7: {}}, contents):
+        assert keep_records(job, earlier) == (folder, "")
     assert folder.stat().st_mode & 0o777 == 0o700
-    (folder / "flight.9.json").write_text("of an earlier job")
-    write_records(folder, contents)
     assert sorted(path.name for path in folder.iterdir()) == ["flight.0.json", "flight.1.json"]
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
     assert diagnose_folder(folder) == (explain(contents) + "\n", 0)
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> List[Path]:
+    """Two folders for temporary files."""
+    found = [tmp_path / "first", tmp_path / "second"]
+    for place in found:
+        place.mkdir()
+    monkeypatch.setattr("ringrun.diagnosis.records.temporary_places", lambda: found)
+    return found
+
+
+def test_the_newest_folders_stay(places: List[Path]) -> None:
+    job = prepare(Options(np=2), ["true"])
+    (places[0] / f"{PREFIX}file").touch()
+    (places[0] / f"{PREFIX}link").symlink_to(places[1])
+    (places[0] / "other").mkdir()
+    made = []
+    for number in range(KEPT_FOLDERS + 3):
+        made.append(keep_records(job, {0: {}})[0])
+        os.utime(made[-1], (number, number))
+    last, _ = keep_records(job, {0: {}})
+    assert [folder.exists() for folder in made] == [False] * 4 + [True] * (KEPT_FOLDERS - 1)
+    others = {path.name for path in places[0].iterdir()} - {path.name for path in [*made, last]}
+    assert others == {f"{PREFIX}file", f"{PREFIX}link", "other"}
+
+
+def test_where_there_is_no_room_the_next_place_is_taken(
+    places: List[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = prepare(Options(np=2), ["true"])
+    places.insert(0, places[0] / "none")
+    assert keep_records(job, {0: {}})[0].parent == places[1]
+    write = records_module.write_records
+
+    def write_where_there_is_room(folder: Path, contents: Mapping[int, Mapping[str, Any]]) -> None:
+        if folder.parent == places[1]:
+            (folder / "flight.0.json").write_text("{")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+        write(folder, contents)
+
+    monkeypatch.setattr(records_module, "write_records", write_where_there_is_room)
+    before = set(places[1].iterdir())
+    assert keep_records(job, {0: {}})[0].parent == places[2]
+    assert set(places[1].iterdir()) == before
+    places.pop()
+    with pytest.raises(OSError, match="No such file"):
+        keep_records(job, {0: {}})
+
+
+def test_records_are_not_lost_where_the_wanted_folder_cannot_be_written(
+    places: List[Path], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    job = prepare(Options(np=2, output_dir=str(tmp_path / "file" / "folder")), ["true"])
+    folder, why = keep_records(job, {0: {}})
+    assert folder.parent == places[0] and why == f"{tmp_path}/file/folder cannot be written: Not a directory"
 
 
 def test_files_that_are_no_good(tmp_path: Path) -> None:

@@ -103,6 +103,7 @@ def test_more_ranks_than_a_process_may_have_connections(monkeypatch: pytest.Monk
 def test_what_an_agent_is_told() -> None:
     job = prepare(Options(np=3, hosts="localhost,far:2"), ["train.py"], ENVIRON)
     config: Dict[str, Any] = job.agent_config(job.hosts[1])
+    assert config["writes"] == []
     assert config["key"] == job.key.hex()
     same = {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2"}
     assert config["ranks"] == [

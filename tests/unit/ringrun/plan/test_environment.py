@@ -11,6 +11,7 @@ from ringrun.plan.environment import (
     MEMBERSHIP,
     forwarded,
     horovods_variables,
+    not_forwarded,
     own_variables,
     rank_variables,
     removed,
@@ -45,10 +46,8 @@ def test_forwarded(requests: List[str], found: Dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("request_", "word"),
     [
-        ("C", "-x C=VALUE"),
         ("1A=2", "'1A'"),
         ("a b", "neither"),
-        ("NOTHING_*", "no variable that is set here fits"),
         ("RINGCOMM_KEY", "its own"),
         ("RINGCOMM_KEY=1", "its own"),
     ],
@@ -58,6 +57,13 @@ def test_bad_requests(request_: str, word: str) -> None:
         forwarded([request_], HERE)
     assert word in str(caught.value)
     assert "secret" not in str(caught.value)
+
+
+def test_what_is_not_set_is_told_and_left_out() -> None:
+    assert forwarded(["C", "NOTHING_*", "A"], HERE) == {"A": "1"}
+    told = not_forwarded(["C", "NOTHING_*", "A", "NCCL_*", "C=", "X=1"], HERE)
+    assert len(told) == 2 and told[0].startswith("-x C: no such variable is set here")
+    assert "-x C=VALUE" in told[0] and told[1] == "-x 'NOTHING_*': no variable that is set here fits."
 
 
 def test_own_variables() -> None:

@@ -1,0 +1,122 @@
+# ruff: noqa: PTH118
+"""How many threads each rank's libraries use, where several ranks share the cores of one host.
+
+Standard library only: the launcher sends this file along with :mod:`ringrun.agent.agent`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Dict, Iterable, List, Mapping, Optional
+
+AUTO, NONE = "auto", "none"
+
+OPENMP = "OMP_NUM_THREADS"
+FOLLOW_OPENMP = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+"""Read before ``OMP_NUM_THREADS``, which counts where they are not set."""
+OTHERS = (
+    "VECLIB_MAXIMUM_THREADS",  # NumPy on macOS
+    "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS",
+    "PJRT_NPROC", "NPROC",  # JAX; older versions know the second name only
+)  # fmt: skip
+
+
+def limit(env: Dict[str, str], wanted: str, ranks: int, cores: Optional[float] = None) -> Dict[str, Any]:
+    """Add the variables to the environment of a host's ranks. What is set stays as it is.
+
+    Args:
+        env: the ranks' environment; changed.
+        wanted: threads per rank: a number, :data:`NONE`, or :data:`AUTO` for an equal share of the cores
+            where several ranks share them.
+        ranks: how many this host runs.
+        cores: how many it has for them (:func:`available_cores`).
+
+    Returns:
+        What was done: ``threads`` per rank (0: nothing was set), ``cores``, ``ranks``, and ``kept``, the
+        variables that were set before to other values.
+    """
+    cores = available_cores() if cores is None else cores
+    if wanted == NONE or (wanted == AUTO and ranks < 2):
+        return {"threads": 0, "cores": cores, "ranks": ranks, "kept": {}}
+    threads = max(1, int(cores / ranks)) if wanted == AUTO else int(wanted)
+    names = [OPENMP, *OTHERS] if env.get(OPENMP) else [OPENMP, *FOLLOW_OPENMP, *OTHERS]
+    known = {name: env[name] for name in [OPENMP, *FOLLOW_OPENMP, *OTHERS] if env.get(name)}
+    missing = [name for name in names if name not in known]
+    env.update(dict.fromkeys(missing, str(threads)))
+    kept = {name: value for name, value in known.items() if value != str(threads)}
+    return {"threads": threads if missing else 0, "cores": cores, "ranks": ranks, "kept": kept}
+
+
+def available_cores() -> float:
+    """The cores that this process may use: those it is bound to, and no more than its cgroups allow."""
+    cores = float(_bound_cores())
+    try:
+        with open("/proc/self/cgroup", encoding="utf-8", errors="replace") as file:
+            quotas = _quotas(file.read().splitlines())
+    except OSError:  # not Linux, or without cgroups
+        quotas = []
+    return min([cores, *quotas])
+
+
+def _bound_cores() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except (AttributeError, OSError):  # not Linux
+        return os.cpu_count() or 1
+
+
+def _quotas(lines: Iterable[str], root: str = "/sys/fs/cgroup") -> List[float]:
+    """The limits, in cores, of the cgroups in ``/proc/self/cgroup`` and of those around them."""
+    found: List[Optional[float]] = []
+    for line in lines:
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if not controllers:  # version 2
+            for folder in _with_parents(root, path):
+                found.append(_quota(_words(os.path.join(folder, "cpu.max"))))
+        elif "cpu" in controllers.split(","):
+            for mount in (controllers, "cpu"):
+                for folder in _with_parents(os.path.join(root, mount), path):
+                    quota = _words(os.path.join(folder, "cpu.cfs_quota_us"))
+                    found.append(_quota(quota + _words(os.path.join(folder, "cpu.cfs_period_us"))))
+    return [quota for quota in found if quota is not None]
+
+
+def _with_parents(root: str, path: str) -> List[str]:
+    """A cgroup's folder, and those of all around it. In a container only the outermost may be there."""
+    parts = [part for part in path.split("/") if part and part != ".."]
+    return [os.path.join(root, *parts[:count]) for count in range(len(parts), -1, -1)]
+
+
+def _words(path: str) -> List[str]:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read().split()
+    except OSError:  # no limit is set here, or no such cgroup is visible from here
+        return []
+
+
+def _quota(words: List[str]) -> Optional[float]:
+    """Cores from "200000 100000" (microseconds per period); None without a limit ("max", or -1)."""
+    if len(words) != 2 or not all(word.isdigit() and int(word) for word in words):
+        return None
+    return int(words[0]) / int(words[1])
+
+
+def describe(hosts: Mapping[str, Mapping[str, Any]], wanted: str) -> str:
+    """What the user should know about it, as one line; "" where there is nothing to say.
+
+    Args:
+        hosts: what :func:`limit` returned, by host.
+        wanted: what it was asked for.
+    """
+    parts = []
+    for host, found in hosts.items():
+        kept = "".join(f", {name}={value} stays" for name, value in sorted(found["kept"].items()))
+        if found["threads"] and (kept or wanted == AUTO):
+            cores = f"{found['cores']:.3g} core{'' if found['cores'] == 1 else 's'}"
+            ranks = f"{found['ranks']} rank{'' if found['ranks'] == 1 else 's'}"
+            threads = f"{found['threads']} thread{'' if found['threads'] == 1 else 's'} per rank"
+            parts.append(f"{threads} on {host} ({cores}, {ranks}{kept})")
+    if not parts:
+        return ""
+    return f"{'; '.join(parts)}. --threads N sets another number, --threads none leaves it to the libraries."

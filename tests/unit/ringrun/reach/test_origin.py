@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ringrun.reach.origin import _recorded_path, find_source, how_to_install
+
+
+def test_the_source_is_this_folder() -> None:
+    assert find_source() == Path(__file__).resolve().parents[4]
+
+
+@pytest.mark.parametrize(
+    "recorded", [None, "", "[]", "{}", '{"url": "https://x/y.whl"}', '{"url": "file:///gone"}']
+)
+def test_what_pip_has_noted_may_be_of_no_use(recorded: str) -> None:
+    assert _recorded_path(recorded) is None
+
+
+def test_the_wheel_that_pip_has_noted(tmp_path: Path) -> None:
+    wheel = tmp_path / "a b.whl"
+    wheel.touch()
+    assert _recorded_path(f'{{"url": "{wheel.as_uri()}"}}') == wheel
+
+
+def test_no_index_is_asked_for_ringcomm(tmp_path: Path) -> None:
+    wheel = tmp_path / "ringcomm-1-py3-none-any.whl"
+    for source in (tmp_path, wheel, None):
+        for is_local in (False, True):
+            text = how_to_install(source, "1", "me@jetson1", "/p", is_local)
+            assert "/p -m pip install " in text and "pip install ringcomm" not in text
+            assert ("me@jetson1:" in text) is not is_local
+            assert source is None or str(source) in text
