@@ -17,7 +17,7 @@ from ..collective.sites import call_site
 from ..config import Settings
 from ..dtypes import Array, code_of
 from ..errors import ConfigError, Misuse, ShapeError, UnsupportedDtypeError
-from ..ops import Collective, ReduceOp, factor_of
+from ..ops import Collective, ReduceOp, factor_of, name_of
 from ..schedule.select import Selector
 from ..transport.base import Fabric, Lanes
 from ..wire.frames import NO_OP, NO_ROOT
@@ -169,7 +169,7 @@ class Engine:
         self,
         arrays: Sequence[Array],
         op: ReduceOp,
-        name: str = "",
+        name: Optional[str] = None,
         shapes: Optional[Sequence[Shape]] = None,
         prescale: float = 1.0,
         postscale: float = 1.0,
@@ -194,7 +194,7 @@ class Engine:
         arrays: Sequence[Array],
         shapes: Sequence[Shape],
         op: ReduceOp,
-        name: str = "",
+        name: Optional[str] = None,
         prescale: float = 1.0,
         postscale: float = 1.0,
         process_set: int = EVERYBODY,
@@ -215,7 +215,7 @@ class Engine:
         self,
         arrays: Sequence[Array],
         shapes: Sequence[Shape],
-        name: str = "",
+        name: Optional[str] = None,
         process_set: int = EVERYBODY,
         urgent: bool = False,
         convert: Convert = None,
@@ -232,7 +232,7 @@ class Engine:
         self,
         arrays: Sequence[Array],
         root: int,
-        name: str = "",
+        name: Optional[str] = None,
         shapes: Optional[Sequence[Shape]] = None,
         process_set: int = EVERYBODY,
         urgent: bool = False,
@@ -252,7 +252,7 @@ class Engine:
         array: Array,
         shape: Shape,
         splits: Sequence[int],
-        name: str = "",
+        name: Optional[str] = None,
         process_set: int = EVERYBODY,
         urgent: bool = False,
         convert: Convert = None,
@@ -269,7 +269,9 @@ class Engine:
             Collective.ALLTOALL, [array], [shape[1:]], name, process_set, urgent, convert, splits=splits
         )
 
-    def barrier(self, name: str = "", process_set: int = EVERYBODY, urgent: bool = True) -> Handle:
+    def barrier(
+        self, name: Optional[str] = None, process_set: int = EVERYBODY, urgent: bool = True
+    ) -> Handle:
         """Done once every member has called it."""
         return self._submit(Collective.BARRIER, [], None, name, process_set, urgent, None)
 
@@ -331,7 +333,7 @@ class Engine:
         kind: Collective,
         arrays: Sequence[Array],
         shapes: Optional[Sequence[Shape]],
-        name: str,
+        name: Optional[str],
         process_set: int,
         urgent: bool,
         convert: Convert,
@@ -346,6 +348,7 @@ class Engine:
             self.sets.check_member(process_set)
         for array in arrays:
             code_of(array.dtype)
+        name = name_of(name)
         signature = Signature(
             name, process_set, int(kind), op, root,
             tuple(array.dtype.name for array in arrays),

@@ -50,7 +50,7 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     "bye": {},
     # from an engine to the one of rank 0
     "ready": {"known": (list,), "carried": (list,), "fresh": (list,), "urgent": (bool,)},
-    "blocked": {"heard": (int,)},
+    "blocked": {"heard": (int,), "for_good": (bool,)},
     "unblocked": {},
     "joined": {},
     "forgot": {"epoch": (int,)},
