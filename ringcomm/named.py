@@ -123,7 +123,7 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
     process_set: Optional[ProcessSet] = None,
 ) -> Handle:
-    """Start a reducescatter of a copy; the result is this rank's rows: one more on the first ranks if uneven."""
+    """Start a reducescatter of a copy; the result is this rank's rows (one more on the first if uneven)."""
     flat, shape = flat_copy(array)
     return api.context().engine.reducescatter(
         [flat], [shape], op_of(op), name, prescale_factor, postscale_factor, number_of(process_set),

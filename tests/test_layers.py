@@ -41,7 +41,7 @@ LEVELS: Dict[int, List[List[str]]] = {
         [
             "collective.reduce", "collective.flows", "collective.progress", "collective.execute",
             "collective.short", "collective.drive", "collective.calls", "collective.sites",
-            "collective.journal", "collective.runner",
+            "collective.journal", "collective.reporter", "collective.runner",
             "collective.measure",
         ],
         [

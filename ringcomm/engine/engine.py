@@ -12,7 +12,8 @@ from typing import IO, Any, Callable, Iterator, List, Optional, Sequence, Tuple
 from ..collective.journal import CallJournal
 from ..collective.progress import Progress
 from ..collective.reduce import kernel
-from ..collective.runner import Reporter, Runner
+from ..collective.reporter import Reporter
+from ..collective.runner import Runner
 from ..collective.sites import call_site
 from ..config import Settings
 from ..dtypes import Array, code_of

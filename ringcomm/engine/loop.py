@@ -15,12 +15,21 @@ from typing import Any, Callable, List, NamedTuple, Optional, Sequence
 
 from ..clock import Clock, Deadline, give_way, monotonic
 from ..collective.progress import Progress
-from ..errors import BrokenInvariantError, Misuse, NotInitializedError, Recoverable, RingcommError, fresh_copy
-from ..transport.base import Fabric
+from ..errors import (
+    BrokenInvariantError,
+    Misuse,
+    NotInitializedError,
+    Recoverable,
+    RingcommError,
+    describe_error,
+    failed_before,
+    fresh_copy,
+)
+from ..transport.base import Fabric, Stopped
 from ..wire.messages import Message
 from .coordinator import Coordinator
 from .journal import OperationJournal
-from .lines import Limits, Lines, Stopped, StopWatch
+from .lines import Limits, Lines, StopWatch
 from .observe import Observer
 from .perform import Performer
 from .request import Handle, Request
@@ -239,10 +248,7 @@ class Loop:
             # Whoever submits may be the first of this rank's program to learn of the loss.
             raise fresh_copy(broken)
         if broken is not None:
-            raise Misuse(
-                "This job has failed before; call shutdown(), and init() if it shall start again. The "
-                f"failure was: {type(broken).__name__}: {broken}"
-            ) from broken
+            raise failed_before(broken) from broken
 
     # ---- waiting -----------------------------------------------------------------------------
 
@@ -352,13 +358,12 @@ class Loop:
             turns.fail_all(error)
         except Exception as error:  # noqa: BLE001 - whatever it is, all who wait must learn of it
             logger.exception("the engine of rank %d failed", self.rank)
+            self._reporter.note_interrupted(turns.doing(), describe_error(error))
             turns.fail_all(
                 BrokenInvariantError(f"engine of rank {self.rank} failed: {type(error).__name__}: {error}")
             )
         except BaseException as error:
             # An interrupt in the thread that was at work: streams may have stopped in mid-message.
-            turns.fail_all(
-                Misuse(f"Rank {self.rank} was interrupted ({type(error).__name__}) in a collective.")
-            )
+            turns.fail_all(self._reporter.note_interrupted(turns.doing(), describe_error(error)))
             raise
         return False

@@ -9,12 +9,12 @@ from typing import Callable, Collection, Iterator, List, NamedTuple, Optional, S
 
 from ..clock import Clock
 from ..errors import MismatchError, NotInitializedError, PeerStalledError, ProtocolError, RingcommError
-from ..transport.base import Fabric, Link
+from ..transport.base import Fabric, Link, Stopped
 from ..wire.messages import Message
 from .carried import unpack
 from .coordinator import Coordinator
 from .journal import OperationJournal, began, finish
-from .lines import Lines, Stopped, StopWatch
+from .lines import Lines, StopWatch
 from .observe import labels_of
 from .pending import Pending, Work
 from .perform import Performer

@@ -14,10 +14,10 @@ from typing import Any, Callable, List, Optional, Sequence, Set
 from ..clock import Clock, Deadline, monotonic
 from ..collective.progress import Progress
 from ..errors import BrokenInvariantError, RingcommError
-from ..transport.base import Fabric
+from ..transport.base import Fabric, Stopped
 from ..wire.messages import Message
 from .disagree import whereabouts
-from .lines import Limits, Lines, Stopped, StopWatch
+from .lines import Limits, Lines, StopWatch
 from .observe import Observer
 from .stacks import main_stack
 from .tracing import Sink

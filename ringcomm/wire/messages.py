@@ -37,6 +37,7 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     "note": {"text": (str,)},
     "leaving": {"reason": (str,), "ok": (bool,)},
     "closed": {"peer": (int,), "why": (str,)},
+    "interrupted": {"doing": (str,), "why": (str,)},
     "pong": {"heard": (list,), "silent": (list,)},
     # from the rendezvous to a rank
     "refused": {"reason": (str,)},
