@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from .. import api
 from ..errors import HostsUpdatedInterrupt, Recoverable, RingcommError
-from .host import cause_of
+from .causes import cause_of
 from .objects import broadcast_object
 
 REMOVED = 2
