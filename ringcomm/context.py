@@ -20,7 +20,7 @@ from .config import Membership, Settings, misspelt_variables
 from .engine.engine import Engine
 from .engine.lines import StopWatch
 from .errors import describe_error
-from .flight import Facts, FlightRecorder
+from .flight import Facts, FlightRecorder, forget_what_is_closed
 from .rendezvous.client import Joined, Peer, join
 from .rendezvous.embedded import EmbeddedRendezvous
 from .schedule.select import Selector
@@ -118,6 +118,7 @@ class Context(Collectives):
             if settings.timeline:
                 alone.start_timeline(settings.timeline, settings.timeline_mark_cycles)
             return alone
+        forget_what_is_closed()
         embedded = EmbeddedRendezvous.start_if_ours(membership, settings)
         try:
             joined = join(membership, settings, listens=True)

@@ -66,8 +66,9 @@ LEVELS: Dict[int, List[List[str]]] = {
     5: [["timeline", "flight", "collectives", "context", "api", "process_set", "named", "same", "__init__"]],
     6: [
         [
-            "_adapter.arguments", "_adapter.basics", "_adapter.common", "_adapter.compression", "_adapter.causes",
-            "_adapter.gradients", "_adapter.names", "_adapter.host", "_adapter.callbacks", "_adapter.objects",
+            "_adapter.arguments", "_adapter.basics", "_adapter.common", "_adapter.compression",
+            "_adapter.gradients", "_adapter.names", "_adapter.causes", "_adapter.host", "_adapter.callbacks",
+            "_adapter.objects",
             "_adapter.sampling", "_adapter.trees", "_adapter.elastic", "_adapter.parts", "_adapter.checking",
             "_adapter.registry", "_adapter.compute",
         ],
