@@ -1,11 +1,15 @@
-"""Collectives on NumPy arrays that are matched by name and come back as handles."""
+"""Collectives on NumPy arrays that are matched by name and come back as handles.
+
+Functions without a trailing underscore copy their input before they return, so the caller may change it at
+once. Those with one work in the caller's own array, which must be left alone until the handle is done.
+"""
 
 from __future__ import annotations
 
 from typing import Any, ContextManager, List, Optional, Sequence
 
 from . import api
-from .arrays.bridge import InPlace, flat_copy, flat_view
+from .arrays.bridge import InPlace, flat_copy
 from .arrays.rows import check_splits, row_items
 from .dtypes import Array
 from .engine.request import Handle
@@ -21,14 +25,14 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: Optional[ProcessSet] = None,
 ) -> Handle:
-    """Start an allreduce; ``handle.wait()`` gives a new array.
+    """Start an allreduce of a copy of ``array``; ``handle.wait()`` gives a new array.
 
     Ranks may start their operations in any order: those of the same ``name`` belong together, and
     those without a name by their order.
     """
     flat, shape = flat_copy(array)
     return api.context().engine.allreduce(
-        [flat], op_of(op), name or "", [shape], prescale_factor, postscale_factor, number_of(process_set),
+        [flat], op_of(op), name, [shape], prescale_factor, postscale_factor, number_of(process_set),
         convert=lambda _: flat.reshape(shape),
     )  # fmt: skip
 
@@ -44,7 +48,7 @@ def allreduce_async_(
     """Like :func:`allreduce_async`, overwriting ``array``, which must be left alone until then."""
     target = InPlace(array, "allreduce_async_")
     return api.context().engine.allreduce(
-        [target.flat], op_of(op), name or "", [target.shape], prescale_factor, postscale_factor,
+        [target.flat], op_of(op), name, [target.shape], prescale_factor, postscale_factor,
         number_of(process_set), convert=lambda _: target.finish(),
     )  # fmt: skip
 
@@ -57,18 +61,57 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: Optional[ProcessSet] = None,
 ) -> Handle:
-    """Start an allreduce of several arrays, all of them or none; the result is a list of arrays."""
+    """Start an allreduce of copies of several arrays, all of them or none; the result is a list of arrays."""
     copies = [flat_copy(array) for array in arrays]
     return api.context().engine.allreduce(
-        [flat for flat, _ in copies], op_of(op), name or "", [shape for _, shape in copies],
+        [flat for flat, _ in copies], op_of(op), name, [shape for _, shape in copies],
         prescale_factor, postscale_factor, number_of(process_set),
         convert=lambda _: [flat.reshape(shape) for flat, shape in copies],
+    )  # fmt: skip
+
+
+def grouped_allreduce_async_(
+    arrays: Sequence[Array],
+    op: ReduceOp = ReduceOp.AVERAGE,
+    name: Optional[str] = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: Optional[ProcessSet] = None,
+) -> Handle:
+    """Like :func:`grouped_allreduce_async`, overwriting the arrays, which must be left alone until then."""
+    targets = [InPlace(array, "grouped_allreduce_async_") for array in arrays]
+    return api.context().engine.allreduce(
+        [target.flat for target in targets], op_of(op), name, [target.shape for target in targets],
+        prescale_factor, postscale_factor, number_of(process_set),
+        convert=lambda _: [target.finish() for target in targets],
     )  # fmt: skip
 
 
 def grouped_allreduce(arrays: Sequence[Any], **options: Any) -> List[Array]:
     """:func:`grouped_allreduce_async`, and wait."""
     result: List[Array] = grouped_allreduce_async(arrays, **options).wait()
+    return result
+
+
+def grouped_allreduce_(arrays: Sequence[Array], **options: Any) -> List[Array]:
+    """:func:`grouped_allreduce_async_`, and wait: several arrays are overwritten, all of them or none.
+
+    Args:
+        arrays: writable NumPy arrays of any layout; equal in number, shapes and types on all ranks.
+        options: as for :func:`grouped_allreduce_async_`.
+
+    Returns:
+        the arrays themselves.
+
+    Raises:
+        Misuse: one of them is no array, or is read-only.
+        MismatchError: ranks disagree; no array has been changed.
+        PeerLostError: a rank is gone; the arrays hold intermediate sums.
+
+    Example:
+        ``rc.grouped_allreduce_([weights, bias], op=rc.Sum, name="layer1")``
+    """
+    result: List[Array] = grouped_allreduce_async_(arrays, **options).wait()
     return result
 
 
@@ -80,10 +123,10 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
     process_set: Optional[ProcessSet] = None,
 ) -> Handle:
-    """Start a reducescatter; the result is this rank's rows: the first ranks get one more if uneven."""
+    """Start a reducescatter of a copy; the result is this rank's rows (one more on the first if uneven)."""
     flat, shape = flat_copy(array)
     return api.context().engine.reducescatter(
-        [flat], [shape], op_of(op), name or "", prescale_factor, postscale_factor, number_of(process_set),
+        [flat], [shape], op_of(op), name, prescale_factor, postscale_factor, number_of(process_set),
         convert=_only,
     )  # fmt: skip
 
@@ -91,20 +134,20 @@ def reducescatter_async(
 def allgather_async(
     array: Any, name: Optional[str] = None, process_set: Optional[ProcessSet] = None
 ) -> Handle:
-    """Start an allgather; the result is everybody's rows, in rank order."""
-    flat, shape = flat_view(array)
+    """Start an allgather of a copy of ``array``; the result is every rank's rows, in rank order."""
+    flat, shape = flat_copy(array)
     return api.context().engine.allgather(
-        [flat], [shape or (1,)], name or "", number_of(process_set), convert=_only
+        [flat], [shape or (1,)], name, number_of(process_set), convert=_only
     )
 
 
 def broadcast_async(
     array: Any, root_rank: int = 0, name: Optional[str] = None, process_set: Optional[ProcessSet] = None
 ) -> Handle:
-    """Start a broadcast; the result is a new array. ``root_rank`` is a rank of the job."""
+    """Start a broadcast of a copy; the result is a new array. ``root_rank`` is a rank of the job."""
     flat, shape = flat_copy(array)
     return api.context().engine.broadcast(
-        [flat], root_rank, name or "", [shape], number_of(process_set),
+        [flat], root_rank, name, [shape], number_of(process_set),
         convert=lambda _: flat.reshape(shape),
     )  # fmt: skip
 
@@ -115,7 +158,7 @@ def broadcast_async_(
     """Like :func:`broadcast_async`, overwriting ``array``, which must be left alone until then."""
     target = InPlace(array, "broadcast_async_")
     return api.context().engine.broadcast(
-        [target.flat], root_rank, name or "", [target.shape], number_of(process_set),
+        [target.flat], root_rank, name, [target.shape], number_of(process_set),
         convert=lambda _: target.finish(),
     )  # fmt: skip
 
@@ -126,14 +169,14 @@ def alltoall_async(
     name: Optional[str] = None,
     process_set: Optional[ProcessSet] = None,
 ) -> Handle:
-    """Start an alltoall; the result is a pair: the rows, and how many came from each member."""
-    flat, shape = flat_view(array)
+    """Start an alltoall of a copy; the result is a pair: the rows, and how many came from each member."""
+    flat, shape = flat_copy(array)
     engine = api.context().engine
     number = number_of(process_set)
     size = len(engine.sets.check_member(number))
     row_items(shape, "alltoall")
     counts = check_splits(shape[0], splits, size)
-    return engine.alltoall(flat, shape, counts, name or "", number)
+    return engine.alltoall(flat, shape, counts, name, number)
 
 
 def join() -> int:

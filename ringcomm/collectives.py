@@ -18,7 +18,7 @@ from .collective.runner import Runner
 from .dtypes import Array
 from .engine.adasum import adasum, check_adasum
 from .errors import Misuse
-from .ops import Collective, ReduceOp, factor_of, op_of
+from .ops import Collective, ReduceOp, factor_of, name_of, op_of
 from .schedule.steps import even_bounds
 
 
@@ -94,7 +94,7 @@ class Collectives:
             with self._runner.exclusive():
                 adasum(self._runner, flat, prescale, postscale)
         else:
-            self._runner.all_reduce(flat, op, name or "", shape, prescale, postscale)
+            self._runner.all_reduce(flat, op, name_of(name), shape, prescale, postscale)
 
     def reducescatter(
         self,
@@ -149,7 +149,7 @@ class Collectives:
         rows = even_bounds(shape[0], self.size)
         bounds = tuple(row * width for row in rows)
         self._runner.reduce_scatter(
-            flat, bounds, op_of(op), name or "", shape, factor_of(prescale), factor_of(postscale)
+            flat, bounds, op_of(op), name_of(name), shape, factor_of(prescale), factor_of(postscale)
         )
         mine = flat[bounds[self.rank] : bounds[self.rank + 1]]
         return mine.reshape((rows[self.rank + 1] - rows[self.rank], *shape[1:]))
@@ -165,7 +165,7 @@ class Collectives:
         flat, shape = flat_view(array)
         shape = shape or (1,)
         width = row_items(shape, "allgather")
-        runner, label = self._runner, name or ""
+        runner, label = self._runner, name_of(name)
         with runner.exclusive():
             rows = runner.exchange([shape[0]], Collective.ALLGATHER, flat.dtype, label, shape[1:])[:, 0]
             bounds = cumulative(rows, width)
@@ -183,7 +183,7 @@ class Collectives:
         target = InPlace(array, "allgather_")
         width = row_items(target.shape, "allgather_")
         bounds = tuple(row * width for row in even_bounds(target.shape[0], self.size))
-        self._runner.all_gather(target.flat, bounds, name or "", target.shape)
+        self._runner.all_gather(target.flat, bounds, name_of(name), target.shape)
         return target.finish()
 
     def broadcast(self, array: Any, root_rank: int = 0, name: Optional[str] = None) -> Array:
@@ -193,13 +193,13 @@ class Collectives:
             a new C-ordered array.
         """
         flat, shape = flat_copy(array)
-        self._runner.broadcast(flat, self._root(root_rank), name or "", shape)
+        self._runner.broadcast(flat, self._root(root_rank), name_of(name), shape)
         return flat.reshape(shape)
 
     def broadcast_(self, array: Array, root_rank: int = 0, name: Optional[str] = None) -> Array:
         """Overwrite ``array`` on every rank with the root's."""
         target = InPlace(array, "broadcast_")
-        self._runner.broadcast(target.flat, self._root(root_rank), name or "", target.shape)
+        self._runner.broadcast(target.flat, self._root(root_rank), name_of(name), target.shape)
         return target.finish()
 
     def alltoall(self, array: Any, splits: Optional[Sequence[int]] = None, name: Optional[str] = None) -> Any:
@@ -220,7 +220,7 @@ class Collectives:
         flat, shape = flat_view(array)
         width = row_items(shape, "alltoall")
         counts = check_splits(shape[0], splits, self.size)
-        runner, label = self._runner, name or ""
+        runner, label = self._runner, name_of(name)
         with runner.exclusive():
             matrix = runner.exchange(counts, Collective.ALLTOALL, flat.dtype, label, shape[1:])
             received = matrix[:, self.rank]
@@ -241,7 +241,7 @@ class Collectives:
 
     def barrier(self, name: Optional[str] = None) -> None:
         """Return once every rank has called it."""
-        self._runner.barrier(name or "")
+        self._runner.barrier(name_of(name))
 
     def broadcast_object(self, value: Any = None, root_rank: int = 0, name: Optional[str] = None) -> Any:
         """Send any object (pickled by cloudpickle) from the root to all; what others pass is ignored.
@@ -254,9 +254,9 @@ class Collectives:
         length = np.array([payload.size], np.int64)
         kind = Collective.BROADCAST_OBJECT
         with self._runner.exclusive():
-            self._runner.broadcast(length, root, name or "", (1,), kind)
+            self._runner.broadcast(length, root, name_of(name), (1,), kind)
             data = payload.copy() if self.rank == root else np.empty(int(length[0]), np.uint8)
-            self._runner.broadcast(data, root, name or "", data.shape, kind)
+            self._runner.broadcast(data, root, name_of(name), data.shape, kind)
         # Only ranks that proved to hold the job's key, running the same user's program, get here.
         return value if self.rank == root else cloudpickle.loads(data.tobytes())
 
@@ -265,11 +265,11 @@ class Collectives:
         payload = np.frombuffer(cloudpickle.dumps(value), np.uint8)
         kind = Collective.ALLGATHER_OBJECT
         with self._runner.exclusive():
-            lengths = self._runner.exchange([payload.size], kind, payload.dtype, name or "", ())
+            lengths = self._runner.exchange([payload.size], kind, payload.dtype, name_of(name), ())
             bounds = cumulative(lengths[:, 0], 1)
             gathered = np.empty(bounds[-1], np.uint8)
             gathered[bounds[self.rank] : bounds[self.rank + 1]] = payload
-            self._runner.all_gather(gathered, bounds, name or "", (), kind)
+            self._runner.all_gather(gathered, bounds, name_of(name), (), kind)
         return [
             value
             if rank == self.rank

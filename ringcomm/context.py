@@ -13,12 +13,14 @@ from dataclasses import replace
 from typing import Any, Dict, List, Optional, Sequence
 
 from .collective.measure import agreed, measure
-from .collective.runner import Reporter, Runner
+from .collective.reporter import Reporter
+from .collective.runner import Runner
 from .collectives import Collectives
 from .config import Membership, Settings, misspelt_variables
 from .engine.engine import Engine
+from .engine.peer_channels import StopWatch
 from .errors import describe_error
-from .flight_recorder import Facts, FlightRecorder
+from .flight_recorder import Facts, FlightRecorder, forget_what_is_closed
 from .rendezvous.client import Joined, Peer, join
 from .rendezvous.embedded import EmbeddedRendezvous
 from .schedule.select import Selector
@@ -61,6 +63,7 @@ class Context(Collectives):
         self._joined = joined
         self._embedded = embedded
         self._closed = False
+        self._leaving: Optional[StopWatch] = None
         own = self.peers[rank]
         self.host = own.host
         self.local_rank = own.local_rank
@@ -74,6 +77,10 @@ class Context(Collectives):
             reporter = joined.control
         elif size > 1:
             lanes.calls.watch = lanes.engine.watch = reporter
+        if size > 1:
+            # For a call that one thread is in while another one leaves the job.
+            self._leaving = lanes.calls.watch = StopWatch(lanes.calls.watch)
+            lanes.calls.make_wakeable()
         hosts = [peer.host_index for peer in self.peers]
         say = self._say if settings.verbose and rank == 0 else None
         self._selector = Selector(rank, size, settings.algorithm or None, hosts, say)
@@ -83,9 +90,13 @@ class Context(Collectives):
         self.engine = Engine(
             lanes, settings, self.generation, spin_s, reporter, names, self._selector, self._runner.progress
         )
-        self._recording = Recording(self.engine, names)
-        facts = Facts(self.rank, self.size, self.host, self.generation, range(self.size))
-        self._flight = FlightRecorder(facts, settings, self._runner, self.engine)
+        try:
+            self._recording = Recording(self.engine, names)
+            facts = Facts(self.rank, self.size, self.host, self.generation, range(self.size))
+            self._flight = FlightRecorder(facts, settings, self._runner, self.engine)
+        except BaseException:
+            self.engine.stop()
+            raise
 
     @classmethod
     def start(cls, membership: Optional[Membership] = None, settings: Optional[Settings] = None) -> Context:
@@ -107,6 +118,7 @@ class Context(Collectives):
             if settings.timeline:
                 alone.start_timeline(settings.timeline, settings.timeline_mark_cycles)
             return alone
+        forget_what_is_closed()
         embedded = EmbeddedRendezvous.start_if_ours(membership, settings)
         try:
             joined = join(membership, settings, listens=True)
@@ -114,7 +126,14 @@ class Context(Collectives):
             if embedded is not None:
                 embedded.stop()
             raise
-        context = cls(joined.lanes, joined.peers, settings, joined, embedded)
+        try:
+            context = cls(joined.lanes, joined.peers, settings, joined, embedded)
+        except BaseException as problem:
+            joined.control.leave(describe_error(problem), ok=False)
+            joined.lanes.close()
+            if embedded is not None:
+                embedded.stop(failed=True)
+            raise
         try:
             if joined.rank == 0:
                 _point_out_misspelt()
@@ -161,6 +180,8 @@ class Context(Collectives):
         if ok:
             self._recording.finish()
         self._flight.close(reason, ok)
+        if self._leaving is not None:
+            self._leaving.stopping = True
         self._runner.stop()
         self.engine.stop()
         if self._joined is not None:

@@ -180,6 +180,24 @@ def fresh_copy(error: _E) -> _E:
     return copy
 
 
+def failed_before(failure: BaseException) -> Misuse:
+    """What a call raises in a job that has failed, once its rank has been told of the failure."""
+    return Misuse(
+        "This job has failed before, so no collective can run in it any more. ringrun --restarts N starts it "
+        "again, in new processes; without ringrun, shutdown() and init() on every rank do. The failure was: "
+        f"{describe_error(failure)}"
+    )
+
+
+def interruption_text(name: str, why: str, doing: str) -> str:
+    """What is said of a rank that left a collective half-way, while its process may go on."""
+    during = f" in {doing}" if doing else ""
+    return (
+        f"{name} was interrupted ({why}){during}. A message to the other ranks was left unfinished, so the "
+        "job cannot go on."
+    )
+
+
 def describe_error(error: BaseException) -> str:
     """An exception as Python ends its traceback: ``KeyError: 'x'``, or just ``KeyboardInterrupt``."""
     text = str(error)

@@ -156,6 +156,13 @@ class FlightRecorder:
             self._engine.journal.on_failure = None
 
 
+def forget_what_is_closed() -> None:
+    """This process is about to join a job again: nothing that it did in an earlier one explains this one."""
+    channel = Channel.made_before()
+    if channel is not None:
+        channel.forget_closed()
+
+
 def record(recorders: Sequence[FlightRecorder], reason: str, error: str = "") -> Dict[str, Any]:
     """What a process knows, ready for JSON. Times are seconds of the wall clock.
 
@@ -236,11 +243,21 @@ class Channel:
                     os.set_inheritable(sock, False)
                     os.set_inheritable(stacks, False)
                     cls._own = cls(socket.socket(fileno=sock), stacks)
+        return cls.made_before()
+
+    @classmethod
+    def made_before(cls) -> Optional[Channel]:
+        """The one that :meth:`of_this_process` has made earlier, if any."""
         return cls._own if cls._own is not None and cls._own._pid == os.getpid() else None
 
     def add(self, recorder: FlightRecorder) -> None:
         """There is another one to ask."""
-        self.recorders = [*(item for item in self.recorders if not item.closed), recorder]
+        self.forget_closed()
+        self.recorders = [*self.recorders, recorder]
+
+    def forget_closed(self) -> None:
+        """Those whose context has been closed are not asked any more."""
+        self.recorders = [item for item in self.recorders if not item.closed]
 
     def _take_signal(self) -> bool:
         """Have SIGUSR1 write the stacks to the pipe, unless the program has a use for it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any
+from typing import Any, Optional
 
 from .errors import Misuse
 
@@ -69,13 +69,35 @@ def op_of(op: Any) -> ReduceOp:
         raise Misuse(f"op={op!r} is no reduction; there are {names}.") from None
 
 
+_NAN = float("nan")
+
+
 def factor_of(value: Any) -> float:
-    """A scale factor as a number.
+    """A scale factor as a number; every NaN is the same object.
+
+    Tuples compare their items by identity first, so calls and signatures with such a factor are equal.
 
     Raises:
         Misuse: it is none.
     """
     try:
-        return float(value)
-    except (TypeError, ValueError):
+        factor = float(value)
+    except (TypeError, ValueError, OverflowError):
         raise Misuse(f"prescale_factor and postscale_factor are numbers, not {value!r}.") from None
+    return factor if factor == factor else _NAN
+
+
+def name_of(name: Optional[str]) -> str:
+    """An operation's name as text; empty for None.
+
+    Ranks recognise operations by name, and every name travels as text. So one that is no text would not be
+    recognised by the rank that gave it.
+
+    Raises:
+        Misuse: it is no text.
+    """
+    if name is None:
+        return ""
+    if not isinstance(name, str):
+        raise Misuse(f"name={name!r}: a name is a str, not {type(name).__name__}; str(name) makes it one.")
+    return name

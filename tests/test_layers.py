@@ -42,7 +42,7 @@ LEVELS: Dict[int, List[List[str]]] = {
         [
             "collective.reduce", "collective.flows", "collective.progress", "collective.execute",
             "collective.short", "collective.drive", "collective.calls", "collective.call_sites",
-            "collective.call_history", "collective.runner", "collective.measure",
+            "collective.call_history", "collective.reporter", "collective.runner", "collective.measure",
         ],
         [
             "rendezvous.actions", "rendezvous.membership", "rendezvous.root_cause", "rendezvous.routing",
@@ -72,7 +72,8 @@ LEVELS: Dict[int, List[List[str]]] = {
     6: [
         [
             "_adapter.arguments", "_adapter.basics", "_adapter.common", "_adapter.compression",
-            "_adapter.gradients", "_adapter.names", "_adapter.graph_callbacks", "_adapter.callbacks",
+            "_adapter.gradients", "_adapter.names", "_adapter.causes", "_adapter.graph_callbacks",
+            "_adapter.callbacks",
             "_adapter.objects", "_adapter.trees", "_adapter.checking",
             "elastic.sampler", "elastic.state", "elastic.parts",
         ],

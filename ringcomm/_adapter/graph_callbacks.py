@@ -27,6 +27,7 @@ from ..errors import RingcommError
 from ..ops import ReduceOp
 from ..process_set import ProcessSet, number_of
 from .arguments import row_counts, wire_name
+from .causes import record_cause
 from .gradients import Reduction
 
 
@@ -141,9 +142,6 @@ class Batch:
         operations: each takes its number of inputs.
     """
 
-    last_error: Optional[RingcommError] = None
-    """What went wrong last. Frameworks pass on the text of an error, but not the error."""
-
     def __init__(self, operations: Sequence[Operation]) -> None:
         self.operations = list(operations)
         self._started: Dict[int, List[Handle]] = {}
@@ -192,7 +190,7 @@ class Batch:
                 handles.append(operation.start(given, urgent and operation is last))
                 start = stop
         except RingcommError as error:
-            Batch.last_error = error
+            record_cause(error)
             raise
         self._latest = handles
         return handles
@@ -206,15 +204,9 @@ class Batch:
             except RingcommError as error:
                 problem = problem or error
         if problem is not None:
-            Batch.last_error = problem
+            record_cause(problem)
             raise problem
         return results
-
-
-def cause_of(error: BaseException) -> Optional[RingcommError]:
-    """What made a callback fail, if that is what an error of the framework is about; it has only the text."""
-    last = Batch.last_error
-    return last if last is not None and str(last) in str(error) else None
 
 
 def _side_by_side(arrays: Sequence[Array]) -> Tuple[List[Array], List[Tuple[int, ...]]]:

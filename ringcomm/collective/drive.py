@@ -10,6 +10,10 @@ from ..transport.base import Fabric
 from .execute import Part
 
 
+class StoodStill(TimeoutError):
+    """Nothing moved for as long as was allowed. (A program's signal handler may raise a TimeoutError too.)"""
+
+
 def run(
     execution: Part,
     fabric: Fabric,
@@ -27,7 +31,7 @@ def run(
 
     Raises:
         LinkClosed, MismatchError: as from :meth:`Part.advance`.
-        TimeoutError: nothing moved for ``timeout_s``.
+        StoodStill: nothing moved for ``timeout_s``.
         RingcommError: the watch announced the end of the job.
     """
     if execution.advance():
@@ -54,7 +58,7 @@ def run(
             give_way()
         else:
             if quiet.expired():
-                raise TimeoutError
+                raise StoodStill
             reading, writing = execution.waiting_for()
             execution.waits_for = tuple({link.peer for link in reading})
             patience_s = min(quiet.remaining_s(), interval_s)

@@ -20,63 +20,32 @@ from ..errors import (
     MismatchError,
     Misuse,
     NotInitializedError,
-    PeerLostError,
-    PeerStalledError,
     RingcommError,
+    describe_error,
+    failed_before,
     fresh_copy,
 )
 from ..ops import Collective, ReduceOp
 from ..schedule.select import Selector
 from ..schedule.steps import Step, even_bounds
-from ..transport.base import Fabric, LinkClosed, Watch
+from ..transport.base import Fabric, LinkClosed, Stopped
 from ..transport.huge_pages import LEAST_BYTES
 from ..wire.frames import NO_OP, NO_ROOT
 from .call_history import CallJournal, Row
 from .call_sites import Site, call_site, site_text
 from .calls import Call, Plan
-from .drive import run
+from .drive import StoodStill, run
 from .execute import Part
 from .flows import SegmentPool
 from .progress import Progress
 from .reduce import Kernel, kernel
+from .reporter import Reporter
 from .short import make_execution
 
 _PLANS_KEPT = 512
+_LEAVING_S = 1.0
+"""How long a rank that leaves waits for the call of another thread to end."""
 _NOTHING_TO_SUPPRESS: ContextManager[Any] = nullcontext()
-
-
-class Reporter(Watch):
-    """Where failures are reported, and the common verdict comes from. This one has nobody to ask.
-
-    Attributes:
-        who_is_heard, verdict: as in :class:`~ringcomm.rendezvous.control.ControlChannel`.
-    """
-
-    who_is_heard: Optional[Callable[[], Tuple[List[int], List[int]]]] = None
-    verdict: Optional[RingcommError] = None
-
-    def fileno(self) -> int:
-        return -1
-
-    def check(self) -> None:
-        if self.verdict is not None:
-            raise fresh_copy(self.verdict)
-
-    def report_lost(self, peer: int, doing: str, why: str, kind: str = "lost") -> RingcommError:
-        """A peer is lost, or else silent, stalled or late: the error to raise."""
-        if self.verdict is None:
-            error = PeerLostError if kind == "lost" else PeerStalledError
-            during = f" while this rank was in {doing}" if doing else ""
-            text = f"rank {peer} was lost{during}: {why}."
-            self.verdict = error(text, rank=peer)
-        return fresh_copy(self.verdict)
-
-    def report_mismatch(self, peer: int, text: str) -> RingcommError:
-        """A peer is in a different call: the error to raise."""
-        return MismatchError(text, peer=peer)
-
-    def note_closed(self, peer: int, why: str) -> None:
-        """The link to a peer ended without a goodbye, while nobody waited for that peer."""
 
 
 class Runner:
@@ -123,6 +92,7 @@ class Runner:
         self._lock = threading.RLock()
         self._stopped = False
         self._broken: Optional[BaseException] = None
+        self._interrupted: Optional[RingcommError] = None
         self.journal: Optional[CallJournal] = None
         self.called_at: Optional[Site] = None
         self.purpose: Optional[Callable[[], str]] = None
@@ -153,8 +123,15 @@ class Runner:
         return Runner(self._fabric, settings, self._generation, self.spin_s, self._reporter)
 
     def stop(self) -> None:
-        """Refuse further calls: this rank has left the job."""
+        """Refuse further calls: this rank has left the job.
+
+        If the fabric's watch says so too, a call of another thread ends with an error; otherwise it may end
+        by itself before the links are closed. At most a second is spent on that.
+        """
         self._stopped = True
+        self._fabric.wake()
+        if self._lock.acquire(timeout=_LEAVING_S):
+            self._lock.release()
 
     def exclusive(self) -> ContextManager[Any]:
         """Keeps other threads out, so that calls that belong together follow each other on every rank."""
@@ -318,7 +295,7 @@ class Runner:
     ) -> None:
         with self._lock:
             self._check_usable()
-            self._sequence += counted
+            sequence = self._sequence + counted
             execution = plan.execution
             if execution is None:
                 execution = plan.execution = make_execution(
@@ -326,18 +303,21 @@ class Runner:
                 )
             if data.nbytes >= LEAST_BYTES:
                 self._fabric.prepare(data.ctypes.data, data.nbytes)
-            execution.arm(self._sequence, data, source)
+            execution.arm(sequence, data, source)
             journal = self.journal
             if journal is not None:
-                journal.begin(self._sequence, plan.call, plan.site, self.called_at)
-            self._running = (plan.call, execution, counted)
+                journal.begin(sequence, plan.call, plan.site, self.called_at)
             try:
+                # Not before: what has failed until here has sent nothing, and may be called again.
+                self._sequence = sequence
+                self._running = (plan.call, execution, counted)
                 # Overflow and NaN are the caller's numbers; a warning on whichever rank happens to
                 # own the element would help nobody.
                 with np.errstate(all="ignore") if plan.warns else _NOTHING_TO_SUPPRESS:
                     run(execution, self._fabric, self.timeout_s, self.spin_s, self.may_poll)
             except BaseException as problem:
                 # The streams stop in the middle of a message: nothing can be sent on them any more.
+                self._broken = problem  # also if this thread is interrupted while it reports that
                 self._broken = self._translate(problem, execution, plan.call)
                 if journal is not None:
                     journal.fail(self._broken, execution.moved_bytes)
@@ -359,22 +339,28 @@ class Runner:
                 "This rank has left the job (shutdown() or Context.close() was called), so there is nobody "
                 "to talk to. Call ringcomm.init() again first."
             )
+        if self._interrupted is not None:
+            # The others have been told at once; this rank reads the same at its next call.
+            self._broken, self._interrupted = self._reporter.root_cause(self._interrupted), None
+            raise fresh_copy(self._broken)
         if self._broken is None and self._reporter.verdict is not None:
             # Others know already that the job is over; so they will not come to this call.
             self._broken = self._reporter.verdict
             raise fresh_copy(self._broken)
         if self._broken is not None:
-            raise Misuse(
-                "This job has failed before; call shutdown(), and init() if it shall start again. The "
-                f"failure was: {type(self._broken).__name__}: {self._broken}"
-            ) from self._broken
+            raise failed_before(self._broken) from self._broken
 
     def _translate(self, problem: BaseException, execution: Part, call: Call) -> BaseException:
         """The error for people, the same on every rank, for what stopped an execution."""
         number = "" if call.is_internal else f", call number {self._sequence}"
         doing = f"{call.describe()}{number}" if self.purpose is None else self.purpose()
         error: BaseException = problem
-        if isinstance(problem, LinkClosed):
+        if self._stopped and isinstance(problem, Exception):
+            error = NotInitializedError(
+                "This rank has left the job (shutdown() or Context.close() was called) while it was in "
+                f"{doing}, which has not been completed."
+            )
+        elif isinstance(problem, LinkClosed):
             error = self._reporter.report_lost(problem.peer, doing, problem.reason)
         elif isinstance(problem, MismatchError) and problem.peer is not None:
             peer = self._fabric.rank_of(problem.peer)
@@ -382,10 +368,14 @@ class Runner:
             mine = f"rank {self._fabric.rank_of(self.rank)}: {call.describe()} at {site}"
             text = f"{mine}; rank {peer} makes another call: {problem}."
             error = self._reporter.report_mismatch(peer, text)
-        elif type(problem) is TimeoutError:
+        elif isinstance(problem, StoodStill):
             reading, writing = execution.waiting_for()
             peer = self._fabric.rank_of((reading or writing)[0].peer)
             moved = f"{execution.moved_bytes} bytes into it"
             why = f"not a byte for {self.timeout_s:g} s (the timeout is over), {moved}"
             error = self._reporter.report_lost(peer, doing, why, "stalled")
+        elif not isinstance(problem, Stopped) and self._reporter.verdict is None:
+            # Ctrl-C, or whatever else a signal handler has raised: no other rank could know.
+            far = f"{doing}, {execution.moved_bytes} bytes into it"
+            self._interrupted = self._reporter.note_interrupted(far, describe_error(problem))
         return error

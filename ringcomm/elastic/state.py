@@ -8,7 +8,7 @@ import queue
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from .. import api
-from .._adapter.graph_callbacks import cause_of
+from .._adapter.causes import cause_of
 from .._adapter.objects import broadcast_object
 from ..errors import HostsUpdatedInterrupt, Recoverable, RingcommError
 

@@ -20,7 +20,14 @@ from .piggyback import settle
 from .request import Key, Signature
 
 DEADLOCK_S = 0.5
-"""How long all ranks must have waited for different things before they are told so."""
+"""How long all ranks must have waited for different things, with no thread left that could submit anything,
+before they are told so."""
+PATIENCE = 2.0
+"""How many times ``stall_warning_s`` they must have waited if other threads live, which may still submit
+what is missing."""
+
+_CHANGES = ("ready", "blocked", "unblocked", "joined", "paused", "resumed")
+"""Messages after which ranks that wait may get on; after the others they wait as before."""
 
 _WITH_JOINED = (Collective.ALLREDUCE, Collective.BARRIER)
 """What can go on without ranks that have joined: they have a neutral contribution to it."""
@@ -99,7 +106,7 @@ class Coordinator:
         self._joined: Dict[int, None] = {}
         self._last_joined = -1
         self._blocked: Dict[int, bool] = {}
-        self._issued = 0  # orders that run or settle something
+        self._issued = 0  # orders
         self._changed_s = 0.0
         self._sites: Dict[Tuple[int, Signature], str] = {}
         self._last: Dict[int, Tuple[Signature, Key, float]] = {}
@@ -125,8 +132,9 @@ class Coordinator:
             ) from None
 
     def _take(self, rank: int, message: Message, now_s: float) -> None:
-        self._changed_s = now_s
         kind = message["type"]
+        if kind in _CHANGES:
+            self._changed_s = now_s
         if kind == "ready":
             known: List[int] = message["known"]
             for number, count in zip(known[::2], known[1::2]):
@@ -146,7 +154,7 @@ class Coordinator:
         elif kind == "blocked":
             # Orders that it had not heard of yet may be what it waited for.
             if message["heard"] == self._issued:
-                self._blocked[rank] = True
+                self._blocked[rank] = bool(message["for_good"])
         elif kind == "unblocked":
             self._blocked.pop(rank, None)
         elif kind == "joined":
@@ -260,9 +268,8 @@ class Coordinator:
             self._sites.clear()
         if joined >= 0:
             self._joined.clear()
-        if buckets or self._settled:
-            self._issued += 1
-            self._blocked.clear()
+        self._issued += 1
+        self._blocked.clear()
         self._failed, self._settled = [], []
         return message
 
@@ -285,8 +292,9 @@ class Coordinator:
         if self._ready:
             alarms.append(self._ready_since_s + self.tuning.cycle_s)
         if self._entries:
-            if self._everybody_waits():
-                alarms.append(self._changed_s + DEADLOCK_S)
+            patience_s = self._deadlock_s()
+            if patience_s is not None:
+                alarms.append(self._changed_s + patience_s)
             if self._stall_warning_s:
                 alarms.append(min(e.reported_s for e in self._entries.values()) + self._stall_warning_s)
             if self._stall_limit_s:
@@ -295,14 +303,22 @@ class Coordinator:
 
     # ---- what never becomes ready ------------------------------------------------------------
 
-    def _everybody_waits(self) -> bool:
+    def _deadlock_s(self) -> Optional[float]:
+        """How long ranks may wait as they do now; None: one of them does not wait, so it may still come."""
         if not self._blocked or self._ready:
-            return False
-        return all(rank in self._blocked or rank in self._joined for rank in range(self._size))
+            return None
+        if not all(rank in self._blocked or rank in self._joined for rank in range(self._size)):
+            return None
+        if all(self._blocked.values()):
+            return DEADLOCK_S
+        # Threads live that do not wait. Until then it is a stall like any other, and reported as one.
+        return PATIENCE * self._stall_warning_s if self._stall_warning_s and not self.paused else None
 
     def _look_for_deadlock(self, now_s: float) -> None:
         """Fail everything if every rank waits for something that another one will never come to."""
-        if not self._entries or not self._everybody_waits() or now_s - self._changed_s < DEADLOCK_S:
+        patience_s = self._deadlock_s()
+        waited_s = now_s - self._changed_s
+        if not self._entries or patience_s is None or waited_s < patience_s:
             return
         signatures: Dict[int, Signature] = {}
         sites: Dict[int, str] = {}
@@ -314,6 +330,12 @@ class Coordinator:
             "Mismatched calls: every rank waits for something that the others have not called: "
             f"{calls_text(signatures, sites, self._hosts)}."
         )
+        busy = [rank for rank in sorted(self._blocked) if not self._blocked[rank]]
+        if busy:
+            text += (
+                f" (Other threads of {ranks_text(busy, self._hosts)} could still call it, but no thread has "
+                f"called anything for {waited_s:.0f} s, {PATIENCE:g} times RINGCOMM_STALL_WARNING.)"
+            )
         for entry in self._entries.values():
             self._fail(entry, text)
         self._entries.clear()

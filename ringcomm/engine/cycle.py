@@ -9,14 +9,14 @@ from typing import Callable, Collection, Iterator, List, NamedTuple, Optional, S
 
 from ..clock import Clock
 from ..errors import MismatchError, NotInitializedError, PeerStalledError, ProtocolError, RingcommError
-from ..transport.base import Fabric, Link
+from ..transport.base import Fabric, Link, Stopped
 from ..wire.messages import Message
 from .bucket_runner import Performer
 from .coordinator import Coordinator
 from .observer import labels_of
 from .operation_history import OperationJournal, began, finish
-from .peer_channels import Lines, Stopped, StopWatch
-from .pending import Pending
+from .peer_channels import Lines, StopWatch
+from .pending import Pending, Work
 from .piggyback import unpack
 from .request import Handle, Key
 from .stacks import main_stack
@@ -79,7 +79,7 @@ class Turns:
         self.urgent = False
         self.busy = True
         self.broken: Optional[BaseException] = None
-        self.obeyed = 0  # orders that ran or settled something
+        self.obeyed = 0  # orders
         self.journal: Optional[OperationJournal] = None
         self.lines = lines
         self.performer = performer
@@ -278,14 +278,13 @@ class Turns:
             self._settle(*result)
         for run in orders["run"]:
             self._run(run)
-        if orders["run"] or orders["settled"]:
-            with self.lock:
-                self.obeyed += 1
         if orders["joined"] >= 0:
             with self.lock:
                 join, self.join = self.join, None
             if join is not None:
                 join.finish(orders["joined"])
+        with self.lock:
+            self.obeyed += 1  # what they have finished nobody waits for any more
         if orders["forget"]:
             with self.lock:
                 self.pending.ids.forget()
@@ -322,6 +321,15 @@ class Turns:
             raise
         finish(request)
 
+    def _check_submitted(self, bucket: Sequence[Work]) -> None:
+        """Without this, a rank would take part with neutral numbers, and its program would wait for ever."""
+        missing = [signature for signature, request in bucket if request is None]
+        if missing and self.join is None:
+            raise ProtocolError(
+                f"Rank 0 has ordered {missing[0].describe()} {missing[0].name!r}, which this rank "
+                f"({self.rank}) has not submitted."
+            )
+
     def _run(self, run: Sequence[int]) -> None:
         with self.lock, _making_sense():
             bucket = self.pending.take_bucket(run)
@@ -330,6 +338,7 @@ class Turns:
             members = self.performer.members(bucket[0][0].process_set)
         if self.rank not in members:
             return
+        self._check_submitted(bucket)
         for _, request in bucket:
             began(request)
         observer = self.lines.tracing.observer

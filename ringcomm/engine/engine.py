@@ -14,11 +14,12 @@ from ..collective.call_history import CallJournal
 from ..collective.call_sites import call_site
 from ..collective.progress import Progress
 from ..collective.reduce import kernel
-from ..collective.runner import Reporter, Runner
+from ..collective.reporter import Reporter
+from ..collective.runner import Runner
 from ..config import Settings
 from ..dtypes import Array, code_of
 from ..errors import ConfigError, Misuse, ShapeError, UnsupportedDtypeError
-from ..ops import Collective, ReduceOp, factor_of
+from ..ops import Collective, ReduceOp, factor_of, name_of
 from ..schedule.select import Selector
 from ..transport.base import Fabric, Lanes
 from ..wire.frames import NO_OP, NO_ROOT
@@ -176,7 +177,7 @@ class Engine:
         self,
         arrays: Sequence[Array],
         op: ReduceOp,
-        name: str = "",
+        name: Optional[str] = None,
         shapes: Optional[Sequence[Shape]] = None,
         prescale: float = 1.0,
         postscale: float = 1.0,
@@ -201,7 +202,7 @@ class Engine:
         arrays: Sequence[Array],
         shapes: Sequence[Shape],
         op: ReduceOp,
-        name: str = "",
+        name: Optional[str] = None,
         prescale: float = 1.0,
         postscale: float = 1.0,
         process_set: int = EVERYBODY,
@@ -222,7 +223,7 @@ class Engine:
         self,
         arrays: Sequence[Array],
         shapes: Sequence[Shape],
-        name: str = "",
+        name: Optional[str] = None,
         process_set: int = EVERYBODY,
         urgent: bool = False,
         convert: Convert = None,
@@ -239,7 +240,7 @@ class Engine:
         self,
         arrays: Sequence[Array],
         root: int,
-        name: str = "",
+        name: Optional[str] = None,
         shapes: Optional[Sequence[Shape]] = None,
         process_set: int = EVERYBODY,
         urgent: bool = False,
@@ -259,7 +260,7 @@ class Engine:
         array: Array,
         shape: Shape,
         splits: Sequence[int],
-        name: str = "",
+        name: Optional[str] = None,
         process_set: int = EVERYBODY,
         urgent: bool = False,
         convert: Convert = None,
@@ -276,7 +277,9 @@ class Engine:
             Collective.ALLTOALL, [array], [shape[1:]], name, process_set, urgent, convert, splits=splits
         )
 
-    def barrier(self, name: str = "", process_set: int = EVERYBODY, urgent: bool = True) -> Handle:
+    def barrier(
+        self, name: Optional[str] = None, process_set: int = EVERYBODY, urgent: bool = True
+    ) -> Handle:
         """Done once every member has called it."""
         return self._submit(Collective.BARRIER, [], None, name, process_set, urgent, None)
 
@@ -338,7 +341,7 @@ class Engine:
         kind: Collective,
         arrays: Sequence[Array],
         shapes: Optional[Sequence[Shape]],
-        name: str,
+        name: Optional[str],
         process_set: int,
         urgent: bool,
         convert: Convert,
@@ -353,6 +356,7 @@ class Engine:
             self.sets.check_member(process_set)
         for array in arrays:
             code_of(array.dtype)
+        name = name_of(name)
         signature = Signature(
             name, process_set, int(kind), op, root,
             tuple(array.dtype.name for array in arrays),

@@ -14,11 +14,11 @@ from typing import Any, Callable, List, Optional, Sequence, Set
 from ..clock import Clock, Deadline, monotonic
 from ..collective.progress import Progress
 from ..errors import BrokenInvariantError, RingcommError
-from ..transport.base import Fabric
+from ..transport.base import Fabric, Stopped
 from ..wire.messages import Message
 from .mismatch import whereabouts
 from .observer import Observer
-from .peer_channels import Limits, Lines, Stopped, StopWatch
+from .peer_channels import Limits, Lines, StopWatch
 from .stacks import main_stack
 from .tracing import Sink
 

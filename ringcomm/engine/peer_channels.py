@@ -6,7 +6,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tu
 
 from ..clock import Clock
 from ..collective.progress import Progress
-from ..transport.base import Fabric, Watch
+from ..transport.base import Fabric, Stopped, Watch
 from ..wire.messages import Message
 from .control_messages import Mailbox
 from .failure_detector import BEATS, Liveness
@@ -20,12 +20,8 @@ MOST_INTERVAL_S = 5.0
 """Signs of life are given at least this often, unless nothing depends on them."""
 
 
-class Stopped(Exception):
-    """The engine is to end."""
-
-
 class StopWatch(Watch):
-    """Interrupts the engine's waits when it is to end, besides what interrupts all waits."""
+    """Interrupts waits when this rank leaves, besides what interrupts all waits."""
 
     def __init__(self, inner: Optional[Watch]) -> None:
         self.stopping = False

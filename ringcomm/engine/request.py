@@ -10,7 +10,7 @@ from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 
 from ..errors import fresh_copy
-from ..ops import Collective, ReduceOp
+from ..ops import Collective, ReduceOp, factor_of
 from ..wire.frames import NO_OP, NO_ROOT
 
 Shape = Tuple[int, ...]
@@ -52,7 +52,8 @@ class Signature(NamedTuple):
         name, process_set, kind, op, root, dtypes, shapes, prescale, postscale = data
         found = cls(
             str(name), int(process_set), int(kind), int(op), int(root), tuple(map(str, dtypes)),
-            tuple(tuple(map(int, shape)) for shape in shapes), float(prescale), float(postscale),
+            tuple(tuple(map(int, shape)) for shape in shapes), factor_of(float(prescale)),
+            factor_of(float(postscale)),
         )  # fmt: skip
         Collective(found.kind)
         for dtype in found.dtypes:
@@ -159,11 +160,21 @@ class Handle:
                 raise TimeoutError(f"{self.label} was not done within {timeout_s:g} s")
         if self._error is not None:
             raise fresh_copy(self._error)
-        convert, self._convert = self._convert, None
-        if convert is not None:
-            # In the thread that wants it, not in the engine's.
-            self._result = convert(self._result)
+        if self._convert is not None:
+            self._carry_out_conversion()
         return self._result
+
+    def _carry_out_conversion(self) -> None:
+        """Convert the result, once: in the thread that wants it, not in the engine's.
+
+        Other threads that wait sleep until it is converted. Only a conversion that has succeeded is over,
+        so that none of them gets what is not converted.
+        """
+        with self._gate:  # free since the operation has come to its end
+            convert = self._convert
+            if convert is not None:
+                self._result = convert(self._result)
+                self._convert = None
 
     def block(self, timeout_s: Optional[float]) -> bool:
         """Sleep until the end, or for so long; whether it has come."""

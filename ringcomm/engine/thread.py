@@ -11,21 +11,31 @@ import logging
 import os
 import threading
 import time
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence
 
 from ..clock import Clock, Deadline, give_way, monotonic
 from ..collective.progress import Progress
-from ..errors import BrokenInvariantError, Misuse, NotInitializedError, Recoverable, RingcommError, fresh_copy
-from ..transport.base import Fabric
+from ..errors import (
+    BrokenInvariantError,
+    Misuse,
+    NotInitializedError,
+    Recoverable,
+    RingcommError,
+    describe_error,
+    failed_before,
+    fresh_copy,
+)
+from ..transport.base import Fabric, Stopped
 from ..wire.messages import Message
 from .bucket_runner import Performer
 from .coordinator import Coordinator
 from .cycle import Turns
 from .observer import Observer
 from .operation_history import OperationJournal
-from .peer_channels import Limits, Lines, Stopped, StopWatch
+from .peer_channels import Limits, Lines, StopWatch
 from .request import Handle, Request
 from .tracing import Sink
+from .waiters import Wait
 
 logger = logging.getLogger("ringcomm.engine")
 
@@ -35,6 +45,21 @@ LOOK_S = 0.5
 """How often a rank that waits in a transfer listens to the others."""
 _BACK_OFF_S = 0.002
 """How often the engine's thread looks whether those who did its work have stopped."""
+
+
+class Told(NamedTuple):
+    """What rank 0 knows of a rank that waits and does nothing else.
+
+    Attributes:
+        obeyed: how many orders this rank had obeyed by then; -1: it has not been told.
+        for_good: whether no thread is left that could submit anything.
+    """
+
+    obeyed: int
+    for_good: bool
+
+
+NOT_TOLD = Told(-1, False)
 
 
 class Loop:
@@ -223,10 +248,7 @@ class Loop:
             # Whoever submits may be the first of this rank's program to learn of the loss.
             raise fresh_copy(broken)
         if broken is not None:
-            raise Misuse(
-                "This job has failed before; call shutdown(), and init() if it shall start again. The "
-                f"failure was: {type(broken).__name__}: {broken}"
-            ) from broken
+            raise failed_before(broken) from broken
 
     # ---- waiting -----------------------------------------------------------------------------
 
@@ -234,7 +256,7 @@ class Loop:
         """Wait until a handle is done, and notice if all of this rank's threads do nothing else."""
         turns = self._turns
         with turns.lock:
-            turns.waiters.enter()
+            turns.waiters.enter(Wait(handle, timeout_s is not None))
         told = False
         try:
             if timeout_s is None and self._driving.acquire(blocking=False):
@@ -258,16 +280,16 @@ class Loop:
 
     def _block(self, handle: Handle, timeout_s: Optional[float]) -> bool:
         """Sleep; whether rank 0 was told that this rank waits and does nothing else."""
-        deadline, told = Deadline(timeout_s), -1
+        deadline, told = Deadline(timeout_s), NOT_TOLD
         while not handle.block(min(BLOCKED_S, deadline.remaining_s())) and not deadline.expired():
             told = self._tell_if_blocked(told)
-        return told >= 0
+        return told != NOT_TOLD
 
     def _drive(self, handle: Handle) -> bool:
         """Do the engine's work until a handle is done; otherwise as :meth:`_block`."""
         turns = self._turns
         began_s = time.perf_counter()
-        moved_s, told = began_s, -1
+        moved_s, told = began_s, NOT_TOLD
         with turns.lock:
             turns.busy = True
         while not handle.done() and turns.broken is None:
@@ -284,25 +306,27 @@ class Loop:
             turns.sleep(turns.prepare_to_sleep(BLOCKED_S))
             self._guarded(turns.wake_up)
         handle.block(None)
-        return told >= 0
+        return told != NOT_TOLD
 
-    def _tell_if_blocked(self, told: int) -> int:
+    def _tell_if_blocked(self, told: Told) -> Told:
         """Tell rank 0 if this rank waits and does nothing else, once after every orders.
 
         Rank 0 may issue orders before it hears of that, and must know that they were not taken into
         account: what they run may be what this rank waits for.
 
         Args:
-            told: how many orders had been obeyed when it was last told, or -1; the result takes its place.
+            told: what it was told last; the result takes its place.
         """
         turns = self._turns
         with turns.lock:
-            if turns.obeyed == told or not turns.waiters.all_wait():
+            if not turns.waiters.all_wait():
                 return told
-            told = turns.obeyed
-            turns.outbox.append({"type": "blocked", "heard": told})
+            now = Told(turns.obeyed, turns.waiters.none_can_submit())
+            if now == told:
+                return told
+            turns.outbox.append({"type": "blocked", "heard": now.obeyed, "for_good": now.for_good})
         self._orders_fabric.wake()
-        return told
+        return now
 
     # ---- the thread --------------------------------------------------------------------------
 
@@ -334,13 +358,12 @@ class Loop:
             turns.fail_all(error)
         except Exception as error:  # noqa: BLE001 - whatever it is, all who wait must learn of it
             logger.exception("the engine of rank %d failed", self.rank)
+            self._reporter.note_interrupted(turns.doing(), describe_error(error))
             turns.fail_all(
                 BrokenInvariantError(f"engine of rank {self.rank} failed: {type(error).__name__}: {error}")
             )
         except BaseException as error:
             # An interrupt in the thread that was at work: streams may have stopped in mid-message.
-            turns.fail_all(
-                Misuse(f"Rank {self.rank} was interrupted ({type(error).__name__}) in a collective.")
-            )
+            turns.fail_all(self._reporter.note_interrupted(turns.doing(), describe_error(error)))
             raise
         return False

@@ -2,37 +2,95 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from typing import Dict, Set
+from typing import Dict, List, NamedTuple, Optional, Set
+from weakref import WeakKeyDictionary
+
+from .request import Handle
+
+_OWN_THREADS = "ringcomm-"
+"""How the names of ringcomm's own threads begin. They submit nothing of the program's."""
+
+_owners: WeakKeyDictionary[threading.Thread, object] = WeakKeyDictionary()
+
+
+def set_owner(thread: threading.Thread, owner: object) -> None:
+    """Say that a thread submits operations of one rank only, where several ranks are in one process.
+
+    Args:
+        owner: stands for the rank. Threads without an owner may submit operations of any rank.
+    """
+    _owners[thread] = owner
+
+
+class Wait(NamedTuple):
+    """A thread waits.
+
+    Attributes:
+        handle: for this operation.
+        limited: for a limited time; then it may submit something else.
+    """
+
+    handle: Handle
+    limited: bool
 
 
 class Waiters:
-    """Used under the engine's lock."""
+    """Used under the engine's lock. Made in a thread of its rank."""
 
     def __init__(self) -> None:
         self._submitters: Set[int] = set()
-        self._waiting: Dict[int, int] = {}
+        self._waits: Dict[int, List[Wait]] = {}
+        self._owner: Optional[object] = _owners.get(threading.current_thread())
 
     def __bool__(self) -> bool:
-        return bool(self._waiting)
+        return bool(self._waits)
 
     def submitted(self) -> None:
         """The calling thread has submitted something."""
         self._submitters.add(threading.get_ident())
 
-    def enter(self) -> None:
+    def enter(self, wait: Wait) -> None:
         """The calling thread begins to wait."""
-        ident = threading.get_ident()
-        self._waiting[ident] = self._waiting.get(ident, 0) + 1
+        self._waits.setdefault(threading.get_ident(), []).append(wait)
 
     def leave(self) -> None:
         """The calling thread has waited."""
         ident = threading.get_ident()
-        self._waiting[ident] -= 1
-        if not self._waiting[ident]:
-            del self._waiting[ident]
+        self._waits[ident].pop()
+        if not self._waits[ident]:
+            del self._waits[ident]
 
     def all_wait(self) -> bool:
-        """Whether every thread that ever submitted anything, and still lives, waits."""
-        self._submitters &= {thread.ident or 0 for thread in threading.enumerate()}
-        return self._submitters <= set(self._waiting)
+        """Whether every thread that ever submitted anything, and still lives, waits for what is not done."""
+        self._submitters &= set(sys._current_frames())
+        return self._submitters <= self._waiting(limited=True)
+
+    def none_can_submit(self) -> bool:
+        """Whether every thread that may submit anything waits, without a limit, for what is not done.
+
+        That includes the main thread, threads that have not submitted anything yet, and threads of a
+        framework that are in Python now.
+        """
+        waiting = self._waiting(limited=False)
+        threads = {thread.ident: thread for thread in threading.enumerate()}
+        return all(
+            ident in waiting or (ident in threads and self._is_foreign(threads[ident]))
+            for ident in sys._current_frames()
+        )
+
+    def _waiting(self, limited: bool) -> Set[int]:
+        """Threads that wait for what is not done; ``limited``: also those that wait for a limited time."""
+        return {
+            ident
+            for ident, waits in self._waits.items()
+            if all(not wait.handle.done() and (limited or not wait.limited) for wait in waits)
+        }
+
+    def _is_foreign(self, thread: threading.Thread) -> bool:
+        """Whether a thread submits nothing of this rank's."""
+        if thread.name.startswith(_OWN_THREADS):
+            return True
+        owner = _owners.get(thread)
+        return owner is not None and owner is not self._owner

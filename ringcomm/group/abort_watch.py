@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, List, Optional, Sequence, Tuple, TypeVar
 
-from ..collective.runner import Reporter
+from ..collective.reporter import Reporter
 from ..errors import RingcommError, fresh_copy
 from ..transport.base import Watch
 
@@ -78,6 +78,14 @@ class GroupWatch(Watch):
     def note_closed(self, peer: int, why: str) -> None:
         """The link to a peer ended without a goodbye, while nobody here waited for that peer."""
         self._reporter.note_closed(peer, why)
+
+    def note_interrupted(self, doing: str, why: str) -> RingcommError:
+        """This rank has left a collective half-way: what to raise later if nothing better is known."""
+        return self._noted(self._reporter.note_interrupted(doing, why))
+
+    def root_cause(self, otherwise: RingcommError) -> RingcommError:
+        """What has ended the group, for a rank that has reported something without waiting."""
+        return self._aborted or self._noted(self._reporter.root_cause(otherwise))
 
     def report_mismatch(self, peer: int, text: str) -> RingcommError:
         """A peer is in another call: the error that all ranks raise."""

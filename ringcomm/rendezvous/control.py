@@ -19,6 +19,7 @@ from ..errors import (
     StartTimeoutError,
     StartupError,
     fresh_copy,
+    interruption_text,
 )
 from ..transport.base import Watch
 from ..wire.messages import Message, MessageReader, encode
@@ -150,19 +151,43 @@ class ControlChannel(Watch):
         error = MismatchError(text, peer=peer)
         return self._report({"type": "mismatch", "peer": peer, "text": text}, error, _VERDICT_S)
 
+    def note_interrupted(self, doing: str, why: str) -> RingcommError:
+        """Tell the rendezvous, without waiting for it, that this rank has left a collective half-way.
+
+        Args:
+            doing: the collective, and how far it was.
+            why: what has interrupted it, like ``KeyboardInterrupt``.
+
+        Returns:
+            what to raise later if the rendezvous does not answer; see :meth:`root_cause`.
+        """
+        with self._lock:
+            if self.open and self.verdict is None:
+                self._send({"type": "interrupted", "doing": doing, "why": why})
+        name, host = self._named(self._rank)
+        return PeerLostError(interruption_text(name, why, doing), rank=self._rank, host=host)
+
+    def root_cause(self, otherwise: RingcommError) -> RingcommError:
+        """What has ended the job, after something was reported: waits for the rendezvous to say so."""
+        with self._lock:
+            return self._await_verdict(otherwise, _VERDICT_S)
+
     def _report(self, message: Message, otherwise: RingcommError, limit_s: float) -> RingcommError:
         with self._lock:
             return self._ask(message, otherwise, limit_s)
 
     def _ask(self, message: Message, otherwise: RingcommError, limit_s: float) -> RingcommError:
         self._read()
-        if self.verdict is None and self._send(message):
-            deadline = Deadline(limit_s)
-            while self.open and self.verdict is None and not deadline.expired():
-                self._sock.settimeout(max(0.01, deadline.remaining_s()))
-                self._read()
-            if self.open:
-                self._sock.setblocking(False)
+        told = self.verdict is None and self._send(message)
+        return self._await_verdict(otherwise, limit_s if told else 0.0)
+
+    def _await_verdict(self, otherwise: RingcommError, limit_s: float) -> RingcommError:
+        deadline = Deadline(limit_s)
+        while self.open and self.verdict is None and not deadline.expired():
+            self._sock.settimeout(max(0.01, deadline.remaining_s()))
+            self._read()
+        if self.open:
+            self._sock.setblocking(False)
         if self.verdict is None:
             self.verdict = otherwise
             self._ring()

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from ..config import Slot
-from ..errors import MismatchError
+from ..errors import MismatchError, interruption_text
 from .membership import Member
 
 EVIDENCE_S = 1.0
@@ -35,8 +35,9 @@ class Suspicion(NamedTuple):
         peer: who is lost.
         doing: the collective that the reporter was in; empty if in none.
         why: what the reporter saw.
-        kind: ``vanished``: its control connection ended; ``closed``: a link to it ended while nobody needed
-            it; ``unlinked``: it was never reached; otherwise as in
+        kind: ``vanished``: its control connection ended; ``interrupted``: it has said itself that it left a
+            collective half-way (then ``doing`` is its own); ``closed``: a link to it ended while nobody
+            needed it; ``unlinked``: it was never reached; otherwise as in
             :meth:`~ringcomm.rendezvous.control.ControlChannel.report_lost`.
         due_s: when to judge.
     """
@@ -67,6 +68,7 @@ class Verdict(NamedTuple):
 
 _NOT_HEARD = ("silent", "still", "cut off")
 _ABOUT_LINKS = ("lost", "closed", *_NOT_HEARD)
+_FACTS = ("vanished", "interrupted")
 Pair = FrozenSet[int]
 
 
@@ -122,8 +124,8 @@ class Blame:
         ]
         due = [item for item in self._suspicions if now_s >= item.due_s - _ROUNDING_S]
         if due:
-            # That somebody vanished is a fact; what others report, among them the vanished, is hearsay.
-            facts = [item for item in self._suspicions if item.kind == "vanished"]
+            # What others report, among them the vanished, is hearsay.
+            facts = [item for item in self._suspicions if item.kind in _FACTS]
             return self._judge(members, (facts or due)[0].peer)
         return None
 
@@ -143,7 +145,7 @@ class Blame:
         if unlinked and alive:
             name = members[unlinked[0].reporter].name()
             return Verdict("no_route", f"{name} could not link up: {unlinked[0].why}.", None)
-        pairs = self._cut_from(members, accused)
+        pairs = set() if self._interruption(accused) else self._cut_from(members, accused)
         return _cut(members, pairs, self._why(accused)) if pairs else self.sentence(members, members[accused])
 
     def _cut_from(self, members: Mapping[int, Member], accused: int) -> Set[Pair]:
@@ -164,6 +166,11 @@ class Blame:
         pairs |= {frozenset((rank, peer)) for rank, (_, silent) in self._hears.items() for peer in silent}
         return {pair for pair in pairs if pair <= here}
 
+    def _interruption(self, accused: int) -> Optional[Suspicion]:
+        """What a rank has said itself of a collective that it left half-way."""
+        own = (item for item in self._suspicions if item.peer == accused and item.kind == "interrupted")
+        return next(own, None)
+
     def _why(self, accused: int) -> str:
         reasons = (item.why for item in self._suspicions if item.peer == accused and item.why)
         return next(reasons, "").rstrip(".")
@@ -178,6 +185,11 @@ class Blame:
 
     def sentence(self, members: Mapping[int, Member], culprit: Member) -> Verdict:
         """The verdict that names this member."""
+        interruption = self._interruption(culprit.rank)
+        if interruption is not None and culprit.gone is None:
+            text = interruption_text(culprit.name(), interruption.why, interruption.doing)
+            since = "" if culprit.left is None else f" Since then it has left the job ({culprit.left})."
+            return Verdict("lost", text + since, culprit)
         doing = self._doing(culprit.rank)
         during = f" while others were in {doing}" if doing else ""
         reports = [item for item in self._suspicions if item.peer == culprit.rank and item.reporter != NOBODY]

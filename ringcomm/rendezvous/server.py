@@ -27,6 +27,7 @@ HANDLERS: Dict[str, Handler] = {
     "mismatch": Rendezvous.mismatched,
     "note": lambda state, connection, message, now_s: state.noted(connection, message),
     "closed": Rendezvous.closed,
+    "interrupted": Rendezvous.interrupted,
     "pong": Rendezvous.answered,
     "leaving": Rendezvous.leaving,
 }

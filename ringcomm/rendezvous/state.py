@@ -55,6 +55,7 @@ class Rendezvous:
         self.phase = Phase.JOINING
         self.members: Dict[int, Member] = {}
         self.verdict: Optional[Message] = None
+        self._had_started = False
         self._roster = Roster(size, seats, version)
         self._blame = Blame()
         self._waiting = WaitingRoom(self._roster, start_timeout_s)
@@ -75,8 +76,10 @@ class Rendezvous:
             raise ProtocolError("a rank may join only once on one connection")
         try:
             slot, host = self._roster.place(message)
+            if self.verdict is not None and self._had_started:
+                return self._turn_away(connection, str(self.verdict["text"]))
             if self.verdict is not None:
-                # Too late for this job, but it shall read the same as everybody else.
+                # Too late for this job, but it shall read the same as all others.
                 return [Tell(connection, self.verdict), Drop(connection)]
             # Whoever has left may come back for the next generation; nobody else may.
             left = sum(member.left is not None for member in self.members.values())
@@ -93,6 +96,17 @@ class Rendezvous:
         if self.phase is Phase.JOINING:
             actions += self._blame_early_exits() or self._start_if_complete(now_s)
         return actions
+
+    def _turn_away(self, connection: int, failure: str) -> List[Action]:
+        """Answer a rank that comes back after the job has failed."""
+        if not self._roster.seats:
+            # The next job of these ranks is served by another rendezvous, which it finds if it tries again.
+            return [Drop(connection)]
+        return self._refuse(
+            connection,
+            "this job has failed, and init() cannot start it again: ringrun starts new processes if it is "
+            f"called with --restarts N. The failure was: {failure}",
+        )
 
     def is_waiting(self, connection: int) -> bool:
         """Whether somebody has joined on this connection who has no part in the job yet."""
@@ -246,6 +260,17 @@ class Rendezvous:
         """The link between two ranks ended without a goodbye, while neither needed it."""
         return self.lost(connection, {**message, "doing": "", "kind": "closed"}, now_s)
 
+    def interrupted(self, connection: int, message: Message, now_s: float) -> List[Action]:
+        """A rank has left a collective half-way. Its program may go on, or end in a moment and say more."""
+        member = self.members.get(connection)
+        if member is None or self.phase is Phase.ABORTED:
+            return []
+        due_s = now_s + SETTLE_S
+        self._blame.suspect(
+            Suspicion(NOBODY, member.rank, str(message["doing"]), str(message["why"]), "interrupted", due_s)
+        )
+        return [Timer(SETTLE_S)]
+
     def mismatched(self, connection: int, message: Message, now_s: float) -> List[Action]:
         """A rank reports that another one is in a different call."""
         member = self.members.get(connection)
@@ -342,6 +367,7 @@ class Rendezvous:
         host: Optional[str] = None,
         apart: Sequence[Member] = (),
     ) -> List[Action]:
+        self._had_started = self.phase is Phase.RUNNING
         self.phase = Phase.ABORTED
         self.verdict = {"type": "abort", "kind": kind, "text": text, "rank": culprit, "host": host}
         if apart:

@@ -12,6 +12,7 @@ from ..certificate import make_certificate
 from ..clock import Deadline
 from ..config import Membership, Settings, Slot
 from ..context import Context
+from ..engine.waiters import set_owner
 from ..errors import RingcommError
 from ..rendezvous.actions import Notice, Seat
 from ..rendezvous.client import Peer
@@ -109,8 +110,10 @@ def _run_threads(
     results: List[Any] = [None] * len(starters)
     errors: List[Optional[BaseException]] = [None] * len(starters)
     order: List[BaseException] = []
+    owners = [object() for _ in starters]
 
     def work(rank: int) -> None:
+        set_owner(threading.current_thread(), owners[rank])
         try:
             with starters[rank]() as context:
                 results[rank] = function(context)
@@ -122,6 +125,9 @@ def _run_threads(
         threading.Thread(target=work, args=(rank,), name=f"rank-{rank}", daemon=True)
         for rank in range(len(starters))
     ]
+    no_rank = object()
+    for thread in threading.enumerate():
+        set_owner(thread, no_rank)  # the caller's threads are no ranks
     for thread in threads:
         thread.start()
     deadline = Deadline(timeout_s)

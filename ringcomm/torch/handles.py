@@ -1,4 +1,8 @@
-"""The asynchronous collectives: they return at once, and ``synchronize(handle)`` gives the result."""
+"""The asynchronous collectives: they return at once, and ``synchronize(handle)`` gives the result.
+
+Functions without a trailing underscore copy their input before they return, so the caller may change it at
+once (not if ``urgent``: then the caller waits). Those with one work in the caller's own tensor.
+"""
 
 from __future__ import annotations
 
@@ -196,7 +200,8 @@ def _gather(
     urgent: bool,
     grouped: bool,
 ) -> Handle:
-    hosts = [on_host(plain(tensor, "allgather")) for tensor in tensors]
+    own = on_host if urgent else host_copy
+    hosts = [own(plain(tensor, "allgather")) for tensor in tensors]
     return api.context().engine.allgather(
         [flat_array(host) for host in hosts], shapes_of(hosts), wire_name("allgather", name),
         number_of(process_set), urgent, _list_or_one(tensors, grouped),
@@ -271,7 +276,7 @@ def alltoall_async(
     Returns:
         a handle for a pair: the received rows in rank order, and how many came from each rank (int32).
     """
-    host = on_host(plain(tensor, "alltoall"))
+    host = (on_host if urgent else host_copy)(plain(tensor, "alltoall"))
     engine = api.context().engine
     number = number_of(process_set)
     members = len(engine.sets.check_member(number))

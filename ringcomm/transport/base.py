@@ -89,6 +89,10 @@ class Link(ABC):
         """End the stream in both directions. Bytes already taken are still delivered."""
 
 
+class Stopped(Exception):
+    """A wait has ended because this rank leaves."""
+
+
 class Watch(ABC):
     """What can interrupt a wait: the control channel, over which the end of the job is announced.
 

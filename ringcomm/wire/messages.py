@@ -37,6 +37,7 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     "note": {"text": (str,)},
     "leaving": {"reason": (str,), "ok": (bool,)},
     "closed": {"peer": (int,), "why": (str,)},
+    "interrupted": {"doing": (str,), "why": (str,)},
     "pong": {"heard": (list,), "silent": (list,)},
     # from the rendezvous to a rank
     "refused": {"reason": (str,)},
@@ -50,7 +51,7 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     "bye": {},
     # from an engine to the one of rank 0
     "ready": {"known": (list,), "carried": (list,), "fresh": (list,), "urgent": (bool,)},
-    "blocked": {"heard": (int,)},
+    "blocked": {"heard": (int,), "for_good": (bool,)},
     "unblocked": {},
     "joined": {},
     "forgot": {"epoch": (int,)},

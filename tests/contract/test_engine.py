@@ -334,9 +334,9 @@ class TestTrouble:
             started = time.monotonic()
             with pytest.raises(MismatchError) as caught:
                 if context.rank == 1:
-                    context.engine.broadcast([array], 0, "weights").wait(LIMIT_S)
+                    context.engine.broadcast([array], 0, "weights").wait()
                 else:
-                    context.engine.allreduce([array], Sum, "loss").wait(LIMIT_S)
+                    context.engine.allreduce([array], Sum, "loss").wait()
             assert time.monotonic() - started < LIMIT_S / 2  # not at the end of everybody's patience
             context.engine.barrier().wait(LIMIT_S)
             return str(caught.value)
@@ -344,19 +344,18 @@ class TestTrouble:
         for text in on_ranks(3, work):
             assert "named 'weights'" in text and "named 'loss'" in text and "rank 1" in text
 
-    @pytest.mark.parametrize("limit_s", [LIMIT_S, None])  # while the engine works, or doing its work
-    def test_who_waited_before_something_ran_waits_still(self, limit_s):
+    def test_who_waited_before_something_ran_waits_still(self):
         def work(context):
             engine = context.engine
             if context.rank == 0:
                 both = [engine.allreduce([np.ones(1)], Sum, name) for name in "ab"]
                 with pytest.raises(MismatchError) as caught:
-                    both[1].wait(limit_s)  # it has said that it is blocked long before "a" runs
+                    both[1].wait()  # it has said that it is blocked long before "a" runs
             else:
                 time.sleep(0.5)
                 engine.allreduce([np.ones(1)], Sum, "a").wait(LIMIT_S)
                 with pytest.raises(MismatchError) as caught:
-                    engine.allreduce([np.ones(1)], Sum, "c").wait(limit_s)
+                    engine.allreduce([np.ones(1)], Sum, "c").wait()
             engine.barrier().wait(LIMIT_S)
             return str(caught.value)
 

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from ringcomm.collective.progress import Progress
-from ringcomm.collective.runner import Reporter
+from ringcomm.collective.reporter import Reporter
 from ringcomm.engine.heartbeat import Vigil
 from ringcomm.engine.peer_channels import Limits
 from ringcomm.errors import PeerStalledError, ProtocolError

@@ -1,14 +1,8 @@
-"""Without ringrun: a job ends and starts again in the same processes, and so does its rendezvous."""
+"""Without ringrun: a job ends or fails and starts again in the same processes, and so does its rendezvous."""
 
 from __future__ import annotations
 
-import os
-import secrets
-import socket
-import subprocess
-import sys
-
-from tests.proc.test_ringrun_support import LIMIT_S, SOURCES
+from tests.proc.plain_jobs import run_plain
 
 PROGRAM = """
 import numpy as np
@@ -19,27 +13,33 @@ for generation in range(5):
     rc.shutdown()  # The rank that serves the rendezvous may be the first here, or the last.
 """
 
+AFTER_A_FAILURE = """
+import numpy as np
+import ringcomm as rc
+for generation in range(3):
+    rc.init()
+    try:
+        rc.allreduce(np.ones(3 + rc.rank()), name="differs")
+    except rc.MismatchError as error:
+        first = error
+    try:
+        rc.allreduce(np.ones(3))
+    except rc.Misuse as error:
+        assert "shutdown() and init() on every rank do" in str(error), error
+    rc.shutdown()
+rc.init()
+assert rc.allreduce(np.full(3, 1.0), rc.Sum)[0] == 3
+print(first)
+"""
+
 
 def test_shutdown_and_init() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    env = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("RINGCOMM_")},
-        "PYTHONPATH": SOURCES,
-        "RINGCOMM_SIZE": "3",
-        "RINGCOMM_RENDEZVOUS": f"127.0.0.1:{port}",
-        "RINGCOMM_KEY": secrets.token_hex(32),
-    }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM], env=env,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for _ in range(3)
-    ]  # fmt: skip
-    try:
-        said = [rank.communicate(timeout=LIMIT_S)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * 3, said
+    for code, said in run_plain(PROGRAM, 3):
+        assert code == 0, said
+
+
+def test_after_a_failure() -> None:
+    """What the error advises works, whichever rank is the first to come back."""
+    for code, said in run_plain(AFTER_A_FAILURE, 3):
+        assert code == 0, said
+        assert "The ranks do not make the same call" in said

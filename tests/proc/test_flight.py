@@ -124,6 +124,32 @@ def test_ranks_that_wait_for_each_other(folder: Path) -> None:
     assert "│ Ranks 0, 1 wait for each other" in done.err, done.err
 
 
+AGAIN = """
+import os, time
+import numpy as np
+import ringcomm as rc
+rc.init()
+rank = rc.rank()
+rc.allreduce(np.ones(3), name="first")
+rc.shutdown()
+if rank == 1:
+    time.sleep(1.0)  # rank 0 joins again meanwhile
+    os._exit(3)
+try:
+    rc.init()
+except rc.StartupError:
+    time.sleep(1.5)  # so that it is asked what it has done
+    raise
+"""
+
+
+def test_what_was_done_before_another_init_is_not_told(tmp_path: Path) -> None:
+    (tmp_path / "again.py").write_text(AGAIN)
+    done = ringrun("-np", "2", "again.py", cwd=tmp_path)
+    assert done.process.returncode == 3
+    assert "before it called ringcomm.init()" in done.err and "`first`" not in done.err
+
+
 def test_the_files_tell_the_same_again(folder: Path) -> None:
     done = ringrun("-np", "2", *LIMITS, "train.py", "raise", "calls", cwd=folder)
     files = sorted(done.records.iterdir())

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 import ringcomm.tensorflow as hvd
-from ringcomm._adapter.graph_callbacks import Batch
+from ringcomm._adapter.causes import record_cause
 from ringcomm.errors import PeerLostError
 from tests.adapters.jobs import close, numbers, same_everywhere
 from tests.adapters.tensorflow.modes import MODES, session_of_a_graph
@@ -247,8 +247,10 @@ def check_elastic_training_goes_on_after_a_loss_inside_a_graph() -> None:
         return tf.numpy_function(fails, [], tf.float32)
 
     def fails() -> Any:
-        Batch.last_error = PeerLostError("rank 5 (jetson5) was lost while others were in allreduce")
-        raise Batch.last_error
+        error = PeerLostError("rank 5 (jetson5) was lost while others were in allreduce")
+        record_cause(error)
+        record_cause(PeerLostError("what another callback reads is another error"))
+        raise error
 
     @hvd.elastic.run
     def train(state: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ringcomm.collective.reporter import Reporter
 from ringcomm.collective.runner import Runner
 from ringcomm.config import Settings
 from ringcomm.errors import (
@@ -17,6 +18,7 @@ from ringcomm.errors import (
     UnsupportedDtypeError,
 )
 from ringcomm.ops import Average, Collective, Max, Sum
+from ringcomm.transport.huge_pages import LEAST_BYTES
 from ringcomm.transport.memory import memory_fabrics
 from ringcomm.wire.frames import HEADER_BYTES, unpack_header
 
@@ -205,7 +207,43 @@ class TestFailures:
         wire.fabric.wait = lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
         with pytest.raises(KeyboardInterrupt):
             runner.barrier()
-        with pytest.raises(Misuse, match="KeyboardInterrupt"):
+        with pytest.raises(PeerLostError, match="this rank was interrupted .KeyboardInterrupt. in barrier"):
+            runner.barrier()
+        with pytest.raises(Misuse, match="has failed before.*KeyboardInterrupt"):
+            runner.barrier()
+
+    def test_what_fails_before_anything_is_sent_is_no_call(self, wire):
+        """Otherwise this rank's calls would have other numbers than those of the others from then on."""
+        runner = Runner(wire.fabric, Settings())
+        wire.fabric.prepare = lambda *_: (_ for _ in ()).throw(MemoryError)
+        with pytest.raises(MemoryError):
+            runner.all_reduce(np.ones(LEAST_BYTES, np.uint8), Max)
+        assert wire.take() == b"" and runner.progress().number == 0
+        wire.fabric.wait = lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        with pytest.raises(KeyboardInterrupt):
+            runner.barrier()
+        assert runner.progress().number == 1
+
+    def test_an_interrupt_while_a_failure_is_reported_breaks_the_streams_too(self, wire):
+        class Interrupted(Reporter):
+            def report_lost(self, *_):
+                raise KeyboardInterrupt
+
+        runner = Runner(wire.fabric, NOW, reporter=Interrupted())
+        with pytest.raises(KeyboardInterrupt):
+            runner.all_reduce(ones(), Sum)
+        wire.take()
+        with pytest.raises(Misuse, match="has failed before"):
+            runner.all_reduce(ones(), Sum)
+        assert wire.take() == b""
+
+    def test_a_time_limit_of_the_program_is_not_one_of_ours(self, wire):
+        """A handler of SIGALRM that raises TimeoutError says nothing about any rank."""
+        runner = Runner(wire.fabric, Settings())
+        wire.fabric.wait = lambda *_: (_ for _ in ()).throw(TimeoutError("five minutes are over"))
+        with pytest.raises(TimeoutError, match="five minutes are over"):
+            runner.barrier()
+        with pytest.raises(PeerLostError, match="this rank was interrupted .TimeoutError: five minutes"):
             runner.barrier()
 
     def test_a_call_that_makes_no_sense_breaks_nothing(self, wire):

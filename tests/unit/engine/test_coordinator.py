@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import pytest
 
-from ringcomm.engine.coordinator import DEADLOCK_S, Coordinator, Tuning
+from ringcomm.engine.coordinator import DEADLOCK_S, PATIENCE, Coordinator, Tuning
 from ringcomm.engine.request import Signature
 from ringcomm.errors import ProtocolError
 from ringcomm.ops import Collective, ReduceOp
@@ -215,7 +215,7 @@ class TestWaiting:
         job = Job()
         for rank, name in enumerate("abb"):
             job.ready(rank, sig(name))
-            job.tell(rank, {"type": "blocked", "heard": 0})
+            job.tell(rank, {"type": "blocked", "heard": 0, "for_good": True})
         assert job.orders() is None
         assert job.coordinator.next_alarm_s(job.now_s) == pytest.approx(DEADLOCK_S)
         job.now_s += DEADLOCK_S
@@ -229,15 +229,50 @@ class TestWaiting:
         for rank in range(3):
             job.ready(rank, sig("a"))
         assert job.orders()["run"]
-        job.tell(2, {"type": "blocked", "heard": 0})  # on its way when "a" was ordered
+        job.tell(2, {"type": "blocked", "heard": 0, "for_good": True})  # on its way when "a" was ordered
         for rank in range(2):
             job.ready(rank, sig("b"))
-            job.tell(rank, {"type": "blocked", "heard": 1})
+            job.tell(rank, {"type": "blocked", "heard": 1, "for_good": True})
         job.now_s += 100 * DEADLOCK_S
         assert job.orders() is None and job.coordinator.next_alarm_s(job.now_s) is None
-        job.tell(2, {"type": "blocked", "heard": 1})
+        job.tell(2, {"type": "blocked", "heard": 1, "for_good": True})
         job.now_s += DEADLOCK_S
         assert "every rank waits" in dict(job.failures())["b"]
+
+    def test_where_a_thread_may_still_submit_it_is_a_stall_that_is_reported_first(self):
+        job = Job(stall_warning_s=60, stall_limit_s=0)
+        for rank, name in enumerate("abb"):
+            job.ready(rank, sig(name))
+            job.tell(rank, {"type": "blocked", "heard": 0, "for_good": rank != 2})
+        job.now_s += 60
+        assert job.orders() is None and "'a'" in job.coordinator.warnings[0]
+        job.tell(2, {"type": "stack", "text": "asked because of the warning"})  # says nothing new
+        assert job.coordinator.next_alarm_s(job.now_s) == pytest.approx((PATIENCE - 1) * 60)
+        job.now_s += (PATIENCE - 1) * 60
+        failures = dict(job.failures())
+        assert set(failures) == {"a", "b"}
+        assert "threads of rank 2 (jetson2) could still call it" in failures["a"]
+        assert "for 120 s, 2 times RINGCOMM_STALL_WARNING" in failures["a"]
+
+    @pytest.mark.parametrize("options", [{"stall_warning_s": 0}, {"stall_warning_s": 60, "paused": 2}])
+    def test_where_a_thread_may_still_submit_it_is_not_given_up(self, options):
+        job = Job(stall_warning_s=options["stall_warning_s"], stall_limit_s=0)
+        for rank, name in enumerate("abb"):
+            job.ready(rank, sig(name))
+            job.tell(rank, {"type": "blocked", "heard": 0, "for_good": rank != 2})
+        if "paused" in options:
+            job.tell(options["paused"], {"type": "paused", "reason": "checkpoint"})
+        job.now_s += 10_000
+        assert job.orders() is None
+
+    def test_what_has_failed_may_be_what_a_rank_waited_for(self):
+        job = Job(stall_warning_s=0, stall_limit_s=0)
+        for rank in range(3):
+            job.ready(rank, sig("a", shapes=((rank,),)), sig("abb"[rank] + "!"))
+            job.tell(rank, {"type": "blocked", "heard": 0, "for_good": True})
+        assert [name for name, _ in job.failures()] == ["a"]
+        job.now_s += 100 * DEADLOCK_S  # what had waited for "a" computes now
+        assert job.orders() is None
 
     @pytest.mark.parametrize("change", ["unblocked", "ready", "nobody says so"])
     def test_somebody_may_still_come(self, change):
@@ -245,7 +280,7 @@ class TestWaiting:
         for rank, name in enumerate("abb"):
             job.ready(rank, sig(name))
             if rank or change != "nobody says so":
-                job.tell(rank, {"type": "blocked", "heard": 0})
+                job.tell(rank, {"type": "blocked", "heard": 0, "for_good": True})
         if change == "unblocked":
             job.tell(0, {"type": "unblocked"})
         elif change == "ready":

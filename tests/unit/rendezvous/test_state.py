@@ -8,7 +8,7 @@ import random
 import pytest
 
 from ringcomm.errors import ProtocolError
-from ringcomm.rendezvous.actions import Notice, Timer
+from ringcomm.rendezvous.actions import Drop, Notice, Timer
 from ringcomm.rendezvous.root_cause import EVIDENCE_S, SETTLE_S, VANISHED
 from ringcomm.rendezvous.state import Phase
 from tests.unit.rendezvous.simulated import VERSION, Job, attempt, offer, seats_of
@@ -405,6 +405,83 @@ def test_who_leaves_during_the_start_ends_it_for_all():
     job.leave(2, "it was interrupted")
     assert job.verdict()["rank"] == 2
     assert set(job.aborts()) >= {0, 1, 3}
+
+
+class TestInterrupted:
+    """A rank has left a collective half-way and says so; its program may go on."""
+
+    DOING = "allreduce(8 x float32), call number 4, 96 bytes into it"
+
+    def interrupted(self):
+        job = Job(3)
+        job.run_on_one_host()
+        message = {"type": "interrupted", "doing": self.DOING, "why": "KeyboardInterrupt"}
+        job.take(job.state.interrupted(1, message, job.now_s))
+        assert not job.aborts()
+        return job
+
+    def test_it_is_named_even_if_others_lose_each_other_because_of_it(self):
+        job = self.interrupted()
+        job.lost(0, peer=2, kind="still")
+        for connection in range(3):
+            job.state.answered(connection, {"heard": [], "silent": []}, job.now_s)
+        job.pass_time(SETTLE_S)
+        verdict = job.verdict()
+        assert (verdict["kind"], verdict["rank"]) == ("lost", 1)
+        assert verdict["text"] == (
+            f"rank 1 (host0) was interrupted (KeyboardInterrupt) in {self.DOING}. A message to the other "
+            "ranks was left unfinished, so the job cannot go on."
+        )
+
+    def test_one_that_ends_because_of_it_says_more(self):
+        job = self.interrupted()
+        job.leave(1, "uncaught KeyboardInterrupt", ok=False)
+        assert "rank 1 (host0) was lost" in job.verdict()["text"]
+        assert "uncaught KeyboardInterrupt" in job.verdict()["text"]
+
+    def test_one_that_leaves_in_peace_was_interrupted_all_the_same(self):
+        job = self.interrupted()
+        job.leave(1)
+        job.pass_time(SETTLE_S)
+        assert "was interrupted (KeyboardInterrupt)" in job.verdict()["text"]
+        assert job.verdict()["text"].endswith("it has left the job (it called shutdown()).")
+
+    def test_one_that_was_interrupted_because_it_had_lost_another_is_not_the_cause(self):
+        job = Job(3)
+        job.run_on_one_host()
+        job.lost(1, peer=2)
+        message = {"type": "interrupted", "doing": self.DOING, "why": "KeyboardInterrupt"}
+        job.take(job.state.interrupted(1, message, job.now_s))
+        job.hang_up(2)
+        job.pass_time(EVIDENCE_S)
+        assert job.verdict()["rank"] == 2
+
+
+class TestComingBack:
+    """After a failure, a rank calls init() again in the same process."""
+
+    def test_a_job_of_ringrun_does_not_start_again(self):
+        job = Job(2, seats_of(2))
+        job.run_on_one_host()
+        job.leave(1, "uncaught ValueError: boom", ok=False)
+        job.join_seat(10, 0)
+        (answer,) = job.told[10]
+        assert answer["type"] == "refused"
+        assert "init() cannot start it again" in answer["reason"] and "--restarts N" in answer["reason"]
+        assert "ValueError: boom" in answer["reason"]
+
+    def test_without_ringrun_it_is_to_look_for_the_next_rendezvous(self):
+        job = Job(2)
+        job.run_on_one_host()
+        job.leave(1, "uncaught ValueError: boom", ok=False)
+        assert job.join(10) == [Drop(10)] and not job.told[10]
+
+    def test_who_comes_for_the_first_time_reads_why_the_start_has_failed(self):
+        job = Job(3, seats_of(3))
+        job.join_seat(0, 0)
+        job.exit(1)
+        job.join_seat(2, 2)
+        assert [message["type"] for message in job.told[2]] == ["abort"]
 
 
 def test_mismatch_carries_both_sides_words():

@@ -1,0 +1,58 @@
+"""Where failures are reported, for ranks that have no rendezvous."""
+
+from __future__ import annotations
+
+from typing import Callable, List, Optional, Tuple
+
+from ..errors import (
+    MismatchError,
+    PeerLostError,
+    PeerStalledError,
+    RingcommError,
+    fresh_copy,
+    interruption_text,
+)
+from ..transport.base import Watch
+
+
+class Reporter(Watch):
+    """Where failures are reported, and the common verdict comes from. This one has nobody to ask.
+
+    Attributes:
+        who_is_heard, verdict: as in :class:`~ringcomm.rendezvous.control.ControlChannel`.
+    """
+
+    who_is_heard: Optional[Callable[[], Tuple[List[int], List[int]]]] = None
+    verdict: Optional[RingcommError] = None
+
+    def fileno(self) -> int:
+        return -1
+
+    def check(self) -> None:
+        if self.verdict is not None:
+            raise fresh_copy(self.verdict)
+
+    def report_lost(self, peer: int, doing: str, why: str, kind: str = "lost") -> RingcommError:
+        """A peer is lost, or else silent, stalled or late: the error to raise."""
+        if self.verdict is None:
+            error = PeerLostError if kind == "lost" else PeerStalledError
+            during = f" while this rank was in {doing}" if doing else ""
+            text = f"rank {peer} was lost{during}: {why}."
+            self.verdict = error(text, rank=peer)
+        return fresh_copy(self.verdict)
+
+    def report_mismatch(self, peer: int, text: str) -> RingcommError:
+        """A peer is in a different call: the error to raise."""
+        return MismatchError(text, peer=peer)
+
+    def note_interrupted(self, doing: str, why: str) -> RingcommError:
+        """This rank has left a collective half-way: what to raise later, if nothing better is known then."""
+        return PeerLostError(interruption_text("this rank", why, doing))
+
+    def root_cause(self, otherwise: RingcommError) -> RingcommError:
+        """What has ended the job, for a rank that has reported something without waiting for the answer."""
+        self.verdict = self.verdict or otherwise
+        return fresh_copy(self.verdict)
+
+    def note_closed(self, peer: int, why: str) -> None:
+        """The link to a peer ended without a goodbye, while nobody waited for that peer."""

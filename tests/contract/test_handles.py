@@ -1,0 +1,248 @@
+"""Operations by name in programs with threads: waits, conversions, names, and what belongs to the caller."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import ringcomm as rc
+from ringcomm import api
+from ringcomm.config import Settings
+from ringcomm.engine.coordinator import DEADLOCK_S
+from ringcomm.errors import MismatchError, Misuse, ProtocolError
+from ringcomm.ops import Sum
+from ringcomm.testing.cluster import run_ranks
+
+LIMIT_S = 30.0
+SETTINGS = Settings(spin_us=0.0, timeout_s=20.0, start_timeout_s=20.0, stall_warning_s=0.0)
+
+
+def reduced(context, name):
+    return context.engine.allreduce([np.ones(1)], Sum, name, convert=lambda _: name)
+
+
+class TestThreads:
+    def test_who_computes_before_its_first_operation_is_waited_for(self):
+        """Two threads per rank with operations of their own, which they start in opposite order."""
+
+        def work(context):
+            results = []
+
+            def submit(name, after_s):
+                time.sleep(after_s)
+                results.append(reduced(context, name).wait())
+
+            names = "ab" if context.rank == 0 else "ba"
+            other = threading.Thread(target=submit, args=(names[1], 3 * DEADLOCK_S))
+            other.start()
+            submit(names[0], 0.0)
+            other.join()
+            return sorted(results)
+
+        assert run_ranks(2, work, settings=SETTINGS) == [["a", "b"]] * 2
+
+    def test_who_waits_for_a_limited_time_may_submit_something_afterwards(self):
+        def work(context):
+            if context.rank == 1:
+                return [reduced(context, name).wait() for name in "ba"]
+            first = reduced(context, "a")
+            with pytest.raises(TimeoutError):
+                first.wait(3 * DEADLOCK_S)
+            return [reduced(context, "b").wait(), first.wait()]
+
+        assert run_ranks(2, work, settings=SETTINGS) == [["b", "a"]] * 2
+
+    def test_who_has_read_an_error_may_submit_something_afterwards(self):
+        """One thread of each rank computes after a mismatch, while the other one waits."""
+
+        def work(context):
+            engine = context.engine
+            both = threading.Barrier(2)
+
+            def waits(name):
+                both.wait(LIMIT_S)
+                reduced(context, name).wait()
+
+            other = threading.Thread(target=waits, args=("ab"[context.rank],))
+            other.start()
+            both.wait(LIMIT_S)
+            time.sleep(2 * DEADLOCK_S if context.rank == 0 else 0.0)
+            with pytest.raises(MismatchError, match="shapes"):
+                engine.allreduce([np.ones(1 + context.rank)], Sum, "c").wait()
+            time.sleep(3 * DEADLOCK_S)
+            reduced(context, "ba"[context.rank]).wait()
+            other.join()
+            return True
+
+        assert run_ranks(2, work, settings=SETTINGS) == [True] * 2
+
+    def test_two_threads_wait_for_one_handle(self):
+        """The second one waits until the first one has converted the result."""
+
+        def work(context):
+            converting, go_on = threading.Event(), threading.Event()
+
+            def convert(_):
+                converting.set()
+                assert go_on.wait(LIMIT_S)
+                return "converted"
+
+            handle = context.engine.allreduce([np.ones(3)], Sum, "x", convert=convert)
+            results = []
+            threads = [threading.Thread(target=lambda: results.append(handle.wait())) for _ in range(2)]
+            threads[0].start()
+            assert converting.wait(LIMIT_S)
+            threads[1].start()
+            threads[1].join(0.2)  # time enough to return, if it did not wait
+            go_on.set()
+            for thread in threads:
+                thread.join(LIMIT_S)
+            return results
+
+        assert run_ranks(2, work, settings=SETTINGS) == [["converted"] * 2] * 2
+
+    def test_a_conversion_that_failed_is_not_over(self):
+        def work(context):
+            attempts = []
+
+            def convert(_):
+                attempts.append(len(attempts))
+                if len(attempts) == 1:
+                    raise MemoryError
+                return attempts
+
+            handle = context.engine.allreduce([np.ones(1)], Sum, "x", convert=convert)
+            with pytest.raises(MemoryError):
+                handle.wait()
+            return handle.wait()
+
+        assert run_ranks(2, work, settings=SETTINGS) == [[0, 1]] * 2
+
+
+@pytest.mark.parametrize("name", [5, 0, b"x", ("a", 1)], ids=repr)
+def test_a_name_is_text(name):
+    def work(context):
+        array = np.ones((2, 2))
+        flat = array.reshape(-1)
+        calls = [
+            lambda: context.allreduce(array, name=name),
+            lambda: context.allgather(array, name),
+            lambda: context.barrier(name),
+            lambda: context.broadcast_object(1, 0, name),
+            lambda: context.engine.allreduce([flat], Sum, name).wait(),
+            lambda: context.engine.allgather([flat], [(2, 2)], name).wait(),
+            lambda: context.engine.barrier(name).wait(),
+        ]
+        for call in calls:
+            with pytest.raises(Misuse, match="a name is a str"):
+                call()
+        context.barrier("all of them were refused before anything was sent")
+        return True
+
+    assert run_ranks(2, work, settings=SETTINGS, timeout_s=LIMIT_S) == [True] * 2
+
+
+def test_a_factor_that_is_no_number_is_the_same_on_all_ranks():
+    def work(context):
+        nan = float("nan")
+        found = []
+        for name in ("first", "first"):  # once by its signature, once by its number
+            array = np.ones(3)
+            context.engine.allreduce([array], Sum, name, prescale=nan, postscale=math.inf).wait()
+            found += array.tolist()
+        found += context.allreduce(np.ones(2), prescale_factor=nan).tolist()
+        return all(math.isnan(value) for value in found)
+
+    assert run_ranks(2, work, settings=SETTINGS) == [True] * 2
+
+
+@pytest.fixture
+def as_default(monkeypatch):
+    """Lets every thread have a default context of its own, as every process has."""
+    mine = threading.local()
+
+    def context():
+        return mine.context
+
+    monkeypatch.setattr(api, "context", context)
+    return lambda context: setattr(mine, "context", context)
+
+
+class TestArraysOfTheCaller:
+    def test_what_has_no_underscore_copies_its_input(self, as_default):
+        """The caller changes the input as soon as the call has returned, before any other rank has come."""
+
+        def work(context):
+            as_default(context)
+            size, rank = context.size, context.rank
+
+            def started(start):
+                array = np.full((size, 2), rank + 1.0)
+                if rank == 1:
+                    context.barrier()
+                handle = start(array)
+                array[:] = -100.0
+                if rank == 0:
+                    context.barrier()
+                result = handle.wait()
+                while isinstance(result, (tuple, list)):
+                    result = result[0]
+                return float(result.min())
+
+            return [
+                started(lambda array: rc.allreduce_async(array, rc.Min, "a")),
+                started(lambda array: rc.grouped_allreduce_async([array], rc.Min, "g")),
+                started(lambda array: rc.reducescatter_async(array, rc.Min, "s")),
+                started(lambda array: rc.broadcast_async(array, 0, "b")),
+                started(lambda array: rc.allgather_async(array, "c")),
+                started(lambda array: rc.alltoall_async(array, name="d")),
+            ]
+
+        assert run_ranks(2, work, settings=SETTINGS) == [[1.0] * 6] * 2
+
+    @pytest.mark.parametrize("synchronous", [True, False])
+    def test_several_in_place(self, as_default, synchronous):
+        def work(context):
+            as_default(context)
+            across = np.full((3, 4), context.rank + 1.0).T
+            arrays = [across, np.full(2, 10 * (context.rank + 1)), np.zeros((0, 2))]
+            options = {"op": rc.Sum, "name": "all"}
+            if synchronous:
+                given = rc.grouped_allreduce_(arrays, **options)
+            else:
+                given = rc.grouped_allreduce_async_(arrays, **options).wait()
+            assert all(one is other for one, other in zip(given, arrays))
+            with pytest.raises(Misuse, match="read-only"):
+                rc.grouped_allreduce_([np.ones(1), np.broadcast_to(np.ones(1), 3)])
+            return across.tolist(), arrays[1].tolist()
+
+        expected = ([[3.0] * 3] * 4, [30, 30])
+        assert run_ranks(2, work, settings=SETTINGS) == [expected] * 2
+
+
+def test_what_rank_0_orders_must_have_been_submitted():
+    """Otherwise this rank would take part with numbers that the program has never given."""
+
+    def work(context):
+        context.engine.barrier("all are here").wait()
+        if context.rank == 1:
+            turns = context.engine._loop._turns
+            reduced(context, "x").wait()
+            with turns.lock:
+                (number,) = [
+                    item
+                    for item in turns.pending.ids.known()
+                    if turns.pending.ids.signature(item).name == "x"
+                ]
+            with pytest.raises(ProtocolError, match="has not submitted"):
+                turns._run([number, 0])
+        else:
+            reduced(context, "x").wait()
+        return True
+
+    assert run_ranks(2, work, settings=replace(SETTINGS, timeout_s=5.0)) == [True] * 2

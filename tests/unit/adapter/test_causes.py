@@ -1,0 +1,52 @@
+"""Which error of ringcomm an error of a framework is about."""
+
+from __future__ import annotations
+
+import pytest
+
+import ringcomm as rc
+from ringcomm._adapter.causes import cause_of, record_cause
+from ringcomm.config import Membership
+
+LOST = "rank 5 (jetson5) was lost while others were in allreduce"
+
+
+def of_a_framework(error):
+    return RuntimeError(f"INTERNAL: CpuCallback error: {type(error).__name__}: {error}\n  at step 3")
+
+
+@pytest.fixture
+def job():
+    rc.init(Membership())
+    yield
+    rc.shutdown()
+
+
+def test_it_is_found_by_its_text(job):
+    lost = rc.PeerLostError(LOST)
+    record_cause(lost)
+    assert cause_of(of_a_framework(lost)) is lost
+    assert cause_of(RuntimeError("another mistake")) is None
+
+
+def test_what_another_callback_reads_afterwards_is_not_taken_for_it(job):
+    lost = rc.PeerLostError(LOST)
+    record_cause(lost)
+    record_cause(rc.Misuse("The operation 'loss' was called twice"))
+    assert cause_of(of_a_framework(lost)) is lost
+
+
+def test_the_one_that_says_most_is_meant(job):
+    lost, misuse = rc.PeerLostError(LOST), rc.Misuse(f"This job has failed before. The failure was: {LOST}")
+    for error in (lost, misuse, rc.Misuse("")):
+        record_cause(error)
+    assert cause_of(of_a_framework(misuse)) is misuse
+    assert cause_of(RuntimeError("")) is None
+
+
+def test_what_failed_in_an_earlier_job_is_over(job):
+    """Otherwise a program that quotes it would be started again for ever."""
+    record_cause(rc.PeerLostError(LOST))
+    rc.shutdown()
+    rc.init(Membership())
+    assert cause_of(RuntimeError(f"no data left after: {LOST}")) is None
