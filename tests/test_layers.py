@@ -39,8 +39,8 @@ LEVELS: Dict[int, List[List[str]]] = {
     ],
     3: [
         [
-            "collective.reduce", "collective.flows", "collective.progress", "collective.execute",
-            "collective.short", "collective.drive", "collective.calls", "collective.sites",
+            "collective.reduce", "collective.flows", "collective.headers", "collective.progress",
+            "collective.execute", "collective.short", "collective.drive", "collective.calls", "collective.sites",
             "collective.journal", "collective.runner",
             "collective.measure",
         ],
@@ -96,7 +96,8 @@ LEVELS: Dict[int, List[List[str]]] = {
         [
             "torch.distributed._version",
             "torch.distributed._bridge", "torch.distributed._work", "torch.distributed._lane",
-            "torch.distributed._matching", "torch.distributed._channel", "torch.distributed._post",
+            "torch.distributed._elements", "torch.distributed._matching", "torch.distributed._channel",
+            "torch.distributed._post",
             "torch.distributed._reductions", "torch.distributed._collectives", "torch.distributed._store",
             "torch.distributed._watch", "torch.distributed._monitored", "torch.distributed._face",
             "torch.distributed._trace", "torch.distributed._company",
