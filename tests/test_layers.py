@@ -40,8 +40,8 @@ LEVELS: Dict[int, List[List[str]]] = {
     3: [
         [
             "collective.reduce", "collective.flows", "collective.headers", "collective.progress",
-            "collective.execute", "collective.short", "collective.drive", "collective.calls", "collective.sites",
-            "collective.journal", "collective.runner",
+            "collective.execute", "collective.short", "collective.drive", "collective.calls",
+            "collective.sites", "collective.journal", "collective.runner",
             "collective.measure",
         ],
         [
