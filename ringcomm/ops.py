@@ -41,6 +41,29 @@ class Collective(IntEnum):
     JOIN = 10
     PROCESS_SET = 11
     """A process set is added or removed: a barrier with consequences."""
+    GATHER = 12
+    SCATTER = 13
+    REDUCE = 14
+
+
+class Bitwise(IntEnum):
+    """Reductions of integers and booleans bit by bit. Only torch.distributed has them.
+
+    The numbers stand in headers, beside those of :class:`ReduceOp`.
+    """
+
+    BAND = 16
+    BOR = 17
+    BXOR = 18
+
+
+def op_name(op: int) -> str:
+    """The reduction with this number in a header, like ``Sum``.
+
+    Raises:
+        ValueError: no reduction has it.
+    """
+    return Bitwise(op).name if op >= Bitwise.BAND else ReduceOp(op).name.capitalize()
 
 
 ELEMENTWISE = tuple(op for op in ReduceOp if op != ReduceOp.ADASUM)

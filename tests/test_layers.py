@@ -40,7 +40,8 @@ LEVELS: Dict[int, List[List[str]]] = {
     ],
     3: [
         [
-            "collective.reduce", "collective.flows", "collective.progress", "collective.execute",
+            "collective.reduce", "collective.flows", "collective.headers", "collective.progress",
+            "collective.execute",
             "collective.short", "collective.drive", "collective.calls", "collective.call_sites",
             "collective.call_history", "collective.reporter", "collective.runner", "collective.measure",
         ],
@@ -104,7 +105,8 @@ LEVELS: Dict[int, List[List[str]]] = {
         ],
         [
             "torch.distributed._version", "torch.distributed._bridge", "torch.distributed._work",
-            "torch.distributed._lane", "torch.distributed._post", "torch.distributed._reductions",
+            "torch.distributed._lane", "torch.distributed._elements",
+            "torch.distributed._post", "torch.distributed._reductions",
             "torch.distributed._collectives", "torch.distributed._store", "torch.distributed._monitored",
             "torch.distributed._group_base", "torch.distributed._trace",
             "torch.distributed._group_transport", "torch.distributed._group",

@@ -20,8 +20,13 @@ _ours: Dict[str, bool] = {}
 
 
 def look_through(package: ModuleType) -> None:
-    """From now on calls from this package are not places in the user's program: it calls for the user."""
-    place = f"{Path(package.__file__ or '').resolve().parent}{os.sep}"
+    """From now on calls from this package are not places in the user's program: it calls for the user.
+
+    Args:
+        package: a package, with all that is in it, or a module that is a single file.
+    """
+    path = Path(package.__file__ or "").resolve()
+    place = f"{path.parent}{os.sep}" if path.name == "__init__.py" else str(path)
     if package.__file__ and place not in _packages:
         _packages.append(place)
         _ours.clear()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from ..dtypes import code_of
-from ..ops import Collective, ReduceOp
+from ..ops import Collective, op_name
 from ..schedule.steps import Step
 from ..wire.frames import MEASUREMENT, NO_OP, NO_ROOT, Header, digest
 from .execute import Part
@@ -16,6 +17,7 @@ from .reduce import Kernel
 
 _WITHOUT_ARRAY = (Collective.BARRIER, Collective.BROADCAST_OBJECT, Collective.ALLGATHER_OBJECT)
 _BY_ROWS = (Collective.ALLGATHER, Collective.ALLTOALL)
+_SIZES_SHOWN = 8
 
 
 class Call(NamedTuple):
@@ -24,6 +26,8 @@ class Call(NamedTuple):
     Attributes:
         items: number of elements, where all ranks must agree on it; otherwise 0.
         ahead: whether this is the exchange of numbers that goes ahead of the collective.
+        bounds: boundaries between the pieces, where all ranks must agree on them.
+        text: what the arrays are, in words, where the shape does not say it. It may differ between ranks.
     """
 
     collective: int
@@ -35,10 +39,12 @@ class Call(NamedTuple):
     shape: Tuple[int, ...]
     scales: Tuple[float, float] = (1.0, 1.0)
     ahead: bool = False
+    bounds: Tuple[int, ...] = ()
+    text: str = ""
 
     def header(self, generation: int) -> Header:
-        """The header that goes in front; the name, shape and scale factors become a hash in it."""
-        hashed = digest(self.name, self.shape, self.scales)
+        """The header that goes in front; name, shape, scale factors and sizes become a hash in it."""
+        hashed = digest(self.name, self.shape, self.scales, self.bounds)
         code = code_of(self.dtype)
         return Header(generation, 0, self.collective, self.op, code, self.root, self.items, hashed)
 
@@ -58,13 +64,9 @@ class Call(NamedTuple):
             return MEASUREMENT
         arguments: List[str] = []
         if self.collective not in _WITHOUT_ARRAY:
-            by_rows = self.collective in _BY_ROWS
-            # Not everybody says which shape; what does not hold that many elements is none.
-            known = by_rows or self.items in (0, prod(self.shape))
-            what = f"{'rows of ' if by_rows else ''}shape {self.shape}" if known else f"{self.items} elements"
-            arguments = [what, self.dtype.name]
+            arguments = [self.text or self._sizes(), self.dtype.name]
             if self.op != NO_OP:
-                arguments.append(f"op={ReduceOp(self.op).name.capitalize()}")
+                arguments.append(f"op={op_name(self.op)}")
         if self.root != NO_ROOT:
             arguments.append(f"root_rank={self.root}")
         if self.name:
@@ -73,6 +75,49 @@ class Call(NamedTuple):
             if value != 1.0:
                 arguments.append(f"{factor}={value!r}")
         return f"{self.kind}({', '.join(arguments)})"
+
+    def _sizes(self) -> str:
+        by_rows = self.collective in _BY_ROWS
+        # Not everybody says which shape; what does not hold that many elements is none.
+        known = by_rows or self.items in (0, prod(self.shape))
+        return f"{'rows of ' if by_rows else ''}shape {self.shape}" if known else f"{self.items} elements"
+
+
+class Intent(NamedTuple):
+    """What the program asked for, where the runner carries it out by means of something else.
+
+    A gather, for instance, is run as an all-to-all in which only the root receives anything. The
+    attributes are those of :class:`Call`.
+    """
+
+    collective: int
+    op: int = NO_OP
+    root: int = NO_ROOT
+    name: str = ""
+    bounds: Tuple[int, ...] = ()
+    text: str = ""
+
+    def applied(self, call: Call) -> Call:
+        """The call with this intent instead of its own."""
+        collective, op, root, name, bounds, text = self
+        return call._replace(
+            collective=int(collective), op=op, root=root, name=name, bounds=bounds or call.bounds, text=text
+        )
+
+
+@lru_cache(maxsize=512)
+def sizes_text(bounds: Tuple[int, ...]) -> str:
+    """The sizes of pieces in words, from their boundaries.
+
+    >>> sizes_text((0, 3, 4)), sizes_text((0, 3, 6))
+    ('sizes [3, 1]', '2 x 3 elements')
+    """
+    sizes = [stop - start for start, stop in zip(bounds, bounds[1:])]
+    if len(sizes) > 1 and len(set(sizes)) == 1:
+        return f"{len(sizes)} x {sizes[0]} elements"
+    if len(sizes) <= _SIZES_SHOWN:
+        return f"sizes {sizes}"
+    return f"{len(sizes)} sizes [{', '.join(map(str, sizes[:_SIZES_SHOWN]))}, ...]"
 
 
 class Plan:

@@ -19,11 +19,12 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ..errors import BrokenInvariantError, MismatchError
+from ..errors import BrokenInvariantError
 from ..schedule.steps import DATA, SELF, Send, Step
 from ..transport.base import Fabric, Link
-from ..wire.frames import HEADER_BYTES, Header, explain_difference, stamp, unpack_header
+from ..wire.frames import HEADER_BYTES, Header
 from .flows import Flow, Receipt, Segment, SegmentPool, Stream
+from .headers import Headers
 from .reduce import Kernel
 
 _BYTE = np.dtype(np.uint8)
@@ -87,8 +88,8 @@ class Execution(Part):
     Args:
         schedule: this rank's steps.
         fabric: where the peers are.
-        header: goes in front of the bytes to every peer, and is expected from every peer; the
-            sequence number is filled in by :meth:`arm`.
+        header: goes in front of the bytes to every peer, and is expected from every peer; the lengths
+            of what is exchanged with that peer are filled in here, the sequence number by :meth:`arm`.
         dtype: element type of the arrays.
         pool: where segments come from.
         kernel: combines contributions, for schedules that fold.
@@ -103,12 +104,11 @@ class Execution(Part):
         pool: SegmentPool,
         kernel: Optional[Kernel] = None,
     ) -> None:
-        self._rank = fabric.rank
         self._kernel = kernel
         self._pool = pool
         self._dtype = dtype
         self._item = dtype.itemsize
-        self._packed = bytearray(header.pack())
+        self._headers = Headers(header, schedule, fabric.rank)
         self.moved_bytes = 0
         self._flows: List[Flow] = []
         self._all_sends: List[Stream] = []
@@ -122,7 +122,7 @@ class Execution(Part):
     def arm(
         self, sequence: int, data: np.ndarray[Any, Any], source: Optional[np.ndarray[Any, Any]] = None
     ) -> None:
-        stamp(self._packed, sequence)
+        self._headers.stamp(sequence)
         self._data = data
         # memoryview cannot cast bfloat16 and friends; a byte view of the array always works.
         view = data.view(_BYTE).data
@@ -150,7 +150,9 @@ class Execution(Part):
                 flow: Flow = Flow(start, stop)
                 span = (step.buffer, start, stop)
                 if step.peer not in outward:
-                    outward[step.peer] = Stream(fabric.link(step.peer), memoryview(self._packed))
+                    outward[step.peer] = Stream(
+                        fabric.link(step.peer), memoryview(self._headers.outgoing[step.peer])
+                    )
                 outward[step.peer].flows.append(flow)
                 outward[step.peer].buffers.append(step.buffer)
             else:
@@ -277,7 +279,7 @@ class Execution(Part):
             payload = max(0, got - stream.header_left)
             stream.header_left -= got - payload
             if not stream.header_left:
-                self._check_header(stream)
+                self._headers.check(stream.link.peer, stream.header)
         if payload and flow is not None:
             if flow.fold:
                 flow.arrived[stream.link.peer] += payload
@@ -298,11 +300,6 @@ class Execution(Part):
             return stream.segment.bytes[arrived - flow.window : end - flow.window]
         limit = flow.limit()
         return self._views[DATA][flow.position : limit] if limit > flow.position else None
-
-    def _check_header(self, stream: Stream) -> None:
-        if stream.header != self._packed:
-            mine, theirs = unpack_header(self._packed), unpack_header(stream.header)
-            raise MismatchError(explain_difference(mine, theirs), rank=self._rank, peer=stream.link.peer)
 
     def _fold(self, flow: Receipt, partial: bool) -> bool:
         """Combine what all peers have delivered; whether anything was combined."""

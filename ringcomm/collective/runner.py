@@ -33,7 +33,7 @@ from ..transport.huge_pages import LEAST_BYTES
 from ..wire.frames import NO_OP, NO_ROOT
 from .call_history import CallJournal, Row
 from .call_sites import Site, call_site, site_text
-from .calls import Call, Plan
+from .calls import Call, Intent, Plan
 from .drive import StoodStill, run
 from .execute import Part
 from .flows import SegmentPool
@@ -146,12 +146,14 @@ class Runner:
         prescale: float = 1.0,
         postscale: float = 1.0,
         collective: Collective = Collective.ALLREDUCE,
+        intent: Optional[Intent] = None,
     ) -> None:
         """Reduce ``data`` over all ranks, in place."""
         # The numbers of the enumerations: hashing those is quick.
         call = Call(
             int(collective), data.dtype, data.size, int(op), NO_ROOT, name, shape, (prescale, postscale)
         )
+        call = call if intent is None else intent.applied(call)
         plan = self._plans.get(call)
         if plan is None:
             fold = kernel(op, data.dtype, self.size, prescale, postscale)
@@ -174,12 +176,14 @@ class Runner:
         shape: Tuple[int, ...] = (),
         prescale: float = 1.0,
         postscale: float = 1.0,
+        intent: Optional[Intent] = None,
     ) -> None:
         """Reduce over all ranks; afterwards chunk ``rank`` of ``data`` is finished, the rest is not."""
         call = Call(
             int(Collective.REDUCESCATTER), data.dtype, data.size, int(op), NO_ROOT, name, shape,
-            (prescale, postscale),
+            (prescale, postscale), bounds=bounds,
         )  # fmt: skip
+        call = call if intent is None else intent.applied(call)
         plan = self._plans.get(call)
         fold = plan.fold if plan is not None else None
         if fold is None:
@@ -198,13 +202,15 @@ class Runner:
         name: str = "",
         shape: Tuple[int, ...] = (),
         collective: Collective = Collective.ALLGATHER,
+        intent: Optional[Intent] = None,
     ) -> None:
         """Fill ``data`` with every rank's chunk; this rank's own must be in its place already."""
         if self.size == 1:
             return
         schedule = self._selector.all_gather(bounds, data.itemsize)
         # With the number of elements no header is the same as that of the exchange before it.
-        call = Call(int(collective), data.dtype, data.size, NO_OP, NO_ROOT, name, shape)
+        call = Call(int(collective), data.dtype, data.size, NO_OP, NO_ROOT, name, shape, bounds=bounds)
+        call = call if intent is None else intent.applied(call)
         self._run(self._plan(call, schedule), data)
 
     def exchange(
@@ -214,6 +220,7 @@ class Runner:
         dtype: np.dtype[Any],
         name: str,
         shape: Tuple[int, ...],
+        op: int = NO_OP,
     ) -> np.ndarray[Any, Any]:
         """Tell everybody a few numbers (how many rows will come); one row of answers per rank.
 
@@ -224,7 +231,7 @@ class Runner:
         numbers[self.rank] = values
         if self.size > 1:
             flat = numbers.reshape(-1)
-            call = Call(int(collective), dtype, 0, NO_OP, NO_ROOT, name, shape, ahead=True)
+            call = Call(int(collective), dtype, 0, op, NO_ROOT, name, shape, ahead=True)
             plan = self._plans.get(call)
             if plan is None or plan.items != flat.size:
                 bounds = even_bounds(flat.size, self.size)
@@ -256,6 +263,7 @@ class Runner:
         recv_bounds: Tuple[int, ...],
         name: str = "",
         shape: Tuple[int, ...] = (),
+        intent: Optional[Intent] = None,
     ) -> None:
         """Chunk ``i`` of ``source`` goes to rank i; chunk ``i`` of ``data`` comes from it."""
         mine = source[send_bounds[self.rank] : send_bounds[self.rank + 1]]
@@ -264,6 +272,7 @@ class Runner:
             return
         schedule = self._selector.all_to_all(send_bounds, recv_bounds)
         call = Call(int(Collective.ALLTOALL), data.dtype, 0, NO_OP, NO_ROOT, name, shape)
+        call = call if intent is None else intent.applied(call)
         self._run(self._plan(call, schedule), data, source)
 
     def barrier(self, name: str = "") -> None:

@@ -13,12 +13,13 @@ from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
-from ..errors import BrokenInvariantError, MismatchError
-from ..schedule.steps import DATA, SELF, Recv, Send, Step
+from ..errors import BrokenInvariantError
+from ..schedule.steps import DATA, SELF, Recv, Send, Step, exchange_lengths
 from ..transport.base import Fabric, Link
-from ..wire.frames import HEADER_BYTES, Header, explain_difference, stamp, unpack_header
+from ..wire.frames import HEADER_BYTES, Header
 from .execute import Execution, Part
 from .flows import SegmentPool
+from .headers import Headers
 from .reduce import Kernel
 
 SHORT_BYTES = 16 * 1024
@@ -33,12 +34,14 @@ Array = Any  # numpy.ndarray of any type
 class _Packet:
     """What goes to (or comes from) one peer in one stage: perhaps a header, then elements."""
 
-    __slots__ = ("bytes", "elements", "full", "headed", "left", "link", "views")
+    __slots__ = ("bytes", "elements", "full", "header", "left", "link", "views")
 
-    def __init__(self, link: Link, count: int, dtype: np.dtype[Any], headed: bool) -> None:
+    def __init__(
+        self, link: Link, count: int, dtype: np.dtype[Any], header: Optional[bytearray] = None
+    ) -> None:
         self.link = link
-        self.headed = headed
-        start = HEADER_BYTES if headed else 0
+        self.header = header
+        start = 0 if header is None else HEADER_BYTES
         packet = np.zeros(start + count * dtype.itemsize, np.uint8)
         self.bytes: memoryview = packet.data
         self.elements: Array = packet[start:].view(dtype)
@@ -134,8 +137,10 @@ class ShortExecution(Part):
         pool: SegmentPool,
         kernel: Optional[Kernel],
     ) -> None:
-        self._rank = fabric.rank
-        self._header = bytearray(header.pack())
+        schedule: List[Step] = []
+        for stage in stages:
+            schedule += [*stage.sends, *stage.receipts]
+        self._headers = Headers(header, schedule, fabric.rank)
         self._dtype = dtype
         self._kernel = kernel
         self._workspace = pool.workspace
@@ -155,17 +160,17 @@ class ShortExecution(Part):
         # Peers that get the same elements share a packet's bytes, which are then filled once.
         alike: Dict[Any, _Packet] = {}
         for peer, sends in _by_peer((step.peer, step) for step in stage.sends).items():
-            headed = peer not in sent
+            header = self._headers.outgoing[peer] if peer not in sent else None
             sent.add(peer)
-            key = (headed, *((step.start, step.stop, step.buffer) for step in sends))
-            packet = _Packet(fabric.link(peer), _count(sends), self._dtype, headed)
+            key = (id(header), *((step.start, step.stop, step.buffer) for step in sends))
+            packet = _Packet(fabric.link(peer), _count(sends), self._dtype, header)
             if not packet.left:
                 continue
             if key in alike:
                 packet.bytes, packet.full = alike[key].bytes, alike[key].full
             else:
                 alike[key] = packet
-                self._headed += [packet] if headed else []
+                self._headed += [packet] if header is not None else []
                 stage.packing += [
                     _Copy(step.buffer, step.start, step.stop, part)
                     for step, part in zip(sends, _parts(packet, sends))
@@ -176,7 +181,8 @@ class ShortExecution(Part):
         pairs = [(peer, index) for index, step in enumerate(stage.receipts) for peer in step.peers]
         for peer, indices in _by_peer(pairs).items():
             steps = [stage.receipts[index] for index in indices]
-            packet = _Packet(fabric.link(peer), _count(steps), self._dtype, peer not in received)
+            header = self._headers.expected[peer] if peer not in received else None
+            packet = _Packet(fabric.link(peer), _count(steps), self._dtype, header)
             received.add(peer)
             if packet.left:
                 stage.inward.append(packet)
@@ -193,9 +199,9 @@ class ShortExecution(Part):
                 stage.arriving.append(_Copy(DATA, step.start, step.stop, parts[peer, index]))
 
     def arm(self, sequence: int, data: Array, source: Optional[Array] = None) -> None:
-        stamp(self._header, sequence)
+        self._headers.stamp(sequence)
         for packet in self._headed:
-            packet.bytes[:HEADER_BYTES] = self._header
+            packet.bytes[:HEADER_BYTES] = packet.header  # type: ignore[assignment]
         self._arrays = (data, data if source is None else source)
         self._index = -1
         self.moved_bytes = 0
@@ -251,19 +257,13 @@ class ShortExecution(Part):
             return False
         self.moved_bytes += got
         left = packet.left
-        if packet.headed and left - got <= packet.bytes.nbytes - HEADER_BYTES:
+        if packet.header is not None and left - got <= packet.bytes.nbytes - HEADER_BYTES:
             # As soon as it is there: of another call, more may never come.
-            self._check_header(packet)
+            self._headers.check(packet.link.peer, packet.bytes)
         if got == left:
             return True
         packet.passed(got)
         return False
-
-    def _check_header(self, packet: _Packet) -> None:
-        header = packet.bytes[:HEADER_BYTES]
-        if header != self._header:
-            mine, theirs = unpack_header(self._header), unpack_header(header)
-            raise MismatchError(explain_difference(mine, theirs), rank=self._rank, peer=packet.link.peer)
 
     def _combine(self, stage: _Stage) -> None:
         """All has arrived: bring it to its place, in the order of the schedule."""
@@ -324,15 +324,8 @@ def make_execution(
 ) -> Part:
     """What runs this schedule best. The arguments are those of :class:`~.execute.Execution`."""
     most = min(SHORT_BYTES, pool.segment_bytes or SHORT_BYTES)
-    lengths: List[int] = []
-    for kind in (Send, Recv):
-        pairs = [
-            (peer, step)
-            for step in schedule
-            if isinstance(step, kind)
-            for peer in ((step.peer,) if isinstance(step, Send) else step.peers)
-        ]
-        lengths += [HEADER_BYTES + _count(steps) * dtype.itemsize for steps in _by_peer(pairs).values()]
+    counts = [count for pair in exchange_lengths(schedule).values() for count in pair]
+    lengths = [HEADER_BYTES + count * dtype.itemsize for count in counts]
     if max(lengths, default=0) <= most and sum(lengths) <= _MOST_KEPT_BYTES:
         stages = _stages(schedule)
         if stages is not None:

@@ -1,32 +1,54 @@
 """Messages to and from one peer, as frames on a link.
 
-A short message is sent right away. A long one is announced, and sent when the peer has a receive
-for it: straight from the sender's tensor to the receiver's, so it is nowhere stored in between::
+A short message is sent right away, as long as the peer has room for it. Any other is announced, and sent
+when the peer has a receive for it: straight from the sender's tensor to the receiver's, so it is nowhere
+stored in between::
 
-    SHORT  tag, number, length, the bytes
-    LONG   tag, number, length            "I have so many bytes for you"
-    READY  number                         "send them"
-    WRONG  number, length                 "my receive is for another number of bytes"
-    BYTES  number, length, the bytes
+    SHORT   tag, type, number, length, the bytes
+    LONG    tag, type, number, length      "I have so many bytes for you"
+    READY   number                         "send them"
+    BYTES   number, length, the bytes
+    CREDIT  length                         "so much of what you sent right away has been received"
+
+**Flow control.** A channel always reads what comes, so nothing that a receive waits for can be stuck
+behind what no receive asks for yet. What must be kept for later receives is limited by the sender: it
+counts what it has sent right away and has no credit for, and announces everything beyond
+:data:`HELD_BYTES`.
 """
 
 from __future__ import annotations
 
 import struct
 from collections import deque
-from typing import Any, Deque, Dict, List, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
-from ..errors import MismatchError, ProtocolError
+from ..clock import monotonic
+from ..errors import ProtocolError
 from ..transport.base import Link
 from .message_matching import Address, Arrival, Matcher, Receive
 
 SHORT_BYTES = 32 * 1024
 HELD_BYTES = 64 * 1024 * 1024
-"""No more is read from a peer while so much of it has found no receive."""
-_HEAD = struct.Struct("<HBBiQQ")
+"""How much a sender may have sent right away that has not been received, messages' overhead included."""
+OVERHEAD_BYTES = 512
+"""What a message that waits for its receive takes besides its bytes."""
+_HEAD = struct.Struct("<HBBiIQQ")
 HEAD_BYTES = _HEAD.size
-_MAGIC = 0x7C50
-_SHORT, _LONG, _READY, _WRONG, _BYTES = 1, 2, 3, 4, 5
+_MAGIC = 0x7C51
+_SHORT, _LONG, _READY, _BYTES, _CREDIT = 1, 2, 3, 4, 5
+
+
+class Disagreement(Exception):
+    """A send and its receive do not fit each other.
+
+    Args:
+        peer: the sender.
+        text: both of them, in words.
+    """
+
+    def __init__(self, peer: int, text: str) -> None:
+        super().__init__(text)
+        self.peer = peer
 
 
 class _Frame:
@@ -34,7 +56,7 @@ class _Frame:
 
     __slots__ = ("views", "work")
 
-    def __init__(self, head: bytes, payload: Optional[memoryview], work: Any) -> None:
+    def __init__(self, head: bytes, payload: Optional[memoryview] = None, work: Any = None) -> None:
         self.views: List[memoryview] = [memoryview(head)]
         if payload is not None and payload.nbytes:
             self.views.append(payload)
@@ -46,17 +68,25 @@ class Channel:
 
     Args:
         link: the stream to it.
-        matcher: shared by all peers, since a receive may take from anybody.
+        matcher: shared by all peers, since a receive may take from any of them.
+        type_name: names an element type for errors, from the number that stands for it in messages.
+
+    Attributes:
+        moved_s: when something was last sent or received (monotonic seconds).
     """
 
-    def __init__(self, link: Link, matcher: Matcher) -> None:
+    def __init__(self, link: Link, matcher: Matcher, type_name: Callable[[int], str] = hex) -> None:
         self.peer = link.peer
+        self._type_name = type_name
         self.link = link
+        self.moved_s = monotonic()
         self._matcher = matcher
         self._outgoing: Deque[_Frame] = deque()
         self._announced: Dict[int, Tuple[memoryview, Any]] = {}
         self._expected: Dict[int, Receive] = {}
         self._number = 0
+        self._uncredited_bytes = 0
+        self._received_bytes = 0
         self._head = bytearray(HEAD_BYTES)
         self._head_have = 0
         self._sink: Optional[memoryview] = None
@@ -65,45 +95,55 @@ class Channel:
 
     # ---- what the group asks for -------------------------------------------------------------
 
-    def send(self, address: Address, view: memoryview, work: Any) -> None:
+    def send(self, address: Address, view: memoryview, work: Any, elements: int = 0) -> None:
         """Send a message; the view must stay as it is until the work is finished."""
         self._number += 1
-        if view.nbytes <= SHORT_BYTES:
-            self._outgoing.append(_Frame(self._pack(_SHORT, address, view.nbytes), view, work))
+        taken = view.nbytes + OVERHEAD_BYTES
+        if view.nbytes <= SHORT_BYTES and self._uncredited_bytes + taken <= HELD_BYTES:
+            self._uncredited_bytes += taken
+            head = self._pack(_SHORT, self._number, view.nbytes, address, elements)
+            self._outgoing.append(_Frame(head, view, work))
         else:
             self._announced[self._number] = (view, work)
-            self._outgoing.append(_Frame(self._pack(_LONG, address, view.nbytes), None, None))
+            self._outgoing.append(_Frame(self._pack(_LONG, self._number, view.nbytes, address, elements)))
 
-    def _pack(self, kind: int, address: Address, nbytes: int, number: int = -1) -> bytes:
-        number = self._number if number < 0 else number
-        return _HEAD.pack(_MAGIC, kind, address[0], address[1], number, nbytes)
+    def _pack(
+        self, kind: int, number: int, nbytes: int, address: Address = (0, 0), elements: int = 0
+    ) -> bytes:
+        return _HEAD.pack(_MAGIC, kind, address[0], address[1], elements, number, nbytes)
 
     def serve(self, receive: Receive, arrival: Arrival) -> None:
-        """A receive was posted for a message that had come, or been announced, before."""
-        if receive.view.nbytes != arrival.nbytes:
-            self._refuse(receive, arrival.nbytes, None if arrival.content is not None else arrival.number)
-        elif arrival.content is not None:
+        """A receive was posted for a message that had come, or been announced, before.
+
+        Raises:
+            Disagreement: it is for another number of bytes, or another type.
+        """
+        self._check(receive, arrival)
+        if arrival.content is not None:
             receive.view[:] = arrival.content
+            self._give_credit(arrival.nbytes)
             self._received(receive)
         else:
-            self._ask_for(receive, arrival.number)
+            self._expected[arrival.number] = receive
+            self._outgoing.append(_Frame(self._pack(_READY, arrival.number, 0)))
 
-    def _ask_for(self, receive: Receive, number: int) -> None:
-        self._expected[number] = receive
-        self._outgoing.append(_Frame(self._pack(_READY, receive.address, 0, number), None, None))
-
-    def _refuse(self, receive: Receive, nbytes: int, number: Optional[int]) -> None:
-        """Sizes differ. Both sides are told, and the next message is none the worse for it."""
-        if number is not None:
-            head = self._pack(_WRONG, receive.address, receive.view.nbytes, number)
-            self._outgoing.append(_Frame(head, None, None))
-        receive.work.finish(
-            MismatchError(
-                f"rank {self.peer} sent {nbytes} bytes with tag {receive.address[1]}, but the receive here "
-                f"is for {receive.view.nbytes}.",
-                peer=self.peer,
-            )
+    def _check(self, receive: Receive, arrival: Arrival) -> None:
+        if (receive.view.nbytes, receive.elements) == (arrival.nbytes, arrival.elements):
+            return
+        tag = receive.address[1]
+        raise Disagreement(
+            self.peer,
+            f"recv({receive.view.nbytes} bytes{self._of(receive.elements)}, src={self.peer}, tag={tag})"
+            f"{receive.work.where()}; rank {self.peer} makes another call: "
+            f"send({arrival.nbytes} bytes{self._of(arrival.elements)}, tag={tag}).",
         )
+
+    def _give_credit(self, nbytes: int) -> None:
+        """A short message has got its receive."""
+        self._received_bytes += nbytes + OVERHEAD_BYTES
+        if self._received_bytes >= HELD_BYTES // 4:
+            self._outgoing.append(_Frame(self._pack(_CREDIT, 0, self._received_bytes)))
+            self._received_bytes = 0
 
     def _received(self, receive: Receive) -> None:
         receive.work.source = self.peer
@@ -117,12 +157,16 @@ class Channel:
         Raises:
             LinkClosed: the peer is gone.
             ProtocolError: it sent nonsense.
+            Disagreement: a message does not fit its receive.
         """
         moved = self._send_some()
         while self._receive_some():
             moved = True
         # What has just arrived may have made something to send.
-        return self._send_some() or moved
+        moved = self._send_some() or moved
+        if moved:
+            self.moved_s = monotonic()
+        return moved
 
     def _send_some(self) -> bool:
         moved = False
@@ -144,8 +188,6 @@ class Channel:
 
     def _receive_some(self) -> bool:
         if self._sink is None:
-            if self._matcher.held_bytes(self.peer) > HELD_BYTES:
-                return False
             got = self.link.recv([memoryview(self._head)[self._head_have :]])
             self._head_have += got
             if self._head_have == HEAD_BYTES:
@@ -161,47 +203,36 @@ class Channel:
         return True
 
     def _take_head(self) -> None:
-        magic, kind, owner, tag, number, nbytes = _HEAD.unpack(self._head)
-        address = (owner, tag)
-        if magic != _MAGIC or not _SHORT <= kind <= _BYTES or kind == _SHORT and nbytes > SHORT_BYTES:
+        magic, kind, owner, tag, elements, number, nbytes = _HEAD.unpack(self._head)
+        if magic != _MAGIC or not _SHORT <= kind <= _CREDIT or kind == _SHORT and nbytes > SHORT_BYTES:
             raise ProtocolError(f"what rank {self.peer} sent is not the start of a message")
-        if kind == _SHORT:
-            self._begin_short(Arrival(self.peer, address, number, nbytes, None))
-        elif kind == _LONG:
-            receive = self._matcher.match(self.peer, address)
-            arrival = Arrival(self.peer, address, number, nbytes, None)
-            if receive is None:
+        if kind in (_SHORT, _LONG):
+            arrival = Arrival(self.peer, (owner, tag), number, elements, nbytes)
+            receive = self._matcher.match(self.peer, arrival.address)
+            if receive is not None:
+                self._check(receive, arrival)
+            if kind == _SHORT:
+                self._begin_short(arrival, receive)
+            elif receive is None:
                 self._matcher.hold(arrival)
             else:
                 self.serve(receive, arrival)
         elif kind == _BYTES:
             self._receive = self._expected.pop(number)
             self._sink = self._receive.view
-        else:
+        elif kind == _READY:
             view, work = self._announced.pop(number)
-            if kind == _READY:
-                head = self._pack(_BYTES, address, view.nbytes, number)
-                self._outgoing.append(_Frame(head, view, work))
-            else:
-                work.finish(
-                    MismatchError(
-                        f"this rank sent {view.nbytes} bytes with tag {tag}, but rank {self.peer}'s receive "
-                        f"is for {nbytes}.",
-                        peer=self.peer,
-                    )
-                )
-
-    def _begin_short(self, arrival: Arrival) -> None:
-        receive = self._matcher.match(self.peer, arrival.address)
-        if receive is not None and receive.view.nbytes == arrival.nbytes:
-            self._receive, self._sink = receive, receive.view
-            return
-        content = memoryview(bytearray(arrival.nbytes))
-        self._sink = content
-        if receive is None:
-            self._arrival = arrival._replace(content=content)
+            self._outgoing.append(_Frame(self._pack(_BYTES, number, view.nbytes), view, work))
         else:
-            self._refuse(receive, arrival.nbytes, None)  # and what comes is read and forgotten
+            self._uncredited_bytes -= nbytes
+
+    def _begin_short(self, arrival: Arrival, receive: Optional[Receive]) -> None:
+        if receive is not None:
+            self._receive, self._sink = receive, receive.view
+            self._give_credit(arrival.nbytes)
+        else:
+            self._sink = memoryview(bytearray(arrival.nbytes))
+            self._arrival = arrival._replace(content=self._sink)
 
     def _take_body(self) -> None:
         receive, arrival = self._receive, self._arrival
@@ -216,13 +247,16 @@ class Channel:
             else:
                 self.serve(late, arrival)
 
-    def reading(self) -> bool:
-        """Whether bytes that arrive could be taken."""
-        return self._sink is not None or self._matcher.held_bytes(self.peer) <= HELD_BYTES
-
     def writing(self) -> bool:
         """Whether something is to be sent as soon as there is room."""
         return bool(self._outgoing)
+
+    def in_transit(self, work: Any) -> bool:
+        """Whether both sides are there for this work, so that only its bytes have yet to move."""
+        if self._receive is not None and self._receive.work is work:
+            return True
+        coming = any(receive.work is work for receive in self._expected.values())
+        return coming or any(frame.work is work for frame in self._outgoing)
 
     def unfinished(self) -> List[Any]:
         """The works that still need this peer."""
@@ -230,3 +264,6 @@ class Channel:
         works += [work for _, work in self._announced.values()]
         works += [receive.work for receive in self._expected.values()]
         return works + ([self._receive.work] if self._receive is not None else [])
+
+    def _of(self, elements: int) -> str:
+        return f" of {self._type_name(elements)}" if elements else ""

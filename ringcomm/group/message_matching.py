@@ -16,6 +16,7 @@ class Arrival(NamedTuple):
         peer: who sent it.
         address: the tag.
         number: the sender's number for it.
+        elements: code of their type.
         nbytes: its length.
         content: the bytes, or None if they wait at the sender's until they are asked for.
     """
@@ -23,8 +24,9 @@ class Arrival(NamedTuple):
     peer: int
     address: Address
     number: int
+    elements: int
     nbytes: int
-    content: Optional[memoryview]
+    content: Optional[memoryview] = None
 
 
 class Receive:
@@ -35,15 +37,19 @@ class Receive:
         address: with which tag.
         view: where the bytes go.
         work: whatever belongs to it.
+        elements: code of their type.
     """
 
-    __slots__ = ("address", "peer", "view", "work")
+    __slots__ = ("address", "elements", "peer", "view", "work")
 
-    def __init__(self, peer: Optional[int], address: Address, view: memoryview, work: Any) -> None:
+    def __init__(
+        self, peer: Optional[int], address: Address, view: memoryview, work: Any, elements: int = 0
+    ) -> None:
         self.peer = peer
         self.address = address
         self.view = view
         self.work = work
+        self.elements = elements
 
 
 class Matcher:
@@ -55,16 +61,13 @@ class Matcher:
     def __init__(self) -> None:
         self._receives: Dict[Address, Deque[Receive]] = {}
         self._arrivals: Dict[Address, Deque[Arrival]] = {}
-        self._held: Dict[int, int] = {}
 
     def post(self, receive: Receive) -> Optional[Arrival]:
         """A receive is posted: the message that it gets, if that is here; otherwise it waits."""
-        arrivals = self._arrivals.get(receive.address, ())
-        for arrival in arrivals:
+        arrivals = self._arrivals.get(receive.address)
+        for arrival in arrivals or ():
             if receive.peer in (None, arrival.peer):
-                self._arrivals[receive.address].remove(arrival)
-                if arrival.content is not None:
-                    self._held[arrival.peer] -= arrival.nbytes
+                _remove(self._arrivals, receive.address, arrival)
                 return arrival
         self._receives.setdefault(receive.address, deque()).append(receive)
         return None
@@ -80,20 +83,22 @@ class Matcher:
     def hold(self, arrival: Arrival) -> None:
         """Nobody has asked for this message yet."""
         self._arrivals.setdefault(arrival.address, deque()).append(arrival)
-        if arrival.content is not None:
-            self._held[arrival.peer] = self._held.get(arrival.peer, 0) + arrival.nbytes
-
-    def held_bytes(self, peer: int) -> int:
-        """How much of this peer's messages nobody has asked for yet."""
-        return self._held.get(peer, 0)
 
     def withdraw(self, receive: Receive) -> None:
         """A receive waits no longer."""
-        queue = self._receives[receive.address]
-        queue.remove(receive)
-        if not queue:
-            del self._receives[receive.address]
+        _remove(self._receives, receive.address, receive)
 
     def receives(self) -> List[Receive]:
         """Those that wait."""
         return [receive for queue in self._receives.values() for receive in queue]
+
+
+def _remove(queues: Dict[Address, Deque[Any]], address: Address, item: Any) -> None:
+    """Take an item out of its queue; a queue that is empty goes, since a program may use ever new tags."""
+    queue = queues[address]
+    for index, other in enumerate(queue):
+        if other is item:
+            del queue[index]
+            break
+    if not queue:
+        del queues[address]

@@ -24,7 +24,7 @@ result. ``final`` marks the fold whose outcome is the finished value, where aver
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Sequence, Tuple, Union
+from typing import Dict, List, NamedTuple, Sequence, Tuple, Union
 
 SELF = -1
 """In a fold: this rank's own contribution, as it stands in the buffer."""
@@ -65,6 +65,21 @@ Schedule = List[Step]
 Bounds = Sequence[int]
 """Chunk boundaries in elements: ``size + 1`` ascending numbers, of which chunk ``i`` is
 ``[bounds[i], bounds[i + 1])``. Chunks may be empty and need not be equal."""
+
+
+def exchange_lengths(schedule: Sequence[Step]) -> Dict[int, Tuple[int, int]]:
+    """By peer, how many elements a rank sends to it and receives from it.
+
+    >>> exchange_lengths([Send(1, 0, 3), Recv((1, 2), 3, 5)])
+    {1: (3, 2), 2: (0, 2)}
+    """
+    lengths: Dict[int, Tuple[int, int]] = {}
+    for step in schedule:
+        count = step.stop - step.start
+        for peer in (step.peer,) if isinstance(step, Send) else step.peers:
+            sends, wants = lengths.get(peer, (0, 0))
+            lengths[peer] = (sends + count, wants) if isinstance(step, Send) else (sends, wants + count)
+    return lengths
 
 
 def even_bounds(count: int, parts: int) -> Tuple[int, ...]:

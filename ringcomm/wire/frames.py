@@ -1,7 +1,9 @@
 """The header in front of every collective's bytes on a link.
 
-It costs no round trip: it is the first 32 bytes of the same stream. A rank that reads a header
-other than its own knows that the program has diverged, and both calls can be named.
+It costs no round trip: it is the first 48 bytes of the same stream. A rank that reads another header
+than its own call implies knows that the program has diverged, and both calls can be named. The header
+says how many elements follow it, and how many are expected in return, so no rank takes the bytes of one
+call for those of the next.
 """
 
 from __future__ import annotations
@@ -11,9 +13,9 @@ import zlib
 from typing import NamedTuple, Sequence, Tuple, Union
 
 from ..dtypes import name_of_code
-from ..ops import Collective, ReduceOp
+from ..ops import Collective, op_name
 
-_HEADER = struct.Struct("<HHIBBBxiQQ")
+_HEADER = struct.Struct("<HHIBBBxiQQQQ")
 HEADER_BYTES = _HEADER.size
 _SEQUENCE = struct.Struct("<I")
 _SEQUENCE_AT = 4
@@ -23,7 +25,7 @@ NO_ROOT = -1
 
 
 class Header(NamedTuple):
-    """What a rank is doing, in 32 bytes.
+    """What a rank is doing, in 48 bytes.
 
     Attributes:
         generation: membership epoch (low 16 bits).
@@ -33,7 +35,9 @@ class Header(NamedTuple):
         dtype: code from :mod:`ringcomm.dtypes`.
         root: root rank, or ``NO_ROOT``.
         items: elements, where all ranks must agree on it; otherwise 0.
-        digest: hash of the name, the shape and the scale factors.
+        digest: hash of the name, the shape, the scale factors and the list of sizes.
+        sends: elements that go to this peer in this call.
+        wants: elements that are expected from this peer in this call.
     """
 
     generation: int
@@ -44,9 +48,11 @@ class Header(NamedTuple):
     root: int
     items: int
     digest: int
+    sends: int = 0
+    wants: int = 0
 
     def pack(self) -> bytes:
-        """The 32 bytes."""
+        """The 48 bytes."""
         return _HEADER.pack(
             _MAGIC,
             self.generation & 0xFFFF,
@@ -57,7 +63,13 @@ class Header(NamedTuple):
             self.root,
             self.items,
             self.digest,
+            self.sends,
+            self.wants,
         )
+
+    def turned(self) -> Header:
+        """The header that the peer must send if it makes the same call."""
+        return self._replace(sends=self.wants, wants=self.sends)
 
     def describe(self) -> str:
         """The call as a person would write it, like ``allreduce(1000 x float32, Sum)``."""
@@ -69,7 +81,7 @@ class Header(NamedTuple):
                 f"{self.items} x {name_of_code(self.dtype)}" if self.items else name_of_code(self.dtype)
             ]
             if self.op != NO_OP:
-                arguments.append(f"op={ReduceOp(self.op).name.capitalize()}")
+                arguments.append(f"op={op_name(self.op)}")
             if self.root != NO_ROOT:
                 arguments.append(f"root_rank={self.root}")
         except (ValueError, KeyError):
@@ -87,21 +99,28 @@ def stamp(packed: bytearray, sequence: int) -> None:
 
 
 def unpack_header(data: Union[bytes, bytearray, memoryview]) -> Header:
-    """The header in 32 bytes. Bytes that are no header at all give ``collective=0``."""
+    """The header in 48 bytes. Bytes that are no header at all give ``collective=0``."""
     magic, *rest = _HEADER.unpack(data)
     if magic != _MAGIC:
         return Header(0, 0, 0, NO_OP, 0, NO_ROOT, 0, 0)
     return Header(*rest)
 
 
-def digest(name: str, shape: Sequence[int], factors: Tuple[float, float]) -> int:
-    """64 bits that differ when name, shape or scale factors do."""
-    text = f"{name}\0{tuple(shape)}\0{factors[0]!r}\0{factors[1]!r}".encode()
+def digest(
+    name: str, shape: Sequence[int], factors: Tuple[float, float], bounds: Sequence[int] = ()
+) -> int:
+    """64 bits that differ when name, shape, scale factors or (boundaries of) sizes do."""
+    sizes = f"\0{tuple(bounds)}" if bounds else ""
+    text = f"{name}\0{tuple(shape)}\0{factors[0]!r}\0{factors[1]!r}{sizes}".encode()
     return zlib.crc32(text) | (zlib.adler32(text) << 32)
 
 
 def explain_difference(mine: Header, theirs: Header) -> str:
     """In which respect two calls differ, in words.
+
+    Args:
+        mine: the header that was expected: this rank's own, :meth:`~Header.turned`.
+        theirs: the header that came.
 
     >>> a = Header(0, 7, 1, 1, 10, -1, 8, 0)
     >>> explain_difference(a, a._replace(items=9))
@@ -126,4 +145,8 @@ def explain_difference(mine: Header, theirs: Header) -> str:
             if field in ("collective", "op", "dtype", "root"):
                 return f"they disagree about {words} ({mine.describe()} here, {theirs.describe()} there)"
             return f"they disagree about {words} ({here} here, {there} there)"
-    return "they disagree about the name, the shape or the scale factors"
+    if mine.sends != theirs.sends:
+        return f"its message has {theirs.sends} elements, but {mine.sends} are expected here"
+    if mine.wants != theirs.wants:
+        return f"it expects {theirs.wants} elements, but the message from here has {mine.wants}"
+    return "they disagree about the name, the shape, the scale factors or the list of sizes"

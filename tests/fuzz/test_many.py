@@ -97,9 +97,9 @@ def control_message(rng: random.Random) -> None:
 
 
 def header(rng: random.Random) -> None:
-    """32 bytes that are read with each message."""
+    """48 bytes that are read with each message."""
     mine = frames.Header(1, 7, 1, 1, 10, -1, 8, 0)
-    theirs = frames.unpack_header((damage(rng, mine.pack()) + bytes(32))[:32])
+    theirs = frames.unpack_header((damage(rng, mine.pack()) + bytes(48))[:48])
     assert frames.explain_difference(mine, theirs) and theirs.describe()
 
 

@@ -147,11 +147,11 @@ def test_messages_between_engines(data, noise, sizes):
         other.close()
 
 
-@fuzz(st.binary(min_size=32, max_size=32), damaged(st.binary(min_size=30, max_size=30)))
+@fuzz(st.binary(min_size=48, max_size=48), damaged(st.binary(min_size=46, max_size=46)))
 def test_headers(data, rest):
     mine = frames.Header(1, 7, 1, 1, 10, -1, 8, 0)
     packed = mine.pack()
-    for theirs in (data, packed[:2] + rest[:30].ljust(30, b"\0")):
+    for theirs in (data, packed[:2] + rest[:46].ljust(46, b"\0")):
         header = frames.unpack_header(theirs)
         assert header.describe() and frames.explain_difference(mine, header)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 import ringcomm
-from ringcomm.ops import Collective, ReduceOp
+from ringcomm.ops import Bitwise, Collective, ReduceOp, op_name
 
 
 def test_reductions_have_horovods_numbers():
@@ -29,4 +31,16 @@ def test_collectives_on_the_wire():
         "ALLGATHER_OBJECT": 9,
         "JOIN": 10,
         "PROCESS_SET": 11,
+        "GATHER": 12,
+        "SCATTER": 13,
+        "REDUCE": 14,
     }
+
+
+def test_bitwise_reductions_have_numbers_of_their_own():
+    assert {item.name: int(item) for item in Bitwise} == {"BAND": 16, "BOR": 17, "BXOR": 18}
+    assert not {int(op) for op in ReduceOp} & {int(op) for op in Bitwise}
+    assert [op_name(op) for op in (ReduceOp.SUM, ReduceOp.MAX, Bitwise.BXOR)] == ["Sum", "Max", "BXOR"]
+    for number in (6, 15, 19, 254):
+        with pytest.raises(ValueError):
+            op_name(number)

@@ -12,6 +12,7 @@ from ...errors import Misuse, UnsupportedDtypeError
 _PLAIN = frozenset(
     (
         torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+        torch.uint16, torch.uint32, torch.uint64,
         torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128,
     )
 )  # fmt: skip
@@ -30,13 +31,14 @@ class Flat:
 
     Attributes:
         array: shares the tensor's memory if that is contiguous; otherwise :meth:`finish` copies it back.
+        carried: the elements' type where the array has another of the same size; otherwise empty.
 
     Raises:
         Misuse: the tensor is not on the CPU, or is sparse.
         UnsupportedDtypeError: arithmetic is asked for, and NumPy cannot compute with the elements.
     """
 
-    __slots__ = ("_copy", "_tensor", "array")
+    __slots__ = ("_copy", "_tensor", "array", "carried")
 
     def __init__(self, tensor: torch.Tensor, arithmetic: bool = False) -> None:
         if tensor.requires_grad:
@@ -51,6 +53,7 @@ class Flat:
         if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
             tensor = self._copy = tensor.resolve_conj().resolve_neg().contiguous()
         self.array: Array = _array_of(tensor.view(-1), arithmetic)
+        self.carried = "" if arithmetic or tensor.dtype in _PLAIN else str(tensor.dtype)
 
     def finish(self) -> None:
         """Write a copy back, if it was one."""

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple, TypeVar
 
 import numpy as np
 import torch
 
+from ...collective.calls import Intent, sizes_text
 from ...collective.runner import Runner
 from ...dtypes import Array
 from ...errors import Misuse
 from ...ops import Collective, ReduceOp
 from ...schedule.steps import even_bounds
+from ...wire.frames import NO_OP, NO_ROOT
 from ._bridge import Flat, even_parts, flat_array
 from ._reductions import Reduction
 
 Tensors = Sequence[torch.Tensor]
+_Item = TypeVar("_Item")
 
 _KEPT_BYTES = 64 * 1024 * 1024
 """Working space up to this size stays for the next operation."""
@@ -59,24 +62,25 @@ class Collectives:
         self._reduce(flat.array, how)
         flat.finish()
 
-    def _reduce(self, data: Array, how: Reduction) -> None:
+    def _reduce(self, data: Array, how: Reduction, intent: Optional[Intent] = None) -> None:
         how.check(data.dtype)
         how.prepare(data)
         if how.op is not None:
-            self.runner.all_reduce(data, how.op, shape=data.shape)
+            self.runner.all_reduce(data, how.op, how.name, data.shape, intent=intent)
             return
+        intent = intent or Intent(Collective.ALLREDUCE, how.code, name=how.name, text=_count_text(data))
         bounds = even_bounds(data.size, self.size)
         own = data[bounds[self.rank] : bounds[self.rank + 1]]
-        own[...] = self._fold(data, bounds, how)
-        self.runner.all_gather(data, bounds, shape=data.shape)
+        own[...] = self._fold(data, bounds, how, intent)
+        self.runner.all_gather(data, bounds, intent=intent)
 
-    def _fold(self, source: Array, bounds: Tuple[int, ...], how: Reduction) -> Array:
+    def _fold(self, source: Array, bounds: Tuple[int, ...], how: Reduction, intent: Intent) -> Array:
         """This rank's chunk, reduced by a function that the runner does not know."""
         assert how.ufunc is not None
         count = bounds[self.rank + 1] - bounds[self.rank]
         pieces = self._scratch(count * self.size, source.dtype, 1)
         into = tuple(count * rank for rank in range(self.size + 1))
-        self.runner.all_to_all(source, pieces, bounds, into, shape=source.shape)
+        self.runner.all_to_all(source, pieces, bounds, into, intent=intent)
         result: Array = how.ufunc.reduce(pieces.reshape(self.size, count), axis=0)  # type: ignore[attr-defined]
         return result
 
@@ -84,20 +88,30 @@ class Collectives:
         """Reduce several tensors; small ones of one type travel together."""
         small = [t for t in tensors if not t.is_sparse and t.numel() * t.element_size() <= _FUSE_BYTES]
         together = len({t.dtype for t in small}) == 1 and len(small) > 1
-        for tensor in tensors:
-            if not together or not any(tensor is item for item in small):
-                self.all_reduce(tensor, how)
+        alone = [t for t in tensors if not together or not any(t is item for item in small)]
+        if alone or not together:
+            self.for_each(alone, lambda tensor, label: self.all_reduce(tensor, how.labelled(label)))
         if not together:
             return
         flats = [Flat(tensor, arithmetic=True) for tensor in small]
-        fused = self._scratch(sum(flat.array.size for flat in flats), flats[0].array.dtype)
+        bounds = _bounds_of(small)
+        fused = self._scratch(bounds[-1], flats[0].array.dtype)
         np.concatenate([flat.array for flat in flats], out=fused)
-        self._reduce(fused, how)
-        start = 0
-        for flat in flats:
-            flat.array[...] = fused[start : start + flat.array.size]
-            start += flat.array.size
+        text = sizes_text(bounds)
+        self._reduce(fused, how, Intent(Collective.ALLREDUCE, how.code, NO_ROOT, how.name, bounds, text))
+        for flat, start, stop in zip(flats, bounds, bounds[1:]):
+            flat.array[...] = fused[start:stop]
             flat.finish()
+
+    def for_each(self, items: Sequence[_Item], act: Callable[[_Item, str], None]) -> None:
+        """Call ``act`` with each of an operation's tensors and a label that says which of how many it is.
+
+        So ranks that have different numbers of tensors do not take one's for another's.
+        """
+        if not items:
+            self.runner.barrier("no tensors")
+        for number, item in enumerate(items, start=1):
+            act(item, f"tensor {number} of {len(items)}" if len(items) > 1 else "")
 
     def _all_reduce_sparse(self, tensor: torch.Tensor, how: Reduction) -> None:
         """Gather everybody's entries and add them up; their number may differ."""
@@ -106,9 +120,11 @@ class Collectives:
         mine = tensor.coalesce()
         values, indices = mine.values(), mine.indices()
         how.prepare(flat_array(values, arithmetic=True))
-        own = flat_array(values)
-        label, shape = "sparse", tuple(tensor.shape)
-        rows = self.runner.exchange([indices.shape[1]], Collective.ALLGATHER, own.dtype, label, shape)[:, 0]
+        flat = Flat(values)
+        label = " ".join(filter(None, ("sparse", f"in {mine.sparse_dim()} dimensions", flat.carried)))
+        rows = self.runner.exchange(
+            [indices.shape[1]], Collective.ALLREDUCE, flat.array.dtype, label, tuple(tensor.shape), how.code
+        )[:, 0]
         all_values = values.new_empty((int(rows.sum()), *values.shape[1:]))
         # One entry's indices after the other, so that a rank's are one piece.
         all_indices = indices.new_empty((int(rows.sum()), indices.shape[0]))
@@ -125,23 +141,25 @@ class Collectives:
         width = data.size // output.shape[0] if output.shape[0] else 1
         bounds = (0, *(int(bound) * width for bound in np.cumsum(rows)))
         data[bounds[self.rank] : bounds[self.rank + 1]] = mine
-        self.runner.all_gather(data, bounds, "sparse", data.shape)
+        intent = Intent(Collective.ALLREDUCE, name="sparse", text=sizes_text(bounds))
+        self.runner.all_gather(data, bounds, intent=intent)
 
     def reduce(self, tensor: torch.Tensor, root: int, how: Reduction) -> None:
         """The root gets the reduction, in place; the others' tensors stay as they are."""
         flat = Flat(tensor, arithmetic=True)
         data = flat.array
+        intent = Intent(Collective.REDUCE, how.code, root, how.name, text=_count_text(data))
         if self.rank != root:
             data = self._scratch(flat.array.size, flat.array.dtype)
             np.copyto(data, flat.array)
         if how.op is None or data.nbytes <= _REDUCE_ALL_BYTES:
-            self._reduce(data, how)
+            self._reduce(data, how, intent)
         else:
             how.prepare(data)
             bounds = even_bounds(data.size, self.size)
-            self.runner.reduce_scatter(data, bounds, how.op, shape=data.shape)
+            self.runner.reduce_scatter(data, bounds, how.op, intent=intent)
             own = data[bounds[self.rank] : bounds[self.rank + 1]]
-            self._to_root(own, data if self.rank == root else None, bounds, root)
+            self._to_root(own, data if self.rank == root else None, bounds, intent)
         if self.rank == root:
             flat.finish()
 
@@ -151,25 +169,29 @@ class Collectives:
         source = self._joined(inputs, bounds, arithmetic=True)
         self._reduce_scatter(output, source, bounds, how)
 
-    def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, how: Reduction) -> None:
+    def reduce_scatter_single(
+        self, output: torch.Tensor, source: torch.Tensor, how: Reduction, label: str = ""
+    ) -> None:
         """The same with one tensor that is divided equally."""
         flat = flat_array(source, arithmetic=True)
         bounds = even_parts(flat.size, self.size)
         data = self._scratch(flat.size, flat.dtype)
         np.copyto(data, flat)
-        self._reduce_scatter(output, data, bounds, how)
+        self._reduce_scatter(output, data, bounds, how, label)
 
     def _reduce_scatter(
-        self, output: torch.Tensor, data: Array, bounds: Tuple[int, ...], how: Reduction
+        self, output: torch.Tensor, data: Array, bounds: Tuple[int, ...], how: Reduction, label: str = ""
     ) -> None:
         target = Flat(output, arithmetic=True)
         _check_room(target.array, bounds[self.rank + 1] - bounds[self.rank], data.dtype, "output")
         how.check(data.dtype)
         how.prepare(data)
+        name, text = how.labelled(label).name, sizes_text(bounds)
+        intent = Intent(Collective.REDUCESCATTER, how.code, NO_ROOT, name, bounds, text)
         if how.op is None:
-            target.array[...] = self._fold(data, bounds, how)
+            target.array[...] = self._fold(data, bounds, how, intent)
         else:
-            self.runner.reduce_scatter(data, bounds, how.op, shape=data.shape)
+            self.runner.reduce_scatter(data, bounds, how.op, intent=intent)
             target.array[...] = data[bounds[self.rank] : bounds[self.rank + 1]]
         target.finish()
 
@@ -178,66 +200,71 @@ class Collectives:
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         """Everybody gets the root's tensor."""
         flat = Flat(tensor)
-        self.runner.broadcast(flat.array, root, shape=flat.array.shape)
+        self.runner.broadcast(flat.array, root, flat.carried, flat.array.shape)
         if self.rank != root:
             flat.finish()
 
-    def all_gather(self, outputs: Tensors, source: torch.Tensor) -> None:
+    def all_gather(self, outputs: Tensors, source: torch.Tensor, label: str = "") -> None:
         """``outputs[r]`` becomes rank r's tensor; these may differ in size."""
-        own = flat_array(source)
-        bounds = _bounds_of(outputs)
+        flat = Flat(source)
+        own, bounds = flat.array, self._bounds(outputs, source)
         _check_room(own, bounds[self.rank + 1] - bounds[self.rank], own.dtype, "input")
         data = self._scratch(bounds[-1], own.dtype)
         data[bounds[self.rank] : bounds[self.rank + 1]] = own
-        self.runner.all_gather(data, bounds, shape=data.shape)
+        self.runner.all_gather(data, bounds, intent=_gathering(bounds, flat, label))
         self._deal_out(data, outputs, bounds)
 
-    def all_gather_single(self, output: torch.Tensor, source: torch.Tensor) -> None:
+    def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, label: str = "") -> None:
         """The same into one tensor, straight to its memory."""
         own, target = flat_array(source), Flat(output)
         _check_room(target.array, own.size * self.size, own.dtype, "output")
         bounds = even_parts(target.array.size, self.size)
         target.array[bounds[self.rank] : bounds[self.rank + 1]] = own
-        self.runner.all_gather(target.array, bounds, shape=target.array.shape)
+        self.runner.all_gather(target.array, bounds, intent=_gathering(bounds, target, label))
         target.finish()
 
     def gather(self, outputs: Tensors, source: torch.Tensor, root: int) -> None:
         """On the root ``outputs[r]`` becomes rank r's tensor; elsewhere there are no outputs."""
-        own = flat_array(source)
-        if self.rank != root:
-            self._to_root(own, None, (0,) * (self.size + 1), root)
+        flat = Flat(source)
+        own, bounds = flat.array, self._bounds(outputs, source) if self.rank == root else ()
+        text = sizes_text(bounds) if bounds else _count_text(own)
+        intent = Intent(Collective.GATHER, NO_OP, root, flat.carried, text=text)
+        if not bounds:
+            self._to_root(own, None, bounds, intent)
             return
-        bounds = _bounds_of(outputs)
+        _check_room(own, bounds[root + 1] - bounds[root], own.dtype, "input")
         data = self._scratch(bounds[-1], own.dtype)
-        self._to_root(own, data, bounds, root)
+        self._to_root(own, data, bounds, intent)
         self._deal_out(data, outputs, bounds)
 
-    def _to_root(self, own: Array, data: Any, bounds: Tuple[int, ...], root: int) -> None:
+    def _to_root(self, own: Array, data: Any, bounds: Tuple[int, ...], intent: Intent) -> None:
         """Send this rank's piece to the root, where they are put together in ``data``."""
-        send = _only(root, own.size, self.size)
+        send = _only(intent.root, own.size, self.size)
         if data is None:
             data, bounds = np.empty(0, own.dtype), (0,) * (self.size + 1)
-        self.runner.all_to_all(own, data, send, bounds, "to one")
+        self.runner.all_to_all(own, data, send, bounds, intent=intent)
 
     def scatter(self, output: torch.Tensor, inputs: Tensors, root: int) -> None:
         """Rank r gets the root's ``inputs[r]``; elsewhere there are no inputs."""
         target = Flat(output)
         dtype = target.array.dtype
-        source, send = np.empty(0, dtype), (0,) * (self.size + 1)
+        source, send, text = np.empty(0, dtype), (0,) * (self.size + 1), _count_text(target.array)
         if self.rank == root:
-            send = _bounds_of(inputs)
-            source = self._joined(inputs, send)
+            send = self._bounds(inputs, output)
+            source, text = self._joined(inputs, send), sizes_text(send)
             _check_room(target.array, send[root + 1] - send[root], source.dtype, "output")
         into = _only(root, target.array.size, self.size)
-        self.runner.all_to_all(source, target.array, send, into, "from one")
+        intent = Intent(Collective.SCATTER, NO_OP, root, target.carried, text=text)
+        self.runner.all_to_all(source, target.array, send, into, intent=intent)
         target.finish()
 
     def all_to_all(self, outputs: Tensors, inputs: Tensors) -> None:
         """``outputs[r]`` becomes what rank r has as its input for this rank; sizes may differ."""
-        send, into = _bounds_of(inputs), _bounds_of(outputs)
+        self._check_number(inputs)
+        send, into = self._bounds(inputs, inputs[0]), self._bounds(outputs, inputs[0])
         source = self._joined(inputs, send)
         data = self._scratch(into[-1], source.dtype, 1)
-        self.runner.all_to_all(source, data, send, into)
+        self.runner.all_to_all(source, data, send, into, intent=_exchanging(send, into, Flat(inputs[0])))
         self._deal_out(data, outputs, into)
 
     def all_to_all_single(
@@ -245,9 +272,10 @@ class Collectives:
     ) -> None:
         """The same with one tensor each, divided by rows; without numbers of rows, equally."""
         target, own = Flat(output), flat_array(source)
-        self.runner.all_to_all(
-            own, target.array, self._row_bounds(source, send), self._row_bounds(output, into)
-        )
+        to, come = self._row_bounds(source, send), self._row_bounds(output, into)
+        own_count = to[self.rank + 1] - to[self.rank]
+        _check_room(target.array[come[self.rank] : come[self.rank + 1]], own_count, own.dtype, "output")
+        self.runner.all_to_all(own, target.array, to, come, intent=_exchanging(to, come, target))
         target.finish()
 
     def _row_bounds(self, tensor: torch.Tensor, rows: Sequence[int]) -> Tuple[int, ...]:
@@ -261,12 +289,17 @@ class Collectives:
         width = tensor.numel() // tensor.shape[0] if tensor.shape[0] else 0
         return (0, *(int(bound) * width for bound in np.cumsum(rows)))
 
+    def _bounds(self, tensors: Tensors, like: torch.Tensor) -> Tuple[int, ...]:
+        """Where each rank's tensor starts when they lie one after another."""
+        self._check_number(tensors)
+        _check_types(tensors, like)
+        return _bounds_of(tensors)
+
     def _joined(self, tensors: Tensors, bounds: Tuple[int, ...], arithmetic: bool = False) -> Array:
         """Several tensors one after another, in working space."""
         self._check_number(tensors)
+        _check_types(tensors, tensors[0])
         pieces = [flat_array(tensor, arithmetic) for tensor in tensors]
-        if any(piece.dtype != pieces[0].dtype for piece in pieces):
-            raise Misuse("the tensors of one collective must be of one type.")
         joined = self._scratch(bounds[-1], pieces[0].dtype)
         return np.concatenate(pieces, out=joined)
 
@@ -289,6 +322,25 @@ def _bounds_of(tensors: Tensors) -> Tuple[int, ...]:
     for tensor in tensors:
         bounds.append(bounds[-1] + tensor.numel())
     return tuple(bounds)
+
+
+def _check_types(tensors: Tensors, like: torch.Tensor) -> None:
+    if any(tensor.dtype != like.dtype for tensor in tensors):
+        raise Misuse("the tensors of one collective must be of one type.")
+
+
+def _gathering(bounds: Tuple[int, ...], flat: Flat, label: str) -> Intent:
+    name = f"{flat.carried} {label}".strip()
+    return Intent(Collective.ALLGATHER, NO_OP, NO_ROOT, name, bounds, sizes_text(bounds))
+
+
+def _exchanging(send: Tuple[int, ...], into: Tuple[int, ...], flat: Flat) -> Intent:
+    text = f"sending {sizes_text(send)}, receiving {sizes_text(into)}"
+    return Intent(Collective.ALLTOALL, name=flat.carried, text=text)
+
+
+def _count_text(data: Array) -> str:
+    return f"{data.size} elements"
 
 
 def _only(place: int, count: int, size: int) -> Tuple[int, ...]:

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import functools
+import operator
 import os
 import sys
+import warnings
 import weakref
 from contextlib import nullcontext
 from datetime import timedelta
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
+import typing_extensions
 
 from ...clock import Deadline, Idleness
 from ...collective.call_sites import look_through, this_site
 from ...collective.runner import Runner
 from ...errors import Misuse, NotInitializedError, RingcommError
 from ...flight_recorder import Facts, FlightRecorder
+from ...group.message_matching import Address
 from ._bridge import Flat
 from ._collectives import Collectives, Tensors
+from ._elements import type_code
 from ._group_base import GroupFace
 from ._group_transport import Company
 from ._lane import Lane
@@ -30,7 +37,8 @@ from ._store import group_settings
 from ._trace import Traced, observer
 from ._work import RingcommWork, Together
 
-look_through(torch)
+for _package in (torch, typing_extensions, contextlib, functools, warnings):
+    look_through(_package)  # PyTorch's functions are wrapped by decorators of the latter
 _USERS = 0
 _FAREWELL_S = 5.0
 _open_groups: weakref.WeakSet[ProcessGroupRingcomm] = weakref.WeakSet()
@@ -139,11 +147,10 @@ class ProcessGroupRingcomm(GroupFace):
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> RingcommWork:
         """The same for several tensors."""
-        pairs, how = list(zip(outputs, inputs)), _reduction(opts)
+        pairs, how, ops = _pairs(outputs, inputs), _reduction(opts), self._ops
 
         def run() -> None:
-            for output, source in pairs:
-                self._ops.reduce_scatter_single(output, source, how)
+            ops.for_each(pairs, lambda pair, label: ops.reduce_scatter_single(*pair, how, label))
 
         return self._begin("reduce_scatter", list(outputs), opts, run)
 
@@ -170,21 +177,20 @@ class ProcessGroupRingcomm(GroupFace):
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> RingcommWork:
         """The same for several tensors."""
-        pairs = list(zip(outputs, inputs))
+        pairs, ops = _pairs(outputs, inputs), self._ops
 
         def run() -> None:
-            for output, source in pairs:
-                self._ops.all_gather_single(output, source)
+            ops.for_each(pairs, lambda pair, label: ops.all_gather_single(*pair, label))
 
         return self._begin("allgather", list(outputs), opts, run)
 
     def allgather_coalesced(self, outputs: Any, inputs: Tensors, opts: Any = None) -> RingcommWork:
         """Everybody gets everybody's tensors: ``outputs[r][i]`` becomes rank r's ``inputs[i]``."""
-        places, tensors = [list(item) for item in outputs], list(inputs)
+        places, ops = [list(item) for item in outputs], self._ops
+        pairs = _pairs(list(zip(*places)), inputs)
 
         def run() -> None:
-            for index, tensor in enumerate(tensors):
-                self._ops.all_gather([place[index] for place in places], tensor)
+            ops.for_each(pairs, lambda pair, label: ops.all_gather(*pair, label))
 
         return self._begin("allgather", places, opts, run)
 
@@ -240,12 +246,13 @@ class ProcessGroupRingcomm(GroupFace):
 
     def send(self, tensors: Any, peer: int, tag: int = 0) -> RingcommWork:
         """Send a tensor to one rank."""
-        tensor = _single(tensors)
+        tensor, address = _single(tensors), _address(tag)
         flat = Flat(tensor)
         work = RingcommWork(f"send to rank {self._name_of(peer)} with tag {tag}", [tensor])
         work.epilogue = lambda: setattr(work, "kept", None)
         work.kept = flat  # a copy, if the tensor is not contiguous, must live until it has been sent
-        self._post.send(peer, (_USERS, tag), flat.array.view("u1").data, work, self._timeout_s)
+        view, elements = flat.array.view("u1").data, type_code(tensor.dtype)
+        self._post.send(peer, address, view, work, self._timeout_s, elements)
         return self._noted(work)
 
     def recv(self, tensors: Any, peer: int, tag: int = 0) -> RingcommWork:
@@ -257,11 +264,12 @@ class ProcessGroupRingcomm(GroupFace):
         return self._receive(tensors, None, tag, f"recv from anybody with tag {tag}")
 
     def _receive(self, tensors: Any, peer: Optional[int], tag: int, what: str) -> RingcommWork:
-        tensor = _single(tensors)
+        tensor, address = _single(tensors), _address(tag)
         flat = Flat(tensor)
         work = RingcommWork(what, [tensor])
-        work.epilogue = flat.finish
-        self._post.receive(peer, (_USERS, tag), flat.array.view("u1").data, work, self._timeout_s)
+        work.epilogue, work.site = flat.finish, this_site()
+        view, elements = flat.array.view("u1").data, type_code(tensor.dtype)
+        self._post.receive(peer, address, view, work, self._timeout_s, elements)
         return self._noted(work)
 
     def _name_of(self, peer: int) -> int:
@@ -333,6 +341,18 @@ def _single(tensors: Any) -> torch.Tensor:
     if len(tensors) != 1:
         raise Misuse(f"one tensor at a time, not {len(tensors)}.")
     return tensors[0]
+
+
+def _address(tag: int) -> Address:
+    if not -(1 << 31) <= tag < 1 << 31:
+        raise Misuse(f"tag={tag}: tags are whole numbers of 32 bits, from -2**31 to 2**31 - 1.")
+    return _USERS, operator.index(tag)
+
+
+def _pairs(outputs: Sequence[Any], inputs: Tensors) -> List[Tuple[Any, torch.Tensor]]:
+    if len(outputs) != len(inputs):
+        raise Misuse(f"{len(inputs)} inputs need as many outputs, not {len(outputs)}.")
+    return list(zip(outputs, inputs))
 
 
 def _reduction(opts: Any) -> Reduction:

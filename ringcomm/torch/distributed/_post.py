@@ -6,14 +6,16 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from ...clock import Deadline, give_way
+from ...clock import Deadline, give_way, monotonic
 from ...errors import BrokenInvariantError, PeerLostError, PeerStalledError, RingcommError
-from ...group.message_channel import Channel
+from ...group.message_channel import Channel, Disagreement
 from ...group.message_matching import Address, Matcher, Receive
 from ...transport.base import Fabric, LinkClosed
+from ._elements import type_name
 from ._work import RingcommWork
 
 _LONGEST_WAIT_S = 3600.0
+_LEAST_WAIT_S = 1e-3
 
 
 class _Order(NamedTuple):
@@ -42,7 +44,7 @@ class PostOffice:
         self._name = name
         self._matcher = Matcher()
         self._channels: Dict[int, Channel] = {
-            peer: Channel(fabric.link(peer), self._matcher)
+            peer: Channel(fabric.link(peer), self._matcher, type_name)
             for peer in range(fabric.size)
             if peer != fabric.rank
         }
@@ -57,10 +59,20 @@ class PostOffice:
     # ---- for all threads ---------------------------------------------------------------------
 
     def send(
-        self, peer: int, address: Address, view: memoryview, work: RingcommWork, limit_s: Optional[float]
+        self,
+        peer: int,
+        address: Address,
+        view: memoryview,
+        work: RingcommWork,
+        limit_s: Optional[float],
+        elements: int = 0,
     ) -> None:
-        """Send bytes; they must stay as they are until the work is finished."""
-        self._post(work, limit_s, peer, lambda: self._channel(peer).send(address, view, work))
+        """Send bytes; they must stay as they are until the work is finished.
+
+        Args:
+            elements: code of their type, which the receive must have, too.
+        """
+        self._post(work, limit_s, peer, lambda: self._channel(peer).send(address, view, work, elements))
 
     def receive(
         self,
@@ -69,9 +81,10 @@ class PostOffice:
         view: memoryview,
         work: RingcommWork,
         limit_s: Optional[float],
+        elements: int = 0,
     ) -> None:
         """Receive exactly as many bytes as fit, from a peer or (None) from anybody."""
-        self._post(work, limit_s, peer, lambda: self._take(Receive(peer, address, view, work)))
+        self._post(work, limit_s, peer, lambda: self._take(Receive(peer, address, view, work, elements)))
 
     def _post(
         self, work: RingcommWork, limit_s: Optional[float], peer: Optional[int], do: Callable[[], None]
@@ -108,6 +121,9 @@ class PostOffice:
                     self._sleep()
         except RingcommError as error:
             self._fail_all(error)
+        except Disagreement as difference:
+            text = f"rank {self._fabric.rank}: {difference}"
+            self._fail_all(self._reporter.report_mismatch(difference.peer, text))
         except Exception as error:  # noqa: BLE001 - whatever it is, all who wait must learn of it
             self._fail_all(BrokenInvariantError(f"{self._name} failed: {type(error).__name__}: {error}"))
 
@@ -148,7 +164,7 @@ class PostOffice:
                     return
                 give_way()
         timeout_s = self._check_limits()
-        reading = [item.link for item in self._channels.values() if item.reading()]
+        reading = [item.link for item in self._channels.values()]
         writing = [item.link for item in self._channels.values() if item.writing() or not item.link.settled()]
         with self._lock:
             if self._posted or self._stopping:
@@ -160,19 +176,28 @@ class PostOffice:
     def _check_limits(self) -> float:
         """Seconds until the first operation has waited too long; deals with those that have."""
         first_s = _LONGEST_WAIT_S
-        for work, (deadline, peer) in list(self._limits.items()):
-            if not deadline.expired():
-                first_s = min(first_s, deadline.remaining_s())
-                continue
-            del self._limits[work]
-            why = f"not done within {deadline.timeout_s:g} s"
-            if peer is not None:
-                raise self._reporter.report_lost(peer, work.what, why, "stalled")
-            for receive in self._matcher.receives():
-                if receive.work is work:
-                    self._matcher.withdraw(receive)
-            work.finish(PeerStalledError(f"{work.what}: nobody has sent anything; {why}."))
+        for work, (deadline, peer) in self._limits.items():
+            if deadline.expired() and not work.is_completed() and not self._still_moves(work, deadline):
+                self._give_up_waiting(work, peer, f"not done within {deadline.timeout_s:g} s")
+            else:
+                first_s = min(first_s, max(deadline.remaining_s(), _LEAST_WAIT_S))
         return first_s
+
+    def _still_moves(self, work: RingcommWork, deadline: Deadline) -> bool:
+        """Whether its bytes, or others before them, have moved within its limit; then it begins anew."""
+        for channel in self._channels.values():
+            if monotonic() - channel.moved_s < (deadline.timeout_s or 0.0) and channel.in_transit(work):
+                deadline.restart()
+                return True
+        return False
+
+    def _give_up_waiting(self, work: RingcommWork, peer: Optional[int], why: str) -> None:
+        if peer is not None:
+            raise self._reporter.report_lost(peer, work.what, why, "stalled")
+        for receive in self._matcher.receives():
+            if receive.work is work:
+                self._matcher.withdraw(receive)
+        work.finish(PeerStalledError(f"{work.what}: nobody has sent anything; {why}."))
 
     # ---- peers -------------------------------------------------------------------------------
 
@@ -194,7 +219,7 @@ class PostOffice:
 
     def _channels_or_past(self, peer: int) -> Channel:
         """The peer's channel, or one that is only good for handing out what it has sent before."""
-        return self._channels.get(peer) or Channel(self._fabric.link(peer), self._matcher)
+        return self._channels.get(peer) or Channel(self._fabric.link(peer), self._matcher, type_name)
 
     def _lose(self, peer: int, reason: str) -> None:
         """A peer has hung up: that matters if anybody still needs it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, NamedTuple, Optional
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
 import numpy as np
 import torch.distributed as dist
@@ -10,7 +10,7 @@ import torch.distributed as dist
 from ...collective.reduce import kernel
 from ...dtypes import Array
 from ...errors import Misuse, UnsupportedDtypeError
-from ...ops import ReduceOp
+from ...ops import Bitwise, ReduceOp
 
 _KIND = dist.ReduceOp.RedOpType
 
@@ -21,10 +21,10 @@ _PLAIN: Dict[Any, ReduceOp] = {
     _KIND.MAX: ReduceOp.MAX,
     _KIND.PRODUCT: ReduceOp.PRODUCT,
 }
-_BITWISE: Dict[Any, Callable[..., Any]] = {
-    _KIND.BAND: np.bitwise_and,
-    _KIND.BOR: np.bitwise_or,
-    _KIND.BXOR: np.bitwise_xor,
+_BITWISE: Dict[Any, Tuple[Bitwise, Callable[..., Any]]] = {
+    _KIND.BAND: (Bitwise.BAND, np.bitwise_and),
+    _KIND.BOR: (Bitwise.BOR, np.bitwise_or),
+    _KIND.BXOR: (Bitwise.BXOR, np.bitwise_xor),
 }
 
 
@@ -35,11 +35,15 @@ class Reduction(NamedTuple):
         op: the reduction that ringcomm has for it, or None.
         ufunc: what combines two contributions, if there is none.
         factor: multiplies this rank's contribution before.
+        code: what stands for it in headers.
+        name: what headers add to that.
     """
 
     op: Optional[ReduceOp]
+    code: int
     ufunc: Optional[Callable[..., Any]] = None
     factor: float = 1.0
+    name: str = ""
 
     @classmethod
     def of(cls, op: Any) -> Reduction:
@@ -53,13 +57,17 @@ class Reduction(NamedTuple):
         if found is not None:
             return found
         if kind == _KIND.PREMUL_SUM:
-            return cls(ReduceOp.SUM, None, _number(op.factor))
+            # All ranks must multiply; by what, each may decide for itself.
+            return cls(ReduceOp.SUM, int(ReduceOp.SUM), None, _number(op.factor), "PREMUL_SUM")
         raise Misuse(f"{op!r} is no reduction that the backend 'ringcomm' knows.")
+
+    def labelled(self, label: str) -> Reduction:
+        """The same, with a label that headers add to its name."""
+        return self._replace(name=f"{self.name} {label}".strip())
 
     def prepare(self, contribution: Array) -> None:
         """Multiply this rank's contribution by its factor, in place."""
         if self.factor != 1.0:
-            # The factor may differ from rank to rank, so it is not part of the call.
             kernel(ReduceOp.SUM, contribution.dtype, 1, self.factor).prepare(contribution)
 
     def check(self, dtype: np.dtype[Any]) -> None:
@@ -69,8 +77,8 @@ class Reduction(NamedTuple):
 
 
 _KNOWN: Dict[Any, Reduction] = {
-    **{kind: Reduction(op) for kind, op in _PLAIN.items()},
-    **{kind: Reduction(None, ufunc) for kind, ufunc in _BITWISE.items()},
+    **{kind: Reduction(op, int(op)) for kind, op in _PLAIN.items()},
+    **{kind: Reduction(None, int(op), ufunc) for kind, (op, ufunc) in _BITWISE.items()},
 }
 
 

@@ -9,6 +9,7 @@ from typing import Any, Callable, List, Optional
 import torch
 import torch.distributed as dist
 
+from ...collective.call_sites import Site, site_text
 from ...errors import PeerStalledError, RingcommError
 
 Helper = Callable[["RingcommWork"], None]
@@ -28,6 +29,7 @@ class RingcommWork(dist.Work):
         waiters: how many threads are waiting for it.
         source: who sent it, if it was received.
         epilogue: called when it has succeeded, before anybody learns of that.
+        site: where it was called, if that is known.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class RingcommWork(dist.Work):
         self.waiters = 0
         self.source = -1
         self.epilogue: Optional[Callable[[], None]] = None
+        self.site: Optional[Site] = None
         self._result = result
         self._run = run
         self._helper = helper
@@ -83,6 +86,10 @@ class RingcommWork(dist.Work):
             bell.set()
         if root is not None:
             root.set_result(None)
+
+    def where(self) -> str:
+        """Where it was called, for messages; empty if that is not known."""
+        return "" if self.site is None else f" at {site_text(self.site)}"
 
     # ---- for those who wait for it -----------------------------------------------------------
 

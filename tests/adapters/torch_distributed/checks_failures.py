@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -92,6 +93,35 @@ def check_a_silent_rank(on: Ranks) -> None:
         assert 0.9 < time.perf_counter() - started < 10
         on.together("judged")
     dist.destroy_process_group(group)
+
+
+def check_messages_whose_time_is_over(on: Ranks) -> None:
+    """The peer lives, but neither sends nor receives: the wait ends, and all ranks are told the same."""
+    ways = {
+        "a receive": lambda group: [dist.irecv(torch.zeros(1), 1, group=group)],
+        "a long send": lambda group: [dist.isend(torch.zeros(100_000), 1, group=group)],
+        "a batch": lambda group: dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, torch.zeros(100_000), 1, group),
+                dist.P2POp(dist.irecv, torch.zeros(100_000), 1, group),
+            ]
+        ),
+    }
+    for name, start in ways.items():
+        group = dist.new_group(timeout=timedelta(seconds=1))
+        texts = []
+        if on.rank == 0:
+            works = start(group)
+            for work in works:
+                error = failure_of(work.wait)
+                assert isinstance(error, PeerStalledError) and error.rank == 1, (name, error)
+                texts.append(str(error))
+            assert "not done within 1 s" in texts[0] and "tag 0" in texts[0], (name, texts)
+            on.store.set(name, texts[0])
+        told = on.store.get(name).decode()
+        error = failure_of(partial(dist.barrier, group=group))
+        assert told in str(error) and set(texts) <= {told}, (name, error, texts)
+        dist.destroy_process_group(group)
 
 
 def check_a_killed_rank(on: Ranks) -> None:

@@ -155,24 +155,43 @@ def check_messages_and_collectives_do_not_disturb_each_other(on: Ranks) -> None:
     assert torch.equal(columns, torch.tensor([0.0, 1.0, 0.0]).expand(4, 3))
 
 
-def check_messages_of_other_sizes_are_told(on: Ranks) -> None:
-    from ringcomm.errors import MismatchError
+def check_many_messages_received_in_the_reverse_order(on: Ranks) -> None:
+    """More than may wait for a receive at the other end."""
+    if on.size < 2 or on.rank > 1:
+        return
+    tags = range(3000)
+    tensors = [torch.full((32_000,), tag % 251, dtype=torch.uint8) for tag in tags]
+    if on.rank == 0:
+        works = [dist.isend(tensor, 1, tag=tag) for tag, tensor in enumerate(tensors)]
+        for work in works:
+            work.wait()
+    else:
+        got = torch.zeros(32_000, dtype=torch.uint8)
+        for tag in reversed(tags):
+            dist.recv(got, 0, tag=tag)
+            assert torch.equal(got, tensors[tag]), tag
+
+
+def check_tags(on: Ranks) -> None:
+    from ringcomm.errors import Misuse
 
     if on.size < 2 or on.rank > 1:
         return
-    for sent, wanted in ((3, 4), (100_000, 5), (5, 100_000), (100_000, 100_001)):
-        try:
-            if on.rank == 0:
-                dist.send(torch.zeros(sent), 1)
-                assert sent == 3 or sent == 5, "a long message waits for its receive"
+    peer = 1 - on.rank
+    for tag in (2**31, -(2**31) - 1, 2**40):
+        for act in (dist.isend, dist.irecv):
+            try:
+                act(torch.ones(1), peer, tag=tag)
+            except Misuse as error:
+                assert f"tag={tag}" in str(error) and "32 bits" in str(error)
             else:
-                dist.recv(torch.zeros(wanted), 0)
-                raise AssertionError("it was received")
-        except MismatchError as error:
-            assert str(sent * 4) in str(error) and str(wanted * 4) in str(error)
-    value = torch.ones(1) * on.rank  # and then everything goes on
-    (dist.send if on.rank == 0 else dist.recv)(value, 1 - on.rank)
-    assert float(value) == 0.0
+                raise AssertionError(f"tag {tag} passed")
+    for tag in (2**31 - 1, 0):  # and then everything goes on
+        got = torch.zeros(1)
+        work = dist.isend(torch.full((1,), float(on.rank)), peer, tag=tag)
+        dist.recv(got, peer, tag=tag)
+        work.wait()
+        assert float(got) == peer
 
 
 def check_groups(on: Ranks) -> None:

@@ -97,6 +97,20 @@ def check_all_reduce_of_complex_numbers(on: Ranks) -> None:
         close(got[0], everybody[0].conj().resolve_conj(), "conjugated")
 
 
+def check_unsigned_numbers(on: Ranks) -> None:
+    """PyTorch itself cannot add them up."""
+    for dtype in (torch.uint16, torch.uint32, torch.uint64):
+        for op in ("SUM", "AVG", "MIN", "MAX", "PRODUCT", "BAND", "BOR", "BXOR"):
+            everybody = [numbers(rank, 9, torch.int64) for rank in range(on.size)]
+            mine = everybody[on.rank].to(dtype)
+            dist.all_reduce(mine, getattr(REDUCE, op))
+            close(mine, by_hand(op, everybody).to(dtype), (dtype, op))
+            share = torch.empty(9, dtype=dtype)
+            whole = torch.cat([everybody[on.rank].to(dtype)] * on.size)
+            dist.reduce_scatter_tensor(share, whole, getattr(REDUCE, op))
+            close(share, mine, (dtype, op))
+
+
 def check_premultiplied_sum(on: Ranks) -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.int64):
         everybody = [numbers(rank, 9, dtype) for rank in range(on.size)]

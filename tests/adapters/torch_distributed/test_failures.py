@@ -27,6 +27,11 @@ def test_what_ranks_are_told(harness):
     assert ended.startswith("rank 2 ended with -9")
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_that_disagree_are_told_the_same(harness, size):
+    assert harness.run_checks("checks_disagreements.py", size) == {"check_ranks_that_disagree": ""}
+
+
 def start(command, **variables):
     environ = {name: value for name, value in os.environ.items() if not name.startswith("RINGCOMM_")}
     environ.update(PYTHONPATH=f"{ROOT}:{ROOT / 'launcher'}", OMP_NUM_THREADS="1", **variables)

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import random
+import threading
 
 import pytest
 
 pytest.importorskip("torch")
 
-from ringcomm.errors import MismatchError, ProtocolError
+import torch
+
+from ringcomm.collective.runner import Reporter
+from ringcomm.errors import PeerStalledError, ProtocolError
 from ringcomm.group import message_channel
-from ringcomm.group.message_channel import SHORT_BYTES, Channel
+from ringcomm.group.message_channel import SHORT_BYTES, Channel, Disagreement
 from ringcomm.group.message_matching import Arrival, Matcher, Receive
+from ringcomm.torch.distributed import _post
+from ringcomm.torch.distributed._elements import type_code, type_name
 from ringcomm.torch.distributed._lane import Lane
+from ringcomm.torch.distributed._post import PostOffice
 from ringcomm.torch.distributed._work import RingcommWork
 from ringcomm.transport.memory import memory_fabrics
 
@@ -28,6 +35,9 @@ class Note:
 
     def finish(self, error=None):
         self.ended.append(error)
+
+    def where(self):
+        return " at train.py:7"
 
 
 def receive(peer, nbytes, address=TAG):
@@ -46,14 +56,20 @@ class TestMatcher:
 
     def test_a_message_waits_for_its_receive(self):
         matcher = Matcher()
-        first, second = (Arrival(1, TAG, number, 4, memoryview(b"abcd")) for number in (1, 2))
+        first, second = (Arrival(1, TAG, number, 0, 4, memoryview(b"abcd")) for number in (1, 2))
         matcher.hold(first)
         matcher.hold(second)
-        assert matcher.held_bytes(1) == 8
         assert matcher.post(receive(2, 4)) is None
         assert matcher.post(receive(1, 4)) is first
         assert matcher.post(receive(None, 4)) is second
-        assert matcher.held_bytes(1) == 0
+        assert matcher.post(receive(1, 4)) is None
+
+    def test_nothing_is_kept_of_tags_that_are_done(self):
+        matcher = Matcher()
+        for tag in range(100):
+            matcher.hold(Arrival(1, (0, tag), tag, 0, 4, memoryview(b"abcd")))
+            assert matcher.post(receive(1, 4, (0, tag))) is not None
+        assert matcher._arrivals == matcher._receives == {}
 
     def test_the_receive_that_was_posted_first_gets_it(self):
         matcher, anybody, one = Matcher(), receive(None, 4), receive(1, 4)
@@ -72,7 +88,7 @@ def test_every_message_arrives_whole_and_in_order(capacity, seed, monkeypatch):
     chance = random.Random(seed)
     a, b = memory_fabrics(2, capacity)
     matchers = Matcher(), Matcher()
-    ends = Channel(a.link(1), matchers[0]), Channel(b.link(0), matchers[1])
+    ends = Channel(a.link(1), matchers[0], type_name), Channel(b.link(0), matchers[1], type_name)
     sizes = [chance.choice((0, 1, 5, 100, 101, 3000)) for _ in range(12)]
     queues, sent, got = {}, [], []
     for side in (0, 1):
@@ -104,36 +120,149 @@ def test_every_message_arrives_whole_and_in_order(capacity, seed, monkeypatch):
     assert ends[0].unfinished() == ends[1].unfinished() == []
 
 
-@pytest.mark.parametrize("early", [True, False])
-@pytest.mark.parametrize("size", [3, SHORT_BYTES + 1])
-def test_a_receive_of_another_size_fails_and_nothing_else_does(size, early):
-    a, b = memory_fabrics(2)
-    matchers = Matcher(), Matcher()
-    ends = Channel(a.link(1), matchers[0]), Channel(b.link(0), matchers[1])
-    wrong, right, notes = receive(0, 9), receive(0, 2), [Note(), Note()]
+class Pair:
+    """The channels of two ranks to each other; ``sides[1]`` receives what ``sides[0]`` sends."""
 
-    def post():
-        for wanted in (wrong, right):
-            arrival = matchers[1].post(wanted)
-            if arrival is not None:
-                ends[1].serve(wanted, arrival)
+    def __init__(self, capacity=1 << 20):
+        a, b = memory_fabrics(2, capacity)
+        self.matchers = Matcher(), Matcher()
+        self.sides = (
+            Channel(a.link(1), self.matchers[0], type_name),
+            Channel(b.link(0), self.matchers[1], type_name),
+        )
 
-    def move():
-        while ends[0].advance() | ends[1].advance():
+    def send(self, address, content, elements=0):
+        note = Note()
+        self.sides[0].send(address, memoryview(content), note, elements)
+        return note
+
+    def post(self, wanted):
+        arrival = self.matchers[1].post(wanted)
+        if arrival is not None:
+            self.sides[1].serve(wanted, arrival)
+
+    def move(self):
+        while self.sides[0].advance() | self.sides[1].advance():
             pass
 
+
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("sent, wanted", [(3, 9), (9, 3), (3, 0), (SHORT_BYTES + 1, 9), (9, SHORT_BYTES + 1)])
+def test_a_receive_of_another_size_is_found(sent, wanted, early):
+    pair, place = Pair(), receive(0, wanted)
     if not early:
-        post()
-    ends[0].send(TAG, memoryview(bytes(size)), notes[0])
-    ends[0].send(TAG, memoryview(b"ok"), notes[1])
-    move()
-    if early:
-        post()
-        move()
-    assert isinstance(wrong.work.ended[0], MismatchError)
-    assert bytes(right.view) == b"ok" and right.work.ended == [None] and right.work.source == 0
-    assert notes[1].ended == [None]
-    assert len(notes[0].ended) == 1 and isinstance(notes[0].ended[0], MismatchError) == (size > SHORT_BYTES)
+        pair.post(place)
+    pair.send(TAG, bytes(sent))
+    with pytest.raises(Disagreement) as caught:
+        pair.move()
+        pair.post(place)
+    assert caught.value.peer == 0
+    here = f"recv({wanted} bytes, src=0, tag=5) at train.py:7"
+    assert str(caught.value) == f"{here}; rank 0 makes another call: send({sent} bytes, tag=5)."
+    assert place.work.ended == []
+
+
+@pytest.mark.parametrize("size", [8, SHORT_BYTES + 4])
+def test_a_receive_of_another_type_is_found(size):
+    pair, place = Pair(), receive(0, size)
+    place.elements = type_code(torch.int32)
+    pair.post(place)
+    pair.send(TAG, bytes(size), type_code(torch.float32))
+    with pytest.raises(Disagreement, match=f"{size} bytes of int32, .* send.{size} bytes of float32"):
+        pair.move()
+
+
+def test_types_have_codes_of_their_own():
+    dtypes = {dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+    assert len({type_code(dtype) for dtype in dtypes}) == len(dtypes) > 20
+    assert type_code(torch.float32) == 0xD8CA9648
+    assert [type_name(type_code(dtype)) for dtype in (torch.bool, torch.bfloat16)] == ["bool", "bfloat16"]
+    assert "does not have" in type_name(1)
+
+
+class TestFlowControl:
+    @pytest.fixture(autouse=True)
+    def little_room(self, monkeypatch):
+        """Room for ten messages of 1000 bytes."""
+        monkeypatch.setattr(message_channel, "HELD_BYTES", 10 * (1000 + message_channel.OVERHEAD_BYTES))
+
+    def test_what_no_receive_asks_for_does_not_hold_up_what_is_behind_it(self):
+        pair, contents = Pair(4096), [bytes([number]) * 1000 for number in range(50)]
+        notes = [pair.send((0, tag), content) for tag, content in enumerate(contents)]
+        pair.move()
+        places = [receive(0, 1000, (0, tag)) for tag in range(50)]
+        for place in reversed(places):
+            pair.post(place)
+            pair.move()
+        assert [bytes(place.view) for place in places] == contents
+        assert all(note.ended == [None] for note in notes)
+        assert pair.sides[0].unfinished() == pair.sides[1].unfinished() == []
+
+    def test_the_receiver_holds_no_more_than_the_limit(self):
+        pair = Pair()
+        notes = [pair.send((0, tag), bytes(1000)) for tag in range(50)]
+        pair.move()
+        held = [arrival for queue in pair.matchers[1]._arrivals.values() for arrival in queue]
+        assert len(held) == 50
+        assert sum(arrival.content is not None for arrival in held) == 10
+        assert [note.ended for note in notes] == [[None]] * 10 + [[]] * 40
+
+    @pytest.mark.parametrize("early", [True, False])
+    def test_what_is_received_makes_room(self, early):
+        pair = Pair()
+        for number in range(100):
+            place = receive(0, 1000)
+            if early:
+                pair.post(place)
+            note = pair.send(TAG, bytes([number]) * 1000)
+            pair.move()
+            assert note.ended == [None], "sent right away"
+            if not early:
+                pair.post(place)
+                pair.move()
+            assert bytes(place.view) == bytes([number]) * 1000
+
+
+class TestLimits:
+    """A post office whose thread is this one, with a limit that is over at once."""
+
+    @pytest.fixture
+    def office(self, monkeypatch):
+        a, self.other = memory_fabrics(2, 100)
+        office = PostOffice(a, Reporter(), 0.0, "office")
+        office._thread = threading.current_thread()
+        # So the last byte moved just now, whenever it did.
+        monkeypatch.setattr(_post, "monotonic", lambda: office._channels[1].moved_s)
+        return office
+
+    def test_what_fails_is_told_to_the_work_whose_time_is_over_too(self, office):
+        works = [RingcommWork(f"recv {tag}", []) for tag in range(2)]
+        for tag, work in enumerate(works):
+            office.receive(1, (0, tag), memoryview(bytearray(4)), work, 0.0 if tag else None)
+        office._turn()
+        with pytest.raises(PeerStalledError, match="recv 1.*not done within 0 s") as caught:
+            office._check_limits()
+        office._fail_all(caught.value)
+        assert [work.exception() for work in works] == [caught.value] * 2
+
+    def test_a_message_that_moves_has_time(self, office):
+        moving, waiting = RingcommWork("send 0", []), RingcommWork("send 1", [])
+        office.send(1, TAG, memoryview(bytes(1000)), moving, 1e-9)
+        office._turn()
+        assert office._check_limits() < 1
+        office.send(1, TAG, memoryview(bytes(SHORT_BYTES + 1)), waiting, 1e-9)
+        office._turn()
+        with pytest.raises(PeerStalledError, match="send 1.*not done within 1e-09 s"):
+            office._check_limits()
+        assert not moving.is_completed()
+
+    def test_a_receive_from_anybody_ends_alone(self, office):
+        work = RingcommWork("recv from anybody", [])
+        office.receive(None, TAG, memoryview(bytearray(4)), work, 0.0)
+        office._turn()
+        office._check_limits()
+        assert isinstance(work.exception(), PeerStalledError)
+        assert office._matcher.receives() == []
 
 
 def test_nonsense_is_not_taken_for_a_message():
@@ -164,8 +293,6 @@ class TestLane:
         assert log == ["inner", "outer", "next"]
 
     def test_an_idle_lane_runs_it_in_the_callers_thread(self):
-        import threading
-
         lane, seen = Lane("lane"), []
         work = RingcommWork("work", [], lambda _: seen.append(threading.get_ident()), lane.help)
         assert lane.submit(work, inline=True).is_completed()

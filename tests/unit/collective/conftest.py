@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+from ringcomm.schedule.steps import exchange_lengths
 from ringcomm.transport.memory import memory_fabrics
 
 
 class Wire:
-    """The fabric of rank 0, and what the test says and hears as the other ranks."""
+    """The fabric of rank 0, and what the test says and hears as the other ranks.
+
+    Attributes:
+        call: the header, without lengths, and the schedule of the call that rank 0 is in.
+    """
 
     def __init__(self, size=2, capacity_bytes=1 << 20):
+        self.call = None
         self.fabric, *self.others = memory_fabrics(size, capacity_bytes)
 
     def put(self, data, peer=1):
@@ -21,6 +27,18 @@ class Wire:
         """All bytes that rank 0 has sent to this peer so far."""
         buffer = bytearray(1 << 16)
         return bytes(buffer[: self.others[peer - 1].link(0).recv([memoryview(buffer)])])
+
+    def going(self, peer=1):
+        """The header that rank 0 sends to this peer."""
+        header, schedule = self.call
+        sends, wants = exchange_lengths(schedule)[peer]
+        return header._replace(sends=sends, wants=wants).pack()
+
+    def coming(self, peer=1):
+        """The header that this peer sends if it is in the same call."""
+        header, schedule = self.call
+        sends, wants = exchange_lengths(schedule)[peer]
+        return header._replace(sends=wants, wants=sends).pack()
 
     def hang_up(self, peer=1):
         """Peer goes away."""

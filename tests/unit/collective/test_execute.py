@@ -23,6 +23,7 @@ def start(wire, schedule, data, segment_bytes=16, source=None, **options):
     options.setdefault("kernel", Kernel(Sum, data.dtype, wire.fabric.size))
     execution = Execution(schedule, wire.fabric, HEADER, data.dtype, SegmentPool(segment_bytes), **options)
     execution.arm(HEADER.sequence, data, source)
+    wire.call = HEADER, schedule
     return execution
 
 
@@ -50,14 +51,14 @@ class TestHeaders:
     def test_even_an_empty_message_has_one(self, wire):
         execution = start(wire, [Send(1, 0, 0), Recv((1,), 0, 0)], numbers())
         assert not execution.advance()
-        assert wire.take() == HEADER.pack()
-        wire.put(HEADER.pack())
+        assert wire.take() == wire.going()
+        wire.put(wire.coming())
         assert execution.advance()
 
     def test_a_header_may_arrive_in_crumbs(self, wire):
         data = numbers(0, 0)
         execution = start(wire, [Recv((1,), 0, 2)], data)
-        message = HEADER.pack() + raw(7, 8)
+        message = wire.coming() + raw(7, 8)
         for index in range(len(message)):
             assert not execution.advance()
             assert peers(execution.waiting_for()[0]) == [1]
@@ -73,18 +74,19 @@ class TestHeaders:
         assert (caught.value.rank, caught.value.peer) == (0, 1)
 
     def test_noise_is_no_header(self, wire):
-        wire.put(b"GET / HTTP/1.1\r\nHost: example.com\r\n")
+        wire.put(b"GET / HTTP/1.1\r\nHost: example.com\r\nAccept: */*\r\n")
         with pytest.raises(MismatchError, match="not the start of a ringcomm message"):
             start(wire, [Recv((1,), 0, 4)], numbers(1, 2, 3, 4)).advance()
 
     def test_two_steps_to_one_peer_share_it(self, wire):
         assert start(wire, [Send(1, 0, 1), Send(1, 2, 3)], numbers(1, 2, 3)).advance()
-        assert wire.take() == HEADER.pack() + raw(1, 3)
+        assert wire.take() == wire.going() + raw(1, 3)
 
     def test_what_follows_is_left_for_the_next_collective(self, wire):
         data = numbers(0)
-        wire.put(HEADER.pack() + raw(7) + b"next")
-        assert start(wire, [Recv((1,), 0, 1)], data).advance()
+        execution = start(wire, [Recv((1,), 0, 1)], data)
+        wire.put(wire.coming() + raw(7) + b"next")
+        assert execution.advance()
         assert data == [7]
         buffer = bytearray(9)
         assert wire.fabric.link(1).recv([memoryview(buffer)]) == 4
@@ -95,9 +97,9 @@ class TestOverlap:
         wire = make_wire(3)
         data = numbers(1, 2, 3, 4)
         execution = start(wire, [fold_from(1, 0, 4), Send(2, 0, 4)], data)
-        wire.put(HEADER.pack() + raw(10, 20))
+        wire.put(wire.coming() + raw(10, 20))
         assert not execution.advance()
-        assert wire.take(2) == HEADER.pack() + raw(11, 22)
+        assert wire.take(2) == wire.going(2) + raw(11, 22)
         assert execution.waiting_for()[1] == []
         wire.put(raw(30)[:1])
         assert not execution.advance()
@@ -108,22 +110,22 @@ class TestOverlap:
     def test_what_has_arrived_is_passed_on_although_the_segment_is_not_full(self, make_wire):
         wire = make_wire(3)
         execution = start(wire, [fold_from(1, 0, 4), Send(2, 0, 4)], numbers(1, 2, 3, 4), segment_bytes=4096)
-        wire.put(HEADER.pack() + raw(10))
+        wire.put(wire.coming() + raw(10))
         execution.advance()
-        assert wire.take(2) == HEADER.pack() + raw(11)
+        assert wire.take(2) == wire.going(2) + raw(11)
 
     def test_nothing_is_overwritten_before_it_has_been_sent(self, make_wire):
         wire = make_wire(2, capacity_bytes=HEADER_BYTES + 2)
         data = numbers(1, 2, 3)
         execution = start(wire, [Send(1, 0, 3), Recv((1,), 0, 3)], data)
-        wire.put(HEADER.pack() + raw(7))
+        wire.put(wire.coming() + raw(7))
         assert not execution.advance()
         assert data.tolist() == [7, 2, 3]
         wire.put(raw(8, 9))
         assert not execution.advance()
         assert data.tolist() == [7, 2, 3]
         assert peers(execution.waiting_for()[1]) == [1]
-        assert wire.take() == HEADER.pack() + raw(1)
+        assert wire.take() == wire.going() + raw(1)
         assert execution.advance()
         assert wire.take() == raw(2, 3)
         assert data.tolist() == [7, 8, 9]
@@ -132,12 +134,12 @@ class TestOverlap:
         wire = make_wire(2, capacity_bytes=HEADER_BYTES + 2)
         data = numbers(1, 2)
         execution = start(wire, [Send(1, 0, 2), fold_from(1, 0, 2)], data)
-        wire.put(HEADER.pack() + raw(10))
+        wire.put(wire.coming() + raw(10))
         execution.advance()
         wire.put(raw(20))
         execution.advance()
         assert data.tolist() == [11, 2]
-        assert wire.take() == HEADER.pack() + raw(1)
+        assert wire.take() == wire.going() + raw(1)
         assert execution.advance()
         assert data.tolist() == [11, 22]
 
@@ -145,17 +147,17 @@ class TestOverlap:
         wire = make_wire(3)
         execution = start(wire, [Recv((1,), 0, 2), Send(2, 2, 4)], numbers(1, 2, 3, 4))
         assert not execution.advance()
-        assert wire.take(2) == HEADER.pack() + raw(3, 4)
+        assert wire.take(2) == wire.going(2) + raw(3, 4)
 
     def test_one_fold_of_several_peers_in_the_order_given(self, make_wire):
         wire = make_wire(3)
         data = np.array([1e8], np.float32)
         steps = [Recv((2, 1), 0, 1, fold=(1, SELF, 2), final=True)]
         execution = start(wire, steps, data)
-        wire.put(HEADER.pack() + np.float32(-1e8).tobytes(), peer=2)
+        wire.put(wire.coming(2) + np.float32(-1e8).tobytes(), peer=2)
         assert not execution.advance()
         assert peers(execution.waiting_for()[0]) == [1]
-        wire.put(HEADER.pack() + np.float32(1).tobytes(), peer=1)
+        wire.put(wire.coming() + np.float32(1).tobytes(), peer=1)
         assert execution.advance()
         assert data == np.float32(np.float32(1 + 1e8) - 1e8)
 
@@ -164,10 +166,10 @@ class TestOverlap:
         count = 40
         data = np.zeros(count, np.int16)
         execution = start(wire, [Recv((1, 2), 0, count, fold=(SELF, 1, 2), final=True)], data)
-        wire.put(HEADER.pack() + raw(*range(count)), peer=1)
+        wire.put(wire.coming() + raw(*range(count)), peer=1)
         assert not execution.advance()
         assert peers(execution.waiting_for()[0]) == [2]
-        wire.put(HEADER.pack() + raw(*range(count)), peer=2)
+        wire.put(wire.coming(2) + raw(*range(count)), peer=2)
         assert execution.advance()
         assert data.tolist() == [2 * number for number in range(count)]
 
@@ -179,8 +181,9 @@ class TestMemory:
         link.send = lambda views: seen.extend(views) or send(views)
         link.recv = lambda views: seen.extend(views) or recv(views)
         data, source = numbers(0, 0), numbers(5, 6)
-        wire.put(HEADER.pack() + raw(7, 8))
-        assert start(wire, [Send(1, 0, 2, SOURCE), Recv((1,), 0, 2)], data, source=source).advance()
+        execution = start(wire, [Send(1, 0, 2, SOURCE), Recv((1,), 0, 2)], data, source=source)
+        wire.put(wire.coming() + raw(7, 8))
+        assert execution.advance()
         for array in (data, source):
             assert any(np.shares_memory(np.frombuffer(view, np.uint8), array) for view in seen)
         assert source.tolist() == [5, 6]
@@ -189,7 +192,7 @@ class TestMemory:
         source = numbers(5, 6)
         source.flags.writeable = False
         assert start(wire, [Send(1, 0, 2, SOURCE)], numbers(), source=source).advance()
-        assert wire.take() == HEADER.pack() + raw(5, 6)
+        assert wire.take() == wire.going() + raw(5, 6)
 
     @pytest.mark.parametrize(("asked", "given"), [(1, 16), (16, 16), (31, 16), (100, 96)])
     def test_segments_hold_whole_elements(self, wire, asked, given):
@@ -215,7 +218,7 @@ class TestMemory:
         steps = [Recv((1, 2), 0, count, fold=(SELF, 1, 2), final=True)]
         execution = start(wire, steps, data, segment_bytes=0)
         for peer in (1, 2):
-            wire.put(HEADER.pack() + raw(*range(count)), peer)
+            wire.put(wire.coming(peer) + raw(*range(count)), peer)
         assert execution.advance()
         assert data.tolist() == [2 * number for number in range(count)]
 
@@ -223,7 +226,7 @@ class TestMemory:
 class TestFailure:
     def test_a_peer_hangs_up(self, wire):
         execution = start(wire, [fold_from(1, 0, 2)], numbers(1, 2))
-        wire.put(HEADER.pack() + raw(3))
+        wire.put(wire.coming() + raw(3))
         wire.hang_up()
         with pytest.raises(LinkClosed) as caught:
             while not execution.advance():
@@ -232,7 +235,7 @@ class TestFailure:
 
     def test_folding_needs_a_kernel(self, wire):
         execution = start(wire, [fold_from(1, 0, 1)], numbers(1), kernel=None)
-        wire.put(HEADER.pack() + raw(3))
+        wire.put(wire.coming() + raw(3))
         with pytest.raises(BrokenInvariantError, match="without a kernel"):
             execution.advance()
 
@@ -268,8 +271,9 @@ class TestRun:
             self.fabric = fabric
 
     def test_what_is_there_already_needs_no_wait(self, wire):
-        wire.put(HEADER.pack() + raw(3))
-        self.go(wire, start(wire, [Recv((1,), 0, 1)], numbers(1)))
+        execution = start(wire, [Recv((1,), 0, 1)], numbers(1))
+        wire.put(wire.coming() + raw(3))
+        self.go(wire, execution)
         assert self.fabric.waits == []
 
     def test_gives_up_when_nothing_moves(self, wire):
@@ -278,9 +282,10 @@ class TestRun:
         assert self.fabric.waits == [([1], [], 10.0)]
 
     def test_every_byte_starts_the_clock_again(self, wire):
-        message = HEADER.pack() + raw(3)
+        execution = start(wire, [Recv((1,), 0, 1)], numbers(1))
+        message = wire.coming() + raw(3)
         script = [(9.0, lambda byte=byte: wire.put(bytes([byte]))) for byte in message]
-        self.go(wire, start(wire, [Recv((1,), 0, 1)], numbers(1)), script)
+        self.go(wire, execution, script)
         assert self.fabric.now_s == 9.0 * len(message)
 
     def test_waking_up_for_nothing_does_not_start_it_again(self, wire):

@@ -30,6 +30,7 @@ def start(wire, schedule, data, source=None, **options):
     execution = make(wire, schedule, data.dtype, **options)
     assert type(execution) is ShortExecution
     execution.arm(HEADER.sequence, data, source)
+    wire.call = HEADER, schedule
     return execution
 
 
@@ -61,8 +62,8 @@ class TestWhenTheyAreUsed:
         assert self.kind(wire, [Recv((1,), 0, most), Recv((1,), most, most + 1)]) is Execution
 
     def test_up_to_a_segment(self, wire):
-        assert self.kind(wire, [Send(1, 0, 16)], segment_bytes=64) is ShortExecution
-        assert self.kind(wire, [Send(1, 0, 17)], segment_bytes=64) is Execution
+        assert self.kind(wire, [Send(1, 0, 8)], segment_bytes=64) is ShortExecution
+        assert self.kind(wire, [Send(1, 0, 9)], segment_bytes=64) is Execution
 
     def test_not_for_many_peers_at_once_that_are_not_so_short(self, make_wire):
         wire, each = make_wire(6), 6000
@@ -101,19 +102,19 @@ class TestBytes:
     def test_even_an_empty_message_has_a_header(self, wire):
         execution = start(wire, [Send(1, 0, 0), Recv((1,), 0, 0)], numbers())
         assert not execution.advance()
-        assert wire.take() == HEADER.pack()
-        wire.put(HEADER.pack())
+        assert wire.take() == wire.going()
+        wire.put(wire.coming())
         assert execution.advance()
 
     def test_an_empty_fold_needs_no_kernel(self, wire):
         execution = start(wire, [fold_from(1, 0, 0)], numbers(), kernel=None)
-        wire.put(HEADER.pack())
+        wire.put(wire.coming())
         assert execution.advance()
 
     def test_crumbs(self, wire):
         data = numbers(0, 0)
         execution = start(wire, [Recv((1,), 0, 2)], data)
-        message = HEADER.pack() + raw(7, 8)
+        message = wire.coming() + raw(7, 8)
         for index in range(len(message)):
             assert not execution.advance()
             assert execution.moved_bytes == index
@@ -125,18 +126,18 @@ class TestBytes:
     def test_several_steps_with_one_peer_share_a_header(self, wire):
         data = numbers(1, 2, 3)
         execution = start(wire, [Send(1, 0, 1), Send(1, 2, 3), Recv((1,), 1, 2), fold_from(1, 0, 1)], data)
-        wire.put(HEADER.pack() + raw(7, 10) + b"next")
+        wire.put(wire.coming() + raw(7, 10) + b"next")
         assert execution.advance()
-        assert wire.take() == HEADER.pack() + raw(1, 3)
+        assert wire.take() == wire.going() + raw(1, 3)
         assert data.tolist() == [11, 7, 3]
 
     def test_what_is_sent_was_there_at_the_start(self, make_wire):
         wire = make_wire(2, capacity_bytes=HEADER_BYTES + 2)
         data = numbers(1, 2, 3)
         execution = start(wire, [Send(1, 0, 3), Recv((1,), 0, 3)], data)
-        wire.put(HEADER.pack() + raw(7))
+        wire.put(wire.coming() + raw(7))
         assert not execution.advance()
-        assert wire.take() == HEADER.pack() + raw(1)
+        assert wire.take() == wire.going() + raw(1)
         wire.put(raw(8, 9))
         assert execution.advance()
         assert wire.take() == raw(2, 3)
@@ -149,37 +150,37 @@ class TestBytes:
         while not execution.advance():
             assert peers(execution.waiting_for()[1]) == [1]
             got += wire.take()
-        assert got + wire.take() == HEADER.pack() + raw(1)
+        assert got + wire.take() == wire.going() + raw(1)
 
     def test_headers_without_elements_go_and_are_awaited_first(self, make_wire):
         wire = make_wire(3)
         steps = [Recv((1,), 0, 2), Send(2, 0, 2), Send(1, 0, 0), Recv((2,), 0, 0)]
         execution = start(wire, steps, numbers(0, 0))
         assert not execution.advance()
-        assert wire.take(1) == HEADER.pack()
-        wire.put(HEADER.pack() + raw(5, 6), 1)
+        assert wire.take(1) == wire.going(1)
+        wire.put(wire.coming() + raw(5, 6), 1)
         assert not execution.advance()
-        wire.put(HEADER.pack(), 2)
+        wire.put(wire.coming(2), 2)
         assert execution.advance()
-        assert wire.take(2) == HEADER.pack() + raw(5, 6)
+        assert wire.take(2) == wire.going(2) + raw(5, 6)
 
     def test_passes_on_what_it_has_received(self, make_wire):
         wire = make_wire(3)
         execution = start(wire, [Recv((1,), 0, 2), Send(2, 0, 2)], numbers(0, 0))
         assert not execution.advance()
         assert (wire.take(2), peers(execution.waiting_for()[0])) == (b"", [1])
-        wire.put(HEADER.pack() + raw(7, 8))
+        wire.put(wire.coming() + raw(7, 8))
         assert execution.advance()
-        assert wire.take(2) == HEADER.pack() + raw(7, 8)
+        assert wire.take(2) == wire.going(2) + raw(7, 8)
 
     def test_one_fold_of_several_peers_in_the_order_given(self, make_wire):
         wire = make_wire(3)
         data = np.array([1e8], np.float32)
         execution = start(wire, [Recv((2, 1), 0, 1, fold=(1, SELF, 2), final=True)], data)
-        wire.put(HEADER.pack() + np.float32(-1e8).tobytes(), peer=2)
+        wire.put(wire.coming(2) + np.float32(-1e8).tobytes(), peer=2)
         assert not execution.advance()
         assert peers(execution.waiting_for()[0]) == [1]
-        wire.put(HEADER.pack() + np.float32(1).tobytes(), peer=1)
+        wire.put(wire.coming() + np.float32(1).tobytes(), peer=1)
         assert execution.advance()
         assert data == np.float32(np.float32(1 + 1e8) - 1e8)
 
@@ -188,14 +189,15 @@ class TestBytes:
         steps = [Send(1, 0, 1, SOURCE), Send(2, 0, 1, SOURCE), fold_from(1, 0, 1)]
         execution = make(wire, steps)
         for sequence in (3, 4):
-            header = HEADER._replace(sequence=sequence).pack()
+            wire.call = HEADER._replace(sequence=sequence), steps
             data, source = numbers(sequence), numbers(10 * sequence)
             source.flags.writeable = False
             execution.arm(sequence, data, source)
-            wire.put(header + raw(100))
+            wire.put(wire.coming() + raw(100))
             assert execution.advance()
             execution.disarm()
-            assert wire.take(1) == wire.take(2) == header + raw(10 * sequence)
+            assert wire.take(1) == wire.going(1) + raw(10 * sequence)
+            assert wire.take(2) == wire.going(2) + raw(10 * sequence)
             assert data.tolist() == [100 + sequence]
 
 
@@ -209,7 +211,7 @@ class TestFailure:
 
     def test_a_peer_hangs_up(self, wire):
         execution = start(wire, [fold_from(1, 0, 2)], numbers(1, 2))
-        wire.put(HEADER.pack() + raw(3))
+        wire.put(wire.coming() + raw(3))
         wire.hang_up()
         assert not execution.advance()
         with pytest.raises(LinkClosed):
@@ -217,6 +219,6 @@ class TestFailure:
 
     def test_folding_needs_a_kernel(self, wire):
         execution = start(wire, [fold_from(1, 0, 1)], numbers(1), kernel=None)
-        wire.put(HEADER.pack() + raw(3))
+        wire.put(wire.coming() + raw(3))
         with pytest.raises(BrokenInvariantError, match="without a kernel"):
             execution.advance()

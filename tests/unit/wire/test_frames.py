@@ -25,15 +25,16 @@ ALLREDUCE = Header(0, 7, Collective.ALLREDUCE, ReduceOp.SUM, FLOAT32, NO_ROOT, 1
 BROADCAST = Header(0, 7, Collective.BROADCAST, NO_OP, FLOAT32, 2, 8, 1)
 
 
-def test_header_is_32_bytes():
-    assert HEADER_BYTES == 32
-    assert len(ALLREDUCE.pack()) == 32
+def test_header_is_48_bytes():
+    assert HEADER_BYTES == 48
+    assert len(ALLREDUCE.pack()) == 48
 
 
 def test_bytes_on_the_wire_never_change():
-    header = Header(1, 2, 3, 4, 5, 6, 7, 8)
+    header = Header(1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
     assert header.pack().hex() == (
         "527c" "0100" "02000000" "03" "04" "05" "00" "06000000" "0700000000000000" "0800000000000000"
+        "0900000000000000" "0a00000000000000"
     )  # fmt: skip
 
 
@@ -43,7 +44,7 @@ def test_there_and_back(seed):
     rng = random.Random(seed)
     header = Header(
         rng.getrandbits(16), rng.getrandbits(32), rng.randrange(1, 256), rng.getrandbits(8),
-        rng.getrandbits(8), rng.randrange(-1, 1 << 31), rng.getrandbits(64), rng.getrandbits(64),
+        rng.getrandbits(8), rng.randrange(-1, 1 << 31), *(rng.getrandbits(64) for _ in range(4)),
     )  # fmt: skip
     assert unpack_header(header.pack()) == header
 
@@ -55,17 +56,17 @@ def test_counters_wrap_and_stay_equal():
     assert explain_difference(header, received) == explain_difference(ALLREDUCE, ALLREDUCE)
 
 
-@pytest.mark.parametrize("data", [bytes(32), b"\xff" * 32, b"GET / HTTP/1.1\r\nHost: somewhere\r\n"[:32]])
+@pytest.mark.parametrize("data", [bytes(48), b"\xff" * 48, b"GET / HTTP/1.1\r\nHost: there\r\n".ljust(48)])
 def test_no_header_at_all(data):
     assert "not the start of a ringcomm message" in explain_difference(ALLREDUCE, unpack_header(data))
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_no_32_bytes_break_the_explanation(seed):
+def test_no_48_bytes_break_the_explanation(seed):
     print(f"seed {seed}")
     rng = random.Random(seed)
     for _ in range(100):
-        noise = bytes(rng.getrandbits(8) for _ in range(30))
+        noise = bytes(rng.getrandbits(8) for _ in range(46))
         for data in (noise + b"ab", b"\x52\x7c" + noise):
             header = unpack_header(data)
             assert header.describe()
@@ -109,7 +110,9 @@ def test_every_known_call_can_be_described():
         (ALLREDUCE, {"dtype": 12}, ["the element type", "float32", "float64"]),
         (BROADCAST, {"root": 1}, ["the root rank", "root_rank=2) here", "root_rank=1) there"]),
         (ALLREDUCE, {"items": 999}, ["the number of elements", "1000 here", "999 there"]),
-        (ALLREDUCE, {"digest": 2}, ["the name, the shape or the scale factors"]),
+        (ALLREDUCE, {"digest": 2}, ["the name, the shape, the scale factors or the list of sizes"]),
+        (ALLREDUCE, {"sends": 3}, ["its message has 3 elements", "0 are expected here"]),
+        (ALLREDUCE, {"wants": 3}, ["it expects 3 elements", "the message from here has 0"]),
     ],
 )
 def test_difference_in_every_field(mine, change, words):
@@ -145,6 +148,17 @@ def test_the_first_difference_that_matters_is_named():
 )
 def test_digest_differs(other):
     assert digest("a", (2, 3), (1.0, 1.0)) != digest(*other)
+
+
+def test_the_digest_tells_lists_of_sizes_apart():
+    digests = {digest("a", (), (1.0, 1.0), bounds) for bounds in ((), (0, 3, 4), (0, 1, 4), (0, 4))}
+    assert len(digests) == 4
+    assert digest("a", (), (1.0, 1.0), [0, 3, 4]) in digests
+
+
+def test_what_goes_there_comes_from_here():
+    header = ALLREDUCE._replace(sends=2, wants=3)
+    assert header.turned() == ALLREDUCE._replace(sends=3, wants=2)
 
 
 def test_digest_is_the_same_everywhere():

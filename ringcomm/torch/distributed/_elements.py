@@ -1,0 +1,22 @@
+"""Numbers that stand for PyTorch's element types in the heads of messages."""
+
+from __future__ import annotations
+
+import zlib
+from functools import lru_cache
+
+import torch
+
+
+@lru_cache(maxsize=None)
+def type_code(dtype: torch.dtype) -> int:
+    """The code of a type: 32 bits that are the same in all versions of PyTorch, and never 0."""
+    return zlib.crc32(str(dtype).encode()) or 1
+
+
+def type_name(code: int) -> str:
+    """The type with this code, like ``float32``."""
+    for dtype in vars(torch).values():
+        if isinstance(dtype, torch.dtype) and type_code(dtype) == code:
+            return str(dtype).replace("torch.", "")
+    return "a type that this PyTorch does not have"
