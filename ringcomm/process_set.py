@@ -35,6 +35,11 @@ class ProcessSet:
         context, number = self._registered
         return number if context is api.context() else None
 
+    @process_set_id.setter
+    def process_set_id(self, number: Optional[int]) -> None:
+        """For programs that name a set by its id; collectives refuse an id that no set has."""
+        self._registered = None if number is None else (api.context(), number)
+
     def register(self) -> None:
         """Make it known to all ranks, every one of which must call this."""
         context = api.context()
@@ -101,6 +106,15 @@ class _Everybody(ProcessSet):
     def process_set_id(self) -> Optional[int]:
         """Always the same."""
         return EVERYBODY
+
+    @process_set_id.setter
+    def process_set_id(self, number: Optional[int]) -> None:
+        """Refused.
+
+        Raises:
+            Misuse: always.
+        """
+        raise Misuse("global_process_set keeps its id, 0.")
 
     @property
     def ranks(self) -> List[int]:

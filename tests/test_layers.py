@@ -66,7 +66,8 @@ LEVELS: Dict[int, List[List[str]]] = {
     5: [["timeline", "flight", "collectives", "context", "api", "process_set", "named", "same", "__init__"]],
     6: [
         [
-            "_adapter.arguments", "_adapter.basics", "_adapter.common", "_adapter.compression",
+            "_adapter.arguments", "_adapter.basics", "_adapter.common", "_adapter.horovod_basics",
+            "_adapter.compression",
             "_adapter.gradients", "_adapter.names", "_adapter.host", "_adapter.callbacks", "_adapter.objects",
             "_adapter.sampling", "_adapter.trees", "_adapter.elastic", "_adapter.parts", "_adapter.checking",
             "_adapter.registry", "_adapter.compute",
@@ -74,19 +75,21 @@ LEVELS: Dict[int, List[List[str]]] = {
     ],
     7: [
         [
-            "torch.tensors", "torch.compression", "torch.handles", "torch.collectives", "torch.state",
+            "torch.tensors", "torch.compression", "torch.handles", "torch.collectives", "torch.mpi_ops",
+            "torch.state",
             "torch.sync_batch_norm", "torch.buckets", "torch.reducer", "torch.optimizer", "torch.elastic",
             "torch.__init__",
             "tensorflow.bridge", "tensorflow.compression", "tensorflow.flow", "tensorflow.collectives",
-            "tensorflow.functions", "tensorflow.elastic", "tensorflow.gradients", "tensorflow.tape",
-            "tensorflow.sync_batch_norm", "tensorflow.legacy",
+            "tensorflow.functions", "tensorflow.mpi_ops", "tensorflow.util", "tensorflow.elastic",
+            "tensorflow.gradients", "tensorflow.tape",
+            "tensorflow.sync_batch_norm", "tensorflow.accumulation", "tensorflow.legacy",
             "keras.how", "keras.on_tensorflow", "keras.on_torch", "keras.on_jax",
             "keras.backends",
             "keras.values", "keras.optimizer", "keras.models", "keras.callbacks", "keras.elastic",
             "keras.__init__",
             "tensorflow.optimizer", "tensorflow.__init__",
             "tensorflow.keras.callbacks", "tensorflow.keras.elastic",
-            "tensorflow.keras.models", "tensorflow.keras.__init__",
+            "tensorflow.keras.models", "tensorflow.keras.values", "tensorflow.keras.__init__",
             "tensorflow.data.__init__", "tensorflow.data.compute_service", "tensorflow.data.compute_worker",
         ],
         [

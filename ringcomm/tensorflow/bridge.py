@@ -19,12 +19,12 @@ gets its turn, whatever waits, and what all ranks have submitted is done in the 
 from __future__ import annotations
 
 import weakref
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type
 
 import numpy as np
 import tensorflow as tf
 
-from .._adapter.host import Batch, Operation
+from .._adapter.host import Batch, Operation, check_sets
 from ..errors import ConfigError, HorovodInternalError, Misuse, RingcommError
 
 Shape = Sequence[Optional[int]]
@@ -46,9 +46,10 @@ def run(
     batch = Batch(operations)
     if tf.executing_eagerly():
         return _run_eagerly(batch, inputs, dtypes)
+    check_sets(operations)
     if tf.inside_function():
-        results = tf.numpy_function(lambda *arrays: batch.run(arrays), list(inputs), list(dtypes))
-        outputs = list(results) if isinstance(results, (list, tuple)) else [results]
+        call = _reporting(lambda *arrays: batch.run(arrays), dtypes)
+        outputs = _checked(tf.numpy_function(call, list(inputs), [tf.string, *dtypes]))
     else:
         outputs = _run_in_graph(batch, inputs, dtypes)
     for output, shape in zip(outputs, shapes):
@@ -105,18 +106,59 @@ def _run_in_graph(batch: Batch, inputs: Sequence[Any], dtypes: Sequence[Any]) ->
     )
 
     def step(number: tf.Tensor) -> Any:
-        results = tf.numpy_function(batch.finish, [number], list(dtypes))
-        return tuple(results) if isinstance(results, (list, tuple)) else (results,)
+        return tuple(tf.numpy_function(_reporting(batch.finish, dtypes), [number], [tf.string, *dtypes]))
 
     options = tf.data.Options()
     # The step itself shall not go to the pool either.
     options.threading.private_threadpool_size = 1
     options.autotune.enabled = False
     element = tf.data.Dataset.from_tensors(token).map(step).with_options(options).get_single_element()
-    return list(element)
+    return _checked(element)
 
 
 # ---- errors ----------------------------------------------------------------------------------
+
+_NO_ERROR = b"/dev/null"
+
+
+def _reporting(call: Callable[..., List[Any]], dtypes: Sequence[Any]) -> Callable[..., List[Any]]:
+    """A callback that gives one result more, before the others: a path for :func:`_checked`.
+
+    Whatever a callback raises becomes UnknownError, or InvalidArgumentError if it is a ValueError. Programs
+    expect FailedPreconditionError where ranks disagree, so that is passed on as a result.
+    """
+
+    def report(*arrays: Any) -> List[Any]:
+        try:
+            return [_NO_ERROR, *call(*arrays)]
+        except RingcommError as error:
+            if _counterpart(error)[0] is not tf.errors.FailedPreconditionError:
+                raise
+            text = f"{type(error).__name__}: {error}".replace("/..", "/ ..")
+            empty = [np.zeros(0, tf.as_dtype(dtype).as_numpy_dtype) for dtype in dtypes]
+            return [_NO_ERROR + b"/" + text.encode()[:_PATH_BYTES], *empty]
+
+    return report
+
+
+_PATH_BYTES = 3900
+"""A path has 4096 at most."""
+
+
+def _checked(results: Sequence[tf.Tensor]) -> List[tf.Tensor]:
+    """The results behind the first, which come to FailedPreconditionError if that is not an empty file.
+
+    Of TensorFlow's own operations only a few fail like that, and but for reading a file below one that is no
+    folder none says a text of our choice. The assertion is there because it has a side effect: a reader
+    alone is optimized away.
+    """
+    path, *outputs = results
+    path.set_shape([])
+    nothing = tf.equal(tf.io.read_file(path), "")
+    check = tf.raw_ops.Assert(condition=nothing, data=["ranks disagree:", path])
+    with tf.control_dependencies([check]):
+        return [tf.identity(output) for output in outputs]
+
 
 _translated: Dict[Type[RingcommError], Type[Any]] = {}
 

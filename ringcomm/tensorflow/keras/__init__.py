@@ -5,3 +5,7 @@ from ...keras import __all__ as __all__
 from . import callbacks as callbacks  # type: ignore[no-redef]
 from . import elastic as elastic  # type: ignore[no-redef]
 from .models import load_model as load_model
+from .values import allgather as allgather
+from .values import allreduce as allreduce
+from .values import broadcast as broadcast
+from .values import reducescatter as reducescatter
