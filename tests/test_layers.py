@@ -17,7 +17,7 @@ LEVELS: Dict[int, List[List[str]]] = {
     0: [
         [
             "version", "errors", "ops", "dtypes", "certificate", "keys", "newkey", "endpoints", "values",
-            "misspelt", "config", "clock",
+            "misspelt", "othernames", "config", "clock",
         ],
     ],
     1: [
