@@ -90,7 +90,9 @@ class ProcessSet:
             (self.process_set_id, self._ranks) == (other.process_set_id, other._ranks)
         )
 
-    __hash__ = None  # type: ignore[assignment]
+    def __hash__(self) -> int:
+        # The ranks never change, while the id does; TensorFlow traces functions by hashable arguments only.
+        return hash(tuple(self._ranks))
 
     def __repr__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm=None)"

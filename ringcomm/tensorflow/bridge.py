@@ -25,6 +25,7 @@ import numpy as np
 import tensorflow as tf
 
 from .._adapter.host import Batch, Operation, check_sets
+from ..engine.process_sets import UnknownProcessSetError
 from ..errors import ConfigError, HorovodInternalError, Misuse, RingcommError
 
 Shape = Sequence[Optional[int]]
@@ -46,7 +47,11 @@ def run(
     batch = Batch(operations)
     if tf.executing_eagerly():
         return _run_eagerly(batch, inputs, dtypes)
-    check_sets(operations)
+    try:
+        check_sets(operations)
+    except UnknownProcessSetError as error:
+        # AutoGraph passes on plain errors of Python only; of others it makes an error of its own.
+        raise ValueError(str(error)) from error
     if tf.inside_function():
         call = _reporting(lambda *arrays: batch.run(arrays), dtypes)
         outputs = _checked(tf.numpy_function(call, list(inputs), [tf.string, *dtypes]))
