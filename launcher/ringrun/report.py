@@ -6,6 +6,7 @@ import re
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from .agent import CHECK_LIMIT_S
+from .hints import hint_of
 from .ssh import other_python
 from .verdict import Cause, Exit, Verdict, signal_name
 
@@ -125,6 +126,7 @@ def _body(cause: Cause, tails: Mapping[int, Sequence[str]]) -> List[str]:
     traceback = last_traceback(tail)
     if traceback:
         paragraphs.append(traceback)
+        paragraphs += [text for text in [hint_of(traceback)] if text]
     elif [line for line in tail if line.strip()]:
         paragraphs.append("Its last words on stderr:\n" + "\n".join(list(tail)[-5:]))
     if cause.detail and not traceback:

@@ -28,6 +28,14 @@ from .._adapter.host import Batch, Operation, check_sets
 from ..engine.process_sets import UnknownProcessSetError
 from ..errors import ConfigError, HorovodInternalError, Misuse, RingcommError
 
+try:
+    from tensorflow.python.eager.record import could_possibly_record as _is_recorded
+except ImportError:  # it is not in TensorFlow's public interface
+
+    def _is_recorded() -> bool:
+        return True
+
+
 Shape = Sequence[Optional[int]]
 
 
@@ -60,6 +68,18 @@ def run(
     for output, shape in zip(outputs, shapes):
         output.set_shape(shape)
     return outputs
+
+
+def differentiable(forward: Callable[..., Any], inputs: Sequence[Any]) -> Any:
+    """The results of a function that also gives its gradient's; see ``tf.custom_gradient``.
+
+    Without a tape that might ask for gradients it is called alone: what TensorFlow does around it takes as
+    long as a small collective.
+    """
+    if tf.executing_eagerly() and not _is_recorded():
+        outputs, _ = forward(*inputs)
+        return outputs
+    return tf.custom_gradient(forward)(*inputs)
 
 
 def unique_name(name: str) -> str:
@@ -102,7 +122,8 @@ def _array(tensor: Any) -> Any:
         raise ConfigError(
             "tensors of strings cannot be sent; there are broadcast_object and allgather_object."
         )
-    return tensor.numpy()
+    # Its own memory, where .numpy() would copy; but a number has no memory that NumPy takes.
+    return np.asarray(tensor) if tensor.shape.rank else tensor.numpy()
 
 
 def _run_in_graph(batch: Batch, inputs: Sequence[Any], dtypes: Sequence[Any]) -> List[tf.Tensor]:
