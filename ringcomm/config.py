@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-from . import parsing
+from . import parsing, setting_aliases
 from .endpoints import parse_endpoint
 from .errors import ConfigError
 from .keys import read_key
@@ -169,6 +169,9 @@ class Settings:
             if variable in environ:
                 text = environ[variable]
                 changes[item.name] = parse_setting(item.name, text, f"{variable}={text!r}")
+        for source in setting_aliases.sources:
+            for other in source(environ):
+                changes[other.setting] = parse_setting(other.setting, other.text, other.said)
         return replace(cls(), **changes)
 
     def to_environment(self) -> Dict[str, str]:

@@ -35,6 +35,11 @@ class ProcessSet:
         context, number = self._registered
         return number if context is api.context() else None
 
+    @process_set_id.setter
+    def process_set_id(self, number: Optional[int]) -> None:
+        """For programs that name a set by its id; collectives refuse an id that no set has."""
+        self._registered = None if number is None else (api.context(), number)
+
     def register(self) -> None:
         """Make it known to all ranks, every one of which must call this."""
         context = api.context()
@@ -85,7 +90,9 @@ class ProcessSet:
             (self.process_set_id, self._ranks) == (other.process_set_id, other._ranks)
         )
 
-    __hash__ = None  # type: ignore[assignment]
+    def __hash__(self) -> int:
+        # The ranks never change, while the id does; TensorFlow traces functions by hashable arguments only.
+        return hash(tuple(self._ranks))
 
     def __repr__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm=None)"
@@ -101,6 +108,15 @@ class _Everybody(ProcessSet):
     def process_set_id(self) -> Optional[int]:
         """Always the same."""
         return EVERYBODY
+
+    @process_set_id.setter
+    def process_set_id(self, number: Optional[int]) -> None:
+        """Refused.
+
+        Raises:
+            Misuse: always.
+        """
+        raise Misuse("global_process_set keeps its id, 0.")
 
     @property
     def ranks(self) -> List[int]:

@@ -17,7 +17,7 @@ LEVELS: Dict[int, List[List[str]]] = {
     0: [
         [
             "version", "errors", "ops", "dtypes", "certificate", "keys", "newkey", "endpoints", "parsing",
-            "unknown_settings", "config", "clock", "docstrings",
+            "unknown_settings", "setting_aliases", "config", "clock", "docstrings",
         ],
     ],
     1: [
@@ -72,7 +72,8 @@ LEVELS: Dict[int, List[List[str]]] = {
     ],
     6: [
         [
-            "_adapter.arguments", "_adapter.basics", "_adapter.common", "_adapter.compression",
+            "_adapter.arguments", "_adapter.basics", "_adapter.common", "_adapter.horovod_basics",
+            "_adapter.compression",
             "_adapter.gradients", "_adapter.names", "_adapter.causes", "_adapter.graph_callbacks",
             "_adapter.callbacks",
             "_adapter.objects", "_adapter.trees", "_adapter.checking",
@@ -82,11 +83,16 @@ LEVELS: Dict[int, List[List[str]]] = {
     ],
     7: [
         [
-            "torch.tensors", "torch.compression", "torch.handles", "torch.collectives", "torch.state",
+            "torch.tensors", "torch.compression", "torch.handles", "torch.collectives", "torch.mpi_ops",
+            "torch.state",
             "torch.sync_batch_norm", "torch.buckets", "torch.reducer", "torch.optimizer", "torch.elastic",
+            "torch.mpi_ops",
             "torch.__init__",
         ],
-        ["_tensorflow.bridge", "_tensorflow.compression", "_tensorflow.gradients", "_tensorflow.legacy"],
+        [
+            "_tensorflow.bridge", "_tensorflow.compression", "_tensorflow.gradients",
+            "_tensorflow.accumulation", "_tensorflow.legacy",
+        ],
         [
             "keras.reduction_options", "keras.on_tensorflow", "keras.on_torch", "keras.on_jax",
             "keras.backends", "keras.collectives", "keras.optimizer", "keras.models", "keras.callbacks",
@@ -94,7 +100,9 @@ LEVELS: Dict[int, List[List[str]]] = {
         ],
         [
             "tensorflow.flow", "tensorflow.collectives", "tensorflow.functions", "tensorflow.elastic",
-            "tensorflow.tape", "tensorflow.sync_batch_norm", "tensorflow.optimizer", "tensorflow.__init__",
+            "tensorflow.tape", "tensorflow.sync_batch_norm", "tensorflow.optimizer", "tensorflow.mpi_ops",
+            "tensorflow.util", "tensorflow.__init__",
+            "tensorflow.keras.collectives",
             "tensorflow.keras.callbacks", "tensorflow.keras.elastic", "tensorflow.keras.models",
             "tensorflow.keras.__init__", "tensorflow.data.__init__", "tensorflow.data.compute_service",
             "tensorflow.data.compute_worker",

@@ -135,6 +135,20 @@ class Barrier(NamedTuple):
 Operation = Union[Allreduce, Reducescatter, Allgather, Broadcast, Alltoall, Barrier]
 
 
+def check_sets(operations: Sequence[Operation]) -> None:
+    """See that there are the process sets that operations name, before a graph has them in it.
+
+    Raises:
+        UnknownProcessSetError: one of them is not registered.
+    """
+    for operation in operations:
+        if isinstance(operation, (Allreduce, Reducescatter)):
+            chosen = operation.how.process_set
+        else:
+            chosen = operation.process_set
+        api.context().engine.sets.members(number_of(chosen))
+
+
 class Batch:
     """Operations that a rank submits all at once.
 

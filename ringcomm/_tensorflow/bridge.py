@@ -19,13 +19,22 @@ gets its turn, whatever waits, and what all ranks have submitted is done in the 
 from __future__ import annotations
 
 import weakref
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type
 
 import numpy as np
 import tensorflow as tf
 
-from .._adapter.graph_callbacks import Batch, Operation
+from .._adapter.graph_callbacks import Batch, Operation, check_sets
+from ..engine.process_sets import UnknownProcessSetError
 from ..errors import ConfigError, HorovodInternalError, Misuse, RingcommError
+
+try:
+    from tensorflow.python.eager.record import could_possibly_record as _is_recorded
+except ImportError:  # it is not in TensorFlow's public interface
+
+    def _is_recorded() -> bool:
+        return True
+
 
 Shape = Sequence[Optional[int]]
 
@@ -46,14 +55,31 @@ def run(
     batch = Batch(operations)
     if tf.executing_eagerly():
         return _run_eagerly(batch, inputs, dtypes)
+    try:
+        check_sets(operations)
+    except UnknownProcessSetError as error:
+        # AutoGraph passes on plain errors of Python only; of others it makes an error of its own.
+        raise ValueError(str(error)) from error
     if tf.inside_function():
-        results = tf.numpy_function(lambda *arrays: batch.run(arrays), list(inputs), list(dtypes))
-        outputs = list(results) if isinstance(results, (list, tuple)) else [results]
+        call = _reporting(lambda *arrays: batch.run(arrays), dtypes)
+        outputs = _checked(tf.numpy_function(call, list(inputs), [tf.string, *dtypes]))
     else:
         outputs = _run_in_graph(batch, inputs, dtypes)
     for output, shape in zip(outputs, shapes):
         output.set_shape(shape)
     return outputs
+
+
+def differentiable(forward: Callable[..., Any], inputs: Sequence[Any]) -> Any:
+    """The results of a function that also gives its gradient's; see ``tf.custom_gradient``.
+
+    Without a tape that might ask for gradients it is called alone: what TensorFlow does around it takes as
+    long as a small collective.
+    """
+    if tf.executing_eagerly() and not _is_recorded():
+        outputs, _ = forward(*inputs)
+        return outputs
+    return tf.custom_gradient(forward)(*inputs)
 
 
 def unique_name(name: str) -> str:
@@ -96,7 +122,8 @@ def _array(tensor: Any) -> Any:
         raise ConfigError(
             "tensors of strings cannot be sent; there are broadcast_object and allgather_object."
         )
-    return tensor.numpy()
+    # Its own memory, where .numpy() would copy; but a number has no memory that NumPy takes.
+    return np.asarray(tensor) if tensor.shape.rank else tensor.numpy()
 
 
 def _run_in_graph(batch: Batch, inputs: Sequence[Any], dtypes: Sequence[Any]) -> List[tf.Tensor]:
@@ -105,18 +132,59 @@ def _run_in_graph(batch: Batch, inputs: Sequence[Any], dtypes: Sequence[Any]) ->
     )
 
     def step(number: tf.Tensor) -> Any:
-        results = tf.numpy_function(batch.finish, [number], list(dtypes))
-        return tuple(results) if isinstance(results, (list, tuple)) else (results,)
+        return tuple(tf.numpy_function(_reporting(batch.finish, dtypes), [number], [tf.string, *dtypes]))
 
     options = tf.data.Options()
     # The step itself shall not go to the pool either.
     options.threading.private_threadpool_size = 1
     options.autotune.enabled = False
     element = tf.data.Dataset.from_tensors(token).map(step).with_options(options).get_single_element()
-    return list(element)
+    return _checked(element)
 
 
 # ---- errors ----------------------------------------------------------------------------------
+
+_NO_ERROR = b"/dev/null"
+
+
+def _reporting(call: Callable[..., List[Any]], dtypes: Sequence[Any]) -> Callable[..., List[Any]]:
+    """A callback that gives one result more, before the others: a path for :func:`_checked`.
+
+    Whatever a callback raises becomes UnknownError, or InvalidArgumentError if it is a ValueError. Programs
+    expect FailedPreconditionError where ranks disagree, so that is passed on as a result.
+    """
+
+    def report(*arrays: Any) -> List[Any]:
+        try:
+            return [_NO_ERROR, *call(*arrays)]
+        except RingcommError as error:
+            if _counterpart(error)[0] is not tf.errors.FailedPreconditionError:
+                raise
+            text = f"{type(error).__name__}: {error}".replace("/..", "/ ..")
+            empty = [np.zeros(0, tf.as_dtype(dtype).as_numpy_dtype) for dtype in dtypes]
+            return [_NO_ERROR + b"/" + text.encode()[:_PATH_BYTES], *empty]
+
+    return report
+
+
+_PATH_BYTES = 3900
+"""A path has 4096 at most."""
+
+
+def _checked(results: Sequence[tf.Tensor]) -> List[tf.Tensor]:
+    """The results behind the first, which come to FailedPreconditionError if that is not an empty file.
+
+    Of TensorFlow's own operations only a few fail like that, and but for reading a file below one that is no
+    folder none says a text of our choice. The assertion is there because it has a side effect: a reader
+    alone is optimized away.
+    """
+    path, *outputs = results
+    path.set_shape([])
+    nothing = tf.equal(tf.io.read_file(path), "")
+    check = tf.raw_ops.Assert(condition=nothing, data=["ranks disagree:", path])
+    with tf.control_dependencies([check]):
+        return [tf.identity(output) for output in outputs]
+
 
 _translated: Dict[Type[RingcommError], Type[Any]] = {}
 

@@ -28,7 +28,6 @@ class GradientReducer:
         num_groups, groups: which ones are reduced together, if not all of them.
         process_set: the ranks that take part.
         scale_local_gradients: divide gradients of local variables by the number of ranks.
-        factor: multiplies the results.
     """
 
     def __init__(
@@ -41,11 +40,10 @@ class GradientReducer:
         groups: Groups = None,
         process_set: ProcessSet = global_process_set,
         scale_local_gradients: bool = True,
-        factor: float = 1.0,
     ) -> None:
         chosen = op_of(op)
         prescale, postscale = predivided(chosen, gradient_predivide_factor)
-        self.how = Reduction(chosen, prescale, postscale * factor, process_set)
+        self.how = Reduction(chosen, prescale, postscale, process_set)
         self.compression = compression
         self.sparse_as_dense = sparse_as_dense
         self.groups = chosen_groups(groups, num_groups, object)

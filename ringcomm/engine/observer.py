@@ -21,6 +21,8 @@ def now_us() -> float:
 def label_of(signature: Signature, number: int) -> str:
     """What an operation is called in reports: Horovod's ``allreduce.NAME``, or ``allreduce.noname.3``."""
     kind = Collective(signature.kind).name.lower()
+    if signature.name.startswith(f"{kind}."):
+        return signature.name  # adapters' names say the kind already
     return f"{kind}.{signature.name}" if signature.name else f"{kind}.noname.{number}"
 
 

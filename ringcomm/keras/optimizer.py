@@ -10,7 +10,7 @@ from .._adapter.arguments import predivided
 from .._adapter.compression import Compression
 from .._adapter.gradients import Groups, Reduction, chosen_groups
 from ..collective.call_sites import look_through
-from ..errors import BrokenInvariantError, ConfigError, NotOfferedError
+from ..errors import BrokenInvariantError, ConfigError
 from ..ops import ReduceOp, op_of
 from ..process_set import ProcessSet, global_process_set
 from .backends import reduce
@@ -175,7 +175,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         gradient_predivide_factor: divide an average by so much before the sum, by the rest after it.
         op: Average (the default), Sum or Adasum.
         backward_passes_per_step: add up the gradients of so many batches before they are reduced. Keras
-            calls this ``gradient_accumulation_steps``.
+            3 calls this ``gradient_accumulation_steps``. Sparse gradients need ``sparse_as_dense`` in
+            ``tf_keras``.
         average_aggregated_gradients: divide what has been added up by the number of passes.
         num_groups, groups: on TensorFlow, reduce gradients in so many groups, or in these (lists of
             variables). Elsewhere all travel together.
@@ -185,14 +186,13 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Raises:
         ConfigError: it is no optimizer of Keras, or the arguments make no sense.
-        NotOfferedError: ``backward_passes_per_step`` with an optimizer of ``tf_keras``.
     """
     if backward_passes_per_step < 1:
         raise ConfigError("backward_passes_per_step must be at least 1")
     if is_keras_2(optimizer):
         return _for_keras_2(
-            optimizer, backward_passes_per_step, compression, sparse_as_dense, op, gradient_predivide_factor,
-            num_groups, groups, process_set, scale_local_gradients,
+            optimizer, backward_passes_per_step, average_aggregated_gradients, compression, sparse_as_dense,
+            op, gradient_predivide_factor, num_groups, groups, process_set, scale_local_gradients,
         )  # fmt: skip
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ConfigError(f"DistributedOptimizer needs an optimizer of Keras, not {type(optimizer)}.")
@@ -219,13 +219,15 @@ def is_keras_2(thing: Any) -> bool:
     return any(kind.__module__.partition(".")[0] == "tf_keras" for kind in type(thing).__mro__)
 
 
-def _for_keras_2(optimizer: Any, passes: int, *how: Any) -> Any:
+def _for_keras_2(
+    optimizer: Any, passes: int, average: bool, compression: Any, sparse_as_dense: bool, *how: Any
+) -> Any:
+    from .._tensorflow.accumulation import Accumulator
     from .._tensorflow.gradients import GradientReducer
     from .._tensorflow.legacy import make_distributed as make
 
-    if passes > 1:
-        raise NotOfferedError("backward_passes_per_step needs Keras 3: tf_keras cannot accumulate gradients.")
-    return make(optimizer, GradientReducer(*how))
+    accumulator = Accumulator(passes, average, sparse_as_dense) if passes > 1 else None
+    return make(optimizer, GradientReducer(compression, sparse_as_dense, *how), accumulator=accumulator)
 
 
 def _losses_are_scaled() -> bool:

@@ -20,7 +20,7 @@ from .._adapter import common
 from .._adapter.common import *  # noqa: F403
 from .._tensorflow.compression import Compression
 from ..async_calls import join
-from . import elastic
+from . import elastic, mpi_ops
 from .collectives import (
     allgather,
     allreduce,
@@ -49,6 +49,7 @@ from .functions import (
 from .optimizer import DistributedOptimizer
 from .sync_batch_norm import SyncBatchNormalization
 from .tape import DistributedGradientTape, PartialDistributedGradientTape
+from .util import _executing_eagerly as _executing_eagerly
 
 __all__ = [
     *common.__all__,
@@ -76,6 +77,7 @@ __all__ = [
     "join",
     "local_rank_op",
     "local_size_op",
+    "mpi_ops",
     "process_set_included_op",
     "rank_op",
     "reducescatter",

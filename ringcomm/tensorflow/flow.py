@@ -20,13 +20,12 @@ Tensors = List[tf.Tensor]
 def reduce(how: Reduction, name: Optional[str], tensors: Sequence[tf.Tensor]) -> Tensors:
     """Reduce all or none. The gradient of a reduction is the same reduction of the gradients."""
 
-    @tf.custom_gradient
     def forward(*inputs: tf.Tensor) -> Any:
         operation = graph_callbacks.Allreduce(how, name, len(inputs))
         outputs = bridge.run([operation], inputs, _dtypes(inputs), _shapes(inputs))
         return outputs, lambda *gradients: reduce(how, _of(name), gradients)
 
-    return _list(forward(*tensors))
+    return _list(bridge.differentiable(forward, tensors))
 
 
 def scatter(how: Reduction, name: Optional[str], tensors: Sequence[tf.Tensor]) -> Tensors:
@@ -35,7 +34,6 @@ def scatter(how: Reduction, name: Optional[str], tensors: Sequence[tf.Tensor]) -
     Everybody needs the gradients of all rows; of a sum that of all ranks, as losses are averaged.
     """
 
-    @tf.custom_gradient
     def forward(*inputs: tf.Tensor) -> Any:
         operation = graph_callbacks.Reducescatter(how, name, len(inputs))
         outputs = bridge.run([operation], inputs, _dtypes(inputs), _rows_unknown(inputs))
@@ -49,13 +47,12 @@ def scatter(how: Reduction, name: Optional[str], tensors: Sequence[tf.Tensor]) -
 
         return outputs, backward
 
-    return _list(forward(*tensors))
+    return _list(bridge.differentiable(forward, tensors))
 
 
 def gather(process_set: ProcessSet, name: Optional[str], tensors: Sequence[tf.Tensor]) -> Tensors:
     """Collect everybody's rows. The gradient is a rank's own rows of the averaged gradients."""
 
-    @tf.custom_gradient
     def forward(*inputs: tf.Tensor) -> Any:
         operation = graph_callbacks.Allgather(process_set, name, len(inputs))
         outputs = bridge.run([operation], inputs, _dtypes(inputs), _rows_unknown(inputs))
@@ -70,7 +67,7 @@ def gather(process_set: ProcessSet, name: Optional[str], tensors: Sequence[tf.Te
 
         return outputs, backward
 
-    return _list(forward(*tensors))
+    return _list(bridge.differentiable(forward, tensors))
 
 
 def spread(
@@ -78,7 +75,6 @@ def spread(
 ) -> Tensors:
     """Give all the root's tensors. It gets the averaged gradients; the others' tensors were not used."""
 
-    @tf.custom_gradient
     def forward(*inputs: tf.Tensor) -> Any:
         operation = graph_callbacks.Broadcast(root_rank, process_set, name, len(inputs))
         outputs = bridge.run([operation], inputs, _dtypes(inputs), _shapes(inputs))
@@ -89,7 +85,7 @@ def spread(
 
         return outputs, backward
 
-    return _list(forward(*tensors))
+    return _list(bridge.differentiable(forward, tensors))
 
 
 def exchange(
@@ -100,7 +96,6 @@ def exchange(
     Gradients go back the way that the rows came.
     """
 
-    @tf.custom_gradient
     def forward(rows: tf.Tensor, counts: tf.Tensor) -> Any:
         outputs = bridge.run(
             [graph_callbacks.Alltoall(process_set, name)], [rows, counts], [rows.dtype, tf.int32],
@@ -114,7 +109,7 @@ def exchange(
 
         return outputs, backward
 
-    results = forward(tensor, splits)
+    results = bridge.differentiable(forward, [tensor, splits])
     return results[0], results[1]
 
 

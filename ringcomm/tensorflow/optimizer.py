@@ -22,6 +22,7 @@ class _Distributed(ReducingOptimizer):
     """What a distributed optimizer of version 1 has besides what the user's own has."""
 
     _passes: int
+    _factor: float
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
         """Like the optimizer's own, then reduced over all ranks."""
@@ -38,7 +39,7 @@ class _Distributed(ReducingOptimizer):
         own = super().apply_gradients  # type: ignore[misc]
         if self._passes == 1:
             return own(pairs, global_step, name)
-        return _Accumulator(pairs, self._passes).then(
+        return _Accumulator(pairs, self._passes, self._factor).then(
             lambda sums: own(self._reduced(sums, "optimizer"), global_step, name)
         )
 
@@ -46,8 +47,9 @@ class _Distributed(ReducingOptimizer):
 class _Accumulator:
     """Adds up gradients over several runs of a graph."""
 
-    def __init__(self, pairs: List[Any], passes: int) -> None:
+    def __init__(self, pairs: List[Any], passes: int, factor: float) -> None:
         self._passes = passes
+        self._factor = factor
         self._pairs = [(tf.convert_to_tensor(g), v) for g, v in pairs if g is not None]
         with tf1.variable_scope("ringcomm_accumulated", reuse=tf1.AUTO_REUSE):
             self._sums = [
@@ -72,7 +74,7 @@ class _Accumulator:
             count = self._count.assign_add(1)
 
         def make_step() -> Any:
-            sums = [total.read_value() for total in self._sums]
+            sums = [total.read_value() * tf.cast(self._factor, total.dtype) for total in self._sums]
             done = step([(total, variable) for total, (_, variable) in zip(sums, self._pairs)])
             with tf.control_dependencies([done]):
                 cleared = [total.assign(tf.zeros_like(total), read_value=False) for total in self._sums]
@@ -128,7 +130,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             gradient_predivide_factor, op, backward_passes_per_step, average_aggregated_gradients, num_groups,
             groups, process_set, scale_local_gradients,
         )  # fmt: skip
-    factor = 1.0 / backward_passes_per_step if average_aggregated_gradients else 1.0
     kind: Any = type(optimizer)
     if kind not in _classes:
         _classes[kind] = type(kind.__name__, (_Distributed, kind), {"__doc__": kind.__doc__})
@@ -136,9 +137,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     distributed.__dict__.update(optimizer.__dict__)
     distributed._reducer = GradientReducer(
         compression, sparse_as_dense, op, gradient_predivide_factor, num_groups, groups, process_set,
-        scale_local_gradients, factor,
+        scale_local_gradients,
     )  # fmt: skip
     distributed._passes = backward_passes_per_step
+    distributed._factor = 1.0 / backward_passes_per_step if average_aggregated_gradients else 1.0
+    distributed._optimizer = optimizer  # where Horovod's users look for their own
     if name is not None:
         distributed._name = name
     return distributed

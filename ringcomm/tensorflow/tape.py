@@ -9,6 +9,7 @@ import tensorflow as tf
 from .._adapter.gradients import Groups
 from .._tensorflow.compression import Compression
 from .._tensorflow.gradients import GradientReducer
+from ..errors import ConfigError
 from ..ops import ReduceOp
 from ..process_set import ProcessSet, global_process_set
 
@@ -41,15 +42,20 @@ class _Distributed:
         self._reducer.register_local(source)
 
     def get_local_and_global_gradients(
-        self, gradients: Sequence[Any], sources: Sequence[Any]
-    ) -> Tuple[List[Any], List[Any], List[Any], List[Any]]:
-        """Split pairs: local variables, their gradients, the others, and theirs."""
-        local = [index for index, source in enumerate(sources) if self._reducer.is_local(source)]
-        shared = [index for index in range(len(sources)) if index not in local]
-        return (
-            [sources[index] for index in local], [gradients[index] for index in local],
-            [sources[index] for index in shared], [gradients[index] for index in shared],
-        )  # fmt: skip
+        self,
+        target: Any,
+        sources: Sequence[Any],
+        output_gradients: Any = None,
+        use_generic_names: bool = False,
+    ) -> Tuple[List[Tuple[Any, Any]], List[Tuple[Any, Any]]]:
+        """What :meth:`gradient` gives, as pairs of a source and its gradient.
+
+        Returns:
+            the pairs of local sources, and those of all others.
+        """
+        pairs = list(zip(sources, self.gradient(target, sources, output_gradients, use_generic_names)))
+        local = [pair for pair in pairs if self._reducer.is_local(pair[0])]
+        return local, [pair for pair in pairs if not self._reducer.is_local(pair[0])]
 
 
 def DistributedGradientTape(  # noqa: N802 - Horovod's name
@@ -116,12 +122,19 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
 
     Args:
         local_layers: a layer or several, whose gradients are not reduced.
+
+    Raises:
+        ConfigError: one of them is no layer.
     """
+    layers = local_layers if local_layers is not None else []
+    listed = list(layers) if isinstance(layers, (list, tuple, set)) else [layers]
+    if not all(hasattr(layer, "trainable_weights") for layer in listed):
+        raise ConfigError(f"local_layers must be layers of Keras, not {listed}.")
     tape = DistributedGradientTape(
         gradtape, device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor,
         num_groups, groups, process_set, scale_local_gradients,
     )  # fmt: skip
-    for layer in tf.nest.flatten(local_layers if local_layers is not None else []):
+    for layer in listed:
         for variable in layer.trainable_weights:
             tape.register_local_source(variable)
     return tape

@@ -15,7 +15,7 @@ Everything else in the training loop stays as it is.
 from .._adapter import common
 from .._adapter.common import *  # noqa: F403
 from .._adapter.objects import allgather_object, broadcast_object
-from . import elastic
+from . import elastic, mpi_ops
 from .collectives import (
     allgather,
     allreduce,
@@ -84,6 +84,7 @@ __all__ = [
     "grouped_reducescatter",
     "grouped_reducescatter_async",
     "join",
+    "mpi_ops",
     "poll",
     "reducescatter",
     "reducescatter_async",

@@ -54,13 +54,16 @@ def broadcast_optimizer_state(
 ) -> None:
     """Give every rank's optimizer the root's state and options (learning rates, momenta, …).
 
-    Ranks that have made no step yet need nothing prepared: the root tells them what there is.
+    Ranks that have made no step yet need nothing prepared: the root tells them what there is. There,
+    parameters that require gradients and have none get zeros, as in Horovod.
 
     Args:
         optimizer: of any kind, wrapped by ``DistributedOptimizer`` or not.
         model: ignored; there for Horovod's scripts.
     """
     root = api.rank() == root_rank
+    if not optimizer.state:
+        _fill_gradients(optimizer)
     tree, tensors = take_apart(optimizer.state_dict() if root else None, torch.is_tensor)
     facts = [(tuple(item.shape), item.dtype, item.device.type == "cpu") for item in tensors]
     tree, facts = broadcast_object((tree, facts), root_rank, "optimizer", process_set)
@@ -70,6 +73,13 @@ def broadcast_optimizer_state(
     if not root:
         stays = {id(tensor): on_cpu for tensor, (_, _, on_cpu) in zip(tensors, facts)}
         _install(optimizer, put_together(tree, tensors), stays)
+
+
+def _fill_gradients(optimizer: torch.optim.Optimizer) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
 
 
 def _broadcast_all(tensors: Sequence[torch.Tensor], root_rank: int, process_set: ProcessSet) -> None:

@@ -159,6 +159,62 @@ def test_what_horovods_launcher_offers_to_scripts(tmp_path: Path) -> None:
     assert sorted(done.out.splitlines()) == ["[localhost:0] 0 2", "[localhost:1] 1 2"], done.err
 
 
+SETTINGS = """
+import os
+
+rank = int(os.environ["HOROVOD_RANK"])
+os.environ["HOROVOD_TIMELINE"] = "by_program.json"
+os.environ["HOROVOD_FUSION_THRESHOLD"] = "2048"
+import horovod.common.process_sets
+import ringcomm as rc
+
+os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = "7"
+os.environ["HOROVOD_CYCLE_TIME"] = "2.5"
+rc.init()
+rc.allreduce_async([1.0], name="shown").wait()
+found = rc.config.Settings.from_environment()
+print(found.fusion_bytes, found.stall_warning_s, found.cycle_ms, found.cache_capacity, found.late_after_s)
+"""
+
+
+def test_variables_that_the_program_sets_count(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SETTINGS)
+    given = {"HOROVOD_CYCLE_TIME": "9", "HOROVOD_CACHE_CAPACITY": "33", "RINGCOMM_CACHE_CAPACITY": "44"}
+    options = ["--horovod", "-np", "2", "--fusion-threshold-mb", "3", "-x", "HOROVOD_TIMELINE=by_option.json"]
+    done = ringrun(*options, "--late-after", "55", "train.py", cwd=tmp_path, env=given)
+    assert done.process.returncode == 0, done.err
+    # What ringrun was told itself counts as it did: RINGCOMM_* before HOROVOD_*, and options before both.
+    assert sorted(done.out.splitlines()) == [f"[localhost:{rank}] 2048 7.0 2.5 44 55.0" for rank in range(2)]
+    assert "shown" in (tmp_path / "by_program.json").read_text()
+    assert not (tmp_path / "by_option.json").exists()
+
+
+def test_a_bad_variable_of_the_programs_is_named(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os, horovod\nimport ringcomm as rc\nos.environ['HOROVOD_CYCLE_TIME'] = 'often'\nrc.init()\n"
+    )
+    done = ringrun("--horovod", "-np", "1", "train.py", cwd=tmp_path)
+    assert done.process.returncode == 1 and "HOROVOD_CYCLE_TIME='often' cannot be used" in done.err
+
+
+def test_threads_as_horovods_programs_start_them(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import threading\n"
+        "from horovod.runner.util.threads import execute_function_multithreaded, in_thread, on_event\n"
+        "found, event, stop = [], threading.Event(), threading.Event()\n"
+        "in_thread(found.append, (1,), daemon=False).join()\n"
+        "waiting = on_event(event, found.append, (2,), stop=stop, check_stop_interval_s=0.01)\n"
+        "event.set(); waiting.join()\n"
+        "stop.set(); on_event(threading.Event(), found.append, (3,), stop=stop).join()\n"
+        "print(found, execute_function_multithreaded(pow, [[2, 3], [3, 2]], True, 1))\n"
+        "for call in (lambda: in_thread(print, 'x'), lambda: on_event(None, print)):\n"
+        "    try:\n        call()\n    except ValueError:\n        print('refused')\n"
+    )
+    done = ringrun("--horovod", "-np", "1", "train.py", cwd=tmp_path)
+    lines = [line.partition(" ")[2] for line in done.out.splitlines()]
+    assert lines == ["[1, 2] {0: 8, 1: 9}", "refused", "refused"], done.err
+
+
 def test_a_program_that_is_not_python(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import horovod.common\nprint(horovod.common.__doc__)\n")
     done = ringrun("--horovod", "-np", "2", "sh", "-c", f"{sys.executable} train.py", cwd=tmp_path)

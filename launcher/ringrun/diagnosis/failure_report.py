@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from ..agent.agent import CHECK_LIMIT_S
 from ..reach.ssh import other_python
 from .first_failure import Cause, Exit, Verdict, signal_name
+from .hints import hint_of
 
 TRACEBACK_LINES = 40
 _HEAD = "Traceback (most recent call last):"
@@ -144,6 +145,7 @@ def _body(cause: Cause, tails: Mapping[int, Sequence[str]]) -> List[str]:
     traceback = last_traceback(tail)
     if traceback:
         paragraphs.append(traceback)
+        paragraphs += [text for text in [hint_of(traceback)] if text]
     elif [line for line in tail if line.strip()]:
         paragraphs.append("Its last words on stderr:\n" + "\n".join(list(tail)[-5:]))
     if cause.detail and not traceback:

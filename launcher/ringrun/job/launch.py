@@ -90,7 +90,7 @@ def prepare(
     settings = effective_settings(options, environ, ifaces).settings
     common = {**own_variables(settings, environ), **forwarded(options.forward, environ)}
     if options.horovod:
-        common = {**horovods_variables(environ), **common}
+        common = {**horovods_variables(environ), **common, **horovod.counted(environ)}
     hosts: List[HostJob] = []
     are_local = find_local([host.spec for host in plan.hosts])
     _refuse_aliases(plan, are_local)

@@ -5,7 +5,10 @@ The one place that knows them. Variables count only under ``ringrun --horovod``;
 
 from __future__ import annotations
 
+import json
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional
+
+from ringcomm.setting_aliases import OtherName
 
 from .ranks import Place
 
@@ -189,6 +192,26 @@ def from_environment(environ: Mapping[str, str]) -> List[Said]:
         if converted is not None:
             found.append(Said(name.setting, converted, f"{name.variable}={text!r}", name.variable))
     return found
+
+
+COUNTED = "HOROVOD_COUNTED_BY_RINGRUN"
+"""Tells ranks which variables ringrun has taken into account, and the values that they had."""
+
+
+def counted(environ: Mapping[str, str]) -> Dict[str, str]:
+    """What ranks need to know which of their variables the program has set itself."""
+    names = {name.variable for name in NAMES}
+    return {COUNTED: json.dumps({name: environ[name] for name in sorted(names) if name in environ})}
+
+
+def from_program(environ: Mapping[str, str]) -> List[OtherName]:
+    """What ``HOROVOD_*`` variables say that a program has set since ringrun started it.
+
+    ringrun has weighed the others against options and ``RINGCOMM_*`` already.
+    """
+    before = json.loads(environ.get(COUNTED, "{}"))
+    changed = {name: text for name, text in environ.items() if before.get(name) != text}
+    return [OtherName(said.name, said.text, said.phrase) for said in from_environment(changed)]
 
 
 def rank_variables(place: Place, size: int, host: str) -> Dict[str, str]:

@@ -9,8 +9,9 @@ from typing import Any, Dict, List
 import numpy as np
 import tensorflow as tf
 
+import ringcomm.tensorflow as hvd_tf
 import ringcomm.tensorflow.keras as hvd
-from ringcomm.errors import NotOfferedError
+from ringcomm.errors import ConfigError
 from tests.adapters.jobs import same_everywhere
 
 keras = tf.keras
@@ -27,14 +28,21 @@ def work() -> Dict[str, List[float]]:
         ("adam", keras.optimizers.Adam(0.01)),
         ("clipped", keras.optimizers.SGD(0.5, momentum=0.9, global_clipnorm=0.3)),
         ("legacy", keras.optimizers.legacy.SGD(0.1, momentum=0.9)),
+        ("accumulated", keras.optimizers.Adam(0.01)),
     ):
-        model = make(hvd.DistributedOptimizer(optimizer))
+        passes = 2 if name == "accumulated" else 1
+        model = make(hvd.DistributedOptimizer(optimizer, backward_passes_per_step=passes))
         history = fit(model, images, labels, epochs=EPOCHS)
         results[name] = history["loss"]
         if name == "adam":
             results["accuracy"] = history["accuracy"]
             saved_and_loaded(model, images, labels)
     callbacks(images, labels)
+    accumulation()
+    gradients_that_are_asked_for()
+    parts_of_one_rank()
+    sync_batch_normalization()
+    values()
     elastic(images, labels)
     hvd.shutdown()
     return results
@@ -82,12 +90,6 @@ def saved_and_loaded(model: Any, images: Any, labels: Any) -> None:
 
 
 def callbacks(images: Any, labels: Any) -> None:
-    try:
-        hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), backward_passes_per_step=2)
-    except NotOfferedError:
-        pass
-    else:
-        raise AssertionError("gradients were said to be accumulated")
     model = make(hvd.DistributedOptimizer(keras.optimizers.SGD(0.3), compression=hvd.Compression.fp16))
     warm = hvd.callbacks.LearningRateWarmupCallback(0.3, warmup_epochs=2)
     with tempfile.TemporaryDirectory() as directory:
@@ -97,6 +99,130 @@ def callbacks(images: Any, labels: Any) -> None:
         assert path.exists() == (hvd.rank() == 0)
     assert history["loss"][-1] < history["loss"][0]
     np.testing.assert_allclose(history["lr"][-1], 0.3, rtol=1e-5)
+
+
+def accumulation() -> None:
+    """Steps are made of sums or averages over several batches, of other gradients on each rank."""
+    everybody = sum(range(hvd.size())) / hvd.size()
+    for kind in (keras.optimizers.SGD, keras.optimizers.legacy.SGD):
+        for average in (False, True):
+            for wrap in (tf.function, lambda function: function):
+                optimizer = hvd.DistributedOptimizer(
+                    kind(1.0), backward_passes_per_step=3, average_aggregated_gradients=average
+                )
+                own, common, unused = tf.Variable([0.0, 0.0]), tf.Variable(0.0), tf.Variable(5.0)
+                optimizer.register_local_var(own)
+                batch = tf.Variable(0.0)
+
+                @wrap
+                def step(optimizer=optimizer, own=own, common=common, unused=unused, batch=batch):
+                    gradient = batch + float(hvd.rank())
+                    pairs = [(tf.fill([2], gradient), own), (gradient, common), (None, unused)]
+                    optimizer.apply_gradients(pairs)
+
+                for number in range(7):
+                    batch.assign(float(number))
+                    step()
+                    done = number // 3 * 3 + (3 if number % 3 == 2 else 0)
+                    total, factor = sum(range(done)), 1 / 3 if average else 1.0
+                    theirs = -(total + done * everybody) * factor
+                    np.testing.assert_allclose(common.numpy(), theirs, rtol=1e-5)
+                    mine = -(total + done * hvd.rank()) * factor / hvd.size()
+                    np.testing.assert_allclose(own.numpy(), [mine, mine], rtol=1e-5, atol=1e-6)
+                    assert int(optimizer.iterations) == number + 1 and float(unused) == 5.0
+    for dense in (True, False):
+        optimizer = hvd.DistributedOptimizer(
+            keras.optimizers.SGD(1.0), backward_passes_per_step=2, sparse_as_dense=dense
+        )
+        table = tf.Variable(tf.zeros([3, 1]))
+        rows = tf.IndexedSlices(tf.ones([1, 1]), tf.constant([hvd.rank() % 3]), tf.constant([3, 1]))
+        try:
+            for _ in range(2):
+                optimizer.apply_gradients([(rows, table)])
+        except ConfigError as error:
+            assert not dense and "sparse_as_dense=True" in str(error)
+            continue
+        assert dense
+        times = [sum(rank % 3 == row for rank in range(hvd.size())) for row in range(3)]
+        wanted = [-2 * count / hvd.size() for count in times]
+        np.testing.assert_allclose(table.numpy()[:, 0], wanted, rtol=1e-6)
+
+
+def gradients_that_are_asked_for() -> None:
+    """They come reduced, and are not reduced again when they are applied: a sum would be one too many."""
+    for kind in (keras.optimizers.SGD, keras.optimizers.legacy.SGD):
+        optimizer = hvd.DistributedOptimizer(kind(1.0), op=hvd.Sum)
+        variable = tf.Variable(1.0)
+        wanted = sum(range(1, hvd.size() + 1))
+
+        def loss(variable: Any = variable) -> Any:
+            return variable * (hvd.rank() + 1.0)
+
+        ((gradient, _),) = optimizer._compute_gradients(loss, [variable])
+        np.testing.assert_allclose(gradient.numpy(), wanted)
+        optimizer.apply_gradients([(gradient, variable)])
+        np.testing.assert_allclose(variable.numpy(), 1.0 - wanted)
+        optimizer.minimize(loss, [variable])
+        optimizer.apply_gradients([(tf.constant(hvd.rank() + 1.0), variable)])
+        np.testing.assert_allclose(variable.numpy(), 1.0 - 3 * wanted)
+
+
+def parts_of_one_rank() -> None:
+    """Layers that are a rank's own keep its gradients, divided by the number of ranks."""
+    layers = [keras.layers.Dense(2), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((3,)), *layers])
+    model.set_weights([np.full_like(item, 0.5) for item in model.get_weights()])
+    inputs = tf.ones([1, 3]) * (hvd.rank() + 1.0)
+    with tf.GradientTape(persistent=True) as tape:
+        loss = tf.reduce_sum(model(inputs))
+    plain = tape.gradient(loss, model.trainable_weights)
+    optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(1.0), local_layers=layers[0])
+    partial = hvd_tf.PartialDistributedGradientTape(tape, local_layers=layers[:1])
+    local, shared = partial.get_local_and_global_gradients(loss, model.trainable_weights)
+    assert [id(item) for item, _ in local] == [id(item) for item in layers[0].trainable_weights]
+    pairs = optimizer._compute_gradients(loss, model.trainable_weights, tape=tape)
+    asked = [gradient for gradient, _ in pairs]
+    for gradients in (asked, [item for _, item in [*local, *shared]]):
+        for gradient, own in zip(gradients[:2], plain[:2]):
+            np.testing.assert_allclose(gradient.numpy(), own.numpy() / hvd.size(), rtol=1e-6)
+        for gradient, own in zip(gradients[2:], plain[2:]):
+            np.testing.assert_allclose(gradient.numpy(), hvd_tf.allreduce(own).numpy(), rtol=1e-6)
+    for wrong in (["dense"], [layers[0], 5]):
+        try:
+            hvd_tf.PartialDistributedGradientTape(tape, local_layers=wrong)
+        except ValueError:
+            continue
+        raise AssertionError(f"{wrong} were taken for layers")
+
+
+def sync_batch_normalization() -> None:
+    """Mean and variance are those of all ranks' batches together, for images and for rows."""
+    draw = np.random.default_rng(7)
+    for shape, options in (((4, 3, 3, 2), {}), ((5, 2), {}), ((4, 2, 6), {"axis": 1})):
+        whole = draw.normal(size=(shape[0] * hvd.size(), *shape[1:])).astype(np.float32)
+        mine = whole[hvd.rank() * shape[0] : (hvd.rank() + 1) * shape[0]]
+        alone = keras.layers.BatchNormalization(fused=False, **options)
+        together = hvd_tf.SyncBatchNormalization(**options)
+        wanted = alone(whole, training=True).numpy()[hvd.rank() * shape[0] : (hvd.rank() + 1) * shape[0]]
+        with tf.GradientTape() as tape:
+            source = tf.constant(mine)
+            tape.watch(source)
+            found = together(source, training=True)
+            loss = tf.reduce_sum(found * found * found)
+        np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-4, atol=1e-5)
+        for name in ("moving_mean", "moving_variance"):
+            kept, kept_alone = getattr(together, name).numpy(), getattr(alone, name).numpy()
+            np.testing.assert_allclose(kept, kept_alone, rtol=1e-4, atol=1e-6)
+        assert np.isfinite(tape.gradient(loss, source).numpy()).all()
+
+
+def values() -> None:
+    """Results of ``horovod.tensorflow.keras`` are tensors."""
+    total = hvd.allreduce(tf.constant([1.0]), op=hvd.Sum)
+    assert total.numpy().tolist() == [hvd.size()]
+    assert hvd.allgather([hvd.rank()]).numpy().tolist() == list(range(hvd.size()))
+    assert float(hvd.broadcast(float(hvd.rank()), 0)) == 0.0
+    assert hvd.reducescatter(tf.ones([hvd.size()])).numpy().tolist() == [1.0]
 
 
 def elastic(images: Any, labels: Any) -> None:

@@ -12,7 +12,7 @@ import tensorflow as tf
 import ringcomm.tensorflow as hvd
 from ringcomm.errors import HorovodInternalError, Misuse
 from tests.adapters.jobs import close, everybodys, numbers, same_everywhere
-from tests.adapters.tensorflow.modes import MODES, in_a_graph, session_of_a_graph
+from tests.adapters.tensorflow.modes import MODES, in_a_function, in_a_graph, session_of_a_graph
 
 tf1 = tf.compat.v1
 
@@ -294,12 +294,13 @@ def check_errors_are_those_of_tensorflow_too() -> None:
     def misshapen(tensor: Any) -> Any:
         return hvd.allreduce(tensor, name="misshapen.in.a.graph")
 
-    try:
-        in_a_graph(misshapen, [np.zeros(2 + hvd.rank() % 2, np.float32)])
-    except tf.errors.OpError as error:
-        assert "Mismatched allreduce tensor shapes" in str(error)
-    else:
-        raise AssertionError("tensors of two shapes were added")
+    for mode in (in_a_function, in_a_graph):
+        try:
+            mode(misshapen, [np.zeros(2 + hvd.rank() % 2, np.float32)])
+        except tf.errors.FailedPreconditionError as error:
+            assert "Mismatched allreduce tensor shapes" in str(error)
+        else:
+            raise AssertionError("tensors of two shapes were added")
     close(hvd.allreduce(tf.ones(2), op=hvd.Sum).numpy(), np.full(2, hvd.size()))
 
 

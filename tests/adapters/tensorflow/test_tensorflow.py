@@ -13,3 +13,9 @@ CHECKS = ["tests.adapters.tensorflow.checks_collectives", "tests.adapters.tensor
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_every_rank_finds_everything_in_order(ranks: int) -> None:
     run_on(ranks, CHECKS)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_programs_written_for_horovod_find_what_they_rely_on(ranks: int) -> None:
+    run_on(ranks, ["tests.adapters.tensorflow.checks_horovod"])

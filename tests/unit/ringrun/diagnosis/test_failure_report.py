@@ -77,6 +77,14 @@ def test_the_box() -> None:
     ]
 
 
+def test_the_box_says_what_helps_where_that_is_known() -> None:
+    verdict = Verdict()
+    verdict.exited(Exit(2, 1, None))
+    error = "AttributeError: 'Variable' object has no attribute 'ref'"
+    text = failure_box(verdict, HOSTS, ["pc", "jetson1"], {2: [*TRACE[:-1], error]})
+    assert text.index(error) < text.index("-x TF_USE_LEGACY_KERAS=1")
+
+
 def test_the_box_without_a_traceback_shows_the_last_words_and_the_reason() -> None:
     verdict = Verdict()
     verdict.exited(Exit(0, None, 9))

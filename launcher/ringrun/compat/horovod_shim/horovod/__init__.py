@@ -6,6 +6,9 @@ It is found only where ``ringrun --horovod`` has put its folder into ``PYTHONPAT
 
 import sys
 
+from ringcomm import setting_aliases
+from ringrun.plan.horovod import from_program
+
 from ._forward import Forwarder
 from .runner import run
 
@@ -15,5 +18,8 @@ __version__ = "0.28.1"
 if not any(isinstance(finder, Forwarder) for finder in sys.meta_path):
     # First: a module that stands for another has that one's path, where the usual finders would look.
     sys.meta_path.insert(0, Forwarder())
+
+if from_program not in setting_aliases.sources:
+    setting_aliases.sources.append(from_program)
 
 __all__ = ["__version__", "run"]

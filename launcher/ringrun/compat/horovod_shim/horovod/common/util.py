@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Iterator, List, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Sequence
 
 from ringcomm._adapter import basics
 
@@ -65,6 +66,20 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
     if ext_base_name == "tensorflow":
         return bool(import_module("tensorflow").config.list_physical_devices("GPU"))
     return False
+
+
+def _cache(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Call a function once for each set of arguments, and remember what it returned."""
+    known: Dict[Any, Any] = {}
+
+    @functools.wraps(f)
+    def remembered(*args: Any, **kwargs: Any) -> Any:
+        key = (args, frozenset(kwargs.items()))
+        if key not in known:
+            known[key] = f(*args, **kwargs)
+        return known[key]
+
+    return remembered
 
 
 @contextmanager

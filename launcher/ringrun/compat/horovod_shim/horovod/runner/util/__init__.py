@@ -1,0 +1,1 @@
+"""Small helpers of Horovod's launcher that programs import."""

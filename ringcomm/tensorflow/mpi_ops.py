@@ -1,0 +1,9 @@
+"""The collectives under the module name that programs written for Horovod import."""
+
+from .._adapter.common import *  # noqa: F403
+from .._adapter.horovod_basics import HorovodBasics
+from ..async_calls import join as join
+from .collectives import *  # noqa: F403
+from .functions import *  # noqa: F403
+
+_basics = HorovodBasics()

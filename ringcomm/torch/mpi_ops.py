@@ -1,0 +1,8 @@
+"""The collectives under the module name that programs written for Horovod import."""
+
+from .._adapter.common import *  # noqa: F403
+from .._adapter.horovod_basics import HorovodBasics
+from .collectives import *  # noqa: F403
+from .handles import *  # noqa: F403
+
+_basics = HorovodBasics()

@@ -1,0 +1,227 @@
+"""What programs written for Horovod rely on besides the collectives' results, on every rank in order."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Callable, Dict, List, Tuple
+
+import torch
+
+import ringcomm as rc
+import ringcomm.torch as hvd
+from tests.adapters.torch.checks_collectives import with_errors
+
+Call = Callable[[torch.Tensor, Any], torch.Tensor]
+
+
+def two_sets() -> Tuple[Any, Any]:
+    """Ranks with even and with odd numbers; first the one that this rank belongs to."""
+    even = hvd.add_process_set(list(range(0, hvd.size(), 2)))
+    odd = hvd.add_process_set(list(range(1, hvd.size(), 2)))
+    return (odd, even) if hvd.rank() % 2 else (even, odd)
+
+
+def check_gradients_with_process_sets() -> None:
+    """Each operation's gradient among the ranks of a set: (how it is called, what comes of ones)."""
+    if hvd.size() == 1:
+        return
+    mine, other = two_sets()
+    members, place = mine.size(), mine.rank()
+    root = mine.ranks[-1]
+    at_root = 1.0 if hvd.rank() == root else 0.0
+    operations: Dict[str, Tuple[Call, float]] = {
+        "sum": (lambda item, group: hvd.allreduce(item, op=hvd.Sum, process_set=group), members),
+        "average": (lambda item, group: hvd.allreduce(item, process_set=group), 1.0),
+        "grouped": (
+            lambda item, group: hvd.grouped_allreduce([item, item], op=hvd.Sum, process_set=group)[1], members
+        ),
+        "allgather": (lambda item, group: hvd.allgather(item, process_set=group), 1.0),
+        "gathered": (lambda item, group: hvd.grouped_allgather([item], process_set=group)[0], 1.0),
+        "broadcast": (lambda item, group: hvd.broadcast(item, root, process_set=group), at_root),
+        "alltoall": (lambda item, group: hvd.alltoall(item, process_set=group), 1.0),
+        "scatter": (lambda item, group: hvd.reducescatter(item, op=hvd.Sum, process_set=group), members),
+        "part": (lambda item, group: hvd.reducescatter(item, process_set=group), 1.0),
+        "parts": (
+            lambda item, group: hvd.grouped_reducescatter([item], op=hvd.Sum, process_set=group)[0], members
+        ),
+    }  # fmt: skip
+    for name, (operation, wanted) in operations.items():
+        for dtype in (torch.float32, torch.float64):
+            source = torch.full((2 * members, 3), float(place), dtype=dtype, requires_grad=True)
+            result = operation(source, mine)
+            result.backward(torch.ones_like(result))
+            assert source.grad is not None and torch.equal(source.grad, torch.full_like(source, wanted)), name
+        with_errors(ValueError, lambda op=operation: op(torch.ones(4), other), "not a member")
+    hvd.barrier()
+    assert hvd.remove_process_set(mine if mine.ranks[0] == 0 else other)
+    assert hvd.remove_process_set(other if mine.ranks[0] == 0 else mine)
+
+
+def check_process_sets_by_lists_and_ids() -> None:
+    size = hvd.size()
+    lists = [[0]] + ([list(range(size - 1, 0, -1))] if size > 1 else [])
+    if size == 1:
+        with_errors(ValueError, lambda: hvd.init(process_sets=lists), "already")
+        return
+    hvd.init(process_sets=lists)
+    known = hvd.mpi_ops._basics._get_process_set_ids_and_ranks()
+    assert known == {0: list(range(size)), 1: [0], 2: list(range(1, size))}
+    hvd.init()  # again: nothing happens
+    fake = hvd.ProcessSet([0])
+    assert fake.process_set_id is None
+    with_errors(ValueError, lambda: hvd.allreduce(torch.ones(1), process_set=fake), "registered")
+    fake.process_set_id = 10
+    for call in (
+        lambda: hvd.allreduce(torch.ones(1), process_set=fake),
+        lambda: hvd.allgather(torch.ones(1), process_set=fake),
+        lambda: hvd.broadcast(torch.ones(1), 0, process_set=fake),
+        lambda: hvd.alltoall(torch.ones(size), process_set=fake),
+        lambda: hvd.reducescatter(torch.ones(size), process_set=fake),
+        lambda: hvd.barrier(process_set=fake),
+    ):
+        with_errors(ValueError, call, "Process set 10")
+    named = hvd.ProcessSet([0])
+    named.process_set_id = 1
+    assert named.size() == 1 and named.included() == (hvd.rank() == 0)
+    hvd.barrier()
+    rest = hvd.ProcessSet(range(1, size))
+    rest.process_set_id = 2
+    assert hvd.remove_process_set(named) and hvd.remove_process_set(rest)
+    assert not hvd.remove_process_set(named) and not hvd.remove_process_set(hvd.global_process_set)
+
+
+def check_one_name_cannot_be_on_its_way_twice() -> None:
+    if hvd.size() == 1:
+        return
+    starts: Dict[str, Callable[[], Any]] = {
+        "allreduce": lambda: hvd.allreduce_async(torch.ones(4), name="same"),
+        "in place": lambda: hvd.allreduce_async_(torch.ones(4), name="same in place"),
+        "allgather": lambda: hvd.allgather_async(torch.ones(4), name="same"),
+        "broadcast": lambda: hvd.broadcast_async(torch.ones(4), 0, name="same"),
+        "alltoall": lambda: hvd.alltoall_async(torch.ones(hvd.size()), name="same"),
+        "reducescatter": lambda: hvd.reducescatter_async(torch.ones(hvd.size()), name="same"),
+    }
+    for start in starts.values():
+        for turn in range(hvd.size()):
+            handle = start() if hvd.rank() == turn else None
+            if hvd.rank() == turn:
+                with_errors(ValueError, start, "same name")
+                assert not hvd.poll(handle)
+            hvd.barrier()
+            hvd.synchronize(handle if handle is not None else start())
+    # Different kinds may share a name, and what is done frees it.
+    handles = [starts[kind]() for kind in ("broadcast", "allgather", "allreduce")]
+    for handle in handles:
+        hvd.synchronize(handle)
+
+
+def check_a_fresh_optimizers_gradients_are_zeros() -> None:
+    used = torch.nn.Parameter(torch.full((3,), float(hvd.rank() + 1)))
+    frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+    whole = torch.nn.Parameter(torch.tensor([1, 3]), requires_grad=False)
+    present = torch.nn.Parameter(torch.ones(2))
+    present.grad = torch.full((2,), 5.0)
+    parameters = [used, frozen, whole, present]
+    own = torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.1, nesterov=True)
+    names = [(str(number), item) for number, item in enumerate(parameters)]
+    optimizer = hvd.DistributedOptimizer(own, named_parameters=names)
+    before = used.detach().clone()
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    assert used.grad is not None and used.grad.tolist() == [0.0, 0.0, 0.0]
+    assert torch.equal(used.detach(), before)  # nothing has moved, whatever the weight decay
+    assert frozen.grad is None and whole.grad is None and present.grad.tolist() == [5.0, 5.0]
+    assert hvd.broadcast(used.grad, 0).tolist() == [0.0, 0.0, 0.0]
+    used.sum().backward()
+    optimizer.step()
+    used.grad = None
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    assert used.grad is None  # it is not fresh any more
+
+
+def check_warnings_and_mistakes_with_the_optimizer() -> None:
+    model = torch.nn.Linear(2, 1)
+    with_errors(
+        ValueError,
+        lambda: hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), [("a", model.weight), ("a", model.bias)]
+        ),
+        "unique",
+    )
+    with_errors(
+        ValueError,
+        lambda: hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), [("a", model.weight)]
+        ),
+        "not named",
+    )
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.synchronize()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    with optimizer.skip_synchronize(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step()
+    optimizer.zero_grad()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.synchronize()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        optimizer.step()
+    assert hvd.size() == 1 or any("skip_synchronize" in str(item.message) for item in caught)
+    model(torch.ones(1, 2)).sum().backward()
+    if hvd.size() > 1:
+        with_errors(AssertionError, optimizer.zero_grad, "step")
+        optimizer.step()
+
+
+def check_barriers_and_joins_between_collectives() -> None:
+    size, rank = hvd.size(), hvd.rank()
+    handles = [hvd.allreduce_async(torch.full((2,), float(rank)), name=f"early.{i}") for i in range(3)]
+    hvd.barrier()
+    for handle in handles:
+        assert hvd.synchronize(handle).tolist() == [sum(range(size)) / size] * 2
+    if size == 1:
+        return
+    refused: List[Callable[[], Any]] = [
+        lambda: hvd.allgather(torch.ones(2)),
+        lambda: hvd.broadcast(torch.ones(2), 0),
+        lambda: hvd.alltoall(torch.ones(size)),
+        lambda: hvd.reducescatter(torch.ones(size)),
+    ]
+    for first in range(size):
+        for call in refused:
+            if rank == first:
+                last = hvd.join()
+            else:
+                with_errors(hvd.HorovodInternalError, call, "join")
+                last = hvd.join()
+            assert last != first or size == 1
+            assert len(set(hvd.allgather_object(last))) == 1
+
+
+def check_handles_that_are_not_known() -> None:
+    handle = hvd.allreduce_async(torch.ones(2), name="once")
+    assert hvd.synchronize(handle).tolist() == [1.0, 1.0]
+    assert hvd.synchronize(10**9) is None
+
+
+def check_what_cannot_be_reduced() -> None:
+    scalar = torch.tensor(1.0)
+    for call in (
+        lambda: hvd.grouped_reducescatter([torch.ones(hvd.size()), scalar]),
+        lambda: hvd.grouped_allgather([torch.ones(2), scalar]),
+    ):
+        with_errors(RuntimeError, call, "dimension")
+    with_errors(NotImplementedError, lambda: hvd.reducescatter(torch.ones(4), op=hvd.Adasum), "Adasum")
+    with_errors(ValueError, lambda: hvd.broadcast(torch.ones(1), -1), "root_rank")
+    assert isinstance(rc.MismatchError("x"), hvd.HorovodInternalError)
+
+
+def check_the_names_under_which_scripts_look() -> None:
+    from ringcomm.torch import mpi_ops
+    from ringcomm.torch.mpi_ops import Average, allreduce_async_, poll, rank, size, synchronize
+
+    assert mpi_ops is hvd.mpi_ops and rank() == hvd.rank() and size() == hvd.size()
+    assert synchronize is hvd.synchronize and poll is hvd.poll and Average == hvd.Average
+    assert synchronize(allreduce_async_(torch.ones(2), op=Average)).tolist() == [1.0, 1.0]
+    assert mpi_ops._basics.gloo_built() and mpi_ops._basics.rank() == hvd.rank()

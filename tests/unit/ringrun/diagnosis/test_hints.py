@@ -1,0 +1,24 @@
+"""Hints where an error of another package does not say its cause."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringrun.diagnosis.hints import hint_of
+
+KERAS_2 = [
+    "ImportError: `keras.optimizers.legacy` is not supported in Keras 3. When using `tf.keras`, to continue",
+    "AttributeError: 'Variable' object has no attribute 'ref'",
+    "ValueError: Argument(s) not recognized: {'lr': 0.0001}",
+    "ValueError: Unrecognized keyword arguments passed to BatchNormalization: {'fused': False}",
+    "TypeError: Trainer.compile() got an unexpected keyword argument 'experimental_run_tf_function'",
+]
+
+
+@pytest.mark.parametrize("error", KERAS_2)
+def test_programs_for_keras_2_are_recognized(error: str) -> None:
+    assert "TF_USE_LEGACY_KERAS=1" in hint_of("Traceback (most recent call last):\n" + error)
+
+
+def test_other_errors_have_no_hint() -> None:
+    assert hint_of("AttributeError: 'Tensor' object has no attribute 'reference'") == ""
