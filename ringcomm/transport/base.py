@@ -84,9 +84,16 @@ class Link(ABC):
         """
         return True
 
+    def revoke(self) -> None:  # noqa: B027 - most links have nothing to revoke
+        """Make sure that no byte that was handed to :meth:`send` and not counted ever arrives.
+
+        Called when a call is given up, before its caller may overwrite them. Nothing can be sent
+        afterwards. Links that copy what they count need not do anything.
+        """
+
     @abstractmethod
     def close(self) -> None:
-        """End the stream in both directions. Bytes already taken are still delivered."""
+        """End the stream in both directions. Bytes already taken are still delivered, and no others."""
 
 
 class Watch(ABC):
@@ -150,6 +157,12 @@ class Fabric(ABC):
     @abstractmethod
     def wake(self) -> None:
         """Make a :meth:`wait` that is going on, or else the next one, return at once. For any thread."""
+
+    def revoke(self) -> None:
+        """Revoke on every link what was not counted; see :meth:`Link.revoke`."""
+        for peer in range(self.size):
+            if peer != self.rank:
+                self.link(peer).revoke()
 
     @abstractmethod
     def close(self) -> None:

@@ -83,7 +83,7 @@ class FramedLink(SocketLink):
 
     @abstractmethod
     def _fetch(self, kind: int, place: int, view: memoryview) -> int:
-        """Copy bytes that the peer offered or lent into the view; how many, at least one."""
+        """Copy bytes that the peer offered or lent into the view; how many, or 0 if it has revoked them."""
 
     # ---- sending -----------------------------------------------------------------------------
 
@@ -145,6 +145,10 @@ class FramedLink(SocketLink):
         count = min(length, view.nbytes)
         if data is None:
             count = self._fetch(kind, place, view[:count])
+            if not count:
+                # The peer has given up the call. Nothing more comes, until it says why or closes the link.
+                self._queue.clear()
+                return 0
             self._read[kind] += count
         elif count == length:
             view[:count] = data

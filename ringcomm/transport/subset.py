@@ -31,6 +31,9 @@ class _Renumbered(Link):
     def settled(self) -> bool:
         return self.link.settled()
 
+    def revoke(self) -> None:
+        self.link.revoke()
+
     def close(self) -> None:
         self.link.close()
 

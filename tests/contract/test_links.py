@@ -16,7 +16,7 @@ from ringcomm.transport.local import make_links
 from ringcomm.transport.memory import memory_fabrics
 from ringcomm.transport.tcp import SocketFabric, SocketLink
 from ringcomm.transport.tls import Tls
-from ringcomm.transport.vm import PeerMemory, ReadingLink
+from ringcomm.transport.vm import Lease, PeerMemory, ReadingLink
 
 
 def tcp_pair(address="127.0.0.1"):
@@ -43,8 +43,14 @@ def fabrics_of(sockets):
 def without_rings():
     """Ends that only read each other's memory, as where many ranks share a host."""
     sockets = narrow(socket.socketpair(), 2048)
-    memory = PeerMemory(os.getpid())
-    return [SocketFabric(rank, {1 - rank: ReadingLink(1 - rank, sockets[rank], memory)}) for rank in range(2)]
+    leases = [Lease(), Lease()]
+    memory = [PeerMemory(os.getpid(), lease.address, lease.token) for lease in leases]
+    return [
+        SocketFabric(
+            rank, {1 - rank: ReadingLink(1 - rank, sockets[rank], memory[1 - rank], leases[rank])}
+        )
+        for rank in range(2)
+    ]
 
 
 def local_fabrics(wishes=("auto", "auto"), buffer_bytes=None):

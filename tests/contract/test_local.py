@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import ringcomm as rc
+from ringcomm.engine.mailbox import Mailbox
 from ringcomm.errors import StartupError
 from ringcomm.testing.cluster import run_ranks
 from ringcomm.transport import local, shm
@@ -19,6 +20,7 @@ from ringcomm.transport.shm import RING_BYTES, Ring, SharedLink
 from ringcomm.transport.tcp import SocketLink
 from ringcomm.transport.vm import PeerMemory, ReadingLink
 from tests.contract.service import eventually, opened
+from tests.contract.test_links import without_rings
 
 
 @pytest.fixture
@@ -178,3 +180,30 @@ def test_a_job_leaves_no_descriptor_and_no_mapping(no_leaks):
     assert run_ranks(3, work, transport="shm") == [True] * 3
     assert eventually(lambda: "memfd:ringcomm" not in Path("/proc/self/maps").read_text())
     assert opened()
+
+
+@pytest.mark.parametrize("length", [100_000, 700_000, 3_000_000])
+def test_long_messages_of_engines_stay_where_they_were_lent(length):
+    fabrics = without_rings()
+    ends = [Mailbox(fabric, {1 - fabric.rank}) for fabric in fabrics]
+    try:
+        for text in ("a" * length, "b" * length):
+            ends[0].send({"type": "stack", "text": text})
+        got = []
+        for _ in range(10_000):
+            got += ends[1].receive()
+            ends[0].receive()
+            ends[0].flush()
+            ends[1].flush()
+            if len(got) == 2:
+                break
+        assert [(peer, set(message["text"]), len(message["text"])) for peer, message in got] == [
+            (0, {"a"}, length), (0, {"b"}, length),
+        ]  # fmt: skip
+        assert not any(end.gone for end in ends)
+        for _ in range(10):
+            ends[0].flush()
+        assert not ends[0].has_unsent()
+    finally:
+        for fabric in fabrics:
+            fabric.close()
