@@ -93,9 +93,7 @@ class Trial:
         if not agreed:
             self.close()
         if self._memory is not None:
-            return ReadingLink(
-                peer, self._sock, self._memory, self._lease, self._outward, self._inward
-            )
+            return ReadingLink(peer, self._sock, self._memory, self._lease, self._outward, self._inward)
         if self._outward is not None and self._inward is not None:
             return SharedLink(peer, self._sock, self._outward, self._inward)
         return SocketLink(peer, self._sock)
