@@ -32,7 +32,7 @@ LEVELS: Dict[int, List[List[str]]] = {
         [
             "transport.base", "transport.subset", "transport.memory", "transport.secure", "transport.tls",
             "transport.encryption", "transport.pages", "transport.tcp", "transport.framed", "transport.shm",
-            "transport.vm",
+            "transport.vm", "transport.carriers",
             "transport.local", "transport.nics", "transport.routes", "transport.reactor",
             "transport.allowance", "transport.connect", "transport.accept",
         ],

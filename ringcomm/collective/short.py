@@ -33,18 +33,19 @@ Array = Any  # numpy.ndarray of any type
 class _Packet:
     """What goes to (or comes from) one peer in one stage: perhaps a header, then elements."""
 
-    __slots__ = ("bytes", "elements", "full", "headed", "left", "link", "views")
+    __slots__ = ("bytes", "elements", "full", "headed", "left", "link", "views", "whole")
 
     def __init__(self, link: Link, count: int, dtype: np.dtype[Any], headed: bool) -> None:
         self.link = link
         self.headed = headed
         start = HEADER_BYTES if headed else 0
-        packet = np.zeros(start + count * dtype.itemsize, np.uint8)
-        self.bytes: memoryview = packet.data
-        self.elements: Array = packet[start:].view(dtype)
+        packet = np.zeros(link.room_bytes + start + count * dtype.itemsize, np.uint8)
+        self.whole: memoryview = packet.data  # with room for what the link adds
+        self.bytes: memoryview = self.whole[link.room_bytes :]
+        self.elements: Array = packet[link.room_bytes + start :].view(dtype)
         self.full = [self.bytes]
         self.views = self.full  # what has not passed yet
-        self.left = packet.size
+        self.left = self.bytes.nbytes
 
     def rewind(self) -> None:
         """Nothing has passed."""
@@ -157,12 +158,13 @@ class ShortExecution(Part):
         for peer, sends in _by_peer((step.peer, step) for step in stage.sends).items():
             headed = peer not in sent
             sent.add(peer)
-            key = (headed, *((step.start, step.stop, step.buffer) for step in sends))
-            packet = _Packet(fabric.link(peer), _count(sends), self._dtype, headed)
+            link = fabric.link(peer)
+            key = (headed, link.room_bytes, *((step.start, step.stop, step.buffer) for step in sends))
+            packet = _Packet(link, _count(sends), self._dtype, headed)
             if not packet.left:
                 continue
             if key in alike:
-                packet.bytes, packet.full = alike[key].bytes, alike[key].full
+                packet.whole, packet.bytes, packet.full = alike[key].whole, alike[key].bytes, alike[key].full
             else:
                 alike[key] = packet
                 self._headed += [packet] if headed else []
@@ -237,7 +239,10 @@ class ShortExecution(Part):
                 return not unsettled
 
     def _sent(self, packet: _Packet) -> bool:
-        sent = packet.link.send(packet.views)
+        if packet.views is packet.full:
+            sent = packet.link.send_packet(packet.whole)
+        else:
+            sent = packet.link.send(packet.views)
         self.moved_bytes += sent
         if sent == packet.left:
             return True
@@ -246,7 +251,10 @@ class ShortExecution(Part):
         return False
 
     def _received(self, packet: _Packet) -> bool:
-        got = packet.link.recv(packet.views)
+        if packet.views is packet.full:
+            got = packet.link.recv_packet(packet.whole)
+        else:
+            got = packet.link.recv(packet.views)
         if not got:
             return False
         self.moved_bytes += got

@@ -11,6 +11,8 @@ import struct
 from typing import Dict, Mapping, Optional
 
 from ..errors import StartupError
+from .carriers import measured
+from .framed import FramedLink
 from .shm import Ring, SharedLink
 from .tcp import SocketLink, choose_congestion
 from .vm import TOKEN_BYTES, Lease, PeerMemory, ReadingLink, available
@@ -117,7 +119,10 @@ def _receive(sock: socket.socket, count: int) -> bytes:
 
 
 def make_links(
-    sockets: Mapping[int, socket.socket], transport: str = "auto", congestion: str = "auto"
+    sockets: Mapping[int, socket.socket],
+    transport: str = "auto",
+    congestion: str = "auto",
+    measure: bool = True,
 ) -> Dict[int, SocketLink]:
     """Links over proven sockets, by peer: those over Unix sockets use memory where both ends may.
 
@@ -125,6 +130,7 @@ def make_links(
 
     Args:
         transport: ``auto``, ``memory`` or ``shm`` (fail if that is impossible), ``unix`` or ``tcp``.
+        measure: whether to find out what is the fastest on this machine, see :mod:`.carriers`.
         congestion: see :func:`~ringcomm.transport.tcp.choose_congestion`.
 
     Raises:
@@ -147,6 +153,9 @@ def make_links(
         for peer, sock in sockets.items():
             links[peer] = trials[peer].link(peer) if peer in trials else SocketLink(peer, sock)
             _check_wish(transport, links[peer])
+        for link in links.values():
+            if measure and isinstance(link, FramedLink):
+                link.carriers = measured()
     except BaseException:
         for trial in trials.values():
             trial.close()

@@ -27,13 +27,10 @@ from typing import Any, List, Optional
 import numpy as np
 
 from .base import LinkClosed, Views
-from .framed import INLINE_MOST_BYTES, LEND, flat, head, inlined
+from .framed import LEND, OFFER, ONLY_LENT, SHORT_BYTES, Carriers, flat, head, inlined
 from .shm import Ring, SharedLink
 from .tcp import closed_reason
 
-RING_MOST_BYTES = 512 * 1024
-"""Up to here two copies through shared memory are cheaper than one between two processes: those bytes are
-in the cache, and the system has no pages to look up."""
 TOKEN_BYTES = 32
 _READ_MOST_BYTES = 2 * 1024 * 1024
 """Read no more at once, so that the sender may go on with what has been read."""
@@ -174,7 +171,7 @@ class ReadingLink(SharedLink):
         outward, inward: rings of shared memory, if there are any; owned by the link.
     """
 
-    __slots__ = ("_lease", "_lend_from", "_lent", "_memory")
+    __slots__ = ("_lease", "_lent", "_memory")
 
     # A read costs some 7 us however short it is, and as much again for every 64 KiB.
     segment_bytes = 1024 * 1024
@@ -196,7 +193,9 @@ class ReadingLink(SharedLink):
         self._memory = memory
         self._lease: Optional[Lease] = lease
         self._lent = 0  # bytes lent to the peer and not read by it
-        self._lend_from = (INLINE_MOST_BYTES if outward is None else RING_MOST_BYTES) + 1
+
+    def ways(self) -> List[Carriers]:
+        return [*super().ways(), ONLY_LENT]
 
     def send(self, views: Views) -> int:
         if self._lease is None:
@@ -216,9 +215,17 @@ class ReadingLink(SharedLink):
             return self._post(views)
         return super().send(views)
 
+    def _may_inline(self, length: int) -> bool:
+        return not self._lent and self._lease is not None and super()._may_inline(length)
+
     def _post(self, views: Views) -> int:
         """Send what is small and lend what is large, beyond what is lent already."""
         skip = self._lent
+        if not skip and self._outward is not None:
+            most = self.carriers.ring_most_bytes
+            if all(view.nbytes <= most for view in views):
+                return super()._post(views)
+        lend_from = 1 + (SHORT_BYTES if self._outward is None else self.carriers.ring_most_bytes)
         frames: List[memoryview] = []
         small: List[memoryview] = []
         taken = 0
@@ -230,18 +237,19 @@ class ReadingLink(SharedLink):
             if skip:
                 data, skip = data[skip:], 0
             length = data.nbytes
-            if length <= INLINE_MOST_BYTES and not self._lent:
+            if length <= SHORT_BYTES and not self._lent:
                 small.append(data)
                 taken += length
                 continue
             frames += inlined(small)
             small = []
-            if self._lent or length >= self._lend_from:
+            if self._lent or length >= lend_from:
                 # Whatever follows what is lent is lent, too: bytes are taken in their order.
                 frames.append(head(LEND, length, address_of(data)))
                 self._lent += length
             else:
-                count = self._put(data, frames)
+                place, count = self._write_at, self._put(data)
+                frames += [head(OFFER, count, place)] if count else []
                 taken += count
                 if count < length:
                     break

@@ -14,7 +14,8 @@ import ringcomm as rc
 from ringcomm.engine.mailbox import Mailbox
 from ringcomm.errors import StartupError
 from ringcomm.testing.cluster import run_ranks
-from ringcomm.transport import local, shm
+from ringcomm.transport import carriers, local, shm
+from ringcomm.transport.framed import Carriers
 from ringcomm.transport.local import make_links
 from ringcomm.transport.shm import RING_BYTES, Ring, SharedLink
 from ringcomm.transport.tcp import SocketLink
@@ -207,3 +208,26 @@ def test_long_messages_of_engines_stay_where_they_were_lent(length):
     finally:
         for fabric in fabrics:
             fabric.close()
+
+
+def test_what_is_measured_is_used_unless_it_is_not_wanted(monkeypatch):
+    monkeypatch.setattr(carriers, "_found", None)
+    found = carriers.measured()
+    assert 8 * 1024 <= found.inline_most_bytes <= found.ring_most_bytes < 8 * 1024 * 1024
+    assert carriers.measured() is found
+    for measure, expected in ((True, found), (False, Carriers())):
+        sockets = socket.socketpair()
+        with ThreadPoolExecutor(2) as pool:
+            ends = pool.map(
+                lambda end, measure=measure: make_links(*end, measure=measure),
+                [({1: sockets[0]}, "auto"), ({0: sockets[1]}, "auto")],
+            )
+            links = [link for end in ends for link in end.values()]
+        assert [link.carriers for link in links] == [expected] * 2
+        kinds(links)
+
+
+def test_without_shared_memory_nothing_is_measured(monkeypatch, no_leaks):
+    monkeypatch.setattr(carriers, "_found", None)
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    assert carriers.measured() == Carriers()
