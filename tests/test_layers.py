@@ -31,7 +31,8 @@ LEVELS: Dict[int, List[List[str]]] = {
     2: [
         [
             "transport.base", "transport.subset", "transport.memory", "transport.secure", "transport.tls",
-            "transport.encryption", "transport.pages", "transport.tcp", "transport.framed", "transport.shm",
+            "transport.encryption", "transport.pages", "transport.tcp", "transport.views", "transport.framed",
+            "transport.shm",
             "transport.vm", "transport.carriers",
             "transport.local", "transport.nics", "transport.routes", "transport.reactor",
             "transport.allowance", "transport.connect", "transport.accept",

@@ -54,7 +54,7 @@ def _measure() -> Carriers:
     usual, (in_socket, in_ring, lent) = sender.carriers, sender.ways()
     try:
         # The first time that memory is touched, it costs more.
-        sender.carriers = in_ring
+        sender.use(in_ring)
         _pass(sender, receiver, _buffer(RING_BYTES), _buffer(RING_BYTES))
         small = _compare(sender, receiver, SMALL_BYTES, (in_socket, in_ring), _RING_COSTS)
         large = _compare(sender, receiver, LARGE_BYTES, (in_ring, lent))
@@ -113,7 +113,7 @@ def _compare(
         best_s = [1.0, 1.0]
         for _ in range(_TRIES):
             for number, way in enumerate(ways):
-                sender.carriers = way
+                sender.use(way)
                 best_s[number] = min(best_s[number], _pass(sender, receiver, source, target))
         gains.append(log(best_s[1] / best_s[0]) + margin)
     cut = best_cut(gains)

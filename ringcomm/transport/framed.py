@@ -26,6 +26,7 @@ from typing import Deque, List, NamedTuple, Optional, Tuple
 
 from .base import LinkClosed, Views
 from .tcp import SocketLink
+from .views import clipped, gathered
 
 _FRAME = struct.Struct("<QQ")
 HEAD_BYTES = _FRAME.size
@@ -82,6 +83,8 @@ class FramedLink(SocketLink):
         "_answers",
         "_head",
         "_inline_left",
+        "_inline_most",
+        "_lent",
         "_owed",
         "_queue",
         "_read",
@@ -94,7 +97,8 @@ class FramedLink(SocketLink):
 
     def __init__(self, peer: int, sock: socket.socket) -> None:
         super().__init__(peer, sock)
-        self.carriers = Carriers()
+        self.use(Carriers())
+        self._lent = 0  # bytes lent to the peer and not read by it
         self._staging = memoryview(bytearray(_STAGING_BYTES))
         self._staging_views = [self._staging]
         self._top = memoryview(bytearray(HEAD_BYTES))  # a head that is read together with what follows
@@ -109,6 +113,11 @@ class FramedLink(SocketLink):
         self._read = {OFFER: 0, LEND: 0}
         self._unsent = b""  # frames that did not fit into the socket
 
+    def use(self, carriers: Carriers) -> None:
+        """Send in these ways from now on."""
+        self.carriers = carriers
+        self._inline_most = carriers.inline_most_bytes
+
     def ways(self) -> List[Carriers]:
         """What may be sent in which way, each for all sizes, from that for small pieces on."""
         return [ONLY_SOCKET]
@@ -121,17 +130,13 @@ class FramedLink(SocketLink):
 
     def send_packet(self, packet: memoryview) -> int:
         length = packet.nbytes - HEAD_BYTES
-        if self._unsent or self._owed or not self._may_inline(length):
+        if self._unsent or self._owed or self._lent or not 0 < length <= self._inline_most:
             return self.send((packet[HEAD_BYTES:],))
         _FRAME.pack_into(packet, 0, INLINE << _KIND_SHIFT | length, 0)
         sent = SocketLink.send(self, (packet,))
         if sent < packet.nbytes:
             self._unsent = bytes(packet[sent:])
         return length
-
-    def _may_inline(self, length: int) -> bool:
-        """Whether so many bytes may go through the socket, behind all that was sent before."""
-        return 0 < length <= self.carriers.inline_most_bytes
 
     def _send_inline(self, views: Views, length: int) -> int:
         """Send views in one frame; how many bytes were taken. Nothing may be unsent."""
@@ -273,7 +278,7 @@ class FramedLink(SocketLink):
         taken = min(got, self._inline_left)
         self._inline_left -= taken
         if taken < got:
-            self._parse(memoryview(_gathered(views, taken, got)))
+            self._parse(memoryview(gathered(views, taken, got)))
         return taken
 
     def _pump(self, view: Optional[memoryview] = None) -> int:
@@ -364,29 +369,3 @@ class FramedLink(SocketLink):
             pass  # Nobody is left to read it.
         self._queue.clear()
         super().close()
-
-
-def flat(view: memoryview) -> memoryview:
-    """The view as plain bytes."""
-    return view.cast("B") if view.format != "B" or view.ndim != 1 else view
-
-
-def clipped(views: Views, most: int) -> List[memoryview]:
-    """The views up to so many bytes."""
-    found: List[memoryview] = []
-    for view in views:
-        if view.nbytes >= most:
-            found.append(view[:most])
-            break
-        found.append(view)
-        most -= view.nbytes
-    return found
-
-
-def _gathered(views: Views, start: int, stop: int) -> bytes:
-    """Some of the bytes that were read into the views."""
-    found: List[memoryview] = []
-    for view in views:
-        found.append(view[min(start, view.nbytes) : max(0, min(stop, view.nbytes))])
-        start, stop = max(0, start - view.nbytes), max(0, stop - view.nbytes)
-    return b"".join(found)

@@ -155,7 +155,7 @@ def make_links(
             _check_wish(transport, links[peer])
         for link in links.values():
             if measure and isinstance(link, FramedLink):
-                link.carriers = measured()
+                link.use(measured())
     except BaseException:
         for trial in trials.values():
             trial.close()

@@ -22,7 +22,8 @@ import socket
 from typing import List, Optional, Tuple
 
 from .base import LinkClosed, Views
-from .framed import OFFER, ONLY_RING, SHORT_BYTES, Carriers, FramedLink, flat, head
+from .framed import OFFER, ONLY_RING, SHORT_BYTES, Carriers, FramedLink, head
+from .views import flat
 
 RING_BYTES = 1024 * 1024
 """Large enough to keep both ends busy, small enough to stay in a processor's cache."""
@@ -154,15 +155,22 @@ class SharedLink(FramedLink):
         self._write_at = 0
 
     def ways(self) -> List[Carriers]:
+        """The socket and, if there is shared memory, the ring."""
         return [*super().ways(), ONLY_RING] if self._outward is not None else super().ways()
 
     def send(self, views: Views) -> int:
         if self._owed:
             return self._send_owed(views)
-        if not self._unsent:
-            length = sum([view.nbytes for view in views])
-            if self._may_inline(length):
+        if not self._unsent and not self._lent:
+            length = 0
+            for view in views:
+                length += view.nbytes
+            if 0 < length <= self._inline_most:
                 return self._send_inline(views, length)
+        return self._send_large(views)
+
+    def _send_large(self, views: Views) -> int:
+        """Send what does not go through the socket, or not now; how many bytes were taken."""
         if self._room < _PIECE_BYTES and self._outward is not None and not self._answers[OFFER]:
             self._pump()
         self._make_room()

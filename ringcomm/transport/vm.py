@@ -27,9 +27,10 @@ from typing import Any, List, Optional
 import numpy as np
 
 from .base import LinkClosed, Views
-from .framed import LEND, OFFER, ONLY_LENT, SHORT_BYTES, Carriers, flat, head, inlined
+from .framed import LEND, OFFER, ONLY_LENT, SHORT_BYTES, Carriers, head, inlined
 from .shm import Ring, SharedLink
 from .tcp import closed_reason
+from .views import flat
 
 TOKEN_BYTES = 32
 _READ_MOST_BYTES = 2 * 1024 * 1024
@@ -171,7 +172,7 @@ class ReadingLink(SharedLink):
         outward, inward: rings of shared memory, if there are any; owned by the link.
     """
 
-    __slots__ = ("_lease", "_lent", "_memory")
+    __slots__ = ("_lease", "_memory")
 
     # A read costs some 7 us however short it is, and as much again for every 64 KiB.
     segment_bytes = 1024 * 1024
@@ -192,12 +193,12 @@ class ReadingLink(SharedLink):
         super().__init__(peer, sock, outward, inward)
         self._memory = memory
         self._lease: Optional[Lease] = lease
-        self._lent = 0  # bytes lent to the peer and not read by it
 
     def ways(self) -> List[Carriers]:
+        """Those of shared memory, and lending."""
         return [*super().ways(), ONLY_LENT]
 
-    def send(self, views: Views) -> int:
+    def _send_large(self, views: Views) -> int:
         if self._lease is None:
             raise LinkClosed(self.peer, "this rank has given up a call in which it was used")
         if self._lent:
@@ -213,10 +214,7 @@ class ReadingLink(SharedLink):
             if self._unsent and not self._flush():
                 return 0
             return self._post(views)
-        return super().send(views)
-
-    def _may_inline(self, length: int) -> bool:
-        return not self._lent and self._lease is not None and super()._may_inline(length)
+        return super()._send_large(views)
 
     def _post(self, views: Views) -> int:
         """Send what is small and lend what is large, beyond what is lent already."""
@@ -273,6 +271,7 @@ class ReadingLink(SharedLink):
         if self._lease is not None:
             self._lease.revoke()
             self._lease = None
+            self._inline_most = 0  # and nothing is sent any more
 
     def close(self) -> None:
         self.revoke()

@@ -66,7 +66,7 @@ def by_one_way(carriers):
     """Ends that send as much as possible in one way."""
     fabrics = local_fabrics()
     for fabric in fabrics:
-        fabric.link(1 - fabric.rank).carriers = carriers
+        fabric.link(1 - fabric.rank).use(carriers)
     return fabrics
 
 
