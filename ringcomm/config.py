@@ -64,7 +64,8 @@ class Settings:
     measure: bool = _setting(
         True, "MEASURE", parsing.flag,
         "Measure latencies and speeds when a job starts, choose algorithms by them, and give slow links "
-        "smaller shares. Off on any rank: algorithms are chosen by rule.",
+        "smaller shares; within a host, also the best way for each size. Off on any rank: algorithms are "
+        "chosen by rule.",
     )  # fmt: skip
     transport: str = _setting(
         "auto", "TRANSPORT", parsing.transport,

@@ -26,6 +26,7 @@ from .rendezvous.embedded import EmbeddedRendezvous
 from .schedule.select import Selector
 from .timeline import Recording
 from .transport.base import Lanes
+from .transport.framed import FramedLink
 from .transport.tcp import STREAMS, SocketFabric
 
 logger = logging.getLogger("ringcomm")
@@ -231,7 +232,9 @@ def _carriers(joined: Joined) -> str:
     for peer in range(1, len(joined.peers)):
         ways.setdefault(joined.lanes.calls.link(peer).carrier, []).append(peer)
     told = (f"{way} with rank {', '.join(str(peer) for peer in peers)}" for way, peers in ways.items())
-    return "rank 0 exchanges data through " + ", ".join(told)
+    links = [joined.lanes.calls.link(peer) for peer in range(1, len(joined.peers))]
+    sizes = [f" ({link.carriers.describe()})" for link in links if isinstance(link, FramedLink)]
+    return "rank 0 exchanges data through " + ", ".join(told) + "".join(sizes[:1])
 
 
 def polling_s(settings: Settings, local_size: int) -> float:

@@ -32,8 +32,9 @@ LEVELS: Dict[int, List[List[str]]] = {
     2: [
         [
             "transport.base", "transport.subset", "transport.memory", "transport.secure", "transport.tls",
-            "transport.encryption", "transport.huge_pages", "transport.tcp", "transport.framed",
-            "transport.shm", "transport.process_memory", "transport.local", "transport.nics",
+            "transport.encryption", "transport.huge_pages", "transport.tcp", "transport.views",
+            "transport.framed", "transport.shm", "transport.process_memory", "transport.carriers",
+            "transport.local", "transport.nics",
             "transport.routes", "transport.reactor", "transport.rate_limit", "transport.connect",
             "transport.accept",
         ],

@@ -325,6 +325,8 @@ class Runner:
                 with np.errstate(all="ignore") if plan.warns else _NOTHING_TO_SUPPRESS:
                     run(execution, self._fabric, self.timeout_s, self.spin_s, self.may_poll)
             except BaseException as problem:
+                # From here on the caller may overwrite what peers have not read.
+                self._fabric.revoke()
                 # The streams stop in the middle of a message: nothing can be sent on them any more.
                 self._broken = problem  # also if this thread is interrupted while it reports that
                 self._broken = self._translate(problem, execution, plan.call)

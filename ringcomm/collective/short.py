@@ -34,20 +34,21 @@ Array = Any  # numpy.ndarray of any type
 class _Packet:
     """What goes to (or comes from) one peer in one stage: perhaps a header, then elements."""
 
-    __slots__ = ("bytes", "elements", "full", "header", "left", "link", "views")
+    __slots__ = ("bytes", "elements", "full", "header", "left", "link", "views", "whole")
 
     def __init__(
         self, link: Link, count: int, dtype: np.dtype[Any], header: Optional[bytearray] = None
     ) -> None:
         self.link = link
         self.header = header
-        start = 0 if header is None else HEADER_BYTES
+        start = link.room_bytes + (0 if header is None else HEADER_BYTES)
         packet = np.zeros(start + count * dtype.itemsize, np.uint8)
-        self.bytes: memoryview = packet.data
+        self.whole: memoryview = packet.data  # with room for what the link adds
+        self.bytes: memoryview = self.whole[link.room_bytes :]
         self.elements: Array = packet[start:].view(dtype)
         self.full = [self.bytes]
         self.views = self.full  # what has not passed yet
-        self.left = packet.size
+        self.left = self.bytes.nbytes
 
     def rewind(self) -> None:
         """Nothing has passed."""
@@ -162,12 +163,14 @@ class ShortExecution(Part):
         for peer, sends in _by_peer((step.peer, step) for step in stage.sends).items():
             header = self._headers.outgoing[peer] if peer not in sent else None
             sent.add(peer)
-            key = (id(header), *((step.start, step.stop, step.buffer) for step in sends))
-            packet = _Packet(fabric.link(peer), _count(sends), self._dtype, header)
+            link = fabric.link(peer)
+            spans = ((step.start, step.stop, step.buffer) for step in sends)
+            key = (id(header), link.room_bytes, *spans)
+            packet = _Packet(link, _count(sends), self._dtype, header)
             if not packet.left:
                 continue
             if key in alike:
-                packet.bytes, packet.full = alike[key].bytes, alike[key].full
+                packet.whole, packet.bytes, packet.full = alike[key].whole, alike[key].bytes, alike[key].full
             else:
                 alike[key] = packet
                 self._headed += [packet] if header is not None else []
@@ -243,7 +246,10 @@ class ShortExecution(Part):
                 return not unsettled
 
     def _sent(self, packet: _Packet) -> bool:
-        sent = packet.link.send(packet.views)
+        if packet.views is packet.full:
+            sent = packet.link.send_packet(packet.whole)
+        else:
+            sent = packet.link.send(packet.views)
         self.moved_bytes += sent
         if sent == packet.left:
             return True
@@ -252,7 +258,10 @@ class ShortExecution(Part):
         return False
 
     def _received(self, packet: _Packet) -> bool:
-        got = packet.link.recv(packet.views)
+        if packet.views is packet.full:
+            got = packet.link.recv_packet(packet.whole)
+        else:
+            got = packet.link.recv(packet.views)
         if not got:
             return False
         self.moved_bytes += got

@@ -30,6 +30,8 @@ class Mailbox:
         self._deaf: Set[int] = set()
         self._readers = {peer: MessageReader(MAX_ORDERS_BYTES) for peer in self._links}
         self._unsent: Dict[int, bytearray] = {peer: bytearray() for peer in self._links}
+        # What a link was given and has not taken. It may be lent to the peer, so it stays where it is.
+        self._given: Dict[int, memoryview] = {peer: memoryview(b"") for peer in self._links}
         self._buffer = memoryview(bytearray(_READ_BYTES))
 
     def send(self, message: Message, to: Optional[int] = None) -> None:
@@ -50,21 +52,29 @@ class Mailbox:
     def flush(self) -> None:
         """Hand over to the links what they take now."""
         for peer, unsent in self._unsent.items():
-            while unsent:
+            while unsent or self._given[peer]:
+                if not self._given[peer]:
+                    self._given[peer] = memoryview(bytes(unsent))
+                    unsent.clear()
                 try:
-                    taken = self._links[peer].send([memoryview(bytes(unsent))])
+                    taken = self._links[peer].send([self._given[peer]])
                 except LinkClosed:
                     # Receiving finds the end too, after what the peer had still to say.
                     self._deaf.add(peer)
-                    unsent.clear()
+                    self._forget(peer)
                     break
                 if not taken:
                     break
-                del unsent[:taken]
+                self._given[peer] = self._given[peer][taken:]
+
+    def _forget(self, peer: int) -> None:
+        """Nothing that was to be sent to the peer matters any more."""
+        self._unsent[peer].clear()
+        self._given[peer] = memoryview(b"")
 
     def has_unsent(self) -> bool:
         """Whether the links have not taken all that was sent."""
-        return any(self._unsent.values())
+        return any(self._unsent.values()) or any(self._given.values())
 
     def receive(self, everybody: bool = True) -> List[Tuple[int, Message]]:
         """All messages that have arrived, with who sent them.
@@ -94,9 +104,10 @@ class Mailbox:
     def _lose(self, peer: int, reason: str) -> None:
         self.gone[peer] = reason
         del self._links[peer]
-        self._unsent[peer].clear()
+        self._forget(peer)
 
     def waiting_for(self) -> Tuple[List[Link], List[Link]]:
         """The links to wait for: (readable, writable)."""
         reading = list(self._links.values())
-        return reading, [self._links[peer] for peer, unsent in self._unsent.items() if unsent]
+        unsent = [link for peer, link in self._links.items() if self._unsent[peer] or self._given[peer]]
+        return reading, unsent

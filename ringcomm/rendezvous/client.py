@@ -180,7 +180,10 @@ class _Joiner:
         try:
             calls, engine = (
                 SocketFabric(
-                    rank, make_links(lanes[purpose], settings.transport, settings.congestion), control, size
+                    rank,
+                    make_links(lanes[purpose], settings.transport, settings.congestion, settings.measure),
+                    control,
+                    size,
                 )
                 for purpose in (Purpose.CALLS, Purpose.ENGINE)
             )

@@ -163,6 +163,9 @@ class FaultyLink(Link):
         """Whether :meth:`send` has something to say, faults aside. For simulations."""
         return self._broken or self._link.writable()  # type: ignore[attr-defined]
 
+    def revoke(self) -> None:
+        self._link.revoke()
+
     def close(self) -> None:
         self._link.close()
 

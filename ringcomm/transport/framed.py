@@ -20,12 +20,14 @@ from __future__ import annotations
 import select
 import socket
 import struct
+import sys
 from abc import abstractmethod
 from collections import deque
-from typing import Deque, List, Optional, Tuple
+from typing import Deque, List, NamedTuple, Optional, Tuple
 
 from .base import LinkClosed, Views
 from .tcp import SocketLink
+from .views import clipped, gathered
 
 _FRAME = struct.Struct("<QQ")
 HEAD_BYTES = _FRAME.size
@@ -35,11 +37,32 @@ _LENGTH_MASK = (1 << _KIND_SHIFT) - 1
 _STAGING_BYTES = 64 * 1024
 SHORT_BYTES = 2 * 1024
 """Up to here it is quicker to copy bytes behind their head than to send two pieces."""
-INLINE_MOST_BYTES = 64 * 1024
-"""Up to here two copies through the socket are cheaper than any other way."""
 ANSWER_EVERY_BYTES = {OFFER: 256 * 1024, LEND: 1024 * 1024}
 """Answers cost a system call at both ends, so one answers for so many bytes."""
 _ANSWERS = {OFFER: TAKEN, LEND: RETURNED}
+
+
+class Carriers(NamedTuple):
+    """By which way a link sends how much.
+
+    Attributes:
+        inline_most_bytes: up to here through the socket: two copies by the system, and no answer.
+        ring_most_bytes: up to here through shared memory, if there is any: two copies in the cache. What
+            is larger is lent, if the peer may read it: one copy, but the system looks every page up.
+    """
+
+    inline_most_bytes: int = 128 * 1024 + 64
+    ring_most_bytes: int = 1024 * 1024
+
+    def describe(self) -> str:
+        """In one line, for people."""
+        small, large = self.inline_most_bytes // 1024, self.ring_most_bytes // 1024
+        return f"up to {small} KiB through the socket, up to {large} KiB through shared memory"
+
+
+ONLY_SOCKET = Carriers(sys.maxsize, sys.maxsize)
+ONLY_RING = Carriers(0, sys.maxsize)
+ONLY_LENT = Carriers(0, 0)
 
 
 def head(kind: int, length: int, place: int = 0) -> memoryview:
@@ -55,26 +78,35 @@ def inlined(views: List[memoryview]) -> List[memoryview]:
 class FramedLink(SocketLink):
     """What links within a host have in common: everything but the way to the large pieces."""
 
+    room_bytes = HEAD_BYTES
+
     __slots__ = (
         "_answers",
         "_head",
         "_inline_left",
+        "_inline_most",
+        "_lent",
+        "_owed",
         "_queue",
         "_read",
         "_staging",
         "_staging_views",
         "_top",
         "_unsent",
+        "carriers",
     )
 
     def __init__(self, peer: int, sock: socket.socket) -> None:
         super().__init__(peer, sock)
+        self.use(Carriers())
+        self._lent = 0  # bytes lent to the peer and not read by it
         self._staging = memoryview(bytearray(_STAGING_BYTES))
         self._staging_views = [self._staging]
         self._top = memoryview(bytearray(HEAD_BYTES))  # a head that is read together with what follows
         # Kind, place, length and, if INLINE, the bytes of what has come and was not handed out.
         self._queue: Deque[Tuple[int, int, int, Optional[memoryview]]] = deque()
         self._head = b""  # a frame head of which a part has arrived
+        self._owed = 0  # bytes of an INLINE frame that has begun: nothing else may be sent before them
         self._inline_left = 0  # bytes of an INLINE frame that have not arrived
         # Bytes that the peer has read of what was offered or lent, since last asked.
         self._answers = {OFFER: 0, LEND: 0}
@@ -82,28 +114,58 @@ class FramedLink(SocketLink):
         self._read = {OFFER: 0, LEND: 0}
         self._unsent = b""  # frames that did not fit into the socket
 
+    def use(self, carriers: Carriers) -> None:
+        """Send in these ways from now on."""
+        self.carriers = carriers
+        self._inline_most = carriers.inline_most_bytes
+
+    def ways(self) -> List[Carriers]:
+        """What may be sent in which way, each for all sizes, from that for small pieces on."""
+        return [ONLY_SOCKET]
+
     @abstractmethod
     def _fetch(self, kind: int, place: int, view: memoryview) -> int:
-        """Copy bytes that the peer offered or lent into the view; how many, at least one."""
+        """Copy bytes that the peer offered or lent into the view; how many, or 0 if it has revoked them."""
 
     # ---- sending -----------------------------------------------------------------------------
 
-    def _send_short(self, view: memoryview) -> int:
-        """Send a few bytes in a frame of their own; all of them are taken."""
-        length = view.nbytes
-        frame = _FRAME.pack(INLINE << _KIND_SHIFT | length, 0) + view
-        if self._unsent:
-            self._unsent += frame
-            self._flush()
-            return length
-        sent = SocketLink.send(self, (frame,))  # type: ignore[arg-type]
-        if sent < len(frame):
-            self._unsent = frame[sent:]
+    def send_packet(self, packet: memoryview) -> int:
+        length = packet.nbytes - HEAD_BYTES
+        if self._unsent or self._owed or self._lent or not 0 < length <= self._inline_most:
+            return self.send((packet[HEAD_BYTES:],))
+        _FRAME.pack_into(packet, 0, INLINE << _KIND_SHIFT | length, 0)
+        sent = SocketLink.send(self, (packet,))
+        if sent < packet.nbytes:
+            self._unsent = bytes(packet[sent:])
         return length
+
+    def _send_inline(self, views: Views, length: int) -> int:
+        """Send views in one frame; how many bytes were taken. Nothing may be unsent."""
+        frame = _FRAME.pack(INLINE << _KIND_SHIFT | length, 0)
+        if length <= SHORT_BYTES:
+            frame += b"".join(views)
+            sent, whole = SocketLink.send(self, (frame,)), len(frame)  # type: ignore[arg-type]
+            if sent < whole:
+                self._unsent = frame[sent:]
+            return length
+        sent = SocketLink.send(self, (frame, *views))  # type: ignore[arg-type]
+        if sent >= HEAD_BYTES:
+            self._owed = HEAD_BYTES + length - sent
+            return sent - HEAD_BYTES
+        if sent:
+            self._unsent = b"".join((frame, *views))[sent:]
+            return length
+        return 0
+
+    def _send_owed(self, views: Views) -> int:
+        """Go on with the frame that has begun; how many bytes were taken."""
+        sent = SocketLink.send(self, clipped(views, self._owed))
+        self._owed -= sent
+        return sent
 
     def _write(self, frames: List[memoryview]) -> None:
         """Send the frames; what does not fit is kept, copied, for the next time."""
-        if self._unsent:
+        if self._unsent or self._owed:
             self._unsent += b"".join(frames)
             self._flush()
             return
@@ -113,23 +175,39 @@ class FramedLink(SocketLink):
 
     def _flush(self) -> bool:
         """Send what was kept; whether nothing is left of it."""
-        if self._unsent:
+        if self._unsent and not self._owed:
             sent = SocketLink.send(self, [memoryview(self._unsent)])
             self._unsent = self._unsent[sent:]
         return not self._unsent
 
     # ---- receiving ---------------------------------------------------------------------------
 
+    def recv_packet(self, packet: memoryview) -> int:
+        if self._queue or self._inline_left or self._head:
+            return self.recv((packet[HEAD_BYTES:],))
+        if self._unsent:
+            self._flush()
+        got = SocketLink.recv(self, (packet,))
+        if not got:
+            return 0
+        length = got - HEAD_BYTES
+        if got == packet.nbytes and _FRAME.unpack_from(packet)[0] == INLINE << _KIND_SHIFT | length:
+            return length
+        self._parse(memoryview(bytes(packet[:got])))
+        return self.recv((packet[HEAD_BYTES:],)) if self._queue else 0
+
     def recv(self, views: Views) -> int:
         if self._unsent:
             self._flush()
+        got = 0
         if not self._queue:
             got = self._receive(views)
-            if got or not self._queue:
+            if not self._queue:
                 return got
-        got = 0
+        skip = got
         for view in views:
-            filled, length = 0, view.nbytes
+            filled, length = min(skip, view.nbytes), view.nbytes
+            skip -= filled
             while filled < length:
                 piece = self._next_piece(view[filled:] if filled else view)
                 if not piece:
@@ -146,6 +224,10 @@ class FramedLink(SocketLink):
         count = min(length, view.nbytes)
         if data is None:
             count = self._fetch(kind, place, view[:count])
+            if not count:
+                # The peer has given up the call. Nothing more comes, until it says why or closes the link.
+                self._queue.clear()
+                return 0
             self._read[kind] += count
         elif count == length:
             view[:count] = data
@@ -184,29 +266,21 @@ class FramedLink(SocketLink):
             return got
         if self._head or not views or len(views) == 1 and views[0].nbytes <= SHORT_BYTES:
             return self._pump(views[0] if len(views) == 1 else None)
-        # In the hope that it is the bytes of one INLINE frame: then they are where they belong at once.
+        # In the hope that it is the bytes of one INLINE frame: then they are where they belong at once. No
+        # more is read: what is behind them would have to be copied twice.
         top = self._top
-        got = SocketLink.recv(self, [top, *views, self._staging])
+        got = SocketLink.recv(self, (top, *views))
         if got < HEAD_BYTES:
             self._head = bytes(top[:got])
             return 0
         word, place = _FRAME.unpack(top)
         got -= HEAD_BYTES
-        wanted = sum(view.nbytes for view in views)
-        length = min(got, word & _LENGTH_MASK) if word >> _KIND_SHIFT == INLINE else 0
-        if length:
-            taken = min(length, wanted)
-            if taken < got:
-                # More than the views hold, or other frames behind.
-                self._inline_left = (word & _LENGTH_MASK) - taken
-                self._parse(memoryview(_gathered(views, self._staging, got)[taken:]))
-            else:
-                self._inline_left = (word & _LENGTH_MASK) - taken
-            return taken
         self._sort(word, place)
-        if got:
-            self._parse(memoryview(_gathered(views, self._staging, got)))
-        return 0
+        taken = min(got, self._inline_left)
+        self._inline_left -= taken
+        if taken < got:
+            self._parse(memoryview(gathered(views, taken, got)))
+        return taken
 
     def _pump(self, view: Optional[memoryview] = None) -> int:
         """Read what is in the socket and sort it: data to the queue, answers to the counters.
@@ -271,13 +345,20 @@ class FramedLink(SocketLink):
         """Whether sending cannot go on before the peer has read something."""
 
     def settled(self) -> bool:
-        self._answer()
+        self._answer_lender()
         return self._flush()
 
+    def _answer_lender(self) -> None:
+        """Tell a lender what it may overwrite, before anybody sleeps.
+
+        What was read of a ring need not be told before it is much: until then the peer has room left.
+        """
+        if self._read[LEND]:
+            self._answer()
+
     def poll_events(self, reading: bool, writing: bool) -> int:
-        # Before anybody sleeps, the peer must know what it may overwrite.
-        self._answer()
-        asleep = writing and self._waits_for_answer()
+        self._answer_lender()
+        asleep = writing and not self._owed and self._waits_for_answer()
         # What is queued here is nothing that the system could wake us for: then do not sleep.
         awake = (reading and self._queue) or self._unsent or (writing and not asleep)
         return (select.POLLIN if reading or asleep else 0) | (select.POLLOUT if awake else 0)
@@ -289,25 +370,3 @@ class FramedLink(SocketLink):
             pass  # Nobody is left to read it.
         self._queue.clear()
         super().close()
-
-
-def flat(view: memoryview) -> memoryview:
-    """The view as plain bytes."""
-    return view.cast("B") if view.format != "B" or view.ndim != 1 else view
-
-
-def clipped(views: Views, most: int) -> List[memoryview]:
-    """The views up to so many bytes."""
-    found: List[memoryview] = []
-    for view in views:
-        if view.nbytes >= most:
-            found.append(view[:most])
-            break
-        found.append(view)
-        most -= view.nbytes
-    return found
-
-
-def _gathered(views: Views, rest: memoryview, count: int) -> bytes:
-    """The first so many bytes of what was read into the views and the rest."""
-    return b"".join(clipped([*views, rest], count))

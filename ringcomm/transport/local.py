@@ -6,18 +6,18 @@ Reading each other's memory (:mod:`~ringcomm.transport.process_memory`) and memo
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 from typing import Dict, Mapping, Optional
 
 from ..errors import StartupError
-from .process_memory import PeerMemory, ReadingLink, address_of, available
+from .carriers import measured
+from .framed import FramedLink
+from .process_memory import TOKEN_BYTES, Lease, PeerMemory, ReadingLink, available
 from .shm import Ring, SharedLink
 from .tcp import SocketLink, choose_congestion
 
-_TOKEN_BYTES = 32
-_HELLO = struct.Struct(f"<Q{_TOKEN_BYTES}s")
+_HELLO = struct.Struct(f"<Q{TOKEN_BYTES}s")
 _YES, _NO = b"\x01", b"\x00"
 _TRIAL_S = 10.0
 _MANY_PEERS = 8
@@ -47,29 +47,27 @@ class Trial:
         self._crowded = crowded
         self._may_read = wish in ("auto", "memory")
         self._may_share = wish in ("auto", "memory", "shm")
-        self._token = bytearray(os.urandom(_TOKEN_BYTES))
+        self._lease = Lease()
         self._memory: Optional[PeerMemory] = None
         self._outward: Optional[Ring] = None
         self._inward: Optional[Ring] = None
 
     def hello(self) -> None:
-        """Tell the other end where a random token lies in this process."""
-        self._sock.sendall(_HELLO.pack(address_of(memoryview(self._token)), bytes(self._token)))
+        """Tell the other end where the lease for this link lies in this process: random bytes."""
+        self._sock.sendall(_HELLO.pack(self._lease.address, self._lease.token))
 
     def try_to_read(self) -> None:
-        """Try to read the other end's token from its memory, and tell it how that went."""
+        """Try to read the other end's lease from its memory, and tell it how that went."""
         address, token = _HELLO.unpack(_receive(self._sock, _HELLO.size))
         if self._may_read and available() and hasattr(socket, "SO_PEERCRED"):
             credentials = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
             (pid, _, _) = struct.unpack("iII", credentials)
-            memory = PeerMemory(pid)
-            seen = bytearray(_TOKEN_BYTES)
+            memory = PeerMemory(pid, address, token)
             try:
-                memory.read(address, memoryview(seen))
+                if memory.read(address, memoryview(bytearray(TOKEN_BYTES))):
+                    self._memory = memory
             except OSError:
-                pass  # Not permitted, or another pid namespace: then not. The token tells.
-            if bytes(seen) == token:
-                self._memory = memory
+                pass  # Not permitted, or another pid namespace.
         self._sock.sendall(_NO if self._memory is None else _YES)
 
     def offer_ring(self) -> None:
@@ -97,7 +95,7 @@ class Trial:
         if not agreed:
             self.close()
         if self._memory is not None:
-            return ReadingLink(peer, self._sock, self._memory, self._outward, self._inward)
+            return ReadingLink(peer, self._sock, self._memory, self._lease, self._outward, self._inward)
         if self._outward is not None and self._inward is not None:
             return SharedLink(peer, self._sock, self._outward, self._inward)
         return SocketLink(peer, self._sock)
@@ -121,7 +119,10 @@ def _receive(sock: socket.socket, count: int) -> bytes:
 
 
 def make_links(
-    sockets: Mapping[int, socket.socket], transport: str = "auto", congestion: str = "auto"
+    sockets: Mapping[int, socket.socket],
+    transport: str = "auto",
+    congestion: str = "auto",
+    measure: bool = True,
 ) -> Dict[int, SocketLink]:
     """Links over proven sockets, by peer: those over Unix sockets use memory where both ends may.
 
@@ -129,6 +130,7 @@ def make_links(
 
     Args:
         transport: ``auto``, ``memory`` or ``shm`` (fail if that is impossible), ``unix`` or ``tcp``.
+        measure: whether to find out what is the fastest on this machine, see :mod:`.carriers`.
         congestion: see :func:`~ringcomm.transport.tcp.choose_congestion`.
 
     Raises:
@@ -151,6 +153,9 @@ def make_links(
         for peer, sock in sockets.items():
             links[peer] = trials[peer].link(peer) if peer in trials else SocketLink(peer, sock)
             _check_wish(transport, links[peer])
+        for link in links.values():
+            if measure and isinstance(link, FramedLink):
+                link.use(measured())
     except BaseException:
         for trial in trials.values():
             trial.close()

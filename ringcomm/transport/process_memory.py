@@ -6,26 +6,33 @@ stays behind when a process dies.
 
 The receiver copies offered bytes directly to where they belong (or into a segment that stays in
 its cache, to be reduced), so they cross memory once instead of four times through a TCP stream.
+
+**Revocation.** A lender that gives a call up (Ctrl-C, a time limit, an error) may overwrite its buffer at
+once, while the peer still reads it. So each end of a link has a :class:`Lease`: random bytes in its own
+memory, which the peer knows from the start and which are cleared before an exception leaves the call. With
+every read the peer also reads the lease, after the data and by the same system call, and takes the data only
+if the lease was still valid.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import socket
 import sys
+import threading
 from typing import Any, List, Optional
 
 import numpy as np
 
 from .base import LinkClosed, Views
-from .framed import INLINE_MOST_BYTES, LEND, flat, head, inlined
+from .framed import LEND, OFFER, ONLY_LENT, SHORT_BYTES, Carriers, head, inlined
 from .shm import Ring, SharedLink
 from .tcp import closed_reason
+from .views import flat
 
-RING_MOST_BYTES = 512 * 1024
-"""Up to here two copies through shared memory are cheaper than one between two processes: those bytes are
-in the cache, and the system has no pages to look up."""
+TOKEN_BYTES = 32
 _READ_MOST_BYTES = 2 * 1024 * 1024
 """Read no more at once, so that the sender may go on with what has been read."""
 
@@ -66,39 +73,89 @@ def address_of(view: memoryview) -> int:
     return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
 
 
+class Lease:
+    """Whether this process's memory may still be read over one link, in that memory itself.
+
+    Attributes:
+        token: what the bytes at ``address`` are while the lease is valid.
+        address: where they are.
+    """
+
+    __slots__ = ("_bytes", "_fence", "address", "token")
+
+    def __init__(self) -> None:
+        self.token = os.urandom(TOKEN_BYTES)
+        self._bytes = bytearray(self.token)
+        self.address = address_of(memoryview(self._bytes))
+        self._fence = threading.Lock()
+
+    def revoke(self) -> None:
+        """End the lease: what a peer reads from now on, it does not take. Doing it again is harmless."""
+        self._bytes[:] = bytes(TOKEN_BYTES)
+        # Processors that reorder stores (ARM) must not let the peer see what the caller writes next before
+        # it can see this. A lock released and then taken orders stores before the one and after the other.
+        for _ in range(2):
+            with self._fence:
+                pass
+
+
 class PeerMemory:
     """The memory of one other process of this machine.
 
     Args:
         pid: its number, as this process sees it.
+        place: the address of its lease for this link.
+        token: what is there while the lease is valid.
     """
 
-    __slots__ = ("_local", "_remote", "pid")
+    __slots__ = ("_local", "_remote", "_seen", "_token", "pid")
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, place: int, token: bytes) -> None:
         self.pid = pid
-        self._local = _Span()
-        self._remote = _Span()
+        self._token = token
+        self._seen = bytearray(TOKEN_BYTES)
+        self._local = (_Span * 2)()
+        self._remote = (_Span * 2)()
+        self._local[1].base, self._local[1].length = address_of(memoryview(self._seen)), TOKEN_BYTES
+        self._remote[1].base, self._remote[1].length = place, TOKEN_BYTES
 
     def read(self, address: int, into: memoryview) -> int:
-        """Copy bytes from ``address`` over there into the view.
+        """Copy bytes from ``address`` over there into the view, as long as the lease is valid.
 
         Returns:
-            how many bytes were copied; fewer than asked for if the rest is not mapped.
+            how many bytes were copied: all, or 0 if the lease was revoked. The view holds anything then.
 
         Raises:
-            OSError: the process is gone, or the system forbids it.
+            OSError: the process is gone, the system forbids it, or there is no such memory.
         """
         if _readv is None:
             raise OSError("this system cannot read another process's memory")
-        local, remote = self._local, self._remote
-        local.base, local.length = address_of(into), into.nbytes
-        remote.base, remote.length = address, into.nbytes
-        count = _readv(self.pid, ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
+        length = into.nbytes
+        local, remote = self._local[0], self._remote[0]
+        local.base, local.length = address_of(into), length
+        remote.base, remote.length = address, length
+        # The system copies the spans in their order. Between them it gives back the pages of the first by
+        # atomic operations that order all loads before and after them.
+        count = _readv(self.pid, self._local, 2, self._remote, 2, 0)
+        if count == length + TOKEN_BYTES:
+            return length if self._seen == self._token else 0
+        number = ctypes.get_errno() if count < 0 else errno.EFAULT
+        if number == errno.EFAULT and length and not self._valid():
+            return 0  # Revoked, and then given back to the system.
+        raise OSError(number, os.strerror(number))
+
+    def _valid(self) -> bool:
+        """Whether the lease is valid.
+
+        Raises:
+            OSError: as :meth:`read`.
+        """
+        self._local[0].length = self._remote[0].length = 0
+        count = _readv(self.pid, self._local, 2, self._remote, 2, 0) if _readv is not None else -1
         if count < 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
-        return int(count)
+        return count == TOKEN_BYTES and self._seen == self._token
 
 
 class ReadingLink(SharedLink):
@@ -111,10 +168,11 @@ class ReadingLink(SharedLink):
 
     Args:
         memory: the other process's.
+        lease: this process's, of which the other knows.
         outward, inward: rings of shared memory, if there are any; owned by the link.
     """
 
-    __slots__ = ("_lend_from", "_lent", "_memory")
+    __slots__ = ("_lease", "_memory")
 
     # A read costs some 7 us however short it is, and as much again for every 64 KiB.
     segment_bytes = 1024 * 1024
@@ -128,15 +186,21 @@ class ReadingLink(SharedLink):
         peer: int,
         sock: socket.socket,
         memory: PeerMemory,
+        lease: Lease,
         outward: Optional[Ring] = None,
         inward: Optional[Ring] = None,
     ) -> None:
         super().__init__(peer, sock, outward, inward)
         self._memory = memory
-        self._lent = 0  # bytes lent to the peer and not read by it
-        self._lend_from = (INLINE_MOST_BYTES if outward is None else RING_MOST_BYTES) + 1
+        self._lease: Optional[Lease] = lease
 
-    def send(self, views: Views) -> int:
+    def ways(self) -> List[Carriers]:
+        """Those of shared memory, and lending."""
+        return [*super().ways(), ONLY_LENT]
+
+    def _send_large(self, views: Views) -> int:
+        if self._lease is None:
+            raise LinkClosed(self.peer, "this rank has given up a call in which it was used")
         if self._lent:
             # Even while our own frames are stuck: the peer's may be what they are waiting for.
             if not self._answers[LEND]:
@@ -150,11 +214,16 @@ class ReadingLink(SharedLink):
             if self._unsent and not self._flush():
                 return 0
             return self._post(views)
-        return super().send(views)
+        return super()._send_large(views)
 
     def _post(self, views: Views) -> int:
         """Send what is small and lend what is large, beyond what is lent already."""
         skip = self._lent
+        if not skip and self._outward is not None:
+            most = self.carriers.ring_most_bytes
+            if all(view.nbytes <= most for view in views):
+                return super()._post(views)
+        lend_from = 1 + (SHORT_BYTES if self._outward is None else self.carriers.ring_most_bytes)
         frames: List[memoryview] = []
         small: List[memoryview] = []
         taken = 0
@@ -166,18 +235,19 @@ class ReadingLink(SharedLink):
             if skip:
                 data, skip = data[skip:], 0
             length = data.nbytes
-            if length <= INLINE_MOST_BYTES and not self._lent:
+            if length <= SHORT_BYTES and not self._lent:
                 small.append(data)
                 taken += length
                 continue
             frames += inlined(small)
             small = []
-            if self._lent or length >= self._lend_from:
+            if self._lent or length >= lend_from:
                 # Whatever follows what is lent is lent, too: bytes are taken in their order.
                 frames.append(head(LEND, length, address_of(data)))
                 self._lent += length
             else:
-                count = self._put(data, frames)
+                place, count = self._write_at, self._put(data)
+                frames += [head(OFFER, count, place)] if count else []
                 taken += count
                 if count < length:
                     break
@@ -196,3 +266,13 @@ class ReadingLink(SharedLink):
 
     def _waits_for_answer(self) -> bool:
         return self._lent > 0 or (self._outward is not None and super()._waits_for_answer())
+
+    def revoke(self) -> None:
+        if self._lease is not None:
+            self._lease.revoke()
+            self._lease = None
+            self._inline_most = 0  # and nothing is sent any more
+
+    def close(self) -> None:
+        self.revoke()
+        super().close()

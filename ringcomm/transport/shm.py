@@ -22,7 +22,8 @@ import socket
 from typing import List, Optional, Tuple
 
 from .base import LinkClosed, Views
-from .framed import OFFER, SHORT_BYTES, FramedLink, flat, head, inlined
+from .framed import OFFER, ONLY_RING, SHORT_BYTES, Carriers, FramedLink, head
+from .views import flat
 
 RING_BYTES = 1024 * 1024
 """Large enough to keep both ends busy, small enough to stay in a processor's cache."""
@@ -98,6 +99,14 @@ class Ring:
             ring._close_descriptor()
         return message, ring
 
+    def twin(self) -> Ring:
+        """The same memory once more, for another end in this process.
+
+        Raises:
+            OSError: it cannot be mapped.
+        """
+        return Ring(os.dup(self._descriptor))
+
     def _close_descriptor(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
@@ -145,9 +154,23 @@ class SharedLink(FramedLink):
         self._room = RING_BYTES if outward is not None else 0  # in our ring
         self._write_at = 0
 
+    def ways(self) -> List[Carriers]:
+        """The socket and, if there is shared memory, the ring."""
+        return [*super().ways(), ONLY_RING] if self._outward is not None else super().ways()
+
     def send(self, views: Views) -> int:
-        if len(views) == 1 and 0 < views[0].nbytes <= SHORT_BYTES and not self._unsent:
-            return self._send_short(views[0])
+        if self._owed:
+            return self._send_owed(views)
+        if not self._unsent and not self._lent:
+            length = 0
+            for view in views:
+                length += view.nbytes
+            if 0 < length <= self._inline_most:
+                return self._send_inline(views, length)
+        return self._send_large(views)
+
+    def _send_large(self, views: Views) -> int:
+        """Send what does not go through the socket, or not now; how many bytes were taken."""
         if self._room < _PIECE_BYTES and self._outward is not None and not self._answers[OFFER]:
             self._pump()
         self._make_room()
@@ -162,38 +185,29 @@ class SharedLink(FramedLink):
             self._answers[OFFER] = 0
             if self._room > RING_BYTES or self._outward is None:
                 raise LinkClosed(self.peer, "it claims to have read more than it was offered")
+            if self._room == RING_BYTES:
+                self._write_at = 0  # where it was written last: that is in the cache
 
     def _post(self, views: Views) -> int:
-        """Send small views, and copy large ones into the ring; how many bytes were taken."""
-        frames: List[memoryview] = []
-        small: List[memoryview] = []
-        taken = 0
+        """Copy the front of the views into the ring, in one piece; how many bytes were taken."""
+        place, taken = self._write_at, 0
         for view in views:
-            length = view.nbytes
-            if length <= SHORT_BYTES:
-                small.append(flat(view))
-                taken += length
-                continue
-            frames += inlined(small)
-            small = []
-            count = self._put(flat(view), frames)
+            count = self._put(flat(view))
             taken += count
-            if count < length:
+            if count < view.nbytes or count > SHORT_BYTES or self._write_at < place:
                 break
-        frames += inlined(small)
-        if frames:
-            self._write(frames)
+        if taken:
+            self._write([head(OFFER, taken, place)])
         return taken
 
-    def _put(self, data: memoryview, frames: List[memoryview]) -> int:
-        """Copy a piece of the data into the ring; how many bytes. The frame that says so is added."""
+    def _put(self, data: memoryview) -> int:
+        """Copy a piece of the data into the ring; how many bytes."""
         place = self._write_at
         count = min(data.nbytes, self._room, _PIECE_BYTES, RING_BYTES - place)
         if count and self._outward is not None:
             self._outward.bytes[place : place + count] = data[:count]
             self._write_at = (place + count) % RING_BYTES
             self._room -= count
-            frames.append(head(OFFER, count, place))
         return count
 
     def _fetch(self, kind: int, place: int, view: memoryview) -> int:

@@ -17,6 +17,10 @@ class _Renumbered(Link):
         self.link = link
         self.segment_bytes = link.segment_bytes
         self.burst_bytes = link.burst_bytes
+        self.room_bytes = link.room_bytes
+        # Without a call in between: they are for what must be quick.
+        self.send_packet = link.send_packet  # type: ignore[method-assign]
+        self.recv_packet = link.recv_packet  # type: ignore[method-assign]
 
     @property
     def carrier(self) -> str:
@@ -30,6 +34,9 @@ class _Renumbered(Link):
 
     def settled(self) -> bool:
         return self.link.settled()
+
+    def revoke(self) -> None:
+        self.link.revoke()
 
     def close(self) -> None:
         self.link.close()

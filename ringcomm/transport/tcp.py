@@ -202,6 +202,10 @@ class SocketFabric(Fabric):
                 self._bell[1].send(b"!")
                 self._rung = True
 
+    def revoke(self) -> None:
+        for link in self._links.values():
+            link.revoke()
+
     def close(self) -> None:
         for link in self._links.values():
             link.close()

@@ -12,9 +12,10 @@ from ringcomm.certificate import make_certificate
 from ringcomm.testing import contract
 from ringcomm.transport.base import Watch
 from ringcomm.transport.connect import listen
+from ringcomm.transport.framed import ONLY_LENT, ONLY_RING, ONLY_SOCKET
 from ringcomm.transport.local import make_links
 from ringcomm.transport.memory import memory_fabrics
-from ringcomm.transport.process_memory import PeerMemory, ReadingLink
+from ringcomm.transport.process_memory import Lease, PeerMemory, ReadingLink
 from ringcomm.transport.tcp import SocketFabric, SocketLink
 from ringcomm.transport.tls import Tls
 
@@ -43,8 +44,12 @@ def fabrics_of(sockets):
 def without_rings():
     """Ends that only read each other's memory, as where many ranks share a host."""
     sockets = narrow(socket.socketpair(), 2048)
-    memory = PeerMemory(os.getpid())
-    return [SocketFabric(rank, {1 - rank: ReadingLink(1 - rank, sockets[rank], memory)}) for rank in range(2)]
+    leases = [Lease(), Lease()]
+    memory = [PeerMemory(os.getpid(), lease.address, lease.token) for lease in leases]
+    return [
+        SocketFabric(rank, {1 - rank: ReadingLink(1 - rank, sockets[rank], memory[1 - rank], leases[rank])})
+        for rank in range(2)
+    ]
 
 
 def local_fabrics(wishes=("auto", "auto"), buffer_bytes=None):
@@ -55,6 +60,14 @@ def local_fabrics(wishes=("auto", "auto"), buffer_bytes=None):
     with ThreadPoolExecutor(2) as pool:
         ends = pool.map(make_links, [{1: sockets[0]}, {0: sockets[1]}], wishes)
         return [SocketFabric(rank, links) for rank, links in enumerate(ends)]
+
+
+def by_one_way(carriers):
+    """Ends that send as much as possible in one way."""
+    fabrics = local_fabrics()
+    for fabric in fabrics:
+        fabric.link(1 - fabric.rank).use(carriers)
+    return fabrics
 
 
 _tls = []
@@ -78,6 +91,9 @@ TRANSPORTS = {
     "local": local_fabrics,
     "local, narrow": lambda: local_fabrics(buffer_bytes=2048),
     "local, without rings": without_rings,
+    "local, only through the socket": lambda: by_one_way(ONLY_SOCKET),
+    "local, only through rings": lambda: by_one_way(ONLY_RING),
+    "local, only lent": lambda: by_one_way(ONLY_LENT),
     "shm": lambda: local_fabrics(("shm", "shm")),
     "shm, narrow": lambda: local_fabrics(("shm", "shm"), 2048),
     "memory": lambda: memory_fabrics(2),

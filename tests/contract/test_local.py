@@ -11,14 +11,17 @@ import numpy as np
 import pytest
 
 import ringcomm as rc
+from ringcomm.engine.control_messages import Mailbox
 from ringcomm.errors import StartupError
 from ringcomm.testing.cluster import run_ranks
-from ringcomm.transport import local, shm
+from ringcomm.transport import carriers, local, shm
+from ringcomm.transport.framed import Carriers
 from ringcomm.transport.local import make_links
 from ringcomm.transport.process_memory import PeerMemory, ReadingLink
 from ringcomm.transport.shm import RING_BYTES, Ring, SharedLink
 from ringcomm.transport.tcp import SocketLink
 from tests.contract.service import eventually, opened
+from tests.contract.test_links import without_rings
 
 
 @pytest.fixture
@@ -178,3 +181,53 @@ def test_a_job_leaves_no_descriptor_and_no_mapping(no_leaks):
     assert run_ranks(3, work, transport="shm") == [True] * 3
     assert eventually(lambda: "memfd:ringcomm" not in Path("/proc/self/maps").read_text())
     assert opened()
+
+
+@pytest.mark.parametrize("length", [100_000, 700_000, 3_000_000])
+def test_long_messages_of_engines_stay_where_they_were_lent(length):
+    fabrics = without_rings()
+    ends = [Mailbox(fabric, {1 - fabric.rank}) for fabric in fabrics]
+    try:
+        for text in ("a" * length, "b" * length):
+            ends[0].send({"type": "stack", "text": text})
+        got = []
+        for _ in range(10_000):
+            got += ends[1].receive()
+            ends[0].receive()
+            ends[0].flush()
+            ends[1].flush()
+            if len(got) == 2:
+                break
+        assert [(peer, set(message["text"]), len(message["text"])) for peer, message in got] == [
+            (0, {"a"}, length), (0, {"b"}, length),
+        ]  # fmt: skip
+        assert not any(end.gone for end in ends)
+        for _ in range(10):
+            ends[0].flush()
+        assert not ends[0].has_unsent()
+    finally:
+        for fabric in fabrics:
+            fabric.close()
+
+
+def test_what_is_measured_is_used_unless_it_is_not_wanted(monkeypatch):
+    monkeypatch.setattr(carriers, "_found", None)
+    found = carriers.measured()
+    assert 8 * 1024 <= found.inline_most_bytes <= found.ring_most_bytes < 8 * 1024 * 1024
+    assert carriers.measured() is found
+    for measure, expected in ((True, found), (False, Carriers())):
+        sockets = socket.socketpair()
+        with ThreadPoolExecutor(2) as pool:
+            ends = pool.map(
+                lambda end, measure=measure: make_links(*end, measure=measure),
+                [({1: sockets[0]}, "auto"), ({0: sockets[1]}, "auto")],
+            )
+            links = [link for end in ends for link in end.values()]
+        assert [link.carriers for link in links] == [expected] * 2
+        kinds(links)
+
+
+def test_without_shared_memory_nothing_is_measured(monkeypatch, no_leaks):
+    monkeypatch.setattr(carriers, "_found", None)
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    assert carriers.measured() == Carriers()

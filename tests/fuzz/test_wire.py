@@ -28,7 +28,7 @@ from ringcomm.transport.base import LinkClosed
 from ringcomm.transport.encryption import encryption_of
 from ringcomm.transport.local import make_links
 from ringcomm.transport.memory import memory_fabrics
-from ringcomm.transport.process_memory import PeerMemory, ReadingLink
+from ringcomm.transport.process_memory import Lease, PeerMemory, ReadingLink
 from ringcomm.transport.reactor import Reactor
 from ringcomm.transport.shm import Ring, SharedLink
 from ringcomm.wire import frames, messages
@@ -316,7 +316,9 @@ def test_links_that_read_memory(data, sizes, rings):
     here, there = socket.socketpair()
     with at_most(1 << 20):
         both = (Ring.make(), Ring.make()) if rings else (None, None)
-        use(ReadingLink(1, here, PeerMemory(os.getpid()), *both), there, data, sizes)
+        lease = Lease()
+        memory = PeerMemory(os.getpid(), lease.address, lease.token)
+        use(ReadingLink(1, here, memory, lease, *both), there, data, sizes)
 
 
 @fuzz(st.binary(max_size=60), st.booleans())

@@ -132,6 +132,8 @@ class PostOffice:
             self._failure = self._failure or error
             works = [*self._limits, *(order.work for order in self._posted)]
             self._posted, self._limits = [], {}
+        # Their callers may overwrite what peers have not read.
+        self._fabric.revoke()
         for work in works:
             work.finish(self._failure)
 

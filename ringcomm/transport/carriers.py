@@ -1,0 +1,155 @@
+"""Which way between two ranks of a host is the fastest for which size: measured once per process.
+
+That is when it makes its first link within a host. One thread drives both ends of a link of the process with
+itself, without waiting, and the shortest of some times counts. So it tells what system calls and copies take
+on this machine (small caches, slow look-up of pages, a sandbox that intercepts system calls), and hardly
+depends on what else the machine does at that moment: if two ranks measured on a busy machine, waking up would
+hide it. It takes some 20 ms of a core. A sender decides alone how it sends, so ranks need not agree.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from math import log
+from typing import List, Optional, Sequence
+
+import numpy as np
+
+from ..wire.frames import HEADER_BYTES
+from .framed import Carriers, FramedLink
+from .huge_pages import LEAST_BYTES
+from .process_memory import Lease, PeerMemory, ReadingLink
+from .shm import RING_BYTES, Ring
+
+SMALL_BYTES = tuple(kib * 1024 for kib in (16, 32, 64, 128, 256))
+LARGE_BYTES = tuple(kib * 1024 for kib in (256, 512, 1024, 2048, 4096))
+"""Sizes with which the socket is compared with shared memory, and that with reading the sender's memory."""
+_TRIES = 5
+_RING_COSTS = 0.25
+"""By how much (as a logarithm) shared memory must win: the executor takes more turns with it."""
+_BEYOND = 1.4
+"""Up to how many times the last size at which it was the best a way is taken: half of the way to the next."""
+
+_lock = threading.Lock()
+_found: Optional[Carriers] = None
+
+
+def measured() -> Carriers:
+    """What is best on this machine; measured by the first call of a process."""
+    global _found
+    with _lock:
+        if _found is None:
+            _found = _measure()
+        return _found
+
+
+def _measure() -> Carriers:
+    try:
+        sender, receiver = _ends()
+    except OSError:
+        return Carriers()  # No memory to share: nothing can be compared.
+    usual, (in_socket, in_ring, lent) = sender.carriers, sender.ways()
+    try:
+        # The first time that memory is touched, it costs more.
+        sender.use(in_ring)
+        _pass(sender, receiver, _buffer(RING_BYTES), _buffer(RING_BYTES))
+        small = _compare(sender, receiver, SMALL_BYTES, (in_socket, in_ring), _RING_COSTS)
+        large = _compare(sender, receiver, LARGE_BYTES, (in_ring, lent))
+    except OSError:
+        return usual
+    finally:
+        sender.close()
+        receiver.close()
+    return Carriers(small, max(small, large))
+
+
+def _ends() -> List[ReadingLink]:
+    """Both ends of a link of this process with itself.
+
+    Raises:
+        OSError: there is no shared memory.
+    """
+    ends = socket.socketpair()
+    rings: List[Ring] = []
+    try:
+        for _ in range(2):
+            rings.append(Ring.make())
+            rings.append(rings[-1].twin())
+        leases = [Lease(), Lease()]
+        memory = [PeerMemory(os.getpid(), lease.address, lease.token) for lease in leases]
+        return [
+            ReadingLink(1 - number, ends[number], memory[1 - number], leases[number], *pair)
+            for number, pair in enumerate(((rings[0], rings[3]), (rings[2], rings[1])))
+        ]
+    except OSError:
+        for ring in rings:
+            ring.close()
+        for sock in ends:
+            sock.close()
+        raise
+
+
+def _buffer(length: int) -> memoryview:
+    """Memory like that of a collective in which so much goes to one peer: large buffers lie on huge pages."""
+    whole = np.ones(max(length, LEAST_BYTES if 2 * length >= LEAST_BYTES else 0), np.uint8)
+    return whole[:length].data
+
+
+def _compare(
+    sender: FramedLink,
+    receiver: FramedLink,
+    lengths: Sequence[int],
+    ways: Sequence[Carriers],
+    margin: float = 0.0,
+) -> int:
+    """Up to how many bytes the first of two ways is the better one, if the second must win by a margin."""
+    gains: List[float] = []
+    for length in lengths:
+        source, target = _buffer(length), _buffer(length)
+        _pass(sender, receiver, source, target)
+        best_s = [1.0, 1.0]
+        for _ in range(_TRIES):
+            for number, way in enumerate(ways):
+                sender.use(way)
+                best_s[number] = min(best_s[number], _pass(sender, receiver, source, target))
+        gains.append(log(best_s[1] / best_s[0]) + margin)
+    cut = best_cut(gains)
+    return int(lengths[cut - 1] * _BEYOND) if cut else lengths[0] // 2
+
+
+def best_cut(gains: Sequence[float]) -> int:
+    """How many of the sizes, from the smallest on, are better sent in the first of two ways.
+
+    Args:
+        gains: by how much the first is better at each size; negative where the second is.
+
+    >>> best_cut([0.5, 0.2, -0.1, 0.05, -0.7])
+    2
+    """
+    return max(range(len(gains) + 1), key=lambda cut: sum(gains[:cut]) - sum(gains[cut:]))
+
+
+def _pass(sender: FramedLink, receiver: FramedLink, source: memoryview, target: memoryview) -> float:
+    """Seconds that it takes to bring the bytes, and a header, from one end to the other."""
+    began_s = time.perf_counter()
+    out: Sequence[memoryview] = (memoryview(bytes(HEADER_BYTES)), source)
+    into: Sequence[memoryview] = (memoryview(bytearray(HEADER_BYTES)), target)
+    while out or into:
+        if out:
+            out = _after(out, sender.send(out))
+        if into:
+            into = _after(into, receiver.recv(into))
+    elapsed_s = time.perf_counter() - began_s
+    while not (sender.settled() and receiver.settled()):
+        pass
+    return elapsed_s
+
+
+def _after(views: Sequence[memoryview], count: int) -> Sequence[memoryview]:
+    """What is left of the views behind the first so many bytes."""
+    if count < views[0].nbytes:
+        return (views[0][count:], *views[1:])
+    return _after(views[1:], count - views[0].nbytes) if len(views) > 1 else ()

@@ -1,0 +1,33 @@
+"""Slices of several views at once."""
+
+from __future__ import annotations
+
+from typing import List
+
+from .base import Views
+
+
+def flat(view: memoryview) -> memoryview:
+    """The view as plain bytes."""
+    return view.cast("B") if view.format != "B" or view.ndim != 1 else view
+
+
+def clipped(views: Views, most: int) -> List[memoryview]:
+    """The views up to so many bytes."""
+    found: List[memoryview] = []
+    for view in views:
+        if view.nbytes >= most:
+            found.append(view[:most])
+            break
+        found.append(view)
+        most -= view.nbytes
+    return found
+
+
+def gathered(views: Views, start: int, stop: int) -> bytes:
+    """Some of the bytes that were read into the views."""
+    found: List[memoryview] = []
+    for view in views:
+        found.append(view[min(start, view.nbytes) : max(0, min(stop, view.nbytes))])
+        start, stop = max(0, start - view.nbytes), max(0, stop - view.nbytes)
+    return b"".join(found)
