@@ -34,6 +34,13 @@ def pytest_addoption(parser):
         metavar="N",
         help="of the simulated jobs run N, with seeds from 0",
     )
+    parser.addoption(
+        "--starts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="of each case of tests/hosts/test_routes.py start N jobs, of all cases, not two of some",
+    )
     parser.addoption("--all-kills", action="store_true", help="run the whole kill matrix, not a selection")
 
 

@@ -22,8 +22,9 @@ from ..errors import (
 )
 from ..transport.base import Lanes
 from ..transport.encryption import encryption_of
+from ..transport.kinds import LOOPBACK
 from ..transport.local import make_links
-from ..transport.nics import LOOPBACK, local_socket, own_addresses
+from ..transport.nics import local_socket, own_addresses
 from ..transport.reactor import READ, Reactor
 from ..transport.tcp import SocketFabric, SocketLink
 from ..version import __version__
@@ -293,7 +294,8 @@ class _Joiner:
         kind = message["type"]
         mesh = self._mesh
         assert mesh is not None
-        if kind in ("link", "go") and (self._assignment is None or (kind == "go" and not mesh.linked)):
+        too_early = self._assignment is None or (kind == "go" and not mesh.linked)
+        if kind in ("measure", "link", "go") and too_early:
             raise ProtocolError(f"the rendezvous sent {kind!r} before its time")
         if kind == "refused":
             self._failure = RefusedError(f"The rendezvous refused this process: {message['reason']}")
@@ -306,6 +308,8 @@ class _Joiner:
             mesh.become(int(message["rank"]), int(message["generation"]))
             if message["targets"]:
                 mesh.probe(message["targets"])
+        elif kind == "measure":
+            mesh.measure(message["pairs"])
         elif kind == "link":
             mesh.link(message["routes"], self._deadline)
         elif kind == "go":

@@ -11,7 +11,7 @@ shell around it. A generation goes through these phases::
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Set
 
 from ..config import Slot
 from ..errors import ProtocolError
@@ -20,7 +20,7 @@ from ..wire.messages import Message
 from .actions import Action, Drop, Notice, Seat, Tell, Timer
 from .blame import EVIDENCE_S, NOBODY, SETTLE_S, VANISHED, Blame, Suspicion, Verdict
 from .roster import Member, Refusal, Roster
-from .routing import NoRoute, choose_routes, routes_of
+from .routing import NoRoute, Routes, Routing, routes_of
 from .table import link_rows, link_table
 from .waiting import WaitingRoom
 
@@ -61,6 +61,9 @@ class Rendezvous:
         self._by_rank: Dict[int, Member] = {}
         self._leaders: List[Member] = []
         self._reports: Dict[int, List[Attempt]] = {}
+        self._routing = Routing((), {})
+        self._routes: Routes = {}
+        self._measuring: Set[int] = set()
         self._links: Dict[int, List[Dict[str, Any]]] = {}
 
     # ---- joining -----------------------------------------------------------------------------
@@ -116,6 +119,8 @@ class Rendezvous:
         self._by_rank = {member.rank: member for member in ordered}
         self._leaders = [member for member in ordered if member.local_rank == 0]
         self._reports.clear()
+        self._routing = Routing((), {})
+        self._measuring.clear()
         self._links.clear()
         self.phase = Phase.PROBING
         for member in ordered:
@@ -186,15 +191,35 @@ class Rendezvous:
         self._reports[member.rank] = [
             Attempt.from_json(item)._replace(source=member.rank) for item in message["attempts"]
         ]
-        return self._link() if len(self._reports) == len(self._leaders) else []
+        if len(self._reports) < len(self._leaders):
+            return []
+        self._routing = Routing(self._leaders, self._reports)
+        return self._measure_or_link()
+
+    def measured(self, connection: int, message: Message) -> List[Action]:
+        """The first rank of a host has measured what it was asked to."""
+        member = self.members.get(connection)
+        if member is None or self.phase is not Phase.PROBING or member.rank not in self._measuring:
+            return []
+        self._routing.measured(member.rank, message["speeds"])
+        self._measuring.discard(member.rank)
+        return [] if self._measuring else self._measure_or_link()
+
+    def _measure_or_link(self) -> List[Action]:
+        wanted = self._routing.wanted()
+        if not wanted:
+            return self._link()
+        self._measuring = set(wanted)
+        orders = ((self._by_rank[rank], pairs) for rank, pairs in wanted.items())
+        return [Tell(item.connection, {"type": "measure", "pairs": pairs}) for item, pairs in orders]
 
     def _link(self) -> List[Action]:
         try:
-            routes = choose_routes(self._leaders, self._reports)
+            self._routes = self._routing.routes()
         except NoRoute as problem:
             return self._abort("no_route", str(problem), None)
         self.phase = Phase.LINKING
-        members = list(self._by_rank.values())
+        members, routes = list(self._by_rank.values()), self._routes
         return [
             Tell(member.connection, {"type": "link", "routes": routes_of(member, members, routes)})
             for member in members
@@ -212,7 +237,7 @@ class Rendezvous:
         if not all(item.linked for item in self.members.values()):
             return []
         self.phase = Phase.RUNNING
-        rows = link_rows(self._by_rank, self._links, self._reports)
+        rows = link_rows(self._by_rank, self._links, self._routes)
         table = link_table(rows)
         actions: List[Action] = [
             Tell(item.connection, {"type": "go", "table": table}) for item in self.members.values()
