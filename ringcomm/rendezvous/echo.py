@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import socket
 import struct
-from typing import Callable
+from typing import Callable, Tuple
 
 from ..clock import monotonic
+from ..transport.pace import counted
 from ..transport.reactor import READ, WRITE, Reactor
 from ..wire.messages import Message, encode
 from .meter import LIMIT_BYTES
@@ -16,12 +17,13 @@ logger = logging.getLogger("ringcomm.rendezvous")
 
 REQUEST = struct.Struct("!I")
 """How much each side may send at most."""
-BLOCK = struct.Struct("!QQI")
-"""Bytes that have arrived here, after how many microseconds the last of them did, and how many follow."""
+BLOCK = struct.Struct("!QQQQQI")
+"""Bytes that have arrived here, after how many microseconds the last of them did; what :func:`acknowledged`
+gives; and how many bytes follow."""
 BLOCK_BYTES = 32 * 1024
 READ_BYTES = 1024 * 1024
 """As much as a system holds for one connection: one reading takes all that has arrived."""
-_QUEUE_BYTES = 256 * 1024
+_QUEUE_BYTES = 128 * 1024
 
 
 class Echo:
@@ -91,9 +93,23 @@ class Echo:
                 return
             self._told, self._sent = self._received, self._sent + size
             passed_us = int((self._heard_s - self._start_s) * 1e6)
-            self._unsent = memoryview(BLOCK.pack(self._received, passed_us, size) + bytes(size))
+            head = BLOCK.pack(self._received, passed_us, *acknowledged(self.sock), size)
+            self._unsent = memoryview(head + bytes(size))
         self._reactor.watch(self.sock, READ | WRITE, self._ready)
         self._unsent = self._unsent[self.sock.send(self._unsent) :]
+
+
+def acknowledged(sock: socket.socket) -> Tuple[int, int, int]:
+    """What the system says of bytes that were sent; zeros where it does not.
+
+    Returns:
+        how many have been acknowledged, for how many microseconds something was on its way that the other end
+        had room for, and at how many bytes per second the last were acknowledged.
+    """
+    known = counted(sock)
+    return (
+        (0, 0, 0) if known is None else (known.acked_bytes, max(0, known.busy_us - known.held_us), known.rate)
+    )
 
 
 def keep_queue_short(sock: socket.socket) -> None:

@@ -20,6 +20,7 @@ from ..transport.allowance import Allowance
 from ..transport.connect import Dial, is_local, listen
 from ..transport.kinds import LOCAL, LOOPBACK, VIRTUAL
 from ..transport.nics import Interface, interface_of
+from ..transport.pace import Expected
 from ..transport.reactor import READ, Reactor
 from ..transport.secure import Encryption
 from ..wire.auth import Claim, Purpose
@@ -68,6 +69,7 @@ class Mesh:
         self.job = job
         self.encryption = encryption
         self.rank = -1
+        self.chosen: List[Expected] = []
         self.generation = 0
         self._tell = tell
         self._listeners: List[Tuple[Interface, socket.socket]] = []
@@ -246,6 +248,8 @@ class Mesh:
     def link(self, routes: Sequence[Dict[str, Any]], deadline: Deadline) -> None:
         """Build the links: dial those that are ours to dial, wait for the others."""
         self._expected = set()
+        found = (Expected.of(int(route["peer"]), route) for route in routes)
+        self.chosen = [item for item in found if item is not None]
         for route in routes:
             lanes = [(int(purpose), int(route["peer"])) for purpose in _LANES]
             self._expected.update(lanes)

@@ -18,7 +18,7 @@ from ..transport.reactor import READ, WRITE, Reactor
 from ..transport.secure import Encryption
 from ..wire.auth import Claim
 from ..wire.messages import MessageReader
-from .echo import BLOCK, READ_BYTES, REQUEST, check_echo, keep_queue_short
+from .echo import BLOCK, READ_BYTES, REQUEST, acknowledged, check_echo, keep_queue_short
 from .meter import LEAST_S, LIMIT_BYTES, Lap, Meter, is_over
 
 logger = logging.getLogger("ringcomm.rendezvous")
@@ -183,14 +183,17 @@ class _Runner:
         assert self.lap is not None
         self._received += len(data)
         self.lap.back.arrived(monotonic(), self._received)
-        for total, passed_us in self._heads(data):
+        for total, passed_us, acked, active_us, rate, _ in self._heads(data):
             if total > self._sent or passed_us > 1e9:
                 raise ProtocolError("it has received more than was sent")
             self.lap.there.arrived(self._start_s + passed_us * 1e-6, total)
+            self.lap.back.told(acked, active_us, rate)
+        self.lap.there.told(*acknowledged(sock))
 
-    def _heads(self, data: bytes) -> List[Tuple[int, int]]:
-        """What the blocks that begin in these bytes say of the other direction."""
-        found, position = [], 0
+    def _heads(self, data: bytes) -> List[Tuple[int, ...]]:
+        """What stands at the beginning of the blocks that begin in these bytes."""
+        found: List[Tuple[int, ...]] = []
+        position = 0
         while position < len(data):
             skipped = min(self._filler, len(data) - position)
             self._filler -= skipped
@@ -199,9 +202,9 @@ class _Runner:
             position += len(head)
             self._head += head
             if len(self._head) == BLOCK.size:
-                total, passed_us, self._filler = BLOCK.unpack(self._head)
+                found.append(BLOCK.unpack(self._head))
+                self._filler = found[-1][-1]
                 self._head.clear()
-                found.append((total, passed_us))
         return found
 
     def close(self) -> None:

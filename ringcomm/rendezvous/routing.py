@@ -115,19 +115,36 @@ class Routing:
                 routes[low.host_index, high.host_index] = self._with_speed(pair, wires[chosen])
         return routes
 
+    def speeds(self) -> Dict[Pair, Dict[Wire, float]]:
+        """By the indices of two hosts, the speeds of the wires that were measured between them, in MB/s."""
+        index = {leader.rank: leader.host_index for leader in self._leaders}
+        found: Dict[Pair, Dict[Wire, float]] = {}
+        for (low, high), wires in self._wires.items():
+            known = {wire_of(item): self._with_speed((low, high), item).mb_per_s for item in wires}
+            found[index[low], index[high]] = {
+                wire: speed for wire, speed in known.items() if speed is not None
+            }
+        return found
+
     def _with_speed(self, pair: Pair, item: Attempt) -> Attempt:
         """The attempt, with the lowest of the speeds that were measured on its wire."""
         speeds = [found[wire_of(item)] for found in self._measured[pair] if wire_of(item) in found]
         return item._replace(mb_per_s=min(speeds) if speeds else None)
 
 
-def routes_of(member: Member, members: Sequence[Member], routes: Routes) -> List[Dict[str, Any]]:
-    """For every peer: whether to dial it, at which addresses in this order, and by which interface."""
+def routes_of(
+    member: Member, members: Sequence[Member], routes: Routes, speeds: Mapping[Pair, Mapping[Wire, float]]
+) -> List[Dict[str, Any]]:
+    """For every peer: whether to dial it, at which addresses in this order, and by which interface.
+
+    Where there was a choice also this end's interfaces, the chosen one and what each has measured.
+    """
     leaders = {item.rank: item for item in members}
     result = []
     for peer in members:
         if peer is member:
             continue
+        choice: Dict[str, Any] = {}
         if peer.host_index == member.host_index:
             # A Unix socket first, then the loopback; the rest in case two containers pass for one host.
             addresses = sorted(peer.addresses, key=lambda item: _NEAREST.get(str(item.get("kind")), 2))
@@ -138,8 +155,23 @@ def routes_of(member: Member, members: Sequence[Member], routes: Routes) -> List
             addresses = [item for item in peer.addresses if item.get("address") == route.address]
             dial = leaders[route.source].host_index == member.host_index
             iface = route.local_iface
-        result.append({"peer": peer.rank, "dial": dial, "addresses": addresses, "iface": iface})
+            ends = {leaders[end].host_index: end for end in (route.source, route.target)}
+            own = ends[member.host_index]
+            choice = {
+                "own_iface": dict(wire_of(route))[own],
+                "measured": _by_iface(own, speeds.get(pair, {})),
+            }
+        result.append({"peer": peer.rank, "dial": dial, "addresses": addresses, "iface": iface, **choice})
     return result
+
+
+def _by_iface(rank: int, speeds: Mapping[Wire, float]) -> Dict[str, float]:
+    """The best speed of each of this rank's interfaces."""
+    best: Dict[str, float] = {}
+    for wire, speed in speeds.items():
+        iface = dict(wire)[rank]
+        best[iface] = max(speed, best.get(iface, 0.0))
+    return best
 
 
 def _no_route(low: Member, high: Member, attempts: Sequence[Attempt]) -> str:

@@ -219,11 +219,9 @@ class Rendezvous:
         except NoRoute as problem:
             return self._abort("no_route", str(problem), None)
         self.phase = Phase.LINKING
-        members, routes = list(self._by_rank.values()), self._routes
-        return [
-            Tell(member.connection, {"type": "link", "routes": routes_of(member, members, routes)})
-            for member in members
-        ]
+        members, speeds = list(self._by_rank.values()), self._routing.speeds()
+        told = ((item, routes_of(item, members, self._routes, speeds)) for item in members)
+        return [Tell(item.connection, {"type": "link", "routes": routes}) for item, routes in told]
 
     def linked(self, connection: int, message: Message) -> List[Action]:
         """A rank has a proven link to every other."""

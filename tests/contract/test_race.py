@@ -94,8 +94,8 @@ def test_the_answer_says_what_has_arrived(asked):
             data.extend(there.recv(1 << 20))
         except BlockingIOError:
             pass
-        while len(data) >= BLOCK.size and len(data) >= BLOCK.size + BLOCK.unpack_from(data)[2]:
-            total, passed_us, size = BLOCK.unpack_from(data)
+        while len(data) >= BLOCK.size and len(data) >= BLOCK.size + BLOCK.unpack_from(data)[-1]:
+            total, passed_us, *_, size = BLOCK.unpack_from(data)
             heads.append((total, passed_us, size))
             del data[: BLOCK.size + size]
         return heads and heads[-1][0] == 30_000 and sum(head[2] for head in heads) == 40_000

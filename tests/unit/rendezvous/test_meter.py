@@ -129,3 +129,25 @@ def test_nobody_is_called_slow_while_a_burst_may_still_hide_it():
 
 def test_no_wires_no_race():
     assert is_over([], 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "said, rate",
+    [
+        # a fast wire between programs that hardly run: the acknowledgements come quickly all the same
+        ([(BURST_BYTES, 9_000, 900 * MB), (BURST_BYTES + 2_000_000, 19_000, 900 * MB)], 200 * MB),
+        # what was acknowledged within the burst says nothing
+        ([(500_000, 1_000, 900 * MB), (BURST_BYTES - 1, 2_000, 900 * MB)], SLOW),
+        # an old rate, of the burst, with a wire that is active all the time
+        ([(BURST_BYTES, 40_000, 900 * MB), (BURST_BYTES + 150_000, 100_000, 900 * MB)], SLOW),
+        # a receiver that has no room makes the active time short, but not the rate high
+        ([(BURST_BYTES, 40_000, SLOW), (BURST_BYTES + 150_000, 40_000, SLOW)], SLOW),
+    ],
+)
+def test_what_the_senders_system_says(said, rate):
+    meter = Meter(0.0)
+    for at_s in (0.001, 0.05, 0.07, 0.09, 0.11):
+        meter.arrived(at_s, int(BURST_BYTES + SLOW * at_s))
+    for each in said:
+        meter.told(*each)
+    assert meter.rate(0.11) == pytest.approx(rate, rel=0.1)
