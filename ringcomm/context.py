@@ -23,6 +23,7 @@ from .errors import describe_error
 from .flight_recorder import Facts, FlightRecorder, forget_what_is_closed
 from .rendezvous.client import Joined, Peer, join
 from .rendezvous.embedded import EmbeddedRendezvous
+from .schedule.cost import CostModel
 from .schedule.select import Selector
 from .timeline import Recording
 from .transport.base import Lanes
@@ -161,7 +162,21 @@ class Context(Collectives):
         wanted = self.settings.measure and not (alone and crowded)
         oversubscribed = alone and crowded and all(link.carrier in STREAMS for link in links)
         wanted, oversubscribed = agreed(scout, [wanted, oversubscribed])
-        self._selector.adopt(measure(scout, hosts) if wanted else None, oversubscribed)
+        model = measure(scout, hosts) if wanted else None
+        self._selector.adopt(model, oversubscribed)
+        if model is not None and self.local_rank == 0:
+            self._compare(model)
+
+    def _compare(self, model: CostModel) -> None:
+        """Point out links that are much slower now than when their networks were chosen."""
+        if self._joined is None or not model.hosts:
+            return
+        own_byte_s = model.wire_byte_s[model.hosts[self.rank]]
+        for peer in self.peers:
+            byte_s = max(own_byte_s, model.wire_byte_s[model.hosts[peer.rank]])
+            if self.rank < peer.rank and peer.local_rank == 0:  # one of both ends says it
+                for text in self._joined.paces.compare(peer.rank, 1e-6 / byte_s):
+                    logger.warning("%s", text)
 
     def _say(self, text: str) -> None:
         """Tell whoever asked for details: through logging, and at the launcher."""

@@ -42,6 +42,13 @@ def pytest_addoption(parser):
         action="store_true",
         help="a selection: no test marked `full`, and of a parametrized test one case in eight, at least one",
     )
+    parser.addoption(
+        "--starts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="of each case of tests/hosts/test_routes.py start N jobs, of all cases, not two of some",
+    )
     parser.addoption("--all-kills", action="store_true", help="run the whole kill matrix, not a selection")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ..clock import Clock
@@ -12,6 +13,8 @@ from .control_messages import Mailbox
 from .failure_detector import BEATS, Liveness
 from .progress_reports import CALLS, ENGINE, Standing
 from .tracing import Tracing
+
+logger = logging.getLogger("ringcomm.engine")
 
 Lost = Callable[[int, str, str], BaseException]
 """(peer, why, kind): makes the error to raise for a peer that is gone."""
@@ -93,6 +96,7 @@ class Lines:
         self._hosts = hosts
         self._liveness = Liveness(peers, limits.dead_after_s, clock(), self.interval_s)
         self._progress = progress
+        self._slow_links = fabric.slow_links
         self._clock = clock
         self._received: List[Tuple[int, Message]] = []
         self._awake = False
@@ -133,6 +137,8 @@ class Lines:
         calls, engine = self._progress()
         self.standing.report(self._rank, CALLS, calls, now_s)
         self.standing.report(self._rank, ENGINE, engine, now_s)
+        for text in self._slow_links() if self._slow_links is not None else ():
+            logger.warning("%s", text)
         if self._liveness.due(now_s):
             self.mailbox.send_all({"type": "beat", "calls": calls.to_json(), "engine": engine.to_json()})
         self._next_look_s = now_s + min(self._liveness.alarm_s(now_s), self.interval_s / 2)

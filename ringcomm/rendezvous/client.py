@@ -8,7 +8,7 @@ import os
 import platform
 import socket
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..clock import Deadline
 from ..config import Membership, Settings
@@ -22,8 +22,10 @@ from ..errors import (
 )
 from ..transport.base import Lanes
 from ..transport.encryption import encryption_of
+from ..transport.kinds import LOOPBACK
 from ..transport.local import make_links
-from ..transport.nics import LOOPBACK, local_socket, own_addresses
+from ..transport.nics import local_socket, own_addresses
+from ..transport.pace import Counted, Expected, Paces, counted
 from ..transport.reactor import READ, Reactor
 from ..transport.tcp import SocketFabric, SocketLink
 from ..version import __version__
@@ -50,7 +52,11 @@ class Peer(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """What :func:`join` gives: a place in a job and the links to everybody else."""
+    """What :func:`join` gives: a place in a job and the links to everybody else.
+
+    Attributes:
+        paces: tells links that are far slower than what they were chosen for.
+    """
 
     rank: int
     generation: int
@@ -58,6 +64,7 @@ class Joined(NamedTuple):
     lanes: Lanes
     control: ControlChannel
     table: str
+    paces: Paces
 
 
 def join(membership: Membership, settings: Settings, listens: bool = False) -> Joined:
@@ -137,18 +144,15 @@ class _Joiner:
         self.reactor.forget(self._control)
         hosts = {int(item["rank"]): str(item["host"]) for item in self._assignment["members"]}
         control = ControlChannel(self._control, self._reader, rank, [hosts[item] for item in sorted(hosts)])
+        peers = tuple(
+            Peer(int(m["rank"]), str(m["host"]), int(m["host_index"]), int(m["local_rank"]), int(m["pid"]))
+            for m in self._assignment["members"]
+        )
+        lanes = self._make_lanes(rank, mesh.take_links(), control)
+        paces = _paces(rank, peers, mesh.chosen, lanes)
+        lanes.orders.slow_links = paces.look
         return Joined(
-            rank,
-            int(self._assignment["generation"]),
-            tuple(
-                Peer(
-                    int(m["rank"]), str(m["host"]), int(m["host_index"]), int(m["local_rank"]), int(m["pid"])
-                )
-                for m in self._assignment["members"]
-            ),
-            self._make_lanes(rank, mesh.take_links(), control),
-            control,
-            str(self._go["table"]),
+            rank, int(self._assignment["generation"]), peers, lanes, control, str(self._go["table"]), paces
         )
 
     def _come_again(self, mesh: Mesh) -> None:
@@ -296,7 +300,8 @@ class _Joiner:
         kind = message["type"]
         mesh = self._mesh
         assert mesh is not None
-        if kind in ("link", "go") and (self._assignment is None or (kind == "go" and not mesh.linked)):
+        too_early = self._assignment is None or (kind == "go" and not mesh.linked)
+        if kind in ("measure", "link", "go") and too_early:
             raise ProtocolError(f"the rendezvous sent {kind!r} before its time")
         if kind == "refused":
             self._failure = RefusedError(f"The rendezvous refused this process: {message['reason']}")
@@ -309,12 +314,37 @@ class _Joiner:
             mesh.become(int(message["rank"]), int(message["generation"]))
             if message["targets"]:
                 mesh.probe(message["targets"])
+        elif kind == "measure":
+            mesh.measure(message["pairs"])
         elif kind == "link":
             mesh.link(message["routes"], self._deadline)
         elif kind == "go":
             self._go = message
         else:
             raise ProtocolError(f"the rendezvous may not send {kind!r}")
+
+
+def _paces(rank: int, peers: Sequence[Peer], chosen: Sequence[Expected], lanes: Lanes) -> Paces:
+    """Looks after the links to other hosts that another network could have carried."""
+    by_rank = {peer.rank: peer for peer in peers}
+    own = by_rank[rank]
+    mates = sum(peer.host_index == own.host_index for peer in peers)
+    hosts = len({peer.host_index for peer in peers})
+
+    def read(peer: int) -> List[Optional[Counted]]:
+        links = (lane.link(peer) for lane in (lanes.calls, lanes.engine))
+        return [counted(link.sock) if isinstance(link, SocketLink) else None for link in links]
+
+    def describe(item: Expected, mb_per_s: float, better: str) -> str:
+        other = by_rank[item.peer]
+        return (
+            f"rank {rank} ({own.host}) reaches rank {item.peer} ({other.host}) over {item.iface} at "
+            f"{mb_per_s:.1f} MB/s; that network was chosen because it carried {item.mb_per_s:.0f} MB/s when "
+            f"the job started. {better} connects them, too: start with --iface '{own.host}=!{item.iface}' "
+            f"(on {own.host}: RINGCOMM_IFACE='!{item.iface}') to use it."
+        )
+
+    return Paces(chosen, read, describe, shared=max(1, hosts - 1) * mates)
 
 
 def _is_loopback(host: str) -> bool:

@@ -9,7 +9,8 @@ from typing import List, Optional, Tuple
 from ..config import Membership, Settings
 from ..errors import StartupError
 from ..transport.encryption import encryption_of
-from ..transport.nics import LOOPBACK, REAL, own_addresses
+from ..transport.kinds import LOOPBACK, VIRTUAL
+from ..transport.nics import own_addresses
 from .actions import Notice
 from .server import RendezvousServer
 
@@ -75,7 +76,7 @@ class EmbeddedRendezvous:
         allowed = own_addresses(settings.iface)
         offered = [item for item in own_addresses() if item.kind == LOOPBACK or item in allowed]
         # Those on this machine had better not depend on an interface that may go away.
-        offered.sort(key=lambda item: (item.kind != LOOPBACK, item.kind != REAL))
+        offered.sort(key=lambda item: (item.kind != LOOPBACK, item.kind == VIRTUAL))
         server = RendezvousServer(
             key=key,
             job=job,

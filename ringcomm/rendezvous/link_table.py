@@ -4,24 +4,29 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, Sequence
 
-from ..transport.routes import Attempt
 from .membership import Member
+from .routing import Routes
 
 
 def link_rows(
     members: Mapping[int, Member],
     links: Mapping[int, Sequence[Mapping[str, Any]]],
-    reports: Mapping[int, Sequence[Attempt]],
+    routes: Routes,
 ) -> List[Dict[str, Any]]:
-    """One row for each pair of ranks, from what both sides reported (all keyed by rank)."""
-    speeds = {(item.source, item.target, item.address): item.mb_per_s for r in reports.values() for item in r}
+    """One row for each pair of ranks, from what both sides reported.
+
+    Args:
+        members: by rank.
+        links: by rank, too.
+        routes: between the hosts.
+    """
     rows = []
     for rank, own_links in sorted(links.items()):
         for link in own_links:
             peer = int(link["peer"])
             if rank < peer:
-                there = speeds.get((rank, peer, link["remote"]))
-                back = speeds.get((peer, rank, link["local"]))
+                hosts = members[rank].host_index, members[peer].host_index
+                route = routes.get((min(hosts), max(hosts)))
                 rows.append(
                     {
                         "rank": rank,
@@ -34,7 +39,7 @@ def link_rows(
                             (x["iface"] for x in links.get(peer, ()) if x["peer"] == rank), "?"
                         ),
                         "peer_address": link["remote"],
-                        "mb_per_s": there or back,
+                        "mb_per_s": None if route is None else route.mb_per_s,
                     }
                 )
     return rows

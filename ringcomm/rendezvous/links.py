@@ -17,14 +17,17 @@ from ..clock import Deadline
 from ..errors import ProtocolError, StartupError
 from ..transport.accept import Acceptor
 from ..transport.connect import Dial, is_local, listen
-from ..transport.nics import LOCAL, LOOPBACK, Interface, interface_of
+from ..transport.kinds import LOCAL, LOOPBACK, VIRTUAL
+from ..transport.nics import Interface, interface_of
+from ..transport.pace import Expected
 from ..transport.rate_limit import Allowance
 from ..transport.reactor import READ, Reactor
-from ..transport.routes import worth_measuring
 from ..transport.secure import Encryption
 from ..wire.auth import Claim, Purpose
 from ..wire.messages import Message, MessageReader, encode
-from .probe import ECHO_LIMIT_BYTES, Echo, Probe, check_echo
+from .echo import Echo, check_echo
+from .probe import Probe
+from .race import ECHO_LIMIT_BYTES, Race
 
 logger = logging.getLogger("ringcomm.rendezvous")
 
@@ -66,6 +69,7 @@ class Mesh:
         self.job = job
         self.encryption = encryption
         self.rank = -1
+        self.chosen: List[Expected] = []
         self.generation = 0
         self._tell = tell
         self._listeners: List[Tuple[Interface, socket.socket]] = []
@@ -92,7 +96,7 @@ class Mesh:
         self._probes: List[Probe] = []
         self._probing = False
         self._hurrying = False
-        self._to_measure: List[Probe] = []
+        self._race: Optional[Race] = None
         self._links: Dict[Lane, socket.socket] = {}
         self._expected: Optional[Set[Lane]] = None
         self._linked = False
@@ -185,40 +189,20 @@ class Mesh:
         if not self._probing or not self._probes:
             return
         if all(probe.why is not None for probe in self._probes):
-            self._start_measuring()
+            self._finish_probing()
         elif not self._hurrying and self._everybody_answered():
             self._hurrying = True
             self.reactor.after(_PATIENCE_S, self._stop_waiting)
 
     def _everybody_answered(self) -> bool:
-        reached = {probe.target for probe in self._probes if probe.why == "" and not probe.attempt().virtual}
+        answered = [probe.attempt() for probe in self._probes if probe.why == ""]
+        reached = {attempt.target for attempt in answered if attempt.kind != VIRTUAL}
         return reached == {probe.target for probe in self._probes}
 
     def _stop_waiting(self) -> None:
         for probe in list(self._probes):
             if probe.why is None:
                 probe.give_up(f"no answer within {_PATIENCE_S:g} s after another address had answered")
-
-    def _start_measuring(self) -> None:
-        self._probing = False
-        by_target: Dict[int, List[Probe]] = {}
-        for probe in self._probes:
-            by_target.setdefault(probe.target, []).append(probe)
-        for probes in by_target.values():
-            chosen = worth_measuring([probe.attempt() for probe in probes])
-            self._to_measure += [probe for probe in probes if probe.attempt() in chosen]
-        self._measure_next()
-
-    def _measure_next(self) -> None:
-        if self._to_measure:
-            self._to_measure[0].measure(self._measured)
-        else:
-            self._finish_probing()
-
-    def _measured(self, probe: Probe) -> None:
-        """One measurement is over: the next one, one at a time, so that none disturbs another."""
-        self._to_measure.remove(probe)
-        self._measure_next()
 
     def _finish_probing(self) -> None:
         self._probing = False
@@ -228,11 +212,44 @@ class Mesh:
         self._probes = []
         self._tell({"type": "probed", "attempts": attempts})
 
+    def measure(self, pairs: Sequence[Dict[str, Any]], speeds: Sequence[Dict[str, Any]] = ()) -> None:
+        """Measure all wires to one host at the same time, then those to the next.
+
+        Args:
+            pairs: what is still to be done: each a ``rank`` and its ``wires``.
+            speeds: what is known already.
+        """
+        if not pairs:
+            self._tell({"type": "measured", "speeds": list(speeds)})
+            return
+        target, wires = int(pairs[0]["rank"]), list(pairs[0]["wires"])
+
+        def finished(found: List[Optional[float]]) -> None:
+            self._race = None
+            known = [
+                {"rank": target, "address": wire["address"], "iface": wire["iface"], "mb_per_s": speed}
+                for wire, speed in zip(wires, found)
+                if speed is not None
+            ]
+            self.measure(pairs[1:], [*speeds, *known])
+
+        claim = Claim(Purpose.PROBE, self.job, self.generation, self.rank, target)
+        ways = [{**wire, "scope": self._scope(str(wire["address"]), str(wire["iface"]))} for wire in wires]
+        self._race = Race(self.reactor, self.key, claim, ways, finished, self.encryption)
+
+    def _scope(self, address: str, iface: str) -> int:
+        """What names an interface on the way to an address, if that address needs it: a link-local one."""
+        if is_local(address) or not ipaddress.ip_address(address).is_link_local:
+            return 0
+        return next((item.scope for item in self.interfaces if item.name == iface and item.scope), 0)
+
     # ---- linking -----------------------------------------------------------------------------
 
     def link(self, routes: Sequence[Dict[str, Any]], deadline: Deadline) -> None:
         """Build the links: dial those that are ours to dial, wait for the others."""
         self._expected = set()
+        found = (Expected.of(int(route["peer"]), route) for route in routes)
+        self.chosen = [item for item in found if item is not None]
         for route in routes:
             lanes = [(int(purpose), int(route["peer"])) for purpose in _LANES]
             self._expected.update(lanes)
@@ -263,11 +280,7 @@ class Mesh:
                 failed(dial.reason)
 
         claim = Claim(purpose, self.job, self.generation, self.rank, peer)
-        scope = 0
-        if not is_local(address) and ipaddress.ip_address(address).is_link_local:
-            scope = next(
-                (item.scope for item in self.interfaces if item.name == route["iface"] and item.scope), 0
-            )
+        scope = self._scope(address, str(route["iface"]))
         where = (address, int(offer["port"]))
         Dial(self.reactor, where, self.key, claim, finished, _LINK_S / 2, scope, self.encryption)
 
@@ -351,6 +364,9 @@ class Mesh:
     def close(self) -> None:
         """Close everything that is still open."""
         self._probing = False
+        if self._race is not None:
+            self._race.close()
+            self._race = None
         self._acceptor.close()
         for probe in self._probes:
             probe.close()

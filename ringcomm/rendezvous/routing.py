@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+import math
+from typing import Any, Dict, List, Mapping, Sequence, Set, Tuple
 
-from ..transport.nics import LOCAL, LOOPBACK
-from ..transport.routes import Attempt, choose_route, explain_no_route
+from ..errors import ProtocolError
+from ..transport.kinds import LOCAL, LOOPBACK
+from ..transport.routes import Attempt, Wire, candidates, choose, explain_no_route, wire_of
 from .membership import Member
 
 _NEAREST = {LOCAL: 0, LOOPBACK: 1}
@@ -13,40 +15,136 @@ _NEAREST = {LOCAL: 0, LOOPBACK: 1}
 Routes = Dict[Tuple[int, int], Attempt]
 """By the indices of two hosts, the lower one first."""
 
+Pair = Tuple[int, int]
+"""The first ranks of two hosts, the lower one first."""
+
+MOST_WIRES = 6
+"""Between two hosts no more than so many are measured, the preferred ones."""
+MOST_TURNS = 12
+"""With more hosts than that, those that measure do not wait for each other."""
+
 
 class NoRoute(Exception):
     """Two hosts cannot reach each other; the text says what was tried."""
 
 
-def choose_routes(leaders: Sequence[Member], reports: Mapping[int, Sequence[Attempt]]) -> Routes:
-    """One route for each pair of hosts.
+class Routing:
+    """From what the first ranks of the hosts have tried to one route for each pair of hosts.
+
+    Where several wires connect two hosts, one of them measures: :meth:`wanted` says who is to measure what,
+    and once all of it has come in (:meth:`measured`) who is to measure again, until it wants no more.
 
     Args:
         leaders: the first rank of every host.
         reports: by rank, what it has tried.
-
-    Raises:
-        NoRoute: there is none between two of them.
     """
-    routes: Routes = {}
-    for index, low in enumerate(leaders):
-        for high in leaders[index + 1 :]:
-            there = [item for item in reports.get(low.rank, ()) if item.target == high.rank]
-            back = [item for item in reports.get(high.rank, ()) if item.target == low.rank]
-            route = choose_route(there + back)
-            if route is None:
-                raise NoRoute(_no_route(low, high, there + back))
-            routes[low.host_index, high.host_index] = route
-    return routes
+
+    def __init__(self, leaders: Sequence[Member], reports: Mapping[int, Sequence[Attempt]]) -> None:
+        self._leaders = list(leaders)
+        self._tried: Dict[Pair, List[Attempt]] = {}
+        self._wires: Dict[Pair, List[Attempt]] = {}
+        self._measured: Dict[Pair, List[Dict[Wire, float]]] = {}
+        for index, low in enumerate(self._leaders):
+            for high in self._leaders[index + 1 :]:
+                pair = low.rank, high.rank
+                there = [item for item in reports.get(low.rank, ()) if item.target == high.rank]
+                back = [item for item in reports.get(high.rank, ()) if item.target == low.rank]
+                self._tried[pair] = there + back
+                self._wires[pair] = candidates(there + back)[:MOST_WIRES]
+                self._measured[pair] = []
+
+    def wanted(self) -> Dict[int, List[Dict[str, Any]]]:
+        """By rank, what it is to measure now; empty once all routes are known.
+
+        Pairs of hosts measure at the same time if they have no host in common, so that none disturbs
+        another; where there are many hosts, all at once, because taking turns would take too long.
+        """
+        orders: Dict[int, List[Dict[str, Any]]] = {}
+        busy: Set[int] = set()
+        crowd = len(self._leaders) > MOST_TURNS
+        for pair, wires in sorted(self._wires.items()):
+            if not wires or choose(wires, self._measured[pair]) is not None:
+                continue
+            if busy & set(pair) and not crowd:
+                continue
+            busy |= set(pair)
+            self._measured[pair].append({})
+            for source in pair:
+                own = [item for item in wires if item.source == source]
+                target = pair[1] if source == pair[0] else pair[0]
+                if own:
+                    offers = [
+                        {"address": x.address, "port": x.port, "iface": x.local_iface, "kind": x.kind}
+                        for x in own
+                    ]
+                    orders.setdefault(source, []).append({"rank": target, "wires": offers})
+        return orders
+
+    def measured(self, source: int, speeds: Sequence[Mapping[str, Any]]) -> None:
+        """What a rank has measured, in MB/s.
+
+        Raises:
+            ProtocolError: a speed is no number that a wire can have.
+        """
+        for found in speeds:
+            target, speed = int(found["rank"]), float(found["mb_per_s"])
+            if not 0.0 <= speed < math.inf:
+                raise ProtocolError(f"a measured speed of {speed!r} MB/s")
+            pair = min(source, target), max(source, target)
+            for item in self._wires.get(pair, ()):
+                same = (item.source, item.address, item.local_iface) == (
+                    source, found["address"], found["iface"],
+                )  # fmt: skip
+                if same and self._measured[pair]:
+                    self._measured[pair][-1][wire_of(item)] = speed
+
+    def routes(self) -> Routes:
+        """One route for each pair of hosts.
+
+        Raises:
+            NoRoute: there is none between two of them.
+        """
+        routes: Routes = {}
+        for index, low in enumerate(self._leaders):
+            for high in self._leaders[index + 1 :]:
+                pair = low.rank, high.rank
+                wires = self._wires[pair]
+                chosen = choose(wires, self._measured[pair]) if wires else None
+                if chosen is None:
+                    raise NoRoute(_no_route(low, high, self._tried[pair]))
+                routes[low.host_index, high.host_index] = self._with_speed(pair, wires[chosen])
+        return routes
+
+    def speeds(self) -> Dict[Pair, Dict[Wire, float]]:
+        """By the indices of two hosts, the speeds of the wires that were measured between them, in MB/s."""
+        index = {leader.rank: leader.host_index for leader in self._leaders}
+        found: Dict[Pair, Dict[Wire, float]] = {}
+        for (low, high), wires in self._wires.items():
+            known = {wire_of(item): self._with_speed((low, high), item).mb_per_s for item in wires}
+            found[index[low], index[high]] = {
+                wire: speed for wire, speed in known.items() if speed is not None
+            }
+        return found
+
+    def _with_speed(self, pair: Pair, item: Attempt) -> Attempt:
+        """The attempt, with the lowest of the speeds that were measured on its wire."""
+        speeds = [found[wire_of(item)] for found in self._measured[pair] if wire_of(item) in found]
+        return item._replace(mb_per_s=min(speeds) if speeds else None)
 
 
-def routes_of(member: Member, members: Sequence[Member], routes: Routes) -> List[Dict[str, Any]]:
-    """For every peer: whether to dial it, at which addresses in this order, and by which interface."""
+def routes_of(
+    member: Member, members: Sequence[Member], routes: Routes, speeds: Mapping[Pair, Mapping[Wire, float]]
+) -> List[Dict[str, Any]]:
+    """For every peer: whether to dial it, at which addresses in this order, and by which interface.
+
+    Where there was a choice also this end's interfaces, the chosen one and what each has measured.
+    """
     leaders = {item.rank: item for item in members}
     result = []
     for peer in members:
         if peer is member:
             continue
+        choice: Dict[str, Any] = {}
         if peer.host_index == member.host_index:
             # A Unix socket first, then the loopback; the rest in case two containers pass for one host.
             addresses = sorted(peer.addresses, key=lambda item: _NEAREST.get(str(item.get("kind")), 2))
@@ -57,8 +155,23 @@ def routes_of(member: Member, members: Sequence[Member], routes: Routes) -> List
             addresses = [item for item in peer.addresses if item.get("address") == route.address]
             dial = leaders[route.source].host_index == member.host_index
             iface = route.local_iface
-        result.append({"peer": peer.rank, "dial": dial, "addresses": addresses, "iface": iface})
+            ends = {leaders[end].host_index: end for end in (route.source, route.target)}
+            own = ends[member.host_index]
+            choice = {
+                "own_iface": dict(wire_of(route))[own],
+                "measured": _by_iface(own, speeds.get(pair, {})),
+            }
+        result.append({"peer": peer.rank, "dial": dial, "addresses": addresses, "iface": iface, **choice})
     return result
+
+
+def _by_iface(rank: int, speeds: Mapping[Wire, float]) -> Dict[str, float]:
+    """The best speed of each of this rank's interfaces."""
+    best: Dict[str, float] = {}
+    for wire, speed in speeds.items():
+        iface = dict(wire)[rank]
+        best[iface] = max(speed, best.get(iface, 0.0))
+    return best
 
 
 def _no_route(low: Member, high: Member, attempts: Sequence[Attempt]) -> str:

@@ -21,6 +21,7 @@ Handler = Callable[[Rendezvous, int, Message, float], List[Action]]
 HANDLERS: Dict[str, Handler] = {
     "join": Rendezvous.joined,
     "probed": lambda state, connection, message, now_s: state.probed(connection, message),
+    "measured": lambda state, connection, message, now_s: state.measured(connection, message),
     "linked": lambda state, connection, message, now_s: state.linked(connection, message),
     "unlinked": Rendezvous.unlinked,
     "lost": Rendezvous.lost,

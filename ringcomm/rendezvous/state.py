@@ -11,7 +11,7 @@ shell around it. A generation goes through these phases::
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Set
 
 from ..config import Slot
 from ..errors import ProtocolError
@@ -22,7 +22,7 @@ from .link_table import link_rows, link_table
 from .membership import Member, Refusal, Roster
 from .pending_members import WaitingRoom
 from .root_cause import EVIDENCE_S, NOBODY, SETTLE_S, VANISHED, Blame, Suspicion, Verdict
-from .routing import NoRoute, choose_routes, routes_of
+from .routing import NoRoute, Routes, Routing, routes_of
 
 _PINGS = 6
 """How often members are asked for a sign of life within the time after which silence means death."""
@@ -62,6 +62,9 @@ class Rendezvous:
         self._by_rank: Dict[int, Member] = {}
         self._leaders: List[Member] = []
         self._reports: Dict[int, List[Attempt]] = {}
+        self._routing = Routing((), {})
+        self._routes: Routes = {}
+        self._measuring: Set[int] = set()
         self._links: Dict[int, List[Dict[str, Any]]] = {}
 
     # ---- joining -----------------------------------------------------------------------------
@@ -130,6 +133,8 @@ class Rendezvous:
         self._by_rank = {member.rank: member for member in ordered}
         self._leaders = [member for member in ordered if member.local_rank == 0]
         self._reports.clear()
+        self._routing = Routing((), {})
+        self._measuring.clear()
         self._links.clear()
         self.phase = Phase.PROBING
         for member in ordered:
@@ -200,19 +205,37 @@ class Rendezvous:
         self._reports[member.rank] = [
             Attempt.from_json(item)._replace(source=member.rank) for item in message["attempts"]
         ]
-        return self._link() if len(self._reports) == len(self._leaders) else []
+        if len(self._reports) < len(self._leaders):
+            return []
+        self._routing = Routing(self._leaders, self._reports)
+        return self._measure_or_link()
+
+    def measured(self, connection: int, message: Message) -> List[Action]:
+        """The first rank of a host has measured what it was asked to."""
+        member = self.members.get(connection)
+        if member is None or self.phase is not Phase.PROBING or member.rank not in self._measuring:
+            return []
+        self._routing.measured(member.rank, message["speeds"])
+        self._measuring.discard(member.rank)
+        return [] if self._measuring else self._measure_or_link()
+
+    def _measure_or_link(self) -> List[Action]:
+        wanted = self._routing.wanted()
+        if not wanted:
+            return self._link()
+        self._measuring = set(wanted)
+        orders = ((self._by_rank[rank], pairs) for rank, pairs in wanted.items())
+        return [Tell(item.connection, {"type": "measure", "pairs": pairs}) for item, pairs in orders]
 
     def _link(self) -> List[Action]:
         try:
-            routes = choose_routes(self._leaders, self._reports)
+            self._routes = self._routing.routes()
         except NoRoute as problem:
             return self._abort("no_route", str(problem), None)
         self.phase = Phase.LINKING
-        members = list(self._by_rank.values())
-        return [
-            Tell(member.connection, {"type": "link", "routes": routes_of(member, members, routes)})
-            for member in members
-        ]
+        members, speeds = list(self._by_rank.values()), self._routing.speeds()
+        told = ((item, routes_of(item, members, self._routes, speeds)) for item in members)
+        return [Tell(item.connection, {"type": "link", "routes": routes}) for item, routes in told]
 
     def linked(self, connection: int, message: Message) -> List[Action]:
         """A rank has a proven link to every other."""
@@ -226,7 +249,7 @@ class Rendezvous:
         if not all(item.linked for item in self.members.values()):
             return []
         self.phase = Phase.RUNNING
-        rows = link_rows(self._by_rank, self._links, self._reports)
+        rows = link_rows(self._by_rank, self._links, self._routes)
         table = link_table(rows)
         actions: List[Action] = [
             Tell(item.connection, {"type": "go", "table": table}) for item in self.members.values()

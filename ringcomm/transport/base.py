@@ -9,7 +9,7 @@ links of one rank. Both are used by one thread at a time, and nothing here block
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple, Optional, Sequence
+from typing import Callable, NamedTuple, Optional, Sequence
 
 from ..errors import RingcommError
 
@@ -139,11 +139,14 @@ class Fabric(ABC):
         rank: this rank.
         size: number of ranks.
         watch: interrupts waits, or None.
+        slow_links: to be asked from time to time: a line for each link between these ranks that turns out
+            to be slow although there is a better way; None where nothing is known of that.
     """
 
     rank: int
     size: int
     watch: Optional[Watch] = None
+    slow_links: Optional[Callable[[], Sequence[str]]] = None
 
     @abstractmethod
     def link(self, peer: int) -> Link:

@@ -14,18 +14,7 @@ import sys
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..errors import ConfigError
-
-REAL, VIRTUAL, LOOPBACK, LOCAL = "real", "virtual", "loopback", "local"
-
-_VIRTUAL_NAMES = (
-    "docker*", "br-*", "veth*", "virbr*", "vmnet*", "vboxnet*", "vEthernet*", "tun*", "tap*", "utun*",
-    "tailscale*", "wg*", "zt*", "cni*", "flannel*", "cali*", "cilium*", "kube*", "lxc*", "lxdbr*", "podman*",
-    "nerdctl*", "dummy*", "ifb*", "sit*", "gre*", "ip6tnl*", "awdl*", "llw*", "bridge*", "l4tbr*", "usb*",
-    "rndis*",
-)  # fmt: skip
-"""Names that container engines, virtual machines and VPNs give to their interfaces, and the USB
-device-mode ones that every Jetson brings up with the same address. They are used only when nothing
-else connects two hosts, so a wrong guess costs preference, not connectivity."""
+from .kinds import LOCAL, LOOPBACK, PREFERENCE, WIRELESS, kind_of
 
 
 class Interface(NamedTuple):
@@ -34,7 +23,7 @@ class Interface(NamedTuple):
     Attributes:
         name: like ``eth0``.
         address: numeric, without a scope.
-        kind: ``real``, ``virtual``, ``loopback``, or ``local`` for a Unix socket.
+        kind: ``wired``, ``wireless``, ``virtual``, ``loopback``, or ``local`` for a Unix socket.
         prefix_bits: length of the network part.
         scope: the interface's index for IPv6 link-local addresses, otherwise 0.
     """
@@ -91,15 +80,6 @@ def _matches(pattern: str, name: str, address: str) -> bool:
     return fnmatch.fnmatchcase(name, pattern) or pattern == address
 
 
-def kind_of(name: str, address: str) -> str:
-    """Whether an interface is real, virtual or the loopback, as far as its name tells."""
-    if ipaddress.ip_address(address).is_loopback:
-        return LOOPBACK
-    if any(fnmatch.fnmatchcase(name, pattern) for pattern in _VIRTUAL_NAMES):
-        return VIRTUAL
-    return REAL
-
-
 def _prefix_bits(netmask: object) -> int:
     if not isinstance(netmask, str) or not netmask:
         return 0
@@ -154,8 +134,10 @@ def local_socket() -> Optional[Interface]:
     return Interface("unix", f"@ringcomm-{secrets.token_hex(16)}", LOCAL, 0)
 
 
-def _order(item: Interface) -> Tuple[int, int, str, str]:
-    return ((REAL, VIRTUAL, LOOPBACK).index(item.kind), ":" in item.address, item.name, item.address)
+def _order(item: Interface) -> Tuple[int, bool, int, str, str]:
+    preference = PREFERENCE.get(item.kind, len(PREFERENCE))
+    last = max(preference, PREFERENCE[WIRELESS])  # IPv4 of a wireless one comes before IPv6 of a wired one
+    return (last, ":" in item.address, preference, item.name, item.address)
 
 
 def interface_of(address: str, interfaces: Sequence[Interface]) -> str:

@@ -1,8 +1,13 @@
-"""Which of two hosts' addresses their ranks should use: decided from what was tried.
+"""Which of two hosts' addresses their ranks should use: decided from what was tried and measured.
 
 Pure: attempts go in, routes come out. An *attempt* is what one host's first rank saw when it
 dialled one address of another host's first rank. Only attempts that proved to reach the right rank
 of the right job count, so an address that exists everywhere (172.17.0.1 of docker0) cannot win.
+
+A *wire* is a pair of interfaces. Where several connect two hosts, all are measured at the same time, in
+both directions, and the slower direction counts. Wired ones come before wireless ones before virtual ones,
+and the first of equal ones wins. A measurement overrules that order only if the difference is large and a
+second one says the same.
 """
 
 from __future__ import annotations
@@ -11,10 +16,17 @@ import ipaddress
 from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ..errors import ProtocolError
-from .nics import VIRTUAL
+from .kinds import PREFERENCE, WIRELESS
 
-SPEED_TIE = 0.75
-"""Routes at least this fast, compared to the fastest, count as equally fast."""
+SAME_KIND_RATIO = 1.6
+"""A wire must be so many times as fast as one of its kind that comes before it in the fixed order."""
+OTHER_KIND_RATIO = 4.0
+"""And so many times as fast as one of a better kind."""
+PLENTY_MB_PER_S = 625.0
+"""Wires of 5 Gbit/s and more count as equal: there processors decide, and what else they do just now."""
+IMPLAUSIBLE_MB_PER_S = {WIRELESS: 300.0}
+"""A wire of this kind that looks faster is measured again."""
+MOST_MEASUREMENTS = 3
 
 
 class Attempt(NamedTuple):
@@ -25,9 +37,9 @@ class Attempt(NamedTuple):
         address, port: what was dialled.
         local: the address this end got; empty if it did not connect.
         local_iface, remote_iface: interface names at both ends (they need not be equal).
-        virtual: whether either interface is virtual.
+        kind: of the route, ``wired``, ``wireless`` or ``virtual``: the worse of both interfaces'.
         why: empty if the right rank answered; otherwise what happened instead.
-        mb_per_s: measured speed, or None if there was no need to measure.
+        mb_per_s: measured speed of the slower direction, or None if there was no need to measure.
     """
 
     source: int
@@ -37,7 +49,7 @@ class Attempt(NamedTuple):
     local: str
     local_iface: str
     remote_iface: str
-    virtual: bool
+    kind: str
     why: str
     mb_per_s: Optional[float] = None
 
@@ -54,6 +66,8 @@ class Attempt(NamedTuple):
         """
         try:
             speed = data["mb_per_s"]
+            if data["kind"] not in PREFERENCE:
+                raise ValueError(f"no kind of route: {str(data['kind'])[:40]!r}")
             ipaddress.ip_address(str(data["address"]))
             return cls(
                 source=int(data["source"]),
@@ -63,7 +77,7 @@ class Attempt(NamedTuple):
                 local=str(data["local"]),
                 local_iface=str(data["local_iface"]),
                 remote_iface=str(data["remote_iface"]),
-                virtual=bool(data["virtual"]),
+                kind=str(data["kind"]),
                 why=str(data["why"]),
                 mb_per_s=None if speed is None else float(speed),
             )
@@ -71,59 +85,71 @@ class Attempt(NamedTuple):
             raise ProtocolError(f"a report of dialled addresses is malformed: {problem!r}") from None
 
 
-def worth_measuring(attempts: Sequence[Attempt]) -> List[Attempt]:
-    """One successful attempt per wire, if there is more than one wire to choose from; else none.
-
-    A wire is a pair of interfaces: its IPv4 and IPv6 addresses are equally fast.
-    """
-    good = [item for item in attempts if not item.why]
-    candidates = [item for item in good if not item.virtual] or good
-    best: Dict[Wire, Attempt] = {}
-    for item in sorted(candidates, key=_address_order):
-        best.setdefault(_wire(item), item)
-    return list(best.values()) if len(best) > 1 else []
-
-
-def choose_route(attempts: Sequence[Attempt]) -> Optional[Attempt]:
-    """The best of the attempts between two hosts, in either direction, or None if none succeeded.
-
-    Real interfaces come before virtual ones, then the fastest wire (within :data:`SPEED_TIE`), then
-    routable addresses before link-local ones and IPv4 before IPv6; equal ones are taken in a fixed
-    order, so that every start of the same job chooses alike.
-    """
-    good = [item for item in attempts if not item.why]
-    if not good:
-        return None
-    speeds: Dict[Wire, float] = {}
-    fastest: Dict[bool, float] = {}
-    for item in good:
-        speed = item.mb_per_s or 0.0
-        speeds[_wire(item)] = max(speeds.get(_wire(item), 0.0), speed)
-        fastest[item.virtual] = max(fastest.get(item.virtual, 0.0), speed)
-
-    def order(item: Attempt) -> Tuple[bool, bool, Tuple[bool, bool, int, str]]:
-        slow = speeds[_wire(item)] < SPEED_TIE * fastest[item.virtual]
-        return (item.virtual, slow, _address_order(item))
-
-    return min(good, key=order)
-
-
 Wire = FrozenSet[Tuple[int, str]]
+"""Two ranks with an interface of each: the same seen from either end."""
 
 
-def _wire(item: Attempt) -> Wire:
-    """The pair of interfaces, the same seen from either end."""
+def wire_of(item: Attempt) -> Wire:
+    """The pair of interfaces that an attempt went by."""
     return frozenset(((item.source, item.local_iface), (item.target, item.remote_iface)))
 
 
-def _address_order(item: Attempt) -> Tuple[bool, bool, int, str]:
+def candidates(attempts: Sequence[Attempt]) -> List[Attempt]:
+    """The best successful attempt of every wire between two hosts, the preferred wire first.
+
+    The IPv4 and IPv6 addresses of a wire are equally fast: routable ones come before link-local ones, IPv4
+    before IPv6. Equal wires have a fixed order, so that every start of the same job chooses alike.
+    """
+    best: Dict[Wire, Attempt] = {}
+    for item in sorted((item for item in attempts if not item.why), key=_order):
+        best.setdefault(wire_of(item), item)
+    return list(best.values())
+
+
+def choose(wires: Sequence[Attempt], measured: Sequence[Mapping[Wire, float]]) -> Optional[int]:
+    """Which of the candidates to use.
+
+    Args:
+        wires: as :func:`candidates` gives them.
+        measured: for each measurement so far, the speed of every wire in MB/s; a wire that is missing in
+            one broke while it was measured.
+
+    Returns:
+        the index of a wire; None if they should be measured, or measured once more.
+    """
+    if len(wires) == 1:
+        return 0
+    votes = [_fastest(wires, speeds) for speeds in measured]
+    if len(votes) == 1 and votes[0] == 0 and not _implausible(wires, measured[0]):
+        return 0
+    for vote in votes:
+        if votes.count(vote) > 1:
+            return vote
+    return min(votes) if len(votes) >= MOST_MEASUREMENTS else None
+
+
+def _fastest(wires: Sequence[Attempt], speeds: Mapping[Wire, float]) -> int:
+    """The wire to use if this measurement is right."""
+    known = [min(speeds.get(wire_of(item), 0.0), PLENTY_MB_PER_S) for item in wires]
+    best = 0
+    for index, item in enumerate(wires):
+        ratio = SAME_KIND_RATIO if item.kind == wires[best].kind else OTHER_KIND_RATIO
+        if known[index] > 0.0 and known[index] >= ratio * known[best]:
+            best = index
+    return best
+
+
+def _implausible(wires: Sequence[Attempt], speeds: Mapping[Wire, float]) -> bool:
+    return any(
+        speeds.get(wire_of(item), 0.0) > IMPLAUSIBLE_MB_PER_S[item.kind]
+        for item in wires
+        if item.kind in IMPLAUSIBLE_MB_PER_S
+    )
+
+
+def _order(item: Attempt) -> Tuple[int, bool, bool, int, str]:
     address = ipaddress.ip_address(item.address)
-    return (address.is_link_local, address.version == 6, item.source, item.address)
-
-
-def is_virtual(local_kind: str, remote_kind: str) -> bool:
-    """Whether a route between interfaces of these kinds counts as virtual."""
-    return VIRTUAL in (local_kind, remote_kind)
+    return (PREFERENCE[item.kind], address.is_link_local, address.version == 6, item.source, item.address)
 
 
 def explain_no_route(names: Mapping[int, str], attempts: Sequence[Attempt]) -> str:

@@ -30,6 +30,7 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     # from a rank to the rendezvous
     "join": {"version": (str,), "hostname": (str,), "pid": (int,), "addresses": (list,)},
     "probed": {"attempts": (list,)},
+    "measured": {"speeds": (list,)},
     "linked": {"links": (list,)},
     "unlinked": {"reason": (str,), "peer": (int,)},
     "lost": {"peer": (int,), "doing": (str,), "why": (str,), "kind": (str,)},
@@ -42,6 +43,7 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     # from the rendezvous to a rank
     "refused": {"reason": (str,)},
     "probe": {"rank": (int,), "generation": (int,), "members": (list,), "targets": (list,)},
+    "measure": {"pairs": (list,)},
     "link": {"routes": (list,)},
     "go": {"table": (str,)},
     "abort": {"kind": (str,), "text": (str,)},
@@ -89,6 +91,8 @@ _ITEMS: Mapping[Tuple[str, str], Mapping[str, Tuple[type, ...]]] = {
     ("probe", "members"): {
         "rank": (int,), "host": (str,), "host_index": (int,), "local_rank": (int,), "pid": (int,)
     },
+    ("measured", "speeds"): {"rank": (int,), "address": (str,), "iface": (str,), "mb_per_s": (float, int)},
+    ("measure", "pairs"): {"rank": (int,), "wires": (list,)},
     ("probe", "targets"): {"rank": (int,), "addresses": (list,)},
     ("link", "routes"): {"peer": (int,), "dial": (bool,), "addresses": (list,), "iface": (str,)},
 }  # fmt: skip
@@ -130,7 +134,9 @@ def validate(message: Any) -> Message:
                 _check_fields(where, item, items)
                 if items is _ADDRESS:
                     _check_address(where, item)
-                for address in item["addresses"] if "addresses" in items else ():
+                for address in [
+                    entry for key in ("addresses", "wires") if key in items for entry in item[key]
+                ]:
                     _check_fields(f"{where}, an address", address, _ADDRESS)
                     _check_address(where, address)
     return message

@@ -6,7 +6,8 @@ import pytest
 
 from ringcomm.rendezvous.links import Mesh
 from ringcomm.transport.connect import Dial
-from ringcomm.transport.nics import LOOPBACK, Interface
+from ringcomm.transport.kinds import LOOPBACK
+from ringcomm.transport.nics import Interface
 from ringcomm.transport.reactor import Reactor
 from ringcomm.wire.auth import Claim, Purpose, job_digest
 from tests.contract.service import eventually

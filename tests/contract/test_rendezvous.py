@@ -131,7 +131,7 @@ def test_turned_away_and_nobody_is_disturbed(service, change, error, words):
 def test_another_version_is_refused(service, monkeypatch):
     job = service(2)
     monkeypatch.setattr(client, "__version__", "0.0.1")
-    with pytest.raises(RefusedError, match=r"has ringcomm 0\.0\.1, but this job runs .* pip install"):
+    with pytest.raises(RefusedError, match=r"has ringcomm 0\.0\.1, but this job runs .* Install the same"):
         job.start(0)
     assert eventually(lambda: any("0.0.1" in text for text in job.texts("refused")))
 
@@ -505,7 +505,8 @@ def test_a_hundred_generations_of_two_ranks_leak_nothing(service):
     for samples in series:
         descriptors = [count for count, _ in samples]
         memory = [rss for _, rss in samples]
-        assert max(descriptors[1:]) <= max(descriptors[0], min(descriptors)) + 12, descriptors
+        # The other rank may be anywhere in its own start or end; one leaked per generation would be 50 here.
+        assert min(descriptors[5:]) <= min(descriptors[:5]) + 5, descriptors
         # One 800 kB array kept per generation would be 70 MB here.
         assert memory[-1] - memory[2] < 20e6, [rss // 1_000_000 for rss in memory]
 

@@ -21,7 +21,7 @@ from ringcomm.engine.process_sets import ProcessSets
 from ringcomm.errors import AuthenticationError, ProtocolError, RingcommError, StartupError
 from ringcomm.rendezvous.actions import Seat, Timer
 from ringcomm.rendezvous.control import error_from
-from ringcomm.rendezvous.probe import Echo
+from ringcomm.rendezvous.echo import Echo
 from ringcomm.rendezvous.server import HANDLERS
 from ringcomm.rendezvous.state import Rendezvous
 from ringcomm.transport.base import LinkClosed
@@ -177,13 +177,13 @@ def test_announced_errors(message):
 def join(rank):
     return {
         "type": "join", "version": "1", "hostname": "h", "pid": rank, "slot": [rank, 0],
-        "addresses": [{"iface": "eth0", "address": "10.0.0.1", "port": 1, "kind": "real"}],
+        "addresses": [{"iface": "eth0", "address": "10.0.0.1", "port": 1, "kind": "wired"}],
     }  # fmt: skip
 
 
 attempt = {
     "source": 0, "target": 1, "address": "10.0.0.1", "port": 1, "local": "10.0.0.2", "local_iface": "eth0",
-    "remote_iface": "eth0", "virtual": False, "why": "", "mb_per_s": None,
+    "remote_iface": "eth0", "kind": "wired", "why": "", "mb_per_s": None,
 }  # fmt: skip
 RIGHT = [
     join(0), join(1), {"type": "probed", "attempts": [attempt]},

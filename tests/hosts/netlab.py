@@ -41,6 +41,7 @@ __all__ = ["LOCALHOST", "Host", "Lab", "LabError", "wait_for"]
 
 WLAN_RATE = ("20mbit", "64kb", "50ms")
 OTHER_WAY = {"input": "output", "output": "input"}
+WAYS = ("input", "output")
 TIED = ("setpriv", "--pdeathsig", "KILL")
 
 
@@ -58,7 +59,12 @@ class Lab:
     """A set of hosts, made by `start` (or `with`) and removed by `close`; see the module's text."""
 
     def __init__(
-        self, *hosts: Union[str, Host], ipv6_only: bool = False, no_wlan: bool = False, docker: bool = True
+        self,
+        *hosts: Union[str, Host],
+        ipv6_only: bool = False,
+        no_wlan: bool = False,
+        docker: bool = True,
+        bridged: bool = False,
     ) -> None:
         wlan = None if no_wlan else "wlan0"
         self.hosts = [
@@ -72,6 +78,7 @@ class Lab:
         if len(set(good)) != len(names):
             raise ValueError(f"bad or repeated host names: {names}")
         self.docker = docker
+        self.bridged = bridged
         self.number = 0
         self._lock: int | None = None
         self._docker_lock: int | None = None
@@ -170,7 +177,7 @@ class Lab:
             self._docker_lock = system.hold_docker()
         own_docker = self._docker_lock is not None
         ip_batch(switch, plans.bridge_lines())
-        ip_batch(None, plans.root_lines(self.number, self._ports, own_docker))
+        ip_batch(None, plans.root_lines(self.number, self._ports, own_docker, self.bridged))
         ip_batch(switch, plans.switch_lines(self._ports, self.docker, own_docker))
         for host in self.hosts:
             own = self._own_ports(host.name)
@@ -270,7 +277,7 @@ class Lab:
         "localhost" the interfaces of other labs, which come and go, are left out.
         """
         netns = plans.switch_of(self.number) if host == "switch" else self._port(host, "eth").netns
-        foreign = re.compile(rf"rl(?!{self.number}[a-z])\d+[a-z]")
+        foreign = re.compile(rf"rl(?!{self.number}[a-z])\d+[a-z]m?")
         stats = {
             link["ifname"]: link["stats64"]
             for link in system.ip_json(netns, "-s", "link", "show")
@@ -323,34 +330,56 @@ class Lab:
 
     # --- faults: an interface is given by name or role; `restore` undoes them all ---
 
-    def _tbf(self, port: Port, rate: str, burst: str, latency: str) -> None:
-        for netns, device in ((port.netns, port.iface), (plans.switch_of(self.number), port.near)):
-            where = ["-n", netns] if netns else []
+    def _tbf(self, port: Port, rate: str, burst: str, latency: str, ways: Sequence[str] = WAYS) -> None:
+        for way in ways:
+            where, device = self._sender(port, way)
             limit = ["tbf", "rate", rate, "burst", burst, "latency", latency]
             sh("tc", *where, "qdisc", "replace", "dev", device, "root", *limit)
 
-    def shape(self, host: str, iface: str, rate: str, burst: str = "256kb", latency: str = "10ms") -> None:
-        """Limit a link in both directions: `rate` as tc writes it, such as "100mbit"."""
+    def _sender(self, port: Port, way: str) -> Tuple[List[str], str]:
+        """What sends over a cable in this direction, seen from the host: options of `tc`, and the device."""
+        if way == "input":
+            return ["-n", plans.switch_of(self.number)], port.near
+        return ["-n", port.netns] if port.netns else [], port.iface
+
+    def shape(
+        self,
+        host: str,
+        iface: str,
+        rate: str,
+        burst: str = "256kb",
+        latency: str = "10ms",
+        ways: Sequence[str] = WAYS,
+    ) -> None:
+        """Limit a link: `rate` as tc writes it, such as "100mbit", in both directions or in one of them.
+
+        The other direction is not limited at all then. `ways` are the host's, as those of :meth:`cut`.
+        """
+        self.unlimit(host, iface)
+        self._tbf(self._port(host, iface), rate, burst, latency, ways)
+
+    def unlimit(self, host: str, iface: str) -> None:
+        """Take every limit off a link, also the one that it started with."""
         port = self._port(host, iface)
         self._shaped.add(port)
-        self._tbf(port, rate, burst, latency)
+        for way in WAYS:
+            where, device = self._sender(port, way)
+            sh("tc", *where, "qdisc", "del", "dev", device, "root", check=False)
 
     def unshape(self, host: str, iface: str) -> None:
         """Give a link back the speed it started with: eth unlimited, wlan 20 Mbit/s."""
         port = self._port(host, iface)
+        self.unlimit(host, iface)
         self._shaped.discard(port)
         if port.role == "wlan":
             self._tbf(port, *WLAN_RATE)
-            return
-        for netns, device in ((port.netns, port.iface), (plans.switch_of(self.number), port.near)):
-            sh("tc", *(["-n", netns] if netns else []), "qdisc", "del", "dev", device, "root", check=False)
 
     def cut(
         self,
         host: str,
         peers: Iterable[str] | None = None,
         verdict: str = "drop",
-        ways: Sequence[str] = ("input", "output"),
+        ways: Sequence[str] = WAYS,
     ) -> None:
         """Silently drop everything between a host and `peers` (by default all others, with "localhost").
 

@@ -106,8 +106,11 @@ def bridge_lines() -> List[str]:
     return lines
 
 
-def root_lines(number: int, ports: Ports, own_docker: bool) -> List[str]:
-    """`ip` commands for the root namespace. Were a link lost, the lab's traffic must not go elsewhere."""
+def root_lines(number: int, ports: Ports, own_docker: bool, bridged: bool) -> List[str]:
+    """`ip` commands for the root namespace. Were a link lost, the lab's traffic must not go elsewhere.
+
+    With `bridged`, the root's addresses are on bridges, as on a machine that serves virtual machines.
+    """
     lines = []
     for net4, net6 in networks(number).values():
         lines.append(f"route replace unreachable {net4} metric 4000")
@@ -115,7 +118,11 @@ def root_lines(number: int, ports: Ports, own_docker: bool) -> List[str]:
             lines.append(f"route replace unreachable {net6} metric 4000")
     for port in ports.values():
         if port.host == LOCALHOST:
-            lines.append(f"link add {port.iface} type veth peer name {port.near} netns {switch_of(number)}")
+            cable = port.iface + "m" if bridged else port.iface
+            lines.append(f"link add {cable} type veth peer name {port.near} netns {switch_of(number)}")
+            if bridged:
+                lines.append(f"link add {port.iface} type bridge forward_delay 0 mcast_snooping 0")
+                lines.append(f"link set {cable} master {port.iface} up")
             lines += address_lines(port)
     if own_docker:
         lines.append(f"link add rl{number}d type veth peer name p0d netns {switch_of(number)}")

@@ -178,7 +178,7 @@ def remove(number: int) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
     for link in ip_json(None, "link", "show"):
-        if re.fullmatch(rf"rl{number}[a-z]", link["ifname"]):
+        if re.fullmatch(rf"rl{number}[a-z]m?", link["ifname"]):
             ip(None, "link", "del", link["ifname"], check=False)
     for net4, net6 in networks(number).values():
         ip(None, "route", "del", "unreachable", net4, "metric", "4000", check=False)

@@ -258,7 +258,7 @@ class Simulated:
             attempts = [
                 {
                     "source": rank, "target": peer, "address": f"10.0.0.{peer}", "port": 5000,
-                    "local": "", "local_iface": "eth0", "remote_iface": "eth0", "virtual": False,
+                    "local": "", "local_iface": "eth0", "remote_iface": "eth0", "kind": "wired",
                     "why": "", "mb_per_s": None,
                 }
                 for peer in leaders

@@ -66,7 +66,8 @@ def rendezvous_addresses(job: Job) -> List[str]:
     """
     if job.all_local:
         return ["127.0.0.1"]
-    from ringcomm.transport.nics import LOOPBACK, own_addresses
+    from ringcomm.transport.kinds import LOOPBACK
+    from ringcomm.transport.nics import own_addresses
 
     spec = next((host.env.get("RINGCOMM_IFACE", "") for host in job.hosts if host.is_local), "")
     # A link-local address means nothing elsewhere without the name of the interface there.

@@ -31,14 +31,14 @@ def join_message(hostname="host0", pid=100, slot=None, rank=None, version=VERSIO
     return validate(message)
 
 
-def offer(address, iface="eth0", kind="real", port=5000):
+def offer(address, iface="eth0", kind="wired", port=5000):
     return {"address": address, "iface": iface, "kind": kind, "port": port}
 
 
 def attempt(source, target, address, why="", **more):
     values = {
         "source": source, "target": target, "address": address, "port": 5000, "local": "10.0.0.1",
-        "local_iface": "eth0", "remote_iface": "eth0", "virtual": False, "why": why, "mb_per_s": None,
+        "local_iface": "eth0", "remote_iface": "eth0", "kind": "wired", "why": why, "mb_per_s": None,
     }  # fmt: skip
     values.update(more)
     return values
@@ -111,6 +111,9 @@ class Job:
 
     def probed(self, connection, *attempts):
         return self.take(self.state.probed(connection, {"type": "probed", "attempts": list(attempts)}))
+
+    def measured(self, connection, *speeds):
+        return self.take(self.state.measured(connection, {"type": "measured", "speeds": list(speeds)}))
 
     def linked(self, connection, *links):
         return self.take(self.state.linked(connection, {"type": "linked", "links": list(links)}))

@@ -264,6 +264,154 @@ def test_a_report_about_somebody_else_counts_for_nobody():
     assert routes_told(job, 0) == {1: (True, ["10.0.0.1"])}
 
 
+# ---- measuring -------------------------------------------------------------------------------
+
+
+IFACES = {"10.1": "eth0", "10.2": "eth1", "10.3": "wlan0"}
+
+
+def wires(source, target, *nets):
+    """A rank has reached another one by several wires; the addresses end in the number of the rank."""
+    return [
+        attempt(
+            source, target, f"{net}.0.{target}", local_iface=IFACES[net], remote_iface=IFACES[net],
+            kind="wireless" if net == "10.3" else "wired",
+        )
+        for net in nets
+    ]  # fmt: skip
+
+
+def many_hosts(count):
+    job = Job(count, seats_of(*[1] * count))
+    for rank in range(count):
+        offers = [
+            offer(f"10.{net}.0.{rank}", iface) for net, iface in ((1, "eth0"), (2, "eth1"), (3, "wlan0"))
+        ]
+        job.join_seat(rank, rank, addresses=offers)
+    return job
+
+
+def asked(job, rank):
+    """What a rank is to measure, of the last message: by rank, the addresses."""
+    message = job.told[rank][-1]
+    assert message["type"] == "measure", message
+    return {pair["rank"]: [wire["address"] for wire in pair["wires"]] for pair in message["pairs"]}
+
+
+def speed(rank, address, mb_per_s, iface=None):
+    return {
+        "rank": rank, "address": address, "iface": iface or IFACES[address[:4]], "mb_per_s": mb_per_s
+    }  # fmt: skip
+
+
+def measuring(nets=("10.1", "10.2")):
+    """Two hosts that two wires connect, and that have been asked to measure them."""
+    job = many_hosts(2)
+    for source in (0, 1):
+        job.probed(source, *wires(source, 1 - source, *nets))
+    return job
+
+
+def test_one_end_measures_where_there_is_a_choice():
+    job = measuring()
+    assert job.state.phase is Phase.PROBING
+    assert asked(job, 0) == {1: ["10.1.0.1", "10.2.0.1"]}
+    assert "measure" not in job.kinds(1)
+    job.measured(0, speed(1, "10.1.0.1", 110.0), speed(1, "10.2.0.1", 2.5))
+    assert routes_told(job, 0) == {1: (True, ["10.1.0.1"])}
+
+
+def test_what_overrules_the_order_is_measured_again():
+    job = measuring()
+    for _ in range(2):
+        assert asked(job, 0) == {1: ["10.1.0.1", "10.2.0.1"]}
+        job.measured(0, speed(1, "10.1.0.1", 2.5), speed(1, "10.2.0.1", 110.0))
+    assert routes_told(job, 0) == {1: (True, ["10.2.0.1"])}
+    assert job.kinds(0).count("measure") == 2
+
+
+def test_each_end_measures_what_only_it_can_dial():
+    job = many_hosts(2)
+    job.probed(0, *wires(0, 1, "10.1"))
+    job.probed(1, *wires(1, 0, "10.2"))
+    assert asked(job, 0) == {1: ["10.1.0.1"]}
+    assert asked(job, 1) == {0: ["10.2.0.0"]}
+    job.measured(0, speed(1, "10.1.0.1", 110.0))
+    assert job.state.phase is Phase.PROBING
+    job.measured(1, speed(0, "10.2.0.0", 2.5))
+    assert routes_told(job, 0) == {1: (True, ["10.1.0.1"])}
+
+
+def test_hosts_take_turns_so_that_no_measurement_disturbs_another():
+    job = many_hosts(4)
+    for source in range(4):
+        job.probed(source, *[a for t in range(4) if t != source for a in wires(source, t, "10.1", "10.2")])
+    done = []
+    while job.state.phase is Phase.PROBING:
+        turn = {rank: asked(job, rank) for rank in range(4) if job.told[rank][-1]["type"] == "measure"}
+        pairs = [(rank, target) for rank, targets in turn.items() for target in targets]
+        pairs = [pair for pair in pairs if pair not in done]
+        hosts = [host for pair in pairs for host in pair]
+        assert pairs and len(set(hosts)) == len(hosts)
+        done += pairs
+        for rank, target in pairs:
+            job.measured(rank, *[speed(target, f"{net}.0.{target}", 100.0) for net in ("10.1", "10.2")])
+    assert sorted(done) == list(itertools.combinations(range(4), 2))
+    assert job.state.phase is Phase.LINKING
+
+
+def test_many_hosts_do_not_take_turns():
+    job = many_hosts(13)
+    for source in range(13):
+        job.probed(source, *[a for t in range(13) if t != source for a in wires(source, t, "10.1", "10.3")])
+    assert {rank: len(asked(job, rank)) for rank in range(12)} == {rank: 12 - rank for rank in range(12)}
+    for rank in range(12):
+        found = [(t, f"{net}.0.{t}") for t in range(rank + 1, 13) for net in ("10.1", "10.3")]
+        job.measured(rank, *[speed(target, address, 100.0) for target, address in found])
+    assert job.state.phase is Phase.LINKING
+
+
+def test_a_wire_that_breaks_while_it_is_measured_is_not_used():
+    job = measuring()
+    for _ in range(2):
+        job.measured(0, speed(1, "10.2.0.1", 1.0))
+    assert routes_told(job, 0) == {1: (True, ["10.2.0.1"])}
+
+
+def test_the_table_shows_what_was_measured():
+    job = measuring()
+    job.measured(0, speed(1, "10.1.0.1", 110.0), speed(1, "10.2.0.1", 2.5))
+    for rank in range(2):
+        job.linked(
+            rank,
+            {"peer": 1 - rank, "iface": "eth0", "local": f"10.1.0.{rank}", "remote": f"10.1.0.{1 - rank}"},
+        )
+    assert "110 MB/s" in job.told[0][-1]["table"]
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_an_impossible_speed_is_a_breach(value):
+    job = measuring()
+    with pytest.raises(ProtocolError, match="measured speed"):
+        job.measured(0, speed(1, "10.1.0.1", value))
+
+
+def test_speeds_that_nobody_asked_for_count_for_nothing():
+    job = measuring()
+    job.measured(1, speed(0, "10.1.0.0", 1.0))
+    job.measured(7)
+    assert job.state.phase is Phase.PROBING
+    job.measured(
+        0, speed(1, "10.1.0.1", 110.0), speed(1, "10.2.0.1", 2.5), speed(1, "10.9.0.1", 900.0, "eth9")
+    )
+    assert routes_told(job, 0) == {1: (True, ["10.1.0.1"])}
+    job.measured(0, speed(1, "10.1.0.1", 1.0))
+    assert job.state.phase is Phase.LINKING
+
+
+# ---- no way ----------------------------------------------------------------------------------
+
+
 def test_no_route_lists_what_was_tried():
     job = three_hosts()
     report_all(job, "connection refused")
@@ -653,18 +801,21 @@ class Storm:
         self.open = set()
         self.fresh = itertools.count()
         self.said_goodbye = set()
+        self.ended = set()  # their processes have, and nobody hears what is told to them
 
     def step(self):
         rng, job = self.rng, self.job
         connection = rng.choice(sorted(self.open)) if self.open and rng.random() < 0.7 else None
         event = rng.choice(
             ["join"] * 4
-            + ["linked", "probed"] * 4
+            + ["linked", "probed", "measured"] * 4
             + ["lost", "mismatch", "leave", "hang_up", "exit", "unlinked"]
         )
         rank = rng.randrange(self.size)
         if event == "exit":
             if job.seats:
+                slot = job.seats[rank].slot
+                self.ended |= {each for each, member in job.state.members.items() if member.slot == slot}
                 job.exit(rank, rng.choice(["exit code 0", "killed by SIGKILL"]), rng.random() < 0.5)
         elif event == "join":
             self.join(rank)
@@ -679,9 +830,15 @@ class Storm:
             job.probed(
                 connection,
                 *[
-                    attempt(0, t, f"10.0.0.{t}", rng.choice(["", "", "", "refused"]))
+                    attempt(0, t, f"10.{net}.0.{t}", rng.choice(["", "", "", "refused"]), local_iface=iface)
                     for t in range(self.size)
+                    for net, iface in ((0, "eth0"), (1, "eth1"))[: rng.choice([1, 1, 2])]
                 ],
+            )
+        elif event == "measured":
+            job.measured(
+                connection,
+                *[speed(t, f"10.{rng.randrange(2)}.0.{t}", rng.random(), "eth0") for t in range(self.size)],
             )
         elif event == "linked":
             job.linked(connection)
@@ -721,7 +878,7 @@ def test_whatever_happens_everybody_is_told_exactly_once(seed):
     failures = [item for item in job.notices if item.kind == "failed"]
     assert len(failures) == (1 if job.state.phase is Phase.ABORTED else 0)
     if job.state.phase is Phase.ABORTED:
-        for connection in storm.open:
+        for connection in storm.open - storm.ended:
             knows = connection in told or "refused" in job.kinds(connection)
             assert knows, f"connection {connection} was never told that the job is over"
 

@@ -10,16 +10,8 @@ import pytest
 
 from ringcomm.errors import ConfigError
 from ringcomm.transport import nics
-from ringcomm.transport.nics import (
-    LOOPBACK,
-    REAL,
-    VIRTUAL,
-    Interface,
-    InterfaceFilter,
-    interface_of,
-    kind_of,
-    own_addresses,
-)
+from ringcomm.transport.kinds import LOOPBACK, VIRTUAL, WIRED, WIRELESS
+from ringcomm.transport.nics import Interface, InterfaceFilter, interface_of, own_addresses
 
 
 @pytest.mark.parametrize(
@@ -67,33 +59,6 @@ def test_no_network(spec):
         InterfaceFilter(spec)
 
 
-@pytest.mark.parametrize(
-    "name, address, kind",
-    [
-        ("eth0", "10.0.0.1", REAL),
-        ("enp3s0", "fe80::1", REAL),
-        ("wlan0", "192.168.0.2", REAL),
-        ("bond0", "10.0.0.1", REAL),
-        ("ib0", "10.0.0.1", REAL),
-        ("en0", "10.0.0.1", REAL),
-        ("lo", "127.0.0.1", LOOPBACK),
-        ("lo0", "::1", LOOPBACK),
-        ("eth0", "127.0.1.1", LOOPBACK),
-        ("docker0", "172.17.0.1", VIRTUAL),
-        ("br-0123456789ab", "172.18.0.1", VIRTUAL),
-        ("veth12ab", "fe80::1", VIRTUAL),
-        ("virbr0", "192.168.122.1", VIRTUAL),
-        ("tailscale0", "100.64.0.1", VIRTUAL),
-        ("wg0", "10.9.0.1", VIRTUAL),
-        ("l4tbr0", "192.168.55.1", VIRTUAL),
-        ("usb0", "192.168.55.100", VIRTUAL),
-        ("br0", "10.0.0.1", REAL),
-    ],
-)
-def test_kind(name, address, kind):
-    assert kind_of(name, address) == kind
-
-
 # ---- this machine, as told by psutil ---------------------------------------------------------
 
 
@@ -133,10 +98,10 @@ def machine(monkeypatch):
 def test_own_addresses_of_a_jetson(machine):
     machine(JETSON)
     assert own_addresses() == [
-        Interface("eth0", "192.168.1.20", REAL, 24),
-        Interface("wlan0", "192.168.2.20", REAL, 24),
-        Interface("eth0", "fd00::20", REAL, 0),
-        Interface("eth0", "fe80::aa", REAL, 64, 4),
+        Interface("eth0", "192.168.1.20", WIRED, 24),
+        Interface("wlan0", "192.168.2.20", WIRELESS, 24),
+        Interface("eth0", "fd00::20", WIRED, 0),
+        Interface("eth0", "fe80::aa", WIRED, 64, 4),
         Interface("docker0", "172.17.0.1", VIRTUAL, 16),
         Interface("lo", "127.0.0.1", LOOPBACK, 8),
         Interface("lo", "::1", LOOPBACK, 128),

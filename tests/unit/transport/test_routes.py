@@ -9,21 +9,16 @@ import random
 import pytest
 
 from ringcomm.errors import ProtocolError
-from ringcomm.transport.nics import LOOPBACK, REAL, VIRTUAL
-from ringcomm.transport.routes import (
-    Attempt,
-    choose_route,
-    explain_no_route,
-    is_virtual,
-    worth_measuring,
-)
+from ringcomm.transport.kinds import VIRTUAL, WIRED, WIRELESS
+from ringcomm.transport.routes import Attempt, candidates, choose, explain_no_route, wire_of
 
 
 def tried(address="10.0.0.2", local_iface="eth0", remote_iface="eth0", speed=None, why="", **more):
-    virtual = more.pop("virtual", "docker" in local_iface + remote_iface)
+    names = local_iface + remote_iface
+    kind = more.pop("kind", VIRTUAL if "docker" in names else WIRELESS if "wlan" in names else WIRED)
     values = {"source": 0, "target": 1, "port": 5000, "local": "10.0.0.1", **more}
     return Attempt(
-        address=address, local_iface=local_iface, remote_iface=remote_iface, virtual=virtual, why=why,
+        address=address, local_iface=local_iface, remote_iface=remote_iface, kind=kind, why=why,
         mb_per_s=speed, **values,
     )  # fmt: skip
 
@@ -37,70 +32,120 @@ WIRE_LOCAL = tried("fe80::2", "eth0", "enp3s0")
 REFUSED = tried("10.9.0.2", why="connection refused")
 
 
-def chosen(*attempts):
-    """The address that wins, whatever the order in which attempts were reported."""
-    orders = list(itertools.permutations(attempts)) if len(attempts) < 6 else [attempts, attempts[::-1]]
-    results = {choose_route(order) for order in orders}
+SECOND_WIRE = tried("10.8.0.2", "eth1", "enp4s0")
+
+
+def chosen(*attempts, speeds=()):
+    """The address that wins, whatever the order in which attempts were reported; None: measure (again).
+
+    Args:
+        speeds: for each measurement, the speed of each attempt's wire; None: it broke.
+    """
+    orders = list(itertools.permutations(range(len(attempts))))
+    results = set()
+    for order in orders if len(attempts) < 6 else [orders[0], orders[-1]]:
+        wires = candidates([attempts[index] for index in order])
+        if not wires:
+            results.add(None)
+            continue
+        measured = [
+            {wire_of(item): speed for item, speed in zip(attempts, each) if speed is not None}
+            for each in speeds
+        ]
+        index = choose(wires, measured)
+        results.add(None if index is None else wires[index].address)
     assert len(results) == 1
-    (route,) = results
-    return route.address if route else None
+    return results.pop()
 
 
 def test_nothing_works():
     assert chosen() is None
-    assert chosen(TWIN, REFUSED) is None
+    assert candidates([TWIN, REFUSED]) == []
 
 
 def test_the_docker_twin_never_wins():
     assert chosen(TWIN, WIRE) == WIRE.address
-    assert chosen(TWIN._replace(mb_per_s=9999.0), WIRE._replace(mb_per_s=0.1)) == WIRE.address
+    assert chosen(TWIN, WIRE, speeds=[(9999.0, 0.1)] * 3) == WIRE.address
     assert chosen(TWIN, OVERLAY) == OVERLAY.address
 
 
-def test_real_before_virtual_even_if_slower():
-    assert chosen(OVERLAY._replace(mb_per_s=1000.0), WIRE._replace(mb_per_s=1.0)) == WIRE.address
-    assert chosen(OVERLAY) == OVERLAY.address
+@pytest.mark.parametrize(
+    "attempts, order",
+    [
+        ([], []),
+        ([TWIN, REFUSED], []),
+        ([OVERLAY, WIFI, WIRE], [WIRE, WIFI, OVERLAY]),
+        ([WIFI, WIRE, TWIN, REFUSED], [WIRE, WIFI]),
+        ([WIRE_LOCAL, WIRE_V6, WIRE], [WIRE]),
+        ([WIRE_LOCAL, WIRE_V6], [WIRE_V6]),
+        ([SECOND_WIRE, WIRE, WIRE_V6], [WIRE, SECOND_WIRE]),
+        ([tried("169.254.3.4"), SECOND_WIRE], [SECOND_WIRE, tried("169.254.3.4")]),
+        ([OVERLAY, OVERLAY._replace(local_iface="docker2")],) * 2,
+    ],
+)
+def test_one_of_each_wire_the_preferred_first(attempts, order):
+    assert candidates(attempts) == order
 
 
-def test_the_faster_of_real_ones():
-    assert chosen(WIRE._replace(mb_per_s=10.0), WIFI._replace(mb_per_s=100.0)) == WIFI.address
-    assert chosen(WIRE._replace(mb_per_s=100.0), WIFI._replace(mb_per_s=10.0)) == WIRE.address
+@pytest.mark.parametrize("attempts", [(WIRE, WIFI), (WIRE, OVERLAY), (WIRE, SECOND_WIRE), (OVERLAY, WIFI)])
+def test_a_choice_is_measured_first(attempts):
+    assert chosen(*attempts) is None
 
 
-def test_measured_before_not_measured():
-    assert chosen(WIRE, WIFI._replace(mb_per_s=10.0)) == WIFI.address
-
-
-def test_a_fast_virtual_one_does_not_make_real_ones_look_slow():
-    fast = OVERLAY._replace(mb_per_s=5000.0)
-    assert chosen(fast, WIFI._replace(mb_per_s=10.0), WIRE._replace(mb_per_s=100.0)) == WIRE.address
+@pytest.mark.parametrize("attempts", [(WIRE,), (WIRE, WIRE_V6, WIRE_LOCAL), (WIRE, TWIN, REFUSED)])
+def test_where_there_is_no_choice_nothing_is_measured(attempts):
+    assert chosen(*attempts) == WIRE.address
 
 
 @pytest.mark.parametrize(
-    "other, winner",
-    [(75.0, WIRE.address), (74.0, WIFI.address), (80.0, WIRE.address), (100.0, WIRE.address)],
+    "attempts, speeds, winner",
+    [
+        # equal, or nearly so: the fixed order
+        ((WIRE, SECOND_WIRE), [(100.0, 100.0)], WIRE),
+        ((WIRE, SECOND_WIRE), [(100.0, 159.0)], WIRE),
+        ((WIRE, SECOND_WIRE), [(100.0, 10.0)], WIRE),
+        ((WIRE, SECOND_WIRE), [(700.0, 9000.0)], WIRE),  # there it is the processor that is measured
+        # faster: only if a second measurement says so
+        ((WIRE, SECOND_WIRE), [(100.0, 161.0)], None),
+        ((WIRE, SECOND_WIRE), [(100.0, 161.0)] * 2, SECOND_WIRE),
+        ((WIRE, SECOND_WIRE), [(10.0, 100.0), (100.0, 100.0)], None),
+        ((WIRE, SECOND_WIRE), [(10.0, 100.0), (100.0, 100.0), (100.0, 90.0)], WIRE),
+        ((WIRE, SECOND_WIRE), [(10.0, 100.0), (100.0, 100.0), (10.0, 100.0)], SECOND_WIRE),
+        # of another kind: only if it is much faster
+        ((WIRE, WIFI), [(100.0, 399.0)], None),  # too fast for a radio: measured again
+        ((WIRE, WIFI), [(100.0, 399.0)] * 2, WIRE),
+        ((WIRE, WIFI), [(20.0, 79.0)], WIRE),
+        ((WIRE, WIFI), [(20.0, 81.0)], None),
+        ((WIRE, WIFI), [(20.0, 81.0)] * 2, WIFI),
+        ((WIRE, OVERLAY), [(100.0, 300.0)], WIRE),
+        ((WIRE, OVERLAY), [(2.5, 2000.0)], None),
+        ((WIRE, OVERLAY), [(2.5, 2000.0)] * 2, OVERLAY),
+        ((WIFI, OVERLAY), [(20.0, 70.0)], WIFI),
+        ((WIFI, OVERLAY), [(2.5, 700.0)] * 2, OVERLAY),
+        # a burst passed for once
+        ((WIRE, WIFI), [(2.0, 900.0), (110.0, 2.5)], None),
+        ((WIRE, WIFI), [(2.0, 900.0), (110.0, 2.5), (110.0, 2.5)], WIRE),
+        # a virtual one does not make a slower real one look slow
+        ((WIRE, WIFI, OVERLAY), [(100.0, 10.0, 390.0)], WIRE),
+        ((WIRE, SECOND_WIRE, OVERLAY), [(10.0, 100.0, 390.0)] * 2, SECOND_WIRE),
+        # what breaks while it is measured
+        ((WIRE, WIFI), [(None, 1.0)], None),
+        ((WIRE, WIFI), [(None, 1.0)] * 2, WIFI),
+        ((WIRE, WIFI), [(0.0, 0.0)], WIRE),
+        ((WIRE, WIFI), [(None, None)], WIRE),
+        # three measurements, three results: the preferred of them
+        ((WIRE, WIFI, OVERLAY), [(1.0, 1.0, 100.0), (1.0, 100.0, 1.0), (100.0, 1.0, 1.0)], WIRE),
+    ],
 )
-def test_nearly_as_fast_is_as_fast(other, winner):
-    """Within the tie the fixed order decides (10.… before 192.…), not the noise of a measurement."""
-    assert chosen(WIRE._replace(mb_per_s=other), WIFI._replace(mb_per_s=100.0)) == winner
-
-
-def test_ipv4_then_routable_ipv6_then_link_local():
-    assert chosen(WIRE_LOCAL, WIRE_V6, WIRE) == WIRE.address
-    assert chosen(WIRE_LOCAL, WIRE_V6) == WIRE_V6.address
-    assert chosen(WIRE_LOCAL) == WIRE_LOCAL.address
-    link_local_v4 = tried("169.254.3.4", "eth0", "eth0")
-    assert chosen(link_local_v4, WIRE_V6) == WIRE_V6.address
-
-
-def test_faster_ipv6_before_slower_ipv4():
-    assert chosen(WIFI._replace(mb_per_s=10.0), WIRE_V6._replace(mb_per_s=100.0)) == WIRE_V6.address
+def test_what_measurements_decide(attempts, speeds, winner):
+    assert chosen(*attempts, speeds=speeds) == (None if winner is None else winner.address)
 
 
 def test_either_direction_will_do():
     back = tried("10.0.0.1", "enp3s0", "eth0", source=1, target=0)
-    assert chosen(WIRE._replace(why="no route to host"), back) == back.address
-    assert choose_route([back, WIRE]).source == 0
+    assert wire_of(back) == wire_of(WIRE)
+    assert candidates([WIRE._replace(why="no route to host"), back]) == [back]
+    assert candidates([back, WIRE]) == [WIRE]
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -110,57 +155,20 @@ def test_order_of_reports_does_not_matter(seed):
     attempts = [
         tried(
             address=rng.choice(["10.0.0.2", "10.0.0.3", "192.168.7.7", "fd00::2", "fe80::2"]),
-            local_iface=rng.choice(["eth0", "eth1", "docker0"]),
-            speed=rng.choice([None, 1.0, 70.0, 80.0, 100.0]),
+            local_iface=rng.choice(["eth0", "eth1", "wlan0", "docker0"]),
             why=rng.choice(["", "", "timed out"]),
             source=rng.choice([0, 1]),
         )
         for _ in range(8)
     ]
+    speeds = {wire_of(item): rng.choice([0.0, 1.0, 70.0, 80.0, 100.0]) for item in attempts}
     routes = set()
     for _ in range(20):
         rng.shuffle(attempts)
-        route = choose_route(attempts)
-        routes.add(route and (route.source, route.address))
+        wires = candidates(attempts)
+        index = choose(wires, [speeds, speeds]) if wires else None
+        routes.add(None if index is None else (wires[index].source, wires[index].address))
     assert len(routes) == 1
-
-
-# ---- measuring -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "attempts, measured",
-    [
-        ([], []),
-        ([TWIN, REFUSED], []),
-        ([WIRE], []),
-        ([WIRE, TWIN, REFUSED, OVERLAY], []),
-        ([WIRE, WIFI], [WIRE, WIFI]),
-        ([WIRE, OVERLAY, WIFI], [WIRE, WIFI]),
-        ([WIRE, WIRE_V6, WIRE_LOCAL], []),
-        ([WIRE_V6, WIRE, WIRE_LOCAL, WIFI], [WIRE, WIFI]),
-        (
-            [OVERLAY, OVERLAY._replace(local_iface="docker2")],
-            [OVERLAY, OVERLAY._replace(local_iface="docker2")],
-        ),
-    ],
-)
-def test_only_a_real_choice_is_measured(attempts, measured):
-    assert worth_measuring(attempts) == measured
-
-
-@pytest.mark.parametrize(
-    "local, remote, virtual",
-    [
-        (REAL, REAL, False),
-        (REAL, VIRTUAL, True),
-        (VIRTUAL, REAL, True),
-        (LOOPBACK, LOOPBACK, False),
-        ("", "", False),
-    ],
-)
-def test_virtual_if_either_end_is(local, remote, virtual):
-    assert is_virtual(local, remote) is virtual
 
 
 # ---- reports ---------------------------------------------------------------------------------
@@ -189,6 +197,8 @@ def test_incomplete_report(field):
         {"address": 5},
         {"mb_per_s": "fast"},
         {"mb_per_s": []},
+        {"kind": "quick"},
+        {"kind": ["wired"]},
     ],
 )
 def test_malformed_report(change):

@@ -11,11 +11,13 @@ import pytest
 from ringcomm.errors import ProtocolError
 from ringcomm.wire.messages import MAX_REPORT_BYTES, MessageReader, encode, validate
 
-ADDRESS = {"address": "10.0.0.1", "port": 5000, "iface": "eth0", "kind": "real"}
+ADDRESS = {"address": "10.0.0.1", "port": 5000, "iface": "eth0", "kind": "wired"}
 MEMBER = {"rank": 0, "host": "a", "host_index": 0, "local_rank": 0, "pid": 1}
 GOOD = [
     {"type": "join", "version": "1", "hostname": "h", "pid": 12, "addresses": [ADDRESS], "slot": [0, 1]},
     {"type": "probed", "attempts": []},
+    {"type": "measured", "speeds": [{"rank": 1, "address": "10.0.0.1", "iface": "eth0", "mb_per_s": 2.5}]},
+    {"type": "measure", "pairs": [{"rank": 1, "wires": [ADDRESS]}]},
     {"type": "linked", "links": [{"peer": 1, "iface": "eth0", "local": "a", "remote": "b"}]},
     {"type": "unlinked", "reason": "nobody answered", "peer": 1},
     {"type": "lost", "peer": 2, "doing": "allreduce", "why": "grüße \N{SNOWMAN}", "kind": "lost"},

@@ -1,0 +1,142 @@
+"""How fast a wire is, from how much had arrived when: pure, so that every case can be a test.
+
+Shapers and access points let a burst pass at full speed (a token bucket: up to a megabyte) before their limit
+shows. So what counts is what arrives after that, by the clock of the side that receives it: a sender only
+sees its own buffers fill. Nothing makes a wire look fast but being fast, while a busy machine makes it
+look slow for moments; so the best of several windows counts, and what the sender's system says (Linux): its
+acknowledgements come at the speed of the wire even while neither program runs.
+"""
+
+from __future__ import annotations
+
+from typing import List, NamedTuple, Optional, Sequence, Tuple
+
+BURST_BYTES = 1088 * 1024
+"""What a bucket of 1 MiB lets pass, and some bytes more: it is filled again meanwhile."""
+TAIL_BYTES = 2 * 1024 * 1024
+"""After the burst, a fast wire carries so much more;"""
+TAIL_S = 0.06
+"""a slow one is listened to for so long."""
+LIMIT_BYTES = BURST_BYTES + TAIL_BYTES
+"""More is never sent in one measurement, each way."""
+LIMIT_S = 0.35
+LEAST_S = 0.05
+"""A wire is called slow after such a time at the earliest."""
+CLEARLY_SLOWER = 8.0
+"""A wire that carried less than this part of another one's speed, with its burst, need not go on."""
+_WINDOW_BYTES = 256 * 1024
+_WINDOW_S = 0.02
+_LEAST_ACKED_BYTES = 128 * 1024
+_TICK_S = 0.004
+"""Systems count the time for which a connection is active in such steps."""
+
+
+class Meter:
+    """One direction of a wire. Times are seconds of one clock, counts are bytes since the start."""
+
+    def __init__(self, start_s: float) -> None:
+        self._points: List[Tuple[float, int]] = [(start_s, 0)]
+        self._tail: Optional[int] = None  # index of the first point behind the burst
+        self._told = 0.0  # what the sender's system said last
+        self._told_behind = 0.0  # and at best, behind the burst
+        self._first_behind: Optional[Tuple[int, int]] = None  # acknowledged bytes and active time there
+
+    def arrived(self, now_s: float, total: int) -> None:
+        """So many bytes have arrived by now; all that had arrived before was reported before."""
+        self._points.append((max(now_s, self._points[-1][0]), total))
+        if self._tail is None and total >= BURST_BYTES:
+            self._tail = len(self._points) - 1
+
+    def told(self, acked_bytes: int, active_us: int, rate: float) -> None:
+        """What the sender's system says of it.
+
+        The rate may be an old one if the sender was kept from running, and the time may be too short if the
+        receiver was; so the lower of both counts.
+
+        Args:
+            acked_bytes: have been acknowledged.
+            active_us: for how long something was on its way that the receiver had room for.
+            rate: at which the last of them were acknowledged, in bytes per second.
+        """
+        self._told = rate
+        if acked_bytes < BURST_BYTES:
+            return
+        if self._first_behind is None:
+            self._first_behind = acked_bytes, active_us
+        acked_bytes -= self._first_behind[0]
+        active_us -= self._first_behind[1]
+        if acked_bytes >= _LEAST_ACKED_BYTES:
+            behind = acked_bytes / max(active_us * 1e-6, _TICK_S)
+            self._told_behind = max(self._told_behind, min(rate, behind))
+
+    def done(self, now_s: float) -> bool:
+        """Whether enough is known."""
+        if self._tail is None:
+            return False
+        since_s, before = self._points[self._tail]
+        total = self._points[-1][1]
+        return total >= LIMIT_BYTES or total - before >= TAIL_BYTES or now_s - since_s >= TAIL_S
+
+    def at_most(self, now_s: float) -> float:
+        """A bound on what it sustains, in bytes per second: a burst can only make the beginning faster.
+
+        Unless the sender's system says more: then it may be the processors that make it slow.
+        """
+        return max(self._told, self._points[-1][1] / max(now_s - self._points[0][0], 1e-6))
+
+    def rate(self, now_s: float) -> float:
+        """What it sustains, in bytes per second, as far as is known."""
+        if self._tail is not None:
+            return max(self._best_window(now_s), self._at_least(), self._told_behind)
+        half_s = (self._points[0][0] + now_s) / 2  # what comes until then may be a burst
+        from_s, before = max(point for point in self._points if point[0] <= half_s)
+        return (self._points[-1][1] - before) / max(now_s - from_s, 1e-6)
+
+    def _at_least(self) -> float:
+        """Whatever a burst has added: what came beyond one came in the time that all of it took.
+
+        For a receiver that was kept from running, and found much of it there when it was back.
+        """
+        at_s, total = self._points[-1]
+        return max(0, total - BURST_BYTES) / max(at_s - self._points[0][0], 1e-6)
+
+    def _best_window(self, now_s: float) -> float:
+        """The best of the parts that are long enough to tell."""
+        best = 0.0
+        assert self._tail is not None
+        from_s, before = self._points[self._tail]
+        for at_s, total in [*self._points[self._tail + 1 :], (now_s, self._points[-1][1])]:
+            if total - before >= _WINDOW_BYTES or at_s - from_s >= _WINDOW_S:
+                best = max(best, (total - before) / max(at_s - from_s, 1e-6))
+                from_s, before = at_s, total
+        return best
+
+
+class Lap(NamedTuple):
+    """Both directions of one wire."""
+
+    there: Meter
+    back: Meter
+
+    def done(self, now_s: float) -> bool:
+        """Whether enough is known about both."""
+        return self.there.done(now_s) and self.back.done(now_s)
+
+    def rate(self, now_s: float) -> float:
+        """Of the slower direction, in bytes per second."""
+        return min(self.there.rate(now_s), self.back.rate(now_s))
+
+    def at_most(self, now_s: float) -> float:
+        """A bound on that."""
+        return min(self.there.at_most(now_s), self.back.at_most(now_s))
+
+
+def is_over(laps: Sequence[Lap], elapsed_s: float, now_s: float) -> bool:
+    """Whether a measurement of several wires at the same time has told which of them are fast."""
+    going = [lap for lap in laps if not lap.done(now_s)]
+    if not going or elapsed_s >= LIMIT_S:
+        return True
+    if len(going) == len(laps) or elapsed_s < LEAST_S:
+        return False
+    best = max(lap.rate(now_s) for lap in laps if lap.done(now_s))
+    return all(CLEARLY_SLOWER * lap.at_most(now_s) <= best for lap in going)

@@ -1,0 +1,217 @@
+"""Measuring all wires between two hosts at the same time, in both directions.
+
+At the same time, because then whatever else the processors do meets all of them alike, and because the fast
+one's end tells how long it is worth listening to the others. See :mod:`.meter` for what counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import struct
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
+
+from ..clock import monotonic
+from ..errors import ProtocolError
+from ..transport.connect import Dial
+from ..transport.reactor import READ, WRITE, Reactor
+from ..transport.secure import Encryption
+from ..wire.auth import Claim
+from ..wire.messages import MessageReader
+from .echo import BLOCK, READ_BYTES, REQUEST, acknowledged, check_echo, keep_queue_short
+from .meter import LEAST_S, LIMIT_BYTES, Lap, Meter, is_over
+
+logger = logging.getLogger("ringcomm.rendezvous")
+
+ECHO_LIMIT_BYTES = 4096
+_DIAL_S = 1.5
+_LOOK_S = 0.01
+_FILLER = memoryview(bytes(64 * 1024))
+
+
+class Race:
+    """One measurement of several wires to one rank.
+
+    Args:
+        reactor: drives it.
+        key: the job's secret.
+        claim: which rank asks which one.
+        wires: each with ``address`` and ``port``, and for link-local ones with the ``scope`` to go by.
+        finished: called once, with the speed of each wire in MB/s in its slower direction; None for one that
+            broke.
+        encryption: see :class:`~ringcomm.transport.connect.Dial`.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        key: bytes,
+        claim: Claim,
+        wires: Sequence[Mapping[str, Any]],
+        finished: Callable[[List[Optional[float]]], None],
+        encryption: Optional[Encryption] = None,
+    ) -> None:
+        self._reactor = reactor
+        self._finished = finished
+        self._over = False
+        self._start_s: Optional[float] = None
+        self._runners = [_Runner(reactor, claim.target, self._ready) for _ in wires]
+        for runner, wire in zip(self._runners, wires):
+            address = (str(wire["address"]), int(wire["port"]))
+            Dial(reactor, address, key, claim, runner.proven, _DIAL_S, int(wire["scope"]), encryption)
+
+    def _ready(self) -> None:
+        """A runner is at the start, or out of the race: start when all are."""
+        if self._over or self._start_s is not None or not all(item.settled for item in self._runners):
+            return
+        self._start_s = monotonic()
+        for runner in self._runners:
+            runner.start(self._start_s)
+        self._look()
+
+    def _look(self) -> None:
+        if self._over:
+            return
+        assert self._start_s is not None
+        now_s = monotonic()
+        laps = [runner.lap for runner in self._runners if runner.lap is not None]
+        if not is_over(laps, now_s - self._start_s, now_s):
+            self._reactor.after(_LOOK_S if now_s - self._start_s < 2 * LEAST_S else 2 * _LOOK_S, self._look)
+            return
+        results = [None if item.lap is None else item.lap.rate(now_s) / 1e6 for item in self._runners]
+        self.close()
+        told = ", ".join("broken" if found is None else f"{found:.1f} MB/s" for found in results)
+        logger.debug("measured in %.3f s: %s", now_s - self._start_s, told)
+        self._finished(results)
+
+    def close(self) -> None:
+        """End it; ``finished`` is not called any more."""
+        self._over = True
+        for runner in self._runners:
+            runner.close()
+
+
+class _Runner:
+    """One wire in a race: the asking side of its connection."""
+
+    def __init__(self, reactor: Reactor, target: int, settled: Callable[[], None]) -> None:
+        self.settled = False
+        self.lap: Optional[Lap] = None
+        self._reactor = reactor
+        self._target = target
+        self._tell = settled
+        self._closed = False
+        self._sock: Optional[socket.socket] = None
+        self._reader = MessageReader(ECHO_LIMIT_BYTES)
+        self._unsent: List[memoryview] = []
+        self._head = bytearray()
+        self._filler = self._received = self._sent = 0
+        self._start_s = 0.0
+
+    def proven(self, dial: Dial) -> None:
+        """The handshake is over, one way or the other."""
+        if dial.sock is None:
+            self._drop_out(dial.reason)
+        elif self._closed:
+            dial.sock.close()
+        else:
+            self._sock = dial.sock
+            self._reactor.watch(dial.sock, READ, self._listen)
+
+    def _listen(self) -> None:
+        """Wait for the other end to say that it is the rank that is meant."""
+        assert self._sock is not None
+        try:
+            data = self._sock.recv(ECHO_LIMIT_BYTES)
+            if not data:
+                raise ConnectionError("it closed the connection")
+            for message in self._reader.feed(data):
+                check_echo(message, self._target)
+                self._reactor.forget(self._sock)
+                self.settled = True
+                self._tell()
+        except (BlockingIOError, InterruptedError):
+            return
+        except (OSError, ProtocolError) as problem:
+            self._drop_out(str(problem))
+
+    def _drop_out(self, why: str) -> None:
+        logger.info("a wire to rank %d could not be measured: %s", self._target, why)
+        self.close()
+        self.lap = None
+        self.settled = True
+        self._tell()
+
+    def start(self, start_s: float) -> None:
+        """Begin to send, and to note what arrives."""
+        if self._sock is None:
+            return
+        self._start_s = start_s
+        self.lap = Lap(Meter(start_s), Meter(start_s))
+        self._unsent = [memoryview(REQUEST.pack(LIMIT_BYTES))]
+        keep_queue_short(self._sock)
+        self._reactor.watch(self._sock, READ | WRITE, self._run)
+
+    def _run(self) -> None:
+        assert self._sock is not None
+        try:
+            self._read(self._sock)
+            self._write(self._sock)
+        except (BlockingIOError, InterruptedError):
+            return
+        except (OSError, ProtocolError) as problem:
+            self._drop_out(str(problem))
+
+    def _write(self, sock: socket.socket) -> None:
+        if not self._unsent:
+            size = min(len(_FILLER), LIMIT_BYTES - self._sent)
+            if not size:
+                self._reactor.watch(sock, READ, self._run)
+                return
+            self._sent += size
+            self._unsent = [_FILLER[:size]]
+        rest = self._unsent[0][sock.send(self._unsent[0]) :]
+        self._unsent = [rest] if rest else []
+
+    def _read(self, sock: socket.socket) -> None:
+        try:
+            data = sock.recv(READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        if not data:
+            raise ConnectionError("it closed the connection")
+        assert self.lap is not None
+        self._received += len(data)
+        self.lap.back.arrived(monotonic(), self._received)
+        for total, passed_us, acked, active_us, rate, _ in self._heads(data):
+            if total > self._sent or passed_us > 1e9:
+                raise ProtocolError("it has received more than was sent")
+            self.lap.there.arrived(self._start_s + passed_us * 1e-6, total)
+            self.lap.back.told(acked, active_us, rate)
+        self.lap.there.told(*acknowledged(sock))
+
+    def _heads(self, data: bytes) -> List[Tuple[int, ...]]:
+        """What stands at the beginning of the blocks that begin in these bytes."""
+        found: List[Tuple[int, ...]] = []
+        position = 0
+        while position < len(data):
+            skipped = min(self._filler, len(data) - position)
+            self._filler -= skipped
+            position += skipped
+            head = data[position : position + BLOCK.size - len(self._head)] if not self._filler else b""
+            position += len(head)
+            self._head += head
+            if len(self._head) == BLOCK.size:
+                found.append(BLOCK.unpack(self._head))
+                self._filler = found[-1][-1]
+                self._head.clear()
+        return found
+
+    def close(self) -> None:
+        """Hang up at once: what still waits to be sent would only keep a slow wire busy."""
+        self._closed = True
+        if self._sock is not None:
+            self._reactor.forget(self._sock)
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self._sock.close()
+            self._sock = None

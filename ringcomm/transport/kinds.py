@@ -1,0 +1,102 @@
+"""What kind of interface a name stands for: wired, wireless, virtual, the loopback.
+
+Names decide where nothing better is known. On Linux the system knows more: an interface with a radio
+says so whatever it is called, a tunnel too, and a bridge is what its members are. A bridge whose members
+are only cables to containers or virtual machines says nothing, because a lab's switch looks like that as
+well as ``docker0``; there the bridge's own name decides.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import ipaddress
+from pathlib import Path
+from typing import List, Optional
+
+WIRED, WIRELESS, VIRTUAL, LOOPBACK, LOCAL = "wired", "wireless", "virtual", "loopback", "local"
+
+PREFERENCE = {WIRED: 0, WIRELESS: 1, VIRTUAL: 2}
+"""Lower is better. What is wired at one end and wireless at the other counts as wireless."""
+
+_VIRTUAL_NAMES = (
+    "docker*", "br-*", "veth*", "virbr*", "vmnet*", "vboxnet*", "vEthernet*", "tun*", "tap*", "utun*",
+    "tailscale*", "wg*", "zt*", "cni*", "flannel*", "cali*", "cilium*", "kube*", "lxc*", "lxdbr*", "podman*",
+    "nerdctl*", "dummy*", "ifb*", "sit*", "gre*", "ip6tnl*", "awdl*", "llw*", "bridge*", "l4tbr*", "usb*",
+    "rndis*",
+)  # fmt: skip
+"""Names that container engines, virtual machines and VPNs give to their interfaces, and the USB
+device-mode ones that every Jetson brings up with the same address. They are used only when nothing
+else connects two hosts, or nothing nearly as fast, so a wrong guess costs preference, not connectivity."""
+
+_WIRELESS_NAMES = ("wl*", "wifi*", "ath[0-9]*", "ra[0-9]*", "wwan*", "ww[px]*", "rmnet*", "ppp*", "Wi-Fi*")
+
+_VIRTUAL_TYPES = ("wireguard", "vxlan", "geneve", "gre", "ipip", "sit", "dummy", "ifb", "macsec")
+"""What the system calls kinds of interfaces that have no hardware and carry others' traffic."""
+
+_SYSTEM = Path("/sys/class/net")
+
+
+def kind_of(name: str, address: str, system: Path = _SYSTEM) -> str:
+    """Whether an interface is wired, wireless, virtual or the loopback, as far as it can be told.
+
+    Args:
+        name: the interface.
+        address: one of its addresses.
+        system: where Linux describes interfaces; elsewhere there is no such directory, and names decide.
+    """
+    if ipaddress.ip_address(address).is_loopback:
+        return LOOPBACK
+    return _told_by_system(name, system) or _kind_of_name(name)
+
+
+def worse_kind(one: str, other: str) -> str:
+    """The kind of a route between interfaces of these kinds: it is no better than either end."""
+    return max((kind if kind in PREFERENCE else WIRED for kind in (one, other)), key=PREFERENCE.__getitem__)
+
+
+def _kind_of_name(name: str) -> str:
+    for kind, patterns in ((VIRTUAL, _VIRTUAL_NAMES), (WIRELESS, _WIRELESS_NAMES)):
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
+            return kind
+    return WIRED
+
+
+def _told_by_system(name: str, system: Path) -> Optional[str]:
+    """What Linux says, if it says anything that a name does not."""
+    described = system / name
+    if (described / "wireless").exists() or (described / "phy80211").exists():
+        return WIRELESS
+    kind = _device_type(described)
+    if kind in ("wlan", "wwan"):
+        return WIRELESS
+    if kind in _VIRTUAL_TYPES or (described / "tun_flags").exists():
+        return VIRTUAL
+    members = [item.name for item in _entries(described / "brif")]
+    members += [item.name[len("lower_") :] for item in _entries(described) if item.name.startswith("lower_")]
+    kinds = [kind for kind in (_kind_of_hardware(member, system) for member in members) if kind]
+    return min(kinds, key=PREFERENCE.__getitem__) if kinds else None
+
+
+def _kind_of_hardware(name: str, system: Path) -> Optional[str]:
+    """What a member of a bridge or a bond is, if it is hardware (or stands on it)."""
+    told = _told_by_system(name, system)
+    if told in (WIRED, WIRELESS):
+        return told
+    if told is None and (system / name / "device").exists() and _kind_of_name(name) != VIRTUAL:
+        return _kind_of_name(name)
+    return None
+
+
+def _device_type(described: Path) -> str:
+    try:
+        text = (described / "uevent").read_text()
+    except OSError:
+        return ""
+    return next((line[len("DEVTYPE=") :] for line in text.splitlines() if line.startswith("DEVTYPE=")), "")
+
+
+def _entries(directory: Path) -> List[Path]:
+    try:
+        return sorted(directory.iterdir())
+    except OSError:
+        return []

@@ -1,0 +1,160 @@
+"""Whether links keep up with what they were chosen for, from what the system counts of their connections.
+
+Two hosts that several networks connect have chosen one of them in a moment. If the link stays far below
+that, and another network would be faster, the user should know, and how to choose the other one. The system
+counts what a connection has sent, for how long, and whether the other end or this program held it up, so
+nothing has to be measured; a rank that is late makes no link look slow.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+QUARTER = 0.25
+"""A link below this part of what it was chosen for is slow."""
+MOST_EXPECTED_MB_PER_S = 200.0
+"""Above this, processors decide how fast a link is as often as the network."""
+_OTHER_RATIO = 2.0
+"""Another network must have been so many times as fast as the link is now."""
+_LOOKS = 3
+_LEAST_BYTES = 256 * 1024
+"""Between two looks that count."""
+_MOST_HELD = 0.25
+_TCP_INFO = struct.Struct("@7xB112xQ32xQQQ")
+_TCP_INFO_BYTES = _TCP_INFO.size
+_APP_LIMITED = 1
+
+
+class Expected(NamedTuple):
+    """What a link was chosen for.
+
+    Attributes:
+        peer: the rank at the other end.
+        mb_per_s: as measured when the job started.
+        iface: this end's interface.
+        others: this end's other interfaces that lead to the peer's host, and what they measured.
+    """
+
+    peer: int
+    mb_per_s: float
+    iface: str
+    others: Tuple[Tuple[str, float], ...]
+
+    @classmethod
+    def of(cls, peer: int, route: Mapping[str, Any]) -> Optional[Expected]:
+        """From a route as the rendezvous tells it; None if there was no choice."""
+        measured = route.get("measured") or {}
+        iface = str(route.get("own_iface", ""))
+        others = tuple(sorted((name, float(speed)) for name, speed in measured.items() if name != iface))
+        return cls(peer, float(measured[iface]), iface, others) if others and iface in measured else None
+
+    def complaint(self, mb_per_s: float, shared: int = 1) -> str:
+        """What is wrong if the link has this speed: what to use instead; empty if nothing is.
+
+        Args:
+            mb_per_s: what the link carries.
+            shared: how many streams may share the interface at the same time.
+        """
+        enough = min(self.mb_per_s, MOST_EXPECTED_MB_PER_S) * QUARTER / shared
+        better = [(speed, name) for name, speed in self.others if speed > _OTHER_RATIO * mb_per_s]
+        return max(better)[1] if better and mb_per_s < enough else ""
+
+
+class Counted(NamedTuple):
+    """What the system says of a connection.
+
+    Attributes:
+        acked_bytes: have arrived at the other end.
+        busy_us: for how long something was on its way.
+        held_us: for how long of that the other end took nothing.
+        rate: bytes per second, of what was sent last.
+        idle: whether the program sent less than the connection could take then.
+    """
+
+    acked_bytes: int
+    busy_us: int
+    held_us: int
+    rate: int
+    idle: bool
+
+
+def counted(sock: socket.socket) -> Optional[Counted]:
+    """What the system says of a TCP connection; None where it does not (other systems, old kernels)."""
+    if not hasattr(socket, "TCP_INFO") or sock.family == getattr(socket, "AF_UNIX", None):
+        return None
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+    except OSError:
+        return None  # It has been closed meanwhile.
+    if len(info) < _TCP_INFO_BYTES:
+        return None
+    flags, acked_bytes, rate, busy_us, held_us = _TCP_INFO.unpack(info)
+    return Counted(acked_bytes, busy_us, held_us, rate, bool(flags & _APP_LIMITED))
+
+
+class Paces:
+    """Looks at links from time to time, and says once of each that it is slow.
+
+    Args:
+        expected: the links between whose networks there was a choice.
+        read: what the system says of the connections to a peer, always in the same order.
+        describe: says that a link is slow: what was expected, its speed in MB/s, the better interface.
+        shared: how many streams may share an interface at the same time.
+    """
+
+    def __init__(
+        self,
+        expected: Sequence[Expected],
+        read: Callable[[int], Sequence[Optional[Counted]]],
+        describe: Callable[[Expected, float, str], str],
+        shared: int = 1,
+    ) -> None:
+        self._expected = {item.peer: item for item in expected}
+        self._read = read
+        self._describe = describe
+        self._shared = shared
+        self._last: Dict[int, List[Optional[Counted]]] = {}
+        self._slow: Dict[int, int] = {}
+
+    def look(self) -> List[str]:
+        """What there is to say, a line for each link."""
+        said = []
+        for peer, expected in list(self._expected.items()):
+            now = self._read(peer)
+            before = self._last.setdefault(peer, list(now))
+            known = []
+            for index, (then, seen) in enumerate(zip(list(before), now)):
+                if then is None or seen is None or seen.acked_bytes - then.acked_bytes >= _LEAST_BYTES:
+                    before[index] = seen
+                    known += _speed(then, seen)
+            if not known:
+                continue
+            better = expected.complaint(max(known), self._shared)
+            self._slow[peer] = self._slow.get(peer, 0) + 1 if better else 0
+            if self._slow[peer] >= _LOOKS:
+                said += self.tell(expected, max(known), better)
+        return said
+
+    def compare(self, peer: int, mb_per_s: float) -> List[str]:
+        """The same for a link that was measured again."""
+        expected = self._expected.get(peer)
+        better = "" if expected is None else expected.complaint(mb_per_s)
+        return self.tell(expected, mb_per_s, better) if expected is not None and better else []
+
+    def tell(self, expected: Expected, mb_per_s: float, better: str) -> List[str]:
+        """Once for each link."""
+        del self._expected[expected.peer]
+        return [self._describe(expected, mb_per_s, better)]
+
+
+def _speed(before: Optional[Counted], now: Optional[Counted]) -> List[float]:
+    """MB/s between two looks; empty if they say nothing about the network."""
+    if before is None or now is None:
+        return []
+    moved, busy_us = now.acked_bytes - before.acked_bytes, now.busy_us - before.busy_us
+    held_us = now.held_us - before.held_us
+    if now.idle or held_us > _MOST_HELD * busy_us:
+        return []
+    return [max(now.rate / 1e6, moved / max(busy_us - held_us, 1))]

@@ -1,0 +1,187 @@
+"""The right network, start after start: slow one way, bursts, equal or virtual ones, busy processors.
+
+`python -m pytest tests/hosts/test_routes.py --starts 100` tries each case a hundred times.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import statistics
+import subprocess
+import sys
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
+
+import pytest
+
+from tests.hosts.job import ROOT, Job
+from tests.hosts.netlab import LOCALHOST, Host, Lab
+
+PROGRAMS = Path(__file__).parent / "programs"
+STARTS, REDUCE = PROGRAMS / "starts.py", PROGRAMS / "reduce.py"
+PORT = 29417
+PAUSE_S = 0.45
+"""Between two starts: a bucket of 1 MiB is full again after 0.42 s at 20 Mbit/s."""
+BOARDS = ("jetson1", "jetson2")
+EVERYWHERE = (LOCALHOST, *BOARDS)
+OUT, IN, BOTH = ("output",), ("input",), ("input", "output")
+LOAD = 3
+
+Limits = Sequence[Tuple[Sequence[str], str, Sequence[str], str, str]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Three hosts with two networks, of which one is right.
+
+    Attributes:
+        limits: hosts, role of the interface, ways (the host's), rate and burst of a token bucket.
+        right: the role of the network that all links should use; "": either, but the same each time.
+        second: the name of the boards' second interface.
+        load: how many processes compute at the same time.
+    """
+
+    limits: Limits
+    right: str = "eth"
+    second: str = "wlan0"
+    load: int = 0
+
+
+def slow(burst: str, ways: Sequence[str] = OUT, role: str = "wlan", rate: str = "20mbit") -> Limits:
+    return [(BOARDS, role, ways, rate, burst)]
+
+
+CASES: Dict[str, Case] = {
+    "slow-to-send-64k": Case(slow("64kb")),
+    "slow-to-send-256k": Case(slow("256kb")),
+    "slow-to-send-1m": Case(slow("1mb")),
+    "slow-to-receive-64k": Case(slow("64kb", IN)),
+    "slow-to-receive-1m": Case(slow("1mb", IN)),
+    "slow-both-ways-512k": Case(slow("512kb", BOTH)),
+    "slow-at-the-other-end": Case([((LOCALHOST,), "wlan", OUT, "20mbit", "1mb"), *slow("256kb")]),
+    "busy-64k": Case(slow("64kb"), load=LOAD),
+    "busy-1m": Case(slow("1mb"), load=LOAD),
+    # Nothing but the measurement tells which is which; the fixed order prefers the slow one.
+    "unnamed-slow-64k": Case(slow("64kb"), second="eth1"),
+    "unnamed-slow-1m": Case(slow("1mb"), second="eth1"),
+    "unnamed-slow-1m-busy": Case(slow("1mb"), second="eth1", load=LOAD),
+    "slow-wire-fast-radio": Case(slow("1mb", role="eth"), right="wlan"),
+    "slow-wire-fast-radio-busy": Case(slow("256kb", role="eth"), right="wlan", load=LOAD),
+    "equal": Case([], right="wlan", second="eth1"),  # 10.98.… comes before 10.99.…
+    "equal-busy": Case([], right="", second="eth1", load=LOAD),
+    "equal-but-for-the-name": Case([], right="eth"),
+    "fast-virtual-slow-wire": Case(slow("1mb", BOTH, "eth"), right="wlan", second="vmnet1"),
+    "virtual-not-much-faster": Case(
+        [*slow("64kb", BOTH, "eth", "100mbit"), *slow("64kb", BOTH, "wlan", "200mbit")], second="vmnet1"
+    ),
+}
+USUAL = ("slow-to-send-1m", "slow-to-receive-64k", "busy-1m", "unnamed-slow-1m", "slow-wire-fast-radio",
+         "equal", "fast-virtual-slow-wire")  # fmt: skip
+"""The share of the cases that is tried when nothing else is asked for."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every case with its lab; without --starts a few of them."""
+    if "name" in metafunc.fixturenames:
+        names = CASES if metafunc.config.getoption("--starts") else USUAL
+        cases = [(CASES[name].second, name) for name in names]
+        metafunc.parametrize(
+            "bridged_lab, name", cases, ids=list(names), indirect=["bridged_lab"], scope="module"
+        )
+
+
+@pytest.fixture(scope="module")
+def bridged_lab(request: pytest.FixtureRequest, able: None) -> Iterator[Lab]:
+    """Two boards, and a machine whose two networks are bridges."""
+    boards = [Host(name, wlan=request.param) for name in BOARDS]
+    with Lab(*boards, docker=False, bridged=True) as lab:
+        yield lab
+
+
+@contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """So many processes compute."""
+    with ExitStack() as stack:
+        for _ in range(processes):
+            process = stack.enter_context(subprocess.Popen(["sh", "-c", "while :; do :; done"]))
+            stack.callback(process.kill)
+        yield
+
+
+def start_often(lab: Lab, starts: int) -> List[List[Dict[str, Any]]]:
+    """What every host's rank says of each start."""
+    variables = {
+        "RINGCOMM_RENDEZVOUS": f"{lab.addresses(LOCALHOST, 'eth')[0]}:{PORT}",
+        "RINGCOMM_KEY": secrets.token_hex(16),
+        "RINGCOMM_SIZE": str(len(EVERYWHERE)),
+        "RINGCOMM_MEASURE": "0",  # that is another measurement, of links that have been chosen
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+    }
+    with ExitStack() as stack:
+        running = []
+        for rank, host in enumerate(EVERYWHERE):
+            process = lab.popen(
+                host,
+                [sys.executable, str(STARTS), "--starts", str(starts), "--pause", str(PAUSE_S)],
+                env={**os.environ, **variables, "RINGCOMM_RANK": str(rank)},
+                stdout=subprocess.PIPE,
+            )
+            running.append(stack.enter_context(process))
+            stack.callback(process.kill)
+        outputs = [process.communicate(timeout=60 + 8 * starts)[0] for process in running]
+        assert [process.returncode for process in running] == [0] * len(running)
+    said = [[json.loads(line) for line in output.splitlines()] for output in outputs]
+    assert [len(lines) for lines in said] == [starts] * len(said)
+    return [list(each) for each in zip(*said)]
+
+
+def roles_used(table: Sequence[str]) -> List[str]:
+    """For each link, by which network it goes."""
+    return ["wlan" if " 10.98." in line else "eth" for line in table]
+
+
+@pytest.mark.timeout(1800)
+def test_the_right_network(bridged_lab: Lab, name: str, request: pytest.FixtureRequest) -> None:
+    case, lab = CASES[name], bridged_lab
+    starts = request.config.getoption("--starts")
+    for host in EVERYWHERE:
+        for role in ("eth", "wlan"):
+            lab.unlimit(host, role)
+    for hosts, role, ways, rate, burst in case.limits:
+        for host in hosts:
+            lab.shape(host, role, rate, burst, "50ms", ways)
+    with busy(case.load):
+        told = start_often(lab, starts or 2)
+    used = [roles_used(ranks[0]["links"]) for ranks in told]
+    times_s = [max(x["ended_s"] for x in each) - max(x["began_s"] for x in each) for each in told]
+    right = [case.right] * 3 if case.right else max(used, key=used.count)
+    wrong = [each for each in told if roles_used(each[0]["links"]) != right]
+    print(
+        f"{name}: {len(told) - len(wrong)} of {len(told)} starts were right; they took "
+        f"{statistics.median(times_s):.2f} s (median), {max(times_s):.2f} s at most"
+    )
+    assert not wrong, "\n".join(wrong[0][0]["links"])
+
+
+def test_a_link_that_becomes_slow_is_pointed_out(make_lab: Callable[..., Lab]) -> None:
+    """The wire is the right choice, and then it carries 4 Mbit/s, and the radio would be faster."""
+    lab = make_lab("jetson1", docker=False)
+    for host in (LOCALHOST, "jetson1"):
+        lab.unlimit(host, "wlan")
+    options = ["--dead-after", 3, REDUCE, "--repeat", 100_000, "--items", 200_000]
+    with Job(lab, "-H", f"{LOCALHOST},jetson1", *options) as job:
+        job.wait_for_line("is running")
+        assert "connects them, too" not in job.output
+        lab.shape("jetson1", "eth", "4mbit", "16kb", "50ms")
+        said = job.wait_for_line(
+            r"reaches rank \d \((\w+)\) over (\S+) at ([\d.]+) MB/s.*start with (.*) \(on"
+        )
+    assert float(said[3]) < 1.0
+    assert said[2] in (lab.iface(LOCALHOST), lab.iface("jetson1"))
+    host = "jetson1" if said[1] == LOCALHOST else LOCALHOST
+    assert said[4] == f"--iface '{host}=!{said[2]}'"
