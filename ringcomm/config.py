@@ -144,6 +144,12 @@ class Settings:
         "and hands to its processes. Without `ringrun`: insist on it; the key file must hold a certificate "
         "(`python -m ringcomm.newkey --encrypt FILE`). What stays in one host's memory is not encrypted.",
     )  # fmt: skip
+    allow_forwarding: bool = _setting(
+        False, "ALLOW_FORWARDING", values.flag,
+        "Accept connections that were dialled at another address or port than they arrive at, because port "
+        "forwarding or NAT lies between the hosts. Then a process that gets a rank to dial it can stand "
+        "between two ranks and change their numbers: use it with `--encrypt`.",
+    )  # fmt: skip
     verbose: bool = _setting(
         False, "VERBOSE", values.flag,
         "Rank 0 logs the table of links and which interface each one uses, and which algorithm serves which "

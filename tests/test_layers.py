@@ -21,7 +21,7 @@ LEVELS: Dict[int, List[List[str]]] = {
         ],
     ],
     1: [
-        ["wire.frames", "wire.auth", "wire.messages"],
+        ["wire.frames", "wire.place", "wire.signing", "wire.auth", "wire.messages"],
         [
             "schedule.steps", "schedule.streams", "schedule.ring", "schedule.direct", "schedule.doubling",
             "schedule.tree", "schedule.hierarchy", "schedule.verify", "schedule.cost", "schedule.shares",
@@ -120,7 +120,7 @@ LAZY_STEP_UP = ("api", "ringrun.function")
 
 PURE = [
     "errors", "ops", "dtypes", "values", "misspelt",
-    "wire.frames", "wire.auth", "wire.messages", "schedule.*",
+    "wire.frames", "wire.place", "wire.signing", "wire.auth", "wire.messages", "schedule.*",
     "collective.reduce", "transport.allowance", "transport.routes",
     "rendezvous.actions", "rendezvous.roster", "rendezvous.blame",
     "rendezvous.routing", "rendezvous.table", "rendezvous.waiting", "rendezvous.state", "engine.cache",

@@ -49,7 +49,7 @@ def rendezvous_for(job: Job) -> OpenRendezvous:
         return RendezvousServer(
             key=job.key, job=job.id, seats=seats, addresses=rendezvous_addresses(job),
             start_timeout_s=job.settings.start_timeout_s, notify=notify,
-            encryption=encryption_of(job.certificate),
+            encryption=encryption_of(job.certificate), forwarded=job.settings.allow_forwarding,
         )  # fmt: skip
 
     return open_it

@@ -29,8 +29,9 @@ from ..transport.tcp import SocketFabric, SocketLink
 from ..version import __version__
 from ..wire.auth import Claim, Purpose, job_digest
 from ..wire.messages import MAX_MESSAGE_BYTES, Message, MessageReader, encode
+from ..wire.signing import Session
 from .control import ControlChannel, error_from
-from .mesh import Mesh
+from .mesh import Mesh, Proven
 from .reach import DIAL_S, Reached, reach
 
 logger = logging.getLogger("ringcomm.rendezvous")
@@ -93,6 +94,7 @@ class _Joiner:
         # The server's own limit comes first and knows who is missing; ours is for when it is silent.
         self._deadline = Deadline(settings.start_timeout_s + DIAL_S)
         self._reader = MessageReader(MAX_MESSAGE_BYTES)
+        self._session: Optional[Session] = None
         self._control: Optional[socket.socket] = None
         self._unsent = b""
         self._failure: Optional[RingcommError] = None
@@ -117,6 +119,7 @@ class _Joiner:
             job_digest(self.membership.job),
             self._tell,
             self.encryption,
+            self.settings.allow_forwarding,
         )
         self.reactor.watch(sock, READ, self._readable)
         self._tell(self._introduction(mesh.offers()))
@@ -136,7 +139,8 @@ class _Joiner:
         rank = int(self._assignment["rank"])
         self.reactor.forget(self._control)
         hosts = {int(item["rank"]): str(item["host"]) for item in self._assignment["members"]}
-        control = ControlChannel(self._control, self._reader, rank, [hosts[item] for item in sorted(hosts)])
+        names = [hosts[item] for item in sorted(hosts)]
+        control = ControlChannel(self._control, self._reader, rank, names, self._session)
         return Joined(
             rank,
             int(self._assignment["generation"]),
@@ -160,7 +164,6 @@ class _Joiner:
         assert self._control is not None
         self._again = False
         self._control.close()
-        self._reader = MessageReader(MAX_MESSAGE_BYTES)
         self._pause()
         self._control = self._dial_rendezvous()
         self.reactor.watch(self._control, READ, self._readable)
@@ -171,24 +174,24 @@ class _Joiner:
         while not pause.expired():
             self.reactor.turn(pause.remaining_s())
 
-    def _make_lanes(
-        self, rank: int, lanes: Dict[int, Dict[int, socket.socket]], control: ControlChannel
-    ) -> Lanes:
+    def _make_lanes(self, rank: int, lanes: Dict[int, Dict[int, Proven]], control: ControlChannel) -> Lanes:
         """Decide, link by link and by trying, how data will move."""
         size = self.membership.size
         settings = self.settings
         try:
-            calls, engine = (
-                SocketFabric(
-                    rank, make_links(lanes[purpose], settings.transport, settings.congestion), control, size
-                )
+            data = [
+                {peer: sock for peer, (sock, _) in lanes[purpose].items()}
                 for purpose in (Purpose.CALLS, Purpose.ENGINE)
+            ]
+            calls, engine = (
+                SocketFabric(rank, make_links(socks, settings.transport, settings.congestion), control, size)
+                for socks in data
             )
-            orders = {peer: SocketLink(peer, sock) for peer, sock in lanes[Purpose.ORDERS].items()}
+            orders = {peer: SocketLink(peer, *link) for peer, link in lanes[Purpose.ORDERS].items()}
             return Lanes(calls, engine, SocketFabric(rank, orders, control, size))
         except (OSError, StartupError) as problem:
-            for sockets in lanes.values():
-                for sock in sockets.values():
+            for links in lanes.values():
+                for sock, _ in links.values():
                     sock.close()
             raise StartupError(
                 f"The links to the ranks of this host could not be set up: {problem}"
@@ -210,6 +213,8 @@ class _Joiner:
         while True:
             found = reach(self.reactor, who.rendezvous, who.key, claim, self.encryption, DIAL_S)
             if found.sock is not None:
+                self._session = found.session
+                self._reader = MessageReader(MAX_MESSAGE_BYTES, found.session)
                 return found.sock
             if found.refused_by is not None:
                 where, reason = found.refused_by
@@ -258,7 +263,7 @@ class _Joiner:
         assert self._control is not None
         try:
             self._control.settimeout(DIAL_S)
-            self._control.sendall(encode(message))
+            self._control.sendall(encode(message, self._session))
             self._control.setblocking(False)
         except OSError as problem:
             self._broke(

@@ -52,6 +52,7 @@ class EmbeddedRendezvous:
             notify=_log,
             port=port,
             encryption=encryption_of(membership.certificate, settings.encrypt),
+            forwarded=settings.allow_forwarding,
         )
         try:
             server.start()
@@ -84,6 +85,7 @@ class EmbeddedRendezvous:
             start_timeout_s=settings.start_timeout_s,
             notify=_log,
             encryption=encryption_of(certificate, settings.encrypt),
+            forwarded=settings.allow_forwarding,
         )
         return cls(server), server.start()
 

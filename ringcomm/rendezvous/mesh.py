@@ -24,6 +24,7 @@ from ..transport.routes import worth_measuring
 from ..transport.secure import Encryption
 from ..wire.auth import Claim, Purpose
 from ..wire.messages import Message, MessageReader, encode
+from ..wire.signing import Session
 from .probe import ECHO_LIMIT_BYTES, Echo, Probe, check_echo
 
 logger = logging.getLogger("ringcomm.rendezvous")
@@ -38,6 +39,8 @@ _LANES = (Purpose.CALLS, Purpose.ENGINE, Purpose.ORDERS)
 
 Lane = Tuple[int, int]
 """What a link is for, and the peer at the other end."""
+Proven = Tuple[socket.socket, Session]
+"""A connection after the handshake, and what authenticates the messages on it."""
 
 Tell = Callable[[Message], None]
 
@@ -48,7 +51,7 @@ class Mesh:
     Args:
         interfaces: the addresses that may be used.
         tell: sends a message to the rendezvous.
-        encryption: see :class:`~ringcomm.transport.accept.Acceptor`.
+        encryption, forwarded: see :class:`~ringcomm.transport.accept.Acceptor`.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Mesh:
         job: bytes,
         tell: Tell,
         encryption: Optional[Encryption] = None,
+        forwarded: bool = False,
     ) -> None:
         self.reactor = reactor
         self.interfaces = list(interfaces)
@@ -86,14 +90,15 @@ class Mesh:
             self._turned_away,
             encryption,
             Allowance(_STRANGERS_PER_S, _STRANGERS_PER_S),
+            forwarded,
         )
-        self._early: List[Tuple[socket.socket, Claim]] = []
+        self._early: List[Tuple[socket.socket, Claim, Session]] = []
         self._echoes: Set[Echo] = set()
         self._probes: List[Probe] = []
         self._probing = False
         self._hurrying = False
         self._to_measure: List[Probe] = []
-        self._links: Dict[Lane, socket.socket] = {}
+        self._links: Dict[Lane, Proven] = {}
         self._expected: Optional[Set[Lane]] = None
         self._linked = False
 
@@ -114,28 +119,28 @@ class Mesh:
         self.rank = rank
         self.generation = generation
         early, self._early = self._early, []
-        for sock, claim in early:
-            self._arrived(sock, claim)
+        for item in early:
+            self._arrived(*item)
 
     def _turned_away(self, origin: str, reason: str) -> None:
         logger.debug("turned away a connection from %s: %s", origin, reason)
 
-    def _arrived(self, sock: socket.socket, claim: Claim) -> None:
+    def _arrived(self, sock: socket.socket, claim: Claim, session: Session) -> None:
         if self.rank < 0:
-            self._early.append((sock, claim))
+            self._early.append((sock, claim, session))
             return
         if claim.target != self.rank or claim.generation != self.generation:
             # The right job, but another rank: an address that exists on several hosts. Saying who
             # we are, before closing, lets the other side report it.
             try:
-                sock.send(encode({"type": "echo", "rank": self.rank}))
+                sock.send(encode({"type": "echo", "rank": self.rank}, session))
             except OSError as problem:
                 logger.debug("a connection for rank %d ended early: %s", claim.target, problem)
             sock.close()
         elif claim.purpose == Purpose.PROBE:
-            self._echoes.add(Echo(self.reactor, sock, self.rank, self._drop_echo))
+            self._echoes.add(Echo(self.reactor, sock, session, self.rank, self._drop_echo))
         elif claim.purpose in _LANES and claim.source != self.rank:
-            self._accept_link((claim.purpose, claim.source), sock)
+            self._accept_link((claim.purpose, claim.source), (sock, session))
         else:
             sock.close()
 
@@ -258,7 +263,7 @@ class Mesh:
 
         def finished(dial: Dial) -> None:
             if dial.sock is not None:
-                self._confirm_link(lane, dial.sock, failed)
+                self._confirm_link(lane, (dial.sock, dial.session), failed)
             else:
                 failed(dial.reason)
 
@@ -271,9 +276,10 @@ class Mesh:
         where = (address, int(offer["port"]))
         Dial(self.reactor, where, self.key, claim, finished, _LINK_S / 2, scope, self.encryption)
 
-    def _confirm_link(self, lane: Lane, sock: socket.socket, failed: Callable[[str], None]) -> None:
+    def _confirm_link(self, lane: Lane, link: Proven, failed: Callable[[str], None]) -> None:
         """Having dialled, wait until the other end says that it is the rank we mean."""
-        reader = MessageReader(ECHO_LIMIT_BYTES)
+        sock, session = link
+        reader = MessageReader(ECHO_LIMIT_BYTES, session)
 
         def readable() -> None:
             try:
@@ -284,7 +290,7 @@ class Mesh:
                 for message in reader.feed(data):
                     check_echo(message, lane[1])
                     self.reactor.forget(sock)
-                    self._add_link(lane, sock)
+                    self._add_link(lane, link)
             except (BlockingIOError, InterruptedError):
                 return
             except (OSError, ProtocolError) as problem:
@@ -294,21 +300,22 @@ class Mesh:
 
         self.reactor.watch(sock, READ, readable)
 
-    def _accept_link(self, lane: Lane, sock: socket.socket) -> None:
+    def _accept_link(self, lane: Lane, link: Proven) -> None:
+        sock, session = link
         try:
-            sock.send(encode({"type": "echo", "rank": self.rank}))
+            sock.send(encode({"type": "echo", "rank": self.rank}, session))
         except OSError as problem:
             logger.debug("a link from rank %d ended early: %s", lane[1], problem)
             sock.close()
             return
-        self._add_link(lane, sock)
+        self._add_link(lane, link)
 
-    def _add_link(self, lane: Lane, sock: socket.socket) -> None:
+    def _add_link(self, lane: Lane, link: Proven) -> None:
         older = self._links.get(lane)
         if older is not None:
             # The other end tried again, so it has given the older connection up.
-            older.close()
-        self._links[lane] = sock
+            older[0].close()
+        self._links[lane] = link
         self._check_complete()
 
     def _check_complete(self) -> None:
@@ -316,7 +323,8 @@ class Mesh:
             return
         self._linked = True
         links = []
-        for (purpose, peer), sock in sorted(self._links.items()):
+        for purpose, peer in sorted(self._links):
+            sock, _ = self._links[purpose, peer]
             if purpose != Purpose.CALLS:
                 continue  # It goes the same way.
             local, remote, iface = "", "", "unix"
@@ -339,11 +347,11 @@ class Mesh:
         """Whether all links stand."""
         return self._linked
 
-    def take_links(self) -> Dict[int, Dict[int, socket.socket]]:
+    def take_links(self) -> Dict[int, Dict[int, Proven]]:
         """The finished links, by purpose and by peer; everything else is closed."""
-        lanes: Dict[int, Dict[int, socket.socket]] = {int(purpose): {} for purpose in _LANES}
-        for (purpose, peer), sock in self._links.items():
-            lanes[purpose][peer] = sock
+        lanes: Dict[int, Dict[int, Proven]] = {int(purpose): {} for purpose in _LANES}
+        for (purpose, peer), link in self._links.items():
+            lanes[purpose][peer] = link
         self._links = {}
         self.close()
         return lanes
@@ -357,10 +365,10 @@ class Mesh:
         self._probes = []
         for echo in list(self._echoes):
             self._drop_echo(echo)
-        for sock, _ in self._early:
+        for sock, *_ in self._early:
             sock.close()
         self._early = []
-        for sock in self._links.values():
+        for sock, _ in self._links.values():
             self.reactor.forget(sock)
             sock.close()
         self._links = {}

@@ -21,6 +21,7 @@ from ..transport.routes import Attempt, is_virtual
 from ..transport.secure import Encryption
 from ..wire.auth import Claim, Purpose
 from ..wire.messages import Message, MessageReader, encode
+from ..wire.signing import Session
 
 logger = logging.getLogger("ringcomm.rendezvous")
 
@@ -40,14 +41,19 @@ class Echo:
     """The answering side of a probe: says which rank this is, then acknowledges blocks."""
 
     def __init__(
-        self, reactor: Reactor, sock: socket.socket, rank: int, ended: Callable[[Echo], None]
+        self,
+        reactor: Reactor,
+        sock: socket.socket,
+        session: Session,
+        rank: int,
+        ended: Callable[[Echo], None],
     ) -> None:
         self.sock = sock
         self._ended = ended
         self._head = bytearray()
         self._left = 0
         try:
-            sock.send(encode({"type": "echo", "rank": rank}))
+            sock.send(encode({"type": "echo", "rank": rank}, session))
         except OSError as problem:
             logger.debug("a probe ended early: %s", problem)
         reactor.watch(sock, READ, self._readable)
@@ -117,7 +123,7 @@ class Probe:
         self._measured: Callable[[Probe], None] = lambda probe: None
         self._local = ""
         self._mb_per_s: Optional[float] = None
-        self._reader = MessageReader(ECHO_LIMIT_BYTES)
+        self._reader: Optional[MessageReader] = None
         self._block = _FIRST_BLOCK_BYTES
         self._unsent = memoryview(b"")
         self._sent_at_s = self._since_s = 0.0
@@ -142,6 +148,7 @@ class Probe:
         if dial.sock is None:
             self._settle(dial.reason)
         else:
+            self._reader = MessageReader(ECHO_LIMIT_BYTES, dial.session)
             self._reactor.watch(dial.sock, READ, self._readable)
 
     def _readable(self) -> None:
@@ -149,6 +156,7 @@ class Probe:
             data = self._sock.recv(ECHO_LIMIT_BYTES)
             if not data:
                 raise ConnectionError("it closed the connection")
+            assert self._reader is not None
             for message in self._reader.feed(data):
                 check_echo(message, self.target)
                 self._local = str(self._sock.getsockname()[0]).split("%")[0]

@@ -10,6 +10,7 @@ from ..transport.connect import Dial
 from ..transport.reactor import Reactor
 from ..transport.secure import Encryption
 from ..wire.auth import Claim
+from ..wire.signing import Session
 
 DIAL_S = 5.0
 """How long an address may take to answer."""
@@ -23,12 +24,14 @@ class Reached(NamedTuple):
         tried: if there is none, a line for every address: what it said.
         refused_by: an address where somebody was who holds another key or means another job, and the reason.
         silent: whether some address did not answer at all.
+        session: authenticates the messages on the connection.
     """
 
     sock: Optional[socket.socket]
     tried: List[str]
     refused_by: Optional[Tuple[str, str]] = None
     silent: bool = False
+    session: Optional[Session] = None
 
 
 def reach(
@@ -61,7 +64,7 @@ def reach(
             if dial.sock is not None:
                 dial.sock.close()
     if winner is not None:
-        return Reached(winner.sock, [])
+        return Reached(winner.sock, [], session=winner.session)
     wrong_key = next((dial for dial in dials if dial.refused_by_key), None)
     return Reached(
         None,

@@ -46,6 +46,7 @@ class RendezvousServer(MessageServer):
         notify: called in the server's thread with every :class:`~ringcomm.rendezvous.state.Notice`.
         port: fixed port for every address; 0 lets the system choose.
         encryption: how connections are encrypted; None: not at all.
+        forwarded: see :class:`~ringcomm.transport.accept.Acceptor`.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class RendezvousServer(MessageServer):
         notify: Callable[[Notice], None],
         port: int = 0,
         encryption: Optional[Encryption] = None,
+        forwarded: bool = False,
     ) -> None:
         super().__init__(
             title="rendezvous",
@@ -69,6 +71,7 @@ class RendezvousServer(MessageServer):
             addresses=addresses,
             port=port,
             encryption=encryption,
+            forwarded=forwarded,
         )
         self._state = Rendezvous(size or len(seats), seats, __version__, start_timeout_s)
         self._notify = notify
