@@ -257,7 +257,7 @@ class Membership:
             size=size,
             rendezvous=tuple(parse_endpoint(item) for item in where.split(",")),
             key=key,
-            job=environ.get(PREFIX + "JOB", "default"),
+            job=job_from_environment(environ),
             slot=_slot(environ),
             rank=_integer(environ, "RANK", None, low=0, high=size - 1),
             host=environ.get(PREFIX + "HOST") or None,
@@ -321,6 +321,16 @@ def key_from_environment(environ: Optional[Mapping[str, str]] = None) -> Optiona
     if not any(environ.get(PREFIX + name) for name in ("KEY_FD", "KEY_FILE", "KEY")):
         return None
     return _key(environ)
+
+
+def job_from_environment(environ: Optional[Mapping[str, str]] = None) -> str:
+    """The job's name."""
+    return (os.environ if environ is None else environ).get(PREFIX + "JOB", "default")
+
+
+def place_from_environment(environ: Optional[Mapping[str, str]] = None) -> Optional[Slot]:
+    """The place that the launcher gave this process, if one did."""
+    return _slot(os.environ if environ is None else environ)
 
 
 def host_from_environment(environ: Optional[Mapping[str, str]] = None) -> Optional[str]:

@@ -306,5 +306,8 @@ class Supervisor:
             self._printer.settle(range(self.job.plan.size) if self.job.settings.verbose else found.to_show)
         if found.reason == "done":
             self._printer.say(missing_timeline(self.job, self._began_s))
-        found.results = {rank: bytes(data) for rank, data in self._results.items()}
+        found.results = {
+            rank: self.job.verified_result(rank, bytes(data)) if data else b""
+            for rank, data in self._results.items()
+        }
         return found

@@ -29,7 +29,7 @@ from ..transport.tcp import SocketFabric, SocketLink
 from ..version import __version__
 from ..wire.auth import Claim, Purpose, job_digest
 from ..wire.messages import MAX_MESSAGE_BYTES, Message, MessageReader, encode
-from ..wire.signing import Session
+from ..wire.signing import Session, Signer
 from .control import ControlChannel, error_from
 from .mesh import Mesh, Proven
 from .reach import DIAL_S, Reached, reach
@@ -59,6 +59,7 @@ class Joined(NamedTuple):
     lanes: Lanes
     control: ControlChannel
     table: str
+    signer: Signer
 
 
 def join(membership: Membership, settings: Settings, listens: bool = False) -> Joined:
@@ -153,6 +154,7 @@ class _Joiner:
             self._make_lanes(rank, mesh.take_links(), control),
             control,
             str(self._go["table"]),
+            Signer(self.membership.key, self.membership.job, int(self._assignment["generation"])),
         )
 
     def _come_again(self, mesh: Mesh) -> None:

@@ -121,6 +121,7 @@ class Service:
         planned: bool = True,
         encrypt: bool = False,
         allow_forwarding: bool = False,
+        transport: str = "auto",
     ):
         self.size = size
         self.job = job
@@ -128,7 +129,11 @@ class Service:
         self.certificate = make_certificate() if encrypt else ""
         self.notices: List[Notice] = []
         self.settings = Settings(
-            start_timeout_s=start_timeout_s, timeout_s=20.0, spin_us=0.0, allow_forwarding=allow_forwarding
+            start_timeout_s=start_timeout_s,
+            timeout_s=20.0,
+            spin_us=0.0,
+            allow_forwarding=allow_forwarding,
+            transport=transport,
         )
         self.planned = planned
         self.server = RendezvousServer(

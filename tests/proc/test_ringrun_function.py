@@ -6,8 +6,10 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any, Dict, List
 
+import cloudpickle
 import pytest
 
 from ringcomm.errors import ConfigError, RingcommError
@@ -163,3 +165,29 @@ def test_an_exception_in_the_caller_ends_the_job() -> None:
     with pytest.raises(KeyboardInterrupt):
         run_function(wait, np=1, console=Impatient())
     assert time.monotonic() - began < 10
+
+
+class MakesAFolder:
+    """Runs code when it is unpickled."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self.path,)
+
+
+def write_by_oneself(data: bytes) -> None:
+    import os
+    import sys
+
+    os.write(int(sys.argv[2]), data)
+    os._exit(0)
+
+
+def test_a_result_without_the_ranks_signature_is_not_unpickled(tmp_path: Path) -> None:
+    trap = tmp_path / "run"
+    forged = cloudpickle.dumps({"ok": True, "value": MakesAFolder(str(trap))})
+    with pytest.raises(RemoteError, match="rank 0 on localhost is not signed by that rank"):
+        run_function(write_by_oneself, (forged,), np=1, console=Kept())
+    assert not trap.exists()
