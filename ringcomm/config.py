@@ -17,6 +17,7 @@ from .endpoints import parse_endpoint
 from .errors import ConfigError
 from .keys import read_key
 from .misspelt import misspelt
+from .variables import MEMBERSHIP_VARIABLES
 
 PREFIX = "RINGCOMM_"
 
@@ -221,6 +222,8 @@ class Membership:
         host: what this host is called in messages, or None for its own hostname.
         certificate: what came with the key, if connections are to be encrypted: PEM of a certificate and
             of its private key.
+        rendezvous_last: where else the rendezvous may be reached, if it does not answer at ``rendezvous``.
+        rendezvous_machine: what the machine that serves the rendezvous calls itself; "": not known.
     """
 
     size: int = 1
@@ -231,6 +234,8 @@ class Membership:
     rank: Optional[int] = None
     host: Optional[str] = None
     certificate: str = field(default="", repr=False)
+    rendezvous_last: Tuple[Tuple[str, int], ...] = ()
+    rendezvous_machine: str = ""
 
     @classmethod
     def from_environment(cls, environ: Optional[Mapping[str, str]] = None) -> Membership:
@@ -253,9 +258,12 @@ class Membership:
                 "does not say where they meet. Start the program with ringrun, or set it to host:port."
             )
         key, certificate = _key(environ)
+        first, semicolon, last = where.partition(";")
         return cls(
             size=size,
-            rendezvous=tuple(parse_endpoint(item) for item in where.split(",")),
+            rendezvous=tuple(parse_endpoint(item) for item in first.split(",")),
+            rendezvous_last=tuple(parse_endpoint(item) for item in last.split(",") if semicolon),
+            rendezvous_machine=environ.get(PREFIX + "RENDEZVOUS_MACHINE", ""),
             key=key,
             job=job_from_environment(environ),
             slot=_slot(environ),
@@ -348,26 +356,6 @@ def flight_channel_from_environment(environ: Optional[Mapping[str, str]] = None)
     if len(pairs) != 2 or not all(number.isdigit() and inode.isdigit() for number, _, inode in pairs):
         return []
     return [(int(number), int(inode)) for number, _, inode in pairs]
-
-
-MEMBERSHIP_VARIABLES = (
-    ("SIZE", "Number of ranks. Unset or 1: this process is the whole job."),
-    ("RENDEZVOUS", "Where the ranks meet: `host:port`, or several separated by commas. Without `ringrun` a "
-     "process on that host that asks for rank 0 or for none serves it, if one address is given; otherwise "
-     "`python -m ringcomm.rendezvous` must."),
-    ("RANK", "The rank this process asks for. Unset: the rendezvous assigns one."),
-    ("KEY_FILE", "A file that holds the job's key in hex digits, the same on every host; "
-     "`python -m ringcomm.newkey FILE` makes one. If a certificate is in it too, all TCP connections are "
-     "encrypted."),
-    ("KEY", "The key itself. A file is better: other users may see environments."),
-    ("KEY_FD", "A descriptor that holds the key; `ringrun` passes it."),
-    ("JOB", "The job's name. Ranks of another job are refused."),
-    ("HOST", "What this host is called in messages. Unset: its hostname."),
-    ("SLOT", "`HOST_INDEX:SLOT`, the place that `ringrun` gave this process."),
-    ("FLIGHT_FD", "A socket and a pipe to `ringrun`, which asks there what the rank is doing."),
-    ("RESTART", "How often `ringrun --restarts` has started the job again: 0 the first time."),
-)  # fmt: skip
-"""Those that are no settings, without the prefix, and what they mean."""
 
 
 def misspelt_variables(environ: Optional[Mapping[str, str]] = None) -> List[str]:

@@ -17,7 +17,7 @@ LEVELS: Dict[int, List[List[str]]] = {
     0: [
         [
             "version", "errors", "ops", "dtypes", "certificate", "keys", "newkey", "endpoints", "values",
-            "misspelt", "config", "clock",
+            "misspelt", "variables", "config", "clock",
         ],
     ],
     1: [
@@ -124,7 +124,7 @@ LAZY_STEP_UP = ("api", "ringrun.function")
 """The one exception: ``ringcomm.run`` imports the launcher when it is called."""
 
 PURE = [
-    "errors", "ops", "dtypes", "values", "misspelt",
+    "errors", "ops", "dtypes", "values", "misspelt", "variables",
     "wire.frames", "wire.place", "wire.signing", "wire.auth", "wire.messages", "schedule.*",
     "collective.reduce", "transport.allowance", "transport.routes",
     "rendezvous.actions", "rendezvous.roster", "rendezvous.blame",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 from ringcomm.config import Slot
+from ringcomm.endpoints import format_endpoint
 from ringcomm.errors import ConfigError
 
 from .job import HostJob, Job
@@ -78,6 +79,24 @@ def rendezvous_addresses(job: Job) -> List[str]:
             + ", but other hosts in the job must reach it. `ip address` shows what there is."
         )
     return [item.address for item in found]
+
+
+def rendezvous_variables(endpoints: Sequence[Tuple[str, int]], host: HostJob) -> Dict[str, str]:
+    """Where the ranks of a host are told that the rendezvous is.
+
+    The loopback is of no use to other hosts, and an address of a virtual interface may exist on several:
+    those are dialled last, and by no host that has the same one.
+    """
+    from ringcomm.transport.nics import REAL, machine, own_addresses
+
+    usable = [item for item in endpoints if host.is_local or not is_loopback(item[0])]
+    if not usable:
+        return {}
+    real = {item.address for item in own_addresses() if item.kind == REAL}
+    first = [item for item in usable if item[0] in real or is_loopback(item[0])]
+    last = [item for item in usable if item not in first]
+    groups = [",".join(format_endpoint(*item) for item in group) for group in (first, last) if group]
+    return {"RINGCOMM_RENDEZVOUS": ";".join(groups), "RINGCOMM_RENDEZVOUS_MACHINE": machine()}
 
 
 def master_variables(job: Job, host: HostJob, facts: Mapping[int, Mapping[str, Any]]) -> Dict[str, str]:

@@ -10,7 +10,6 @@ import time
 from typing import Any, Dict, List, Mapping, Optional, Set, Tuple
 
 from ringcomm.clock import Clock, monotonic
-from ringcomm.endpoints import format_endpoint
 
 from . import agent, processes, report, ssh
 from .agents import PING_S, Agents, Steps
@@ -22,7 +21,7 @@ from .loop import Loop
 from .outcome import Outcome, ended, not_started
 from .printer import STDERR, STDOUT, Printer
 from .protocol import Frame, event_facts
-from .rendezvous import NoticeLike, OpenRendezvous, RendezvousLike, master_variables
+from .rendezvous import NoticeLike, OpenRendezvous, RendezvousLike, master_variables, rendezvous_variables
 from .trace import missing_timeline
 from .verdict import Complaint, Exit, Verdict, signal_name
 
@@ -145,10 +144,8 @@ class Supervisor:
             )
             endpoints = [] if self._rendezvous is None else self._rendezvous.start()
         for host in self.job.hosts:
-            usable = [item for item in endpoints if host.is_local or not item[0].startswith(("127.", "::1"))]
             env = master_variables(self.job, host, self._ready)
-            if usable:
-                env["RINGCOMM_RENDEZVOUS"] = ",".join(format_endpoint(*item) for item in usable)
+            env.update(rendezvous_variables(endpoints, host))
             self._agents.send(host, {"do": "go", "env": env})
 
     # -- what agents say -----------------------------------------------------------------------

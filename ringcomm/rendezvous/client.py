@@ -7,7 +7,6 @@ import logging
 import os
 import platform
 import socket
-from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from ..clock import Deadline
@@ -23,7 +22,7 @@ from ..errors import (
 from ..transport.base import Lanes
 from ..transport.encryption import encryption_of
 from ..transport.local import make_links
-from ..transport.nics import LOOPBACK, local_socket, own_addresses
+from ..transport.nics import LOOPBACK, local_socket, machine, own_addresses
 from ..transport.reactor import READ, Reactor
 from ..transport.tcp import SocketFabric, SocketLink
 from ..version import __version__
@@ -106,7 +105,8 @@ class _Joiner:
 
     def run(self) -> Joined:
         interfaces = own_addresses(self.settings.iface)
-        if all(_is_loopback(host) for host, _ in self.membership.rendezvous):
+        places = self.membership.rendezvous + self.membership.rendezvous_last
+        if all(_is_loopback(host) for host, _ in places):
             # Everybody who can reach such a rendezvous is on this machine.
             interfaces = [item for item in interfaces if item.kind == LOOPBACK]
         unix = local_socket() if self.settings.transport != "tcp" else None
@@ -213,7 +213,10 @@ class _Joiner:
         who = self.membership
         claim = Claim(Purpose.CONTROL, job_digest(who.job))
         while True:
-            found = reach(self.reactor, who.rendezvous, who.key, claim, self.encryption, DIAL_S)
+            found = reach(
+                self.reactor, who.rendezvous, who.key, claim, self.encryption, DIAL_S,
+                who.rendezvous_last, who.rendezvous_machine not in ("", machine()),
+            )  # fmt: skip
             if found.sock is not None:
                 self._session = found.session
                 self._reader = MessageReader(MAX_MESSAGE_BYTES, found.session)
@@ -247,7 +250,7 @@ class _Joiner:
             "version": __version__,
             "python": platform.python_version(),
             "hostname": socket.gethostname(),
-            "machine": _machine(),
+            "machine": machine(),
             "pid": os.getpid(),
             "addresses": addresses,
             "dead_after": self.settings.dead_after_s,
@@ -326,18 +329,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _machine() -> str:
-    """Tells two machines (or two network namespaces) with equal hostnames apart."""
-    parts = []
-    for path in ("/proc/sys/kernel/random/boot_id",):
-        try:
-            parts.append(Path(path).read_text().strip())
-        except OSError:
-            parts.append("")
-    try:
-        parts.append(os.readlink("/proc/self/ns/net"))
-    except OSError:
-        parts.append("")
-    return "/".join(parts)

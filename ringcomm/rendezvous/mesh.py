@@ -18,9 +18,9 @@ from ..errors import ProtocolError, StartupError
 from ..transport.accept import Acceptor
 from ..transport.allowance import Allowance
 from ..transport.connect import Dial, is_local, listen
-from ..transport.nics import LOCAL, LOOPBACK, Interface, interface_of
+from ..transport.nics import LOCAL, LOOPBACK, Interface, interface_of, machine, own_addresses
 from ..transport.reactor import READ, Reactor
-from ..transport.routes import worth_measuring
+from ..transport.routes import Attempt, not_dialled, worth_measuring
 from ..transport.secure import Encryption
 from ..wire.auth import Claim, Purpose
 from ..wire.messages import Message, MessageReader, encode
@@ -95,6 +95,7 @@ class Mesh:
         self._early: List[Tuple[socket.socket, Claim, Session]] = []
         self._echoes: Set[Echo] = set()
         self._probes: List[Probe] = []
+        self._own: List[Attempt] = []
         self._probing = False
         self._hurrying = False
         self._to_measure: List[Probe] = []
@@ -155,9 +156,15 @@ class Mesh:
         """Dial every address of every target at once; :meth:`_settled` goes on when all is known."""
         self._probing = True
         probes: List[Probe] = []
+        own = {item.address for item in own_addresses()}
         for target in targets:
+            elsewhere = target.get("machine") != machine()
             for offer in target["addresses"]:
                 if offer.get("kind") in (LOOPBACK, LOCAL):
+                    continue
+                if elsewhere and offer["address"] in own:
+                    # It leads here (docker0's does, on many hosts), and to nobody that has anything to say.
+                    self._own.append(not_dialled(self.rank, int(target["rank"]), offer))
                     continue
                 for scope in self._scopes(str(offer["address"])):
                     claim = Claim(Purpose.PROBE, self.job, self.generation, self.rank, int(target["rank"]))
@@ -227,7 +234,7 @@ class Mesh:
 
     def _finish_probing(self) -> None:
         self._probing = False
-        attempts = [probe.attempt().to_json() for probe in self._probes]
+        attempts = [item.to_json() for item in (*(probe.attempt() for probe in self._probes), *self._own)]
         for probe in self._probes:
             probe.close()
         self._probes = []

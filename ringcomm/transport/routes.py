@@ -2,7 +2,8 @@
 
 Pure: attempts go in, routes come out. An *attempt* is what one host's first rank saw when it
 dialled one address of another host's first rank. Only attempts that proved to reach the right rank
-of the right job count, so an address that exists everywhere (172.17.0.1 of docker0) cannot win.
+of the right job count, and nobody dials an address that its own machine has too (172.17.0.1 of docker0,
+on many): what listens there is on its own machine.
 """
 
 from __future__ import annotations
@@ -69,6 +70,21 @@ class Attempt(NamedTuple):
             )
         except (KeyError, TypeError, ValueError, OverflowError) as problem:
             raise ProtocolError(f"a report of dialled addresses is malformed: {problem!r}") from None
+
+
+def not_dialled(source: int, target: int, offer: Mapping[str, Any]) -> Attempt:
+    """What is reported of an address that the target has, and the source's machine as well."""
+    return Attempt(
+        source=source,
+        target=target,
+        address=str(offer["address"]),
+        port=int(offer["port"]),
+        local="",
+        local_iface="?",
+        remote_iface=str(offer.get("iface", "?")),
+        virtual=is_virtual("", str(offer.get("kind", ""))),
+        why="not dialled, because that host has this address itself",
+    )
 
 
 def worth_measuring(attempts: Sequence[Attempt]) -> List[Attempt]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
+import sys
 import threading
 from typing import Callable, List, Optional, Sequence, Tuple
 
@@ -56,6 +57,7 @@ class Relay:
 
     Attributes:
         at: where it listens.
+        came: how many connections came.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Relay:
     ) -> None:
         self.target = target
         self.change, self.stream = change, stream
+        self.came = 0
         self._socks: List[socket.socket] = []
         self._listener = socket.create_server((address, port))
         self.at: Tuple[str, int] = self._listener.getsockname()[:2]
@@ -88,6 +91,7 @@ class Relay:
         while True:
             try:
                 near, _ = self._listener.accept()
+                self.came += 1
                 far = socket.create_connection(self.target)
             except OSError:
                 return
@@ -128,3 +132,15 @@ class Relay:
                 sock.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass  # so has the other
+
+
+def main(address: str, port: int, target: str, target_port: int) -> None:
+    """Be a relay until stdin ends; then say how many connections came."""
+    with Relay((target, target_port), address=address, port=port) as relay:
+        print("listening", flush=True)
+        sys.stdin.read()
+        print(relay.came, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
