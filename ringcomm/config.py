@@ -17,7 +17,7 @@ from .endpoints import parse_endpoint
 from .errors import ConfigError
 from .keys import read_key
 from .misspelt import misspelt
-from .variables import MEMBERSHIP_VARIABLES
+from .variables import MEMBERSHIP_VARIABLES, launchers_rank, torchrun
 
 PREFIX = "RINGCOMM_"
 
@@ -258,14 +258,14 @@ class Membership:
                 "does not say where they meet. Start the program with ringrun, or set it to host:port."
             )
         key, certificate = _key(environ)
-        first, semicolon, last = where.partition(";")
+        first, _, last = where.partition(";")
         return cls(
             size=size,
             rendezvous=tuple(parse_endpoint(item) for item in first.split(",")),
-            rendezvous_last=tuple(parse_endpoint(item) for item in last.split(",") if semicolon),
+            rendezvous_last=tuple(parse_endpoint(item) for item in last.split(",") if last),
             rendezvous_machine=environ.get(PREFIX + "RENDEZVOUS_MACHINE", ""),
             key=key,
-            job=job_from_environment(environ),
+            job=environ.get(PREFIX + "JOB", "default"),
             slot=_slot(environ),
             rank=_integer(environ, "RANK", None, low=0, high=size - 1),
             host=environ.get(PREFIX + "HOST") or None,
@@ -318,9 +318,7 @@ def _key(environ: Mapping[str, str]) -> Tuple[bytes, str]:
 
 
 def key_from_environment(environ: Optional[Mapping[str, str]] = None) -> Optional[Tuple[bytes, str]]:
-    """The job's key, and its certificate or "", for jobs that come together in another way.
-
-    None if no variable gives one.
+    """The job's key, and its certificate or "", for jobs that come together in another way; None: no key.
 
     Raises:
         ConfigError: a variable names a key that cannot be read or is none.
@@ -331,19 +329,24 @@ def key_from_environment(environ: Optional[Mapping[str, str]] = None) -> Optiona
     return _key(environ)
 
 
-def job_from_environment(environ: Optional[Mapping[str, str]] = None) -> str:
-    """The job's name."""
-    return (os.environ if environ is None else environ).get(PREFIX + "JOB", "default")
-
-
-def place_from_environment(environ: Optional[Mapping[str, str]] = None) -> Optional[Slot]:
-    """The place that the launcher gave this process, if one did."""
-    return _slot(os.environ if environ is None else environ)
+def place_from_environment() -> Tuple[str, Optional[Slot]]:
+    """The job's name, and the place in it that the launcher gave this process, if one did."""
+    return os.environ.get(PREFIX + "JOB", "default"), _slot(os.environ)
 
 
 def host_from_environment(environ: Optional[Mapping[str, str]] = None) -> Optional[str]:
     """What the launcher calls this host, if it calls it anything."""
     return (os.environ if environ is None else environ).get(PREFIX + "HOST") or None
+
+
+def launchers_rank_from_environment() -> Optional[int]:
+    """This process's rank if ``ringrun`` has set what ``env://`` reads; None if something else has."""
+    return launchers_rank(os.environ)
+
+
+def torchrun_from_environment(size: int) -> Tuple[bool, str]:
+    """What torchrun, and ``ringrun`` like it, says of a group's ranks; see :func:`.variables.torchrun`."""
+    return torchrun(os.environ, size)
 
 
 def flight_channel_from_environment(environ: Optional[Mapping[str, str]] = None) -> List[Tuple[int, int]]:

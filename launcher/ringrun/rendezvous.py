@@ -113,6 +113,8 @@ def master_variables(job: Job, host: HostJob, facts: Mapping[int, Mapping[str, A
         "MASTER_PORT": str(facts[first.index]["port"]),
         "MASTER_ADDR": _master_address(job, first, facts),
     }
+    if not {*found, "RANK", "WORLD_SIZE"} & set(host.env):
+        found["RINGCOMM_MASTER"] = f"{found['MASTER_ADDR']},{found['MASTER_PORT']},{job.plan.size}"
     return {name: value for name, value in found.items() if name not in host.env}
 
 

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 
 import cloudpickle
 
-from ringcomm.config import job_from_environment, key_from_environment, place_from_environment
+from ringcomm.config import key_from_environment, place_from_environment
 from ringcomm.errors import ConfigError, Misuse
 from ringcomm.wire.signing import Signer
 
@@ -105,7 +105,8 @@ def main(payload_descriptor: int, result_descriptor: int) -> None:
     key = key_from_environment()
     if key is None:
         raise ConfigError("A worker without the job's key: it is for ringrun to start.")
-    signer, about = Signer(key[0], job_from_environment()), about_result(place_from_environment())
+    job, place = place_from_environment()
+    signer, about = Signer(key[0], job), about_result(place)
     with open(payload_descriptor, "rb") as file:
         payload = verified(file.read(), signer, *about_call())
     if payload is None:

@@ -7,7 +7,7 @@ import logging
 import os
 import platform
 import socket
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ..clock import Deadline
 from ..config import Membership, Settings
@@ -61,18 +61,39 @@ class Joined(NamedTuple):
     signer: Signer
 
 
-def join(membership: Membership, settings: Settings, listens: bool = False) -> Joined:
+class Moved(StartupError):
+    """The rendezvous is no longer where it was said to be: it is somewhere else now."""
+
+
+class Watched(NamedTuple):
+    """What is known of the place that says where the rendezvous is.
+
+    Attributes:
+        moved: whether it says something else by now.
+        patience_s: how long the rendezvous may be one that does not accept this process, in case that what
+            was said is about to change.
+    """
+
+    moved: Callable[[], bool]
+    patience_s: float
+
+
+def join(
+    membership: Membership, settings: Settings, listens: bool = False, watched: Optional[Watched] = None
+) -> Joined:
     """Become a rank of the job.
 
     Args:
         listens: whether an engine will answer the rendezvous for as long as the job runs.
+        watched: where it was said where the rendezvous is, if that may change.
 
     Raises:
+        Moved: it has.
         StartupError: (or one of its kinds) the job could not be put together; the message says why.
         ConfigError: ``settings.iface`` makes no sense on this machine, or encryption is wished for and
             nothing is there to encrypt with.
     """
-    joiner = _Joiner(membership, settings, listens)
+    joiner = _Joiner(membership, settings, listens, watched)
     try:
         return joiner.run()
     except BaseException:
@@ -85,8 +106,12 @@ def join(membership: Membership, settings: Settings, listens: bool = False) -> J
 class _Joiner:
     """The steps of joining, driven by one reactor and one deadline."""
 
-    def __init__(self, membership: Membership, settings: Settings, listens: bool) -> None:
+    def __init__(
+        self, membership: Membership, settings: Settings, listens: bool, watched: Optional[Watched]
+    ) -> None:
         self.listens = listens
+        self._watched = watched
+        self._patience = Deadline(watched.patience_s if watched is not None else 0.0)
         self.membership = membership
         self.settings = settings
         self.encryption = encryption_of(membership.certificate, settings.encrypt)
@@ -221,7 +246,9 @@ class _Joiner:
                 self._session = found.session
                 self._reader = MessageReader(MAX_MESSAGE_BYTES, found.session)
                 return found.sock
-            if found.refused_by is not None:
+            if self._watched is not None and self._watched.moved():
+                raise Moved("the rendezvous is at another place now")
+            if found.refused_by is not None and self._patience.expired():
                 where, reason = found.refused_by
                 raise AuthenticationError(
                     f"The rendezvous at {where} was not accepted: {reason}. Every process of a job needs the "

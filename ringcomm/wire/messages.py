@@ -40,7 +40,10 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     "leaving": {"reason": (str,), "ok": (bool,)},
     "closed": {"peer": (int,), "why": (str,)},
     "pong": {"heard": (list,), "silent": (list,)},
+    "post": {"entry": (str,), "text": (str,)},
+    "await": {"entry": (str,)},
     # from the rendezvous to a rank
+    "entry": {"entry": (str,), "text": (str,)},
     "refused": {"reason": (str,)},
     "probe": {"rank": (int,), "generation": (int,), "members": (list,), "targets": (list,)},
     "link": {"routes": (list,)},

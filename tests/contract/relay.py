@@ -91,10 +91,14 @@ class Relay:
         while True:
             try:
                 near, _ = self._listener.accept()
-                self.came += 1
+            except OSError:
+                return  # it has been closed
+            self.came += 1
+            try:
                 far = socket.create_connection(self.target)
             except OSError:
-                return
+                near.close()
+                continue
             self._socks += [near, far]
             for sock in (near, far):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

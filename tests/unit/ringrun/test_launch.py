@@ -166,7 +166,9 @@ def test_where_others_meet(monkeypatch: pytest.MonkeyPatch, hosts: str, facts: A
     monkeypatch.setattr(rendezvous, "rendezvous_addresses", lambda job: own)
     job = prepare(Options(hosts=hosts), ["x.py"], ENVIRON)
     for host in job.hosts:
-        assert master_variables(job, host, facts) == {"MASTER_ADDR": address, "MASTER_PORT": "5"}
+        found = master_variables(job, host, facts)
+        assert found.pop("RINGCOMM_MASTER") == f"{address},5,{job.plan.size}"
+        assert found == {"MASTER_ADDR": address, "MASTER_PORT": "5"}
     job = prepare(Options(hosts=hosts, forward=("MASTER_ADDR=x",)), ["x.py"], ENVIRON)
     assert master_variables(job, job.hosts[0], facts) == {"MASTER_PORT": "5"}
 
