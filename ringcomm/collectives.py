@@ -262,7 +262,7 @@ class Collectives:
             self._runner.broadcast(data, root, name or "", data.shape, kind)
         if self.rank == root:
             return value
-        return self.objects.unpack(data.tobytes(), root, "broadcast_object", name or "")
+        return self.objects.unpack(data, root, "broadcast_object", name or "")
 
     def allgather_object(self, value: Any, name: Optional[str] = None) -> List[Any]:
         """Collect any object (pickled by cloudpickle) from every rank: a list in rank order."""
@@ -276,9 +276,7 @@ class Collectives:
             self._runner.all_gather(gathered, bounds, name or "", (), kind)
         parts = [gathered[bounds[rank] : bounds[rank + 1]] for rank in range(self.size)]
         return [
-            value
-            if rank == self.rank
-            else self.objects.unpack(part.tobytes(), rank, "allgather_object", name or "")
+            value if rank == self.rank else self.objects.unpack(part, rank, "allgather_object", name or "")
             for rank, part in enumerate(parts)
         ]
 

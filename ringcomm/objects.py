@@ -47,17 +47,19 @@ class Objects:
             number = self._packed
         return _HEAD.pack(number, self._signer.sign(data, "object", self._rank, number, call, name)) + data
 
-    def unpack(self, packed: bytes, source: int, call: str, name: str = "") -> Any:
+    def unpack(self, packed: Any, source: int, call: str, name: str = "") -> Any:
         """The object in what has arrived.
 
         Args:
+            packed: bytes, or an array of them.
             source: the rank that it must come from.
 
         Raises:
             ProtocolError: that rank has not packed it for this call, or it has been unpacked before.
         """
-        number, signature = _HEAD.unpack_from(packed) if len(packed) >= _HEAD.size else (0, b"")
-        data = packed[_HEAD.size :]
+        view = memoryview(packed)
+        number, signature = _HEAD.unpack_from(view) if view.nbytes >= _HEAD.size else (0, b"")
+        data = view[_HEAD.size :]
         if not self._signer.verifies(data, signature, "object", source, number, call, name):
             raise ProtocolError(_refusal(source, call, name, "it does not carry that rank's signature"))
         with self._lock:

@@ -38,7 +38,7 @@ def broadcast_object(
     engine.broadcast([length], root_rank, label, [(1,)], number, urgent=True).wait()
     data = payload.copy() if root else np.empty(int(length[0]), np.uint8)
     engine.broadcast([data], root_rank, label and f"{label}.data", [data.shape], number, urgent=True).wait()
-    return obj if root else objects.unpack(data.tobytes(), root_rank, "broadcast_object", matched)
+    return obj if root else objects.unpack(data, root_rank, "broadcast_object", matched)
 
 
 def allgather_object(
@@ -54,7 +54,7 @@ def allgather_object(
     lengths, gathered = _gathered(engine, payload, label, number)
     stops = np.cumsum(lengths)
     return [
-        objects.unpack(gathered[int(stop - length) : int(stop)].tobytes(), rank, "allgather_object", matched)
+        objects.unpack(gathered[int(stop - length) : int(stop)], rank, "allgather_object", matched)
         for rank, length, stop in zip(engine.sets.members(number), lengths, stops)
     ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
+from typing import Union
 
 from ..errors import ProtocolError
 
@@ -77,7 +78,7 @@ class Signer:
         scope = b"ringcomm signature\0" + repr((job, generation)).encode("utf-8")
         self._key = hmac.new(key, scope, hashlib.sha256).digest()
 
-    def sign(self, data: bytes, *about: object) -> bytes:
+    def sign(self, data: Union[bytes, memoryview], *about: object) -> bytes:
         """The signature.
 
         Args:
@@ -86,6 +87,6 @@ class Signer:
         # The digest first: large objects are not copied.
         return hmac.digest(self._key, hashlib.sha256(data).digest() + repr(about).encode("utf-8"), "sha256")
 
-    def verifies(self, data: bytes, signature: bytes, *about: object) -> bool:
+    def verifies(self, data: Union[bytes, memoryview], signature: bytes, *about: object) -> bool:
         """Whether this job has signed these bytes as just this."""
         return hmac.compare_digest(signature, self.sign(data, *about))
