@@ -13,7 +13,7 @@ from ringcomm.transport import nics
 from ringrun import launch, rendezvous
 from ringrun.horovod import Said
 from ringrun.launch import Options, describe, per_host, prepare, read_hosts
-from ringrun.rendezvous import master_variables, rendezvous_addresses
+from ringrun.rendezvous import master_variables, rendezvous_addresses, rendezvous_variables
 from ringrun.tunables import from_values
 
 ENVIRON = {"PATH": "/nowhere", "TOKEN": "hunter2"}
@@ -171,6 +171,23 @@ def test_where_others_meet(monkeypatch: pytest.MonkeyPatch, hosts: str, facts: A
         assert found == {"MASTER_ADDR": address, "MASTER_PORT": "5"}
     job = prepare(Options(hosts=hosts, forward=("MASTER_ADDR=x",)), ["x.py"], ENVIRON)
     assert master_variables(job, job.hosts[0], facts) == {"MASTER_PORT": "5"}
+
+
+def test_where_the_rendezvous_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other hosts are not sent to the loopback, and to docker0 only if nothing else answers."""
+    interfaces = [
+        nics.Interface("eth0", "10.0.0.1", nics.REAL, 24),
+        nics.Interface("docker0", "172.17.0.1", nics.VIRTUAL, 16),
+    ]
+    monkeypatch.setattr(nics, "own_addresses", lambda: interfaces)
+    endpoints = [("10.0.0.1", 1), ("172.17.0.1", 2), ("127.0.0.1", 3), ("::1", 4)]
+    here, far = prepare(Options(hosts="localhost,far"), ["x.py"], ENVIRON).hosts
+    places = {host.name: rendezvous_variables(endpoints, host) for host in (here, far)}
+    assert places["localhost"]["RINGCOMM_RENDEZVOUS"] == "10.0.0.1:1,127.0.0.1:3,[::1]:4;172.17.0.1:2"
+    assert places["far"]["RINGCOMM_RENDEZVOUS"] == "10.0.0.1:1;172.17.0.1:2"
+    assert places["far"]["RINGCOMM_RENDEZVOUS_MACHINE"] == nics.machine()
+    assert rendezvous_variables(endpoints[1:], far)["RINGCOMM_RENDEZVOUS"] == "172.17.0.1:2"
+    assert rendezvous_variables(endpoints[2:], far) == {}
 
 
 @pytest.mark.parametrize("encrypt", [False, True])
