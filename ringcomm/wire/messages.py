@@ -212,11 +212,11 @@ class MessageReader:
             end = _LENGTH.size + length
             if len(self._buffer) < end + self._tag_bytes:
                 return
-            whole, tag = bytes(self._buffer[:end]), bytes(self._buffer[end : end + self._tag_bytes])
+            whole = bytes(self._buffer[: end + self._tag_bytes])
             del self._buffer[: end + self._tag_bytes]
             if self._session is not None:
-                self._session.check(whole, tag)
-            body = whole[_LENGTH.size :]
+                self._session.check(whole[:end], whole[end:])
+            body = whole[_LENGTH.size : end]
             try:
                 message = json.loads(body.decode("utf-8"))
             except (UnicodeDecodeError, ValueError, RecursionError) as problem:

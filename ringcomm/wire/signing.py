@@ -16,8 +16,9 @@ _NUMBER = struct.Struct("!Q")
 class Session:
     """Authenticates the control messages of one connection, in each direction, in order.
 
-    A message's tag is the first 16 bytes of HMAC-SHA256 over its number in its direction (from 0) and its
-    bytes. So what is altered, left out, repeated, reordered or sent back to its sender is refused.
+    A message's tag is a keyed BLAKE2b of its number in its direction (from 0) and its bytes, which takes less
+    than half the time of HMAC-SHA256. So what is altered, left out, repeated, reordered or sent back to its
+    sender is refused.
 
     Args:
         sending, receiving: the keys of the two directions.
@@ -49,7 +50,7 @@ class Session:
 
 
 def _tag(key: bytes, number: int, message: bytes) -> bytes:
-    return hmac.digest(key, _NUMBER.pack(number) + message, "sha256")[:_TAG_BYTES]
+    return hashlib.blake2b(_NUMBER.pack(number) + message, key=key, digest_size=_TAG_BYTES).digest()
 
 
 def session_of(secret: bytes, initiator: bool) -> Session:
