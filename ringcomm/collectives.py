@@ -9,7 +9,6 @@ from __future__ import annotations
 import operator
 from typing import Any, List, Optional, Sequence, Tuple
 
-import cloudpickle
 import numpy as np
 
 from .arrays.bridge import InPlace, flat_copy, flat_view
@@ -18,6 +17,7 @@ from .collective.runner import Runner
 from .dtypes import Array
 from .engine.adasum import adasum, check_adasum
 from .errors import Misuse
+from .objects import Objects
 from .ops import Collective, ReduceOp, factor_of, name_of, op_of
 from .schedule.steps import even_bounds
 
@@ -30,9 +30,11 @@ class Collectives:
     Args:
         runner: moves flat arrays.
         rank, size: this rank, and the number of all.
+        objects: packs and unpacks Python objects.
     """
 
-    def __init__(self, runner: Runner, rank: int, size: int) -> None:
+    def __init__(self, runner: Runner, rank: int, size: int, objects: Objects) -> None:
+        self.objects = objects
         self.rank = rank
         self.size = size
         self._runner = runner
@@ -250,31 +252,32 @@ class Collectives:
             the root's own object on the root, an equal copy elsewhere.
         """
         root = self._root(root_rank)
-        payload = np.frombuffer(cloudpickle.dumps(value) if self.rank == root else b"", np.uint8)
-        length = np.array([payload.size], np.int64)
         kind = Collective.BROADCAST_OBJECT
         with self._runner.exclusive():
+            packed = self.objects.pack(value, "broadcast_object", name_of(name)) if self.rank == root else b""
+            payload = np.frombuffer(packed, np.uint8)
+            length = np.array([payload.size], np.int64)
             self._runner.broadcast(length, root, name_of(name), (1,), kind)
             data = payload.copy() if self.rank == root else np.empty(int(length[0]), np.uint8)
             self._runner.broadcast(data, root, name_of(name), data.shape, kind)
-        # Only ranks that proved to hold the job's key, running the same user's program, get here.
-        return value if self.rank == root else cloudpickle.loads(data.tobytes())
+        if self.rank == root:
+            return value
+        return self.objects.unpack(data, root, "broadcast_object", name_of(name))
 
     def allgather_object(self, value: Any, name: Optional[str] = None) -> List[Any]:
         """Collect any object (pickled by cloudpickle) from every rank: a list in rank order."""
-        payload = np.frombuffer(cloudpickle.dumps(value), np.uint8)
         kind = Collective.ALLGATHER_OBJECT
         with self._runner.exclusive():
+            payload = np.frombuffer(self.objects.pack(value, "allgather_object", name_of(name)), np.uint8)
             lengths = self._runner.exchange([payload.size], kind, payload.dtype, name_of(name), ())
             bounds = cumulative(lengths[:, 0], 1)
             gathered = np.empty(bounds[-1], np.uint8)
             gathered[bounds[self.rank] : bounds[self.rank + 1]] = payload
             self._runner.all_gather(gathered, bounds, name_of(name), (), kind)
+        parts = [gathered[bounds[rank] : bounds[rank + 1]] for rank in range(self.size)]
         return [
-            value
-            if rank == self.rank
-            else cloudpickle.loads(gathered[bounds[rank] : bounds[rank + 1]].tobytes())
-            for rank in range(self.size)
+            value if rank == self.rank else self.objects.unpack(part, rank, "allgather_object", name_of(name))
+            for rank, part in enumerate(parts)
         ]
 
     def _root(self, root_rank: int) -> int:

@@ -17,6 +17,7 @@ from .endpoints import parse_endpoint
 from .errors import ConfigError
 from .keys import read_key
 from .unknown_settings import misspelt
+from .variables import MEMBERSHIP_VARIABLES, launchers_rank, torchrun
 
 PREFIX = "RINGCOMM_"
 
@@ -150,6 +151,12 @@ class Settings:
         "For `ringrun`: threads per rank, as `OMP_NUM_THREADS` and what else NumPy, TensorFlow and JAX read, "
         "unless set already. `auto`: cores // ranks where several share a host; `none`: as libraries choose.",
     )  # fmt: skip
+    allow_forwarding: bool = _setting(
+        False, "ALLOW_FORWARDING", parsing.flag,
+        "Accept connections that were dialled at another address or port than they arrive at, because port "
+        "forwarding or NAT lies between the hosts. Then a process that gets a rank to dial it can stand "
+        "between two ranks and change their numbers: use it with `--encrypt`.",
+    )  # fmt: skip
     verbose: bool = _setting(
         False, "VERBOSE", parsing.flag,
         "Rank 0 logs the table of links and which interface each one uses, and which algorithm serves which "
@@ -224,6 +231,8 @@ class Membership:
         host: what this host is called in messages, or None for its own hostname.
         certificate: what came with the key, if connections are to be encrypted: PEM of a certificate and
             of its private key.
+        rendezvous_last: where else the rendezvous may be reached, if it does not answer at ``rendezvous``.
+        rendezvous_machine: what the machine that serves the rendezvous calls itself; "": not known.
     """
 
     size: int = 1
@@ -234,6 +243,8 @@ class Membership:
     rank: Optional[int] = None
     host: Optional[str] = None
     certificate: str = field(default="", repr=False)
+    rendezvous_last: Tuple[Tuple[str, int], ...] = ()
+    rendezvous_machine: str = ""
 
     @classmethod
     def from_environment(cls, environ: Optional[Mapping[str, str]] = None) -> Membership:
@@ -256,9 +267,12 @@ class Membership:
                 "does not say where they meet. Start the program with ringrun, or set it to host:port."
             )
         key, certificate = _key(environ)
+        first, _, last = where.partition(";")
         return cls(
             size=size,
-            rendezvous=tuple(parse_endpoint(item) for item in where.split(",")),
+            rendezvous=tuple(parse_endpoint(item) for item in first.split(",")),
+            rendezvous_last=tuple(parse_endpoint(item) for item in last.split(",") if last),
+            rendezvous_machine=environ.get(PREFIX + "RENDEZVOUS_MACHINE", ""),
             key=key,
             job=environ.get(PREFIX + "JOB", "default"),
             slot=_slot(environ),
@@ -313,9 +327,7 @@ def _key(environ: Mapping[str, str]) -> Tuple[bytes, str]:
 
 
 def key_from_environment(environ: Optional[Mapping[str, str]] = None) -> Optional[Tuple[bytes, str]]:
-    """The job's key, and its certificate or "", for jobs that come together in another way.
-
-    None if no variable gives one.
+    """The job's key, and its certificate or "", for jobs that come together in another way; None: no key.
 
     Raises:
         ConfigError: a variable names a key that cannot be read or is none.
@@ -326,9 +338,24 @@ def key_from_environment(environ: Optional[Mapping[str, str]] = None) -> Optiona
     return _key(environ)
 
 
+def place_from_environment() -> Tuple[str, Optional[Slot]]:
+    """The job's name, and the place in it that the launcher gave this process, if one did."""
+    return os.environ.get(PREFIX + "JOB", "default"), _slot(os.environ)
+
+
 def host_from_environment(environ: Optional[Mapping[str, str]] = None) -> Optional[str]:
     """What the launcher calls this host, if it calls it anything."""
     return (os.environ if environ is None else environ).get(PREFIX + "HOST") or None
+
+
+def launchers_rank_from_environment() -> Optional[int]:
+    """This process's rank if ``ringrun`` has set what ``env://`` reads; None if something else has."""
+    return launchers_rank(os.environ)
+
+
+def torchrun_from_environment(size: int) -> Tuple[bool, str]:
+    """What torchrun, and ``ringrun`` like it, says of a group's ranks; see :func:`.variables.torchrun`."""
+    return torchrun(os.environ, size)
 
 
 def flight_channel_from_environment(environ: Optional[Mapping[str, str]] = None) -> List[Tuple[int, int]]:
@@ -341,26 +368,6 @@ def flight_channel_from_environment(environ: Optional[Mapping[str, str]] = None)
     if len(pairs) != 2 or not all(number.isdigit() and inode.isdigit() for number, _, inode in pairs):
         return []
     return [(int(number), int(inode)) for number, _, inode in pairs]
-
-
-MEMBERSHIP_VARIABLES = (
-    ("SIZE", "Number of ranks. Unset or 1: this process is the whole job."),
-    ("RENDEZVOUS", "Where the ranks meet: `host:port`, or several separated by commas. Without `ringrun` a "
-     "process on that host that asks for rank 0 or for none serves it, if one address is given; otherwise "
-     "`python -m ringcomm.rendezvous` must."),
-    ("RANK", "The rank this process asks for. Unset: the rendezvous assigns one."),
-    ("KEY_FILE", "A file that holds the job's key in hex digits, the same on every host; "
-     "`python -m ringcomm.newkey FILE` makes one. If a certificate is in it too, all TCP connections are "
-     "encrypted."),
-    ("KEY", "The key itself. A file is better: other users may see environments."),
-    ("KEY_FD", "A descriptor that holds the key; `ringrun` passes it."),
-    ("JOB", "The job's name. Ranks of another job are refused."),
-    ("HOST", "What this host is called in messages. Unset: its hostname."),
-    ("SLOT", "`HOST_INDEX:SLOT`, the place that `ringrun` gave this process."),
-    ("FLIGHT_FD", "A socket and a pipe to `ringrun`, which asks there what the rank is doing."),
-    ("RESTART", "How often `ringrun --restarts` has started the job again: 0 the first time."),
-)  # fmt: skip
-"""Those that are no settings, without the prefix, and what they mean."""
 
 
 def misspelt_variables(environ: Optional[Mapping[str, str]] = None) -> List[str]:

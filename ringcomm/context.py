@@ -21,6 +21,7 @@ from .engine.engine import Engine
 from .engine.peer_channels import StopWatch
 from .errors import describe_error
 from .flight_recorder import Facts, FlightRecorder, forget_what_is_closed
+from .objects import Objects
 from .rendezvous.client import Joined, Peer, join
 from .rendezvous.embedded import EmbeddedRendezvous
 from .schedule.cost import CostModel
@@ -29,6 +30,7 @@ from .timeline import Recording
 from .transport.base import Lanes
 from .transport.framed import FramedLink
 from .transport.tcp import STREAMS, SocketFabric
+from .wire.signing import Signer
 
 logger = logging.getLogger("ringcomm")
 
@@ -87,7 +89,9 @@ class Context(Collectives):
         say = self._say if settings.verbose and rank == 0 else None
         self._selector = Selector(rank, size, settings.algorithm or None, hosts, say)
         runner = Runner(lanes.calls, settings, self.generation, spin_s, reporter, self._selector)
-        super().__init__(runner, rank, size)
+        # Without a job there is no other process from which anything could come.
+        signer = joined.signer if joined is not None else Signer(b"")
+        super().__init__(runner, rank, size, Objects(signer, rank))
         names = [peer.host for peer in self.peers]
         self.engine = Engine(
             lanes, settings, self.generation, spin_s, reporter, names, self._selector, self._runner.progress

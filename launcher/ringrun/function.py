@@ -161,8 +161,16 @@ def unpack_results(job: Job, outcome: Outcome) -> List[Any]:
         RemoteError: the job failed; its cause is the exception of the rank that failed first.
     """
     size = job.plan.size
+    forged = next((rank for rank, data in outcome.results.items() if data is None), None)
+    if forged is not None and outcome.exit_code == 0:
+        host = job.host_of(forged).name
+        raise RemoteError(
+            f"What came back as the result of rank {forged} on {host} is not signed by that rank, and was "
+            "not unpickled: something else has written to its result descriptor, or changed it on the way.",
+            rank=forged, host=host,
+        )  # fmt: skip
     if outcome.exit_code == 0 and all(rank in outcome.results for rank in range(size)):
-        return [cloudpickle.loads(outcome.results[rank])["value"] for rank in range(size)]
+        return [cloudpickle.loads(outcome.results[rank] or b"")["value"] for rank in range(size)]
     rank = None if outcome.cause is None else outcome.cause.rank
     if rank is None:
         if outcome.exit_code == 0:
@@ -174,9 +182,8 @@ def unpack_results(job: Job, outcome: Outcome) -> List[Any]:
             )  # fmt: skip
         raise RemoteError(outcome.report or "The job was ended before it was done.")
     host = job.host_of(rank).name
-    found: Dict[str, Any] = (
-        cloudpickle.loads(outcome.results[rank]) if outcome.results.get(rank) else {"ok": True}
-    )
+    result = outcome.results.get(rank)
+    found: Dict[str, Any] = cloudpickle.loads(result) if result else {"ok": True}
     if found["ok"]:
         raise RemoteError(outcome.report, rank=rank, host=host)
     error = RemoteError(

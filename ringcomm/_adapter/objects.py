@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, List, Optional
 
-import cloudpickle
 import numpy as np
 
 from .. import api
@@ -27,32 +26,36 @@ def broadcast_object(
     Returns:
         the root's own object on the root, an equal copy elsewhere.
     """
-    engine = api.context().engine
+    context = api.context()
+    engine, objects = context.engine, context.objects
     number = number_of(process_set)
     root = engine.rank == root_rank
-    payload = np.frombuffer(cloudpickle.dumps(obj) if root else b"", np.uint8)
-    length = np.array([payload.size], np.int64)
     label = wire_name("broadcast_object", name)
+    matched = f"{label} in {number}"
+    packed = objects.pack(obj, "broadcast_object", matched) if root else b""
+    payload = np.frombuffer(packed, np.uint8)
+    length = np.array([payload.size], np.int64)
     engine.broadcast([length], root_rank, label, [(1,)], number, urgent=True).wait()
     data = payload.copy() if root else np.empty(int(length[0]), np.uint8)
     engine.broadcast([data], root_rank, label and f"{label}.data", [data.shape], number, urgent=True).wait()
-    # Only ranks that proved to hold the job's key, running the same user's program, get here.
-    return obj if root else cloudpickle.loads(data.tobytes())
+    return obj if root else objects.unpack(data, root_rank, "broadcast_object", matched)
 
 
 def allgather_object(
     obj: Any, name: Optional[str] = None, process_set: Optional[ProcessSet] = None
 ) -> List[Any]:
     """Collect any object (pickled by cloudpickle) from every rank: a list in rank order."""
-    engine = api.context().engine
+    context = api.context()
+    engine, objects = context.engine, context.objects
     number = number_of(process_set)
-    payload = np.frombuffer(cloudpickle.dumps(obj), np.uint8)
     label = wire_name("allgather_object", name)
+    matched = f"{label} in {number}"
+    payload = np.frombuffer(objects.pack(obj, "allgather_object", matched), np.uint8)
     lengths, gathered = _gathered(engine, payload, label, number)
     stops = np.cumsum(lengths)
     return [
-        cloudpickle.loads(gathered[int(stop - length) : int(stop)].tobytes())
-        for length, stop in zip(lengths, stops)
+        objects.unpack(gathered[int(stop - length) : int(stop)], rank, "allgather_object", matched)
+        for rank, length, stop in zip(engine.sets.members(number), lengths, stops)
     ]
 
 

@@ -28,6 +28,7 @@ from ..transport.nics import own_addresses
 from ..transport.reactor import Reactor
 from ..wire.auth import Claim, Purpose, job_digest
 from ..wire.messages import MAX_REPORT_BYTES, Message, MessageReader, encode
+from ..wire.signing import Session
 from .registry import Registry
 
 Addresses = Mapping[str, Sequence[Tuple[str, int]]]
@@ -75,7 +76,7 @@ class ComputeService(MessageServer):
         interfaces = {item.address: item.name for item in own_addresses(spec) if not item.scope}
         super().__init__(
             title="registry of data workers", key=key, job=JOB, purpose=Purpose.COMPUTE,
-            addresses=list(interfaces),
+            addresses=list(interfaces), forwarded=Settings.from_environment().allow_forwarding,
         )  # fmt: skip
         self._registry = Registry(dispatchers, workers_per_dispatcher, patience_s)
         self._where: Dict[str, List[Tuple[str, int]]] = {}
@@ -248,8 +249,8 @@ class _Line:
     """A proven connection to the registry, for one question."""
 
     def __init__(self, endpoints: Sequence[Tuple[str, int]], key: bytes, deadline: Deadline) -> None:
-        self._sock = _dial(endpoints, key, deadline)
-        self._reader = MessageReader(MAX_REPORT_BYTES)
+        self._sock, self._session = _dial(endpoints, key, deadline)
+        self._reader = MessageReader(MAX_REPORT_BYTES, self._session)
         self._heard: List[Message] = []
         self.where = f"The registry of data workers at {self._sock.getpeername()[0]}"
 
@@ -276,7 +277,7 @@ class _Line:
     def tell(self, message: Message) -> None:
         try:
             self._sock.settimeout(_ANSWER_S)
-            self._sock.sendall(encode(message))
+            self._sock.sendall(encode(message, self._session))
         except OSError as problem:
             raise self._gone(str(problem.strerror or problem).lower()) from None
 
@@ -316,7 +317,9 @@ _kept: Dict[bytes, _Line] = {}
 _staying = threading.Lock()
 
 
-def _dial(endpoints: Sequence[Tuple[str, int]], key: bytes, deadline: Deadline) -> socket.socket:
+def _dial(
+    endpoints: Sequence[Tuple[str, int]], key: bytes, deadline: Deadline
+) -> Tuple[socket.socket, Optional[Session]]:
     claim = Claim(Purpose.COMPUTE, job_digest(JOB))
     reactor = Reactor()
     try:
@@ -324,7 +327,7 @@ def _dial(endpoints: Sequence[Tuple[str, int]], key: bytes, deadline: Deadline) 
             found = reach(reactor, endpoints, key, claim, None, min(DIAL_S, max(0.5, deadline.remaining_s())))
             if found.sock is not None:
                 _notice_silence(found.sock)
-                return found.sock
+                return found.sock, found.session
             if found.refused_by is not None:
                 where, reason = found.refused_by
                 raise AuthenticationError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Collection, Dict, List, Optional, Set, Tuple
 
 from ..transport.base import Fabric, Link, LinkClosed
-from ..wire.messages import MAX_ORDERS_BYTES, Message, MessageReader, encode
+from ..wire.messages import MAX_ORDERS_BYTES, Message, MessageReader, body_of, framed
 
 _READ_BYTES = 64 * 1024
 
@@ -28,7 +28,9 @@ class Mailbox:
             peer: fabric.link(peer) for peer in range(fabric.size) if peer != fabric.rank
         }
         self._deaf: Set[int] = set()
-        self._readers = {peer: MessageReader(MAX_ORDERS_BYTES) for peer in self._links}
+        self._readers = {
+            peer: MessageReader(MAX_ORDERS_BYTES, link.session) for peer, link in self._links.items()
+        }
         self._unsent: Dict[int, bytearray] = {peer: bytearray() for peer in self._links}
         # What a link was given and has not taken. It may be lent to the peer, so it stays where it is.
         self._given: Dict[int, memoryview] = {peer: memoryview(b"") for peer in self._links}
@@ -43,10 +45,10 @@ class Mailbox:
         self._post(message, tuple(self._links))
 
     def _post(self, message: Message, peers: Collection[int]) -> None:
-        data = encode(message)
+        body = body_of(message)
         for peer in peers:
             if peer in self._links and peer not in self._deaf:
-                self._unsent[peer] += data
+                self._unsent[peer] += framed(body, self._links[peer].session)
         self.flush()
 
     def flush(self) -> None:

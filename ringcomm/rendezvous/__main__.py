@@ -38,6 +38,7 @@ def main() -> int:
             notify=notices.put,
             port=ports.pop(),
             encryption=encryption_of(membership.certificate, settings.encrypt),
+            forwarded=settings.allow_forwarding,
         )
         for address, port in server.start():
             print(f"rendezvous of {membership.size} ranks at {format_endpoint(address, port)}", flush=True)

@@ -7,8 +7,7 @@ import logging
 import os
 import platform
 import socket
-from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..clock import Deadline
 from ..config import Membership, Settings
@@ -24,16 +23,17 @@ from ..transport.base import Lanes
 from ..transport.encryption import encryption_of
 from ..transport.kinds import LOOPBACK
 from ..transport.local import make_links
-from ..transport.nics import local_socket, own_addresses
+from ..transport.nics import local_socket, machine, own_addresses
 from ..transport.pace import Counted, Expected, Paces, counted
 from ..transport.reactor import READ, Reactor
 from ..transport.tcp import SocketFabric, SocketLink
 from ..version import __version__
 from ..wire.auth import Claim, Purpose, job_digest
 from ..wire.messages import MAX_MESSAGE_BYTES, Message, MessageReader, encode
+from ..wire.signing import Session, Signer
 from .connect_server import DIAL_S, Reached, reach
 from .control import ControlChannel, error_from
-from .links import Mesh
+from .links import Mesh, Proven
 
 logger = logging.getLogger("ringcomm.rendezvous")
 
@@ -65,20 +65,42 @@ class Joined(NamedTuple):
     control: ControlChannel
     table: str
     paces: Paces
+    signer: Signer
 
 
-def join(membership: Membership, settings: Settings, listens: bool = False) -> Joined:
+class Moved(StartupError):
+    """The rendezvous is no longer where it was said to be: it is somewhere else now."""
+
+
+class Watched(NamedTuple):
+    """What is known of the place that says where the rendezvous is.
+
+    Attributes:
+        moved: whether it says something else by now.
+        patience_s: how long the rendezvous may be one that does not accept this process, in case that what
+            was said is about to change.
+    """
+
+    moved: Callable[[], bool]
+    patience_s: float
+
+
+def join(
+    membership: Membership, settings: Settings, listens: bool = False, watched: Optional[Watched] = None
+) -> Joined:
     """Become a rank of the job.
 
     Args:
         listens: whether an engine will answer the rendezvous for as long as the job runs.
+        watched: where it was said where the rendezvous is, if that may change.
 
     Raises:
+        Moved: it has.
         StartupError: (or one of its kinds) the job could not be put together; the message says why.
         ConfigError: ``settings.iface`` makes no sense on this machine, or encryption is wished for and
             nothing is there to encrypt with.
     """
-    joiner = _Joiner(membership, settings, listens)
+    joiner = _Joiner(membership, settings, listens, watched)
     try:
         return joiner.run()
     except BaseException:
@@ -91,8 +113,12 @@ def join(membership: Membership, settings: Settings, listens: bool = False) -> J
 class _Joiner:
     """The steps of joining, driven by one reactor and one deadline."""
 
-    def __init__(self, membership: Membership, settings: Settings, listens: bool) -> None:
+    def __init__(
+        self, membership: Membership, settings: Settings, listens: bool, watched: Optional[Watched]
+    ) -> None:
         self.listens = listens
+        self._watched = watched
+        self._patience = Deadline(watched.patience_s if watched is not None else 0.0)
         self.membership = membership
         self.settings = settings
         self.encryption = encryption_of(membership.certificate, settings.encrypt)
@@ -100,6 +126,7 @@ class _Joiner:
         # The server's own limit comes first and knows who is missing; ours is for when it is silent.
         self._deadline = Deadline(settings.start_timeout_s + DIAL_S)
         self._reader = MessageReader(MAX_MESSAGE_BYTES)
+        self._session: Optional[Session] = None
         self._control: Optional[socket.socket] = None
         self._unsent = b""
         self._failure: Optional[RingcommError] = None
@@ -110,7 +137,8 @@ class _Joiner:
 
     def run(self) -> Joined:
         interfaces = own_addresses(self.settings.iface)
-        if all(_is_loopback(host) for host, _ in self.membership.rendezvous):
+        places = self.membership.rendezvous + self.membership.rendezvous_last
+        if all(_is_loopback(host) for host, _ in places):
             # Everybody who can reach such a rendezvous is on this machine.
             interfaces = [item for item in interfaces if item.kind == LOOPBACK]
         unix = local_socket() if self.settings.transport != "tcp" else None
@@ -124,6 +152,7 @@ class _Joiner:
             job_digest(self.membership.job),
             self._tell,
             self.encryption,
+            self.settings.allow_forwarding,
         )
         self.reactor.watch(sock, READ, self._readable)
         self._tell(self._introduction(mesh.offers()))
@@ -143,16 +172,19 @@ class _Joiner:
         rank = int(self._assignment["rank"])
         self.reactor.forget(self._control)
         hosts = {int(item["rank"]): str(item["host"]) for item in self._assignment["members"]}
-        control = ControlChannel(self._control, self._reader, rank, [hosts[item] for item in sorted(hosts)])
+        names = [hosts[item] for item in sorted(hosts)]
+        control = ControlChannel(self._control, self._reader, rank, names, self._session)
         peers = tuple(
             Peer(int(m["rank"]), str(m["host"]), int(m["host_index"]), int(m["local_rank"]), int(m["pid"]))
             for m in self._assignment["members"]
         )
+        generation = int(self._assignment["generation"])
         lanes = self._make_lanes(rank, mesh.take_links(), control)
         paces = _paces(rank, peers, mesh.chosen, lanes)
         lanes.orders.slow_links = paces.look
+        signer = Signer(self.membership.key, self.membership.job, generation)
         return Joined(
-            rank, int(self._assignment["generation"]), peers, lanes, control, str(self._go["table"]), paces
+            rank, generation, peers, lanes, control, str(self._go["table"]), paces, signer
         )
 
     def _come_again(self, mesh: Mesh) -> None:
@@ -164,7 +196,6 @@ class _Joiner:
         assert self._control is not None
         self._again = False
         self._control.close()
-        self._reader = MessageReader(MAX_MESSAGE_BYTES)
         self._pause()
         self._control = self._dial_rendezvous()
         self.reactor.watch(self._control, READ, self._readable)
@@ -175,27 +206,29 @@ class _Joiner:
         while not pause.expired():
             self.reactor.turn(pause.remaining_s())
 
-    def _make_lanes(
-        self, rank: int, lanes: Dict[int, Dict[int, socket.socket]], control: ControlChannel
-    ) -> Lanes:
+    def _make_lanes(self, rank: int, lanes: Dict[int, Dict[int, Proven]], control: ControlChannel) -> Lanes:
         """Decide, link by link and by trying, how data will move."""
         size = self.membership.size
         settings = self.settings
         try:
+            data = [
+                {peer: sock for peer, (sock, _) in lanes[purpose].items()}
+                for purpose in (Purpose.CALLS, Purpose.ENGINE)
+            ]
             calls, engine = (
                 SocketFabric(
                     rank,
-                    make_links(lanes[purpose], settings.transport, settings.congestion, settings.measure),
+                    make_links(socks, settings.transport, settings.congestion, settings.measure),
                     control,
                     size,
                 )
-                for purpose in (Purpose.CALLS, Purpose.ENGINE)
+                for socks in data
             )
-            orders = {peer: SocketLink(peer, sock) for peer, sock in lanes[Purpose.ORDERS].items()}
+            orders = {peer: SocketLink(peer, *link) for peer, link in lanes[Purpose.ORDERS].items()}
             return Lanes(calls, engine, SocketFabric(rank, orders, control, size))
         except (OSError, StartupError) as problem:
-            for sockets in lanes.values():
-                for sock in sockets.values():
+            for links in lanes.values():
+                for sock, _ in links.values():
                     sock.close()
             raise StartupError(
                 f"The links to the ranks of this host could not be set up: {problem}"
@@ -215,10 +248,17 @@ class _Joiner:
         who = self.membership
         claim = Claim(Purpose.CONTROL, job_digest(who.job))
         while True:
-            found = reach(self.reactor, who.rendezvous, who.key, claim, self.encryption, DIAL_S)
+            found = reach(
+                self.reactor, who.rendezvous, who.key, claim, self.encryption, DIAL_S,
+                who.rendezvous_last, who.rendezvous_machine not in ("", machine()),
+            )  # fmt: skip
             if found.sock is not None:
+                self._session = found.session
+                self._reader = MessageReader(MAX_MESSAGE_BYTES, found.session)
                 return found.sock
-            if found.refused_by is not None:
+            if self._watched is not None and self._watched.moved():
+                raise Moved("the rendezvous is at another place now")
+            if found.refused_by is not None and self._patience.expired():
                 where, reason = found.refused_by
                 raise AuthenticationError(
                     f"The rendezvous at {where} was not accepted: {reason}. Every process of a job needs the "
@@ -247,7 +287,7 @@ class _Joiner:
             "version": __version__,
             "python": platform.python_version(),
             "hostname": socket.gethostname(),
-            "machine": _machine(),
+            "machine": machine(),
             "pid": os.getpid(),
             "addresses": addresses,
             "dead_after": self.settings.dead_after_s,
@@ -265,7 +305,7 @@ class _Joiner:
         assert self._control is not None
         try:
             self._control.settimeout(DIAL_S)
-            self._control.sendall(encode(message))
+            self._control.sendall(encode(message, self._session))
             self._control.setblocking(False)
         except OSError as problem:
             self._broke(
@@ -352,18 +392,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _machine() -> str:
-    """Tells two machines (or two network namespaces) with equal hostnames apart."""
-    parts = []
-    for path in ("/proc/sys/kernel/random/boot_id",):
-        try:
-            parts.append(Path(path).read_text().strip())
-        except OSError:
-            parts.append("")
-    try:
-        parts.append(os.readlink("/proc/self/ns/net"))
-    except OSError:
-        parts.append("")
-    return "/".join(parts)

@@ -1,18 +1,27 @@
-"""Reaching a server that has several addresses, only some of which may lead to it from here."""
+"""Reaching a server that has several addresses, only some of which may lead to it from here.
+
+An address that this machine has itself, like docker0's, leads to this machine, and whoever listens there is
+not the server; unless the server is on this machine, it is not dialled.
+"""
 
 from __future__ import annotations
 
 import socket
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
+from ..clock import Deadline
 from ..endpoints import format_endpoint
 from ..transport.connect import Dial
+from ..transport.nics import own_addresses
 from ..transport.reactor import Reactor
 from ..transport.secure import Encryption
 from ..wire.auth import Claim
+from ..wire.signing import Session
 
 DIAL_S = 5.0
 """How long an address may take to answer."""
+_LATER_S = 1.0
+"""How long the addresses that are better have to answer before others are dialled too."""
 
 
 class Reached(NamedTuple):
@@ -23,12 +32,14 @@ class Reached(NamedTuple):
         tried: if there is none, a line for every address: what it said.
         refused_by: an address where somebody was who holds another key or means another job, and the reason.
         silent: whether some address did not answer at all.
+        session: authenticates the messages on the connection.
     """
 
     sock: Optional[socket.socket]
     tried: List[str]
     refused_by: Optional[Tuple[str, str]] = None
     silent: bool = False
+    session: Optional[Session] = None
 
 
 def reach(
@@ -38,22 +49,42 @@ def reach(
     claim: Claim,
     encryption: Optional[Encryption],
     timeout_s: float,
+    later: Sequence[Tuple[str, int]] = (),
+    elsewhere: bool = False,
 ) -> Reached:
-    """Dial every address of every endpoint at once, once; keep the first that answers."""
+    """Dial every address of every endpoint at once, once; keep the first that answers.
+
+    Args:
+        later: endpoints to dial if none of the others answers soon.
+        elsewhere: whether the server is known to be on another machine than this one.
+    """
     problems: List[str] = []
     dials: List[Dial] = []
-    pending = [0]
+    own = {item.address for item in own_addresses()} if elsewhere else set()
+    ended: List[Dial] = []
 
-    def finished(_: Dial) -> None:
-        pending[0] -= 1
+    def dial_all(some: Sequence[Tuple[str, int]]) -> None:
+        for host, port in some:
+            for address in _resolve(host, problems):
+                if address in own:
+                    problems.append(
+                        f"  {format_endpoint(address, port)}: not dialled, because this machine has that "
+                        "address itself"
+                    )
+                    continue
+                where = (address, port)
+                dials.append(Dial(reactor, where, key, claim, ended.append, timeout_s, encryption=encryption))
 
-    for host, port in endpoints:
-        for address in _resolve(host, problems):
-            where = (address, port)
-            dials.append(Dial(reactor, where, key, claim, finished, timeout_s, encryption=encryption))
-    pending[0] = len(dials)
-    while pending[0] > 0 and not any(dial.sock for dial in dials):
-        reactor.turn(timeout_s)
+    dial_all(endpoints)
+    patience = Deadline(_LATER_S)
+    while len(ended) < len(dials) or later:
+        if any(dial.sock for dial in dials):
+            break
+        if later and (len(ended) == len(dials) or patience.expired()):
+            dial_all(later)
+            later = ()
+        else:
+            reactor.turn(patience.remaining_s() if later else timeout_s)
     winner = next((dial for dial in dials if dial.sock is not None), None)
     for dial in dials:
         if dial is not winner:
@@ -61,7 +92,7 @@ def reach(
             if dial.sock is not None:
                 dial.sock.close()
     if winner is not None:
-        return Reached(winner.sock, [])
+        return Reached(winner.sock, [], session=winner.session)
     wrong_key = next((dial for dial in dials if dial.refused_by_key), None)
     return Reached(
         None,

@@ -23,6 +23,7 @@ from ..errors import (
 )
 from ..transport.base import Watch
 from ..wire.messages import Message, MessageReader, encode
+from ..wire.signing import Session
 
 logger = logging.getLogger("ringcomm.rendezvous")
 
@@ -46,6 +47,7 @@ class ControlChannel(Watch):
         sock, reader: the connection, and what has arrived on it.
         rank: this rank.
         hosts: of every rank, for texts.
+        session: authenticates the messages; None: there is no other process.
 
     Attributes:
         who_is_heard: (ranks that this one has heard lately, ranks that it has not), for the rendezvous,
@@ -54,12 +56,18 @@ class ControlChannel(Watch):
     """
 
     def __init__(
-        self, sock: socket.socket, reader: MessageReader, rank: int = -1, hosts: Sequence[str] = ()
+        self,
+        sock: socket.socket,
+        reader: MessageReader,
+        rank: int = -1,
+        hosts: Sequence[str] = (),
+        session: Optional[Session] = None,
     ) -> None:
         self.who_is_heard: Optional[Callable[[], Tuple[List[int], List[int]]]] = None
         self._rank = rank
         self._hosts = tuple(hosts)
         self._sock = sock
+        self._session = session
         self._reader = reader
         self.verdict: Optional[RingcommError] = None
         self._lock = threading.RLock()
@@ -196,7 +204,7 @@ class ControlChannel(Watch):
     def _send(self, message: Message) -> bool:
         try:
             self._sock.settimeout(_VERDICT_S)
-            self._sock.sendall(encode(message))
+            self._sock.sendall(encode(message, self._session))
         except OSError as problem:
             logger.debug("the rendezvous cannot be told: %s", problem)
             return False

@@ -11,6 +11,7 @@ from ..clock import monotonic
 from ..transport.pace import counted
 from ..transport.reactor import READ, WRITE, Reactor
 from ..wire.messages import Message, encode
+from ..wire.signing import Session
 from .meter import LIMIT_BYTES
 
 logger = logging.getLogger("ringcomm.rendezvous")
@@ -31,13 +32,19 @@ class Echo:
 
     Args:
         reactor: calls back when something arrives.
-        sock: a proven connection.
+        sock: an authenticated connection.
+        session: signs the message that says which rank this is.
         rank: of this process.
         ended: called once the connection is over.
     """
 
     def __init__(
-        self, reactor: Reactor, sock: socket.socket, rank: int, ended: Callable[[Echo], None]
+        self,
+        reactor: Reactor,
+        sock: socket.socket,
+        session: Session,
+        rank: int,
+        ended: Callable[[Echo], None],
     ) -> None:
         self.sock = sock
         self._reactor = reactor
@@ -47,7 +54,7 @@ class Echo:
         self._start_s = self._heard_s = 0.0
         self._unsent = memoryview(b"")
         try:
-            sock.send(encode({"type": "echo", "rank": rank}))
+            sock.send(encode({"type": "echo", "rank": rank}, session))
         except OSError as problem:
             logger.debug("a probe ended early: %s", problem)
         reactor.watch(sock, READ, self._ready)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from typing import List, Optional, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 from ..config import Membership, Settings
 from ..errors import StartupError
@@ -53,6 +53,7 @@ class EmbeddedRendezvous:
             notify=_log,
             port=port,
             encryption=encryption_of(membership.certificate, settings.encrypt),
+            forwarded=settings.allow_forwarding,
         )
         try:
             server.start()
@@ -63,9 +64,19 @@ class EmbeddedRendezvous:
 
     @classmethod
     def serve(
-        cls, key: bytes, certificate: str, job: str, size: int, settings: Settings
+        cls,
+        key: bytes,
+        certificate: str,
+        job: str,
+        size: int,
+        settings: Settings,
+        preferred: Sequence[str] = (),
     ) -> Tuple[EmbeddedRendezvous, List[Tuple[str, int]]]:
-        """Serve a job of its own on all of this machine's allowed addresses, on ports that are free.
+        """Serve a job of its own, on ports that are free.
+
+        Args:
+            preferred: addresses by which all ranks are known to reach this machine, if any are. Otherwise it
+                is served on all addresses that are allowed.
 
         Returns:
             the server, and where it can be reached.
@@ -76,6 +87,7 @@ class EmbeddedRendezvous:
         allowed = own_addresses(settings.iface)
         offered = [item for item in own_addresses() if item.kind == LOOPBACK or item in allowed]
         # Those on this machine had better not depend on an interface that may go away.
+        offered = [item for item in offered if item.address in preferred] or offered
         offered.sort(key=lambda item: (item.kind != LOOPBACK, item.kind == VIRTUAL))
         server = RendezvousServer(
             key=key,
@@ -85,6 +97,7 @@ class EmbeddedRendezvous:
             start_timeout_s=settings.start_timeout_s,
             notify=_log,
             encryption=encryption_of(certificate, settings.encrypt),
+            forwarded=settings.allow_forwarding,
         )
         return cls(server), server.start()
 

@@ -18,13 +18,15 @@ from ..errors import ProtocolError, StartupError
 from ..transport.accept import Acceptor
 from ..transport.connect import Dial, is_local, listen
 from ..transport.kinds import LOCAL, LOOPBACK, VIRTUAL
-from ..transport.nics import Interface, interface_of
+from ..transport.nics import Interface, interface_of, machine, own_addresses
 from ..transport.pace import Expected
 from ..transport.rate_limit import Allowance
 from ..transport.reactor import READ, Reactor
+from ..transport.routes import Attempt, not_dialled
 from ..transport.secure import Encryption
 from ..wire.auth import Claim, Purpose
 from ..wire.messages import Message, MessageReader, encode
+from ..wire.signing import Session
 from .echo import Echo, check_echo
 from .probe import Probe
 from .race import ECHO_LIMIT_BYTES, Race
@@ -41,6 +43,8 @@ _LANES = (Purpose.CALLS, Purpose.ENGINE, Purpose.ORDERS)
 
 Lane = Tuple[int, int]
 """What a link is for, and the peer at the other end."""
+Proven = Tuple[socket.socket, Session]
+"""A connection after the handshake, and what authenticates the messages on it."""
 
 Tell = Callable[[Message], None]
 
@@ -51,7 +55,7 @@ class Mesh:
     Args:
         interfaces: the addresses that may be used.
         tell: sends a message to the rendezvous.
-        encryption: see :class:`~ringcomm.transport.accept.Acceptor`.
+        encryption, forwarded: see :class:`~ringcomm.transport.accept.Acceptor`.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class Mesh:
         job: bytes,
         tell: Tell,
         encryption: Optional[Encryption] = None,
+        forwarded: bool = False,
     ) -> None:
         self.reactor = reactor
         self.interfaces = list(interfaces)
@@ -90,14 +95,16 @@ class Mesh:
             self._turned_away,
             encryption,
             Allowance(_STRANGERS_PER_S, _STRANGERS_PER_S),
+            forwarded,
         )
-        self._early: List[Tuple[socket.socket, Claim]] = []
+        self._early: List[Tuple[socket.socket, Claim, Session]] = []
         self._echoes: Set[Echo] = set()
         self._probes: List[Probe] = []
+        self._own: List[Attempt] = []
         self._probing = False
         self._hurrying = False
         self._race: Optional[Race] = None
-        self._links: Dict[Lane, socket.socket] = {}
+        self._links: Dict[Lane, Proven] = {}
         self._expected: Optional[Set[Lane]] = None
         self._linked = False
 
@@ -118,28 +125,28 @@ class Mesh:
         self.rank = rank
         self.generation = generation
         early, self._early = self._early, []
-        for sock, claim in early:
-            self._arrived(sock, claim)
+        for item in early:
+            self._arrived(*item)
 
     def _turned_away(self, origin: str, reason: str) -> None:
         logger.debug("turned away a connection from %s: %s", origin, reason)
 
-    def _arrived(self, sock: socket.socket, claim: Claim) -> None:
+    def _arrived(self, sock: socket.socket, claim: Claim, session: Session) -> None:
         if self.rank < 0:
-            self._early.append((sock, claim))
+            self._early.append((sock, claim, session))
             return
         if claim.target != self.rank or claim.generation != self.generation:
             # The right job, but another rank: an address that exists on several hosts. Saying who
             # we are, before closing, lets the other side report it.
             try:
-                sock.send(encode({"type": "echo", "rank": self.rank}))
+                sock.send(encode({"type": "echo", "rank": self.rank}, session))
             except OSError as problem:
                 logger.debug("a connection for rank %d ended early: %s", claim.target, problem)
             sock.close()
         elif claim.purpose == Purpose.PROBE:
-            self._echoes.add(Echo(self.reactor, sock, self.rank, self._drop_echo))
+            self._echoes.add(Echo(self.reactor, sock, session, self.rank, self._drop_echo))
         elif claim.purpose in _LANES and claim.source != self.rank:
-            self._accept_link((claim.purpose, claim.source), sock)
+            self._accept_link((claim.purpose, claim.source), (sock, session))
         else:
             sock.close()
 
@@ -154,9 +161,15 @@ class Mesh:
         """Dial every address of every target at once; :meth:`_settled` goes on when all is known."""
         self._probing = True
         probes: List[Probe] = []
+        own = {item.address for item in own_addresses()}
         for target in targets:
+            elsewhere = target.get("machine") != machine()
             for offer in target["addresses"]:
                 if offer.get("kind") in (LOOPBACK, LOCAL):
+                    continue
+                if elsewhere and offer["address"] in own:
+                    # It leads here (docker0's does, on many hosts), and to nobody that has anything to say.
+                    self._own.append(not_dialled(self.rank, int(target["rank"]), offer))
                     continue
                 for scope in self._scopes(str(offer["address"])):
                     claim = Claim(Purpose.PROBE, self.job, self.generation, self.rank, int(target["rank"]))
@@ -206,7 +219,7 @@ class Mesh:
 
     def _finish_probing(self) -> None:
         self._probing = False
-        attempts = [probe.attempt().to_json() for probe in self._probes]
+        attempts = [item.to_json() for item in (*(probe.attempt() for probe in self._probes), *self._own)]
         for probe in self._probes:
             probe.close()
         self._probes = []
@@ -275,7 +288,7 @@ class Mesh:
 
         def finished(dial: Dial) -> None:
             if dial.sock is not None:
-                self._confirm_link(lane, dial.sock, failed)
+                self._confirm_link(lane, (dial.sock, dial.session), failed)
             else:
                 failed(dial.reason)
 
@@ -284,9 +297,10 @@ class Mesh:
         where = (address, int(offer["port"]))
         Dial(self.reactor, where, self.key, claim, finished, _LINK_S / 2, scope, self.encryption)
 
-    def _confirm_link(self, lane: Lane, sock: socket.socket, failed: Callable[[str], None]) -> None:
+    def _confirm_link(self, lane: Lane, link: Proven, failed: Callable[[str], None]) -> None:
         """Having dialled, wait until the other end says that it is the rank we mean."""
-        reader = MessageReader(ECHO_LIMIT_BYTES)
+        sock, session = link
+        reader = MessageReader(ECHO_LIMIT_BYTES, session)
 
         def readable() -> None:
             try:
@@ -297,7 +311,7 @@ class Mesh:
                 for message in reader.feed(data):
                     check_echo(message, lane[1])
                     self.reactor.forget(sock)
-                    self._add_link(lane, sock)
+                    self._add_link(lane, link)
             except (BlockingIOError, InterruptedError):
                 return
             except (OSError, ProtocolError) as problem:
@@ -307,21 +321,22 @@ class Mesh:
 
         self.reactor.watch(sock, READ, readable)
 
-    def _accept_link(self, lane: Lane, sock: socket.socket) -> None:
+    def _accept_link(self, lane: Lane, link: Proven) -> None:
+        sock, session = link
         try:
-            sock.send(encode({"type": "echo", "rank": self.rank}))
+            sock.send(encode({"type": "echo", "rank": self.rank}, session))
         except OSError as problem:
             logger.debug("a link from rank %d ended early: %s", lane[1], problem)
             sock.close()
             return
-        self._add_link(lane, sock)
+        self._add_link(lane, link)
 
-    def _add_link(self, lane: Lane, sock: socket.socket) -> None:
+    def _add_link(self, lane: Lane, link: Proven) -> None:
         older = self._links.get(lane)
         if older is not None:
             # The other end tried again, so it has given the older connection up.
-            older.close()
-        self._links[lane] = sock
+            older[0].close()
+        self._links[lane] = link
         self._check_complete()
 
     def _check_complete(self) -> None:
@@ -329,7 +344,8 @@ class Mesh:
             return
         self._linked = True
         links = []
-        for (purpose, peer), sock in sorted(self._links.items()):
+        for purpose, peer in sorted(self._links):
+            sock, _ = self._links[purpose, peer]
             if purpose != Purpose.CALLS:
                 continue  # It goes the same way.
             local, remote, iface = "", "", "unix"
@@ -352,11 +368,11 @@ class Mesh:
         """Whether all links stand."""
         return self._linked
 
-    def take_links(self) -> Dict[int, Dict[int, socket.socket]]:
+    def take_links(self) -> Dict[int, Dict[int, Proven]]:
         """The finished links, by purpose and by peer; everything else is closed."""
-        lanes: Dict[int, Dict[int, socket.socket]] = {int(purpose): {} for purpose in _LANES}
-        for (purpose, peer), sock in self._links.items():
-            lanes[purpose][peer] = sock
+        lanes: Dict[int, Dict[int, Proven]] = {int(purpose): {} for purpose in _LANES}
+        for (purpose, peer), link in self._links.items():
+            lanes[purpose][peer] = link
         self._links = {}
         self.close()
         return lanes
@@ -373,10 +389,10 @@ class Mesh:
         self._probes = []
         for echo in list(self._echoes):
             self._drop_echo(echo)
-        for sock, _ in self._early:
+        for sock, *_ in self._early:
             sock.close()
         self._early = []
-        for sock in self._links.values():
+        for sock, _ in self._links.values():
             self.reactor.forget(sock)
             sock.close()
         self._links = {}

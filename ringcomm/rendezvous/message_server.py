@@ -17,6 +17,7 @@ from ..transport.reactor import READ, WRITE, Reactor
 from ..transport.secure import Encryption
 from ..wire.auth import Claim, Purpose, job_digest
 from ..wire.messages import MAX_REPORT_BYTES, Message, MessageReader, encode
+from ..wire.signing import Session
 
 logger = logging.getLogger("ringcomm.rendezvous")
 
@@ -26,11 +27,12 @@ _REFUSALS_EVERY_S = 1.0
 class _Connection:
     """A proven control connection: messages in, messages out."""
 
-    def __init__(self, server: MessageServer, number: int, sock: socket.socket) -> None:
+    def __init__(self, server: MessageServer, number: int, sock: socket.socket, session: Session) -> None:
         self.server = server
         self.number = number
         self.sock = sock
-        self.reader = MessageReader(MAX_REPORT_BYTES)
+        self.session = session
+        self.reader = MessageReader(MAX_REPORT_BYTES, session)
         self.outgoing = bytearray()
         self.closing = False
 
@@ -57,7 +59,7 @@ class _Connection:
             self.server.heard(self.number, message)
 
     def tell(self, message: Message) -> None:
-        self.outgoing += encode(message)
+        self.outgoing += encode(message, self.session)
         try:
             self._flush()
         except OSError as problem:
@@ -88,6 +90,7 @@ class MessageServer:
         addresses: where to listen. Each is bound by itself; never all interfaces.
         port: fixed port for every address; 0 lets the system choose.
         encryption: how connections are encrypted; None: not at all.
+        forwarded: see :class:`~ringcomm.transport.accept.Acceptor`.
     """
 
     def __init__(
@@ -100,7 +103,9 @@ class MessageServer:
         addresses: Sequence[str],
         port: int = 0,
         encryption: Optional[Encryption] = None,
+        forwarded: bool = False,
     ) -> None:
+        self._forwarded = forwarded
         self._title = title
         self._key = key
         self._job = job_digest(job)
@@ -170,6 +175,7 @@ class MessageServer:
             self._accept,
             self._count_refusal,
             self._encryption,
+            forwarded=self._forwarded,
         )
         self._wake_in.setblocking(False)
         self._reactor.watch(self._wake_in, READ, self._run_orders)
@@ -251,13 +257,13 @@ class MessageServer:
         self._reactor.close()
         self._wake_in.close()
 
-    def _accept(self, sock: socket.socket, claim: Claim) -> None:
+    def _accept(self, sock: socket.socket, claim: Claim, session: Session) -> None:
         if claim.purpose != self._purpose:
             self._count_refusal("a rank", f"it took the {self._title} for something else")
             sock.close()
             return
         self._numbers += 1
-        connection = self._connections[self._numbers] = _Connection(self, self._numbers, sock)
+        connection = self._connections[self._numbers] = _Connection(self, self._numbers, sock, session)
         self.arrived(connection.number)
         self.rewatch(connection)
 

@@ -57,7 +57,7 @@ class Probe:
         self._interfaces = interfaces
         self._settled = settled
         self._local = ""
-        self._reader = MessageReader(ECHO_LIMIT_BYTES)
+        self._reader: Optional[MessageReader] = None
         address = (str(offer["address"]), int(offer["port"]))
         self._dial = Dial(
             reactor,
@@ -79,6 +79,7 @@ class Probe:
         if dial.sock is None:
             self._settle(dial.reason)
         else:
+            self._reader = MessageReader(ECHO_LIMIT_BYTES, dial.session)
             self._reactor.watch(dial.sock, READ, self._readable)
 
     def _readable(self) -> None:
@@ -86,6 +87,7 @@ class Probe:
             data = self._sock.recv(ECHO_LIMIT_BYTES)
             if not data:
                 raise ConnectionError("it closed the connection")
+            assert self._reader is not None
             for message in self._reader.feed(data):
                 check_echo(message, self.target)
                 self._local = str(self._sock.getsockname()[0]).split("%")[0]

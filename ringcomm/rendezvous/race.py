@@ -102,7 +102,7 @@ class _Runner:
         self._tell = settled
         self._closed = False
         self._sock: Optional[socket.socket] = None
-        self._reader = MessageReader(ECHO_LIMIT_BYTES)
+        self._reader: Optional[MessageReader] = None
         self._unsent: List[memoryview] = []
         self._head = bytearray()
         self._filler = self._received = self._sent = 0
@@ -116,11 +116,12 @@ class _Runner:
             dial.sock.close()
         else:
             self._sock = dial.sock
+            self._reader = MessageReader(ECHO_LIMIT_BYTES, dial.session)
             self._reactor.watch(dial.sock, READ, self._listen)
 
     def _listen(self) -> None:
         """Wait for the other end to say that it is the rank that is meant."""
-        assert self._sock is not None
+        assert self._sock is not None and self._reader is not None
         try:
             data = self._sock.recv(ECHO_LIMIT_BYTES)
             if not data:

@@ -13,6 +13,7 @@ from ..version import __version__
 from ..wire.auth import Purpose
 from ..wire.messages import Message
 from .actions import Action, Drop, Notice, Seat, Tell, Timer
+from .board import Board
 from .message_server import MessageServer
 from .state import Phase, Rendezvous
 
@@ -48,6 +49,7 @@ class RendezvousServer(MessageServer):
         notify: called in the server's thread with every :class:`~ringcomm.rendezvous.state.Notice`.
         port: fixed port for every address; 0 lets the system choose.
         encryption: how connections are encrypted; None: not at all.
+        forwarded: see :class:`~ringcomm.transport.accept.Acceptor`.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class RendezvousServer(MessageServer):
         notify: Callable[[Notice], None],
         port: int = 0,
         encryption: Optional[Encryption] = None,
+        forwarded: bool = False,
     ) -> None:
         super().__init__(
             title="rendezvous",
@@ -71,8 +74,10 @@ class RendezvousServer(MessageServer):
             addresses=addresses,
             port=port,
             encryption=encryption,
+            forwarded=forwarded,
         )
         self._state = Rendezvous(size or len(seats), seats, __version__, start_timeout_s)
+        self._board = Board()
         self._notify = notify
         self._idle = threading.Event()
         self._idle.set()
@@ -105,6 +110,10 @@ class RendezvousServer(MessageServer):
 
     def heard(self, number: int, message: Message) -> None:
         """Give one message to the state machine and do what it wants."""
+        if message["type"] in ("post", "await"):
+            take = self._board.posted if message["type"] == "post" else self._board.awaited
+            self._act(take(number, message))
+            return
         handler = HANDLERS.get(message["type"])
         if handler is None:
             raise ProtocolError(f"a rank may not send {message['type']!r}")
@@ -113,6 +122,7 @@ class RendezvousServer(MessageServer):
 
     def lost(self, number: int) -> None:
         """A rank's connection broke."""
+        self._board.left(number)
         self._act(self._state.disconnected(number, monotonic()))
 
     def changed(self) -> None:

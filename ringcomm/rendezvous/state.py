@@ -190,7 +190,10 @@ class Rendezvous:
             "rank": member.rank,
             "generation": self.generation,
             "members": [other.describe() for other in self._by_rank.values()],
-            "targets": [{"rank": other.rank, "addresses": other.addresses} for other in others]
+            "targets": [
+                {"rank": other.rank, "addresses": other.addresses, "machine": other.machine}
+                for other in others
+            ]
             if member.local_rank == 0
             else [],
         }

@@ -1,6 +1,6 @@
 """Accepting connections and having them prove themselves, and how little strangers may cost meanwhile.
 
-Each connection has its limits: until the handshake is done, at most 180 bytes are read (8 KiB, if they are
+Each connection has its limits: until the handshake is done, at most 200 bytes are read (8 KiB, if they are
 encrypted), for :data:`HANDSHAKE_S` seconds. And all together have theirs, because somebody may come again
 and again while the ranks compute:
 
@@ -30,7 +30,8 @@ from typing import Callable, Dict, Optional, Sequence
 from ..clock import monotonic
 from ..errors import AuthenticationError, ProtocolError
 from ..wire.auth import FIRST_BYTES, MAGIC, Claim, Responder, parting_answer, unencrypted_peer
-from .connect import BACKLOG, trust
+from ..wire.signing import Session
+from .connect import BACKLOG, place_here, trust
 from .rate_limit import Allowance
 from .reactor import READ, Reactor
 from .secure import UNENCRYPTED, Encryption, SecureSocket
@@ -63,7 +64,8 @@ class _HalfOpen:
         # Nothing is made for TLS before there is something that could be TLS.
         self._encryption = acceptor.encryption if sock.family != socket.AF_UNIX else None
         binding = b"" if self._encryption is None else self._encryption.fingerprint
-        self.responder = Responder(acceptor.key, acceptor.job, binding=binding)
+        place = None if acceptor.forwarded else place_here(sock)
+        self.responder = Responder(acceptor.key, acceptor.job, binding=binding, place=place)
         self.since_s = monotonic()
 
     @property
@@ -95,7 +97,7 @@ class _HalfOpen:
             return
         trust(self.sock)
         self.acceptor.release(self)
-        self.acceptor.arrived(self.sock, self.responder.claim)
+        self.acceptor.arrived(self.sock, self.responder.claim, self.responder.session)
 
     def _encrypt(self, encryption: Encryption) -> None:
         """Begin with TLS, unless the first bytes say already that there is no use."""
@@ -130,10 +132,12 @@ class Acceptor:
 
     Args:
         key, job: what they must prove to hold, and the digest of the job they must mean.
-        arrived: called with each proven connection (non-blocking) and its claim.
+        arrived: called with each proven connection (non-blocking), its claim, and what authenticates the
+            messages on it.
         refused: called with the address and the reason for each that failed.
         encryption: for all connections but those over Unix sockets; None: for none.
         allowance: what may be done for strangers; None: what this module says.
+        forwarded: whether connections may have been dialled at another address or port than they arrive at.
 
     Attributes:
         kept_waiting: whether anybody may have had to wait because of strangers; to be reset by who asks.
@@ -145,12 +149,14 @@ class Acceptor:
         listeners: Sequence[socket.socket],
         key: bytes,
         job: bytes,
-        arrived: Callable[[socket.socket, Claim], None],
+        arrived: Callable[[socket.socket, Claim, Session], None],
         refused: Callable[[str, str], None],
         encryption: Optional[Encryption] = None,
         allowance: Optional[Allowance] = None,
+        forwarded: bool = False,
     ) -> None:
         self.key = key
+        self.forwarded = forwarded
         self.job = job
         self.encryption = encryption
         self.arrived = arrived

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from typing import Callable, NamedTuple, Optional, Sequence
 
 from ..errors import RingcommError
+from ..wire.signing import Session
 
 Views = Sequence[memoryview]
 
@@ -35,6 +36,7 @@ class Link(ABC):
 
     Attributes:
         peer: the rank at the other end.
+        session: authenticates control messages, if the link carries such and leaves the process.
         segment_bytes: how much is best received at once before it is reduced: little enough to
             stay in the processor's cache, and enough to be worth a call.
         burst_bytes: the most that is best handed over at once, before looking at what has arrived.
@@ -44,6 +46,7 @@ class Link(ABC):
     """
 
     peer: int
+    session: Optional[Session] = None
     segment_bytes = 256 * 1024
     burst_bytes = 1024 * 1024
     room_bytes = 0

@@ -9,6 +9,8 @@ from typing import Any, Callable, List, Optional, Tuple
 
 from ..errors import AuthenticationError, ProtocolError
 from ..wire.auth import Claim, Initiator
+from ..wire.place import NOWHERE, place_of
+from ..wire.signing import Session
 from .reactor import READ, WRITE, Reactor
 from .secure import Encryption, SecureSocket
 
@@ -30,6 +32,16 @@ def _endpoint(address: str, port: int, scope: int) -> Tuple[socket.AddressFamily
     if ":" in address:
         return socket.AF_INET6, (address, port, 0, scope)
     return socket.AF_INET, (address, port)
+
+
+def place_here(sock: socket.socket) -> bytes:
+    """This end of a connection, for comparing it with what the other end dialled."""
+    name: Any = sock.getsockname()
+    if sock.family != socket.AF_UNIX:
+        return place_of(str(name[0]), int(name[1]))
+    if isinstance(name, bytes) and name.startswith(b"\0"):
+        return place_of("@" + name[1:].decode("utf-8", "replace"), 0)
+    return NOWHERE
 
 
 def listen(address: str, scope: int = 0, port: int = 0) -> socket.socket:
@@ -58,7 +70,8 @@ class Dial:
     """One attempt to reach an address and prove ourselves to whoever answers.
 
     Afterwards either :attr:`sock` is a proven, non-blocking connection, or :attr:`reason` says why
-    there is none; :attr:`no_answer` whether that is because nobody said anything.
+    there is none; :attr:`no_answer` whether that is because nobody said anything. :attr:`session`
+    authenticates the messages on it.
 
     Args:
         finished: called once, with this object.
@@ -89,13 +102,18 @@ class Dial:
         self._family, self._endpoint = _endpoint(*address, scope)
         self._encryption = encryption if self._family != socket.AF_UNIX else None
         binding = b"" if self._encryption is None else self._encryption.fingerprint
-        self._initiator = Initiator(key, claim, binding=binding)
+        self._initiator = Initiator(key, claim, binding=binding, place=place_of(*address))
         self._greeted = False
         # The first to ask for a connection and the last; then the one that got it.
         self._socks: List[socket.socket] = []
         self._got_it = False
         self._ask()
         reactor.after(timeout_s, self._too_late)
+
+    @property
+    def session(self) -> Session:
+        """What authenticates the messages on the proven connection."""
+        return self._initiator.session
 
     def _ask(self) -> None:
         """Ask for a connection, and again from time to time.

@@ -7,10 +7,13 @@ whatever they like. Addresses come from the interfaces themselves.
 from __future__ import annotations
 
 import fnmatch
+import hashlib
 import ipaddress
+import os
 import secrets
 import socket
 import sys
+from pathlib import Path
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..errors import ConfigError
@@ -125,6 +128,25 @@ def own_addresses(spec: str = "") -> List[Interface]:
             f"--iface {spec!r} matches none of this machine's interfaces. There are: {', '.join(skipped)}."
         )
     return sorted(found, key=_order)
+
+
+def machine() -> str:
+    """What tells this machine (or network namespace) from others, whatever its hostname and addresses."""
+    parts = [_text_of("/proc/sys/kernel/random/boot_id")]
+    try:
+        parts.append(os.readlink("/proc/self/ns/net"))
+    except OSError:
+        parts.append("")  # not Linux, or nothing may be known of it: hostnames have to do
+    if not any(parts):
+        parts.append(socket.gethostname())
+    return hashlib.sha256("/".join(parts).encode("utf-8", "replace")).hexdigest()[:16]
+
+
+def _text_of(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
 
 
 def local_socket() -> Optional[Interface]:

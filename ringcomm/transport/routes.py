@@ -2,7 +2,8 @@
 
 Pure: attempts go in, routes come out. An *attempt* is what one host's first rank saw when it
 dialled one address of another host's first rank. Only attempts that proved to reach the right rank
-of the right job count, so an address that exists everywhere (172.17.0.1 of docker0) cannot win.
+of the right job count, so an address that exists everywhere (172.17.0.1 of docker0) cannot win; and no
+rank dials an address that its own machine has too, unless the other rank is on the same machine.
 
 A *wire* is a pair of interfaces. Where several connect two hosts, all are measured at the same time, in
 both directions, and the slower direction counts. Wired ones come before wireless ones before virtual ones,
@@ -16,7 +17,7 @@ import ipaddress
 from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ..errors import ProtocolError
-from .kinds import PREFERENCE, WIRELESS
+from .kinds import PREFERENCE, WIRED, WIRELESS, worse_kind
 
 SAME_KIND_RATIO = 1.6
 """A wire must be so many times as fast as one of its kind that comes before it in the fixed order."""
@@ -83,6 +84,21 @@ class Attempt(NamedTuple):
             )
         except (KeyError, TypeError, ValueError, OverflowError) as problem:
             raise ProtocolError(f"a report of dialled addresses is malformed: {problem!r}") from None
+
+
+def not_dialled(source: int, target: int, offer: Mapping[str, Any]) -> Attempt:
+    """The report for an address that the target has, and the source's machine as well."""
+    return Attempt(
+        source=source,
+        target=target,
+        address=str(offer["address"]),
+        port=int(offer["port"]),
+        local="",
+        local_iface="?",
+        remote_iface=str(offer.get("iface", "?")),
+        kind=worse_kind(WIRED, str(offer.get("kind", WIRED))),
+        why="not dialled, because that host has this address itself",
+    )
 
 
 Wire = FrozenSet[Tuple[int, str]]

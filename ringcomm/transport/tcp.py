@@ -8,6 +8,7 @@ import struct
 import threading
 from typing import Dict, Mapping, Optional, Sequence, Tuple
 
+from ..wire.signing import Session
 from .base import Fabric, Link, LinkClosed, Views, Watch
 from .huge_pages import HugePages
 from .secure import SecureSocket
@@ -65,10 +66,11 @@ class SocketLink(Link):
 
     lends = False
 
-    __slots__ = ("_recv_into", "_recvmsg_into", "_send", "_sendmsg", "peer", "sock")
+    __slots__ = ("_recv_into", "_recvmsg_into", "_send", "_sendmsg", "peer", "session", "sock")
 
-    def __init__(self, peer: int, sock: socket.socket) -> None:
+    def __init__(self, peer: int, sock: socket.socket, session: Optional[Session] = None) -> None:
         self.peer = peer
+        self.session = session
         self.sock = sock
         sock.setblocking(False)
         if sock.family in (socket.AF_INET, socket.AF_INET6):

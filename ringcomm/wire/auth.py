@@ -3,7 +3,7 @@
 Both sides prove that they hold the job's key before either parses anything of variable length::
 
     initiator                                                    responder
-        prelude: magic, version, claim, nonce_i            ->
+        prelude: magic, version, claim, place, nonce_i     ->
                                  <-  challenge: magic, version, status, nonce_r, proof_r
         proof_i                                            ->
 
@@ -11,11 +11,16 @@ Both sides prove that they hold the job's key before either parses anything of v
     proof_i = HMAC-SHA256(key, "initiator" | prelude | nonce_r | binding)
 
 The claim says what the connection is for, which job and generation it belongs to, and from which
-rank to which. It is covered by both proofs, so it cannot be altered; the two labels keep a proof
+rank to which. The place says which address and port were dialled; a responder whose own socket has
+another one refuses, so a process without the key that gets a rank to dial it cannot pass the proof on
+to the real peer. Both are covered by both proofs, so they cannot be altered; the two labels keep a proof
 from being reflected; the two nonces keep it from being replayed; the binding, the fingerprint of the
 certificate on an encrypted connection and nothing on others, keeps it from being carried over from
-the one to the other. All three messages have a fixed size, 180 bytes together, so a stranger can
+the one to the other. All three messages have a fixed size, 200 bytes together, so a stranger can
 neither be parsed wrongly nor make anyone allocate.
+
+Both ends derive a :class:`Session` from the key and the two nonces, which authenticates the control
+messages that follow.
 """
 
 from __future__ import annotations
@@ -28,18 +33,25 @@ from enum import IntEnum
 from typing import Callable, NamedTuple, Optional
 
 from ..errors import AuthenticationError, ProtocolError
+from .place import NOWHERE, describe_place
+from .signing import Session, session_of
 
 MAGIC = b"ringcomm"
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 NOBODY = -1
 """In a claim: not a rank (the rendezvous, or a process that has no rank yet)."""
 
-_PRELUDE = struct.Struct("!8sHHIii16s32s")
+_PRELUDE = struct.Struct("!8sHHIii16s20s32s")
 _CHALLENGE = struct.Struct("!8sHH32s32s")
 _PROOF_BYTES = 32
 _ZEROS = bytes(32)
 
 Random = Callable[[int], bytes]
+
+_FORWARDING = (
+    "If port forwarding or NAT between the hosts is meant to do that, allow it on every host with "
+    "RINGCOMM_ALLOW_FORWARDING=1 (--allow-forwarding); otherwise a process that is not part of the job does"
+)
 
 
 class Purpose(IntEnum):
@@ -64,6 +76,7 @@ class _Status(IntEnum):
     OTHER_VERSION = 1
     OTHER_JOB = 2
     OTHER_ENCRYPTION = 3
+    OTHER_PLACE = 4
 
 
 class Claim(NamedTuple):
@@ -104,18 +117,37 @@ class Initiator:
 
     Send :attr:`greeting`, then read exactly :attr:`needs` bytes, give them to :meth:`receive` and
     send what it returns; then :attr:`done` is true.
+
+    Args:
+        place: what was dialled, from :func:`place_of`.
     """
 
-    def __init__(self, key: bytes, claim: Claim, random: Random = os.urandom, binding: bytes = b"") -> None:
+    def __init__(
+        self,
+        key: bytes,
+        claim: Claim,
+        random: Random = os.urandom,
+        binding: bytes = b"",
+        place: bytes = NOWHERE,
+    ) -> None:
         self._key = key
         self._binding = binding
         self.claim = claim
         self.greeting = _PRELUDE.pack(
             MAGIC, PROTOCOL_VERSION, claim.purpose, claim.generation, claim.source, claim.target, claim.job,
-            random(32),
+            place, random(32),
         )  # fmt: skip
+        self._place = place
         self._received = b""
+        self._session: Optional[Session] = None
         self.done = False
+
+    @property
+    def session(self) -> Session:
+        """What authenticates the messages that follow."""
+        if self._session is None:
+            raise AuthenticationError("the handshake is not finished")
+        return self._session
 
     @property
     def needs(self) -> int:
@@ -149,10 +181,16 @@ class Initiator:
                 "it encrypts its connections, and this process does not: no certificate came with its key. "
                 "Give all processes of the job the same key file (or --encrypt)"
             )
+        if status == _Status.OTHER_PLACE:
+            raise AuthenticationError(
+                f"the connection was not accepted where {describe_place(self._place)} is, but passed on from "
+                f"there to another address. {_FORWARDING}"
+            )
         if status != _Status.ACCEPTED:
             raise ProtocolError(f"it answered with status {status}, which means nothing here")
         if not hmac.compare_digest(proof, self._proof(b"responder", nonce)):
             raise AuthenticationError("it does not hold this job's key (or we hold the wrong one)")
+        self._session = session_of(self._proof(b"session", nonce), True)
         self.done = True
         return self._proof(b"initiator", nonce)
 
@@ -163,13 +201,24 @@ class Initiator:
 class Responder:
     """The side that accepted. After :attr:`done`, :attr:`claim` is proven.
 
-    Attributes:
+    Args:
         job: digest of the job whose ranks are welcome.
+        place: the address and port of this end of the connection, which must be what was dialled; None: the
+            connection may have been forwarded.
     """
 
-    def __init__(self, key: bytes, job: bytes, random: Random = os.urandom, binding: bytes = b"") -> None:
+    def __init__(
+        self,
+        key: bytes,
+        job: bytes,
+        random: Random = os.urandom,
+        binding: bytes = b"",
+        place: Optional[bytes] = NOWHERE,
+    ) -> None:
         self._key = key
         self._job = job
+        self._place = place
+        self._session: Optional[Session] = None
         self._binding = binding
         self._random = random
         self._received = b""
@@ -184,6 +233,13 @@ class Responder:
         if self._claim is None or not self.done:
             raise AuthenticationError("the handshake is not finished")
         return self._claim
+
+    @property
+    def session(self) -> Session:
+        """What authenticates the messages that follow."""
+        if self._session is None or not self.done:
+            raise AuthenticationError("the handshake is not finished")
+        return self._session
 
     @property
     def challenged(self) -> bool:
@@ -219,6 +275,8 @@ class Responder:
         ):
             raise AuthenticationError("it does not hold this job's key")
         self._received = b""
+        secret = _proof(self._key, b"session", self._prelude, self._nonce, self._binding)
+        self._session = session_of(secret, False)
         self.done = True
         return b""
 
@@ -232,7 +290,7 @@ class Responder:
 
     def _challenge(self) -> bytes:
         prelude = self._received
-        magic, version, purpose, generation, source, target, job, _ = _PRELUDE.unpack(prelude)
+        magic, version, purpose, generation, source, target, job, place, _ = _PRELUDE.unpack(prelude)
         if magic != MAGIC:
             raise ProtocolError("it does not speak ringcomm")
         if version != PROTOCOL_VERSION:
@@ -242,6 +300,14 @@ class Responder:
             )
         if job != self._job:
             raise _refusal(AuthenticationError("it belongs to another job"), _Status.OTHER_JOB)
+        if self._place is not None and place != self._place:
+            raise _refusal(
+                AuthenticationError(
+                    f"it dialled {describe_place(place)}, and this is {describe_place(self._place)}: the "
+                    f"connection was passed on. {_FORWARDING}"
+                ),
+                _Status.OTHER_PLACE,
+            )
         self._prelude = prelude
         self._received = b""
         self._nonce = self._random(32)

@@ -1,7 +1,8 @@
 """Control messages: JSON objects with a length in front, checked before anyone acts on them.
 
 They travel between ranks and the rendezvous, after the handshake. JSON because a reader needs no
-code to understand it and because decoding it cannot run any; small because every kind has a cap.
+code to understand it and because decoding it cannot run any; small because every kind has a cap. Behind
+each stands a tag by which the connection's :class:`~.signing.Session` authenticates it.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 import ipaddress
 import json
 import struct
-from typing import Any, Dict, Iterator, Mapping, Tuple
+from typing import Any, Dict, Iterator, Mapping, Optional, Tuple
 
 from ..errors import ProtocolError
+from .signing import Session
 
 Message = Dict[str, Any]
 
@@ -40,7 +42,10 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     "closed": {"peer": (int,), "why": (str,)},
     "interrupted": {"doing": (str,), "why": (str,)},
     "pong": {"heard": (list,), "silent": (list,)},
+    "post": {"entry": (str,), "text": (str,)},
+    "await": {"entry": (str,)},
     # from the rendezvous to a rank
+    "entry": {"entry": (str,), "text": (str,)},
     "refused": {"reason": (str,)},
     "probe": {"rank": (int,), "generation": (int,), "members": (list,), "targets": (list,)},
     "measure": {"pairs": (list,)},
@@ -65,7 +70,11 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     # from the engine of rank 0 to the others
     "explain": {},
     "orders": {
-        "fresh": (list,), "settled": (list,), "run": (list,), "failed": (list,), "joined": (int,),
+        "fresh": (list,),
+        "settled": (list,),
+        "run": (list,),
+        "failed": (list,),
+        "joined": (int,),
         "forget": (int,),
     },
     # between ranks, on a probe connection
@@ -105,10 +114,24 @@ _WHOLE = range(-(2**31), 2**31)
 """Ranks, generations, ports and process ids: what fits into the fields that they go into."""
 
 
-def encode(message: Message) -> bytes:
-    """One message as it travels: four bytes of length, then UTF-8 JSON."""
-    body = _encode(message).encode("utf-8")
-    return _LENGTH.pack(len(body)) + body
+def encode(message: Message, session: Optional[Session] = None) -> bytes:
+    """One message as it travels: four bytes of length, UTF-8 JSON, and its tag.
+
+    Args:
+        session: the connection's; None: there is no connection to another process, and no tag.
+    """
+    return framed(body_of(message), session)
+
+
+def body_of(message: Message) -> bytes:
+    """A message without its length and tag, the same for all that it is sent to."""
+    return _encode(message).encode("utf-8")
+
+
+def framed(body: bytes, session: Optional[Session]) -> bytes:
+    """A message as it travels, see :func:`encode`."""
+    data = _LENGTH.pack(len(body)) + body
+    return data if session is None else data + session.tag(data)
 
 
 def validate(message: Any) -> Message:
@@ -173,17 +196,20 @@ class MessageReader:
 
     Args:
         limit_bytes: longer messages are refused before their body is read.
+        session: the connection's, as for :func:`encode`.
     """
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, session: Optional[Session] = None) -> None:
         self._limit = limit_bytes
+        self._session = session
+        self._tag_bytes = 0 if session is None else Session.TAG_BYTES
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Message]:
         """Take bytes; yield every message that is now complete.
 
         Raises:
-            ProtocolError: too long, not JSON, or not a known message.
+            ProtocolError: too long, not what its sender has sent, not JSON, or not a known message.
         """
         self._buffer += data
         while len(self._buffer) >= _LENGTH.size:
@@ -191,10 +217,13 @@ class MessageReader:
             if length > self._limit:
                 raise ProtocolError(f"a control message of {length} bytes; at most {self._limit} are allowed")
             end = _LENGTH.size + length
-            if len(self._buffer) < end:
+            if len(self._buffer) < end + self._tag_bytes:
                 return
-            body = bytes(self._buffer[_LENGTH.size : end])
-            del self._buffer[:end]
+            whole = bytes(self._buffer[: end + self._tag_bytes])
+            del self._buffer[: end + self._tag_bytes]
+            if self._session is not None:
+                self._session.check(whole[:end], whole[end:])
+            body = whole[_LENGTH.size : end]
             try:
                 message = json.loads(body.decode("utf-8"))
             except (UnicodeDecodeError, ValueError, RecursionError) as problem:

@@ -78,7 +78,7 @@ class Door:
             [self.listener],
             KEY,
             JOB,
-            lambda sock, claim: self.arrived.append((sock, claim)),
+            lambda sock, claim, session: self.arrived.append((sock, claim)),
             lambda origin, reason: self.refused.append(reason),
             encryption_of(certificate),
             allowance,
@@ -120,13 +120,21 @@ class Service:
         job: str = "job",
         planned: bool = True,
         encrypt: bool = False,
+        allow_forwarding: bool = False,
+        transport: str = "auto",
     ):
         self.size = size
         self.job = job
         self.key = secrets.token_bytes(32)
         self.certificate = make_certificate() if encrypt else ""
         self.notices: List[Notice] = []
-        self.settings = Settings(start_timeout_s=start_timeout_s, timeout_s=20.0, spin_us=0.0)
+        self.settings = Settings(
+            start_timeout_s=start_timeout_s,
+            timeout_s=20.0,
+            spin_us=0.0,
+            allow_forwarding=allow_forwarding,
+            transport=transport,
+        )
         self.planned = planned
         self.server = RendezvousServer(
             key=self.key,
@@ -137,6 +145,7 @@ class Service:
             start_timeout_s=start_timeout_s,
             notify=self.notices.append,
             encryption=encryption_of(self.certificate),
+            forwarded=allow_forwarding,
         )
         self.endpoints = tuple(self.server.start())
 

@@ -16,6 +16,7 @@ from ringcomm.transport.encryption import encryption_of
 from ringcomm.transport.rate_limit import Allowance
 from ringcomm.transport.reactor import Reactor
 from ringcomm.wire.auth import Initiator
+from ringcomm.wire.place import place_of
 from tests.contract.garbage import FORGED_PRELUDE, HELLO
 from tests.contract.service import CLAIM, KEY, Door
 
@@ -131,7 +132,8 @@ def test_a_crowd_is_thinned_out_but_who_named_the_job_stays(reactor):
     """The oldest of all knows the job; the many who say nothing are closed instead of it."""
     with ExitStack() as stack:
         street = Street(reactor, stack, most=1000)
-        door, initiator = street.door, Initiator(KEY, CLAIM)
+        door = street.door
+        initiator = Initiator(KEY, CLAIM, place=place_of(*door.address))
         for _ in range(200):
             street.stranger(b"?")
         door.turn_until(lambda: len(door.refused) == 200)

@@ -52,7 +52,7 @@ class House:
         listener = listen("127.0.0.1")
         acceptor = Acceptor(
             self.reactor, [listener], KEY, JOB,
-            lambda sock, claim: self.arrived.append(self.stack.enter_context(closing(sock))),
+            lambda sock, claim, session: self.arrived.append(self.stack.enter_context(closing(sock))),
             lambda origin, reason: self.refused.append(reason), encryption_of(certificate),
         )  # fmt: skip
         self.stack.callback(acceptor.close)

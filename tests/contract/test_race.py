@@ -15,6 +15,7 @@ from ringcomm.transport.kinds import LOOPBACK
 from ringcomm.transport.nics import Interface
 from ringcomm.transport.reactor import Reactor
 from ringcomm.wire.auth import Claim, Purpose, job_digest
+from ringcomm.wire.signing import session_of
 from tests.contract.service import eventually
 
 KEY, JOB = b"k" * 32, job_digest("job")
@@ -73,7 +74,7 @@ def asked(no_leaks):
     here.setblocking(False)
     there.settimeout(5.0)
     reactor, ended = Reactor(), []
-    echo = Echo(reactor, here, 1, ended.append)
+    echo = Echo(reactor, here, session_of(bytes(32), False), 1, ended.append)
     assert b"echo" in there.recv(1000)
     yield reactor, there, ended
     reactor.forget(echo.sock)

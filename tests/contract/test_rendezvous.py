@@ -29,9 +29,9 @@ from ringcomm.rendezvous import client, control, links
 from ringcomm.rendezvous.embedded import EmbeddedRendezvous
 from ringcomm.rendezvous.state import Phase
 from ringcomm.transport.accept import MOST_HALF_OPEN, STRANGERS_AT_ONCE, STRANGERS_PER_S
-from ringcomm.transport.connect import listen
+from ringcomm.transport.connect import listen, place_here
 from ringcomm.wire.auth import Responder, job_digest
-from ringcomm.wire.messages import MessageReader, encode
+from ringcomm.wire.messages import MessageReader, body_of, encode, framed
 from tests.contract.service import eventually, opened, together
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -210,19 +210,20 @@ class FakeRendezvous:
 
     def accept(self):
         self.sock, _ = self.listener.accept()
-        responder = Responder(b"k" * 32, job_digest("job"))
+        responder = Responder(b"k" * 32, job_digest("job"), place=place_here(self.sock))
         while not responder.done:
             self.sock.sendall(responder.receive(self.sock.recv(responder.needs)))
+        self.session = responder.session
 
     def read(self, kind):
-        reader = MessageReader(100_000)
+        reader = MessageReader(100_000, self.session)
         while True:
             for message in reader.feed(self.sock.recv(65536)):
                 assert message["type"] == kind
                 return
 
     def say(self, *messages):
-        self.sock.sendall(b"".join(encode(message) for message in messages))
+        self.sock.sendall(b"".join(encode(message, self.session) for message in messages))
 
     def close(self):
         self.listener.close()
@@ -266,19 +267,21 @@ def test_an_abort_right_behind_the_go_is_not_lost(fake):
 
 
 @pytest.mark.parametrize(
-    "data",
+    "spoken",
     [
-        b"\xff\xff\xff\xff",
-        encode({"type": "abort", "kind": "lost", "text": "x"})[:-1] + b"!",
-        encode({"type": "leaving", "reason": "", "ok": True}),
-        encode({**PROBE, "members": [{}]}),
-        b"",
+        lambda session: b"\xff\xff\xff\xff",
+        lambda session: framed(body_of({"type": "abort", "kind": "lost", "text": "x"})[:-1] + b"!", session),
+        lambda session: encode({"type": "leaving", "reason": "", "ok": True}, session),
+        lambda session: encode({**PROBE, "members": [{}]}, session),
+        lambda session: encode(ABORT),
+        lambda session: b"",
     ],
+    ids=["too long", "not JSON", "not its to say", "incomplete", "without a tag", "nothing"],
 )
-def test_a_rendezvous_that_talks_nonsense_or_leaves(fake, data):
+def test_a_rendezvous_that_talks_nonsense_or_leaves(fake, spoken):
     with ThreadPoolExecutor(1) as pool:
         start = start_with(fake, pool)
-        fake.sock.sendall(data)
+        fake.sock.sendall(spoken(fake.session))
         fake.sock.close()
         with pytest.raises(StartupError, match="The rendezvous left while the job was starting"):
             start.result()

@@ -34,6 +34,7 @@ from ringcomm.transport.shm import Ring, SharedLink
 from ringcomm.wire import frames, messages
 from ringcomm.wire.auth import Claim, Initiator, Purpose, Responder, job_digest
 from ringcomm.wire.messages import MessageReader, encode, validate
+from ringcomm.wire.signing import Session
 from tests.fuzz.cases import at_most, control_messages, damaged, fuzz, pieces, small, values
 
 KEY, JOB = b"k" * 32, job_digest("job")
@@ -349,7 +350,7 @@ def test_probes(lengths, noise, sizes):
     here, there = socket.socketpair()
     here.setblocking(False)
     reactor, ended = Reactor(), []
-    echo = Echo(reactor, here, 0, ended.append)
+    echo = Echo(reactor, here, Session(bytes(32), bytes(32)), 0, ended.append)
     for piece in portions(data, sizes):
         if not ended:
             there.sendall(piece)

@@ -89,6 +89,19 @@ BUGS = {
         'if len(proof) != len(self._proof(b"responder", nonce)):',
         "tests/unit/wire/test_auth.py",
     ),
+    "a place that is not compared": Bug(
+        "wire/auth.py",
+        "        if self._place is not None and place != self._place:\n",
+        "        if self._place is None and place != self._place:\n",
+        "tests/contract/test_relay.py",
+        "dials_a_relay and False",
+    ),
+    "a control message whose tag is not checked": Bug(
+        "wire/signing.py",
+        "if not hmac.compare_digest(tag, _tag(self._receiving, self._received, message)):",
+        "if len(tag) != len(_tag(self._receiving, self._received, message)):",
+        "tests/unit/wire/test_signing.py",
+    ),
     "an unauthenticated port": Bug(
         "transport/accept.py",
         "            while not self.responder.done:\n"

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List
 
+import cloudpickle
 import pytest
 
 from ringcomm.errors import ConfigError, RingcommError
@@ -204,3 +205,29 @@ def test_interpreter_and_directory_by_host(tmp_path: Path) -> None:
     for wrong in ({"jetson1": sys.executable}, {"localhost": 3}, {3: "x"}):
         with pytest.raises(ConfigError, match="not among the hosts|not a text|no host's name"):
             run_function(system.getcwd, np=1, python=wrong, console=Kept())  # type: ignore[arg-type]
+
+
+class MakesAFolder:
+    """Runs code when it is unpickled."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self.path,)
+
+
+def write_by_oneself(data: bytes) -> None:
+    import os
+    import sys
+
+    os.write(int(sys.argv[2]), data)
+    os._exit(0)
+
+
+def test_a_result_without_the_ranks_signature_is_not_unpickled(tmp_path: Path) -> None:
+    trap = tmp_path / "run"
+    forged = cloudpickle.dumps({"ok": True, "value": MakesAFolder(str(trap))})
+    with pytest.raises(RemoteError, match="rank 0 on localhost is not signed by that rank"):
+        run_function(write_by_oneself, (forged,), np=1, console=Kept())
+    assert not trap.exists()

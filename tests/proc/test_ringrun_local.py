@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ringcomm.transport.nics import machine
 from ringrun.agent.threads import available_cores
 from tests.proc.test_ringrun_support import ROOT, SOURCES, Launched, command_line, ringrun
 
@@ -34,6 +35,8 @@ def test_ranks_get_what_they_need_to_join_and_nothing_of_an_outer_job() -> None:
     values = dict(line.split("=", 1) for line in found if "=" in line)
     own = {key: value for key, value in values.items() if key.startswith("RINGCOMM_")}
     assert re.fullmatch(r"127\.0\.0\.1:\d+", own.pop("RINGCOMM_RENDEZVOUS"))
+    assert own.pop("RINGCOMM_RENDEZVOUS_MACHINE") == machine()
+    assert own.pop("RINGCOMM_MASTER") == f"127.0.0.1,{values['MASTER_PORT']},2"
     assert len(own.pop("RINGCOMM_JOB")) == 16
     assert own.pop("RINGCOMM_KEY_FD").isdigit()
     assert re.fullmatch(r"\d+:\d+,\d+:\d+", own.pop("RINGCOMM_FLIGHT_FD"))

@@ -143,7 +143,8 @@ def test_membership_by_hand():
 def test_membership_with_everything():
     environ = {
         **JOB,
-        "RINGCOMM_RENDEZVOUS": "10.0.0.1:5000, [fd00::1]:5001,head:5002",
+        "RINGCOMM_RENDEZVOUS": "10.0.0.1:5000, [fd00::1]:5001,head:5002;172.17.0.1:5003",
+        "RINGCOMM_RENDEZVOUS_MACHINE": "m",
         "RINGCOMM_RANK": "2",
         "RINGCOMM_JOB": "train",
         "RINGCOMM_SLOT": "1:0",
@@ -151,7 +152,7 @@ def test_membership_with_everything():
     }
     where = (("10.0.0.1", 5000), ("fd00::1", 5001), ("head", 5002))
     assert Membership.from_environment(environ) == Membership(
-        3, where, KEY, "train", Slot(1, 0), 2, "jetson1"
+        3, where, KEY, "train", Slot(1, 0), 2, "jetson1", "", (("172.17.0.1", 5003),), "m"
     )
 
 

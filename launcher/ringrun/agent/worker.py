@@ -1,6 +1,7 @@
 """What a rank runs for :func:`ringrun.function.run_function`: read a function, call it, hand back the result.
 
 ``python -m ringrun.agent.worker PAYLOAD_DESCRIPTOR RESULT_DESCRIPTOR``: both are inherited from the agent.
+What goes through them is signed with the job's key.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 
 import cloudpickle
 
+from ringcomm.config import key_from_environment, place_from_environment
 from ringcomm.errors import ConfigError, Misuse
+from ringcomm.wire.signing import Signer
+
+from ..plan.signed import about_call, about_result, signed, verified
 
 _NOT_SENT = (pickle.PicklingError, TypeError, AttributeError, RecursionError)
 """How pickle says that something cannot travel."""
@@ -102,15 +107,23 @@ def main(payload_descriptor: int, result_descriptor: int) -> None:
     """Run the call. An exception goes back as a result, and then ends this process as usual."""
     for descriptor in (payload_descriptor, result_descriptor):
         os.set_inheritable(descriptor, False)  # processes that the function starts must not keep them open
+    key = key_from_environment()
+    if key is None:
+        raise ConfigError("A worker without the job's key: it is for ringrun to start.")
+    job, place = place_from_environment()
+    signer, about = Signer(key[0], job), about_result(place)
     with open(payload_descriptor, "rb") as file:
-        path, unpickle = unpack_call(file.read())
+        payload = verified(file.read(), signer, *about_call())
+    if payload is None:
+        raise Misuse("What was handed to this process as its function is not signed with the job's key.")
+    path, unpickle = unpack_call(payload)
     sys.path += [item for item in path if item not in sys.path]
     with open(result_descriptor, "wb") as results:
         try:
             call = unpickle()
-            results.write(pack_value(call.fn(*call.args, **call.kwargs)))
+            results.write(signed(pack_value(call.fn(*call.args, **call.kwargs)), signer, *about))
         except Exception as error:
-            results.write(pack_error(error, skip=1))
+            results.write(signed(pack_error(error, skip=1), signer, *about))
             if error.__traceback__ is not None:
                 error.__traceback__ = error.__traceback__.tb_next
             raise

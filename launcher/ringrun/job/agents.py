@@ -111,7 +111,7 @@ class Agents:
 
     def _start(self, host: HostJob) -> None:
         try:
-            self.links[host.index].start(self.job.agent_config(host), self.job.payload)
+            self.links[host.index].start(self.job.agent_config(host), self.job.signed_payload())
         except OSError as problem:
             self.closed.add(host.index)
             if host.is_local:

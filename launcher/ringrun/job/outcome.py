@@ -23,7 +23,7 @@ class Outcome:
         reason: ``done``, ``failure``, ``start``, ``interrupt`` or ``pipe``.
         cause: the first failure.
         exits: how each rank ended, as far as is known.
-        results: for each rank, what it wrote to its result descriptor.
+        results: for each rank, what it wrote to its result descriptor; None if that was not signed by it.
         to_show: ranks whose tracebacks the report shows in part only.
     """
 
@@ -32,7 +32,7 @@ class Outcome:
     reason: str
     cause: Optional[Cause] = None
     exits: Dict[int, Exit] = field(default_factory=dict)
-    results: Dict[int, bytes] = field(default_factory=dict)
+    results: Dict[int, Optional[bytes]] = field(default_factory=dict)
     to_show: List[int] = field(default_factory=list)
 
 

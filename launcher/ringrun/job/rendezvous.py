@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 from ringcomm.config import Slot
+from ringcomm.endpoints import format_endpoint
 from ringcomm.errors import ConfigError
 
 from ..plan.job import HostJob, Job
@@ -49,7 +50,7 @@ def rendezvous_for(job: Job) -> OpenRendezvous:
         return RendezvousServer(
             key=job.key, job=job.id, seats=seats, addresses=rendezvous_addresses(job),
             start_timeout_s=job.settings.start_timeout_s, notify=notify,
-            encryption=encryption_of(job.certificate),
+            encryption=encryption_of(job.certificate), forwarded=job.settings.allow_forwarding,
         )  # fmt: skip
 
     return open_it
@@ -81,6 +82,25 @@ def rendezvous_addresses(job: Job) -> List[str]:
     return [item.address for item in found]
 
 
+def rendezvous_variables(endpoints: Sequence[Tuple[str, int]], host: HostJob) -> Dict[str, str]:
+    """Where the ranks of a host are told that the rendezvous is.
+
+    The loopback is of no use to other hosts, and an address of a virtual interface may exist on several:
+    those are dialled last, and by no host that has the same one.
+    """
+    from ringcomm.transport.kinds import VIRTUAL
+    from ringcomm.transport.nics import machine, own_addresses
+
+    usable = [item for item in endpoints if host.is_local or not is_loopback(item[0])]
+    if not usable:
+        return {}
+    real = {item.address for item in own_addresses() if item.kind != VIRTUAL}
+    first = [item for item in usable if item[0] in real or is_loopback(item[0])]
+    last = [item for item in usable if item not in first]
+    groups = [",".join(format_endpoint(*item) for item in group) for group in (first, last) if group]
+    return {"RINGCOMM_RENDEZVOUS": ";".join(groups), "RINGCOMM_RENDEZVOUS_MACHINE": machine()}
+
+
 def master_variables(job: Job, host: HostJob, facts: Mapping[int, Mapping[str, Any]]) -> Dict[str, str]:
     """``MASTER_ADDR`` and ``MASTER_PORT`` for the ranks of a host, unless the user passes on others.
 
@@ -95,6 +115,8 @@ def master_variables(job: Job, host: HostJob, facts: Mapping[int, Mapping[str, A
         "MASTER_PORT": str(facts[first.index]["port"]),
         "MASTER_ADDR": _master_address(job, first, facts),
     }
+    if not {*found, "RANK", "WORLD_SIZE"} & set(host.env):
+        found["RINGCOMM_MASTER"] = f"{found['MASTER_ADDR']},{found['MASTER_PORT']},{job.plan.size}"
     return {name: value for name, value in found.items() if name not in host.env}
 
 

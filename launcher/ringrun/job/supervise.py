@@ -10,7 +10,6 @@ import time
 from typing import Any, Dict, List, Mapping, Optional, Set, Tuple
 
 from ringcomm.clock import Clock, monotonic
-from ringcomm.endpoints import format_endpoint
 
 from ..agent import agent, processes, threads
 from ..diagnosis import failure_report
@@ -27,7 +26,7 @@ from .agents import PING_S, Agents, Steps
 from .event_loop import Loop
 from .inquiry import Inquiry
 from .outcome import Outcome, ended, not_started
-from .rendezvous import NoticeLike, OpenRendezvous, RendezvousLike, master_variables
+from .rendezvous import NoticeLike, OpenRendezvous, RendezvousLike, master_variables, rendezvous_variables
 
 GRACE_S = 2.0
 """After the first failure the others have this long to end by themselves, with a typed error."""
@@ -152,10 +151,8 @@ class Supervisor:
             )
             endpoints = [] if self._rendezvous is None else self._rendezvous.start()
         for host in self.job.hosts:
-            usable = [item for item in endpoints if host.is_local or not item[0].startswith(("127.", "::1"))]
             env = master_variables(self.job, host, self._ready)
-            if usable:
-                env["RINGCOMM_RENDEZVOUS"] = ",".join(format_endpoint(*item) for item in usable)
+            env.update(rendezvous_variables(endpoints, host))
             self._agents.send(host, {"do": "go", "env": env})
 
     # -- what agents say -----------------------------------------------------------------------
@@ -316,5 +313,8 @@ class Supervisor:
             self._printer.settle(range(self.job.plan.size) if self.job.settings.verbose else outcome.to_show)
         if outcome.reason == "done":
             self._printer.say(missing_timeline(self.job, self._began_s))
-        outcome.results = {rank: bytes(data) for rank, data in self._results.items()}
+        outcome.results = {
+            rank: self.job.verified_result(rank, bytes(data)) if data else b""
+            for rank, data in self._results.items()
+        }
         return outcome

@@ -18,7 +18,8 @@ from . import horovod
 from .ranks import Place
 
 _IN_ONE_JOB = (
-    "SIZE", "RENDEZVOUS", "RANK", "KEY", "KEY_FILE", "KEY_FD", "JOB", "HOST", "SLOT", "FLIGHT_FD", "RESTART",
+    "SIZE", "RENDEZVOUS", "RENDEZVOUS_MACHINE", "RANK", "KEY", "KEY_FILE", "KEY_FD", "JOB", "HOST", "SLOT",
+    "MASTER", "FLIGHT_FD", "RESTART",
 )  # fmt: skip
 MEMBERSHIP = tuple(PREFIX + name for name in _IN_ONE_JOB)
 """What says how a process takes part in *one* job; a job inside another must not inherit it."""

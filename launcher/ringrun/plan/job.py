@@ -8,10 +8,12 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from ringcomm.config import Settings, Slot
 from ringcomm.keys import key_text
+from ringcomm.wire.signing import Signer
 
 from .command import Command
 from .environment import rank_variables, removed
 from .ranks import Place, Plan, PlannedHost
+from .signed import about_call, about_result, signed, verified
 
 SILENCE_S = 120.0
 """A remote agent that hears nothing for so long takes the launcher for dead."""
@@ -91,6 +93,18 @@ class Job:
     def all_local(self) -> bool:
         """Whether no other machine takes part."""
         return all(host.is_local for host in self.hosts)
+
+    def signed_payload(self) -> Optional[bytes]:
+        """The payload as the ranks read it, with the signature of this attempt."""
+        return None if self.payload is None else signed(self.payload, self._signer, *about_call())
+
+    def verified_result(self, rank: int, data: bytes) -> Optional[bytes]:
+        """What a rank has written to its result descriptor; None if it does not carry its signature."""
+        return verified(data, self._signer, *about_result(self.slot_of(rank)))
+
+    @property
+    def _signer(self) -> Signer:
+        return Signer(self.key, self.id)
 
     def agent_config(self, host: HostJob) -> Dict[str, Any]:
         """What the agent of a host is told first, as JSON. It holds the key: stdin only."""

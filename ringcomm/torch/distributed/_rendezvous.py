@@ -1,11 +1,15 @@
 """How ``init_process_group`` finds the other processes when ``ringrun`` has started them.
 
-Over the job's own links rank 0 tells everybody the port of a store, and each rank reaches that store at
-the address by which it reaches rank 0 anyway.
+PyTorch wants a store, so rank 0 serves one, on one address, and tells the others where: over the job's own
+links, or at the job's rendezvous if nothing else has made such links. Groups do not meet by that store
+(:mod:`._store`), so whoever reaches it can end the job, and neither join nor change it.
 """
 
 from __future__ import annotations
 
+import ipaddress
+import json
+import logging
 import socket
 from datetime import timedelta
 from importlib import import_module
@@ -14,10 +18,15 @@ from typing import Any, Callable, Iterator, Tuple
 import torch.distributed as dist
 
 from ... import api
-from ...config import Membership
+from ...config import Membership, launchers_rank_from_environment, torchrun_from_environment
 from ...context import Context
+from ...rendezvous.posting import await_entry, post
+from ._store import adopt
+
+logger = logging.getLogger("ringcomm.torch")
 
 SCHEME = "ringcomm"
+_turns = 0
 _TIMEOUT = timedelta(minutes=30)
 Found = Tuple[Any, int, int]
 
@@ -30,16 +39,72 @@ def ringcomm_rendezvous(url: str, timeout: timedelta = _TIMEOUT, **_: Any) -> It
         yield dist.HashStore(), 0, 1
         return
     store: Any = None
-    port = 0
+    where = "", 0
     if context.rank == 0:
-        store = dist.TCPStore("localhost", 0, context.size, True, timeout, wait_for_workers=False)
-        port = int(store.port)
-    port = context.broadcast_object(port)
+        store, where = _serve_store(_own_address(context), context.size, timeout)
+    where = context.broadcast_object(where)
     if store is None:
-        store = dist.TCPStore(
-            _address_of_rank_0(context), port, context.size, False, timeout, wait_for_workers=False
-        )
+        store = _reach_store(where, _address_of_rank_0(context), context.size, timeout)
+    adopt(store, Membership.from_environment())
     yield store, context.rank, context.size
+
+
+def _launchers_rendezvous(membership: Membership, rank: int, timeout: timedelta) -> Found:
+    """A store for the ranks of a job of ``ringrun``, found at the job's rendezvous."""
+    global _turns
+    one_host, master = torchrun_from_environment(membership.size)
+    entry = f"store of torch.distributed, turn {_turns}"
+    _turns += 1
+    if rank == 0:
+        address = "127.0.0.1" if one_host else master if _is_numeric(master) else ""
+        store, where = _serve_store(address, membership.size, timeout)
+        post(membership, entry, json.dumps(where), timeout.total_seconds())
+    else:
+        where = json.loads(await_entry(membership, entry, timeout.total_seconds()))
+        store = _reach_store(where, master, membership.size, timeout)
+    adopt(store, membership)
+    return store, rank, membership.size
+
+
+def _serve_store(address: str, size: int, timeout: timedelta) -> Tuple[Any, Tuple[str, int]]:
+    """A store on one address, and where that is; on all addresses, and "", if it cannot listen there."""
+    try:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listener = socket.create_server((address, 0), family=family) if address else None
+    except OSError as problem:
+        logger.debug("the store cannot listen on %s: %s", address, problem)
+        listener = None
+    if listener is None:
+        store = dist.TCPStore("localhost", 0, size, True, timeout, wait_for_workers=False)
+        return store, ("", int(store.port))
+    port = int(listener.getsockname()[1])
+    store = dist.TCPStore(
+        address, port, size, True, timeout, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
+    return store, (address, port)
+
+
+def _is_numeric(host: str) -> bool:
+    """Whether this is an address; a name might mean the loopback on the host that has it."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _reach_store(where: Tuple[str, int], otherwise: str, size: int, timeout: timedelta) -> Any:
+    return dist.TCPStore(where[0] or otherwise, where[1], size, False, timeout, wait_for_workers=False)
+
+
+def _own_address(context: Context) -> str:
+    """The address by which the others reach rank 0, which this is; "" if they use several."""
+    links = [getattr(context._lanes.calls.link(peer), "sock", None) for peer in range(1, context.size)]
+    across = {sock.getsockname()[0] for sock in links if sock is not None and sock.family != socket.AF_UNIX}
+    addresses = {str(item).split("%")[0] for item in across if "%" not in str(item)}
+    if len(addresses) < len(across):
+        return ""
+    return addresses.pop() if len(addresses) == 1 else "" if addresses else "127.0.0.1"
 
 
 def _address_of_rank_0(context: Context) -> str:
@@ -61,6 +126,10 @@ def register() -> None:
 
 def _with_fallback(usual: Callable[..., Iterator[Found]]) -> Callable[..., Iterator[Found]]:
     def env_rendezvous(url: str, timeout: timedelta = _TIMEOUT, **rest: Any) -> Iterator[Found]:
+        rank = launchers_rank_from_environment()
+        if rank is not None and "?" not in url:  # nothing is said about ranks in the program
+            yield _launchers_rendezvous(Membership.from_environment(), rank, timeout)
+            return
         found = usual(url, timeout=timeout, **rest)
         try:
             first = next(found)

@@ -1,23 +1,37 @@
-"""How the ranks of a group find each other: over the store that ``init_process_group`` has.
+"""How the ranks of a group find each other.
 
-Rank 0 of the group serves a rendezvous on addresses of its own and writes into the store where it is.
+Rank 0 of the group serves a rendezvous on an address of its own and says where. In a job of ``ringrun`` it
+posts that at the job's own rendezvous, which only the job's ranks can reach. Elsewhere it writes a signed
+entry into the store that ``init_process_group`` has; the store itself is trusted with nothing.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import logging
 import secrets
 import socket
 import threading
+from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
-from ...config import Membership, Settings, host_from_environment, key_from_environment
-from ...errors import ConfigError, ProtocolError, StartupError
-from ...rendezvous.client import Joined, join
+from ...clock import Deadline
+from ...config import (
+    Membership,
+    Settings,
+    host_from_environment,
+    key_from_environment,
+    torchrun_from_environment,
+)
+from ...errors import ConfigError, StartupError
+from ...rendezvous.client import Joined, Moved, Watched, join
 from ...rendezvous.embedded import EmbeddedRendezvous
+from ...rendezvous.posting import await_entry, post
+from ...transport.nics import machine
+from ...wire.signing import Signer
 
 logger = logging.getLogger("ringcomm.torch")
 
@@ -25,7 +39,16 @@ _DEFAULT_TIMEOUT_S = 1800.0
 _SILENCE_S = 600.0
 """What PyTorch passes if the user says nothing."""
 _FAREWELL_NAME = "ringcomm-farewell"
+_ENTRY = "ringcomm/rendezvous"
+_LOOK_AGAIN_S = 0.25
 _warned = False
+_job_stores: List[Tuple[Any, Membership]] = []
+"""The store that has come from the job itself, if one has, and the job."""
+_met: Counter[str] = Counter()
+"""How often this process has met the others of a group, by its entry."""
+
+Notice = Dict[str, Any]
+"""Where a group's rendezvous is: ``job``, ``endpoints``, ``machine``; ``key`` if nothing else gives one."""
 
 
 class Meeting(NamedTuple):
@@ -65,6 +88,116 @@ def group_settings(timeout: timedelta) -> Settings:
     return replace(settings, timeout_s=silence_s, start_timeout_s=max(timeout_s, 1.0))
 
 
+def adopt(store: Any, membership: Membership) -> None:
+    """This store has been made for all ranks of a job: groups that have it meet at the job's rendezvous."""
+    _job_stores[:] = [(store, membership)]
+
+
+def _job_of(store: Any) -> Optional[Membership]:
+    """The job whose ranks all have this store; None if it may be anybody's."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return next((membership for own, membership in _job_stores if own is store), None)
+
+
+class JobEntry:
+    """A group's entry at the job's own rendezvous.
+
+    Args:
+        membership: of the job.
+        title: says which group it is, on all its ranks alike.
+    """
+
+    patience_s = 0.0
+
+    def __init__(self, membership: Membership, title: str) -> None:
+        self._membership = membership
+        # All processes of a job live as long as the job, so each one counts alike.
+        self._entry = f"{title}, turn {_met[title]}"
+        _met[title] += 1
+
+    def write(self, text: str, settings: Settings) -> None:
+        """Post it."""
+        post(self._membership, self._entry, text, settings.start_timeout_s)
+
+    def read(self, settings: Settings) -> str:
+        """Wait for it."""
+        return await_entry(self._membership, self._entry, settings.start_timeout_s)
+
+    def moved(self) -> bool:
+        """Whether rank 0 has written another one since: it has not, each turn has its own."""
+        return False
+
+
+class StoreEntry:
+    """A group's entry in PyTorch's store, which processes outside of the job may read and change.
+
+    Args:
+        store: the group's part of it.
+        title: says which group it is, on all its ranks alike.
+        key: the job's, by which the entry is signed; b"": there is none.
+        patience_s: how long an entry may be there that rank 0 has not signed.
+    """
+
+    def __init__(self, store: Any, title: str, key: bytes, patience_s: float) -> None:
+        self.patience_s = patience_s
+        self._store = store
+        self._title = title
+        self._signer = Signer(key, "process groups of torch.distributed") if key else None
+        self._current = b""
+
+    def write(self, text: str, settings: Settings) -> None:
+        """Write it, signed."""
+        signature = "" if self._signer is None else self._signer.sign(text.encode(), self._title).hex()
+        self._store.set(_ENTRY, json.dumps({"text": text, "signature": signature}))
+
+    def read(self, settings: Settings) -> str:
+        """Wait for one that rank 0 has signed.
+
+        Raises:
+            StartupError: there is none in time, or another one stays there.
+        """
+        deadline, patience = Deadline(settings.start_timeout_s), Deadline(self.patience_s)
+        pause = threading.Event()
+        try:
+            self._store.wait([_ENTRY], timedelta(seconds=settings.start_timeout_s))
+        except RuntimeError as problem:
+            raise StartupError(
+                f"Rank 0 of this group has not opened its rendezvous within {settings.start_timeout_s:g} s: "
+                f"{str(problem).splitlines()[0]}"
+            ) from None
+        while True:
+            self._current = bytes(self._store.get(_ENTRY))
+            text = self._text_of(self._current)
+            if text is not None:
+                return text
+            if deadline.expired() or patience.expired():
+                raise StartupError(
+                    f"The entry of PyTorch's store by which {self._title} meets ({_ENTRY}) is not signed "
+                    "with this job's key. Another process has written it, or rank 0 has another key file."
+                )
+            pause.wait(_LOOK_AGAIN_S)
+
+    def moved(self) -> bool:
+        """Whether rank 0 has written another one since: a quicker rank has read that of the last time."""
+        latest = bytes(self._store.get(_ENTRY))
+        return latest != self._current and self._text_of(latest) is not None
+
+    def _text_of(self, data: bytes) -> Optional[str]:
+        """What rank 0 has written; None if this is something else."""
+        try:
+            found = json.loads(data)
+            text, signature = str(found["text"]), bytes.fromhex(found["signature"])
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return None
+        if self._signer is None or self._signer.verifies(text.encode(), signature, self._title):
+            return text
+        return None
+
+
+Entry = Union[JobEntry, StoreEntry]
+
+
 def meet(store: Any, rank: int, ranks: Sequence[int], name: str, settings: Settings) -> Meeting:
     """Link up with the other ranks of a group. All of them call it.
 
@@ -78,9 +211,6 @@ def meet(store: Any, rank: int, ranks: Sequence[int], name: str, settings: Setti
         StartupError: (or one of its kinds) the group could not be put together.
         ConfigError: it shall be encrypted, but nobody has handed a certificate to the ranks.
     """
-    # Whoever uses one store for several jobs, one after another, must not find the last one's entry.
-    turn = (store.add("ringcomm/arrivals", 1) - 1) // len(ranks)
-    entry = f"ringcomm/rendezvous/{turn}"
     secret = key_from_environment()
     if secret is None and settings.encrypt:
         raise ConfigError(
@@ -89,46 +219,86 @@ def meet(store: Any, rank: int, ranks: Sequence[int], name: str, settings: Setti
             "ringcomm.newkey --encrypt FILE`, copy it to every host and set RINGCOMM_KEY_FILE; or use "
             "`ringrun --encrypt`."
         )
-    embedded: Optional[EmbeddedRendezvous] = None
+    title = f"process group {name} of ranks {', '.join(map(str, ranks))}"
+    job = _job_of(store)
+    entry: Entry
+    if job is not None:
+        entry = JobEntry(job, title)
+    else:
+        patience_s = min(settings.start_timeout_s, Settings.from_environment().start_timeout_s)
+        entry = StoreEntry(store, title, b"" if secret is None else secret[0], patience_s)
     if rank == 0:
-        embedded = _serve(store, entry, len(ranks), name, secret, settings)
-    where = _read(store, entry, settings, len(ranks))
+        embedded, notice = _serve(entry, len(ranks), name, secret, settings)
+        try:
+            return Meeting(join(_membership(notice, 0, ranks, secret), settings), settings, embedded)
+        except BaseException:
+            embedded.stop()
+            raise
+    deadline = Deadline(settings.start_timeout_s)
+    while True:
+        left = replace(settings, start_timeout_s=max(1.0, deadline.remaining_s()))
+        membership = _membership(_notice_of(entry.read(left), title), rank, ranks, secret)
+        try:
+            return Meeting(
+                join(membership, left, watched=Watched(entry.moved, entry.patience_s)), settings, None
+            )
+        except Moved:
+            continue  # That was the entry of a group that has ended.
+
+
+def _membership(
+    notice: Notice, rank: int, ranks: Sequence[int], secret: Optional[Tuple[bytes, str]]
+) -> Membership:
     host = host_from_environment() or socket.gethostname()
-    membership = Membership(
+    key, certificate = secret if secret is not None else (bytes.fromhex(notice["key"]), "")
+    return Membership(
         size=len(ranks),
-        rendezvous=tuple((str(address), int(port)) for address, port in where["endpoints"]),
-        key=secret[0] if secret is not None else bytes.fromhex(where["key"]),
-        job=str(where["job"]),
+        rendezvous=tuple((str(address), int(port)) for address, port in notice["endpoints"]),
+        rendezvous_machine=str(notice["machine"]),
+        key=key,
+        job=str(notice["job"]),
         rank=rank,
         host=host if ranks[rank] == rank else f"{host}, rank {ranks[rank]} of all",
-        certificate="" if secret is None else secret[1],
+        certificate=certificate,
     )
-    try:
-        return Meeting(join(membership, settings), settings, embedded)
-    except BaseException:
-        if embedded is not None:
-            embedded.stop()
-        raise
 
 
 def _serve(
-    store: Any, entry: str, size: int, name: str, secret: Optional[Tuple[bytes, str]], settings: Settings
-) -> EmbeddedRendezvous:
-    """Start the rendezvous and write into the store where it is, or why there is none."""
+    entry: Entry, size: int, name: str, secret: Optional[Tuple[bytes, str]], settings: Settings
+) -> Tuple[EmbeddedRendezvous, Notice]:
+    """Start the rendezvous and say where it is, or why there is none."""
     job = f"torch-{name}-{secrets.token_hex(8)}"
-    notice: Dict[str, Any] = {"job": job}
+    notice: Notice = {"job": job, "machine": machine()}
     if secret is None:
         _warn_of_open_store()
         secret = secrets.token_bytes(32), ""
         notice["key"] = secret[0].hex()
     key, certificate = secret
+    one_host, master = torchrun_from_environment(size)
+    preferred = ["127.0.0.1"] if one_host else _numeric(master)
     try:
-        embedded, notice["endpoints"] = EmbeddedRendezvous.serve(key, certificate, job, size, settings)
+        embedded, notice["endpoints"] = EmbeddedRendezvous.serve(
+            key, certificate, job, size, settings, preferred
+        )
     except StartupError as problem:
-        store.set(entry, json.dumps({"problem": str(problem)}))
+        entry.write(json.dumps({"problem": str(problem)}), settings)
         raise
-    store.set(entry, json.dumps(notice))
-    return embedded
+    try:
+        entry.write(json.dumps(notice), settings)
+    except BaseException:
+        embedded.stop()
+        raise
+    return embedded, notice
+
+
+def _numeric(host: str) -> List[str]:
+    """The addresses by which other hosts may know a host; none if there is no such host."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM) if host else []
+    except OSError:
+        return []
+    addresses = dict.fromkeys(str(item[4][0]) for item in found)
+    return [item for item in addresses if not ipaddress.ip_address(item.split("%")[0]).is_loopback]
 
 
 def _warn_of_open_store() -> None:
@@ -137,22 +307,21 @@ def _warn_of_open_store() -> None:
         _warned = True
         logger.warning(
             "no key was given (RINGCOMM_KEY_FILE, or ringrun), so one was agreed upon over PyTorch's store: "
-            "whoever can read the store can join this job."
+            "whoever can read or write the store can join this job and change its numbers."
         )
 
 
-def _read(store: Any, entry: str, settings: Settings, size: int) -> Dict[str, Any]:
+def _notice_of(text: str, title: str) -> Notice:
+    notice: Notice = {}
     try:
-        store.wait([entry], timedelta(seconds=settings.start_timeout_s))
-    except RuntimeError as problem:
-        raise StartupError(
-            f"Rank 0 of this group of {size} has not opened its rendezvous within "
-            f"{settings.start_timeout_s:g} s: {str(problem).splitlines()[0]}"
-        ) from None
-    where = json.loads(store.get(entry))
-    if "problem" in where:
-        raise StartupError(f"Rank 0 of this group could not open its rendezvous: {where['problem']}")
-    endpoints: List[Any] = where.get("endpoints", [])
-    if not endpoints or "job" not in where:
-        raise ProtocolError(f"the store's entry {entry!r} is not what ringcomm writes there")
-    return where  # type: ignore[no-any-return]
+        notice = json.loads(text)
+        if "problem" in notice:
+            raise StartupError(f"Rank 0 of {title} could not open its rendezvous: {notice['problem']}")
+        usable = bool(notice["endpoints"]) and bool(notice["job"]) and "machine" in notice
+        bytes.fromhex(notice.get("key", ""))
+        _ = [(str(address), int(port)) for address, port in notice["endpoints"]]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        usable = False
+    if not usable:
+        raise StartupError(f"What {title} meets by is not what ringcomm writes: {text[:200]!r}")
+    return notice

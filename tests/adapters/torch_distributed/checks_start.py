@@ -40,7 +40,7 @@ def check_tcp_and_a_key(on: Ranks) -> None:
         "ringcomm", init_method=f"tcp://127.0.0.1:{number}", rank=on.rank, world_size=on.size, timeout=LIMIT
     )
     works(on.size)
-    entry = dist.group.WORLD.get_group_store().get("ringcomm/rendezvous/0")
+    entry = dist.group.WORLD.get_group_store().get("ringcomm/rendezvous")
     assert b"endpoints" in entry and b"key" not in entry
     dist.destroy_process_group()
     del os.environ["RINGCOMM_KEY"]

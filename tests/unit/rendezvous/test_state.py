@@ -36,9 +36,9 @@ def test_assignment_tells_everybody_about_everybody():
         {"rank": 2, "host": "host1", "host_index": 1, "local_rank": 0, "pid": 102},
     ]
     targets = {
-        10: [{"rank": 2, "addresses": [offer("10.0.0.2")]}],
+        10: [{"rank": 2, "addresses": [offer("10.0.0.2")], "machine": ""}],
         11: [],
-        12: [{"rank": 0, "addresses": [offer("10.0.0.0")]}],
+        12: [{"rank": 0, "addresses": [offer("10.0.0.0")], "machine": ""}],
     }
     for connection in (10, 11, 12):
         assert job.told[connection] == [

@@ -164,16 +164,16 @@ def test_other_version_is_told_so_on_both_sides(monkeypatch):
     one = initiator()
     monkeypatch.undo()
     other = responder()
-    with pytest.raises(ProtocolError, match="version 99 of the protocol, not 1") as caught:
+    with pytest.raises(ProtocolError, match="version 99 of the protocol, not 2") as caught:
         feed(other, one.greeting, 1000)
     monkeypatch.setattr(auth, "PROTOCOL_VERSION", 99)
-    with pytest.raises(ProtocolError, match="version 1 of ringcomm's protocol and this process version 99"):
+    with pytest.raises(ProtocolError, match="version 2 of ringcomm's protocol and this process version 99"):
         feed(one, parting_answer(caught.value), 1000)
 
 
 def test_responder_of_another_version_is_noticed_even_if_it_accepts():
-    challenge = struct.pack("!8sHH32s32s", auth.MAGIC, 2, 0, bytes(32), bytes(32))
-    with pytest.raises(ProtocolError, match="version 2"):
+    challenge = struct.pack("!8sHH32s32s", auth.MAGIC, 3, 0, bytes(32), bytes(32))
+    with pytest.raises(ProtocolError, match="version 3"):
         initiator().receive(challenge)
 
 

@@ -3,8 +3,12 @@ from __future__ import annotations
 import threading
 
 import cloudpickle
+import pytest
 
+from ringcomm.config import Slot
+from ringcomm.wire.signing import Signer
 from ringrun.agent.worker import Call, carries_bytecode, pack_call, pack_error, pack_value, unpack_call
+from ringrun.plan.signed import about_call, about_result, signed, verified
 
 
 def test_a_call_travels() -> None:
@@ -37,3 +41,27 @@ def test_an_error_travels_as_text_and_as_itself() -> None:
 def test_an_error_that_cannot_be_pickled_travels_as_text() -> None:
     facts = cloudpickle.loads(pack_error(ValueError(threading.Lock()), skip=0))
     assert facts["exception"] is None and "ValueError" in facts["summary"]
+
+
+SIGNER = Signer(b"k" * 32, "job")
+
+
+def test_what_is_signed_is_verified() -> None:
+    assert verified(signed(b"call", SIGNER, *about_call()), SIGNER, *about_call()) == b"call"
+    about = about_result(Slot(1, 0))
+    assert verified(signed(b"", SIGNER, *about), SIGNER, *about) == b""
+
+
+@pytest.mark.parametrize(
+    "signer, about",
+    [
+        (Signer(b"x" * 32, "job"), about_result(Slot(1, 0))),
+        (Signer(b"k" * 32, "attempt before"), about_result(Slot(1, 0))),
+        (SIGNER, about_result(Slot(0, 1))),
+        (SIGNER, about_call()),
+    ],
+)
+def test_what_another_has_signed_is_not(signer: Signer, about: object) -> None:
+    data = signed(b"call", signer, *about)  # type: ignore[misc]
+    assert verified(data, SIGNER, *about_result(Slot(1, 0))) is None
+    assert verified(data[:20], signer, *about) is None  # type: ignore[misc]

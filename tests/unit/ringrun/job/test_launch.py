@@ -9,10 +9,10 @@ import pytest
 
 from ringcomm.config import Slot
 from ringcomm.errors import ConfigError
-from ringcomm.transport import nics
+from ringcomm.transport import kinds, nics
 from ringrun.job import launch, rendezvous
 from ringrun.job.launch import Options, describe, per_host, prepare, read_hosts
-from ringrun.job.rendezvous import master_variables, rendezvous_addresses
+from ringrun.job.rendezvous import master_variables, rendezvous_addresses, rendezvous_variables
 from ringrun.plan.horovod import Said
 from ringrun.plan.setting_sources import from_values
 
@@ -61,7 +61,7 @@ def test_where_the_rendezvous_listens(
     monkeypatch.setattr(
         nics,
         "own_addresses",
-        lambda spec: asked.append(spec) or [nics.Interface("x", "192.0.2.1", "real", 24)],
+        lambda spec: asked.append(spec) or [nics.Interface("x", "192.0.2.1", "wired", 24)],
     )
     job = prepare(Options(hosts=hosts, ifaces=ifaces), ["x.py"], ENVIRON)
     assert rendezvous_addresses(job) == ["192.0.2.1"]
@@ -167,9 +167,28 @@ def test_where_others_meet(monkeypatch: pytest.MonkeyPatch, hosts: str, facts: A
     monkeypatch.setattr(rendezvous, "rendezvous_addresses", lambda job: own)
     job = prepare(Options(hosts=hosts), ["x.py"], ENVIRON)
     for host in job.hosts:
-        assert master_variables(job, host, facts) == {"MASTER_ADDR": address, "MASTER_PORT": "5"}
+        found = master_variables(job, host, facts)
+        assert found.pop("RINGCOMM_MASTER") == f"{address},5,{job.plan.size}"
+        assert found == {"MASTER_ADDR": address, "MASTER_PORT": "5"}
     job = prepare(Options(hosts=hosts, forward=("MASTER_ADDR=x",)), ["x.py"], ENVIRON)
     assert master_variables(job, job.hosts[0], facts) == {"MASTER_PORT": "5"}
+
+
+def test_where_the_rendezvous_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other hosts are not sent to the loopback, and to docker0 only if nothing else answers."""
+    interfaces = [
+        nics.Interface("eth0", "10.0.0.1", kinds.WIRED, 24),
+        nics.Interface("docker0", "172.17.0.1", kinds.VIRTUAL, 16),
+    ]
+    monkeypatch.setattr(nics, "own_addresses", lambda: interfaces)
+    endpoints = [("10.0.0.1", 1), ("172.17.0.1", 2), ("127.0.0.1", 3), ("::1", 4)]
+    here, far = prepare(Options(hosts="localhost,far"), ["x.py"], ENVIRON).hosts
+    places = {host.name: rendezvous_variables(endpoints, host) for host in (here, far)}
+    assert places["localhost"]["RINGCOMM_RENDEZVOUS"] == "10.0.0.1:1,127.0.0.1:3,[::1]:4;172.17.0.1:2"
+    assert places["far"]["RINGCOMM_RENDEZVOUS"] == "10.0.0.1:1;172.17.0.1:2"
+    assert places["far"]["RINGCOMM_RENDEZVOUS_MACHINE"] == nics.machine()
+    assert rendezvous_variables(endpoints[1:], far)["RINGCOMM_RENDEZVOUS"] == "172.17.0.1:2"
+    assert rendezvous_variables(endpoints[2:], far) == {}
 
 
 @pytest.mark.parametrize("encrypt", [False, True])

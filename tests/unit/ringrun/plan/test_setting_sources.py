@@ -28,7 +28,7 @@ GOOD: Dict[str, str] = {
     "measure": "0", "timeline": "t.json",
     "flight_recorder": "50", "diagnose_dir": "flights", "check_every": "100",
     "timeline_mark_cycles": "1", "autotune": "1", "autotune_log": "a.csv", "verbose": "1",
-    "encrypt": "1", "threads": "3",
+    "encrypt": "1", "threads": "3", "allow_forwarding": "1",
 }  # fmt: skip
 
 HOROVOD_FILE = """

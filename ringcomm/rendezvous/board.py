@@ -1,0 +1,57 @@
+"""Entries that ranks post at their job's rendezvous for each other. Pure.
+
+Process groups of other libraries meet by them: one rank serves a rendezvous for the group, and says where.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, Set
+
+from ..errors import ProtocolError
+from ..wire.messages import Message
+from .actions import Tell
+
+MOST_ENTRIES = 10_000
+MOST_ENTRY_BYTES = 64 * 1024
+
+
+class Board:
+    """What has been posted, and which connections wait for what."""
+
+    def __init__(self) -> None:
+        self._entries: Dict[str, str] = {}
+        self._waiting: Dict[str, Set[int]] = {}
+
+    def posted(self, connection: int, message: Message) -> List[Tell]:
+        """A rank posts an entry; those that wait for it are told.
+
+        Raises:
+            ProtocolError: there are too many, or it is too long.
+        """
+        entry, text = message["entry"], message["text"]
+        if len(entry) + len(text) > MOST_ENTRY_BYTES or len(self._entries) >= MOST_ENTRIES:
+            raise ProtocolError("an entry that is too long, or one too many")
+        self._entries[entry] = text
+        waiting = sorted(self._waiting.pop(entry, ()))
+        return [_told(connection, entry, text), *(_told(number, entry, text) for number in waiting)]
+
+    def awaited(self, connection: int, message: Message) -> List[Tell]:
+        """A rank wants an entry: it is told now, or when it is posted."""
+        entry = message["entry"]
+        if entry in self._entries:
+            return [_told(connection, entry, self._entries[entry])]
+        if len(self._waiting) >= MOST_ENTRIES:
+            raise ProtocolError("ranks wait for too many entries")
+        self._waiting.setdefault(entry, set()).add(connection)
+        return []
+
+    def left(self, connection: int) -> None:
+        """A connection has ended."""
+        for entry in [entry for entry, waiting in self._waiting.items() if connection in waiting]:
+            self._waiting[entry].discard(connection)
+            if not self._waiting[entry]:
+                del self._waiting[entry]
+
+
+def _told(connection: int, entry: str, text: str) -> Tell:
+    return Tell(connection, {"type": "entry", "entry": entry, "text": text})

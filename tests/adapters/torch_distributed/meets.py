@@ -1,0 +1,28 @@
+"""Meet by a store of somebody else's, and add ones up: prints the sum, or the error.
+
+python meets.py RANK SIZE PORT
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+import ringcomm.torch.distributed  # noqa: F401
+from ringcomm.errors import RingcommError
+
+rank, size, port = map(int, sys.argv[1:])
+store = dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=30))
+try:
+    dist.init_process_group(
+        "ringcomm", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60)
+    )
+    ones = torch.ones(1000, dtype=torch.float64)
+    dist.all_reduce(ones)
+    print("sum", float(ones[0]), flush=True)
+    dist.destroy_process_group()
+except RingcommError as problem:
+    print(type(problem).__name__, problem, flush=True)

@@ -1,0 +1,155 @@
+"""Who reaches PyTorch's store can read and write it. That changes no number and has no code run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+dist = pytest.importorskip("torch.distributed")
+
+from ringcomm.certificate import make_certificate  # noqa: E402
+from ringcomm.keys import key_text  # noqa: E402
+from tests.contract.relay import Relay  # noqa: E402
+from tests.contract.service import eventually  # noqa: E402
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+KEY = b"k" * 32
+START_S = 3.0
+ENTRIES = [f"{start}0//cpu//ringcomm/rendezvous" for start in ("", "default_pg/", "default_pg//")]
+"""Where the entry of the group of all ranks is, as versions of PyTorch name it."""
+
+
+class Open:
+    """A store that anybody can reach, and two ranks that are told to meet by it."""
+
+    def __init__(self, stack, encrypt):
+        self.store = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=30), wait_for_workers=False)
+        self.stack = stack
+        self.variables = {
+            **os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'launcher'}", "RINGCOMM_START_TIMEOUT": str(START_S),
+            "RINGCOMM_KEY": key_text(KEY, make_certificate() if encrypt else ""),
+            "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1",
+        }  # fmt: skip
+
+    def start(self, rank):
+        command = [sys.executable, str(HERE / "meets.py"), str(rank), "2", str(self.store.port)]
+        process = subprocess.Popen(
+            command, env=self.variables, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self.stack.callback(process.communicate)
+        self.stack.callback(process.kill)
+        return process
+
+    def entry(self):
+        """The entry by which the group meets, as soon as rank 0 has written it."""
+        assert eventually(lambda: any(self.store.check([name]) for name in ENTRIES), 60)
+        return next(name for name in ENTRIES if self.store.check([name]))
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "encrypted"])
+def meeting(request):
+    with ExitStack() as stack:
+        yield lambda: Open(stack, request.param)
+
+
+def said(process):
+    return process.communicate(timeout=60)[0].strip()
+
+
+def endpoints(entry):
+    return json.loads(json.loads(entry)["text"])["endpoints"]
+
+
+def with_other_endpoints(entry, where):
+    """The entry, leading elsewhere, with the signature that was there."""
+    found = json.loads(entry)
+    found["text"] = json.dumps({**json.loads(found["text"]), "endpoints": [where]})
+    return json.dumps(found)
+
+
+def test_an_entry_that_leads_elsewhere_is_refused(meeting):
+    here = meeting()
+    here.start(0)
+    name = here.entry()
+    written = here.store.get(name)
+    assert [address for address, _ in endpoints(written)] == ["127.0.0.1"], "on one host it needs no more"
+    with Relay(tuple(endpoints(written)[0])) as relay:
+        here.store.set(name, with_other_endpoints(written, relay.at))
+        one = said(here.start(1))
+        assert relay.came == 0
+    assert one.startswith("StartupError") and "is not signed with this job's key" in one, one
+
+
+def test_an_entry_of_another_start_is_refused(meeting):
+    """It is signed with the same key; what listens now where it leads is a relay to the new rendezvous."""
+    before, here = meeting(), meeting()
+    here.variables = before.variables
+    ranks = [before.start(rank) for rank in range(2)]
+    assert [said(rank) for rank in ranks] == ["sum 2.0", "sum 2.0"]
+    old = before.store.get(before.entry())
+    (where,) = endpoints(old)
+    here.start(0)
+    name = here.entry()
+    (real,) = endpoints(here.store.get(name))
+    with Relay(tuple(real), port=where[1]) as relay:
+        here.store.set(name, old)
+        one = said(here.start(1))
+        assert relay.came > 0
+    assert one.startswith("AuthenticationError") and f"127.0.0.1:{where[1]}" in one, one
+
+
+def test_what_was_counted_in_the_store_changes_nothing(meeting):
+    here = meeting()
+    for name in ENTRIES:
+        here.store.add(name.replace("rendezvous", "arrivals"), 1)
+    ranks = [here.start(rank) for rank in range(2)]
+    assert [said(rank) for rank in ranks] == ["sum 2.0", "sum 2.0"]
+
+
+def test_who_reads_an_old_entry_first_reads_the_new_one_later(meeting):
+    """One store for two starts: rank 1 comes to the second one before rank 0 does."""
+    here = meeting()
+    for turn in range(2):
+        first, second = (here.start(rank) for rank in ((1, 0) if turn else (0, 1)))
+        assert [said(first), said(second)] == ["sum 2.0", "sum 2.0"]
+
+
+LISTENS = """
+import psutil, torch, torch.distributed as dist
+import ringcomm.torch.distributed
+dist.init_process_group("ringcomm", init_method={method!r})
+pair = dist.new_group([0, 1])
+ones = torch.ones(3)
+dist.all_reduce(ones, group=pair)
+store = dist.distributed_c10d._get_default_store()
+while hasattr(store, "underlying_store"):
+    store = store.underlying_store
+ours = [key for key in (store.list_keys() if hasattr(store, "list_keys") else []) if "ringcomm" in key]
+at = {{item.laddr.ip for item in psutil.Process().net_connections() if item.status == "LISTEN"}}
+print("found", sorted(at), ours, ones[0].item(), flush=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("method", ["env://", "ringcomm://"])
+@pytest.mark.parametrize("encrypt", [(), ("--encrypt",)], ids=["plain", "encrypted"])
+def test_under_ringrun_nothing_is_in_the_store_and_it_is_on_the_loopback(tmp_path, method, encrypt):
+    program = tmp_path / "listens.py"
+    program.write_text(LISTENS.format(method=method))
+    done = subprocess.run(
+        [sys.executable, "-m", "ringrun", "-np", "2", *encrypt, str(program)],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'launcher'}"},
+        cwd=tmp_path, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = sorted(line.split("] ", 1)[1] for line in done.stdout.splitlines() if "found" in line)
+    assert lines == ["found ['127.0.0.1'] [] 2.0", "found [] [] 2.0"], done.stdout

@@ -1,0 +1,100 @@
+"""Which addresses of a server are dialled, and in which order."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from ringcomm.rendezvous import connect_server as module
+from ringcomm.rendezvous.connect_server import reach
+from ringcomm.transport.kinds import LOOPBACK
+from ringcomm.transport.nics import Interface, machine
+from ringcomm.transport.reactor import Reactor
+from tests.contract.service import CLAIM, JOB, KEY, Service
+
+
+@pytest.fixture
+def reactor(no_leaks):
+    reactor = Reactor()
+    yield reactor
+    reactor.close()
+
+
+@pytest.fixture
+def server(no_leaks):
+    service = Service(2)
+    service.server._key, service.server._job = KEY, JOB
+    service.server._acceptor.key, service.server._acceptor.job = KEY, JOB
+    yield service.endpoints[0]
+    service.server.stop()
+
+
+@pytest.fixture
+def listener(no_leaks):
+    """Somebody else, who would notice if it were dialled."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        sock.settimeout(0.05)
+        yield sock
+
+
+def dialled(listener):
+    try:
+        listener.accept()[0].close()
+    except socket.timeout:
+        return False
+    return True
+
+
+def test_an_address_of_this_machine_does_not_lead_to_another(reactor, listener):
+    """docker0 has the same address on many hosts, and any user can listen there."""
+    where = listener.getsockname()
+    found = reach(reactor, [where], KEY, CLAIM, None, 5.0, elsewhere=True)
+    assert found.sock is None
+    (line,) = found.tried
+    assert f"127.0.0.1:{where[1]}: not dialled, because this machine has that address itself" in line
+    assert not dialled(listener)
+
+
+def test_where_the_server_is_on_this_machine_it_is_dialled(reactor, server):
+    found = reach(reactor, [server], KEY, CLAIM, None, 5.0)
+    assert found.sock is not None
+    found.sock.close()
+
+
+def test_what_is_for_later_is_not_dialled_while_others_answer(reactor, server, listener):
+    found = reach(reactor, [server], KEY, CLAIM, None, 5.0, later=[listener.getsockname()])
+    assert found.sock is not None
+    assert not dialled(listener)
+    found.sock.close()
+
+
+@pytest.mark.parametrize("silent", [False, True], ids=["refused", "silent"])
+def test_what_is_for_later_is_dialled_when_no_other_answers(reactor, server, silent, monkeypatch):
+    monkeypatch.setattr(module, "_LATER_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        where = other.getsockname()
+        if not silent:
+            other.close()
+        found = reach(reactor, [where], KEY, CLAIM, None, 5.0, later=[server])
+        assert found.sock is not None and found.sock.getpeername() == server
+        found.sock.close()
+
+
+def test_a_host_does_not_probe_an_address_that_it_has_itself(no_leaks, listener):
+    """The first rank of another host offers 127.0.0.2, say, which is this machine's as well."""
+    from ringcomm.rendezvous.links import Mesh
+
+    told = []
+    where = listener.getsockname()
+    offer = {"address": where[0], "port": where[1], "iface": "docker0", "kind": "virtual"}
+    for there, wanted in (("elsewhere", False), (machine(), True)):
+        mesh = Mesh(Reactor(), [Interface("lo", "127.0.0.1", LOOPBACK, 0)], KEY, JOB, told.append)
+        mesh.become(0, 0)
+        mesh.probe([{"rank": 1, "addresses": [offer], "machine": there}])
+        mesh.reactor.turn(0.05)
+        assert dialled(listener) == wanted
+        mesh.close()
+        mesh.reactor.close()
+    (attempt,) = told[0]["attempts"]
+    assert attempt["why"] == "not dialled, because that host has this address itself"

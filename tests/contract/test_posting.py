@@ -1,0 +1,56 @@
+"""Posting at a real rendezvous, and waiting there."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+
+from ringcomm.errors import StartTimeoutError, StartupError
+from ringcomm.rendezvous.posting import await_entry, post
+from tests.contract.relay import Relay
+from tests.contract.service import Service
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "encrypted"])
+def service(request, no_leaks):
+    service = Service(2, encrypt=request.param)
+    yield service
+    service.server.stop()
+
+
+def test_an_entry_reaches_who_waits_and_who_comes_later(service):
+    member = service.membership(0)
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(await_entry, member, "group 1", 20.0) for _ in range(2)]
+        post(member, "group 1", "where it is", 20.0)
+        assert [item.result() for item in waiting] == ["where it is"] * 2
+    assert await_entry(member, "group 1", 20.0) == "where it is"
+
+
+def test_what_nobody_posts_ends_in_time(service):
+    with pytest.raises(StartTimeoutError, match="No rank has posted group 2 .* within 0.2 s"):
+        await_entry(service.membership(0), "group 2", 0.2)
+
+
+def test_who_has_no_key_posts_nothing(service):
+    stranger = service.membership(0, key=b"x" * 32)
+    with pytest.raises(StartupError, match="does not hold this job's key"):
+        post(stranger, "group 3", "elsewhere", 5.0)
+    with pytest.raises(StartTimeoutError):
+        await_entry(service.membership(0), "group 3", 0.2)
+
+
+def test_a_relay_is_refused(service):
+    with Relay(service.endpoints[0]) as relay, pytest.raises(StartupError, match="passed on from there"):
+        post(service.membership(0, rendezvous=(relay.at,)), "group 4", "elsewhere", 5.0)
+
+
+def test_posting_does_not_disturb_a_job(service):
+    with ExitStack() as stack:
+        contexts = service.start_all(stack)
+        post(service.membership(0), "group 5", "x", 20.0)
+        assert await_entry(service.membership(1), "group 5", 20.0) == "x"
+        assert [context.size for context in contexts] == [2, 2]
+    assert service.server.wait_idle(5.0)

@@ -1,0 +1,55 @@
+"""Entries that ranks post for each other at the rendezvous."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringcomm.errors import ProtocolError
+from ringcomm.rendezvous import board
+from ringcomm.rendezvous.actions import Tell
+from ringcomm.rendezvous.board import Board
+
+
+def post(entry, text):
+    return {"type": "post", "entry": entry, "text": text}
+
+
+def wait(entry):
+    return {"type": "await", "entry": entry}
+
+
+def told(connection, entry, text):
+    return Tell(connection, {"type": "entry", "entry": entry, "text": text})
+
+
+def test_who_waits_is_told_when_it_is_posted_and_who_comes_later_at_once():
+    here = Board()
+    assert here.awaited(1, wait("a")) == here.awaited(2, wait("b")) == here.awaited(3, wait("a")) == []
+    assert here.posted(0, post("a", "x")) == [told(0, "a", "x"), told(1, "a", "x"), told(3, "a", "x")]
+    assert here.awaited(4, wait("a")) == [told(4, "a", "x")]
+    assert here.posted(0, post("a", "y")) == [told(0, "a", "y")]
+    assert here.awaited(4, wait("a")) == [told(4, "a", "y")]
+
+
+def test_who_has_left_is_not_told():
+    here = Board()
+    here.awaited(1, wait("a"))
+    here.awaited(2, wait("a"))
+    here.awaited(1, wait("b"))
+    here.left(1)
+    assert here.posted(0, post("a", "x")) == [told(0, "a", "x"), told(2, "a", "x")]
+    assert here.posted(0, post("b", "x")) == [told(0, "b", "x")]
+
+
+def test_there_are_limits(monkeypatch):
+    here = Board()
+    with pytest.raises(ProtocolError, match="too long"):
+        here.posted(0, post("a", "x" * board.MOST_ENTRY_BYTES))
+    monkeypatch.setattr(board, "MOST_ENTRIES", 2)
+    for entry in "ab":
+        here.posted(0, post(entry, ""))
+        here.awaited(0, wait(entry + entry))
+    with pytest.raises(ProtocolError, match="one too many"):
+        here.posted(0, post("c", ""))
+    with pytest.raises(ProtocolError, match="too many entries"):
+        here.awaited(0, wait("c"))

@@ -1,0 +1,150 @@
+"""Sessions of connections, signatures of jobs, and places."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringcomm.errors import AuthenticationError, ProtocolError
+from ringcomm.wire.auth import Claim, Initiator, Purpose, Responder, job_digest, parting_answer
+from ringcomm.wire.messages import MessageReader, encode
+from ringcomm.wire.place import NOWHERE, describe_place, place_of
+from ringcomm.wire.signing import Session, Signer
+
+KEY, JOB = b"k" * 32, job_digest("job")
+CLAIM = Claim(Purpose.CONTROL, JOB)
+FIRST, SECOND = {"type": "note", "text": "one"}, {"type": "note", "text": "two"}
+
+
+def ends(place=NOWHERE, there=NOWHERE, binding=b""):
+    """Both sessions of a connection, after its handshake."""
+    one, other = (
+        Initiator(KEY, CLAIM, binding=binding, place=place),
+        Responder(KEY, JOB, binding=binding, place=there),
+    )
+    other.receive(one.receive(other.receive(one.greeting)))
+    return one.session, other.session
+
+
+def read(data, session):
+    return list(MessageReader(1000, session).feed(data))
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+def test_each_end_reads_what_the_other_has_sent(turn):
+    one, other = ends()[::turn]
+    assert read(encode(FIRST, one) + encode(SECOND, one), other) == [FIRST, SECOND]
+
+
+@pytest.mark.parametrize("piece", [1, 3, 1000])
+def test_pieces_do_not_matter(piece):
+    one, other = ends()
+    data, reader = encode(FIRST, one) + encode(SECOND, one), MessageReader(1000, other)
+    pieces = [data[start : start + piece] for start in range(0, len(data), piece)]
+    assert [item for part in pieces for item in reader.feed(part)] == [FIRST, SECOND]
+
+
+def test_every_flipped_bit_is_noticed():
+    one, _ = ends()
+    data = encode(FIRST, one)
+    for bit in range(32, len(data) * 8):
+        changed = bytearray(data)
+        changed[bit // 8] ^= 1 << bit % 8
+        fresh = Session(b"?" * 32, one._sending)
+        with pytest.raises(ProtocolError, match="another process has changed it"):
+            read(bytes(changed), fresh)
+
+
+@pytest.mark.parametrize(
+    "order", [(1, 0), (0, 0), (1,), (0, 1, 1)], ids=["swapped", "repeated", "left out", "repeated later"]
+)
+def test_order_counts(order):
+    one, other = ends()
+    frames = [encode(FIRST, one), encode(SECOND, one)]
+    with pytest.raises(ProtocolError, match="does not carry the tag"):
+        read(b"".join(frames[index] for index in order), other)
+
+
+def test_a_message_sent_back_is_refused():
+    one, _ = ends()
+    with pytest.raises(ProtocolError, match="does not carry the tag"):
+        read(encode(FIRST, one), one)
+
+
+def test_a_message_of_another_connection_is_refused():
+    (one, _), (_, other) = ends(), ends()
+    with pytest.raises(ProtocolError, match="does not carry the tag"):
+        read(encode(FIRST, one), other)
+
+
+def test_there_is_no_session_before_the_proof():
+    one, other = Initiator(KEY, CLAIM), Responder(KEY, JOB)
+    other.receive(one.greeting)
+    for side in (one, other):
+        with pytest.raises(AuthenticationError, match="not finished"):
+            _ = side.session
+
+
+# ---- places ----------------------------------------------------------------------------------
+
+HERE = place_of("10.0.0.1", 4000)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        place_of("10.0.0.2", 4000), place_of("10.0.0.1", 4001), place_of("::1", 4000), NOWHERE,
+        place_of("@ringcomm-1", 0),
+    ],
+    ids=describe_place,
+)  # fmt: skip
+def test_another_place_is_refused_on_both_sides(other):
+    one, responder = Initiator(KEY, CLAIM, place=other), Responder(KEY, JOB, place=HERE)
+    with pytest.raises(AuthenticationError, match="this is 10.0.0.1:4000: the connection") as refused:
+        responder.receive(one.greeting)
+    assert describe_place(other) in str(refused.value)
+    with pytest.raises(AuthenticationError, match="passed on from there") as caught:
+        one.receive(parting_answer(refused.value))
+    assert describe_place(other) in str(caught.value)
+
+
+def test_a_place_that_was_changed_on_the_way_spoils_the_proof():
+    """A relay may say in the prelude that the right place was dialled; the initiator knows better."""
+    other = place_of("10.9.9.9", 1)
+    one, responder = Initiator(KEY, CLAIM, place=other), Responder(KEY, JOB, place=HERE)
+    assert one.greeting.count(other) == 1
+    challenge = responder.receive(one.greeting.replace(other, HERE))
+    with pytest.raises(AuthenticationError, match="does not hold this job's key"):
+        one.receive(challenge)
+
+
+def test_forwarding_may_be_allowed():
+    assert ends(place_of("10.9.9.9", 1), None)
+
+
+def test_places_as_sockets_say_them():
+    assert place_of("fe80::1%eth0", 7) == place_of("fe80::1", 7) != place_of("fe80::1", 8)
+    assert place_of("@a", 0) != place_of("@b", 0)
+    texts = ("10.0.0.1", "::1", "@x")
+    assert [describe_place(place_of(text, 9)) for text in texts] == ["10.0.0.1:9", "[::1]:9", "a Unix socket"]
+
+
+# ---- what a job signs ------------------------------------------------------------------------
+
+
+def test_a_signature_is_for_these_bytes_as_just_this():
+    signer = Signer(KEY, "job", 3)
+    signature = signer.sign(b"data", "object", 1, "name")
+    assert len(signature) == Signer.SIGNATURE_BYTES
+    assert Signer(KEY, "job", 3).verifies(b"data", signature, "object", 1, "name")
+    others = [
+        Signer(b"x" * 32, "job", 3).verifies(b"data", signature, "object", 1, "name"),
+        Signer(KEY, "bob", 3).verifies(b"data", signature, "object", 1, "name"),
+        Signer(KEY, "job", 4).verifies(b"data", signature, "object", 1, "name"),
+        signer.verifies(b"datA", signature, "object", 1, "name"),
+        signer.verifies(b"data", signature, "object", 2, "name"),
+        signer.verifies(b"data", signature, "object", 1, "nam"),
+        signer.verifies(b"data", signature, "object", "1", "name"),
+        signer.verifies(b"data", signature[:-1], "object", 1, "name"),
+        signer.verifies(b"data", b"", "object", 1, "name"),
+    ]
+    assert not any(others)
