@@ -58,8 +58,8 @@ def groups() -> Dict[str, Any]:
 def model_of_shapes(scale: float) -> Any:
     """ResNet-50's parameters in a network that computes nothing: the gradients are there already.
 
-    What a backward pass still does is to add each gradient to the one that the bucket holds, and to tell
-    whoever waits for it. So a step is as long as its communication, and as what cannot be left out.
+    What a backward pass still does is to add each gradient to the one that the bucket holds, and to
+    notify what waits for it. So a step is as long as its communication, and as what cannot be left out.
     """
     import torch
     from peers.steps import resnet50_shapes
@@ -189,7 +189,7 @@ def work(rank: int, size: int, store: str, rounds: int, quick: bool) -> None:
     steps = {name: ddp_step(group, scale) for name, group in found.items()}
     results["DDP step, 161 parameters"] = measure(steps, rounds, STEPS)
     del steps
-    gc.collect()  # models and reducers know each other; 600 MB more make everything slower
+    gc.collect()  # models and reducers refer to each other; 600 MB more make everything slower
     results.update(measure_optimizer(found["gloo"], rounds, scale))
     by_group = {name: small_calls(group) for name, group in found.items()}
     for what in by_group["gloo"]:

@@ -25,7 +25,7 @@ def cores() -> int:
 
 
 def facts() -> Facts:
-    """What a reader needs to know to judge the numbers."""
+    """What a reader needs to judge the numbers."""
     return {
         "when": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "cores": cores(),

@@ -108,7 +108,7 @@ def sample() -> Dict[str, float]:
 
 
 def rank_main() -> None:
-    """Take part in one job after the other, as lines on stdin say; tell on stdout how they end."""
+    """Take part in one job after the other, as lines on stdin say; report on stdout how they end."""
     done = [0]
     for line in sys.stdin:
         told = json.loads(line)
@@ -118,7 +118,7 @@ def rank_main() -> None:
             size, where, bytes.fromhex(told["key"]), "soak", Slot(0, rank), None, "localhost"
         )
         context = Context.start(membership, Settings(dead_after_s=DEAD_AFTER_S, timeout_s=60.0))
-        tell(event="started")
+        emit(event="started")
         over = threading.Event()
 
         reporter = threading.Thread(target=report, args=(over, told["every_s"], done), daemon=True)
@@ -126,7 +126,7 @@ def rank_main() -> None:
         try:
             work(context, told["generation"], told["pace_s"], done)
         except rc.RingcommError as error:
-            tell(event="failed", at_s=time.time(), culprit=getattr(error, "rank", None), text=str(error))
+            emit(event="failed", at_s=time.time(), culprit=getattr(error, "rank", None), text=str(error))
         finally:
             over.set()
             reporter.join()
@@ -134,18 +134,18 @@ def rank_main() -> None:
 
 
 def report(over: threading.Event, every_s: float, done: List[int]) -> None:
-    """Tell again and again how far this rank is, and what it uses."""
+    """Report regularly how far this rank is, and what it uses."""
     while not over.wait(every_s):
-        tell(event="sample", done=done[0], **sample())
+        emit(event="sample", done=done[0], **sample())
 
 
-def tell(**facts: Any) -> None:
-    """One line for the one who started this process."""
+def emit(**facts: Any) -> None:
+    """Write one line for the process that started this one."""
     sys.stdout.write(json.dumps(facts) + "\n")
     sys.stdout.flush()
 
 
-# ---- the one who starts them --------------------------------------------------------------------
+# ---- the controlling process ---------------------------------------------------------------------
 
 
 class Rank:
@@ -207,7 +207,7 @@ class Soak:
         self.server: Optional[RendezvousServer] = None
 
     def start(self) -> None:
-        """One job with whoever is there, and new processes for those that are not."""
+        """Run one job with the processes that are there, and new ones for those that are not."""
         size = self.arguments.ranks
         while len(self.ranks) < size:
             self.ranks.append(Rank(len(self.ranks)))
@@ -231,7 +231,7 @@ class Soak:
             rank.event = {}
 
     def pause(self) -> None:
-        """A rank stands still for less than the limit; nobody may mind."""
+        """A rank stands still for less than the limit; no rank may fail."""
         victim = self.dice.choice(self.ranks)
         victim.send(signal.SIGSTOP)
         time.sleep(DEAD_AFTER_S * self.dice.uniform(0.1, 0.8))
@@ -241,7 +241,7 @@ class Soak:
         self.counts["pauses survived"] += 1
 
     def lose(self, freeze: bool) -> None:
-        """A rank dies or freezes; everybody else must say so, and the job starts again."""
+        """A rank dies or freezes; all others must report it, and the job starts again."""
         # Rank 0 lives through everything, so that what grows in it had all the time to.
         victim = self.dice.choice(self.ranks[1:])
         at_s = time.time()

@@ -13,7 +13,7 @@ median is at most 1.05 or a quarter of them is at most 1. Writes DIR/transports.
 
 With ``--work`` one thread drives both ends of a link itself, without waiting, and the shortest of many times
 counts: what system calls, copies and Python take, both ranks together. That hardly depends on what else the
-machine does, so it tells changes from noise; it does not tell what ranks on two cores gain from each other.
+machine does, so it separates changes from noise; it does not show the gain of two ranks on two cores.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A rank of torch.distributed with the Gloo backend; RANK, WORLD_SIZE and STORE (a file) say who it is."""
+"""A rank of torch.distributed with the Gloo backend; RANK, WORLD_SIZE and STORE (a file) identify it."""
 
 from __future__ import annotations
 

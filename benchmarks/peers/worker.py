@@ -8,7 +8,7 @@ and calls :func:`main`. The plan is a JSON file, the same for all ranks:
         {"kind": "step", "mode": "per-tensor"}]}
 
 Every rank writes OUTPUT/rank-N.jsonl: a line of facts, then one line per task with its own times in
-nanoseconds. Whoever reads them takes, for every iteration, the slowest rank (see ``measure.py``).
+nanoseconds. The reader takes, for every iteration, the slowest rank (see ``measure.py``).
 """
 
 from __future__ import annotations

@@ -134,13 +134,13 @@ def test_control_messages(data, sizes):
 @fuzz(st.lists(control_messages().map(encode), max_size=3).map(b"".join), st.binary(max_size=20), pieces)
 def test_messages_between_engines(data, noise, sizes):
     one, other = memory_fabrics(2)
-    mailbox = Mailbox(other, [0])
+    control = Mailbox(other, [0])
     try:
         for piece in portions(data + noise, sizes):
             unsent = memoryview(piece)
             while unsent:
                 unsent = unsent[one.link(1).send([unsent]) :]
-            mailbox.receive()
+            control.receive()
     except ProtocolError:
         pass
     finally:
@@ -260,17 +260,17 @@ def test_the_coordinator(said):
             coordinator.take(rank, validate(message), now)
         except RingcommError:
             continue
-        orders = coordinator.decide(now)
-        if orders is not None:
-            # And what it makes of that is understood by everybody else.
-            assert next(MessageReader(messages.MAX_ORDERS_BYTES).feed(encode(orders))) is not None
+        responses = coordinator.decide(now)
+        if responses is not None:
+            # Every other rank must be able to parse the response.
+            assert next(MessageReader(messages.MAX_ORDERS_BYTES).feed(encode(responses))) is not None
 
 
 @fuzz(
     st.lists(values | st.tuples(small, signatures).map(list), max_size=3),
     st.lists(values | small, max_size=4),
 )
-def test_orders(fresh, run):
+def test_responses(fresh, run):
     pending = Pending()
     try:
         with _making_sense():

@@ -378,18 +378,18 @@ class Lab:
         self,
         host: str,
         peers: Iterable[str] | None = None,
-        verdict: str = "drop",
+        action: str = "drop",
         ways: Sequence[str] = WAYS,
     ) -> None:
         """Silently drop everything between a host and `peers` (by default all others, with "localhost").
 
-        `verdict` can be "reject with tcp reset"; `ways` are the host's: with "input" its own packets get out.
+        `action` can be "reject with tcp reset"; `ways` are the host's: with "input" its own packets get out.
         """
-        self._cuts.update(dict.fromkeys(self._pairs(host, peers), (host, ways, verdict)))
+        self._cuts.update(dict.fromkeys(self._pairs(host, peers), (host, ways, action)))
         self._apply_cuts()
 
     def heal(self, host: str, peers: Iterable[str] | None = None) -> None:
-        """Let a host and `peers` (by default all) hear each other again."""
+        """Let a host and `peers` (by default all) reach each other again."""
         for pair in self._pairs(host, peers):
             self._cuts.pop(pair, None)
         self._apply_cuts()
@@ -406,8 +406,8 @@ class Lab:
         for host in self.hosts:
             netns = str(self._port(host.name, "eth").netns)
             cuts = [
-                (way if host.name == by else OTHER_WAY[way], address, verdict)
-                for pair, (by, ways, verdict) in self._cuts.items()
+                (way if host.name == by else OTHER_WAY[way], address, action)
+                for pair, (by, ways, action) in self._cuts.items()
                 for peer in pair - {host.name}
                 if host.name in pair
                 for address in sorted(self._live_addresses(peer))

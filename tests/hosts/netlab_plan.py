@@ -175,10 +175,10 @@ def cut_rules(cuts: Sequence[Cut]) -> str:
     rules = ""
     for chain, side in (("input", "saddr"), ("output", "daddr")):
         rules += f"chain {chain} {{ type filter hook {chain} priority 0; policy accept;\n"
-        for way, address, verdict in cuts:
+        for way, address, action in cuts:
             if way == chain:
                 family = "ip6" if ":" in address else "ip"
-                tcp = "meta l4proto tcp " if "tcp" in verdict else ""
-                rules += f"{family} {side} {address} {tcp}{verdict}\n"
+                tcp = "meta l4proto tcp " if "tcp" in action else ""
+                rules += f"{family} {side} {address} {tcp}{action}\n"
         rules += "}\n"
     return f"table inet ringlab\ndelete table inet ringlab\ntable inet ringlab {{\n{rules}}}\n"

@@ -1,6 +1,6 @@
 """What the lab needs from the machine: commands, leases, the root's `docker0`, and process lists.
 
-Everything here is Linux and root only. Nothing here knows how a lab is put together; see netlab.py.
+Everything here is Linux and root only. Nothing here depends on how a lab is put together; see netlab.py.
 """
 
 from __future__ import annotations
@@ -108,11 +108,11 @@ def unavailable() -> str | None:
     return None
 
 
-# --- leases: lab number N belongs to whoever holds the lock on N.lock, and the kernel drops it on death ---
+# --- leases: lab number N belongs to the process that holds the lock on N.lock, and the kernel drops it on death ---
 
 
 def lock(path: Path, mode: int) -> int | None:
-    """Open and flock a file without waiting: the descriptor, or None when someone else holds it."""
+    """Open and flock a file without waiting: the descriptor, or None when another process holds it."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(fd, mode | fcntl.LOCK_NB)

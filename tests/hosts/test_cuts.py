@@ -1,4 +1,4 @@
-"""Cables, switches, firewalls and power: who is cut off is named everywhere and in time, and nothing is left.
+"""Cables, switches, firewalls and power: all errors name the isolated rank in time, and nothing is left.
 
 Every case has a lab of its own, and several run at the same time, because they mostly wait.
 """
@@ -38,9 +38,9 @@ class Fault(NamedTuple):
     Attributes:
         strike: makes it happen.
         culprit: the rank that the others must name; None: it is a link between ``apart``.
-        apart: the ranks that do not hear each other.
-        lost: whether the culprit itself cannot tell any more.
-        idle_s: how long to idle: until everybody has been told, and the launcher has not ended them yet.
+        apart: the ranks that do not receive from each other.
+        lost: whether the culprit itself cannot report any more.
+        idle_s: how long to idle: until all ranks have been told, and the launcher has not ended them yet.
     """
 
     strike: Callable[[Lab], None]
@@ -54,9 +54,9 @@ FAULTS: Dict[str, Fault] = {
     "silence": Fault(lambda lab: lab.cut("jetson2")),
     "silence between two": Fault(lambda lab: lab.cut("jetson1", ["jetson2"]), None, (1, 2)),
     "silence between rank 0 and another": Fault(lambda lab: lab.cut("localhost", ["jetson1"]), None, (0, 1)),
-    "reset": Fault(lambda lab: lab.cut("jetson2", verdict=RESET, ways=("input",)), idle_s=2.2),
+    "reset": Fault(lambda lab: lab.cut("jetson2", action=RESET, ways=("input",)), idle_s=2.2),
     "reset between two": Fault(
-        lambda lab: lab.cut("jetson1", ["jetson2"], verdict=RESET, ways=("input",)), None, (1, 2), idle_s=2.2
+        lambda lab: lab.cut("jetson1", ["jetson2"], action=RESET, ways=("input",)), None, (1, 2), idle_s=2.2
     ),
     "nothing comes in": Fault(lambda lab: lab.cut("jetson2", ways=("input",))),
     "nothing goes out": Fault(lambda lab: lab.cut("jetson2", ways=("output",))),
@@ -165,7 +165,7 @@ def outcomes(able: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[D
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("name", "way"), [case for case in CASES if case[0] != "healed"])
-def test_everybody_learns_who_is_cut_off(outcomes: Dict[Tuple[str, str], Any], name: str, way: str) -> None:
+def test_all_ranks_learn_which_rank_is_cut_off(outcomes: Dict[Tuple[str, str], Any], name: str, way: str) -> None:
     fault = FAULTS[name]
     seen: Outcome = outcomes[name, way].result()
     assert seen.code not in (0, None), seen.output

@@ -1,4 +1,4 @@
-"""`--encrypt` over three hosts: the same bits, and nothing of them for whoever listens on the wire."""
+"""`--encrypt` over three hosts: the same bits, and nothing of them for a listener on the wire."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ SECRETS = {
 }
 
 
-def overheard(lab: Lab, *options: Any) -> Dict[str, Any]:
-    """Run a job; what can be heard at jetson1's interfaces meanwhile."""
+def captured(lab: Lab, *options: Any) -> Dict[str, Any]:
+    """Run a job; what a listener receives at jetson1's interfaces meanwhile."""
     sniffer = lab.popen(
         "jetson1",
         [sys.executable, str(PROGRAMS / "sniff.py"), *SECRETS.values()],
@@ -36,17 +36,17 @@ def overheard(lab: Lab, *options: Any) -> Dict[str, Any]:
         job = ringrun(lab, "-H", THREE, *options, REDUCE, *OPTIONS)
         assert job.process.returncode == 0, job.output
         assert len(digests(job)) == 1, job.output
-        heard, _ = sniffer.communicate("", timeout=30)
+        output, _ = sniffer.communicate("", timeout=30)
     finally:
         sniffer.kill()
         sniffer.communicate()
-    found: Dict[str, Any] = json.loads(heard)
+    found: Dict[str, Any] = json.loads(output)
     assert found["bytes"] > 300_000
     return {name: found["found"][word] for name, word in SECRETS.items()}
 
 
 @pytest.mark.hosts
 def test_who_listens_on_the_wire_learns_nothing(lab: Lab) -> None:
-    plain = overheard(lab)
-    assert all(plain.values()), f"the listener does not hear well: {plain}"
-    assert overheard(lab, "--encrypt") == dict.fromkeys(SECRETS, 0)
+    plain = captured(lab)
+    assert all(plain.values()), f"the listener does not receive all: {plain}"
+    assert captured(lab, "--encrypt") == dict.fromkeys(SECRETS, 0)

@@ -1,4 +1,4 @@
-"""What ranks on other hosts are doing comes to the launcher, and to nobody else."""
+"""What ranks on other hosts are doing comes to the launcher only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STUCK = Path(__file__).parent / "programs" / "stuck.py"
 THREE = "localhost,jetson1,jetson2"
 
 
-def test_who_waits_for_whom_on_three_hosts(lab: Lab, tmp_path: Path) -> None:
+def test_waiting_ranks_on_three_hosts(lab: Lab, tmp_path: Path) -> None:
     with Job(lab, "-np", 3, "-H", THREE, "--diagnose-dir", tmp_path, STUCK) as job:
         job.wait_for_line("rank 2 loads")
         time.sleep(0.5)  # until the others have come to the call

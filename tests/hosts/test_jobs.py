@@ -55,7 +55,7 @@ def check_wires(lab: Lab, before: dict[str, Any], at_least: int) -> None:
 def test_the_headline_command_trains_on_three_hosts(lab: Lab) -> None:
     pytest.importorskip("torch")
     before = all_counters(lab)
-    # The three hosts share this machine's cores, and none knows of the others' threads.
+    # The three hosts share this machine's cores, and none counts the others' threads.
     one_thread = ["-x", "OMP_NUM_THREADS=1"]
     job = ringrun(lab, "-np", 3, "-H", THREE, *one_thread, EXAMPLES / "torch_digits.py", timeout_s=240)
     assert job.process.returncode == 0, job.output
@@ -197,7 +197,7 @@ def test_ctrl_c_ends_it_everywhere(lab: Lab, endless: Callable[[str], Job]) -> N
 
 
 def test_the_key_is_nowhere_to_be_seen(lab: Lab) -> None:
-    options = ["-x", "API_TOKEN=tell-nobody", REDUCE, "--repeat", 100_000, "--marker", "secret"]
+    options = ["-x", "API_TOKEN=keep-secret", REDUCE, "--repeat", 100_000, "--marker", "secret"]
     hosts = ("localhost", "jetson1", "jetson2")
     foreign = {entry for host in hosts for entry in lab.processes(host)}
     with Job(lab, "-H", THREE, *options) as job:
@@ -205,8 +205,8 @@ def test_the_key_is_nowhere_to_be_seen(lab: Lab) -> None:
         for host in hosts:
             for pid, line in set(lab.processes(host)) - foreign:
                 assert "KEY=" not in line and not re.search(r"[0-9a-f]{64}", line), (host, pid, line)
-                # The launcher itself was given it in argv by this test; nobody else may show it.
-                assert pid == job.process.pid or "tell-nobody" not in line, (host, pid, line)
+                # The launcher itself was given it in argv by this test; no other process may show it.
+                assert pid == job.process.pid or "keep-secret" not in line, (host, pid, line)
         os.kill(job.process.pid, signal.SIGINT)
         job.finish()
     assert not re.search(r"[0-9a-f]{64}", job.output)

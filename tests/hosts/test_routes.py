@@ -65,7 +65,7 @@ CASES: Dict[str, Case] = {
     "slow-at-the-other-end": Case([((LOCALHOST,), "wlan", OUT, "20mbit", "1mb"), *slow("256kb")]),
     "busy-64k": Case(slow("64kb"), load=LOAD),
     "busy-1m": Case(slow("1mb"), load=LOAD),
-    # Nothing but the measurement tells which is which; the fixed order prefers the slow one.
+    # Nothing but the measurement can distinguish them; the fixed order prefers the slow one.
     "unnamed-slow-64k": Case(slow("64kb"), second="eth1"),
     "unnamed-slow-1m": Case(slow("1mb"), second="eth1"),
     "unnamed-slow-1m-busy": Case(slow("1mb"), second="eth1", load=LOAD),

@@ -46,7 +46,7 @@ BUGS = {
         "tests/contract/test_links.py",
         "check_end_with_several_views and tls",
     ),
-    "a generation ignored when somebody dials": Bug(
+    "a generation ignored in a handshake": Bug(
         "rendezvous/links.py",
         "if claim.target != self.rank or claim.generation != self.generation:",
         "if claim.target != self.rank:",
@@ -83,7 +83,7 @@ BUGS = {
         "        if False and not hmac.compare_digest(\n            self._received,",
         "tests/unit/wire/test_auth.py",
     ),
-    "a dial that takes anybody for the rendezvous": Bug(
+    "a dial that accepts any responder as the rendezvous": Bug(
         "wire/auth.py",
         'if not hmac.compare_digest(proof, self._proof(b"responder", nonce)):',
         'if len(proof) != len(self._proof(b"responder", nonce)):',
@@ -110,20 +110,20 @@ BUGS = {
         "                data = self.sock.recv(self.responder.needs)\n",
         "tests/contract/test_connect.py",
     ),
-    "a door that no number of strangers closes": Bug(
+    "a listener that no number of unauthenticated peers closes": Bug(
         "transport/accept.py",
         "        self._allowance.spend(half_open.costs)\n",
         "",
         "tests/contract/test_accept.py",
     ),
-    "ranks taken for strangers when they come in numbers": Bug(
+    "many ranks at once taken for unauthenticated peers": Bug(
         "transport/accept.py",
         "        self.acceptor.release(self)\n        self.acceptor.arrived(",
         "        self.acceptor.failed(self, '')\n        self.acceptor.release(self)\n"
         "        self.acceptor.arrived(",
         "tests/contract/test_accept.py",
     ),
-    "a certificate that nobody asks for": Bug(
+    "a certificate that is not required": Bug(
         "transport/tls.py",
         "context.verify_mode = ssl.CERT_REQUIRED",
         "context.verify_mode = ssl.CERT_NONE",
@@ -202,4 +202,4 @@ def test_the_suite_notices(copy: Path, name: str) -> None:
     finally:
         path.write_text(text)
     # Tests that fail give 1; files that cannot even be imported give 2.
-    assert done.returncode == 1, f"{name}: nobody noticed\n{done.stdout[-3000:]}"
+    assert done.returncode == 1, f"{name}: no test failed\n{done.stdout[-3000:]}"

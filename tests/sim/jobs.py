@@ -1,8 +1,8 @@
-"""A whole job in one thread: real executors, real signs of life, the real rendezvous; and things go wrong.
+"""A whole job in one thread: real executors, real heartbeats, the real rendezvous; and things go wrong.
 
 What is simulated is the network (memory that delays, splits, holds back and cuts, by a seed), the clock, and
-who gets to run when. Every rank runs the same collectives. While nothing breaks for good, all must end with
-the right numbers; otherwise everybody who is left must end with the same error, and it must name the culprit.
+which rank runs when. Every rank runs the same collectives. While nothing breaks for good, all must end with
+the right numbers; otherwise all surviving ranks must end with the same error, and it must name the culprit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.unit.rendezvous.simulated import Job as RendezvousJob
 from tests.unit.rendezvous.simulated import seats_of
 
 DEAD_AFTER_S = 3.0
-VERDICT_S, CENSUS_S = 5.0, 1.5
+ROOT_CAUSE_S, CENSUS_S = 5.0, 1.5
 FAULTS = (
     "none", "slow", "frozen for a while", "silent for a while", "dies", "freezes", "is isolated",
     "link falls silent", "link breaks",
@@ -111,7 +111,7 @@ class _Cables(Fabric):
         return self._links[peer]
 
     def wait(self, reading: Any, writing: Any, timeout_s: float) -> None:
-        raise AssertionError("nobody waits in a simulation")
+        raise AssertionError("no process waits in a simulation")
 
     make_wakeable = wake = lambda self: None
 
@@ -128,12 +128,12 @@ class _Ask(Exception):
 
 
 class Rank:
-    """One rank: its links, its signs of life, and how far it is."""
+    """One rank: its links, its heartbeats, and its progress."""
 
-    def __init__(self, job: Simulated, rank: int, calls: Fabric, orders: Fabric) -> None:
+    def __init__(self, job: Simulated, rank: int, calls: Fabric, control: Fabric) -> None:
         self.job, self.rank = job, rank
         self.calls = FaultyFabric(calls, job.faults, job.turns)
-        self.orders = FaultyFabric(orders, job.faults, job.turns)
+        self.control = FaultyFabric(control, job.faults, job.turns)
         self.inbox: List[Tuple[float, Dict[str, Any]]] = []
         self.error: Optional[RingcommError] = None
         self.done = 0
@@ -145,7 +145,7 @@ class Rank:
         self._part: Any = None
         hosts = [f"pc{number}" for number in range(job.plan.size)]
         self.lines = Lines(
-            self.orders, hosts, Limits(DEAD_AFTER_S), _Ask, lambda: (self.progress(), Progress()), job.clock
+            self.control, hosts, Limits(DEAD_AFTER_S), _Ask, lambda: (self.progress(), Progress()), job.clock
         )
 
     def progress(self) -> Progress:
@@ -168,7 +168,7 @@ class Rank:
         for message in arrived:
             if message["type"] == "ping":
                 heard, silent = self.lines.divided()
-                self.job.tell(self.rank, {"type": "pong", "heard": heard, "silent": silent})
+                self.job.report(self.rank, {"type": "pong", "heard": heard, "silent": silent})
             elif message["type"] == "abort":
                 return self.end(error_from(message))
         if self.asking_until_s is not None:
@@ -182,7 +182,7 @@ class Rank:
             self.lines.mailbox.flush()
             for peer in set(self.lines.mailbox.gone) - self._noted:
                 self._noted.add(peer)
-                self.job.tell(self.rank, {"type": "closed", "peer": peer, "why": "it hung up"})
+                self.job.report(self.rank, {"type": "closed", "peer": peer, "why": "it hung up"})
             return self._advance() or bool(arrived)
         except _Ask as ask:
             self._ask(ask.message)
@@ -195,8 +195,8 @@ class Rank:
         error = PeerLostError if lost else PeerStalledError
         peer = self.rank if message["kind"] == "cut off" else message["peer"]
         self.own_view = error(message["why"], rank=peer)
-        self.asking_until_s = self.job.now_s + (VERDICT_S if lost else CENSUS_S)
-        self.job.tell(self.rank, message)
+        self.asking_until_s = self.job.now_s + (ROOT_CAUSE_S if lost else CENSUS_S)
+        self.job.report(self.rank, message)
 
     def _advance(self) -> bool:
         if self.done == len(self.job.plan.calls):
@@ -215,7 +215,7 @@ class Rank:
         """It has raised (or, with None, died): its links close, as those of a process that ends."""
         self.error, self.dead = error, error is None
         self.calls.close()
-        self.orders.close()
+        self.control.close()
         return True
 
 
@@ -236,11 +236,11 @@ class Simulated:
         self.wire = Wire()
         self.cases = [CASES[name](self.plan.size, count, np.int32) for name, count in self.plan.calls]
         self.rendezvous = RendezvousJob(self.plan.size, seats_of(*[1] * self.plan.size))
-        self._seat_everybody()
+        self._seat_all_ranks()
         self.outbox: List[Tuple[float, int, Dict[str, Any]]] = []
-        lanes = [memory_fabrics(self.plan.size, 200) for _ in range(2)]
+        channels = [memory_fabrics(self.plan.size, 200) for _ in range(2)]
         self.ranks = [
-            Rank(self, rank, *(_Cables(lane[rank], self.wire) for lane in lanes))
+            Rank(self, rank, *(_Cables(channel[rank], self.wire) for channel in channels))
             for rank in range(self.plan.size)
         ]
         self.segments = [self.dice.choice((16, 64, 4096)) for _ in self.ranks]
@@ -250,7 +250,7 @@ class Simulated:
         """The virtual time."""
         return self.now_s
 
-    def _seat_everybody(self) -> None:
+    def _seat_all_ranks(self) -> None:
         for rank in range(self.plan.size):
             self.rendezvous.join_seat(rank, rank)
         leaders = range(self.plan.size)
@@ -282,7 +282,7 @@ class Simulated:
 
     # ---- the rendezvous ----------------------------------------------------------------------
 
-    def tell(self, rank: int, message: Dict[str, Any]) -> None:
+    def report(self, rank: int, message: Dict[str, Any]) -> None:
         """A rank says something to the rendezvous, which takes a while."""
         self.outbox.append((self.now_s + self.dice.random() * 0.02, rank, message))
 
@@ -290,7 +290,7 @@ class Simulated:
         return self._struck and self.plan.fault == "is isolated" and rank == self.plan.victim
 
     def _serve(self) -> bool:
-        """Let the rendezvous hear what has arrived, and everybody what it says."""
+        """Give the rendezvous what has arrived, and all ranks what it sends."""
         state = self.rendezvous
         state.pass_time(max(0.0, self.now_s - state.now_s))
         arrived = [item for item in self.outbox if item[0] <= self.now_s and not self._isolated(item[1])]
@@ -339,7 +339,7 @@ class Simulated:
     # ---- time --------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Until everybody has ended one way or the other; AssertionError if that is a third one."""
+        """Run until every rank has ended in one of the two ways; AssertionError for any other."""
         idle = 0
         while not self._ended():
             self.turns.now += 1
@@ -397,7 +397,7 @@ class Simulated:
             assert error.rank == plan.victim, where
 
     def describe(self) -> str:
-        """What happened, for whoever reads a failure."""
+        """What happened, for the reader of a failure."""
         ranks = "; ".join(
             f"rank {rank.rank}: {rank.done} of {len(self.plan.calls)} calls, "
             f"{'dead' if rank.dead else rank.error!r}"

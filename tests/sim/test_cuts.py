@@ -12,7 +12,7 @@ from ringcomm.wire.frames import HEADER_BYTES
 
 
 def cut_run(case, cut, seed, segment_bytes=16):
-    """Simulate with one cut; the errors, after a look at the numbers of those who had none."""
+    """Simulate with one cut; the errors, after a check of the numbers of ranks without one."""
     errors = simulate(
         case.schedules, case.data, seed=seed, kernel=case.kernel(), sources=case.sources,
         segment_bytes=segment_bytes, capacity_bytes=64,
@@ -43,11 +43,11 @@ def test_a_cut_at_every_byte(make_case, size, sending, segment_bytes):
             rank, peer = (sender, receiver) if sending else (receiver, sender)
             cut = Cut(rank, peer, sending, offset)
             errors = cut_run(make_case(size, 11, np.int32), cut, offset, segment_bytes)
-            assert errors[receiver] is not None, f"{cut}: bytes are missing, but nobody noticed"
+            assert errors[receiver] is not None, f"{cut}: bytes are missing, but no rank noticed"
 
 
 @pytest.mark.parametrize("size", [2, 5])
-def test_a_cut_after_the_last_byte_harms_nobody(make_case, size):
+def test_a_cut_after_the_last_byte_harms_no_rank(make_case, size):
     case = make_case(size, 13, np.float64)
     errors = cut_run(case, Cut(0, 1, True, bytes_between(case, 0, 1) or 1), seed=7)
     assert errors == [None] * size

@@ -47,7 +47,7 @@ def test_everything_that_can_go_wrong_does():
 
 @pytest.mark.parametrize("broken", ["no beats", "blames the first accused"])
 def test_the_simulation_notices_mistakes(monkeypatch, broken):
-    """... of the two kinds that matter: nobody says anything, or the wrong one is named."""
+    """... of the two kinds that matter: no rank raises an error, or the wrong rank is named."""
     if broken == "no beats":
         monkeypatch.setattr("ringcomm.engine.failure_detector.Liveness.due", lambda self, now_s: False)
     else:

@@ -22,7 +22,7 @@ parser.add_argument("--seconds", type=float, help="how long, or how long to idle
 arguments = parser.parse_args()
 
 
-def tell(name: str, **facts: object) -> None:
+def report(name: str, **facts: object) -> None:
     path = arguments.directory / f"{name}{rc.rank()}"
     path.with_suffix(".part").write_text(json.dumps({"at_s": time.time(), **facts}))
     path.with_suffix(".part").rename(path)
@@ -47,7 +47,7 @@ if arguments.way == "group":
 ones = np.ones(250_000, np.float32)
 try:
     reduce(ones)
-    tell("running")
+    report("running")
     until_s = time.time() + arguments.seconds
     if arguments.way == "idle":
         time.sleep(arguments.seconds)
@@ -60,7 +60,7 @@ try:
     if not (total == rc.size()).all():
         sys.exit("wrong numbers")
 except rc.RingcommError as error:
-    tell(
+    report(
         "error",
         kind=type(error).__name__,
         text=str(error),
@@ -69,4 +69,4 @@ except rc.RingcommError as error:
         ranks=getattr(error, "ranks", None),
     )
     raise
-tell("finished")
+report("finished")

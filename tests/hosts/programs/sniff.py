@@ -1,4 +1,4 @@
-"""Listens on every interface of a host, as whoever sits on the wire would, until its stdin ends.
+"""Listens on every interface of a host, as a program on the wire would, until its stdin ends.
 
 Usage: sniff.py WORD... ; words are hex digits. It prints how many bytes went by, and in how many packets each
 word was found.
