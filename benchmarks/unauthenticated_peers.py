@@ -234,7 +234,8 @@ def main() -> None:
             speeds = [item.steps for item in values]
             print(
                 f"  {what:<28} {steps:8.1f}  ({min(speeds):.1f} to {max(speeds):.1f})   "
-                f"{arrived:.0f} connections a second; sending took {100 * sending:.1f} % of a core, the rendezvous {100 * serving:.1f} %"
+                f"{arrived:.0f} connections a second; sending took {100 * sending:.1f} % of a core, "
+                f"the rendezvous {100 * serving:.1f} %"
             )
         for what, versus in ((HERE, NONE), (HERE, ELSEWHERE), (ELSEWHERE, NONE)):
             ratios = [one.steps / other.steps for one, other in zip(rounds[what], rounds[versus])]

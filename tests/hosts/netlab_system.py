@@ -108,7 +108,7 @@ def unavailable() -> str | None:
     return None
 
 
-# --- leases: lab number N belongs to the process that holds the lock on N.lock, and the kernel drops it on death ---
+# --- leases: lab N belongs to the process that holds the lock on N.lock; the kernel drops it on death ---
 
 
 def lock(path: Path, mode: int) -> int | None:

@@ -165,7 +165,7 @@ def outcomes(able: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[D
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("name", "way"), [case for case in CASES if case[0] != "healed"])
-def test_all_ranks_learn_which_rank_is_cut_off(outcomes: Dict[Tuple[str, str], Any], name: str, way: str) -> None:
+def test_all_ranks_name_the_rank_cut_off(outcomes: Dict[Tuple[str, str], Any], name: str, way: str) -> None:
     fault = FAULTS[name]
     seen: Outcome = outcomes[name, way].result()
     assert seen.code not in (0, None), seen.output

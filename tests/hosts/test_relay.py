@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "tests/hosts/programs/sum.py"
 DOCKER = "172.17.0.1"
 KEY = b"k" * 32
-UNPRIVILEGED = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+SETPRIV = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 
 
 class Attack:
@@ -45,7 +45,8 @@ class Attack:
             start_timeout_s=6.0, notify=self.notices.append, encryption=encryption_of(self.certificate),
         )  # fmt: skip
         self.real, self.twin = self.server.start()
-        command = [*UNPRIVILEGED, sys.executable, "-m", "tests.contract.relay", *map(str, (*self.twin, *self.real))]
+        addresses = map(str, (*self.twin, *self.real))
+        command = [*SETPRIV, sys.executable, "-m", "tests.contract.relay", *addresses]
         self.relay = lab.popen(
             "jetson1", command, cwd=str(ROOT), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             env={"PYTHONPATH": f"{ROOT}:{ROOT / 'launcher'}"},
