@@ -1,9 +1,9 @@
-"""Builds the documentation site: ``python -m docs [--output DIR]`` from a checkout, warnings are errors.
+"""Builds the documentation site from a checkout: ``python -m docs [--output DIR]``. Warnings are errors.
 
-What it builds with is in ``docs/requirements.txt``; where that is not installed, a virtual environment
-(``.venv-docs``) is made first. The pages are README.md, CHANGELOG.md, SECURITY.md, CONTRIBUTING.md and
-``docs/*.md``, in the order of :data:`PAGES`, and an API reference from the docstrings of :data:`MODULES`.
-Files of the repository that pages link to are copied, so that every link can be checked.
+``docs/requirements.txt`` lists the packages that it requires; if they are not installed, they are installed
+into a virtual environment (``.venv-docs``) first. The pages are README.md, CHANGELOG.md, SECURITY.md,
+CONTRIBUTING.md and ``docs/*.md``, in the order of :data:`PAGES`, and an API reference from the docstrings of
+:data:`MODULES`. Files of the repository that pages link to are copied, so that every link can be checked.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Dict, List, Set, Union
+from typing import Dict, List, Set
 
 ROOT = Path(__file__).resolve().parents[1]
 
 PAGES = {
     "Start": ["README.md", "docs/collectives.md", "docs/machines.md", "docs/trouble.md"],
-    "How to": ["docs/ringrun.md", "docs/horovod.md", "docs/torch_distributed.md", "docs/tensorflow.md"],
+    "How-to": ["docs/ringrun.md", "docs/horovod.md", "docs/torch_distributed.md", "docs/tensorflow.md"],
     "Reference": ["docs/configuration.md", "docs/protocol.md", "CHANGELOG.md"],
     "Explanation": ["docs/architecture.md", "docs/reliability.md", "docs/performance.md", "SECURITY.md"],
     "Project": ["CONTRIBUTING.md", "benchmarks/README.md"],
@@ -31,9 +31,11 @@ PAGES = {
 """The site's sections; every page of ``docs/`` is in one of them."""
 
 MODULES = (
-    "ringcomm", "ringcomm.errors", "ringcomm.torch", "ringcomm.torch.distributed", "ringcomm.tensorflow",
-    "ringcomm.keras", "ringcomm.keras.callbacks", "ringcomm.testing.cluster", "ringcomm.testing.contract",
-    "ringcomm.testing.faulty",
+    "ringcomm", "ringcomm.errors", "ringcomm.torch", "ringcomm.torch.elastic", "ringcomm.torch.mpi_ops",
+    "ringcomm.torch.distributed", "ringcomm.tensorflow", "ringcomm.tensorflow.elastic",
+    "ringcomm.tensorflow.mpi_ops", "ringcomm.tensorflow.data.compute_service", "ringcomm.keras",
+    "ringcomm.keras.callbacks", "ringcomm.keras.elastic", "ringcomm.testing.cluster",
+    "ringcomm.testing.contract", "ringcomm.testing.faulty",
 )  # fmt: skip
 """The modules whose public names the API reference describes."""
 
@@ -84,7 +86,7 @@ _LINK = re.compile(r"(\]\()([^)#\s]+)(#[^)]*)?(\))")
 def main() -> int:
     """Build the site; the exit code is that of the generator."""
     parser = argparse.ArgumentParser(prog="python -m docs", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--output", type=Path, default=ROOT / "build" / "site", help="where the site goes")
+    parser.add_argument("--output", type=Path, default=ROOT / "build" / "site", help="the folder to write")
     arguments = parser.parse_args()
     output = arguments.output.absolute()
     with tempfile.TemporaryDirectory() as folder:
@@ -121,12 +123,15 @@ def write_pages(target: Path) -> List[str]:
     titles = {page: page for pages in PAGES.values() for page in pages}
     titles["README.md"] = "index.md"
     lines: List[str] = []
+    forgotten = unlisted_pages()
+    if forgotten:
+        raise SystemExit(f"no section of docs.__main__.PAGES has {forgotten}")
     for section, pages in PAGES.items():
         lines.append(f"  - {section}:")
         for page in pages:
             copy_page(ROOT / page, target / titles[page], target, titles)
             lines.append(f"    - {titles[page]}")
-    lines.append("  - API:")
+    lines.append("  - API reference:")
     for module in MODULES:
         page = target / "api" / f"{module}.md"
         page.parent.mkdir(parents=True, exist_ok=True)
@@ -157,7 +162,13 @@ def copy_page(source: Path, copy: Path, target: Path, titles: Dict[str, str]) ->
 
 
 def copy_file(source: Path, goal: Path) -> None:
-    """Copy a file that a page links to; of a directory, a list of its files."""
+    """Copy a file that a page links to; of a directory, a list of its files.
+
+    Raises:
+        SystemExit: there is no such file.
+    """
+    if not source.exists():
+        raise SystemExit(f"a page links to {source.relative_to(ROOT)}, which does not exist")
     if source.is_dir():
         goal.mkdir(parents=True, exist_ok=True)
         items = "".join(f"<li>{path.name}</li>" for path in sorted(source.iterdir()) if path.is_file())
@@ -167,7 +178,7 @@ def copy_file(source: Path, goal: Path) -> None:
         shutil.copyfile(source, goal)
 
 
-def unlisted_pages() -> Set[Union[str, Path]]:
+def unlisted_pages() -> Set[str]:
     """Pages of ``docs/`` that no section names."""
     listed = {page for pages in PAGES.values() for page in pages}
     return {str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md")} - listed

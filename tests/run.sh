@@ -4,7 +4,7 @@
 #   bash tests/run.sh                      a selection of every kind, for work on the code (minutes)
 #   bash tests/run.sh --all                everything
 #   bash tests/run.sh --only STAGE [...]   one stage whole; STAGE is one of those listed at the end of a run
-#   bash tests/run.sh [PATH ...] [-k ...]  these tests whole: what follows is given to pytest
+#   bash tests/run.sh [PATH ...] [-k ...]  these tests whole: pytest gets these arguments
 #
 # It makes what it needs first: virtual environments (.venv-test*), and as root on Debian or Ubuntu the system
 # packages for the tests on several hosts. It does not make them again the next time. The first stage that
@@ -160,7 +160,9 @@ stage_tensorflow() {
 }
 
 stage_docs() {
-    quick || quietly "$python" -m docs --output "$results/site"
+    quick && return
+    quietly "$python" -m docs --output "$results/site"
+    SITE="$results/site" tests .venv-test site tests/test_site.py
 }
 
 stage_package() { # wheel and sdist, installed into empty environments on the oldest and the newest Python

@@ -1,0 +1,83 @@
+"""The documentation site builds without warnings, and has every public name, every page and a search index.
+
+``SITE=DIR`` checks a site that has been built already; otherwise the test builds one, if mkdocs is installed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+from typing import Set
+
+import pytest
+
+from tests.public_names import ROOT, public_names
+
+MODULES = ("ringcomm", "ringcomm.torch", "ringcomm.torch.distributed", "ringcomm.tensorflow",
+           "ringcomm.keras")  # fmt: skip
+
+pytestmark = pytest.mark.full
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a built site."""
+    if "SITE" in os.environ:
+        return Path(os.environ["SITE"])
+    python = ROOT / ".venv-docs" / "bin" / "python"
+    if importlib.util.find_spec("mkdocs") and importlib.util.find_spec("mkdocstrings"):
+        python = Path(sys.executable)
+    if not python.exists():
+        pytest.skip("mkdocs is not installed, and there is no .venv-docs (python -m docs makes it)")
+    folder = tmp_path_factory.mktemp("site")
+    command = [str(python), "-m", "docs", "--output", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def names_in_reference(site: Path) -> Set[str]:
+    """The names in the site's inventory (Sphinx' format: four lines of head, then compressed lines)."""
+    head_and_body = (site / "objects.inv").read_bytes().split(b"\n", 4)
+    lines = zlib.decompress(head_and_body[4]).decode().splitlines()
+    return {line.split(" ")[0] for line in lines}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_public_name_is_in_the_reference(site: Path, module: str) -> None:
+    listed = names_in_reference(site)
+    names = public_names(module)
+    assert names
+    assert sorted(name for name in names if f"{module}.{name}" not in listed) == []
+
+
+def test_every_exception_is_in_the_reference(site: Path) -> None:
+    classes = re.findall(r"^class ([A-Z]\w+)", (ROOT / "ringcomm" / "errors.py").read_text(), re.MULTILINE)
+    assert sorted({f"ringcomm.errors.{name}" for name in classes} - names_in_reference(site)) == []
+
+
+def test_every_page_can_be_searched(site: Path) -> None:
+    index = json.loads((site / "search" / "search_index.json").read_text())
+    found = {entry["location"].split("#")[0] for entry in index["docs"]}
+    pages = {f"docs/{page.stem}.html" for page in (ROOT / "docs").glob("*.md")}
+    pages |= {f"api/{module}.html" for module in MODULES}
+    pages |= {"SECURITY.html", "CONTRIBUTING.html", "CHANGELOG.html"}
+    assert sorted(pages - found) == []
+    assert [entry for entry in index["docs"] if "allreduce" in entry["text"]]
+
+
+def test_links_and_pictures_lead_somewhere(site: Path) -> None:
+    broken = []
+    for page in site.rglob("*.html"):
+        if page.name == "404.html" or "source" in page.relative_to(site).parts:
+            continue
+        for link in re.findall(r'(?:href|src)="([^"#?]+)', page.read_text()):
+            if not re.match(r"[a-z]+:", link) and not (page.parent / link).exists():
+                broken.append(f"{page.relative_to(site)}: {link}")
+    assert broken == []
