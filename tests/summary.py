@@ -1,4 +1,4 @@
-"""What tests/run.sh prints at its end: ``summary.py RESULTS STAGE=SECONDS...``, from pytest's JUnit files."""
+"""Prints the table at the end of tests/run.sh, from JUnit files: ``summary.py RESULTS STAGE=SECONDS...``."""
 
 from __future__ import annotations
 

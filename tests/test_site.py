@@ -72,6 +72,15 @@ def test_every_page_can_be_searched(site: Path) -> None:
     assert [entry for entry in index["docs"] if "allreduce" in entry["text"]]
 
 
+def test_docstrings_are_shown_without_markup(site: Path) -> None:
+    left = {}
+    for page in sorted((site / "api").glob("*.html")):
+        text = re.sub(r"<[^>]+>", "", page.read_text())
+        found = re.findall(r":(?:attr|class|data|exc|func|meth|mod):.{30}|\{\w+\}\n", text)
+        left.update({page.name: found} if found else {})
+    assert left == {}
+
+
 def test_links_and_pictures_lead_somewhere(site: Path) -> None:
     broken = []
     for page in site.rglob("*.html"):
