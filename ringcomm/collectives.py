@@ -262,7 +262,7 @@ class Collectives:
             self._runner.broadcast(data, root, name_of(name), data.shape, kind)
             if self.rank == root:
                 return value
-            # In the order of the calls, whichever thread made them; what unpickling runs may make calls itself.
+            # In the order of the calls, whichever thread made them; unpickling may make calls of its own.
             pickled = self.objects.verified(data, root, "broadcast_object", name_of(name))
         return self.objects.load(pickled)
 
