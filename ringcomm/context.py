@@ -10,10 +10,12 @@ import logging
 import math
 import os
 from dataclasses import replace
+from functools import partial
 from typing import Any, Dict, List, Optional, Sequence
 
 from .collective.measure import agreed, measure
-from .collective.runner import Reporter, Runner
+from .collective.reporting import CallSites, Reporter
+from .collective.runner import Runner
 from .collectives import Collectives
 from .config import Membership, Settings, misspelt_variables
 from .engine.engine import Engine
@@ -78,6 +80,7 @@ class Context(Collectives):
         say = self._say if settings.verbose and rank == 0 else None
         self._selector = Selector(rank, size, settings.algorithm or None, hosts, say)
         runner = Runner(lanes.calls, settings, self.generation, spin_s, reporter, self._selector)
+        runner.sites = CallSites(partial(reporter.warn, "lines"), settings.check_calls)
         super().__init__(runner, rank, size)
         names = [peer.host for peer in self.peers]
         self.engine = Engine(

@@ -39,9 +39,9 @@ LEVELS: Dict[int, List[List[str]]] = {
     ],
     3: [
         [
-            "collective.reduce", "collective.flows", "collective.progress", "collective.execute",
-            "collective.short", "collective.drive", "collective.calls", "collective.sites",
-            "collective.journal", "collective.runner",
+            "collective.reduce", "collective.flows", "collective.progress", "collective.sites",
+            "collective.execute", "collective.short", "collective.drive", "collective.calls",
+            "collective.journal", "collective.reporting", "collective.runner",
             "collective.measure",
         ],
         [

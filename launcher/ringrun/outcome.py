@@ -45,12 +45,14 @@ def not_started(job: Job, problems: Mapping[int, str], ready: Iterable[int]) -> 
 
 
 def ended(
-    job: Job, verdict: Verdict, ending: str, signum: int, tails: Mapping[int, List[str]], diagnosis: str = ""
+    job: Job, verdict: Verdict, ending: str, signum: int, tails: Mapping[int, List[str]], lines: str = "",
+    diagnosis: str = "",
 ) -> Outcome:  # fmt: skip
     """The ranks had started.
 
     Args:
         ending: why we ended them, "" if they all ended by themselves.
+        lines: which calls came from different lines of the program.
         diagnosis: who waited for whom.
     """
     exits = dict(verdict.exits)
@@ -61,7 +63,7 @@ def ended(
     if not verdict.failed:
         return Outcome(0, "", "done", None, exits)
     hosts = {place.rank: job.hosts[place.host_index].name for place in job.plan.places}
-    text = report.failure_box(verdict, hosts, [host.name for host in job.hosts], tails, diagnosis)
+    text = report.failure_box(verdict, hosts, [host.name for host in job.hosts], tails, diagnosis, lines)
     cause = verdict.cause()
     in_part = [
         rank for rank, tail in tails.items()

@@ -10,7 +10,7 @@ from typing import Any, Container, Dict, List, Mapping, Optional, Sequence, Tupl
 
 from ringcomm.errors import ConfigError
 
-from .diagnosis import diagnose
+from .diagnosis import diagnose, different_lines
 from .job import Job
 from .reports import Report, read_report
 from .verdict import Complaint, Exit
@@ -113,7 +113,16 @@ def has_operations(contents: Mapping[int, Mapping[str, Any]]) -> bool:
 
 def explain(contents: Mapping[int, Mapping[str, Any]]) -> str:
     """The diagnosis, as lines of text."""
-    return "\n".join(diagnose({rank: read_report(content) for rank, content in contents.items()}))
+    return "\n".join(diagnose(_reports(contents)))
+
+
+def explain_lines(contents: Mapping[int, Mapping[str, Any]]) -> str:
+    """Which calls came from different lines of the program, as lines of text; "" if none."""
+    return "\n".join(different_lines(_reports(contents)))
+
+
+def _reports(contents: Mapping[int, Mapping[str, Any]]) -> Dict[int, Report]:
+    return {rank: read_report(content) for rank, content in contents.items()}
 
 
 def chosen_folder(job: Job) -> Path:

@@ -81,7 +81,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 def failure_box(
     verdict: Verdict, hosts: Mapping[int, str], host_names: Sequence[str], tails: Mapping[int, Sequence[str]],
-    diagnosis: str = "",
+    diagnosis: str = "", lines: str = "",
 ) -> str:  # fmt: skip
     """The one box: who failed first, where, how, with its last traceback; the others in one line.
 
@@ -90,6 +90,7 @@ def failure_box(
         host_names: the hosts in the plan's order.
         tails: for each rank, its last lines on stderr.
         diagnosis: who waited for whom, if that is known.
+        lines: which calls came from different lines of the program, if any did: it may explain all the rest.
     """
     cause = verdict.cause()
     assert cause is not None
@@ -102,9 +103,14 @@ def failure_box(
             if cause.host_index is not None
             else "the job failed"
         )
+    elif cause.exit is not None and cause.exit.ok:
+        waiting = sorted(verdict.secondary() - {cause.rank}) or sorted(set(hosts) - {cause.rank})
+        verb = "waits" if len(waiting) == 1 else "wait"
+        title = f"rank {cause.rank} has ended while {ranks_text(waiting)} still {verb} for it"
     else:
         title = f"rank {cause.rank} on {hosts[cause.rank]} failed first: {cause.how}"
-    paragraphs = _body(cause, tails)
+    paragraphs = [lines] if lines else []
+    paragraphs += _body(cause, tails)
     others = _others(verdict, cause, alike)
     if others:
         paragraphs.append(others)
@@ -125,7 +131,7 @@ def _body(cause: Cause, tails: Mapping[int, Sequence[str]]) -> List[str]:
     traceback = last_traceback(tail)
     if traceback:
         paragraphs.append(traceback)
-    elif [line for line in tail if line.strip()]:
+    elif [line for line in tail if line.strip()] and not (cause.exit is not None and cause.exit.ok):
         paragraphs.append("Its last words on stderr:\n" + "\n".join(list(tail)[-5:]))
     if cause.detail and not traceback:
         paragraphs.append(cause.detail)

@@ -71,7 +71,7 @@ class Call(NamedTuple):
 class Plan:
     """How a call is run, kept for the next time the same call comes."""
 
-    __slots__ = ("call", "execution", "fold", "header", "items", "schedule", "site", "warns")
+    __slots__ = ("call", "execution", "fold", "has_place", "header", "items", "schedule", "site", "warns")
 
     def __init__(self, call: Call, schedule: Sequence[Step], header: Header, fold: Optional[Kernel]) -> None:
         self.call = call
@@ -79,6 +79,8 @@ class Plan:
         self.header = header
         self.fold = fold
         self.items = -1
+        # Ranks may well wait for each other at different lines: one prepares what the others then use.
+        self.has_place = call.collective != Collective.BARRIER
         self.warns = fold is not None and fold.warns
         self.execution: Optional[Part] = None
         self.site: List[Any] = [0, None]

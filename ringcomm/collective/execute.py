@@ -25,6 +25,7 @@ from ..transport.base import Fabric, Link
 from ..wire.frames import HEADER_BYTES, Header, explain_difference, stamp, unpack_header
 from .flows import Flow, Receipt, Segment, SegmentPool, Stream
 from .reduce import Kernel
+from .sites import number_text
 
 _BYTE = np.dtype(np.uint8)
 
@@ -39,14 +40,22 @@ class Part(ABC):
     Attributes:
         moved_bytes: how much has moved since it was armed; grows whenever anything does.
         waits_for: the peers from which it waited to receive when it last slept.
+        checks_sites: whether a peer that makes the call at another line of the program is in another call.
+        other_sites: otherwise, peers that made it at another line: peer, this rank's site, the peer's.
     """
 
     moved_bytes: int
     waits_for: Tuple[int, ...] = ()
+    checks_sites = False
+    other_sites: Tuple[Tuple[int, int, int], ...] = ()
 
     @abstractmethod
     def arm(
-        self, sequence: int, data: np.ndarray[Any, Any], source: Optional[np.ndarray[Any, Any]] = None
+        self,
+        sequence: int,
+        data: np.ndarray[Any, Any],
+        source: Optional[np.ndarray[Any, Any]] = None,
+        site: int = 0,
     ) -> None:
         """Get ready to run with these arrays.
 
@@ -54,6 +63,7 @@ class Part(ABC):
             sequence: number of the call, for the header.
             data: contiguous one-dimensional array in which the result grows.
             source: contiguous one-dimensional array that is only read, for schedules that have one.
+            site: where the program makes the call, for the header; see :func:`~.sites.site_number`.
         """
 
     @abstractmethod
@@ -71,6 +81,23 @@ class Part(ABC):
             LinkClosed: a peer is gone.
             MismatchError: a peer is in another collective.
         """
+
+    def _compare(self, rank: int, peer: int, own: bytearray, theirs: memoryview) -> None:
+        """Say in which respect two packed headers differ that do.
+
+        Raises:
+            MismatchError: in more than where the call was made, or that is to be the same, too.
+        """
+        here, there = unpack_header(own), unpack_header(theirs)
+        difference = explain_difference(here, there)
+        if not difference and here.site and there.site:
+            if not self.checks_sites:
+                self.other_sites += ((peer, here.site, there.site),)
+                return
+            lines = f"{number_text(here.site)} here, {number_text(there.site)} there"
+            difference = f"they come from different lines ({lines}; RINGCOMM_CHECK_CALLS is on)"
+        if difference:
+            raise MismatchError(difference, rank=rank, peer=peer)
 
     @abstractmethod
     def exchanged(self) -> Dict[int, Tuple[int, int]]:
@@ -120,9 +147,13 @@ class Execution(Part):
         self._receives: List[Stream] = []
 
     def arm(
-        self, sequence: int, data: np.ndarray[Any, Any], source: Optional[np.ndarray[Any, Any]] = None
+        self,
+        sequence: int,
+        data: np.ndarray[Any, Any],
+        source: Optional[np.ndarray[Any, Any]] = None,
+        site: int = 0,
     ) -> None:
-        stamp(self._packed, sequence)
+        stamp(self._packed, sequence, site)
         self._data = data
         # memoryview cannot cast bfloat16 and friends; a byte view of the array always works.
         view = data.view(_BYTE).data
@@ -301,8 +332,7 @@ class Execution(Part):
 
     def _check_header(self, stream: Stream) -> None:
         if stream.header != self._packed:
-            mine, theirs = unpack_header(self._packed), unpack_header(stream.header)
-            raise MismatchError(explain_difference(mine, theirs), rank=self._rank, peer=stream.link.peer)
+            self._compare(self._rank, stream.link.peer, self._packed, stream.header)
 
     def _fold(self, flow: Receipt, partial: bool) -> bool:
         """Combine what all peers have delivered; whether anything was combined."""

@@ -16,20 +16,12 @@ from typing import Any, Callable, ContextManager, Dict, List, Optional, Sequence
 import numpy as np
 
 from ..config import Settings
-from ..errors import (
-    MismatchError,
-    Misuse,
-    NotInitializedError,
-    PeerLostError,
-    PeerStalledError,
-    RingcommError,
-    fresh_copy,
-)
+from ..errors import MismatchError, Misuse, NotInitializedError, fresh_copy
 from ..ops import Collective, ReduceOp
 from ..schedule.choose import build_all_to_all
 from ..schedule.select import Selector
 from ..schedule.steps import Step, even_bounds
-from ..transport.base import Fabric, LinkClosed, Watch
+from ..transport.base import Fabric, LinkClosed
 from ..transport.pages import LEAST_BYTES
 from ..wire.frames import NO_OP, NO_ROOT
 from .calls import Call, Plan
@@ -39,45 +31,12 @@ from .flows import SegmentPool
 from .journal import CallJournal, Row
 from .progress import Progress
 from .reduce import Kernel, kernel
+from .reporting import CallSites, Reporter
 from .short import make_execution
-from .sites import Site, call_site, site_text
+from .sites import Site, call_site, find_site, site_number, site_text
 
 _PLANS_KEPT = 512
 _NOTHING_TO_SUPPRESS: ContextManager[Any] = nullcontext()
-
-
-class Reporter(Watch):
-    """Where failures are reported, and the common verdict comes from. This one has nobody to ask.
-
-    Attributes:
-        who_is_heard, verdict: as in :class:`~ringcomm.rendezvous.control.ControlChannel`.
-    """
-
-    who_is_heard: Optional[Callable[[], Tuple[List[int], List[int]]]] = None
-    verdict: Optional[RingcommError] = None
-
-    def fileno(self) -> int:
-        return -1
-
-    def check(self) -> None:
-        if self.verdict is not None:
-            raise fresh_copy(self.verdict)
-
-    def report_lost(self, peer: int, doing: str, why: str, kind: str = "lost") -> RingcommError:
-        """A peer is lost, or else silent, stalled or late: the error to raise."""
-        if self.verdict is None:
-            error = PeerLostError if kind == "lost" else PeerStalledError
-            during = f" while this rank was in {doing}" if doing else ""
-            text = f"rank {peer} was lost{during}: {why}."
-            self.verdict = error(text, rank=peer)
-        return fresh_copy(self.verdict)
-
-    def report_mismatch(self, peer: int, text: str) -> RingcommError:
-        """A peer is in a different call: the error to raise."""
-        return MismatchError(text, peer=peer)
-
-    def note_closed(self, peer: int, why: str) -> None:
-        """The link to a peer ended without a goodbye, while nobody waited for that peer."""
 
 
 class Runner:
@@ -96,6 +55,7 @@ class Runner:
         journal: is told of every call, if set.
         called_at: where the next call was made, if that was not in the thread that runs it.
         purpose: says what the calls are for, where they are not what the program has asked for.
+        sites: is told of calls that other ranks make at other lines, if set; otherwise nobody compares.
     """
 
     def __init__(
@@ -126,6 +86,7 @@ class Runner:
         self._broken: Optional[BaseException] = None
         self.journal: Optional[CallJournal] = None
         self.called_at: Optional[Site] = None
+        self.sites: Optional[CallSites] = None
         self.purpose: Optional[Callable[[], str]] = None
         self._running: Optional[Tuple[Call, Part, bool]] = None
 
@@ -327,16 +288,25 @@ class Runner:
                 )
             if data.nbytes >= LEAST_BYTES:
                 self._fabric.prepare(data.ctypes.data, data.nbytes)
-            execution.arm(self._sequence, data, source)
-            journal = self.journal
-            if journal is not None:
-                journal.begin(self._sequence, plan.call, plan.site, self.called_at)
+            journal, sites, number = self.journal, self.sites, 0
+            if journal is not None or sites is not None:
+                # Known to be inside are: this method, and the one that calls it.
+                site = self.called_at or find_site(3, plan.site)
+                if journal is not None:
+                    journal.begin(self._sequence, plan.call, site)
+                if sites is not None and plan.has_place:
+                    number, execution.checks_sites = site_number(site), sites.strict
+            execution.arm(self._sequence, data, source, number)
             self._running = (plan.call, execution, counted)
             try:
-                # Overflow and NaN are the caller's numbers; a warning on whichever rank happens to
-                # own the element would help nobody.
-                with np.errstate(all="ignore") if plan.warns else _NOTHING_TO_SUPPRESS:
-                    run(execution, self._fabric, self.timeout_s, self.spin_s, self.may_poll)
+                try:
+                    # Overflow and NaN are the caller's numbers; a warning on whichever rank happens to
+                    # own the element would help nobody.
+                    with np.errstate(all="ignore") if plan.warns else _NOTHING_TO_SUPPRESS:
+                        run(execution, self._fabric, self.timeout_s, self.spin_s, self.may_poll)
+                finally:
+                    if execution.other_sites:
+                        self._tell_other_sites(execution, plan.call)
             except BaseException as problem:
                 # The streams stop in the middle of a message: nothing can be sent on them any more.
                 self._broken = self._translate(problem, execution, plan.call)
@@ -348,6 +318,13 @@ class Runner:
             finally:
                 self._running = None
                 execution.disarm()
+
+    def _tell_other_sites(self, execution: Part, call: Call) -> None:
+        rank_of = self._fabric.rank_of
+        found = [(rank_of(peer), here, there) for peer, here, there in execution.other_sites]
+        execution.other_sites = ()
+        if self.sites is not None:
+            self.sites.met(self._sequence, call, rank_of(self.rank), found)
 
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:

@@ -13,10 +13,10 @@ from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
-from ..errors import BrokenInvariantError, MismatchError
+from ..errors import BrokenInvariantError
 from ..schedule.steps import DATA, SELF, Recv, Send, Step
 from ..transport.base import Fabric, Link
-from ..wire.frames import HEADER_BYTES, Header, explain_difference, stamp, unpack_header
+from ..wire.frames import HEADER_BYTES, Header, stamp
 from .execute import Execution, Part
 from .flows import SegmentPool
 from .reduce import Kernel
@@ -192,8 +192,8 @@ class ShortExecution(Part):
                 (peer,) = step.peers
                 stage.arriving.append(_Copy(DATA, step.start, step.stop, parts[peer, index]))
 
-    def arm(self, sequence: int, data: Array, source: Optional[Array] = None) -> None:
-        stamp(self._header, sequence)
+    def arm(self, sequence: int, data: Array, source: Optional[Array] = None, site: int = 0) -> None:
+        stamp(self._header, sequence, site)
         for packet in self._headed:
             packet.bytes[:HEADER_BYTES] = self._header
         self._arrays = (data, data if source is None else source)
@@ -262,8 +262,7 @@ class ShortExecution(Part):
     def _check_header(self, packet: _Packet) -> None:
         header = packet.bytes[:HEADER_BYTES]
         if header != self._header:
-            mine, theirs = unpack_header(self._header), unpack_header(header)
-            raise MismatchError(explain_difference(mine, theirs), rank=self._rank, peer=packet.link.peer)
+            self._compare(self._rank, packet.link.peer, self._header, header)
 
     def _combine(self, stage: _Stage) -> None:
         """All has arrived: bring it to its place, in the order of the schedule."""

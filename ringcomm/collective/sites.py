@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import os
 import sys
+import zlib
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 from typing import Any, Dict, List, Tuple
@@ -17,6 +18,9 @@ It holds no frame, which would keep the caller's variables alive.
 
 _packages = [f"{Path(__file__).resolve().parent.parent}{os.sep}"]
 _ours: Dict[str, bool] = {}
+_numbers: Dict[Tuple[int, int], Tuple[int, CodeType]] = {}
+_MOST_NUMBERS = 4096
+_labels: Dict[int, str] = {}
 
 
 def look_through(package: ModuleType) -> None:
@@ -81,13 +85,58 @@ def _depth_of(wanted: FrameType) -> int:
 
 def site_text(site: Site) -> str:
     """``file:line``."""
+    return f"{site[0].co_filename}:{_line(site)}"
+
+
+def _line(site: Site) -> int:
     code, instruction = site
     found = code.co_firstlineno
     for offset, line in dis.findlinestarts(code):
         if offset > instruction:
             break
         found = line or found
-    return f"{code.co_filename}:{found}"
+    return found
+
+
+def site_number(site: Site) -> int:
+    """A place as 64 bits, the same on every host: a hash of the file's name above, the line below. Never 0.
+
+    The directory is left out, because it may differ between hosts.
+    """
+    key = (id(site[0]), site[1])
+    known = _numbers.get(key)
+    if known is None:
+        if len(_numbers) >= _MOST_NUMBERS:
+            _numbers.clear()
+        label = file_label(site[0].co_filename)
+        _labels[zlib.crc32(label.encode())] = label
+        # With the code, so that its id stays its own.
+        known = _numbers[key] = (zlib.crc32(label.encode()) << 32 | max(1, _line(site)), site[0])
+    return known[0]
+
+
+def number_text(number: int) -> str:
+    """``train.py:88`` for what :func:`site_number` gave on this or another rank."""
+    wanted, line = number >> 32, number & 0xFFFFFFFF
+    label = _labels.get(wanted)
+    if label is None:
+        # Not a file of calls on this rank; but its program has probably loaded it.
+        files = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
+        found = {zlib.crc32(label.encode()): label for label in map(file_label, files)}
+        label = found.get(wanted)
+    return f"line {line} of a file that this rank has not loaded" if label is None else f"{label}:{line}"
+
+
+def short_site(text: str) -> str:
+    """``train.py:88`` for ``/home/me/train.py:88``, as :func:`number_text` would have it."""
+    filename, _, line = text.rpartition(":")
+    return f"{file_label(filename)}:{line}"
+
+
+def file_label(filename: str) -> str:
+    """A file's name without its directory; with it where every package has one of that name."""
+    directory, _, name = filename.rpartition(os.sep)
+    return f"{directory.rpartition(os.sep)[2]}/{name}" if name == "__init__.py" else name
 
 
 def call_site() -> str:

@@ -12,7 +12,8 @@ from typing import IO, Any, Callable, Iterator, List, Optional, Sequence, Tuple
 from ..collective.journal import CallJournal
 from ..collective.progress import Progress
 from ..collective.reduce import kernel
-from ..collective.runner import Reporter, Runner
+from ..collective.reporting import Reporter
+from ..collective.runner import Runner
 from ..collective.sites import call_site
 from ..config import Settings
 from ..dtypes import Array, code_of
@@ -95,6 +96,7 @@ class Engine:
                 settings.stall_warning_s,
                 settings.late_after_s,
                 settings.cache_capacity,
+                settings.check_calls,
             )
             if settings.autotune:
                 self._autotune(self.coordinator, settings.autotune_log)

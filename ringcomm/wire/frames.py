@@ -1,6 +1,6 @@
 """The header in front of every collective's bytes on a link.
 
-It costs no round trip: it is the first 32 bytes of the same stream. A rank that reads a header
+It costs no round trip: it is the first 40 bytes of the same stream. A rank that reads a header
 other than its own knows that the program has diverged, and both calls can be named.
 """
 
@@ -13,17 +13,17 @@ from typing import NamedTuple, Sequence, Tuple, Union
 from ..dtypes import name_of_code
 from ..ops import Collective, ReduceOp
 
-_HEADER = struct.Struct("<HHIBBBxiQQ")
+_HEADER = struct.Struct("<HHIQBBBxiQQ")
 HEADER_BYTES = _HEADER.size
-_SEQUENCE = struct.Struct("<I")
-_SEQUENCE_AT = 4
+_STAMP = struct.Struct("<IQ")
+_STAMP_AT = 4
 _MAGIC = 0x7C52
 NO_OP = 255
 NO_ROOT = -1
 
 
 class Header(NamedTuple):
-    """What a rank is doing, in 32 bytes.
+    """What a rank is doing, in 40 bytes.
 
     Attributes:
         generation: membership epoch (low 16 bits).
@@ -34,6 +34,8 @@ class Header(NamedTuple):
         root: root rank, or ``NO_ROOT``.
         items: elements, where all ranks must agree on it; otherwise 0.
         digest: hash of the name, the shape and the scale factors.
+        site: the line of the program that makes the call, see :func:`ringcomm.collective.sites.site_number`;
+            0 where that says nothing. The one field that may differ.
     """
 
     generation: int
@@ -44,13 +46,15 @@ class Header(NamedTuple):
     root: int
     items: int
     digest: int
+    site: int = 0
 
     def pack(self) -> bytes:
-        """The 32 bytes."""
+        """The 40 bytes."""
         return _HEADER.pack(
             _MAGIC,
             self.generation & 0xFFFF,
             self.sequence & 0xFFFFFFFF,
+            self.site,
             self.collective,
             self.op,
             self.dtype,
@@ -75,17 +79,17 @@ class Header(NamedTuple):
         return f"{what}({', '.join(arguments)})"
 
 
-def stamp(packed: bytearray, sequence: int) -> None:
-    """Write another sequence number into a packed header."""
-    _SEQUENCE.pack_into(packed, _SEQUENCE_AT, sequence & 0xFFFFFFFF)
+def stamp(packed: bytearray, sequence: int, site: int = 0) -> None:
+    """Write another sequence number and site into a packed header."""
+    _STAMP.pack_into(packed, _STAMP_AT, sequence & 0xFFFFFFFF, site)
 
 
 def unpack_header(data: Union[bytes, bytearray, memoryview]) -> Header:
-    """The header in 32 bytes. Bytes that are no header at all give ``collective=0``."""
-    magic, *rest = _HEADER.unpack(data)
+    """The header in 40 bytes. Bytes that are no header at all give ``collective=0``."""
+    magic, generation, sequence, site, collective, op, dtype, root, items, hashed = _HEADER.unpack(data)
     if magic != _MAGIC:
         return Header(0, 0, 0, NO_OP, 0, NO_ROOT, 0, 0)
-    return Header(*rest)
+    return Header(generation, sequence, collective, op, dtype, root, items, hashed, site)
 
 
 def digest(name: str, shape: Sequence[int], factors: Tuple[float, float]) -> int:
@@ -95,7 +99,7 @@ def digest(name: str, shape: Sequence[int], factors: Tuple[float, float]) -> int
 
 
 def explain_difference(mine: Header, theirs: Header) -> str:
-    """In which respect two calls differ, in words.
+    """In which respect two calls differ, in words; empty if only their sites do.
 
     >>> a = Header(0, 7, 1, 1, 10, -1, 8, 0)
     >>> explain_difference(a, a._replace(items=9))
@@ -120,4 +124,6 @@ def explain_difference(mine: Header, theirs: Header) -> str:
             if field in ("collective", "op", "dtype", "root"):
                 return f"they disagree about {words} ({mine.describe()} here, {theirs.describe()} there)"
             return f"they disagree about {words} ({here} here, {there} there)"
-    return "they disagree about the name, the shape or the scale factors"
+    if mine.digest != theirs.digest:
+        return "they disagree about the name, the shape or the scale factors"
+    return ""

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from ringcomm.collective.progress import Progress
-from ringcomm.collective.runner import Reporter
+from ringcomm.collective.reporting import Reporter
 from ringcomm.engine.lines import Limits
 from ringcomm.engine.vigil import Vigil
 from ringcomm.errors import PeerStalledError, ProtocolError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, List, Optional, Sequence, Tuple, TypeVar
 
-from ...collective.runner import Reporter
+from ...collective.reporting import Reporter
 from ...errors import RingcommError, fresh_copy
 from ...transport.base import Watch
 
@@ -82,6 +82,10 @@ class GroupWatch(Watch):
     def report_mismatch(self, peer: int, text: str) -> RingcommError:
         """A peer is in another call: the error that all ranks raise."""
         return self._noted(self._reporter.report_mismatch(peer, text))
+
+    def warn(self, topic: str, text: str) -> None:
+        """Warn the user; of one topic a group warns once."""
+        self._reporter.warn(topic, text)
 
     def _noted(self, error: _Error) -> _Error:
         """The same, with the culprit's rank in the whole job; its text names that one itself."""

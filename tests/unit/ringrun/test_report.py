@@ -203,3 +203,25 @@ def test_on_this_machine_nothing_is_over_there() -> None:
         assert "over there" not in host_problem(
             "localhost", {"path": "/x", "problem": problem}, is_local=True
         )
+
+
+def test_calls_from_different_lines_come_first() -> None:
+    verdict = Verdict()
+    verdict.exited(Exit(2, 3, None))
+    box = failure_box(verdict, HOSTS, ["pc", "jetson1"], {2: TRACE}, "who waits", "Call number 4, f(), comes")
+    assert box.splitlines()[1] == "│ Call number 4, f(), comes"
+    assert box.index("comes") < box.index("ValueError: x") < box.index("who waits")
+
+
+def test_a_rank_that_has_ended_while_others_wait() -> None:
+    verdict = Verdict()
+    verdict.exited(Exit(0, 0, None))
+    verdict.complained(Complaint(None, 0, "rank 0 has finished while others were in allreduce"))
+    verdict.exited(Exit(1, 1, None))
+    two = failure_box(verdict, {0: "pc", 1: "pc"}, ["pc"], {})
+    assert two.startswith("╭─ ringrun: rank 0 has ended while rank 1 still waits for it\n")
+    assert two.endswith("exit code 255\n")
+    for rank in (2, 3):
+        verdict.exited(Exit(rank, 1, None))
+    box = failure_box(verdict, HOSTS, ["pc", "jetson1"], {})
+    assert "rank 0 has ended while ranks 1-3 still wait for it" in box

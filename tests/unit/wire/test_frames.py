@@ -25,15 +25,16 @@ ALLREDUCE = Header(0, 7, Collective.ALLREDUCE, ReduceOp.SUM, FLOAT32, NO_ROOT, 1
 BROADCAST = Header(0, 7, Collective.BROADCAST, NO_OP, FLOAT32, 2, 8, 1)
 
 
-def test_header_is_32_bytes():
-    assert HEADER_BYTES == 32
-    assert len(ALLREDUCE.pack()) == 32
+def test_header_is_40_bytes():
+    assert HEADER_BYTES == 40
+    assert len(ALLREDUCE.pack()) == 40
 
 
 def test_bytes_on_the_wire_never_change():
-    header = Header(1, 2, 3, 4, 5, 6, 7, 8)
+    header = Header(1, 2, 3, 4, 5, 6, 7, 8, 9)
     assert header.pack().hex() == (
-        "527c" "0100" "02000000" "03" "04" "05" "00" "06000000" "0700000000000000" "0800000000000000"
+        "527c" "0100" "02000000" "0900000000000000"
+        "03" "04" "05" "00" "06000000" "0700000000000000" "0800000000000000"
     )  # fmt: skip
 
 
@@ -44,6 +45,7 @@ def test_there_and_back(seed):
     header = Header(
         rng.getrandbits(16), rng.getrandbits(32), rng.randrange(1, 256), rng.getrandbits(8),
         rng.getrandbits(8), rng.randrange(-1, 1 << 31), rng.getrandbits(64), rng.getrandbits(64),
+        rng.getrandbits(64),
     )  # fmt: skip
     assert unpack_header(header.pack()) == header
 
@@ -55,17 +57,19 @@ def test_counters_wrap_and_stay_equal():
     assert explain_difference(header, received) == explain_difference(ALLREDUCE, ALLREDUCE)
 
 
-@pytest.mark.parametrize("data", [bytes(32), b"\xff" * 32, b"GET / HTTP/1.1\r\nHost: somewhere\r\n"[:32]])
+@pytest.mark.parametrize(
+    "data", [bytes(40), b"\xff" * 40, b"GET / HTTP/1.1\r\nHost: www.example.com\r\n\r\n"[:40]]
+)
 def test_no_header_at_all(data):
     assert "not the start of a ringcomm message" in explain_difference(ALLREDUCE, unpack_header(data))
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_no_32_bytes_break_the_explanation(seed):
+def test_no_40_bytes_break_the_explanation(seed):
     print(f"seed {seed}")
     rng = random.Random(seed)
     for _ in range(100):
-        noise = bytes(rng.getrandbits(8) for _ in range(30))
+        noise = bytes(rng.getrandbits(8) for _ in range(38))
         for data in (noise + b"ab", b"\x52\x7c" + noise):
             header = unpack_header(data)
             assert header.describe()
