@@ -21,6 +21,7 @@ from .config import Membership, Settings, misspelt_variables
 from .engine.engine import Engine
 from .errors import describe_error
 from .flight import Facts, FlightRecorder
+from .program import compare_programs
 from .rendezvous.client import Joined, Peer, join
 from .rendezvous.embedded import EmbeddedRendezvous
 from .schedule.select import Selector
@@ -125,6 +126,7 @@ class Context(Collectives):
                 logger.info("%s", joined.table)
                 context._say(_carriers(joined))
             context._tune()
+            context._compare_programs()
             if settings.timeline:
                 context.start_timeline(settings.timeline, settings.timeline_mark_cycles)
         except BaseException:
@@ -132,12 +134,21 @@ class Context(Collectives):
             raise
         return context
 
+    def _compare_programs(self) -> None:
+        """Warn if the ranks do not run the same files."""
+        text = compare_programs(self._scout(), [peer.host for peer in self.peers])
+        if text and self.rank == 0 and self._joined is not None:
+            self._joined.control.warn("program", text)
+
+    def _scout(self) -> Runner:
+        """A runner for what is exchanged before the first call."""
+        limit_s = min(self.settings.timeout_s or math.inf, self.settings.start_timeout_s)
+        return self._runner.twin(replace(self.settings, timeout_s=limit_s))
+
     def _tune(self) -> None:
         """Measure the machine, together with all ranks, and choose schedules by that from now on."""
         hosts = [peer.host_index for peer in self.peers]
-        limit_s = min(self.settings.timeout_s or math.inf, self.settings.start_timeout_s)
-        limited = replace(self.settings, timeout_s=limit_s)
-        scout = self._runner.twin(limited)
+        scout = self._scout()
         crowded = self.local_size > usable_cores()
         alone = self.local_size == self.size
         links = [self._lanes.calls.link(peer) for peer in range(self.size) if peer != self.rank]

@@ -63,7 +63,12 @@ LEVELS: Dict[int, List[List[str]]] = {
         ],
         ["arrays.bridge", "arrays.rows"],
     ],
-    5: [["timeline", "flight", "collectives", "context", "api", "process_set", "named", "same", "__init__"]],
+    5: [
+        [
+            "timeline", "flight", "collectives", "program", "context", "api", "process_set", "named", "same",
+            "__init__",
+        ],
+    ],
     6: [
         [
             "_adapter.arguments", "_adapter.basics", "_adapter.common", "_adapter.compression",
