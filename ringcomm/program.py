@@ -103,7 +103,8 @@ def differences_text(programs: Sequence[Dict[str, str]], hosts: Sequence[str]) -
     more = f" ({len(texts) - _MOST_FILES} more files differ)" if len(texts) > _MOST_FILES else ""
     return (
         f"The ranks do not run the same program: {'; '.join(texts[:_MOST_FILES])}{more}. What they compute "
-        "may differ although nothing fails. Copy the same files to every host (rsync -a, or a shared directory)."
+        "may differ although nothing fails. Copy the same files to every host (rsync -a, or a shared "
+        "directory)."
     )
 
 

@@ -34,6 +34,13 @@ def pytest_addoption(parser):
         metavar="N",
         help="of the simulated jobs run N, with seeds from 0",
     )
+    parser.addoption(
+        "--programs",
+        type=int,
+        default=40,
+        metavar="N",
+        help="of the programs from seeds run N of each kind",
+    )
     parser.addoption("--all-kills", action="store_true", help="run the whole kill matrix, not a selection")
 
 
