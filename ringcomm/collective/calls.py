@@ -13,6 +13,7 @@ from ..schedule.steps import Step
 from ..wire.frames import NO_OP, NO_ROOT, Header, digest
 from .execute import Part
 from .reduce import Kernel
+from .sites import nowhere
 
 _WITHOUT_ARRAY = (Collective.BARRIER, Collective.BROADCAST_OBJECT, Collective.ALLGATHER_OBJECT)
 _BY_ROWS = (Collective.ALLGATHER, Collective.ALLTOALL)
@@ -83,4 +84,4 @@ class Plan:
         self.has_place = call.collective != Collective.BARRIER
         self.warns = fold is not None and fold.warns
         self.execution: Optional[Part] = None
-        self.site: List[Any] = [0, None]
+        self.site = nowhere()

@@ -33,7 +33,7 @@ from .progress import Progress
 from .reduce import Kernel, kernel
 from .reporting import CallSites, Reporter
 from .short import make_execution
-from .sites import Site, call_site, find_site, site_number, site_text
+from .sites import Site, call_site, find_site, number_of_known, site_text
 
 _PLANS_KEPT = 512
 _NOTHING_TO_SUPPRESS: ContextManager[Any] = nullcontext()
@@ -291,11 +291,15 @@ class Runner:
             journal, sites, number = self.journal, self.sites, 0
             if journal is not None or sites is not None:
                 # Known to be inside are: this method, and the one that calls it.
-                site = self.called_at or find_site(3, plan.site)
+                known, site = plan.site, self.called_at
+                if site is None:
+                    site = find_site(3, known)
                 if journal is not None:
                     journal.begin(self._sequence, plan.call, site)
                 if sites is not None and plan.has_place:
-                    number, execution.checks_sites = site_number(site), sites.strict
+                    same = site[1] == known[2] and site[0] is known[1]
+                    number = known[3] if same else number_of_known(site, known)
+                    execution.checks_sites = sites.strict
             execution.arm(self._sequence, data, source, number)
             self._running = (plan.call, execution, counted)
             try:

@@ -54,7 +54,7 @@ def find_site(depth: int, known: List[Any]) -> Site:
 
     Args:
         depth: so many callers, that of this function being 1, are known to be inside.
-        known: ``[0, None]`` the first time, then what this function has made of it: how deep the place
+        known: :func:`nowhere` the first time, then what this function has made of it: how deep the place
             was last time and in which code. It is tried first, because walking costs more than the rest.
     """
     try:
@@ -65,8 +65,20 @@ def find_site(depth: int, known: List[Any]) -> Site:
     except ValueError:
         pass  # the stack is not that deep this time
     frame = _outside(depth + 1)
-    known[:] = _depth_of(frame), frame.f_code
+    known[:] = _depth_of(frame), frame.f_code, -1, 0
     return frame.f_code, frame.f_lasti
+
+
+def nowhere() -> List[Any]:
+    """What is known of a place before it is looked for: depth, code, and for one instruction its number."""
+    return [0, None, -1, 0]
+
+
+def number_of_known(site: Site, known: List[Any]) -> int:
+    """:func:`site_number` of what :func:`find_site` has found, and keeps it for the same instruction."""
+    number = site_number(site)
+    known[1:] = *site, number
+    return number
 
 
 def this_site() -> Site:

@@ -161,6 +161,35 @@ class TestOtherLines:
         with pytest.raises(MismatchError, match=r"different lines \(test_runner.py:\d+ here, .*:7 there"):
             self.run(wire, self.HERE << 32 | 7, strict=True)
 
+    def test_lines_of_one_plan_are_not_mixed_up(self, wire):
+        runner = Runner(wire.fabric, NOW)
+        runner.sites = CallSites(pytest.fail)
+        lines = []
+
+        def call(number):
+            wire.put(Call(1, np.dtype(np.float32), 4, int(Sum), NO_ROOT, "", ()).header(0)._replace(
+                sequence=number).pack() + ones().tobytes())  # fmt: skip
+
+        def elsewhere():
+            runner.all_reduce(ones(), Sum)
+
+        for turn in range(2):
+            for place in range(4):
+                call(4 * turn + place + 1)
+                if place == 0:
+                    runner.all_reduce(ones(), Sum)
+                elif place == 1:  # noqa: SIM114 - another line is the point
+                    runner.all_reduce(ones(), Sum)
+                elif place == 2:
+                    runner.called_at = (elsewhere.__code__, elsewhere.__code__.co_firstlineno)
+                    runner.all_reduce(ones(), Sum)
+                    runner.called_at = None
+                else:
+                    elsewhere()
+                lines.append(unpack_header(wire.take()[:HEADER_BYTES]).site & 0xFFFFFFFF)
+        assert lines[:4] == lines[4:] and lines[1] - lines[0] == 2
+        assert lines[3] == elsewhere.__code__.co_firstlineno + 1
+
     def test_a_file_that_is_not_here(self, wire):
         _, (text,), _ = self.run(wire, zlib.crc32(b"no such file") << 32 | 9)
         assert "rank 1 at line 9 of a file that this rank has not loaded" in text
