@@ -178,13 +178,13 @@ class TestOtherLines:
                 call(4 * turn + place + 1)
                 if place == 0:
                     runner.all_reduce(ones(), Sum)
-                elif place == 1:  # noqa: SIM114 - another line is the point
+                if place == 1:
                     runner.all_reduce(ones(), Sum)
-                elif place == 2:
+                if place == 2:
                     runner.called_at = (elsewhere.__code__, elsewhere.__code__.co_firstlineno)
                     runner.all_reduce(ones(), Sum)
                     runner.called_at = None
-                else:
+                if place == 3:
                     elsewhere()
                 lines.append(unpack_header(wire.take()[:HEADER_BYTES]).site & 0xFFFFFFFF)
         assert lines[:4] == lines[4:] and lines[1] - lines[0] == 2
