@@ -42,6 +42,13 @@ def pytest_addoption(parser):
         action="store_true",
         help="a selection: no test marked `full`, and of a parametrized test one case in eight, at least one",
     )
+    parser.addoption(
+        "--programs",
+        type=int,
+        default=40,
+        metavar="N",
+        help="of the programs from seeds run N of each kind",
+    )
     parser.addoption("--all-kills", action="store_true", help="run the whole kill matrix, not a selection")
 
 
