@@ -30,7 +30,7 @@ from ringcomm.testing.reference import contributions
 
 LIMIT_S = 30.0
 IMPATIENT = Settings(spin_us=0.0, timeout_s=30.0, start_timeout_s=30.0, stall_warning_s=1.0)
-"""Where the test runner has threads that might submit something, a deadlock is called one after twice that."""
+"""Where the test runner has threads that might submit something, a deadlock is reported after twice that."""
 
 
 def plain(**changes) -> Settings:
