@@ -260,9 +260,11 @@ class Collectives:
             self._runner.broadcast(length, root, name_of(name), (1,), kind)
             data = payload.copy() if self.rank == root else np.empty(int(length[0]), np.uint8)
             self._runner.broadcast(data, root, name_of(name), data.shape, kind)
-        if self.rank == root:
-            return value
-        return self.objects.unpack(data, root, "broadcast_object", name_of(name))
+            if self.rank == root:
+                return value
+            # In the order of the calls, whichever thread made them; unpickling may make calls of its own.
+            pickled = self.objects.verified(data, root, "broadcast_object", name_of(name))
+        return self.objects.load(pickled)
 
     def allgather_object(self, value: Any, name: Optional[str] = None) -> List[Any]:
         """Collect any object (pickled by cloudpickle) from every rank: a list in rank order."""
@@ -274,10 +276,15 @@ class Collectives:
             gathered = np.empty(bounds[-1], np.uint8)
             gathered[bounds[self.rank] : bounds[self.rank + 1]] = payload
             self._runner.all_gather(gathered, bounds, name_of(name), (), kind)
-        parts = [gathered[bounds[rank] : bounds[rank + 1]] for rank in range(self.size)]
+            pickled = {
+                rank: self.objects.verified(
+                    gathered[bounds[rank] : bounds[rank + 1]], rank, "allgather_object", name_of(name)
+                )
+                for rank in range(self.size)
+                if rank != self.rank
+            }
         return [
-            value if rank == self.rank else self.objects.unpack(part, rank, "allgather_object", name_of(name))
-            for rank, part in enumerate(parts)
+            value if rank == self.rank else self.objects.load(pickled[rank]) for rank in range(self.size)
         ]
 
     def _root(self, root_rank: int) -> int:

@@ -135,6 +135,12 @@ class Settings:
         "there from all hosts. Empty: ringrun's `--output-dir`, or else a new temporary folder (ten stay); "
         "without `ringrun`, nothing is written.",
     )  # fmt: skip
+    check_calls: bool = _setting(
+        False, "CHECK_CALLS", parsing.flag,
+        "Make it an error that ranks make the same call (the same number, among calls in order and among "
+        "operations without a name) at different lines of the program. Off: that is a warning, once. Calls "
+        "of `barrier` are not compared.",
+    )  # fmt: skip
     check_every: int = _setting(
         0, "CHECK_EVERY", parsing.whole,
         "After how many steps of an optimizer it is checked that all ranks have the same parameters, bit by "

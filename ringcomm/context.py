@@ -10,8 +10,10 @@ import logging
 import math
 import os
 from dataclasses import replace
+from functools import partial
 from typing import Any, Dict, List, Optional, Sequence
 
+from .collective.call_sites import CallSites
 from .collective.measure import agreed, measure
 from .collective.reporter import Reporter
 from .collective.runner import Runner
@@ -22,6 +24,7 @@ from .engine.peer_channels import StopWatch
 from .errors import describe_error
 from .flight_recorder import Facts, FlightRecorder, forget_what_is_closed
 from .objects import Objects
+from .program import compare_programs
 from .rendezvous.client import Joined, Peer, join
 from .rendezvous.embedded import EmbeddedRendezvous
 from .schedule.cost import CostModel
@@ -89,6 +92,7 @@ class Context(Collectives):
         say = self._say if settings.verbose and rank == 0 else None
         self._selector = Selector(rank, size, settings.algorithm or None, hosts, say)
         runner = Runner(lanes.calls, settings, self.generation, spin_s, reporter, self._selector)
+        runner.sites = CallSites(partial(reporter.warn, "lines"), settings.check_calls)
         # Without a job there is no other process from which anything could come.
         signer = joined.signer if joined is not None else Signer(b"")
         super().__init__(runner, rank, size, Objects(signer, rank))
@@ -147,6 +151,7 @@ class Context(Collectives):
                 logger.info("%s", joined.table)
                 context._say(_carriers(joined))
             context._tune()
+            context._compare_programs()
             if settings.timeline:
                 context.start_timeline(settings.timeline, settings.timeline_mark_cycles)
         except BaseException:
@@ -154,12 +159,23 @@ class Context(Collectives):
             raise
         return context
 
+    def _compare_programs(self) -> None:
+        """Warn if the ranks do not run the same files."""
+        scout = self._scout()
+        scout.purpose = lambda: "the comparison of programs in init()"
+        text = compare_programs(scout, [peer.host for peer in self.peers])
+        if text and self.rank == 0 and self._joined is not None:
+            self._joined.control.warn("program", text)
+
+    def _scout(self) -> Runner:
+        """A runner for what is exchanged before the first call."""
+        limit_s = min(self.settings.timeout_s or math.inf, self.settings.start_timeout_s)
+        return self._runner.twin(replace(self.settings, timeout_s=limit_s))
+
     def _tune(self) -> None:
         """Measure the machine, together with all ranks, and choose schedules by that from now on."""
         hosts = [peer.host_index for peer in self.peers]
-        limit_s = min(self.settings.timeout_s or math.inf, self.settings.start_timeout_s)
-        limited = replace(self.settings, timeout_s=limit_s)
-        scout = self._runner.twin(limited)
+        scout = self._scout()
         crowded = self.local_size > usable_cores()
         alone = self.local_size == self.size
         links = [self._lanes.calls.link(peer) for peer in range(self.size) if peer != self.rank]

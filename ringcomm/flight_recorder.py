@@ -26,6 +26,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 from .clock import Deadline, monotonic
 from .collective.call_history import CallJournal, Row
+from .collective.call_sites import CallSites
 from .collective.runner import Runner
 from .config import Settings, flight_channel_from_environment
 from .engine.engine import Engine
@@ -103,14 +104,18 @@ class FlightRecorder:
         members = list(self.facts.members)
         if self._calls is not None:
             rows = [_dated(row) for row in self._runner.rows()]
-            found.append({"name": self.facts.lane, "ordered": True, "members": members, "operations": rows})
+            found.append({
+                "name": self.facts.lane, "ordered": True, "members": members, "operations": rows,
+                "lines": _lines(self._runner.sites, members),
+            })  # fmt: skip
         if self._engine is not None and self._engine.journal is not None:
-            journal, known = self._engine.journal, self._engine.sets
+            journal, known, coordinator = self._engine.journal, self._engine.sets, self._engine.coordinator
             sets = {str(number): list(known.members(number)) for number in known.numbers()}
             rows = [_dated(row) for row in journal.rows()]
             found.append({
                 "name": "engine", "ordered": False, "members": members, "sets": sets, "operations": rows,
                 "paused": journal.paused,
+                "lines": _lines(None if coordinator is None else coordinator.sites, members),
             })  # fmt: skip
         return found
 
@@ -182,6 +187,14 @@ def record(recorders: Sequence[FlightRecorder], reason: str, error: str = "") ->
     threads = [] if reason == "ended" else thread_stacks()
     found.update(pid=os.getpid(), at=round(time.time(), 6), threads=threads, lanes=lanes)
     return found
+
+
+def _lines(sites: Optional[CallSites], members: Sequence[int]) -> List[Row]:
+    """The calls that ranks have made at different lines, with ranks of the whole job."""
+    return [
+        {**item, "sites": {str(members[int(rank)]): site for rank, site in item["sites"].items()}}
+        for item in (() if sites is None else sites.differences)
+    ]
 
 
 def _dated(row: Row) -> Row:

@@ -48,14 +48,22 @@ class Objects:
         return _HEAD.pack(number, self._signer.sign(data, "object", self._rank, number, call, name)) + data
 
     def unpack(self, packed: Any, source: int, call: str, name: str = "") -> Any:
-        """The object in what has arrived.
+        """The object in what has arrived: :meth:`verified`, then unpickled.
+
+        Raises:
+            ProtocolError: as :meth:`verified`.
+        """
+        return cloudpickle.loads(self.verified(packed, source, call, name))
+
+    def verified(self, packed: Any, source: int, call: str, name: str = "") -> memoryview:
+        """The pickle in what has arrived. Calls of one name must be verified in their order.
 
         Args:
             packed: bytes, or an array of them.
             source: the rank that it must come from.
 
         Raises:
-            ProtocolError: that rank has not packed it for this call, or it has been unpacked before.
+            ProtocolError: that rank has not packed it for this call, or it has been verified before.
         """
         view = memoryview(packed)
         number, signature = _HEAD.unpack_from(view) if view.nbytes >= _HEAD.size else (0, b"")
@@ -68,6 +76,11 @@ class Objects:
             if number <= last:
                 raise ProtocolError(_refusal(source, call, name, f"object number {number} came again"))
             self._unpacked[source, call, name] = number
+        return data
+
+    @staticmethod
+    def load(data: memoryview) -> Any:
+        """The object in a pickle that has been verified."""
         return cloudpickle.loads(data)
 
 

@@ -49,6 +49,13 @@ def pytest_addoption(parser):
         metavar="N",
         help="of each case of tests/hosts/test_routes.py start N jobs, of all cases, not two of some",
     )
+    parser.addoption(
+        "--programs",
+        type=int,
+        default=40,
+        metavar="N",
+        help="of the programs from seeds run N of each kind",
+    )
     parser.addoption("--all-kills", action="store_true", help="run the whole kill matrix, not a selection")
 
 

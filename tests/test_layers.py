@@ -41,10 +41,10 @@ LEVELS: Dict[int, List[List[str]]] = {
     ],
     3: [
         [
-            "collective.reduce", "collective.flows", "collective.headers", "collective.progress",
-            "collective.execute",
-            "collective.short", "collective.drive", "collective.calls", "collective.call_sites",
-            "collective.call_history", "collective.reporter", "collective.runner", "collective.measure",
+            "collective.reduce", "collective.flows", "collective.call_sites", "collective.headers",
+            "collective.progress", "collective.execute", "collective.short", "collective.drive",
+            "collective.calls", "collective.call_history", "collective.reporter", "collective.runner",
+            "collective.measure",
         ],
         [
             "rendezvous.actions", "rendezvous.membership", "rendezvous.root_cause", "rendezvous.routing",
@@ -69,9 +69,8 @@ LEVELS: Dict[int, List[List[str]]] = {
     ],
     5: [
         [
-            "timeline", "flight_recorder", "objects", "collectives", "context", "api", "process_set",
-            "async_calls",
-            "consistency", "__init__",
+            "timeline", "flight_recorder", "objects", "collectives", "program", "context", "api",
+            "process_set", "async_calls", "consistency", "__init__",
         ],
     ],
     6: [

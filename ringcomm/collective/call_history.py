@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, List, Optional
 
 from ..clock import monotonic
-from .call_sites import Site, find_site, site_text
+from .call_sites import Site, site_text
 
 Row = Dict[str, Any]
 """An operation as it is written down, ready for JSON.
@@ -41,16 +41,10 @@ class CallJournal:
         self._failure: Optional[Row] = None
         self.on_failure: Optional[Callable[[BaseException], None]] = None
 
-    def begin(self, sequence: int, call: Any, known_site: List[Any], site: Optional[Site] = None) -> None:
-        """A call starts to run. Called by ``Runner._run`` only.
-
-        Args:
-            known_site: where the same call was made last time; see :func:`~.sites.find_site`.
-            site: where it was made, if another thread made it.
-        """
+    def begin(self, sequence: int, call: Any, site: Site) -> None:
+        """A call starts to run that was made there."""
         ring, count = self._ring, self._count
-        # Inside are: this method, _run, a method of the runner.
-        ring[count % len(ring)] = (sequence, call, site or find_site(4, known_site), monotonic())
+        ring[count % len(ring)] = (sequence, call, site, monotonic())
         self._count = count + 1
 
     def fail(self, error: BaseException, moved_bytes: int) -> None:

@@ -1,13 +1,16 @@
-"""Where in the user's program a call was made."""
+"""Where in the user's program a call was made, and which calls ranks have made at different lines."""
 
 from __future__ import annotations
 
 import dis
 import os
 import sys
+import zlib
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
-from typing import Any, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Set, Tuple
+
+from ..transport.base import Fabric
 
 Site = Tuple[CodeType, int]
 """A place as it is found, code and instruction: making text of it can wait until somebody reads it.
@@ -15,8 +18,15 @@ Site = Tuple[CodeType, int]
 It holds no frame, which would keep the caller's variables alive.
 """
 
+OtherSite = Tuple[int, int, int]
+"""A call that counts as the same, made at another line: the rank, :func:`site_number` here and there."""
+
 _packages = [f"{Path(__file__).resolve().parent.parent}{os.sep}"]
 _ours: Dict[str, bool] = {}
+_numbers: Dict[Tuple[int, int], Tuple[int, CodeType]] = {}
+_MOST_NUMBERS = 4096
+_labels: Dict[int, str] = {}
+_MOST_DIFFERENCES = 8
 
 
 def look_through(package: ModuleType) -> None:
@@ -55,7 +65,7 @@ def find_site(depth: int, known: List[Any]) -> Site:
 
     Args:
         depth: so many callers, that of this function being 1, are known to be inside.
-        known: ``[0, None]`` the first time, then what this function has made of it: how deep the place
+        known: :func:`nowhere` the first time, then what this function has made of it: how deep the place
             was last time and in which code. It is tried first, because walking costs more than the rest.
     """
     try:
@@ -66,8 +76,20 @@ def find_site(depth: int, known: List[Any]) -> Site:
     except ValueError:
         pass  # the stack is not that deep this time
     frame = _outside(depth + 1)
-    known[:] = _depth_of(frame), frame.f_code
+    known[:] = _depth_of(frame), frame.f_code, -1, 0
     return frame.f_code, frame.f_lasti
+
+
+def nowhere() -> List[Any]:
+    """What is known of a place before it is looked for: depth, code, and for one instruction its number."""
+    return [0, None, -1, 0]
+
+
+def number_of_known(site: Site, known: List[Any]) -> int:
+    """:func:`site_number` of what :func:`find_site` has found, and keeps it for the same instruction."""
+    number = site_number(site)
+    known[1:] = *site, number
+    return number
 
 
 def this_site() -> Site:
@@ -86,16 +108,159 @@ def _depth_of(wanted: FrameType) -> int:
 
 def site_text(site: Site) -> str:
     """``file:line``."""
+    return f"{site[0].co_filename}:{_line(site)}"
+
+
+def _line(site: Site) -> int:
     code, instruction = site
     found = code.co_firstlineno
     for offset, line in dis.findlinestarts(code):
         if offset > instruction:
             break
         found = line or found
-    return f"{code.co_filename}:{found}"
+    return found
+
+
+def site_number(site: Site) -> int:
+    """A place as 64 bits, the same on every host: a hash of the file's name above, the line below. Never 0.
+
+    The directory is left out, because it may differ between hosts.
+    """
+    key = (id(site[0]), site[1])
+    known = _numbers.get(key)
+    if known is None:
+        if len(_numbers) >= _MOST_NUMBERS:
+            _numbers.clear()
+        label = file_label(site[0].co_filename)
+        _labels[zlib.crc32(label.encode())] = label
+        # With the code, so that its id stays its own.
+        known = _numbers[key] = (zlib.crc32(label.encode()) << 32 | max(1, _line(site)), site[0])
+    return known[0]
+
+
+def number_text(number: int) -> str:
+    """``train.py:88`` for what :func:`site_number` gave on this or another rank."""
+    wanted, line = number >> 32, number & 0xFFFFFFFF
+    label = _labels.get(wanted)
+    if label is None:
+        # Not a file of calls on this rank; but its program has probably loaded it.
+        files = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
+        found = {zlib.crc32(label.encode()): label for label in map(file_label, files)}
+        label = found.get(wanted)
+    return f"line {line} of a file that this rank has not loaded" if label is None else f"{label}:{line}"
+
+
+def short_site(text: str) -> str:
+    """``train.py:88`` for ``/home/me/train.py:88``, as :func:`number_text` would have it."""
+    filename, _, line = text.rpartition(":")
+    return f"{file_label(filename)}:{line}"
+
+
+def file_label(filename: str) -> str:
+    """A file's name without its directory; with it where every package has one of that name."""
+    directory, _, name = filename.rpartition(os.sep)
+    return f"{directory.rpartition(os.sep)[2]}/{name}" if name == "__init__.py" else name
 
 
 def call_site() -> str:
     """File and line of the caller's code that led here, at once."""
     frame = _outside(2)
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+class CallSites:
+    """Keeps which calls ranks have made at different lines of the program, and warns of the first.
+
+    Args:
+        warn: told the text, once.
+        strict: whether such a call is an error; the comparison raises it.
+
+    Attributes:
+        differences: the first time that these lines met, ready for JSON: ``op`` (number of the call),
+            ``what`` (the call) and ``sites`` (for each rank, as text, where it made it).
+    """
+
+    def __init__(self, warn: Callable[[str], None], strict: bool = False) -> None:
+        self.strict = strict
+        self.differences: List[Dict[str, Any]] = []
+        self._warn = warn
+        self._met: Set[Tuple[int, int]] = set()
+
+    def met(self, op: int, call: Any, fabric: Fabric, found: Sequence[OtherSite]) -> None:
+        """A call in order has met calls from other lines.
+
+        Args:
+            op: number of the call.
+            call: can ``describe()`` itself.
+            fabric: on which the calls have met.
+            found: these calls, of other ranks of the fabric.
+        """
+        rank = fabric.rank_of(fabric.rank)
+        for peer, here, there in found:
+            if (here, there) not in self._met and len(self._met) < _MOST_DIFFERENCES:
+                self._met.add((here, there))
+                what = call.describe()
+                sites = {rank: number_text(here), fabric.rank_of(peer): number_text(there)}
+                self.add(op, what, f"Call number {op}, {what},", sites)
+
+    def differ(self, op: int, call: Any, subject: str, sites: Mapping[int, str]) -> bool:
+        """Whether it is an error that ranks make a call at these lines. If it is none, a difference is kept.
+
+        Args:
+            op: number of the call.
+            call: can ``describe()`` itself.
+            subject: the call without that description.
+            sites: for each rank, where it made the call, as ``file:line``; "" if that is not known.
+        """
+        labels = {rank: short_site(site) for rank, site in sites.items() if site}
+        if len(set(labels.values())) < 2:
+            return False
+        if not self.strict:
+            what = call.describe()
+            self.add(op, what, f"{subject}, {what},", labels)
+        return self.strict
+
+    def add(self, op: int, what: str, subject: str, sites: Mapping[int, str]) -> None:
+        """Keep it, unless these lines have met before or too many have, and warn if it is the first.
+
+        Args:
+            op: number of the call.
+            what: the call as a person would write it.
+            subject: the same for the beginning of a sentence.
+            sites: for each rank, where it made the call.
+        """
+        lines = set(sites.values())
+        if len(self.differences) >= _MOST_DIFFERENCES or any(
+            lines == set(known["sites"].values()) for known in self.differences
+        ):
+            return
+        texts = {str(rank): site for rank, site in sorted(sites.items())}
+        self.differences.append({"op": op, "what": what, "sites": texts})
+        if len(self.differences) == 1:
+            self._warn(other_lines_text(subject, sites))
+
+
+def other_lines_text(call: str, sites: Mapping[int, str]) -> str:
+    """The warning that ranks make what counts as the same call at different lines.
+
+    Args:
+        call: which call, as the subject of a sentence.
+        sites: for each rank, where it made it.
+    """
+    return (
+        f"{call} comes from different lines of the program: {sites_text(sites)}. If one rank makes a call "
+        "more than the others, each of its calls from here on meets another call of theirs, and the results "
+        "are wrong. If these lines belong together, all is well. This is said once; --check-calls "
+        "(RINGCOMM_CHECK_CALLS=1) makes it an error."
+    )
+
+
+def sites_text(sites: Mapping[int, str]) -> str:
+    """Like ``rank 0 at train.py:7, ranks 1, 2 at train.py:9``."""
+    alike: Dict[str, List[int]] = {}
+    for rank in sorted(sites):
+        alike.setdefault(sites[rank], []).append(rank)
+    return ", ".join(
+        f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} at {site}"
+        for site, ranks in alike.items()
+    )

@@ -12,6 +12,7 @@ from ..dtypes import code_of
 from ..ops import Collective, op_name
 from ..schedule.steps import Step
 from ..wire.frames import MEASUREMENT, NO_OP, NO_ROOT, Header, digest
+from .call_sites import Site, nowhere, number_of_known
 from .execute import Part
 from .reduce import Kernel
 
@@ -123,7 +124,7 @@ def sizes_text(bounds: Tuple[int, ...]) -> str:
 class Plan:
     """How a call is run, kept for the next time the same call comes."""
 
-    __slots__ = ("call", "execution", "fold", "header", "items", "schedule", "site", "warns")
+    __slots__ = ("call", "execution", "fold", "has_place", "header", "items", "schedule", "site", "warns")
 
     def __init__(self, call: Call, schedule: Sequence[Step], header: Header, fold: Optional[Kernel]) -> None:
         self.call = call
@@ -131,6 +132,17 @@ class Plan:
         self.header = header
         self.fold = fold
         self.items = -1
+        # Ranks may well wait for each other at different lines: one prepares what the others then use.
+        self.has_place = call.collective != Collective.BARRIER
         self.warns = fold is not None and fold.warns
         self.execution: Optional[Part] = None
-        self.site: List[Any] = [0, None]
+        self.site = nowhere()
+
+    def site_number(self, site: Site) -> int:
+        """For the header: where the program makes this call; 0 where ranks may well be at different lines."""
+        if not self.has_place:
+            return 0
+        known = self.site
+        if site[1] == known[2] and site[0] is known[1]:
+            return int(known[3])
+        return number_of_known(site, known)

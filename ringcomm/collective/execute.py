@@ -40,14 +40,20 @@ class Part(ABC):
     Attributes:
         moved_bytes: how much has moved since it was armed; grows whenever anything does.
         waits_for: the peers from which it waited to receive when it last slept.
+        headers: what it sends and expects in front of the bytes.
     """
 
     moved_bytes: int
     waits_for: Tuple[int, ...] = ()
+    headers: Headers
 
     @abstractmethod
     def arm(
-        self, sequence: int, data: np.ndarray[Any, Any], source: Optional[np.ndarray[Any, Any]] = None
+        self,
+        sequence: int,
+        data: np.ndarray[Any, Any],
+        source: Optional[np.ndarray[Any, Any]] = None,
+        site: int = 0,
     ) -> None:
         """Get ready to run with these arrays.
 
@@ -55,6 +61,7 @@ class Part(ABC):
             sequence: number of the call, for the header.
             data: contiguous one-dimensional array in which the result grows.
             source: contiguous one-dimensional array that is only read, for schedules that have one.
+            site: where the program makes the call, for the header; see :func:`~.call_sites.site_number`.
         """
 
     @abstractmethod
@@ -108,7 +115,7 @@ class Execution(Part):
         self._pool = pool
         self._dtype = dtype
         self._item = dtype.itemsize
-        self._headers = Headers(header, schedule, fabric.rank)
+        self.headers = Headers(header, schedule, fabric.rank)
         self.moved_bytes = 0
         self._flows: List[Flow] = []
         self._all_sends: List[Stream] = []
@@ -120,9 +127,13 @@ class Execution(Part):
         self._receives: List[Stream] = []
 
     def arm(
-        self, sequence: int, data: np.ndarray[Any, Any], source: Optional[np.ndarray[Any, Any]] = None
+        self,
+        sequence: int,
+        data: np.ndarray[Any, Any],
+        source: Optional[np.ndarray[Any, Any]] = None,
+        site: int = 0,
     ) -> None:
-        self._headers.stamp(sequence)
+        self.headers.stamp(sequence, site)
         self._data = data
         # memoryview cannot cast bfloat16 and friends; a byte view of the array always works.
         view = data.view(_BYTE).data
@@ -151,7 +162,7 @@ class Execution(Part):
                 span = (step.buffer, start, stop)
                 if step.peer not in outward:
                     outward[step.peer] = Stream(
-                        fabric.link(step.peer), memoryview(self._headers.outgoing[step.peer])
+                        fabric.link(step.peer), memoryview(self.headers.outgoing[step.peer])
                     )
                 outward[step.peer].flows.append(flow)
                 outward[step.peer].buffers.append(step.buffer)
@@ -279,7 +290,7 @@ class Execution(Part):
             payload = max(0, got - stream.header_left)
             stream.header_left -= got - payload
             if not stream.header_left:
-                self._headers.check(stream.link.peer, stream.header)
+                self.headers.check(stream.link.peer, stream.header)
         if payload and flow is not None:
             if flow.fold:
                 flow.arrived[stream.link.peer] += payload

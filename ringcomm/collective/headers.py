@@ -6,7 +6,16 @@ from typing import Dict, List, Sequence
 
 from ..errors import MismatchError
 from ..schedule.steps import Step, exchange_lengths
-from ..wire.frames import HEADER_BYTES, Header, explain_difference, stamp, unpack_header
+from ..wire.frames import (
+    HEADER_BYTES,
+    SITE_AT,
+    Header,
+    explain_difference,
+    packed_site,
+    stamp,
+    unpack_header,
+)
+from .call_sites import OtherSite, number_text
 
 
 class Headers:
@@ -15,19 +24,24 @@ class Headers:
     Peers with equal headers share the bytes, so most calls have a single one to stamp.
 
     Args:
-        header: what all peers are told; the lengths are filled in here, the sequence number by :meth:`stamp`.
+        header: what all peers are told; the lengths are filled in here, the number and the site of a call
+            by :meth:`stamp`.
         schedule: this rank's steps, from which the lengths follow.
         rank: this rank, for errors.
 
     Attributes:
         outgoing: what goes in front of the bytes to each peer.
-        expected: what comes from each peer if it is in the same call.
+        expected: what comes from each peer if it is in the same call, and makes it at the same line.
+        checks_sites: whether a peer that makes the call at another line of the program is in another call.
+        other_sites: otherwise, the peers that have made it at another line.
     """
 
-    __slots__ = ("_packed", "_rank", "expected", "outgoing")
+    __slots__ = ("_packed", "_rank", "checks_sites", "expected", "other_sites", "outgoing")
 
     def __init__(self, header: Header, schedule: Sequence[Step], rank: int) -> None:
         self._rank = rank
+        self.checks_sites = False
+        self.other_sites: List[OtherSite] = []
         self.outgoing: Dict[int, bytearray] = {}
         self.expected: Dict[int, bytearray] = {}
         shared: Dict[bytes, bytearray] = {}
@@ -37,10 +51,12 @@ class Headers:
                 headers[peer] = shared.setdefault(content, bytearray(content))
         self._packed: List[bytearray] = list(shared.values())
 
-    def stamp(self, sequence: int) -> None:
-        """Write the call's number into all of them."""
+    def stamp(self, sequence: int, site: int = 0) -> None:
+        """Write the call's number, and where the program makes it, into all of them."""
         for packed in self._packed:
-            stamp(packed, sequence)
+            stamp(packed, sequence, site)
+        if self.other_sites:
+            self.other_sites = []
 
     def check(self, peer: int, received: memoryview) -> None:
         """Compare what has come from a peer with what must come from it.
@@ -49,6 +65,18 @@ class Headers:
             MismatchError: the peer is in another call.
         """
         expected = self.expected[peer]
-        if received[:HEADER_BYTES] != expected:
+        if received[:HEADER_BYTES] == expected:
+            return
+        if received[:SITE_AT] != expected[:SITE_AT]:
             mine, theirs = unpack_header(expected), unpack_header(received[:HEADER_BYTES])
-            raise MismatchError(explain_difference(mine, theirs), rank=self._rank, peer=peer)
+            # What is not explained is a byte that must be zero.
+            difference = explain_difference(mine, theirs) or "its header is damaged"
+            raise MismatchError(difference, rank=self._rank, peer=peer)
+        here, there = packed_site(expected), packed_site(received)
+        if not here or not there:
+            return
+        if self.checks_sites:
+            lines = f"{number_text(here)} here, {number_text(there)} there"
+            text = f"they come from different lines ({lines}; RINGCOMM_CHECK_CALLS is on)"
+            raise MismatchError(text, rank=self._rank, peer=peer)
+        self.other_sites.append((peer, here, there))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Callable, List, Optional, Tuple
 
 from ..errors import (
@@ -13,6 +14,8 @@ from ..errors import (
     interruption_text,
 )
 from ..transport.base import Watch
+
+logger = logging.getLogger("ringcomm")
 
 
 class Reporter(Watch):
@@ -56,3 +59,7 @@ class Reporter(Watch):
 
     def note_closed(self, peer: int, why: str) -> None:
         """The link to a peer ended without a goodbye, while nobody waited for that peer."""
+
+    def warn(self, topic: str, text: str) -> None:
+        """Warn the user; of one topic a job warns once."""
+        logger.warning("%s", text)

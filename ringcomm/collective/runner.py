@@ -32,7 +32,7 @@ from ..transport.base import Fabric, LinkClosed, Stopped
 from ..transport.huge_pages import LEAST_BYTES
 from ..wire.frames import NO_OP, NO_ROOT
 from .call_history import CallJournal, Row
-from .call_sites import Site, call_site, site_text
+from .call_sites import CallSites, Site, call_site, find_site, site_text
 from .calls import Call, Intent, Plan
 from .drive import StoodStill, run
 from .execute import Part
@@ -64,6 +64,7 @@ class Runner:
         journal: is told of every call, if set.
         called_at: where the next call was made, if that was not in the thread that runs it.
         purpose: says what the calls are for, where they are not what the program has asked for.
+        sites: is told of calls that other ranks make at other lines, if set; otherwise nothing is compared.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Runner:
         self._interrupted: Optional[RingcommError] = None
         self.journal: Optional[CallJournal] = None
         self.called_at: Optional[Site] = None
+        self.sites: Optional[CallSites] = None
         self.purpose: Optional[Callable[[], str]] = None
         self._running: Optional[Tuple[Call, Part, bool]] = None
 
@@ -312,18 +314,26 @@ class Runner:
                 )
             if data.nbytes >= LEAST_BYTES:
                 self._fabric.prepare(data.ctypes.data, data.nbytes)
-            execution.arm(sequence, data, source)
-            journal = self.journal
-            if journal is not None:
-                journal.begin(sequence, plan.call, plan.site, self.called_at)
+            journal, sites, number = self.journal, self.sites, 0
+            if journal is not None or sites is not None:
+                site = self.called_at or find_site(3, plan.site)  # inside are this method and its caller
+                if journal is not None:
+                    journal.begin(sequence, plan.call, site)
+                if sites is not None:
+                    number, execution.headers.checks_sites = plan.site_number(site), sites.strict
+            execution.arm(sequence, data, source, number)
             try:
                 # Not before: what has failed until here has sent nothing, and may be called again.
                 self._sequence = sequence
                 self._running = (plan.call, execution, counted)
-                # Overflow and NaN are the caller's numbers; a warning on whichever rank happens to
-                # own the element would help nobody.
-                with np.errstate(all="ignore") if plan.warns else _NOTHING_TO_SUPPRESS:
-                    run(execution, self._fabric, self.timeout_s, self.spin_s, self.may_poll)
+                try:
+                    # Overflow and NaN are the caller's numbers; a warning on whichever rank happens to
+                    # own the element would help nobody.
+                    with np.errstate(all="ignore") if plan.warns else _NOTHING_TO_SUPPRESS:
+                        run(execution, self._fabric, self.timeout_s, self.spin_s, self.may_poll)
+                finally:
+                    if sites is not None and execution.headers.other_sites:
+                        sites.met(sequence, plan.call, self._fabric, execution.headers.other_sites)
             except BaseException as problem:
                 # From here on the caller may overwrite what peers have not read.
                 self._fabric.revoke()

@@ -141,7 +141,7 @@ class ShortExecution(Part):
         schedule: List[Step] = []
         for stage in stages:
             schedule += [*stage.sends, *stage.receipts]
-        self._headers = Headers(header, schedule, fabric.rank)
+        self.headers = Headers(header, schedule, fabric.rank)
         self._dtype = dtype
         self._kernel = kernel
         self._workspace = pool.workspace
@@ -161,7 +161,7 @@ class ShortExecution(Part):
         # Peers that get the same elements share a packet's bytes, which are then filled once.
         alike: Dict[Any, _Packet] = {}
         for peer, sends in _by_peer((step.peer, step) for step in stage.sends).items():
-            header = self._headers.outgoing[peer] if peer not in sent else None
+            header = self.headers.outgoing[peer] if peer not in sent else None
             sent.add(peer)
             link = fabric.link(peer)
             spans = ((step.start, step.stop, step.buffer) for step in sends)
@@ -184,7 +184,7 @@ class ShortExecution(Part):
         pairs = [(peer, index) for index, step in enumerate(stage.receipts) for peer in step.peers]
         for peer, indices in _by_peer(pairs).items():
             steps = [stage.receipts[index] for index in indices]
-            header = self._headers.expected[peer] if peer not in received else None
+            header = self.headers.expected[peer] if peer not in received else None
             packet = _Packet(fabric.link(peer), _count(steps), self._dtype, header)
             received.add(peer)
             if packet.left:
@@ -201,8 +201,8 @@ class ShortExecution(Part):
                 (peer,) = step.peers
                 stage.arriving.append(_Copy(DATA, step.start, step.stop, parts[peer, index]))
 
-    def arm(self, sequence: int, data: Array, source: Optional[Array] = None) -> None:
-        self._headers.stamp(sequence)
+    def arm(self, sequence: int, data: Array, source: Optional[Array] = None, site: int = 0) -> None:
+        self.headers.stamp(sequence, site)
         for packet in self._headed:
             packet.bytes[:HEADER_BYTES] = packet.header  # type: ignore[assignment]
         self._arrays = (data, data if source is None else source)
@@ -268,7 +268,7 @@ class ShortExecution(Part):
         left = packet.left
         if packet.header is not None and left - got <= packet.bytes.nbytes - HEADER_BYTES:
             # As soon as it is there: of another call, more may never come.
-            self._headers.check(packet.link.peer, packet.bytes)
+            self.headers.check(packet.link.peer, packet.bytes)
         if got == left:
             return True
         packet.passed(got)

@@ -4,11 +4,15 @@ Two gradients a and b become ``a (1 - a.b / 2|a|^2) + b (1 - a.b / 2|b|^2)``: th
 orthogonal, their average if they are the same (Maleki et al., "Scaling Distributed Training with
 Adaptive Summation", MLSys 2021). Ranks combine in pairs at distances 1, 2, 4, ...; with any other
 number of ranks than a power of two, those beyond it first combine with one of the others.
+
+The two factors come from dot products, which BLAS adds up in another order on another processor or with
+another number of threads. So in each round one rank computes them for all ranks whose results shall be the
+same; what follows is element by element, and the same everywhere.
 """
 
 from __future__ import annotations
 
-from typing import Any, Tuple
+from typing import Any, Optional, Tuple
 
 import numpy as np
 
@@ -22,14 +26,32 @@ def check_adasum(dtype: np.dtype[Any]) -> None:
         raise UnsupportedDtypeError(f"Adasum needs floating-point numbers, not {dtype}.")
 
 
-def combine(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Adasum of two vectors, computed in float64 (complex: not defined); the type of ``a``."""
-    wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
-    dot = float(wide_a @ wide_b)
-    norm_a, norm_b = float(wide_a @ wide_a), float(wide_b @ wide_b)
-    factor_a = 1.0 - dot / (2.0 * norm_a) if norm_a > 0.0 else 1.0
-    factor_b = 1.0 - dot / (2.0 * norm_b) if norm_b > 0.0 else 1.0
-    result: np.ndarray[Any, Any] = (factor_a * wide_a + factor_b * wide_b).astype(a.dtype)
+def dot(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:
+    """The dot product of two vectors of float64, in whatever order BLAS adds it up here."""
+    return float(a @ b)
+
+
+def factors(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> Tuple[float, float]:
+    """What two vectors are multiplied by before they are added up, from float64 (complex: not defined)."""
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    both, norm_a, norm_b = dot(a, b), dot(a, a), dot(b, b)
+    return (
+        1.0 - both / (2.0 * norm_a) if norm_a > 0.0 else 1.0,
+        1.0 - both / (2.0 * norm_b) if norm_b > 0.0 else 1.0,
+    )
+
+
+def combine(
+    a: np.ndarray[Any, Any], b: np.ndarray[Any, Any], by: Optional[Tuple[float, float]] = None
+) -> np.ndarray[Any, Any]:
+    """Adasum of two vectors; the type of ``a``.
+
+    Args:
+        by: their :func:`factors`, if they are known.
+    """
+    factor_a, factor_b = factors(a, b) if by is None else by
+    wide: np.ndarray[Any, Any] = factor_a * a.astype(np.float64) + factor_b * b.astype(np.float64)
+    result: np.ndarray[Any, Any] = wide.astype(a.dtype)
     return result
 
 
@@ -49,10 +71,13 @@ def adasum(runner: Runner, data: np.ndarray[Any, Any], prescale: float = 1.0, po
     while distance < power:
         partner = rank ^ distance if rank < power else -1
         theirs = _swap(runner, data, partner)
+        start = rank - rank % (2 * distance)
+        group = range(start, start + 2 * distance if partner >= 0 else start)  # all with the same two vectors
+        # The lower rank's first, on both sides: the same bits.
+        first, second = (data, theirs) if rank < partner else (theirs, data)
+        found = _hand_out(runner, group, factors(first, second) if rank in group[:1] else (0.0, 0.0))
         if partner >= 0:
-            # The lower rank's first, on both sides: the same bits.
-            first, second = (data, theirs) if rank < partner else (theirs, data)
-            data[:] = combine(first, second)
+            data[:] = combine(first, second, found)
         distance *= 2
     partner = rank - power if rank >= power else rank + power if rank < extra else -1
     theirs = _swap(runner, data, partner)
@@ -60,6 +85,17 @@ def adasum(runner: Runner, data: np.ndarray[Any, Any], prescale: float = 1.0, po
         data[:] = theirs
     if postscale != 1.0:
         data *= data.dtype.type(postscale)
+
+
+def _hand_out(runner: Runner, group: range, found: Tuple[float, float]) -> Tuple[float, float]:
+    """What the first rank of a group has found; every rank must call it, those of no group, too."""
+    first = runner.rank in group[:1]
+    counts = [2 * (first and rank in group[1:]) for rank in range(runner.size)]
+    source = np.resize(np.array(found), sum(counts))
+    received = np.array(found)
+    wanted = _to(runner, 2, group[0]) if group and not first else _to(runner, 0, -1)
+    runner.all_to_all(source, received, (0, *np.cumsum(counts).tolist()), wanted)
+    return float(received[0]), float(received[1])
 
 
 def _swap(runner: Runner, data: np.ndarray[Any, Any], partner: int) -> np.ndarray[Any, Any]:

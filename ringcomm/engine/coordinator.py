@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Collection, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from ..collective.call_sites import CallSites
 from ..errors import ProtocolError, RingcommError
 from ..ops import Collective
 from ..wire.messages import Message
@@ -17,7 +18,7 @@ from .cache import IssuedIds
 from .fusion import Member, plan_buckets
 from .mismatch import calls_text, innermost, mismatch_text, ranks_text, whereabouts
 from .piggyback import settle
-from .request import Key, Signature
+from .request import MOST_SITES, Key, Signature
 
 DEADLOCK_S = 0.5
 """How long all ranks must have waited for different things, with no thread left that could submit anything,
@@ -68,8 +69,10 @@ class Coordinator:
         stall_warning_s: after how long a missing rank is worth a warning; 0: never.
         stall_limit_s: after how long the operation fails; 0: never.
         cache_capacity: how many signatures have numbers.
+        check_calls: whether operations without a name must come from the same line on all ranks.
 
     Attributes:
+        sites: those that did not.
         warnings: texts to be logged; whoever logs them clears the list.
         paused: ranks that have said that they would be away for long, and why.
         to_explain: ranks to be asked for their stack; whoever asks them clears the list.
@@ -84,6 +87,7 @@ class Coordinator:
         stall_warning_s: float = 60.0,
         stall_limit_s: float = 600.0,
         cache_capacity: int = 4096,
+        check_calls: bool = False,
     ) -> None:
         self.tuning = tuning or Tuning()
         self.warnings: List[str] = []
@@ -108,7 +112,8 @@ class Coordinator:
         self._blocked: Dict[int, bool] = {}
         self._issued = 0  # orders
         self._changed_s = 0.0
-        self._sites: Dict[Tuple[int, Signature], str] = {}
+        self.sites = CallSites(self.warnings.append, check_calls)
+        self._lines: Dict[int, List[str]] = {}
         self._last: Dict[int, Tuple[Signature, Key, float]] = {}
         self.paused: Dict[int, str] = {}
         self._stacks: Dict[int, str] = {}
@@ -137,18 +142,14 @@ class Coordinator:
             self._changed_s = now_s
         if kind == "ready":
             known: List[int] = message["known"]
-            for number, count in zip(known[::2], known[1::2]):
-                signature = self._ids.signature(number)
-                site = self._sites.get((rank, signature), "")
-                self._announce(rank, signature, count, site, now_s)
-            for number, count, packed in message["carried"]:
-                signature = self._ids.signature(number)
-                site = self._sites.get((rank, signature), "")
-                self._announce(rank, signature, count, site, now_s, packed)
-            for data, count, site in message["fresh"]:
-                signature = Signature.from_json(data)
-                self._sites[rank, signature] = str(site)
-                self._announce(rank, signature, int(count), str(site), now_s)
+            lines = self._lines.setdefault(rank, [""])
+            lines += map(str, message["sites"][: 1 + MOST_SITES - len(lines)])
+            for number, count, line in zip(known[::3], known[1::3], known[2::3]):
+                self._announce(rank, self._ids.signature(number), count, lines[line], now_s)
+            for number, count, line, packed in message["carried"]:
+                self._announce(rank, self._ids.signature(number), count, lines[line], now_s, packed)
+            for data, count, line in message["fresh"]:
+                self._announce(rank, Signature.from_json(data), int(count), lines[line], now_s)
             self._urgent = self._urgent or bool(message["urgent"])
             self._blocked.pop(rank, None)
         elif kind == "blocked":
@@ -213,12 +214,22 @@ class Coordinator:
                 "called join() before. Only allreduce and barrier work then (for sparse gradients: "
                 "sparse_as_dense=True).",
             )
+        elif entry.key.number and first.kind != Collective.BARRIER and self._differ(entry, first):
+            self._fail(
+                entry,
+                f"Mismatched lines for the operation {entry.key}, and RINGCOMM_CHECK_CALLS is on: "
+                f"{calls_text(entry.signatures, entry.sites, self._hosts)}.",
+            )
         elif len(entry.carried) == len(members):
             self._settled.append((entry.key, first, settle(first, members, entry.carried)))
         else:
             if not self._ready:
                 self._ready_since_s = now_s
             self._ready.append((entry.key, first))
+
+    def _differ(self, entry: _Entry, first: Signature) -> bool:
+        """Whether it is an error that ranks have submitted this operation at different lines."""
+        return self.sites.differ(entry.key.number, first, f"The operation {entry.key}", entry.sites)
 
     def _fail(self, entry: _Entry, text: str, kind: str = "mismatch", missing: Sequence[int] = ()) -> None:
         self._failed.append([list(entry.key), kind, text, list(missing)])
@@ -265,7 +276,6 @@ class Coordinator:
         }
         if full:
             message["forget"] = self._ids.withdraw()
-            self._sites.clear()
         if joined >= 0:
             self._joined.clear()
         self._issued += 1

@@ -100,6 +100,7 @@ class Engine:
                 settings.stall_warning_s,
                 settings.late_after_s,
                 settings.cache_capacity,
+                settings.check_calls,
             )
             if settings.autotune:
                 self._autotune(self.coordinator, settings.autotune_log)

@@ -8,7 +8,7 @@ from ..errors import DuplicateNameError
 from ..wire.messages import Message
 from .cache import KnownIds
 from .piggyback import may_ride, pack
-from .request import Key, Request, Signature
+from .request import MOST_SITES, Key, Request, Signature
 
 Work = Tuple[Signature, Optional[Request]]
 
@@ -24,6 +24,7 @@ class Pending:
         self._requests: Dict[Key, Request] = {}
         self._unannounced: List[Request] = []
         self._counts: Dict[int, int] = {}
+        self._sites: Dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -61,16 +62,28 @@ class Pending:
         known: List[int] = []
         carried: List[List[Any]] = []
         fresh: List[List[Any]] = []
+        sites: List[str] = []
         for request in self._unannounced:
             number = self.ids.id_of(request.signature)
             if number is None:
-                fresh.append([list(request.signature), request.key.number, request.site])
+                fresh.append([list(request.signature), request.key.number, self._site(request, sites)])
             elif request.urgent and may_ride(request):
-                carried.append([number, request.key.number, pack(request, rank)])
+                carried.append([number, request.key.number, self._site(request, sites), pack(request, rank)])
             else:
-                known += (number, request.key.number)
+                known += (number, request.key.number, self._site(request, sites))
         self._unannounced = []
-        return {"type": "ready", "known": known, "carried": carried, "fresh": fresh, "urgent": urgent}
+        return {
+            "type": "ready", "known": known, "carried": carried, "fresh": fresh, "sites": sites,
+            "urgent": urgent,
+        }  # fmt: skip
+
+    def _site(self, request: Request, fresh: List[str]) -> int:
+        """The number of the line that submitted it, from 1; a new one is added to ``fresh``. 0: too many."""
+        number = self._sites.get(request.site, 0)
+        if not number and len(self._sites) < MOST_SITES:
+            number = self._sites[request.site] = len(self._sites) + 1
+            fresh.append(request.site)
+        return number
 
     def learn(self, fresh: Sequence[Sequence[Any]]) -> None:
         """Rank 0 has given signatures numbers."""

@@ -19,6 +19,10 @@ BY_ROWS = (Collective.ALLGATHER, Collective.ALLTOALL)
 """Their first dimension may differ from rank to rank."""
 
 
+MOST_SITES = 4096
+"""For how many lines of the program rank 0 is told where they are, so that a number stands for each."""
+
+
 class Signature(NamedTuple):
     """All that ranks must agree on about an operation. Equal signatures are run alike.
 

@@ -91,6 +91,10 @@ class GroupWatch(Watch):
         """A peer is in another call: the error that all ranks raise."""
         return self._noted(self._reporter.report_mismatch(peer, text))
 
+    def warn(self, topic: str, text: str) -> None:
+        """Warn the user; of one topic a group warns once."""
+        self._reporter.warn(topic, text)
+
     def _noted(self, error: _Error) -> _Error:
         """The same, with the culprit's rank in the whole job; its text names that one itself."""
         rank = getattr(error, "rank", None)

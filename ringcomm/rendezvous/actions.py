@@ -32,7 +32,7 @@ class Notice(NamedTuple):
     """Tell the launcher (or the log) something.
 
     Attributes:
-        kind: ``joined``, ``started``, ``failed``, ``refused``, ``ended`` or ``log``.
+        kind: ``joined``, ``started``, ``failed``, ``refused``, ``note``, ``warning`` or ``ended``.
         text: one paragraph for people.
         rank: who it came from, if that is a rank.
         culprit: for ``failed``: the rank that is at fault, if known.

@@ -219,6 +219,12 @@ class ControlChannel(Watch):
             if self.open:
                 self._send({"type": "note", "text": text})
 
+    def warn(self, topic: str, text: str) -> None:
+        """Have the user warned; the rendezvous passes on the first warning of each topic."""
+        with self._lock:
+            if self.open:
+                self._send({"type": "warning", "topic": topic, "text": text})
+
     def leave(self, reason: str, ok: bool) -> None:
         """Say goodbye and hang up."""
         with self._lock:

@@ -118,5 +118,5 @@ class EmbeddedRendezvous:
 
 def _log(notice: Notice) -> None:
     # A failure is raised on every rank.
-    level = logging.WARNING if notice.kind == "refused" else logging.INFO
+    level = logging.WARNING if notice.kind in ("refused", "warning") else logging.INFO
     logger.log(level, "%s", notice.text)

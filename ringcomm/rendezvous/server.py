@@ -28,6 +28,7 @@ HANDLERS: Dict[str, Handler] = {
     "lost": Rendezvous.lost,
     "mismatch": Rendezvous.mismatched,
     "note": lambda state, connection, message, now_s: state.noted(connection, message),
+    "warning": lambda state, connection, message, now_s: state.warned(connection, message),
     "closed": Rendezvous.closed,
     "interrupted": Rendezvous.interrupted,
     "pong": Rendezvous.answered,

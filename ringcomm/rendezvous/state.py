@@ -26,6 +26,8 @@ from .routing import NoRoute, Routes, Routing, routes_of
 
 _PINGS = 6
 """How often members are asked for a sign of life within the time after which silence means death."""
+_MOST_TOPICS = 16
+"""The most warnings that are passed on."""
 
 
 class Phase(Enum):
@@ -66,6 +68,7 @@ class Rendezvous:
         self._routes: Routes = {}
         self._measuring: Set[int] = set()
         self._links: Dict[int, List[Dict[str, Any]]] = {}
+        self._warned: Set[str] = set()
 
     # ---- joining -----------------------------------------------------------------------------
 
@@ -136,6 +139,7 @@ class Rendezvous:
         self._routing = Routing((), {})
         self._measuring.clear()
         self._links.clear()
+        self._warned.clear()
         self.phase = Phase.PROBING
         for member in ordered:
             member.heard_s = now_s
@@ -308,6 +312,14 @@ class Rendezvous:
     def noted(self, connection: int, message: Message) -> List[Action]:
         """A rank has something to tell the user who asked for it."""
         return [Notice("note", message["text"])] if connection in self.members else []
+
+    def warned(self, connection: int, message: Message) -> List[Action]:
+        """A rank warns the user: several may notice the same, and the first is enough."""
+        topic = str(message["topic"])
+        if connection not in self.members or topic in self._warned or len(self._warned) >= _MOST_TOPICS:
+            return []
+        self._warned.add(topic)
+        return [Notice("warning", message["text"])]
 
     def leaving(self, connection: int, message: Message, now_s: float) -> List[Action]:
         """A rank says goodbye: it shut down, or its program ended."""

@@ -1,9 +1,10 @@
 """The header in front of every collective's bytes on a link.
 
-It costs no round trip: it is the first 48 bytes of the same stream. A rank that reads another header
+It costs no round trip: it is the first 56 bytes of the same stream. A rank that reads another header
 than its own call implies knows that the program has diverged, and both calls can be named. The header
 says how many elements follow it, and how many are expected in return, so no rank takes the bytes of one
-call for those of the next.
+call for those of the next. Last comes the line of the program that makes the call, in which alone it may
+differ.
 """
 
 from __future__ import annotations
@@ -15,17 +16,21 @@ from typing import NamedTuple, Sequence, Tuple, Union
 from ..dtypes import name_of_code
 from ..ops import Collective, op_name
 
-_HEADER = struct.Struct("<HHIBBBxiQQQQ")
+_HEADER = struct.Struct("<HHIBBBxiQQQQII")
 HEADER_BYTES = _HEADER.size
 _SEQUENCE = struct.Struct("<I")
 _SEQUENCE_AT = 4
+_SITE = struct.Struct("<II")
+SITE_AT = HEADER_BYTES - _SITE.size
+"""Before it are the bytes that must be as expected."""
+_LINE = 0xFFFFFFFF
 _MAGIC = 0x7C52
 NO_OP = 255
 NO_ROOT = -1
 
 
 class Header(NamedTuple):
-    """What a rank is doing, in 48 bytes.
+    """What a rank is doing, in 56 bytes.
 
     Attributes:
         generation: membership epoch (low 16 bits).
@@ -38,6 +43,9 @@ class Header(NamedTuple):
         digest: hash of the name, the shape, the scale factors and the list of sizes.
         sends: elements that go to this peer in this call.
         wants: elements that are expected from this peer in this call.
+        site: the line of the program that makes the call, see
+            :func:`ringcomm.collective.call_sites.site_number`; 0 where that says nothing. The one field that
+            may differ.
     """
 
     generation: int
@@ -50,9 +58,10 @@ class Header(NamedTuple):
     digest: int
     sends: int = 0
     wants: int = 0
+    site: int = 0
 
     def pack(self) -> bytes:
-        """The 48 bytes."""
+        """The 56 bytes."""
         return _HEADER.pack(
             _MAGIC,
             self.generation & 0xFFFF,
@@ -65,6 +74,8 @@ class Header(NamedTuple):
             self.digest,
             self.sends,
             self.wants,
+            self.site >> 32,
+            self.site & _LINE,
         )
 
     def turned(self) -> Header:
@@ -93,17 +104,24 @@ MEASUREMENT = "the measurement of links in init()"
 """What messages call the one kind of exchange that no program asks for."""
 
 
-def stamp(packed: bytearray, sequence: int) -> None:
-    """Write another sequence number into a packed header."""
+def stamp(packed: bytearray, sequence: int, site: int = 0) -> None:
+    """Write another sequence number and site into a packed header."""
     _SEQUENCE.pack_into(packed, _SEQUENCE_AT, sequence & 0xFFFFFFFF)
+    _SITE.pack_into(packed, SITE_AT, site >> 32, site & _LINE)
+
+
+def packed_site(packed: Union[bytes, bytearray, memoryview]) -> int:
+    """The site in a packed header."""
+    file, line = _SITE.unpack_from(packed, SITE_AT)
+    return int(file) << 32 | int(line)
 
 
 def unpack_header(data: Union[bytes, bytearray, memoryview]) -> Header:
-    """The header in 48 bytes. Bytes that are no header at all give ``collective=0``."""
-    magic, *rest = _HEADER.unpack(data)
+    """The header in 56 bytes. Bytes that are no header at all give ``collective=0``."""
+    magic, *rest, file, line = _HEADER.unpack(data)
     if magic != _MAGIC:
         return Header(0, 0, 0, NO_OP, 0, NO_ROOT, 0, 0)
-    return Header(*rest)
+    return Header._make((*rest, file << 32 | line))
 
 
 def digest(
@@ -116,7 +134,7 @@ def digest(
 
 
 def explain_difference(mine: Header, theirs: Header) -> str:
-    """In which respect two calls differ, in words.
+    """In which respect two calls differ, in words; empty if only their sites do.
 
     Args:
         mine: the header that was expected: this rank's own, :meth:`~Header.turned`.
@@ -149,4 +167,6 @@ def explain_difference(mine: Header, theirs: Header) -> str:
         return f"its message has {theirs.sends} elements, but {mine.sends} are expected here"
     if mine.wants != theirs.wants:
         return f"it expects {theirs.wants} elements, but the message from here has {mine.wants}"
-    return "they disagree about the name, the shape, the scale factors or the list of sizes"
+    if mine.digest != theirs.digest:
+        return "they disagree about the name, the shape, the scale factors or the list of sizes"
+    return ""

@@ -38,6 +38,7 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     "lost": {"peer": (int,), "doing": (str,), "why": (str,), "kind": (str,)},
     "mismatch": {"peer": (int,), "text": (str,)},
     "note": {"text": (str,)},
+    "warning": {"topic": (str,), "text": (str,)},
     "leaving": {"reason": (str,), "ok": (bool,)},
     "closed": {"peer": (int,), "why": (str,)},
     "interrupted": {"doing": (str,), "why": (str,)},
@@ -57,7 +58,7 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     "beat": {"calls": (list,), "engine": (list,)},
     "bye": {},
     # from an engine to the one of rank 0
-    "ready": {"known": (list,), "carried": (list,), "fresh": (list,), "urgent": (bool,)},
+    "ready": {"known": (list,), "carried": (list,), "fresh": (list,), "sites": (list,), "urgent": (bool,)},
     "blocked": {"heard": (int,), "for_good": (bool,)},
     "unblocked": {},
     "joined": {},

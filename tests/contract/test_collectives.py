@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from ringcomm.config import Settings
+from ringcomm.engine import adasum
 from ringcomm.errors import Misuse, UnsupportedDtypeError
-from ringcomm.ops import Average, Max, Min, Product, Sum
+from ringcomm.ops import Adasum, Average, Max, Min, Product, Sum
 from ringcomm.schedule.steps import even_bounds
 from ringcomm.testing.reference import (
     all_dtypes,
@@ -166,6 +167,28 @@ class TestAllreduce:
             return context.allreduce(np.ones(2), Sum).tolist()
 
         assert on_ranks(2, work) == [[2.0, 2.0]] * 2
+
+
+class TestAdasum:
+    @pytest.mark.parametrize("odd_one", [0, 1, 2])
+    def test_the_same_bits_although_dot_products_differ(self, on_ranks, size, odd_one, monkeypatch):
+        """As BLAS does on a rank with another processor, or another number of threads."""
+        here = threading.local()
+        plain = adasum.dot
+        monkeypatch.setattr(adasum, "dot", lambda a, b: plain(a, b) * (1 + 2e-7 * getattr(here, "is_odd", 0)))
+
+        def work(context):
+            here.is_odd = context.rank == odd_one
+            rng = np.random.default_rng(context.rank)
+            return [
+                context.allreduce(rng.standard_normal(count).astype(dtype), Adasum)
+                for dtype in (np.float32, np.float64)
+                for count in (1, 1000)
+            ]
+
+        first, *others = on_ranks(size, work)
+        for other in others:
+            assert [array.tobytes() for array in other] == [array.tobytes() for array in first]
 
 
 class TestReducescatter:

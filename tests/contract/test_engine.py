@@ -29,6 +29,8 @@ from ringcomm.testing.cluster import RankFailed, run_ranks
 from ringcomm.testing.reference import contributions
 
 LIMIT_S = 30.0
+IMPATIENT = Settings(spin_us=0.0, timeout_s=30.0, start_timeout_s=30.0, stall_warning_s=1.0)
+"""Where the test runner has threads that might submit something, a deadlock is reported after twice that."""
 
 
 def plain(**changes) -> Settings:
@@ -341,7 +343,7 @@ class TestTrouble:
             context.engine.barrier().wait(LIMIT_S)
             return str(caught.value)
 
-        for text in on_ranks(3, work):
+        for text in on_ranks(3, work, settings=IMPATIENT):
             assert "named 'weights'" in text and "named 'loss'" in text and "rank 1" in text
 
     def test_who_waited_before_something_ran_waits_still(self):
@@ -359,7 +361,7 @@ class TestTrouble:
             engine.barrier().wait(LIMIT_S)
             return str(caught.value)
 
-        for text in run_ranks(2, work):
+        for text in run_ranks(2, work, settings=IMPATIENT):
             assert "every rank waits" in text and "named 'b'" in text and "named 'c'" in text
 
     def test_a_thread_that_computes_is_not_blocked(self):

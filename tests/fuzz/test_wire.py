@@ -148,11 +148,11 @@ def test_messages_between_engines(data, noise, sizes):
         other.close()
 
 
-@fuzz(st.binary(min_size=48, max_size=48), damaged(st.binary(min_size=46, max_size=46)))
+@fuzz(st.binary(min_size=56, max_size=56), damaged(st.binary(min_size=54, max_size=54)))
 def test_headers(data, rest):
     mine = frames.Header(1, 7, 1, 1, 10, -1, 8, 0)
     packed = mine.pack()
-    for theirs in (data, packed[:2] + rest[:46].ljust(46, b"\0")):
+    for theirs in (data, packed[:2] + rest[:54].ljust(54, b"\0")):
         header = frames.unpack_header(theirs)
         assert header.describe() and frames.explain_difference(mine, header)
 
@@ -241,10 +241,13 @@ signatures = st.tuples(
 ).map(list)  # fmt: skip
 ready = st.fixed_dictionaries({
     "type": st.just("ready"),
-    "carried": st.lists(st.tuples(small, small, st.text(max_size=4) | st.just("AAAA")).map(list), max_size=2),
- "known": st.lists(small | values, max_size=4), "urgent": st.booleans(),
+    "carried": st.lists(
+        st.tuples(small, small, small, st.text(max_size=4) | st.just("AAAA")).map(list), max_size=2
+    ),
+    "sites": st.lists(st.text(max_size=5) | values, max_size=2),
+    "known": st.lists(small | values, max_size=4), "urgent": st.booleans(),
     "fresh": st.lists(
-        st.tuples(signatures | values, small | values, st.text(max_size=3)).map(list) | values, max_size=3
+        st.tuples(signatures | values, small | values, small | values).map(list) | values, max_size=3
     ),
 })  # fmt: skip
 

@@ -52,6 +52,7 @@ def check_wires(lab: Lab, before: dict[str, Any], at_least: int) -> None:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.smoke
 def test_the_headline_command_trains_on_three_hosts(lab: Lab) -> None:
     pytest.importorskip("torch")
     before = all_counters(lab)
@@ -170,6 +171,7 @@ def test_nothing_survives_an_ssh_client(lab: Lab, endless: Callable[[str], Job])
     assert "jetson1" in job.output.split("╭")[-1], job.output
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("host, rank", [("localhost", 0), ("jetson2", 2)])
 def test_a_killed_rank_ends_the_job_and_is_named(
     lab: Lab, endless: Callable[[str], Job], host: str, rank: int

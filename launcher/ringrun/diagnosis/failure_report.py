@@ -96,7 +96,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 def failure_box(
     verdict: Verdict, hosts: Mapping[int, str], host_names: Sequence[str], tails: Mapping[int, Sequence[str]],
-    diagnosis: str = "", pythons: Optional[Mapping[str, str]] = None,
+    diagnosis: str = "", lines: str = "", pythons: Optional[Mapping[str, str]] = None,
 ) -> str:  # fmt: skip
     """The one box: who failed first, where, how, with its last traceback; the others in one line.
 
@@ -105,6 +105,7 @@ def failure_box(
         host_names: the hosts in the plan's order.
         tails: for each rank, its last lines on stderr.
         diagnosis: who waited for whom, if that is known.
+        lines: which calls came from different lines of the program, if any did: it may explain all the rest.
         pythons: by host's name, its interpreter where that is known.
     """
     cause = verdict.cause()
@@ -118,9 +119,14 @@ def failure_box(
             if cause.host_index is not None
             else "the job failed"
         )
+    elif cause.exit is not None and cause.exit.ok:
+        waiting = sorted(verdict.secondary() - {cause.rank}) or sorted(set(hosts) - {cause.rank})
+        verb = "waits" if len(waiting) == 1 else "wait"
+        title = f"rank {cause.rank} has ended while {ranks_text(waiting)} still {verb} for it"
     else:
         title = f"rank {cause.rank} on {hosts[cause.rank]} failed first: {cause.how}"
-    paragraphs = _body(cause, tails)
+    paragraphs = [lines] if lines else []
+    paragraphs += _body(cause, tails)
     if cause.rank is not None:
         host = hosts[cause.rank]
         hint = missing_module_hint(tails.get(cause.rank, ()), host, (pythons or {}).get(host, ""))
@@ -146,7 +152,7 @@ def _body(cause: Cause, tails: Mapping[int, Sequence[str]]) -> List[str]:
     if traceback:
         paragraphs.append(traceback)
         paragraphs += [text for text in [hint_of(traceback)] if text]
-    elif [line for line in tail if line.strip()]:
+    elif [line for line in tail if line.strip()] and not (cause.exit is not None and cause.exit.ok):
         paragraphs.append("Its last words on stderr:\n" + "\n".join(list(tail)[-5:]))
     if cause.detail and not traceback:
         paragraphs.append(cause.detail)

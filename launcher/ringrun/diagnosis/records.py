@@ -16,7 +16,7 @@ from ringcomm.errors import ConfigError
 from ..plan.job import Job
 from .first_failure import Complaint, Exit
 from .reports import Report, read_report
-from .waiting import diagnose
+from .waiting import diagnose, different_lines
 
 PATTERN = "flight.*.json"
 PREFIX = "ringrun-flight-"
@@ -119,7 +119,16 @@ def has_operations(contents: Mapping[int, Mapping[str, Any]]) -> bool:
 
 def explain(contents: Mapping[int, Mapping[str, Any]]) -> str:
     """The diagnosis, as lines of text."""
-    return "\n".join(diagnose({rank: read_report(content) for rank, content in contents.items()}))
+    return "\n".join(diagnose(_reports(contents)))
+
+
+def explain_lines(contents: Mapping[int, Mapping[str, Any]]) -> str:
+    """Which calls came from different lines of the program, as lines of text; "" if none."""
+    return "\n".join(different_lines(_reports(contents)))
+
+
+def _reports(contents: Mapping[int, Mapping[str, Any]]) -> Dict[int, Report]:
+    return {rank: read_report(content) for rank, content in contents.items()}
 
 
 def keep_records(job: Job, contents: Mapping[int, Mapping[str, Any]]) -> Tuple[Path, str]:

@@ -44,6 +44,20 @@ class Operation(NamedTuple):
         return f"{self.label} (op {self.number}, {self.place})"
 
 
+class Difference(NamedTuple):
+    """A call that ranks have made at different lines of the program.
+
+    Attributes:
+        number: of the call, the same on all ranks.
+        what: the call as a person would write it.
+        sites: for each rank, where it made the call.
+    """
+
+    number: int
+    what: str
+    sites: Dict[int, str]
+
+
 class Lane(NamedTuple):
     """Operations that run on the same links.
 
@@ -51,6 +65,7 @@ class Lane(NamedTuple):
         ordered: whether equal numbers mean the same operation on all ranks.
         members: the ranks that take part.
         sets: by number, the members of process sets.
+        lines: calls that this rank knows to have been made at different lines of the program.
     """
 
     name: str
@@ -58,6 +73,7 @@ class Lane(NamedTuple):
     members: Tuple[int, ...]
     sets: Dict[int, Tuple[int, ...]]
     operations: Tuple[Operation, ...]
+    lines: Tuple[Difference, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -120,7 +136,13 @@ def _lane(content: Mapping[str, Any]) -> Lane:
     sets = {int(number): tuple(map(int, ranks)) for number, ranks in content.get("sets", {}).items()}
     operations = tuple(_operation(row) for row in content["operations"])
     members = tuple(map(int, content["members"]))
-    return Lane(str(content["name"]), bool(content["ordered"]), members, sets, operations)
+    lines = tuple(_difference(row) for row in content.get("lines", ()))
+    return Lane(str(content["name"]), bool(content["ordered"]), members, sets, operations, lines)
+
+
+def _difference(row: Mapping[str, Any]) -> Difference:
+    sites = {int(rank): str(site) for rank, site in row["sites"].items()}
+    return Difference(int(row["op"]), str(row["what"]), sites)
 
 
 def _operation(row: Mapping[str, Any]) -> Operation:

@@ -13,6 +13,7 @@ from .failure_report import ranks_text
 from .reports import Lane, Operation, Report
 
 MOST_LINES = 12
+MOST_DIFFERENCES = 3
 _STATES = {
     "T": "its process is stopped (SIGSTOP, Ctrl-Z, or a debugger)",
     "t": "a debugger holds its process",
@@ -52,7 +53,10 @@ class Dispute(NamedTuple):
 
 
 def diagnose(reports: Mapping[int, Report]) -> List[str]:
-    """Sentences for people, one per line: what ranks wait in, where the others are, and what follows."""
+    """Sentences for people, one per line: what ranks wait in, where the others are, and what follows.
+
+    What :func:`different_lines` says, which comes before all that, is not among them.
+    """
     waiting = {rank: _waits_in(report) for rank, report in reports.items()}
     waits, quarrels = waits_for(reports), disputes(reports)
     wanted = {other for others in waits.values() for other in others}
@@ -65,6 +69,32 @@ def diagnose(reports: Mapping[int, Report]) -> List[str]:
     if len(lines) > MOST_LINES:
         lines = [*lines[:MOST_LINES], f"({len(lines) - MOST_LINES} more are in the files.)"]
     return [*lines, *_conclusions(reports, waits, quarrels)]
+
+
+def different_lines(reports: Mapping[int, Report]) -> List[str]:
+    """Sentences on calls that count as the same and come from different lines of the program.
+
+    If a rank has made a call more than the others, and no call looked different, that is all there is to see.
+    """
+    found: Dict[Any, Tuple[int, str, Dict[int, str]]] = {}
+    for report in reports.values():
+        for lane in report.lanes:
+            for number, what, sites in lane.lines:
+                key = (lane[:3], number)
+                found.setdefault(key, (number, what, {}))[2].update(sites)
+    texts = []
+    for number, what, sites in sorted(found.values(), key=lambda item: item[0])[:MOST_DIFFERENCES]:
+        alike: Dict[str, List[int]] = {}
+        for rank in sorted(sites):
+            alike.setdefault(sites[rank], []).append(rank)
+        made = ", ".join(f"{ranks_text(ranks)} at {site}" for site, ranks in alike.items())
+        texts.append(f"Call number {number}, {what}, comes from different lines of the program: {made}.")
+    if texts:
+        texts.append(
+            "If one rank makes a call more than the others, each of its calls from there on meets another "
+            "call of theirs."
+        )
+    return texts
 
 
 def disputes(reports: Mapping[int, Report]) -> List[Dispute]:

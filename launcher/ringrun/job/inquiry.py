@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Callable, List, Mapping, Sequence
+from typing import Callable, List, Mapping, Sequence, Tuple
 
 from ..diagnosis.first_failure import Complaint, Exit
-from ..diagnosis.records import Records, explain, has_operations, keep_records
+from ..diagnosis.records import Records, explain, explain_lines, has_operations, keep_records
 from ..plan.job import Job
 from ..reach.agent_process import Link
 from .event_loop import Loop
@@ -68,7 +68,8 @@ class Inquiry:
 
     def _show(self) -> None:
         contents = self._records.complete(self._exits)
-        self._say(f"{explain(contents)}\n{self._keep(contents)}")
+        parts = explain_lines(contents), explain(contents), self._keep(contents)
+        self._say("\n".join(filter(None, parts)))
 
     def _keep(self, contents: Mapping[int, Mapping[str, object]]) -> str:
         """Write the files; a sentence that says where they are, or why not."""
@@ -89,9 +90,12 @@ class Inquiry:
         """See :meth:`~ringrun.diagnosis.records.Records.explanations`."""
         return self._records.explanations(tails)
 
-    def conclude(self) -> str:
-        """The job is over and has failed: the paragraph for the box, "" if ranks have told nothing."""
+    def conclude(self) -> Tuple[str, str]:
+        """The job is over and has failed: the first and the last paragraph for the box.
+
+        Both are "" if ranks have told nothing; see :func:`explain_lines` and :func:`explain`.
+        """
         contents = self._records.complete(self._exits)
         if not has_operations(contents):
-            return ""
-        return f"{explain(contents)}\n{self._keep(contents)}"
+            return "", ""
+        return explain_lines(contents), f"{explain(contents)}\n{self._keep(contents)}"

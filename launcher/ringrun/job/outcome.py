@@ -45,13 +45,14 @@ def not_started(job: Job, problems: Mapping[int, str], ready: Iterable[int]) -> 
 
 
 def ended(
-    job: Job, verdict: Verdict, ending: str, signum: int, tails: Mapping[int, List[str]], diagnosis: str = "",
-    pythons: Optional[Mapping[str, str]] = None,
+    job: Job, verdict: Verdict, ending: str, signum: int, tails: Mapping[int, List[str]], lines: str = "",
+    diagnosis: str = "", pythons: Optional[Mapping[str, str]] = None,
 ) -> Outcome:  # fmt: skip
     """The ranks had started.
 
     Args:
         ending: why we ended them, "" if they all ended by themselves.
+        lines: which calls came from different lines of the program.
         diagnosis: who waited for whom.
         pythons: by host's name, its interpreter where that is known.
     """
@@ -64,7 +65,7 @@ def ended(
         return Outcome(0, "", "done", None, exits)
     hosts = {place.rank: job.hosts[place.host_index].name for place in job.plan.places}
     names = [host.name for host in job.hosts]
-    text = failure_report.failure_box(verdict, hosts, names, tails, diagnosis, pythons)
+    text = failure_report.failure_box(verdict, hosts, names, tails, diagnosis, lines, pythons)
     cause = verdict.cause()
     in_part = [
         rank for rank, tail in tails.items()

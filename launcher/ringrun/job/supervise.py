@@ -235,7 +235,7 @@ class Supervisor:
             if self._refusals <= REFUSALS_SHOWN:
                 more = " (further ones are not shown)" if self._refusals == REFUSALS_SHOWN else ""
                 self._printer.say(f"refused: {notice.text}{more}")
-        elif self.job.settings.verbose and notice.text:
+        elif notice.kind == "warning" or (self.job.settings.verbose and notice.text):
             self._printer.say(notice.text)
 
     # -- links that end ------------------------------------------------------------------------
@@ -304,11 +304,11 @@ class Supervisor:
         if self._problems and self._ending in ("start", ""):
             return not_started(self.job, self._problems, set(self._ready))
         failed = self._verdict.failed and self._ending not in ("pipe", "interrupt")
-        told, tails = self._inquiry.conclude() if failed else "", self._printer.tails()
+        told, tails = self._inquiry.conclude() if failed else ("", ""), self._printer.tails()
         self._verdict.explained(self._inquiry.explanations(tails))
         checked = {self.job.hosts[index].name: facts.get("found") for index, facts in self._ready.items()}
         pythons = {name: found["python"] for name, found in checked.items() if found}
-        outcome = ended(self.job, self._verdict, self._ending, self._signum, tails, told, pythons)
+        outcome = ended(self.job, self._verdict, self._ending, self._signum, tails, *told, pythons)
         if outcome.reason != "interrupt":
             self._printer.settle(range(self.job.plan.size) if self.job.settings.verbose else outcome.to_show)
         if outcome.reason == "done":

@@ -19,7 +19,7 @@ import torch.distributed as dist
 import typing_extensions
 
 from ...clock import Deadline, Idleness
-from ...collective.call_sites import look_through, this_site
+from ...collective.call_sites import CallSites, look_through, this_site
 from ...collective.runner import Runner
 from ...errors import Misuse, NotInitializedError, RingcommError
 from ...flight_recorder import Facts, FlightRecorder
@@ -70,6 +70,7 @@ class ProcessGroupRingcomm(GroupFace):
         self._watch, lanes, spin_s = company.watch, company.lanes, company.spin_s
         self._idleness = Idleness()
         runner = Runner(lanes.calls, settings, company.generation, spin_s, self._watch)
+        runner.sites = CallSites(functools.partial(self._watch.warn, "lines"), settings.check_calls)
         self._ops = Collectives(runner)
         facts = Facts(ranks[rank], len(ranks), company.host, company.generation, ranks, f"group {name}")
         self._flight = FlightRecorder(facts, settings, runner)
@@ -86,7 +87,7 @@ class ProcessGroupRingcomm(GroupFace):
 
     def _begin(self, what: str, result: Any, opts: Any, do: Callable[[], None]) -> RingcommWork:
         limit_s, runner = self._limit_s(opts), self._ops.runner
-        site = this_site() if runner.journal is not None else None
+        site = this_site()
         watching = observer()
         traced = None if watching is None else Traced(watching, self.group_name, what, result)
 

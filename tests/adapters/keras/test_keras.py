@@ -61,6 +61,7 @@ def come_apart() -> str:
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.smoke
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_weights_that_come_apart_are_found(backend: str) -> None:
     if find_spec(backend) is None:

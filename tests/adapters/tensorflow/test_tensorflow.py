@@ -10,7 +10,7 @@ CHECKS = ["tests.adapters.tensorflow.checks_collectives", "tests.adapters.tensor
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.smoke), 3])
 def test_every_rank_finds_everything_in_order(ranks: int) -> None:
     run_on(ranks, CHECKS)
 

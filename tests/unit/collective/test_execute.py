@@ -74,7 +74,7 @@ class TestHeaders:
         assert (caught.value.rank, caught.value.peer) == (0, 1)
 
     def test_noise_is_no_header(self, wire):
-        wire.put(b"GET / HTTP/1.1\r\nHost: example.com\r\nAccept: */*\r\n")
+        wire.put(b"GET / HTTP/1.1\r\nHost: www.example.com\r\nAccept: text/html\r\n\r\n")
         with pytest.raises(MismatchError, match="not the start of a ringcomm message"):
             start(wire, [Recv((1,), 0, 4)], numbers(1, 2, 3, 4)).advance()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 
 from ringcomm.collective.headers import Headers
@@ -54,3 +56,35 @@ def test_what_does_not_fit_is_said(theirs, words):
     with pytest.raises(MismatchError, match=words) as caught:
         headers.check(1, memoryview(received))
     assert (caught.value.rank, caught.value.peer) == (0, 1)
+
+
+def test_a_byte_that_must_be_zero_is_not():
+    headers = Headers(HEADER, [Recv((1,), 0, 3), Send(1, 0, 0)], 0)
+    received = bytearray(HEADER._replace(sends=3).pack())
+    received[11] = 1
+    with pytest.raises(MismatchError, match="header is damaged"):
+        headers.check(1, memoryview(received))
+
+
+HERE, THERE = 5 << 32 | 7, 5 << 32 | 8
+
+
+@pytest.mark.parametrize("site, found", [(HERE, []), (0, []), (THERE, [(1, HERE, THERE)])])
+def test_the_line_alone_may_differ(site, found):
+    headers = Headers(HEADER, [Recv((1,), 0, 3), Send(1, 0, 0)], 0)
+    headers.stamp(7, HERE)
+    headers.check(1, memoryview(HEADER._replace(sequence=7, sends=3, site=site).pack()))
+    assert headers.other_sites == found
+    headers.stamp(8, HERE)
+    assert not headers.other_sites
+
+
+@pytest.mark.parametrize("site, fails", [(HERE, False), (0, False), (THERE, True)])
+def test_if_asked_for_the_line_is_compared(site, fails):
+    headers = Headers(HEADER, [Recv((1,), 0, 3), Send(1, 0, 0)], 0)
+    headers.checks_sites = True
+    headers.stamp(7, HERE)
+    received = memoryview(HEADER._replace(sequence=7, sends=3, site=site).pack())
+    with pytest.raises(MismatchError, match="different lines") if fails else nullcontext():
+        headers.check(1, received)
+    assert not headers.other_sites

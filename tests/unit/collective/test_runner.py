@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import zlib
+
 import numpy as np
 import pytest
 
+from ringcomm.collective.call_sites import CallSites
+from ringcomm.collective.calls import Call
 from ringcomm.collective.reporter import Reporter
 from ringcomm.collective.runner import Runner
 from ringcomm.config import Settings
@@ -20,7 +24,7 @@ from ringcomm.errors import (
 from ringcomm.ops import Average, Collective, Max, Sum
 from ringcomm.transport.huge_pages import LEAST_BYTES
 from ringcomm.transport.memory import memory_fabrics
-from ringcomm.wire.frames import HEADER_BYTES, unpack_header
+from ringcomm.wire.frames import HEADER_BYTES, NO_ROOT, unpack_header
 
 NOW = Settings(timeout_s=0.001)
 """Gives up at once: what a test needs lies on the wire before the call."""
@@ -120,6 +124,90 @@ class TestCalls:
     def test_an_unknown_algorithm(self, wire):
         with pytest.raises(ConfigError, match="there are one_shot, direct, doubling"):
             Runner(wire.fabric, Settings(algorithm="magic")).all_reduce(ones(), Sum)
+
+
+class TestOtherLines:
+    """A peer that makes what counts as the same call at another line of the program."""
+
+    HERE, THERE = zlib.crc32(b"test_runner.py"), zlib.crc32(b"train.py")
+
+    def run(self, wire, site, collective=Collective.ALLREDUCE, strict=False, times=1):
+        """Make calls that a peer makes at ``site``; the header of the last, and what is told."""
+        told = []
+        runner = Runner(wire.fabric, NOW)
+        runner.sites = CallSites(told.append, strict)
+        for number in range(1, times + 1):
+            call = Call(int(collective), np.dtype(np.float32), 4, int(Sum), NO_ROOT, "", (4,))
+            header = call.header(0)._replace(sequence=number, sends=4, wants=4, site=site)
+            wire.put(header.pack() + ones().tobytes())
+            data = ones()
+            runner.all_reduce(data, Sum, shape=(4,), collective=collective)
+            assert data.tolist() == [2, 2, 2, 2]
+            own = unpack_header(wire.take()[:HEADER_BYTES])
+        return own, told, runner.sites.differences
+
+    def test_a_peer_that_does_not_say_where_is_not_compared(self, wire):
+        own, told, found = self.run(wire, 0)
+        assert own.site >> 32 == self.HERE and not told and not found
+
+    def test_another_line_is_a_warning_once_with_both(self, wire):
+        own, told, found = self.run(wire, self.HERE << 32 | 7, times=3)
+        here = f"test_runner.py:{own.site & 0xFFFFFFFF}"
+        (text,) = told
+        assert text.startswith("Call number 1, allreduce(shape (4,), float32, op=Sum), comes from different ")
+        assert f"rank 0 at {here}, rank 1 at test_runner.py:7" in text
+        sites = {"0": here, "1": "test_runner.py:7"}
+        assert found == [{"op": 1, "what": "allreduce(shape (4,), float32, op=Sum)", "sites": sites}]
+
+    def test_if_asked_for_it_is_an_error(self, wire):
+        with pytest.raises(MismatchError, match=r"different lines \(test_runner.py:\d+ here, .*:7 there"):
+            self.run(wire, self.HERE << 32 | 7, strict=True)
+
+    def test_lines_of_one_plan_are_not_mixed_up(self, wire):
+        runner = Runner(wire.fabric, NOW)
+        runner.sites = CallSites(pytest.fail)
+        lines = []
+
+        def call(number):
+            header = Call(1, np.dtype(np.float32), 4, int(Sum), NO_ROOT, "", ()).header(0)
+            wire.put(header._replace(sequence=number, sends=4, wants=4).pack() + ones().tobytes())
+
+        def elsewhere():
+            runner.all_reduce(ones(), Sum)
+
+        for turn in range(2):
+            for place in range(4):
+                call(4 * turn + place + 1)
+                if place == 0:
+                    runner.all_reduce(ones(), Sum)
+                if place == 1:
+                    runner.all_reduce(ones(), Sum)
+                if place == 2:
+                    runner.called_at = (elsewhere.__code__, elsewhere.__code__.co_firstlineno)
+                    runner.all_reduce(ones(), Sum)
+                    runner.called_at = None
+                if place == 3:
+                    elsewhere()
+                lines.append(unpack_header(wire.take()[:HEADER_BYTES]).site & 0xFFFFFFFF)
+        assert lines[:4] == lines[4:] and lines[1] - lines[0] == 2
+        assert lines[3] == elsewhere.__code__.co_firstlineno + 1
+
+    def test_a_file_that_is_not_here(self, wire):
+        _, (text,), _ = self.run(wire, zlib.crc32(b"no such file") << 32 | 9)
+        assert "rank 1 at line 9 of a file that this rank has not loaded" in text
+
+    def test_ranks_may_wait_for_each_other_at_different_lines(self, wire):
+        own, told, _ = self.run(wire, self.HERE << 32 | 7, Collective.BARRIER, strict=True)
+        assert own.site == 0 and not told
+
+    def test_many_lines_are_not_kept_for_ever(self, wire):
+        told = []
+        sites = CallSites(told.append)
+        for number in range(1, 100):
+            call = Call(int(Collective.ALLREDUCE), np.dtype(np.float32), 4, int(Sum), NO_ROOT, "", (4,))
+            here = self.THERE << 32 | number
+            sites.met(number, call, wire.fabric, [(1, here, here + 1)])
+        assert len(sites.differences) == 8 and len(told) == 1
 
 
 class TestFailures:

@@ -62,8 +62,9 @@ class TestWhenTheyAreUsed:
         assert self.kind(wire, [Recv((1,), 0, most), Recv((1,), most, most + 1)]) is Execution
 
     def test_up_to_a_segment(self, wire):
-        assert self.kind(wire, [Send(1, 0, 8)], segment_bytes=64) is ShortExecution
-        assert self.kind(wire, [Send(1, 0, 9)], segment_bytes=64) is Execution
+        most = (80 - HEADER_BYTES) // 2
+        assert self.kind(wire, [Send(1, 0, most)], segment_bytes=80) is ShortExecution
+        assert self.kind(wire, [Send(1, 0, most + 1)], segment_bytes=80) is Execution
 
     def test_not_for_many_peers_at_once_that_are_not_so_short(self, make_wire):
         wire, each = make_wire(6), 6000

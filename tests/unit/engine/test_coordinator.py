@@ -30,17 +30,24 @@ class Job:
         options.setdefault("tuning", Tuning(1 << 20, 0.0))
         self.coordinator = Coordinator(HOSTS, SETS.__getitem__, **options)
         self.ids: Dict[Signature, int] = {}
+        self.lines: Dict[int, List[str]] = {}
 
-    def ready(self, rank: int, *signatures: Signature, number: int = 0, urgent: bool = False) -> None:
+    def ready(
+        self, rank: int, *signatures: Signature, number: int = 0, urgent: bool = False, site: str = ""
+    ) -> None:
+        site = site or f"train.py:{rank}"
         known: List[int] = []
         fresh: List[List[Any]] = []
+        lines = self.lines.setdefault(rank, [])
+        sites = [site] if site not in lines else []
+        lines += sites
         for item in signatures:
             if item in self.ids:
-                known += [self.ids[item], number]
+                known += [self.ids[item], number, lines.index(site) + 1]
             else:
-                fresh.append([list(item), number, f"train.py:{rank}"])
-        message = {"type": "ready", "known": known, "carried": [], "fresh": fresh, "urgent": urgent}
-        self.tell(rank, message)
+                fresh.append([list(item), number, lines.index(site) + 1])
+        message = {"type": "ready", "known": known, "carried": [], "fresh": fresh, "sites": sites}
+        self.tell(rank, {**message, "urgent": urgent})
 
     def tell(self, rank: int, message: Dict[str, Any]) -> None:
         validate(message)
@@ -176,6 +183,49 @@ def test_without_names_the_number_counts():
     job.ready(2, sig(), number=3)
     ((_, text),) = job.failures()
     assert "without a name (number 3)" in text and "barrier()" in text
+
+
+class TestLines:
+    """Operations without a name that ranks submit at different lines of the program."""
+
+    def test_that_is_a_warning_once(self):
+        job = Job()
+        for number in (1, 2):
+            for rank in range(3):
+                job.ready(rank, sig(), number=number, site=f"/home/host{rank}/train.py:{7 + (rank == 2)}")
+            assert job.run() == [[""]]
+        (text,) = job.coordinator.warnings
+        assert text.startswith("The operation without a name (number 1), allreduce(shape (4,), float32, ")
+        assert "different lines of the program: ranks 0, 1 at train.py:7, rank 2 at train.py:8" in text
+        (found,) = job.coordinator.sites.differences
+        assert found["op"] == 1
+        assert found["sites"] == {"0": "train.py:7", "1": "train.py:7", "2": "train.py:8"}
+
+    def test_if_asked_for_it_is_an_error(self):
+        job = Job(check_calls=True)
+        for rank in range(3):
+            job.ready(rank, sig(), number=1, site=f"/home/host{rank}/train.py:{7 + (rank == 2)}")
+        ((_, text),) = job.failures()
+        assert "Mismatched lines" in text and "/home/host1/train.py:7" in text and "train.py:8" in text
+        assert not job.coordinator.warnings
+
+    @pytest.mark.parametrize("item", [sig("named"), sig(kind=int(Collective.BARRIER))])
+    def test_what_may_come_from_anywhere(self, item):
+        job = Job(check_calls=True)
+        for rank in range(3):
+            job.ready(rank, item, number=0 if item.name else 1, site=f"train.py:{rank}")
+        assert job.run() == [[item.name]] and not job.coordinator.warnings
+
+    def test_a_line_is_told_once_and_known_by_its_number(self):
+        job = Job(stall_warning_s=10.0)
+        for site in ("a.py:1", "b.py:2", "a.py:1"):
+            for rank in range(3):
+                job.ready(rank, sig("x"), site=site)
+            assert job.run() == [["x"]]
+        job.ready(0, sig("x"), site="b.py:2")
+        job.now_s += 11.0
+        assert job.orders() is None
+        assert "at b.py:2 has waited" in job.coordinator.warnings[0]
 
 
 class TestJoin:
@@ -335,13 +385,13 @@ def test_cache_forgets_and_old_numbers_stay_good_until_all_have_confirmed():
     for name in "ab":
         for rank in range(3):
             job.ready(rank, sig(name))
-    old = {"type": "ready", "known": [], "carried": [], "fresh": [], "urgent": False}
+    old = {"type": "ready", "known": [], "carried": [], "fresh": [], "sites": [], "urgent": False}
     assert job.run() == [["a", "b"]]
     numbers = dict(job.ids)
     orders = job.orders()
     assert orders is not None and orders["forget"] == 1
     # Rank 1 had not heard of it yet.
-    job.tell(1, {**old, "known": [numbers[sig("a")], 0]})
+    job.tell(1, {**old, "known": [numbers[sig("a")], 0, 1]})
     job.tell(1, {"type": "forgot", "epoch": 1})
     for rank in (0, 2):
         job.tell(rank, {"type": "forgot", "epoch": 1})
@@ -349,4 +399,4 @@ def test_cache_forgets_and_old_numbers_stay_good_until_all_have_confirmed():
     assert job.run() == [["a"]]
     assert job.ids[sig("a")] not in numbers.values()
     with pytest.raises(ProtocolError):
-        job.tell(1, {**old, "known": [numbers[sig("a")], 0]})
+        job.tell(1, {**old, "known": [numbers[sig("a")], 0, 1]})

@@ -25,8 +25,8 @@ def test_announced_in_full_and_then_by_number():
     first = request("a")
     pending.add(first)
     assert pending.announce(True, 0) == {
-        "type": "ready", "known": [], "carried": [], "fresh": [[list(first.signature), 0, "train.py:1"]],
-        "urgent": True,
+        "type": "ready", "known": [], "carried": [], "fresh": [[list(first.signature), 0, 1]],
+        "sites": ["train.py:1"], "urgent": True,
     }  # fmt: skip
     assert pending.announce(True, 0) is None
     pending.learn([[7, list(first.signature)]])
@@ -34,7 +34,8 @@ def test_announced_in_full_and_then_by_number():
     assert len(pending) == 0
     pending.add(request("a"))
     announced = pending.announce(False, 0)
-    assert announced is not None and announced["known"] == [7, 0] and announced["fresh"] == []
+    assert announced is not None and announced["known"] == [7, 0, 1]
+    assert announced["fresh"] == announced["sites"] == []
 
 
 def test_a_name_can_be_used_again_when_it_is_done():

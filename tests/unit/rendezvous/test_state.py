@@ -905,3 +905,16 @@ def test_a_note_is_shown_if_a_member_wrote_it():
     before = list(job.notices)
     job.take(job.state.noted(99, note))
     assert job.notices == before
+
+
+def test_of_each_topic_the_first_warning_is_shown():
+    job = Job(2)
+    job.run_on_one_host()
+    before = len(job.notices)
+    for rank, topic, text in ((1, "lines", "first"), (0, "lines", "second"), (0, "program", "third")):
+        job.take(job.state.warned(rank, {"type": "warning", "topic": topic, "text": text}))
+    job.take(job.state.warned(99, {"type": "warning", "topic": "other", "text": "from a stranger"}))
+    assert job.notices[before:] == [Notice("warning", "first"), Notice("warning", "third")]
+    for number in range(100):
+        job.take(job.state.warned(0, {"type": "warning", "topic": str(number), "text": "flood"}))
+    assert len(job.notices) < before + 20

@@ -25,16 +25,16 @@ ALLREDUCE = Header(0, 7, Collective.ALLREDUCE, ReduceOp.SUM, FLOAT32, NO_ROOT, 1
 BROADCAST = Header(0, 7, Collective.BROADCAST, NO_OP, FLOAT32, 2, 8, 1)
 
 
-def test_header_is_48_bytes():
-    assert HEADER_BYTES == 48
-    assert len(ALLREDUCE.pack()) == 48
+def test_header_is_56_bytes():
+    assert HEADER_BYTES == 56
+    assert len(ALLREDUCE.pack()) == 56
 
 
 def test_bytes_on_the_wire_never_change():
-    header = Header(1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
+    header = Header(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 << 32 | 12)
     assert header.pack().hex() == (
         "527c" "0100" "02000000" "03" "04" "05" "00" "06000000" "0700000000000000" "0800000000000000"
-        "0900000000000000" "0a00000000000000"
+        "0900000000000000" "0a00000000000000" "0b000000" "0c000000"
     )  # fmt: skip
 
 
@@ -44,7 +44,7 @@ def test_there_and_back(seed):
     rng = random.Random(seed)
     header = Header(
         rng.getrandbits(16), rng.getrandbits(32), rng.randrange(1, 256), rng.getrandbits(8),
-        rng.getrandbits(8), rng.randrange(-1, 1 << 31), *(rng.getrandbits(64) for _ in range(4)),
+        rng.getrandbits(8), rng.randrange(-1, 1 << 31), *(rng.getrandbits(64) for _ in range(5)),
     )  # fmt: skip
     assert unpack_header(header.pack()) == header
 
@@ -56,17 +56,21 @@ def test_counters_wrap_and_stay_equal():
     assert explain_difference(header, received) == explain_difference(ALLREDUCE, ALLREDUCE)
 
 
-@pytest.mark.parametrize("data", [bytes(48), b"\xff" * 48, b"GET / HTTP/1.1\r\nHost: there\r\n".ljust(48)])
+@pytest.mark.parametrize("data", [bytes(56), b"\xff" * 56, b"GET / HTTP/1.1\r\nHost: there\r\n".ljust(56)])
 def test_no_header_at_all(data):
     assert "not the start of a ringcomm message" in explain_difference(ALLREDUCE, unpack_header(data))
 
 
+def test_where_a_call_is_made_makes_no_difference():
+    assert explain_difference(ALLREDUCE._replace(site=1), ALLREDUCE._replace(site=2)) == ""
+
+
 @pytest.mark.parametrize("seed", range(20))
-def test_no_48_bytes_break_the_explanation(seed):
+def test_no_56_bytes_break_the_explanation(seed):
     print(f"seed {seed}")
     rng = random.Random(seed)
     for _ in range(100):
-        noise = bytes(rng.getrandbits(8) for _ in range(46))
+        noise = bytes(rng.getrandbits(8) for _ in range(54))
         for data in (noise + b"ab", b"\x52\x7c" + noise):
             header = unpack_header(data)
             assert header.describe()

@@ -177,7 +177,8 @@ def test_a_module_that_one_host_lacks_is_told_with_its_interpreter() -> None:
     assert "On jetson1 ranks run /there/python, which finds no module `torch`." in text
     assert "`/there/python -m pip install …`" in text and "--python jetson1=PATH" in text
     assert "finds no module" not in failure_box(verdict, HOSTS, ["pc", "jetson1"], {2: lines})
-    assert "finds no module" not in failure_box(verdict, HOSTS, ["pc", "jetson1"], {2: TRACE}, "", pythons)
+    other = failure_box(verdict, HOSTS, ["pc", "jetson1"], {2: TRACE}, pythons=pythons)
+    assert "finds no module" not in other
 
 
 def test_the_box_of_a_lost_host() -> None:
@@ -259,3 +260,25 @@ def test_on_this_machine_nothing_is_over_there() -> None:
     for problem in ("cwd", "interpreter", "script", "program"):
         text = host_problem("localhost", {"path": "/x", "problem": problem}, True, lambda python: python)
         assert "over there" not in text
+
+
+def test_calls_from_different_lines_come_first() -> None:
+    verdict = Verdict()
+    verdict.exited(Exit(2, 3, None))
+    box = failure_box(verdict, HOSTS, ["pc", "jetson1"], {2: TRACE}, "who waits", "Call number 4, f(), comes")
+    assert box.splitlines()[1] == "│ Call number 4, f(), comes"
+    assert box.index("comes") < box.index("ValueError: x") < box.index("who waits")
+
+
+def test_a_rank_that_has_ended_while_others_wait() -> None:
+    verdict = Verdict()
+    verdict.exited(Exit(0, 0, None))
+    verdict.complained(Complaint(None, 0, "rank 0 has finished while others were in allreduce"))
+    verdict.exited(Exit(1, 1, None))
+    two = failure_box(verdict, {0: "pc", 1: "pc"}, ["pc"], {})
+    assert two.startswith("╭─ ringrun: rank 0 has ended while rank 1 still waits for it\n")
+    assert two.endswith("exit code 255\n")
+    for rank in (2, 3):
+        verdict.exited(Exit(rank, 1, None))
+    box = failure_box(verdict, HOSTS, ["pc", "jetson1"], {})
+    assert "rank 0 has ended while ranks 1-3 still wait for it" in box

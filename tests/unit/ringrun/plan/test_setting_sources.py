@@ -27,6 +27,7 @@ GOOD: Dict[str, str] = {
     "cache_capacity": "17", "stall_warning_s": "11", "late_after_s": "12", "dead_after_s": "13",
     "measure": "0", "timeline": "t.json",
     "flight_recorder": "50", "diagnose_dir": "flights", "check_every": "100",
+    "check_calls": "1",
     "timeline_mark_cycles": "1", "autotune": "1", "autotune_log": "a.csv", "verbose": "1",
     "encrypt": "1", "threads": "3", "allow_forwarding": "1",
 }  # fmt: skip

@@ -1,0 +1,424 @@
+"""Programs from seeds, the same on all ranks but for delays and for the order of what has a name.
+
+    ringrun -np 3 python -m tests.fuzz.agreeing FIRST COUNT
+
+runs programs FIRST to FIRST + COUNT - 1 of each family on the ranks of one job. Every rank knows what all of
+them put in, so it works out alone what must come out. The first program that gives something else ends the
+job, and says its family and seed; with these it runs again (``… SEED 1 FAMILY``).
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+import zlib
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence
+
+import numpy as np
+
+import ringcomm as rc
+from ringcomm.ops import ReduceOp
+from ringcomm.schedule.steps import even_bounds
+from ringcomm.testing.reference import all_dtypes, assert_reduced, contributions, ops_for
+
+DTYPES = all_dtypes()
+KINDS = (
+    "allreduce", "allreduce", "grouped", "broadcast", "allgather", "alltoall", "reducescatter", "barrier",
+    "object",
+)  # fmt: skip
+WAYS = ("direct", "in place", "async", "async", "async")
+
+
+class Step(NamedTuple):
+    """One operation of a program, the same on all ranks.
+
+    Attributes:
+        way: ``direct``, ``in place`` or ``async``.
+        rows: of the array; of collectives by rows, for each rank.
+        group: the ranks that take part.
+    """
+
+    number: int
+    kind: str
+    way: str
+    dtype: np.dtype[Any]
+    rows: Sequence[int]
+    width: int
+    op: ReduceOp
+    root: int
+    named: bool
+    group: Sequence[int]
+    seed: int
+
+    def inputs(self, size: int) -> List[np.ndarray[Any, Any]]:
+        """What each rank puts in."""
+        most = max(self.rows)
+        arrays = contributions(self.dtype, size, most * self.width, self.seed)
+        return [array.reshape(most, self.width)[: self.rows[rank]] for rank, array in enumerate(arrays)]
+
+
+def numpy_program(seed: int, size: int, groups: Sequence[Sequence[int]]) -> List[Step]:
+    """The steps of a program over the NumPy interface."""
+    rng = random.Random(seed)
+    steps = []
+    for number in range(rng.randrange(3, 12)):
+        kind, way = rng.choice(KINDS), rng.choice(WAYS)
+        dtype = rng.choice(DTYPES)
+        rows = [rng.choice((0, 1, 2, 3, 5, 17, 300)) for _ in range(size)]
+        if kind not in ("allgather", "alltoall"):
+            rows = rows[:1] * size
+        group = rng.choice(groups) if way == "async" and rng.random() < 0.3 else range(size)
+        steps.append(
+            Step(
+                number, kind, way, dtype, rows, rng.choice((1, 3, 64)), rng.choice(ops_for(dtype)),
+                rng.choice(list(group)), rng.random() < 0.7, tuple(group), rng.getrandbits(30),
+            )  # fmt: skip
+        )
+    return steps
+
+
+def laid_out(array: np.ndarray[Any, Any], rng: random.Random) -> np.ndarray[Any, Any]:
+    """The same numbers in an array of its own, in one of several memory layouts."""
+    layout = rng.randrange(3)
+    if layout == 0:
+        return array.copy()
+    return np.asfortranarray(array) if layout == 1 else np.repeat(array, 2, axis=0)[::2]
+
+
+class NumpyFamily:
+    """Direct calls, calls in place, operations by name or by order, grouped, and in process sets."""
+
+    def __init__(self) -> None:
+        self.rank, self.size = rc.rank(), rc.size()
+        pairs = [(first, second) for first in range(self.size) for second in range(first + 1, self.size)]
+        pairs = [pair for pair in pairs if len(pair) < self.size]
+        self.sets = {pair: rc.add_process_set(list(pair)) for pair in pairs}
+        self.sets[tuple(range(self.size))] = rc.global_process_set
+        self.digest = 0
+
+    def run(self, seed: int) -> int:
+        """Run a program; a digest of what all ranks must have alike."""
+        rng = random.Random(f"{seed} {self.rank}")
+        steps = numpy_program(seed, self.size, list(self.sets))
+        self.digest = 0
+        while steps:
+            count = next((i for i, step in enumerate(steps) if step.way != "async"), len(steps)) or 1
+            burst, steps = steps[:count], steps[count:]
+            self._delay(rng)
+            if burst[0].way != "async":
+                self._check(burst[0], self._direct(burst[0], rng))
+            else:
+                self._burst([step for step in burst if self.rank in step.group], rng)
+        return self.digest
+
+    def _burst(self, steps: List[Step], rng: random.Random) -> None:
+        # Those without a name are matched by their order; the others may come in any.
+        free = [step for step in steps if step.named]
+        rng.shuffle(free)
+        order = [free.pop() if step.named else step for step in steps]
+        handles: Dict[int, Any] = {}
+        for step in order:
+            handles[step.number] = self._start(step, rng)
+            self._delay(rng)
+        rng.shuffle(order)
+        results = {step.number: handles[step.number].wait() for step in order}
+        for step in steps:
+            self._check(step, results[step.number])
+
+    @staticmethod
+    def _delay(rng: random.Random) -> None:
+        if rng.random() < 0.1:
+            time.sleep(rng.uniform(0.0, 0.004))
+
+    def _direct(self, step: Step, rng: random.Random) -> Any:
+        mine = laid_out(step.inputs(self.size)[self.rank], rng)
+        suffix = "_" if step.way == "in place" else ""
+        name = f"s{step.number}" if step.named else None
+        if step.kind == "grouped":
+            return [rc.allreduce(array, step.op, name) for array in (mine, mine[:1])]
+        if step.kind == "allreduce":
+            return getattr(rc, f"allreduce{suffix}")(mine, step.op, name)
+        if step.kind == "reducescatter":
+            return getattr(rc, f"reducescatter{suffix}")(mine, step.op, name)
+        if step.kind == "broadcast":
+            return getattr(rc, f"broadcast{suffix}")(mine, step.root, name)
+        if step.kind == "allgather":
+            return rc.allgather(mine, name)
+        if step.kind == "alltoall":
+            return rc.alltoall(mine, self._splits(step, self.rank), name)
+        if step.kind == "object":
+            return rc.allgather_object((self.rank, step.seed), name)
+        return rc.barrier(name)
+
+    def _start(self, step: Step, rng: random.Random) -> Any:
+        mine = laid_out(step.inputs(self.size)[self.rank], rng)
+        options = {"name": f"s{step.number}" if step.named else None}
+        options["process_set"] = self.sets[tuple(step.group)]
+        if step.kind == "grouped":
+            return rc.grouped_allreduce_async([mine, mine[:1]], op=step.op, **options)
+        if step.kind == "reducescatter":
+            return rc.reducescatter_async(mine, op=step.op, **options)
+        if step.kind == "broadcast":
+            return rc.broadcast_async(mine, step.root, **options)
+        if step.kind == "allgather":
+            return rc.allgather_async(mine, **options)
+        if step.kind == "alltoall":
+            return rc.alltoall_async(mine, self._splits(step, self.rank), **options)
+        return rc.allreduce_async(mine, op=step.op, **options)  # of the others there is no such form
+
+    @staticmethod
+    def _splits(step: Step, rank: int) -> List[int]:
+        rng = random.Random(f"{step.seed} {rank}")
+        cuts = sorted(rng.randint(0, step.rows[rank]) for _ in step.group[1:])
+        return [stop - start for start, stop in zip([0, *cuts], [*cuts, step.rows[rank]])]
+
+    def _check(self, step: Step, result: Any) -> None:
+        inputs = [step.inputs(self.size)[rank] for rank in step.group]
+        mine = step.group.index(self.rank)
+        kind = step.kind
+        if step.way == "async" and kind in ("object", "barrier"):
+            kind = "allreduce"
+        common = [result]
+        if kind == "allreduce":
+            assert_reduced(result, inputs, step.op)
+        elif kind == "grouped":
+            assert_reduced(result[0], inputs, step.op)
+            assert_reduced(result[1], [array[:1] for array in inputs], step.op)
+            common = list(result)
+        elif kind == "reducescatter":
+            rows = even_bounds(step.rows[0], len(inputs))
+            assert_reduced(result, [array[rows[mine] : rows[mine + 1]] for array in inputs], step.op)
+            common = []
+        elif kind == "broadcast":
+            np.testing.assert_array_equal(result, inputs[step.group.index(step.root)])
+        elif kind == "allgather":
+            np.testing.assert_array_equal(result, np.concatenate(inputs))
+        elif kind == "alltoall":
+            rows, counts = result
+            cuts = [np.cumsum([0, *self._splits(step, rank)]) for rank in step.group]
+            parts = [array[cut[mine] : cut[mine + 1]] for array, cut in zip(inputs, cuts)]
+            np.testing.assert_array_equal(rows, np.concatenate(parts))
+            assert counts.tolist() == [len(part) for part in parts]
+            common = []
+        elif kind == "object":
+            assert result == [(rank, step.seed) for rank in step.group]
+            common = []
+        else:
+            common = []
+        if len(step.group) == self.size:
+            for array in common:
+                self.digest = zlib.crc32(np.ascontiguousarray(array).tobytes(), self.digest)
+
+
+class OptimizerFamily:
+    """PyTorch's SGD under ``DistributedOptimizer``, against the gradients of all ranks computed here."""
+
+    def run(self, seed: int) -> int:
+        """Train a small model; a digest of its parameters."""
+        import torch
+
+        import ringcomm.torch as hvd
+
+        rng = random.Random(f"optimizer {seed}")
+        rank, size = hvd.rank(), hvd.size()
+        widths = [rng.choice((1, 3, 8, 33)) for _ in range(rng.randrange(2, 5))]
+        op, passes = rng.choice((hvd.Average, hvd.Sum)), rng.choice((1, 1, 2))
+        groups, momentum = rng.choice((None, None, 2)), rng.choice((0.0, 0.9))
+        torch.manual_seed(seed)
+        layers = [torch.nn.Linear(*pair) for pair in zip(widths, widths[1:])]
+        model = torch.nn.Sequential(*layers)
+        torch.manual_seed(seed)
+        alone = torch.nn.Sequential(*(torch.nn.Linear(*pair) for pair in zip(widths, widths[1:])))
+        if rank:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(rank)
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        plain = torch.optim.SGD(alone.parameters(), lr=0.01, momentum=momentum)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.01, momentum=momentum), model.named_parameters(),
+            op=op, backward_passes_per_step=passes, groups=groups,
+        )  # fmt: skip
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(3):
+            batches = torch.randn(passes, size, 4, widths[0], generator=generator)
+            optimizer.zero_grad()
+            plain.zero_grad()
+            for batch in batches:
+                NumpyFamily._delay(random.Random(f"{seed} {rank}"))
+                model(batch[rank]).square().mean().backward()
+                for part in batch:
+                    loss = alone(part).square().mean()
+                    (loss / (size if op == hvd.Average else 1)).backward()
+            optimizer.step()
+            plain.step()
+        digest = 0
+        for mine, expected in zip(model.parameters(), alone.parameters()):
+            torch.testing.assert_close(mine.detach(), expected.detach(), rtol=1e-3, atol=1e-5)
+            digest = zlib.crc32(mine.detach().numpy().tobytes(), digest)
+        return digest
+
+
+class GroupFamily:
+    """PyTorch's ``torch.distributed`` over ringcomm, in the group of all ranks and in smaller ones."""
+
+    def __init__(self) -> None:
+        import torch.distributed as dist
+
+        import ringcomm.torch.distributed  # noqa: F401 - it registers the backend
+
+        dist.init_process_group("ringcomm")
+        size = dist.get_world_size()
+        every = list(range(size))
+        pairs = [[first, second] for first in every for second in every[first + 1 :]]
+        self.groups = [(every, dist.group.WORLD)] + [(pair, dist.new_group(pair)) for pair in pairs]
+        self.digest = 0
+
+    def run(self, seed: int) -> int:
+        """Run a program; a digest of what all ranks must have alike."""
+        import torch
+
+        rng = random.Random(f"group {seed}")
+        own = random.Random(f"group {seed} {rc.rank()}")  # of this rank alone
+        self.digest, works = 0, []
+        for number in range(rng.randrange(3, 10)):
+            ranks, group = rng.choice(self.groups)
+            name, later = rng.choice(sorted(_GROUP_STEPS)), rng.random() < 0.4
+            dtype = rng.choice((torch.float32, torch.float64, torch.int64, torch.int32))
+            shape = (rng.choice((1, 2, 7, 400)), rng.choice((1, 5)))
+            inputs = [
+                torch.randint(-9, 9, (len(ranks) * shape[0], shape[1]), dtype=dtype,
+                              generator=torch.Generator().manual_seed(seed * 1000 + number * 10 + rank))
+                for rank in ranks
+            ]  # fmt: skip
+            root = rng.randrange(len(ranks))
+            if rc.rank() in ranks:
+                NumpyFamily._delay(own)
+                work, check = _GROUP_STEPS[name](inputs, ranks, ranks.index(rc.rank()), root, group, later)
+                if work is None:
+                    check()
+                else:
+                    works.append((work, check))
+            while works and own.random() < 0.5:
+                self._finish(works.pop(0))
+        for item in works:
+            self._finish(item)
+        return self.digest
+
+    @staticmethod
+    def _finish(item: Any) -> None:
+        work, check = item
+        work.wait()
+        check()
+
+
+def _equal(one: Any, other: Any) -> None:
+    import torch
+
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def _all_reduce(inputs: Any, ranks: Any, me: int, root: int, group: Any, later: bool) -> Any:
+    import torch.distributed as dist
+
+    mine = inputs[me].clone()
+    work = dist.all_reduce(mine, group=group, async_op=later)
+    return work, lambda: _equal(mine, sum(inputs))
+
+
+def _broadcast(inputs: Any, ranks: Any, me: int, root: int, group: Any, later: bool) -> Any:
+    import torch.distributed as dist
+
+    mine = inputs[me].clone()
+    work = dist.broadcast(mine, ranks[root], group=group, async_op=later)
+    return work, lambda: _equal(mine, inputs[root])
+
+
+def _all_gather(inputs: Any, ranks: Any, me: int, root: int, group: Any, later: bool) -> Any:
+    import torch
+    import torch.distributed as dist
+
+    found = [torch.empty_like(item) for item in inputs]
+    work = dist.all_gather(found, inputs[me], group=group, async_op=later)
+    return work, lambda: [_equal(*pair) for pair in zip(found, inputs)]
+
+
+def _reduce_scatter(inputs: Any, ranks: Any, me: int, root: int, group: Any, later: bool) -> Any:
+    import torch
+    import torch.distributed as dist
+
+    found = torch.empty_like(inputs[me].chunk(len(ranks))[0])
+    work = dist.reduce_scatter(found, list(inputs[me].chunk(len(ranks))), group=group, async_op=later)
+    return work, lambda: _equal(found, sum(inputs).chunk(len(ranks))[me])
+
+
+def _all_to_all(inputs: Any, ranks: Any, me: int, root: int, group: Any, later: bool) -> Any:
+    import torch
+    import torch.distributed as dist
+
+    found = torch.empty_like(inputs[me])
+    work = dist.all_to_all_single(found, inputs[me], group=group, async_op=later)
+    return work, lambda: _equal(found, torch.cat([item.chunk(len(ranks))[me] for item in inputs]))
+
+
+def _gather(inputs: Any, ranks: Any, me: int, root: int, group: Any, later: bool) -> Any:
+    import torch
+    import torch.distributed as dist
+
+    found = [torch.empty_like(item) for item in inputs] if me == root else None
+    work = dist.gather(inputs[me], found, ranks[root], group=group, async_op=later)
+    return work, lambda: None if found is None else [_equal(*pair) for pair in zip(found, inputs)]
+
+
+def _scatter(inputs: Any, ranks: Any, me: int, root: int, group: Any, later: bool) -> Any:
+    import torch
+    import torch.distributed as dist
+
+    parts = [part.contiguous() for part in inputs[root].chunk(len(ranks))]
+    found = torch.empty_like(parts[0])
+    work = dist.scatter(found, parts if me == root else None, ranks[root], group=group, async_op=later)
+    return work, lambda: _equal(found, parts[me])
+
+
+def _pass_on(inputs: Any, ranks: Any, me: int, root: int, group: Any, later: bool) -> Any:
+    import torch
+    import torch.distributed as dist
+
+    found = torch.empty_like(inputs[me])
+    left, right = ranks[me - 1], ranks[(me + 1) % len(ranks)]
+    sent = dist.isend(inputs[me], right, group=group)
+    dist.irecv(found, left, group=group).wait()
+    sent.wait()
+    return None, lambda: _equal(found, inputs[me - 1])
+
+
+_GROUP_STEPS: Dict[str, Callable[..., Any]] = {
+    "all_gather": _all_gather, "all_reduce": _all_reduce, "all_to_all": _all_to_all, "broadcast": _broadcast,
+    "gather": _gather, "pass_on": _pass_on, "reduce_scatter": _reduce_scatter, "scatter": _scatter,
+}  # fmt: skip
+
+
+def main(first: int, count: int, names: Sequence[str]) -> None:
+    """Run programs of these families one after another."""
+    rc.init()
+    for name in names:
+        family = FAMILIES[name]()
+        for seed in range(first, first + count):
+            try:
+                digest = family.run(seed)
+            except BaseException:
+                print(f"program {seed} of family {name} failed on rank {rc.rank()}", flush=True)
+                raise
+            digests = rc.allgather_object((seed, digest))
+            assert len(set(digests)) == 1, f"program {seed} of family {name}: {digests}"
+        if rc.rank() == 0:
+            print(f"{count} programs of family {name} from seed {first} on {rc.size()} ranks", flush=True)
+
+
+FAMILIES: Dict[str, Callable[[], Any]] = {
+    "numpy": NumpyFamily, "optimizer": OptimizerFamily, "group": GroupFamily,
+}  # fmt: skip
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:] or list(FAMILIES))
