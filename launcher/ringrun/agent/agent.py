@@ -52,8 +52,8 @@ class Agent:
 
     def __init__(self, config: Dict[str, Any], payload: Optional[bytes], libc: Any) -> None:
         self.config, self.libc = config, libc
-        self.key = processes.Shelf(config["key"].encode(), libc)
-        self.payload = None if payload is None else processes.Shelf(payload, libc)
+        self.key = processes.InheritedBytes(config["key"].encode(), libc)
+        self.payload = None if payload is None else processes.InheritedBytes(payload, libc)
         self.argv: List[str] = [sys.executable if word is None else word for word in config["argv"]]
         self.cwd = os.path.expanduser(config["cwd"])  # noqa: PTH111  no pathlib here
         self.env = {name: value for name, value in os.environ.items() if name not in config["unset"]}
@@ -63,16 +63,16 @@ class Agent:
         self.recorders = recorders.Recorders(
             self.selector, lambda rank, line: self.send(RECORD, rank, line), lambda: self.event("asked")
         )
-        self.inbox, self.outbox = bytearray(), bytearray()
+        self.received, self.unsent = bytearray(), bytearray()
         self.children: Dict[int, Child] = {}
         self.pipes: Dict[int, Tuple[int, int]] = {}  # descriptor: (kind, rank)
         self.checked, self.check_output = "", bytearray()
-        self.paused = self.lost = self.finished = self.told = False
+        self.paused = self.lost = self.finished = self.end_requested = False
         self.waiting = True  # until the launcher says go
-        self.agenda: List[Tuple[float, int]] = []  # (when, signal to all ranks)
+        self.scheduled_signals: List[Tuple[float, int]] = []  # (when, signal to all ranks)
         self.leftovers: List[Tuple[float, int]] = []  # (when, process group to kill)
         self.closing_since: Optional[float] = None
-        self.heard_at = time.monotonic()
+        self.last_command_s = time.monotonic()
 
     # -- the loop ---------------------------------------------------------------------------
 
@@ -82,11 +82,11 @@ class Agent:
         os.set_blocking(0, False)
         os.set_blocking(1, False)
         self.selector.register(0, selectors.EVENT_READ, self.read_commands)
-        self.outbox += MARKER
+        self.unsent += MARKER
         self.prepare()
         self.flush()
-        while not (self.finished and (self.lost or not self.outbox)):
-            for key, _ in self.selector.select(self.patience_s()):
+        while not (self.finished and (self.lost or not self.unsent)):
+            for key, _ in self.selector.select(self.wait_limit_s()):
                 key.data()
             self.reap()
             self.act()
@@ -104,33 +104,34 @@ class Agent:
         self.selector.register(reader, selectors.EVENT_READ, lambda: os.read(reader, 4096))
 
     def on_signal(self, *_: object) -> None:
-        self.told = True
+        self.end_requested = True
 
-    def patience_s(self) -> Optional[float]:
+    def wait_limit_s(self) -> Optional[float]:
         """Seconds until something is due."""
         if self.finished:
             return None
         if self.closing_since is not None:
             return 0.02
-        due = [when for when, _ in self.agenda + self.leftovers]
+        due = [when for when, _ in self.scheduled_signals + self.leftovers]
         now = time.monotonic()
         due += self.recorders.due()
         if self.config["silence_s"]:
-            due.append(self.heard_at + self.config["silence_s"])
+            due.append(self.last_command_s + self.config["silence_s"])
         return max(0.0, min(due) - now) if due else None
 
     def act(self) -> None:
         """What the clock and the state ask for."""
         now = time.monotonic()
-        if self.told or (self.config["silence_s"] and now - self.heard_at > self.config["silence_s"]):
-            self.told = False
+        limit_s = self.config["silence_s"]
+        if self.end_requested or (limit_s and now - self.last_command_s > limit_s):
+            self.end_requested = False
             self.launcher_gone()
         self.recorders.act(now)
         for when, pgid in [item for item in self.leftovers if item[0] <= now]:
             self.leftovers.remove((when, pgid))
             processes.kill_group(pgid, signal.SIGKILL)
-        for when, signum in [item for item in sorted(self.agenda) if item[0] <= now]:
-            self.agenda.remove((when, signum))
+        for when, signum in [item for item in sorted(self.scheduled_signals) if item[0] <= now]:
+            self.scheduled_signals.remove((when, signum))
             self.signal_all(signum)
         if not self.children and not self.waiting and not self.finished:
             self.close(now)
@@ -164,13 +165,13 @@ class Agent:
         """Nobody listens any more: end everything, quickly and on our own."""
         if not self.lost:
             self.lost, self.waiting = True, False
-            self.outbox.clear()
+            self.unsent.clear()
             self.schedule(ENDING)
             self.resume()
 
     def schedule(self, steps: Any) -> None:
         now = time.monotonic()
-        self.agenda += [(now + after_s, int(signum)) for signum, after_s in steps]
+        self.scheduled_signals += [(now + after_s, int(signum)) for signum, after_s in steps]
 
     # -- to and from the launcher -------------------------------------------------------------
 
@@ -185,16 +186,16 @@ class Agent:
             self.selector.unregister(0)
             self.launcher_gone()
             return
-        self.heard_at = time.monotonic()
-        self.inbox += data
-        while len(self.inbox) >= TO_AGENT.size:
-            _, length = TO_AGENT.unpack_from(self.inbox)
-            if len(self.inbox) < TO_AGENT.size + length:
+        self.last_command_s = time.monotonic()
+        self.received += data
+        while len(self.received) >= TO_AGENT.size:
+            _, length = TO_AGENT.unpack_from(self.received)
+            if len(self.received) < TO_AGENT.size + length:
                 break
-            self.obey(json.loads(bytes(self.inbox[TO_AGENT.size : TO_AGENT.size + length]).decode()))
-            del self.inbox[: TO_AGENT.size + length]
+            self.execute(json.loads(bytes(self.received[TO_AGENT.size : TO_AGENT.size + length]).decode()))
+            del self.received[: TO_AGENT.size + length]
 
-    def obey(self, command: Dict[str, Any]) -> None:
+    def execute(self, command: Dict[str, Any]) -> None:
         if command["do"] == "go" and self.waiting:
             self.waiting = False
             self.env.update(command["env"])
@@ -211,8 +212,8 @@ class Agent:
 
     def send(self, kind: int, rank: int, data: bytes) -> None:
         if not self.lost:
-            self.outbox += TO_LAUNCHER.pack(kind, rank, len(data)) + data
-            if len(self.outbox) > PAUSE_BYTES and not self.paused:
+            self.unsent += TO_LAUNCHER.pack(kind, rank, len(data)) + data
+            if len(self.unsent) > PAUSE_BYTES and not self.paused:
                 self.paused = True
                 for descriptor in self.pipes:
                     self.selector.unregister(descriptor)
@@ -220,18 +221,18 @@ class Agent:
     def flush(self) -> None:
         """Write what the launcher takes; watch for room only while something is left."""
         try:
-            while self.outbox and not self.lost:
-                del self.outbox[: os.write(1, bytes(self.outbox[:65536]))]
+            while self.unsent and not self.lost:
+                del self.unsent[: os.write(1, bytes(self.unsent[:65536]))]
         except BlockingIOError:
             pass
         except OSError:
             self.launcher_gone()
         watched = 1 in self.selector.get_map()
-        if self.outbox and not watched:
+        if self.unsent and not watched:
             self.selector.register(1, selectors.EVENT_WRITE, self.flush)
-        elif watched and not self.outbox:
+        elif watched and not self.unsent:
             self.selector.unregister(1)
-        if self.paused and len(self.outbox) < RESUME_BYTES:
+        if self.paused and len(self.unsent) < RESUME_BYTES:
             self.resume()
 
     def resume(self) -> None:
@@ -251,9 +252,9 @@ class Agent:
         elif self.config["python"] or self.config["horovod"]:
             self.checked = program if self.config["python"] else sys.executable
             self.start(CHECK, checks.check_argv(self.config, self.checked, self.cwd), self.env, ())
-            self.agenda.append((time.monotonic() + CHECK_LIMIT_S, signal.SIGKILL))
+            self.scheduled_signals.append((time.monotonic() + CHECK_LIMIT_S, signal.SIGKILL))
         else:
-            self.event("ready", **checks.meeting_facts(), limits=self.limits)
+            self.event("ready", **checks.master_facts(), limits=self.limits)
 
     def give_up(self, facts: Dict[str, Any]) -> None:
         self.waiting = False
@@ -262,14 +263,14 @@ class Agent:
     def check_ended(self, how: Dict[str, Any]) -> None:
         """The trial import is over."""
         if self.waiting:
-            self.agenda.clear()  # there was its own time limit and nothing else
-        facts = checks.judge_check(bytes(self.check_output), self.checked, self.config, how)
+            self.scheduled_signals.clear()  # there was its own time limit and nothing else
+        facts = checks.check_result(bytes(self.check_output), self.checked, self.config, how)
         if "problem" in facts:
             self.give_up(facts)
             return
         if self.config["horovod"]:
-            checks.put_horovod_first(self.env, facts["found"]["ringrun_at"])
-        self.event("ready", **facts, **checks.meeting_facts(), limits=self.limits)
+            checks.prepend_horovod_shim(self.env, facts["found"]["ringrun_at"])
+        self.event("ready", **facts, **checks.master_facts(), limits=self.limits)
 
     def start_rank(self, rank: Dict[str, Any]) -> None:
         env = dict(self.env, **rank["env"])
@@ -386,7 +387,7 @@ def main() -> None:
     guard = os.getpid()
     child = os.fork()
     if child:
-        processes.stand_guard(child, config["job"], config["host_index"])
+        processes.run_guard(child, config["job"], config["host_index"])
     processes.prctl(libc, processes.PR_SET_PDEATHSIG, signal.SIGTERM)
     processes.prctl(libc, processes.PR_SET_CHILD_SUBREAPER, 1)
     if os.getppid() != guard:

@@ -89,21 +89,21 @@ def check_argv(config: Mapping[str, Any], program: str, cwd: str) -> List[str]:
     return [program, "-c", CHECK_SOURCE, _import_folder(config, cwd), *wanted]
 
 
-def put_horovod_first(env: Dict[str, str], ringrun_at: str) -> None:
+def prepend_horovod_shim(env: Dict[str, str], ringrun_at: str) -> None:
     """Have ``import horovod`` find ringcomm's, which is where ringrun is installed on this host."""
     folder = os.path.join(os.path.dirname(ringrun_at), "compat", "horovod_shim")
     known = env.get("PYTHONPATH")
     env["PYTHONPATH"] = folder + os.pathsep + known if known else folder
 
 
-def meeting_facts() -> Dict[str, Any]:
+def master_facts() -> Dict[str, Any]:
     """What the launcher needs to say where ranks may meet: a free port, and the addresses of its login."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return {"port": probe.getsockname()[1], "login": os.environ.get("SSH_CONNECTION", "")}
 
 
-def judge_check(
+def check_result(
     output: bytes, program: str, config: Mapping[str, Any], how: Mapping[str, Any]
 ) -> Dict[str, Any]:
     """What the trial import found; there is a ``problem`` in it if ranks cannot run.

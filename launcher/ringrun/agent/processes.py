@@ -42,7 +42,7 @@ def read_exactly(count: int) -> bytes:
     return bytes(data)
 
 
-class Shelf:
+class InheritedBytes:
     """Bytes that children read from an inherited descriptor: in anonymous memory, never in a file."""
 
     def __init__(self, data: bytes, libc: Any) -> None:
@@ -142,7 +142,7 @@ def sweep(job: str, host_index: int, root: int = 0, limit_s: float = 1.0) -> Non
         time.sleep(0.01)
 
 
-def stand_guard(child: int, job: str, host_index: int) -> NoReturn:
+def run_guard(child: int, job: str, host_index: int) -> NoReturn:
     """The parent's whole life: wait for the agent, pass signals on, end what it should have ended."""
     pass_on: Callable[..., None] = lambda signum, _: kill([child], signum)  # noqa: E731
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

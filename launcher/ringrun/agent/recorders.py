@@ -33,7 +33,7 @@ class Recorder:
         self.sock = sock
         self.pipe = pipe  # -1: closed
         self.pid = 0
-        self.inbox = bytearray()
+        self.received = bytearray()
         self.stacks = bytearray()  # what faulthandler wrote since it was last passed on
         self.written = -SAME_DUMP_S  # when it wrote last
         self.catches = False  # whether SIGUSR1 makes it write its stacks
@@ -82,10 +82,10 @@ class Recorders:
             for _ in range(TAKE_PIECES):
                 if not self._read(recorder):
                     break
-            self._hang_up(recorder)
+            self._close_socket(recorder)
             self._close_pipe(recorder)
 
-    def _hang_up(self, recorder: Recorder) -> None:
+    def _close_socket(self, recorder: Recorder) -> None:
         if recorder.sock.fileno() >= 0:
             self._selector.unregister(recorder.sock)
             recorder.sock.close()
@@ -139,11 +139,11 @@ class Recorders:
         except OSError:
             data = b""
         if not data:
-            self._hang_up(recorder)
+            self._close_socket(recorder)
             return False
-        recorder.inbox += data
-        *lines, rest = bytes(recorder.inbox).split(b"\n")
-        recorder.inbox[:] = rest if len(rest) <= RECORD_LIMIT_BYTES else b""
+        recorder.received += data
+        *lines, rest = bytes(recorder.received).split(b"\n")
+        recorder.received[:] = rest if len(rest) <= RECORD_LIMIT_BYTES else b""
         self._take(recorder, lines)
         return True
 

@@ -25,7 +25,7 @@ FADE_S = 1.0
 Steps = Sequence[Tuple[int, float]]
 
 
-class Listener(Protocol):
+class AgentHandler(Protocol):
     """Who is told what becomes of the agents."""
 
     def heard(self, host: HostJob, frame: Frame) -> None:
@@ -56,12 +56,12 @@ class Agents:
         closed: hosts whose links are gone for good.
     """
 
-    def __init__(self, job: Job, loop: Loop, listener: Listener) -> None:
+    def __init__(self, job: Job, loop: Loop, handler: AgentHandler) -> None:
         self.job = job
         self.links = [Link(host.argv) for host in job.hosts]
         self.closed: Set[int] = set()
         self._loop = loop
-        self._listener = listener
+        self._handler = handler
         self._unstarted: Deque[HostJob] = deque(job.hosts)
         self._fading: Dict[int, float] = {}  # links whose stdout ended, and when
 
@@ -124,7 +124,7 @@ class Agents:
                     f"{host.name}: {host.argv[0]!r} cannot be started on this machine ({problem.strerror}). "
                     "Install an ssh client, or name one with --ssh."
                 )
-            self._listener.unstartable(host, text)
+            self._handler.unstartable(host, text)
 
     def ping(self) -> None:
         """Remote agents take a launcher that says nothing for dead: say something, from now on."""
@@ -141,10 +141,10 @@ class Agents:
             return
         try:
             for frame in link.read():
-                self._listener.heard(host, frame)
+                self._handler.heard(host, frame)
         except ProtocolError as problem:
             self._take_down(host)
-            self._listener.confused(host, f"{host.name}: its answer makes no sense: {problem}.")
+            self._handler.confused(host, f"{host.name}: its answer makes no sense: {problem}.")
             return
         if link.at_end:
             self._forget(host.index, "stdout")
@@ -157,7 +157,7 @@ class Agents:
         if link.descriptor("stderr") < 0:
             self._loop.forget(descriptor)
         if data:
-            self._listener.chattered(host, data)
+            self._handler.chattered(host, data)
 
     # -- links that end ------------------------------------------------------------------------
 
@@ -167,7 +167,7 @@ class Agents:
         link.drain_stderr()
         status = link.poll()
         link.close()
-        if self._listener.hung_up(host, link, status):
+        if self._handler.hung_up(host, link, status):
             delay_s = ssh.retry_delay_s(link.attempt, random.random())
             self._loop.after(f"retry {host.index}", delay_s, lambda: self._start(host))
         else:

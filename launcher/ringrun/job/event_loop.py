@@ -79,10 +79,10 @@ class Loop:
         for descriptor in descriptors:
             self.watch(descriptor, 0, lambda: None)
 
-    def turn(self, patience_s: float) -> None:
+    def turn(self, limit_s: float) -> None:
         """Wait for a descriptor, a call, an alarm, or so many seconds, and act on what came."""
         now = self.clock()
-        waits = [patience_s, *(alarm.due_s - now for alarm in self._alarms.values())]
+        waits = [limit_s, *(alarm.due_s - now for alarm in self._alarms.values())]
         for key, _ in self._selector.select(0.0 if self._calls else max(0.0, min(waits))):
             key.data()
         while self._calls:

@@ -108,7 +108,7 @@ def master_variables(job: Job, host: HostJob, facts: Mapping[int, Mapping[str, A
     port that was free there when it was asked.
 
     Args:
-        facts: by host, what its agent found (:func:`ringrun.agent.checks.meeting_facts`).
+        facts: by host, what its agent found (:func:`ringrun.agent.checks.master_facts`).
     """
     first = job.host_of(0)
     found = {
