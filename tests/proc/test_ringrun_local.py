@@ -289,7 +289,7 @@ def test_ranks_of_one_host_share_its_cores() -> None:
     said = ringrun("-np", "1", "--threads", "7", "sh", "-c", show, env=free)
     assert (said.out, said.err) == ("[localhost:0] 7 7 7 7\n", "")
     kept = ringrun("-np", "2", "-x", "OMP_NUM_THREADS=9", "sh", "-c", show, env=free)
-    assert "OMP_NUM_THREADS=9 stays" in kept.err and f"[localhost:1] 9 {share}\n" in kept.out
+    assert "OMP_NUM_THREADS=9 is kept" in kept.err and f"[localhost:1] 9 {share}\n" in kept.out
     wrong = ringrun("-np", "1", "--threads", "many", "true")
     assert wrong.process.returncode == 2 and "must be auto, none, or a whole number" in wrong.err
 
