@@ -217,7 +217,7 @@ def fails(
 
 
 def test_unknown_host(sshd: Sshd) -> None:
-    fails(sshd, "localhost,no-such-host.invalid", "no-such-host.invalid: nobody knows", "Could not resolve")
+    fails(sshd, "localhost,no-such-host.invalid", "no-such-host.invalid: its name cannot be resolved", "Could not resolve")
 
 
 def test_nothing_listens_there(sshd: Sshd) -> None:
@@ -246,7 +246,7 @@ def test_host_key_not_accepted(sshd: Sshd) -> None:
 def test_host_key_changed(sshd: Sshd) -> None:
     sshd.trust((sshd.folder / "user_key.pub").read_text())
     try:
-        fails(sshd, "jetson1", "not the one that was accepted earlier", "in between")
+        fails(sshd, "jetson1", "not the one that was accepted earlier", "intercepts the connection")
     finally:
         sshd.trust((sshd.folder / "host_key.pub").read_text())
 

@@ -81,13 +81,13 @@ def test_paths_that_shells_disagree_about(path: str) -> None:
         (
             255,
             "ssh: Could not resolve hostname jetson1: Name or service not known",
-            ["nobody knows", "~/.ssh/config"],
+            ["cannot be resolved", "~/.ssh/config"],
             False,
         ),
         (
             255,
             "ssh: connect to host jetson1 port 22: Connection refused",
-            ["nothing accepts ssh", "port 22"],
+            ["not accept ssh connections", "port 22"],
             False,
         ),
         (
@@ -106,7 +106,7 @@ def test_paths_that_shells_disagree_about(path: str) -> None:
         (
             255,
             "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.",
-            ["in between"],
+            ["intercepts the connection"],
             False,
         ),
         (255, "me@jetson1: Permission denied (publickey,password).", ["refused", "ssh-copy-id", "-i"], False),
