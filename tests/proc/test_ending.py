@@ -105,8 +105,8 @@ def test_the_call_in_which_a_rank_was_lost_is_named(tmp_path: Path, lane: str, c
     done = ringrun("-np", "3", "--dead-after", "6", "killed.py", lane, cwd=tmp_path)
     # On a busy machine its end may be known, and judged, before any of the others has reported.
     lost = r"rank 2 \(localhost\) was lost(?: while others were in (.*))?: killed by SIGKILL"
-    told = re.findall(lost, done.err)
-    assert told and set(told) <= {"", call}, done.err
+    calls = re.findall(lost, done.err)
+    assert calls and set(calls) <= {"", call}, done.err
 
 
 @pytest.mark.parametrize(("way", "code"), [("3", 3), ("raise", 1)])

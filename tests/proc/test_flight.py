@@ -1,4 +1,4 @@
-"""When a job fails, or when asked, ringrun says who waits for whom, and where everybody is."""
+"""When a job fails, or on SIGUSR1, ringrun reports which rank waits for which, and what each is doing."""
 
 from __future__ import annotations
 
@@ -198,8 +198,8 @@ def ask(launched: Launched, pid: int) -> None:
     wait_for_files([launched.records / "flight.0.json", launched.records / "flight.1.json"])
 
 
-@pytest.mark.parametrize("whom", ["launcher", "rank 0", "rank 1"])
-def test_sigusr1_shows_what_everybody_does_and_the_job_goes_on(folder: Path, whom: str) -> None:
+@pytest.mark.parametrize("target", ["launcher", "rank 0", "rank 1"])
+def test_sigusr1_shows_what_everybody_does_and_the_job_goes_on(folder: Path, target: str) -> None:
     launched = Launched("-np", "2", "train.py", "load", "calls", cwd=folder)
     wait_for_files([folder / "loading"])
     ranks = launched.find("train.py load", 2)
@@ -208,7 +208,7 @@ def test_sigusr1_shows_what_everybody_does_and_the_job_goes_on(folder: Path, who
         for pid in ranks
         if pid != launched.process.pid
     }
-    ask(launched, launched.process.pid if whom == "launcher" else places[whom[-1]])
+    ask(launched, launched.process.pid if target == "launcher" else places[target[-1]])
     (folder / "loaded").touch()
     assert launched.finish() == 0
     assert launched.out.count("done") == 2

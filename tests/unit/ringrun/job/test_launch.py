@@ -104,7 +104,7 @@ def test_more_ranks_than_a_process_may_have_connections(monkeypatch: pytest.Monk
         prepare(Options(np=193), ["x.py"], ENVIRON)
 
 
-def test_what_an_agent_is_told() -> None:
+def test_the_configuration_of_an_agent() -> None:
     job = prepare(Options(np=3, hosts="localhost,far:2"), ["train.py"], ENVIRON)
     config: Dict[str, Any] = job.agent_config(job.hosts[1])
     assert config["writes"] == []
@@ -136,7 +136,7 @@ def test_under_horovod() -> None:
         assert config["horovod"] and config["env"]["HOROVOD_CYCLE_TIME"] == "4"
         assert config["env"]["RINGCOMM_CYCLE_TIME"] == "4.0"
         assert rank["env"]["HOROVOD_RANK"] == str(host.index) and "HOROVOD_RANK" not in config["env"]
-        # What -x says stays.
+        # Variables of -x keep their values.
         assert (config["env"]["RANK"], config["env"]["HOROVOD_CONTROLLER"]) == ("9", "own")
         assert "RANK" not in rank["env"] and "HOROVOD_CONTROLLER" not in rank["env"]
     without = prepare(Options(), ["train.py"], environ)
@@ -243,8 +243,8 @@ def test_hosts_come_from_one_place(tmp_path: Path) -> None:
 
 def test_settings_come_from_options_before_the_environment() -> None:
     environ = {**ENVIRON, "RINGCOMM_TIMEOUT": "5", "RINGCOMM_START_TIMEOUT": "7"}
-    said = (SettingValue("timeout_s", "0", "--timeout 0", "--timeout"),)
-    job = prepare(Options(setting_values=said), ["x.py"], environ)
+    values = (SettingValue("timeout_s", "0", "--timeout 0", "--timeout"),)
+    job = prepare(Options(setting_values=values), ["x.py"], environ)
     assert (job.settings.timeout_s, job.settings.start_timeout_s) == (0.0, 7.0)
     assert "RINGCOMM_TIMEOUT" not in job.hosts[0].env  # the default again, and the variable is removed
     assert job.hosts[0].env["RINGCOMM_START_TIMEOUT"] == "7.0"

@@ -162,8 +162,8 @@ def test_from_a_program() -> None:
 def test_what_a_program_says_by_the_names_of_options() -> None:
     by_field = from_values({"fusion_bytes": "32M", "timeout_s": 2.5, "transport": "tcp"})
     for names in (("fusion-threshold", "timeout", "transport"), ("fusion_threshold", "timeout", "transport")):
-        said = from_values(dict(zip(names, ("32M", 2.5, "tcp"))))
-        assert effective([said]).settings == effective([by_field]).settings
+        by_option = from_values(dict(zip(names, ("32M", 2.5, "tcp"))))
+        assert effective([by_option]).settings == effective([by_field]).settings
     with pytest.raises(ConfigError, match="no setting 'fusion'.*fusion_threshold"):
         from_values({"fusion": 1})
 

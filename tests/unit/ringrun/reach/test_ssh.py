@@ -150,10 +150,10 @@ def test_a_local_interpreter_is_not_logged_in_to() -> None:
 
 
 def test_a_program_that_is_no_python() -> None:
-    said = f"/bin/ls: cannot access '{BOOT}': No such file or directory\n"
+    output = f"/bin/ls: cannot access '{BOOT}': No such file or directory\n"
     for status in (1, 2):
         text = explain_start(
-            "localhost", ["/bin/ls", "-c", BOOT], "/bin/ls", status, said, is_local=True
+            "localhost", ["/bin/ls", "-c", BOOT], "/bin/ls", status, output, is_local=True
         ).text
         assert "too old" not in text and "import os" not in text
         assert "/bin/ls: cannot access '…': No such file or directory" in text
