@@ -190,10 +190,10 @@ def _leave(outcome: Outcome, console: Any) -> NoReturn:
         console.write(2, outcome.report.encode("utf-8", "replace"))
     # After Ctrl-C the time to write the remaining output is limited; otherwise a pager may read slowly.
     console.close(FLUSH_S if outcome.reason in ("interrupt", "pipe") else None)
-    sys.stdout = open(os.devnull, "w")  # noqa: SIM115  nothing is in it, and the pipe may be gone
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115  its buffer is empty, and its pipe may be closed
     if console.problem and outcome.reason in ("done", "pipe"):
         ended = " The job was ended." if outcome.reason == "pipe" else ""
-        with contextlib.suppress(OSError):  # it may be stderr itself that cannot be written
+        with contextlib.suppress(OSError):  # stderr itself may not be writable
             click.echo(f"ringrun: {console.problem}{ended} Write it to a disk that has free space.", err=True)
         raise SystemExit(os.EX_IOERR)
     raise SystemExit(outcome.exit_code)
@@ -218,7 +218,11 @@ def _diagnose(words: List[str]) -> NoReturn:
 
 
 def main(args: Optional[List[str]] = None) -> None:
-    """The entry point."""
+    """Run the command line, and exit.
+
+    Args:
+        args: the arguments; None for ``sys.argv[1:]``.
+    """
     words = sys.argv[1:] if args is None else args
     if words[:1] == ["diagnose"]:
         _diagnose(words[1:])

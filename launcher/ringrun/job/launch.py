@@ -152,7 +152,7 @@ def read_hosts(options: Options) -> List[HostSpec]:
         ConfigError: both are given, the file cannot be read, or an item is malformed.
     """
     if options.hosts is not None and options.hostfile is not None:
-        raise ConfigError("-H and --hostfile are both given. Name the hosts in one way.")
+        raise ConfigError("-H and --hostfile are both given. Use one of them.")
     specs: List[HostSpec] = []
     if options.hosts is not None:
         specs = parse_hosts(options.hosts)

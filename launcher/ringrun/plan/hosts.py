@@ -78,7 +78,7 @@ def parse_hostfile(text: str, path: str) -> List[HostSpec]:
             words = shlex.split(re.sub(r"\s*=\s*", "=", line), comments=True)
         except ValueError as problem:
             raise ConfigError(
-                f"{where}: {line.strip()!r} cannot be read ({problem}). Close the quote."
+                f"{where}: {line.strip()!r} cannot be parsed ({problem}). Close the quote."
             ) from None
         if words:
             specs.append(_line(words, where))
@@ -150,8 +150,8 @@ def _split_slots(rest: str, item: str, where: str) -> Tuple[str, Optional[str]]:
 def _slots(text: str, where: str) -> int:
     if not text.isdigit() or not text.isascii() or len(text) > 9 or not 1 <= int(text) <= 65535:
         raise ConfigError(
-            f"{where}: {text!r} is not a number of slots. It is how many ranks may run on that host: "
-            "a whole number from 1, like host:2 (a port for ssh is given with -p or in ~/.ssh/config)."
+            f"{where}: {text!r} is not a number of slots. Slots are the number of ranks that may run on that "
+            "host: a whole number from 1, like host:2 (give a port for ssh with -p or in ~/.ssh/config)."
         )
     return int(text)
 
