@@ -79,7 +79,7 @@ def run_function(
             None stands for all others. ``cwd`` and ``iface`` take dictionaries, too.
         cwd: the ranks' working directory; None for the current one.
         iface: the network interfaces to use: names, globs, CIDRs, ``!name`` to exclude.
-        start_timeout_s: seconds until all hosts must be ready, and that ranks wait for each other in ``init``.
+        start_timeout_s: seconds until all hosts must be ready; also the time limit of ``init`` on the ranks.
         timeout_s: seconds without data from a peer after which a collective fails and names that peer.
         ssh: the ssh command, with options if needed.
         ssh_port: the ssh port on all hosts.

@@ -33,7 +33,7 @@ def run(
         num_proc: number of ranks; ``np`` is the same.
         hosts: the hosts with their slots, like ``"localhost,jetson1:2"``.
         hostfile: a file with the hosts.
-        start_timeout: seconds until all hosts must be ready, and that ranks wait for each other in ``init``.
+        start_timeout: seconds until all hosts must be ready; also the time limit of ``init`` on the ranks.
         ssh_port: the ssh port on all hosts.
         ssh_identity_file: the private key for ssh.
         output_filename: directory to which the output of ranks is written, too.
