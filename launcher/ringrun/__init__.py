@@ -1,1 +1,1 @@
-"""ringrun: starts the ranks of a job here and on other hosts, watches them, and leaves nothing behind."""
+"""ringrun: starts the ranks of a job on this and other hosts, monitors them, and ends all their processes."""

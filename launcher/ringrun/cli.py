@@ -1,6 +1,6 @@
-"""The command line. What starts and watches a job is imported only when one is really run.
+"""The command line. The modules that run a job are imported only when a job is run.
 
-The flags of the settings, and horovodrun's, are made in :mod:`ringrun.flags`.
+:mod:`ringrun.flags` generates the flags of the settings and horovodrun's flags.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, List, NoReturn, Optional, Tuple
 
 import click
 
-from .flags import said_by, with_generated, write_options
+from .flags import split_setting_values, with_generated, write_options
 
 if TYPE_CHECKING:
     from .job.launch import Options
@@ -26,7 +26,7 @@ FLUSH_S = 5.0
 
 
 class _RankCommand(click.Command):
-    """Options end where the ranks' command starts, and that may start with ``-m``."""
+    """A command whose options end where the ranks' command starts; that may start with ``-m``."""
 
     def parse_args(self, ctx: click.Context, args: List[str]) -> List[str]:
         values = {
@@ -48,7 +48,7 @@ class _RankCommand(click.Command):
 
 
 class _Whole(click.IntRange):
-    """A whole number; click calls one that is none "not a valid integer range"."""
+    """A whole number; click's own type reports "not a valid integer range" for other text."""
 
     name = "whole number"
 
@@ -68,43 +68,44 @@ def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     "ringrun --hostfile hosts -m pkg.train --epochs 3",
 )  # fmt: skip
 @click.option("-np", "--num-proc", "np", type=_Whole(min=1), metavar="N",
-              help="How many ranks. Default: one for every slot.")  # fmt: skip
-@click.option("-H", "--hosts", metavar="HOST[:SLOTS],…", help="Where, with how many ranks on each (1).")
+              help="Number of ranks. Default: one per slot.")  # fmt: skip
+@click.option("-H", "--hosts", metavar="HOST[:SLOTS],…", help="The hosts, with their slots (default 1).")
 @click.option("--hostfile", "-hostfile", metavar="FILE",
-              help="From a file: 'HOST slots=2' per line; also python=, cwd=, iface=.")  # fmt: skip
+              help="Hosts from a file: 'HOST slots=2' per line; also python=, cwd=, iface=.")  # fmt: skip
 @click.option("-x", "forward", multiple=True, metavar="NAME[=VALUE]",
-              help="Pass a variable on to the ranks; 'PREFIX_*' passes several.")  # fmt: skip
+              help="Pass an environment variable to all ranks; 'PREFIX_*' passes several.")  # fmt: skip
 @click.option("--python", "pythons", multiple=True, metavar="[HOST=]PATH",
-              help="The interpreter. Default: the path of the one that runs ringrun.")  # fmt: skip
+              help="The ranks' Python interpreter. Default: the one that runs ringrun.")  # fmt: skip
 @click.option(
-    "--cwd", "cwds", multiple=True, metavar="[HOST=]PATH", help="The working directory. Default: this one."
-)
+    "--cwd", "cwds", multiple=True, metavar="[HOST=]PATH",
+    help="The ranks' working directory. Default: the current one.",
+)  # fmt: skip
 @click.option("--iface", "ifaces", multiple=True, metavar="[HOST=]SPEC",
               help="Network interfaces to use: names, globs, CIDRs, '!name' to exclude.")  # fmt: skip
 @click.option("--network-interfaces", "--network-interface", "nics", multiple=True, hidden=True)
 @click.option("--output-dir", "--output-filename", metavar="DIR",
-              help="Also keep what rank N prints in DIR/rank.N/stdout and stderr.")  # fmt: skip
+              help="Also write the output of rank N to DIR/rank.N/stdout and stderr.")  # fmt: skip
 @click.option("--restarts", type=_Whole(min=0), default=0, metavar="N",
-              help="Start the whole job again when it fails, so many times.")  # fmt: skip
-@click.option("--ssh", default="ssh", metavar="COMMAND", help="The ssh command, perhaps with options.")
+              help="Restart the whole job up to N times when it fails.")  # fmt: skip
+@click.option("--ssh", default="ssh", metavar="COMMAND", help="The ssh command, with options if needed.")
 @click.option("-p", "--ssh-port", type=_Whole(1, 65535), metavar="PORT", help="The ssh port on all hosts.")
-@click.option("-i", "--ssh-identity-file", metavar="FILE", help="The private key to log in with.")
+@click.option("-i", "--ssh-identity-file", metavar="FILE", help="The private key for ssh.")
 @click.option("--horovod", is_flag=True,
-              help="'import horovod.torch' is ringcomm's on all ranks; HOROVOD_* count.")  # fmt: skip
+              help="'import horovod.torch' imports ringcomm on all ranks; HOROVOD_* apply.")  # fmt: skip
 @click.option("--config-file", metavar="FILE", help="Settings, as lines like 'timeout: 300'.")
-@click.option("--verbose", is_flag=True, help="Tell what happens, and show the table of links.")
+@click.option("--verbose", is_flag=True, help="Log the job's progress, and show the table of links.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and the command lines; start nothing.")
-@click.option("--print-config", is_flag=True, help="Show every setting, and who set it; start nothing.")
+@click.option("--print-config", is_flag=True, help="Show every setting and its source; start nothing.")
 @click.option("-cb", "--check-build", is_flag=True,
-              help="Show which frameworks can be used here, or on the hosts given, and leave.")  # fmt: skip
+              help="Show which frameworks can be used here, or on the given hosts, and exit.")  # fmt: skip
 @click.option("-v", "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version,
-              help="Show the version and leave.")  # fmt: skip
+              help="Show the version and exit.")  # fmt: skip
 @with_generated
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND [ARGS]…")
 def ringrun(
     command: Tuple[str, ...], dry_run: bool, print_config: bool, check_build: bool, **given: Any
 ) -> None:
-    """Run COMMAND as one job of several ranks, on this machine and on others reached by ssh.
+    """Run COMMAND as one job of several ranks, on this machine and on other hosts through ssh.
 
     COMMAND is a script (train.py), "-m pkg.module", "python …", or any other program.
     """
@@ -129,13 +130,14 @@ def _options(given: Any) -> Options:
     from .job.launch import Options
     from .reach.ssh import SshOptions
 
-    said, given = said_by(given)
+    setting_values, given = split_setting_values(given)
     ifaces = (*given["ifaces"], *([",".join(given["nics"])] if given["nics"] else []))
     return Options(
         np=given["np"], hosts=given["hosts"], hostfile=given["hostfile"], forward=given["forward"],
         pythons=given["pythons"], cwds=given["cwds"], ifaces=ifaces, output_dir=given["output_dir"],
         restarts=given["restarts"],
-        said=said, config_file=given["config_file"], horovod=given["horovod"], verbose=given["verbose"],
+        setting_values=setting_values, config_file=given["config_file"],
+        horovod=given["horovod"], verbose=given["verbose"],
         ssh=SshOptions(given["ssh"], given["ssh_port"], given["ssh_identity_file"]),
     )  # fmt: skip
 
@@ -186,13 +188,13 @@ def _take_signals(attempts: Attempts) -> None:
 def _leave(outcome: Outcome, console: Any) -> NoReturn:
     if outcome.report:
         console.write(2, outcome.report.encode("utf-8", "replace"))
-    # After Ctrl-C nobody waits for a pager; otherwise it may take its time.
+    # After Ctrl-C the time to write the remaining output is limited; otherwise a pager may read slowly.
     console.close(FLUSH_S if outcome.reason in ("interrupt", "pipe") else None)
-    sys.stdout = open(os.devnull, "w")  # noqa: SIM115  nothing is in it, and the pipe may be gone
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115  its buffer is empty, and its pipe may be closed
     if console.problem and outcome.reason in ("done", "pipe"):
         ended = " The job was ended." if outcome.reason == "pipe" else ""
-        with contextlib.suppress(OSError):  # it may be stderr itself that cannot be written
-            click.echo(f"ringrun: {console.problem}{ended} Send it to a place that has room.", err=True)
+        with contextlib.suppress(OSError):  # stderr itself may not be writable
+            click.echo(f"ringrun: {console.problem}{ended} Write it to a disk that has free space.", err=True)
         raise SystemExit(os.EX_IOERR)
     raise SystemExit(outcome.exit_code)
 
@@ -203,9 +205,9 @@ def _diagnose(words: List[str]) -> NoReturn:
     from .diagnosis.diagnose import USAGE, diagnose_folder
 
     if len(words) != 1 or words[0] in ("-h", "--help"):
-        wanted = words in (["-h"], ["--help"])
-        click.echo(USAGE, err=not wanted, nl=False)
-        raise SystemExit(0 if wanted else 2)
+        is_help = words in (["-h"], ["--help"])
+        click.echo(USAGE, err=not is_help, nl=False)
+        raise SystemExit(0 if is_help else 2)
     try:
         text, code = diagnose_folder(Path(words[0]))
     except ConfigError as problem:
@@ -216,7 +218,11 @@ def _diagnose(words: List[str]) -> NoReturn:
 
 
 def main(args: Optional[List[str]] = None) -> None:
-    """The entry point."""
+    """Run the command line, and exit.
+
+    Args:
+        args: the arguments; None for ``sys.argv[1:]``.
+    """
     words = sys.argv[1:] if args is None else args
     if words[:1] == ["diagnose"]:
         _diagnose(words[1:])

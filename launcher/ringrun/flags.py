@@ -1,4 +1,4 @@
-"""The flags that are not written by hand: one for every setting, and horovodrun's names."""
+"""Generated command line flags: one for every setting, and horovodrun's flags."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ringcomm.config import Settings, parse_setting
 from ringcomm.errors import ConfigError
 
 from .plan import horovod
-from .plan.horovod import Said
+from .plan.horovod import SettingValue
 from .plan.setting_sources import shown_value
 
 BY_HAND = ("iface", "verbose")
-"""Settings whose flags do more than set them: ``--iface HOST=SPEC`` may come for every host."""
+"""Settings whose flags are declared in :mod:`ringrun.cli`: ``--iface HOST=SPEC`` is given per host."""
 
 if TYPE_CHECKING:  # a class with parameters for type checkers only, and only in new versions
     _ParamType = click.ParamType[Any]
@@ -27,7 +27,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 class _Text(_ParamType):
-    """The text of a setting, which its own parser has found to be good."""
+    """A flag's value that is validated by its setting's parser and becomes a :class:`SettingValue`."""
 
     name = "value"
 
@@ -35,7 +35,7 @@ class _Text(_ParamType):
         self.setting, self.flag, self.make = setting, flag, convert
 
     def convert(self, value: Any, param: Optional[click.Parameter], ctx: Optional[click.Context]) -> Any:
-        if isinstance(value, Said):
+        if isinstance(value, SettingValue):
             return value
         converted = self.make(value)
         if converted is None:
@@ -44,7 +44,7 @@ class _Text(_ParamType):
             parse_setting(self.setting, converted, repr(value))
         except ConfigError as problem:
             self.fail(str(problem), param, ctx)
-        return Said(self.setting, converted, f"{self.flag} {value}", self.flag)
+        return SettingValue(self.setting, converted, f"{self.flag} {value}", self.flag)
 
 
 def _same(text: str) -> str:
@@ -79,15 +79,15 @@ def _native() -> Iterator[click.Option]:
 
 
 class _Tunable(click.Option):
-    """A flag that sets a setting; ``--help`` lists these on their own."""
+    """A flag of a setting; ``--help`` lists these in a section of their own."""
 
 
 def _switch(setting: str, flag: str) -> Callable[..., Any]:
-    def convert(ctx: click.Context, param: click.Parameter, value: Optional[bool]) -> Optional[Said]:
+    def convert(ctx: click.Context, param: click.Parameter, value: Optional[bool]) -> Optional[SettingValue]:
         if value is None:
             return None
         written = flag if value else f"--no-{flag[2:]}"
-        return Said(setting, str(int(value)), written, written)
+        return SettingValue(setting, str(int(value)), written, written)
 
     return convert
 
@@ -95,24 +95,22 @@ def _switch(setting: str, flag: str) -> Callable[..., Any]:
 def _aliases() -> Iterator[click.Option]:
     for index, name in enumerate(horovod.NAMES):
         if name.flag and name.is_flag:
-            said = _alone(name)
-            yield click.Option(
-                [name.flag, f"tunable_alias{index}"], is_flag=True, default=None, hidden=True, callback=said
-            )
+            names, callback = [name.flag, f"tunable_alias{index}"], _flag_callback(name)
+            yield click.Option(names, is_flag=True, default=None, hidden=True, callback=callback)
         elif name.flag:
             kind = _Text(name.setting, name.flag, name.convert)
             yield click.Option([name.flag, f"tunable_alias{index}"], type=kind, hidden=True)
 
 
-def _alone(name: horovod.Name) -> Callable[..., Any]:
-    def convert(ctx: click.Context, param: click.Parameter, value: Optional[bool]) -> Optional[Said]:
+def _flag_callback(name: horovod.Name) -> Callable[..., Any]:
+    def convert(ctx: click.Context, param: click.Parameter, value: Optional[bool]) -> Optional[SettingValue]:
         text = name.convert("1") if value else None
-        return None if text is None else Said(name.setting, text, name.flag, name.flag)
+        return None if text is None else SettingValue(name.setting, text, name.flag, name.flag)
 
     return convert
 
 
-def _others() -> Iterator[click.Option]:
+def _without_setting() -> Iterator[click.Option]:
     for flag in (*horovod.REFUSED, *horovod.IGNORED):
         count = horovod.VALUES.get(flag, 0)
         callback = _refuse if flag in horovod.REFUSED else _note
@@ -142,22 +140,22 @@ def _note(ctx: click.Context, param: click.Parameter, value: Any) -> None:
 
 
 def with_generated(command: _Command) -> _Command:
-    """Give a function all of these flags; what the user said arrives as ``tunable_*`` arguments."""
-    made: List[click.Option] = [*_native(), *_aliases(), *_others()]
+    """Add the generated flags to a click command; their values are passed as ``tunable_*`` arguments."""
+    made: List[click.Option] = [*_native(), *_aliases(), *_without_setting()]
     holder: Any = command
     holder.__click_params__ = [*getattr(holder, "__click_params__", []), *reversed(made)]
     return command
 
 
-def said_by(given: Mapping[str, Any]) -> Tuple[Tuple[Said, ...], Dict[str, Any]]:
-    """What the flags of settings said, and the arguments that are left."""
-    said = [value for name, value in given.items() if name.startswith("tunable_") and value is not None]
+def split_setting_values(given: Mapping[str, Any]) -> Tuple[Tuple[SettingValue, ...], Dict[str, Any]]:
+    """Split a command's arguments into the values of the generated flags and the other arguments."""
+    values = [value for name, value in given.items() if name.startswith("tunable_") and value is not None]
     rest = {name: value for name, value in given.items() if not name.startswith("tunable_")}
-    return tuple(said), rest
+    return tuple(values), rest
 
 
 def write_options(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-    """The options for ``--help``: those about the job first, then the settings."""
+    """Write the options for ``--help``: options of the job first, then the settings."""
     own: List[Tuple[str, str]] = []
     settings: List[Tuple[str, str]] = []
     for param in command.get_params(ctx):

@@ -1,4 +1,4 @@
-"""A Python function as a job: ``rc.run(fn, args, np=2, hosts=…)``."""
+"""``rc.run(fn, args, np=2, hosts=…)``: run a Python function as a job."""
 
 from __future__ import annotations
 
@@ -31,13 +31,12 @@ PerHost = Union[None, str, "os.PathLike[str]", Mapping[Optional[str], Union[str,
 class RemoteError(RingcommError):
     """A function that ran as a job failed on a rank, or the job did not start.
 
-    The exception of the rank that failed first is the cause (``__cause__``) where it could be
-    brought here.
+    ``__cause__`` is the exception of the rank that failed first, if it could be pickled.
 
     Attributes:
         rank: the rank that failed first, or None if the job did not start.
         host: its host.
-        traceback_text: its traceback over there, "" if there is none.
+        traceback_text: the traceback of that rank, "" if there is none.
     """
 
     def __init__(
@@ -63,22 +62,41 @@ def run_function(
     output_dir: Optional[str] = None, verbose: bool = False, console: Optional[Console] = None,
     config_file: Optional[str] = None, settings: Optional[Mapping[str, Any]] = None, restarts: int = 0,
 ) -> List[Any]:  # fmt: skip
-    """Call ``fn(*args, **kwargs)`` once on every rank and return what each returned, in rank order.
+    """Call ``fn(*args, **kwargs)`` once on every rank.
 
-    Works from scripts, threads and notebooks; functions defined there travel by value. What ranks
-    print appears on ``sys.stdout`` and ``sys.stderr``. The options are those of ``ringrun``.
+    Works from scripts, threads and notebooks; functions defined there are pickled by value. The output of
+    ranks appears on ``sys.stdout`` and ``sys.stderr``. The options are those of ``ringrun``.
 
     Args:
+        fn: the function that every rank calls.
+        args: its positional arguments, the same on all ranks.
+        kwargs: its keyword arguments.
+        np: number of ranks; None for one per slot.
+        hosts: the hosts with their slots, like ``"localhost,jetson1:2"``; None for this machine.
+        hostfile: a file with the hosts, instead of ``hosts``.
         env: variables for the ranks, as with ``-x NAME=VALUE``.
         python: the interpreter, for all hosts or, as a dictionary, by host: ``{"jetson1": "/path"}``; the key
             None stands for all others. ``cwd`` and ``iface`` take dictionaries, too.
-        console: takes what ranks print, instead of ``sys.stdout`` and ``sys.stderr``.
-        restarts: how often the job is started again if it fails.
+        cwd: the ranks' working directory; None for the current one.
+        iface: the network interfaces to use: names, globs, CIDRs, ``!name`` to exclude.
+        start_timeout_s: seconds until all hosts must be ready; also the time limit of ``init`` on the ranks.
+        timeout_s: seconds without data from a peer after which a collective fails and names that peer.
+        ssh: the ssh command, with options if needed.
+        ssh_port: the ssh port on all hosts.
+        ssh_identity_file: the private key for ssh.
+        output_dir: directory to which the output of ranks is written, too.
+        verbose: log the job's progress, and show the table of links.
+        console: receives the output of ranks, instead of ``sys.stdout`` and ``sys.stderr``.
+        config_file: a file with settings.
         settings: more settings by the names of their fields, like ``{"transport": "tcp"}``.
+        restarts: how often the job is restarted if it fails.
+
+    Returns:
+        What the function returned on each rank, in rank order.
 
     Raises:
         RemoteError: a rank failed, or the job did not start.
-        ConfigError: an option makes no sense.
+        ConfigError: an option is not valid.
     """
     _check_types(
         fn, args, {"kwargs": kwargs, "env": env, "settings": settings},
@@ -93,30 +111,30 @@ def run_function(
         np=np, hosts=hosts, hostfile=hostfile, output_dir=output_dir, verbose=verbose, restarts=restarts,
         forward=tuple(f"{name}={value}" for name, value in (env or {}).items()),
         pythons=_per_host(python), cwds=_per_host(cwd), ifaces=_per_host(iface),
-        said=from_values(more), config_file=config_file,
+        setting_values=from_values(more), config_file=config_file,
         ssh=SshOptions(ssh, ssh_port, ssh_identity_file),
     )  # fmt: skip
     command = ["-m", "ringrun.agent.worker"]
     job = prepare(options, command, payload=b"", local_env=_import_path())
     payload = _pack(Call(fn, tuple(args), dict(kwargs or {})), by_value=not job.all_local)
-    job = prepare_again(job, payload)
+    job = with_payload(job, payload)
     outcome = Attempts(job, options.restarts, console or Console()).run()
     return unpack_results(job, outcome)
 
 
 def _texts(name: str, value: object) -> Dict[str, object]:
-    """What has to be a text in an argument for all hosts or by host, by how it is called in messages."""
+    """The values of an argument for all hosts or by host, by their names in error messages."""
     if not isinstance(value, Mapping):
         return {name: value}
     found: Dict[str, object] = {f"{name}[{host!r}]": item for host, item in value.items()}
     for host in value:
         if host is not None and not isinstance(host, str):
-            raise ConfigError(f"{name}={value!r}: {host!r} is no host's name.")
+            raise ConfigError(f"{name}={value!r}: {host!r} is not a host name.")
     return found
 
 
 def _per_host(value: Any) -> Tuple[str, ...]:
-    """The same as options: ``VALUE``, or ``HOST=VALUE`` for each host."""
+    """An argument in the form of options: ``VALUE``, or ``HOST=VALUE`` for each host."""
     if isinstance(value, Mapping):
         rows = [(host, os.fspath(item)) for host, item in value.items() if item is not None]
         return tuple(item if host is None else f"{host}={item}" for host, item in rows)
@@ -127,11 +145,11 @@ def _check_types(
     fn: object, args: object, tables: Mapping[str, object], counts: Mapping[str, object],
     texts: Mapping[str, object],
 ) -> None:  # fmt: skip
-    """Refuse what notebooks easily get wrong, before a TypeError from deep inside does."""
+    """Check the types of arguments, so that the error names the argument."""
     if not callable(fn):
-        raise ConfigError(f"The first argument is what every rank calls, a function; {fn!r} is none.")
+        raise ConfigError(f"The first argument must be the function that every rank calls, not {fn!r}.")
     if not isinstance(args, (list, tuple)):
-        raise ConfigError(f"args={args!r}: the function's arguments are a list or a tuple, like args=(1,).")
+        raise ConfigError(f"args={args!r}: the arguments must be a list or a tuple, like args=(1,).")
     for name, value in tables.items():
         if value is not None and not isinstance(value, Mapping):
             raise ConfigError(f"{name}={value!r} is not a dictionary.")
@@ -143,11 +161,11 @@ def _check_types(
         is_path = may_be_path and isinstance(value, os.PathLike)
         if not (value is None or is_path or isinstance(value, str)):
             like = ', like "localhost,jetson1:2"' if name == "hosts" else ""
-            raise ConfigError(f"{name}={value!r} is not a text{like}.")
+            raise ConfigError(f"{name}={value!r} is not a string{like}.")
 
 
-def prepare_again(job: Job, payload: bytes) -> Job:
-    """The same job with its payload, which could only be made once the hosts were known."""
+def with_payload(job: Job, payload: bytes) -> Job:
+    """The job with its payload, whose pickling depends on whether all hosts are this machine."""
     from dataclasses import replace
 
     bytecode = "{}.{}".format(*sys.version_info) if carries_bytecode(payload) else ""
@@ -155,7 +173,11 @@ def prepare_again(job: Job, payload: bytes) -> Job:
 
 
 def unpack_results(job: Job, outcome: Outcome) -> List[Any]:
-    """The values in rank order.
+    """The functions' return values in rank order.
+
+    Args:
+        job: the job that was run.
+        outcome: how it ended, with the signed results of its ranks.
 
     Raises:
         RemoteError: the job failed; its cause is the exception of the rank that failed first.
@@ -165,8 +187,8 @@ def unpack_results(job: Job, outcome: Outcome) -> List[Any]:
     if forged is not None and outcome.exit_code == 0:
         host = job.host_of(forged).name
         raise RemoteError(
-            f"What came back as the result of rank {forged} on {host} is not signed by that rank, and was "
-            "not unpickled: something else has written to its result descriptor, or changed it on the way.",
+            f"The result of rank {forged} on {host} has no valid signature of that rank, and was not "
+            "unpickled: another process has written to its result descriptor, or changed the data.",
             rank=forged, host=host,
         )  # fmt: skip
     if outcome.exit_code == 0 and all(rank in outcome.results for rank in range(size)):
@@ -174,13 +196,13 @@ def unpack_results(job: Job, outcome: Outcome) -> List[Any]:
     rank = None if outcome.cause is None else outcome.cause.rank
     if rank is None:
         if outcome.exit_code == 0:
-            silent = next(rank for rank in range(size) if rank not in outcome.results)
-            host = job.host_of(silent).name
+            missing = next(rank for rank in range(size) if rank not in outcome.results)
+            host = job.host_of(missing).name
             raise RemoteError(
-                f"rank {silent} on {host} ended with exit code 0, but without a result: the function "
-                "left the process (sys.exit, os._exit).", rank=silent, host=host,
+                f"rank {missing} on {host} ended with exit code 0, but without a result: the function "
+                "ended the process (sys.exit, os._exit).", rank=missing, host=host,
             )  # fmt: skip
-        raise RemoteError(outcome.report or "The job was ended before it was done.")
+        raise RemoteError(outcome.report or "The job was stopped before its functions returned.")
     host = job.host_of(rank).name
     result = outcome.results.get(rank)
     found: Dict[str, Any] = cloudpickle.loads(result) if result else {"ok": True}
@@ -194,10 +216,10 @@ def unpack_results(job: Job, outcome: Outcome) -> List[Any]:
 
 
 def _pack(call: Call, by_value: bool) -> bytes:
-    """Pickle the call. A module that workers cannot import travels by value."""
+    """Pickle the call. A module that workers cannot import is pickled by value."""
     module = sys.modules.get(getattr(call.fn, "__module__", None) or "")
     path = [str(Path(item or os.curdir).absolute()) for item in sys.path]
-    if module is None or module.__name__ == "__main__" or not _must_travel(module, by_value):
+    if module is None or module.__name__ == "__main__" or not _is_sent_by_value(module, by_value):
         return pack_call(call, path)
     cloudpickle.register_pickle_by_value(module)
     try:
@@ -206,8 +228,8 @@ def _pack(call: Call, by_value: bool) -> bytes:
         cloudpickle.unregister_pickle_by_value(module)
 
 
-def _must_travel(module: ModuleType, elsewhere: bool) -> bool:
-    """Whether a fresh interpreter would not know a module, here or on another machine (``elsewhere``)."""
+def _is_sent_by_value(module: ModuleType, elsewhere: bool) -> bool:
+    """Whether a new interpreter cannot import a module, here or on another machine (``elsewhere``)."""
     file = getattr(module, "__file__", None)
     if file is None:
         return False
@@ -219,7 +241,7 @@ def _must_travel(module: ModuleType, elsewhere: bool) -> bool:
 
 
 def _import_path() -> Dict[str, str]:
-    """PYTHONPATH for ranks on this machine, should ringrun and ringcomm not be installed but found."""
+    """PYTHONPATH for ranks on this machine, if ringrun and ringcomm are imported without being installed."""
     import ringcomm
     import ringrun
 

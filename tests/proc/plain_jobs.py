@@ -35,8 +35,8 @@ def run_plain(program: str, size: int, **environment: str) -> List[Tuple[int, st
         for number in range(size)
     ]  # fmt: skip
     try:
-        said = [rank.communicate(timeout=LIMIT_S)[0] for rank in ranks]
+        outputs = [rank.communicate(timeout=LIMIT_S)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
-    return [(rank.returncode, text) for rank, text in zip(ranks, said)]
+    return [(rank.returncode, text) for rank, text in zip(ranks, outputs)]

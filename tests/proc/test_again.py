@@ -34,12 +34,12 @@ print(first)
 
 
 def test_shutdown_and_init() -> None:
-    for code, said in run_plain(PROGRAM, 3):
-        assert code == 0, said
+    for code, output in run_plain(PROGRAM, 3):
+        assert code == 0, output
 
 
 def test_after_a_failure() -> None:
     """What the error advises works, whichever rank is the first to come back."""
-    for code, said in run_plain(AFTER_A_FAILURE, 3):
-        assert code == 0, said
-        assert "The ranks do not make the same call" in said
+    for code, output in run_plain(AFTER_A_FAILURE, 3):
+        assert code == 0, output
+        assert "The ranks do not make the same call" in output

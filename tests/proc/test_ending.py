@@ -67,7 +67,7 @@ rc.allreduce(np.ones(2))
         ("at once", "Rank 1 (localhost) ended with exit code 0 and left nothing behind."),
     ],
 )
-def test_a_rank_that_ends_too_early_is_said_to_have_ended(tmp_path: Path, way: str, sentence: str) -> None:
+def test_a_rank_that_ends_too_early_is_reported_as_ended(tmp_path: Path, way: str, sentence: str) -> None:
     (tmp_path / "early.py").write_text(EARLY)
     done = ringrun("-np", "2", "early.py", way, cwd=tmp_path)
     assert done.process.returncode == 255
@@ -94,19 +94,19 @@ rc.allreduce_(x, name="then") if sys.argv[1] == "calls" else rc.allreduce_async_
 
 
 @pytest.mark.parametrize(
-    ("lane", "call"),
+    ("channel", "call"),
     [
         ("calls", "allreduce(shape (4, 5), float32, op=Average, name='then'), call number 21"),
         ("engine", "allreduce(shape (4, 5), float32, op=Average) 'then'"),
     ],
 )
-def test_the_call_in_which_a_rank_was_lost_is_named(tmp_path: Path, lane: str, call: str) -> None:
+def test_the_call_in_which_a_rank_was_lost_is_named(tmp_path: Path, channel: str, call: str) -> None:
     (tmp_path / "killed.py").write_text(KILLED)
-    done = ringrun("-np", "3", "--dead-after", "6", "killed.py", lane, cwd=tmp_path)
+    done = ringrun("-np", "3", "--dead-after", "6", "killed.py", channel, cwd=tmp_path)
     # On a busy machine its end may be known, and judged, before any of the others has reported.
     lost = r"rank 2 \(localhost\) was lost(?: while others were in (.*))?: killed by SIGKILL"
-    told = re.findall(lost, done.err)
-    assert told and set(told) <= {"", call}, done.err
+    calls = re.findall(lost, done.err)
+    assert calls and set(calls) <= {"", call}, done.err
 
 
 @pytest.mark.parametrize(("way", "code"), [("3", 3), ("raise", 1)])

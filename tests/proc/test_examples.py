@@ -1,4 +1,4 @@
-"""The examples, run as the README says: any number of ranks gives what one process gives."""
+"""The examples, run as in the README: any number of ranks gives the result of one process."""
 
 from __future__ import annotations
 

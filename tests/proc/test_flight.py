@@ -1,4 +1,4 @@
-"""When a job fails, or when asked, ringrun says who waits for whom, and where everybody is."""
+"""When a job fails, or on SIGUSR1, ringrun reports which rank waits for which, and what each is doing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import os, re, signal, sys, time
 import numpy as np
 import ringcomm as rc
 
-way, lane = sys.argv[1:]
+way, channel = sys.argv[1:]
 
 def load():
     open("loading", "w").close()
@@ -45,7 +45,7 @@ else:
     if way == "load": load()
     if way == "spin": spin()
     if way == "other": rc.broadcast(x, 0, name="other")
-if lane == "calls":
+if channel == "calls":
     rc.allreduce_(x, name="conv3.grad")
 else:
     rc.allreduce_async_(x, name="conv3.grad").wait()
@@ -71,7 +71,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("lane", ["calls", "engine"])
+@pytest.mark.parametrize("channel", ["calls", "engine"])
 @pytest.mark.parametrize(
     ("way", "sentence"),
     [
@@ -85,10 +85,10 @@ def folder(tmp_path: Path) -> Path:
         ("spin", "a C call keeps the interpreter lock and computes; its main thread is in spin (train.py:"),
     ],
 )
-def test_the_box_says_who_waits_for_whom(folder: Path, way: str, sentence: str, lane: str) -> None:
-    done = ringrun("-np", "2", *LIMITS, "train.py", way, lane, cwd=folder)
+def test_the_box_says_who_waits_for_whom(folder: Path, way: str, sentence: str, channel: str) -> None:
+    done = ringrun("-np", "2", *LIMITS, "train.py", way, channel, cwd=folder)
     assert done.process.returncode != 0
-    waits = f"│ Rank 0 (localhost) waits in allreduce `conv3.grad` ({AT[lane]})"
+    waits = f"│ Rank 0 (localhost) waits in allreduce `conv3.grad` ({AT[channel]})"
     assert waits in done.err, done.err
     assert sentence in done.err and "│ Rank 0 waits for rank 1.\n" in done.err, done.err
     assert f"ringrun diagnose {done.records}" in done.err
@@ -108,10 +108,10 @@ else:
 """
 
 
-@pytest.mark.parametrize("lane", ["calls", "engine"])
-def test_a_mismatch_is_told_once_and_in_full(tmp_path: Path, lane: str) -> None:
+@pytest.mark.parametrize("channel", ["calls", "engine"])
+def test_a_mismatch_is_told_once_and_in_full(tmp_path: Path, channel: str) -> None:
     (tmp_path / "train.py").write_text(MISMATCH)
-    done = ringrun("-np", "4", "--threads", "none", "train.py", lane, cwd=tmp_path)
+    done = ringrun("-np", "4", "--threads", "none", "train.py", channel, cwd=tmp_path)
     assert done.process.returncode == 1
     assert done.err.startswith("╭─ ringrun: the ranks do not make the same calls\n"), done.err
     assert done.err.count("Traceback") == 1 and done.err.count("│ ringcomm.errors.MismatchError: ") == 1
@@ -156,8 +156,8 @@ def test_the_files_tell_the_same_again(folder: Path) -> None:
     assert [path.name for path in files] == ["flight.0.json", "flight.1.json"]
     assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
     content = json.loads(files[0].read_text())
-    (lane,) = [item for item in content["lanes"] if item["name"] == "calls"]
-    states = [row["state"] for row in lane["operations"]]
+    (channel,) = [item for item in content["lanes"] if item["name"] == "calls"]
+    states = [row["state"] for row in channel["operations"]]
     # Rank 1 failed first, and ringrun may have asked this rank before it knew.
     assert states[:-1] == ["done"] * 5 and states[-1] in ("running", "failed")
     assert any(thread["main"] for thread in content["threads"])
@@ -198,8 +198,8 @@ def ask(launched: Launched, pid: int) -> None:
     wait_for_files([launched.records / "flight.0.json", launched.records / "flight.1.json"])
 
 
-@pytest.mark.parametrize("whom", ["launcher", "rank 0", "rank 1"])
-def test_sigusr1_shows_what_everybody_does_and_the_job_goes_on(folder: Path, whom: str) -> None:
+@pytest.mark.parametrize("target", ["launcher", "rank 0", "rank 1"])
+def test_sigusr1_shows_what_every_rank_does_and_the_job_continues(folder: Path, target: str) -> None:
     launched = Launched("-np", "2", "train.py", "load", "calls", cwd=folder)
     wait_for_files([folder / "loading"])
     ranks = launched.find("train.py load", 2)
@@ -208,7 +208,7 @@ def test_sigusr1_shows_what_everybody_does_and_the_job_goes_on(folder: Path, who
         for pid in ranks
         if pid != launched.process.pid
     }
-    ask(launched, launched.process.pid if whom == "launcher" else places[whom[-1]])
+    ask(launched, launched.process.pid if target == "launcher" else places[target[-1]])
     (folder / "loaded").touch()
     assert launched.finish() == 0
     assert launched.out.count("done") == 2
@@ -220,20 +220,20 @@ def test_sigusr1_shows_what_everybody_does_and_the_job_goes_on(folder: Path, who
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_the_programs_own_handler_stays(folder: Path, when: str) -> None:
-    handler = "signal.signal(signal.SIGUSR1, lambda *_: open(f'heard.{os.getpid()}', 'w').close())"
+    handler = "signal.signal(signal.SIGUSR1, lambda *_: open(f'signals.{os.getpid()}', 'w').close())"
     text = TRAIN if when == "before" else TRAIN.replace("x = np.ones", f"{handler}\nx = np.ones", 1)
     first = f"import os, signal\n{handler}\n" if when == "before" else ""
     (folder / "own.py").write_text(first + text)
     launched = Launched("-np", "2", "own.py", "load", "calls", cwd=folder)
     wait_for_files([folder / "loading"])
     ask(launched, launched.process.pid)
-    assert not list(folder.glob("heard.*")), "asking goes another way"
+    assert not list(folder.glob("signals.*")), "asking goes another way"
     for pid in launched.find("own.py load", 2):
         if pid != launched.process.pid and "ringrun" not in Path(f"/proc/{pid}/cmdline").read_text():
             os.kill(pid, signal.SIGUSR1)
     (folder / "loaded").touch()
     assert launched.finish() == 0
-    assert len(list(folder.glob("heard.*"))) == 2
+    assert len(list(folder.glob("signals.*"))) == 2
 
 
 def test_without_ringrun_ranks_write_their_own(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""A process that is stopped and goes on within the limit disturbs nobody, whatever it was doing."""
+"""A process that is stopped and continues within the time limit does not fail the job, in any operation."""
 
 from __future__ import annotations
 

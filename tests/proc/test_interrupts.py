@@ -1,4 +1,4 @@
-"""A rank is interrupted in a collective, catches that and goes on: the others are told so, and by whom."""
+"""A rank is interrupted in a collective, catches that and continues: the other ranks' errors name it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if rc.rank() == 1:
     try:
         call()
     except KeyboardInterrupt:
-        time.sleep(5.0)  # it goes on with something else, and all others must know by then
+        time.sleep(5.0)  # it continues with other work, and all other ranks must have failed by then
     fails(lambda: rc.barrier())
 else:
     if rc.rank() == 0:
@@ -75,12 +75,12 @@ os._exit(0)  # leaving a group that has failed is not what this is about
 
 
 def check(results, doing):
-    for code, said in results:
-        assert code == 0, said
-        (told,) = [line for line in said.splitlines() if line.startswith("TOLD")]
-        assert told.startswith("TOLD PeerLostError 1 rank 1"), said
-        assert f"was interrupted (KeyboardInterrupt) in {doing}" in told
-        assert "do not hear each other" not in told
+    for code, output in results:
+        assert code == 0, output
+        (line,) = [line for line in output.splitlines() if line.startswith("TOLD")]
+        assert line.startswith("TOLD PeerLostError 1 rank 1"), output
+        assert f"was interrupted (KeyboardInterrupt) in {doing}" in line
+        assert "do not hear each other" not in line
 
 
 def test_in_a_direct_call() -> None:

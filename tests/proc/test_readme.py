@@ -1,4 +1,4 @@
-"""What the README tells people to type works, and where it points there is something."""
+"""The commands in the README work, and its links have targets."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def test_without_ringrun(tmp_path: Path) -> None:
         )
         for _ in range(2)
     ]  # fmt: skip
-    said = sorted(rank.communicate(timeout=LIMIT_S)[0] for rank in ranks)
-    assert said == [f"rank {rank} of 2 has learned [1. 2. 3.]\n" for rank in range(2)]
+    outputs = sorted(rank.communicate(timeout=LIMIT_S)[0] for rank in ranks)
+    assert outputs == [f"rank {rank} of 2 has learned [1. 2. 3.]\n" for rank in range(2)]
 
 
 def test_hostfile_and_host_list() -> None:

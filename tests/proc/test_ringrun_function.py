@@ -88,7 +88,7 @@ def test_an_exception_that_cannot_travel_is_told_as_text() -> None:
 
 
 def test_a_result_that_cannot_travel_is_an_error() -> None:
-    with pytest.raises(RemoteError, match="rank 0 .*what the function returned, a lock, cannot be sent"):
+    with pytest.raises(RemoteError, match="rank 0 .*the function's return value, a lock, cannot be sent"):
         run_function(threading.Lock, np=1, console=Kept())
 
 
@@ -120,13 +120,13 @@ def test_bad_options() -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"fn": 3}, "3 is none"),
+        ({"fn": 3}, "every rank calls, not 3"),
         ({"args": 7}, "args=7"),
         ({"kwargs": [1]}, r"kwargs=\[1\] is not a dictionary"),
         ({"env": "A=1"}, "env='A=1' is not a dictionary"),
         ({"np": "2"}, "np='2' is not a whole number"),
         ({"np": 2.0}, "np=2.0 is not a whole number"),
-        ({"hosts": ["localhost"]}, r"hosts=\['localhost'\] is not a text, like \"localhost,jetson1:2\""),
+        ({"hosts": ["localhost"]}, r"hosts=\['localhost'\] is not a string, like \"localhost,jetson1:2\""),
         ({"timeout_s": "1"}, "timeout_s='1' is not a number"),
         ({"settings": [1]}, r"settings=\[1\] is not a dictionary"),
         ({"settings": {"tranport": "tcp"}}, "no setting 'tranport'"),
@@ -203,7 +203,7 @@ def test_interpreter_and_directory_by_host(tmp_path: Path) -> None:
     options: Dict[str, Any] = {"python": {"localhost": sys.executable}, "cwd": {None: tmp_path}}
     assert run_function(system.getcwd, np=1, console=Kept(), **options) == [str(tmp_path)]
     for wrong in ({"jetson1": sys.executable}, {"localhost": 3}, {3: "x"}):
-        with pytest.raises(ConfigError, match="not among the hosts|not a text|no host's name"):
+        with pytest.raises(ConfigError, match="not among the hosts|not a string|not a host name"):
             run_function(system.getcwd, np=1, python=wrong, console=Kept())  # type: ignore[arg-type]
 
 
@@ -228,6 +228,6 @@ def write_by_oneself(data: bytes) -> None:
 def test_a_result_without_the_ranks_signature_is_not_unpickled(tmp_path: Path) -> None:
     trap = tmp_path / "run"
     forged = cloudpickle.dumps({"ok": True, "value": MakesAFolder(str(trap))})
-    with pytest.raises(RemoteError, match="rank 0 on localhost is not signed by that rank"):
+    with pytest.raises(RemoteError, match="rank 0 on localhost has no valid signature of that rank"):
         run_function(write_by_oneself, (forged,), np=1, console=Kept())
     assert not trap.exists()

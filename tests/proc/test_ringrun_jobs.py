@@ -1,4 +1,4 @@
-"""ringrun and ringcomm together: who is named when a rank of a real job fails in one way or another."""
+"""ringrun and ringcomm together: the root cause that is reported when a rank of a job fails."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_rank_that_failed_first_is_named(tmp_path: Path, way: str, code: int
     for word in ["rank 1 on localhost failed first", "Ranks 0, 2 stopped because of it.", *words]:
         assert word in done.err
     assert done.err.count("╭") == 1
-    # What the others say only repeats it, and is folded away.
+    # The other ranks' tracebacks only repeat it, and are not shown.
     assert "PeerLostError" not in done.err and "PeerStalledError" not in done.err
 
 
@@ -72,9 +72,9 @@ def test_verbose_shows_the_links(tmp_path: Path) -> None:
 
 def test_verbose_says_what_the_data_goes_through(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import ringcomm as rc\nrc.init()\nrc.barrier()\n")
-    for transport, said in (("tcp", "TCP"), ("unix", "a Unix socket"), ("shm", "shared memory")):
+    for transport, name in (("tcp", "TCP"), ("unix", "a Unix socket"), ("shm", "shared memory")):
         done = ringrun("-np", "3", "--verbose", "--transport", transport, "train.py", cwd=tmp_path)
-        assert f"rank 0 exchanges data through {said} with rank 1, 2" in done.err
+        assert f"rank 0 exchanges data through {name} with rank 1, 2" in done.err
         assert "allreduce of 0 to 127 bytes: " in done.err
 
 

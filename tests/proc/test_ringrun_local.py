@@ -218,7 +218,7 @@ def test_all_output_arrives_however_much_there_is(tmp_path: Path) -> None:
     launched = Launched(
         "-np", "3", "--output-dir", str(tmp_path), "sh", "-c", "yes 0123456789 | head -c 6000000; exit 0"
     )
-    time.sleep(1.5)  # nobody reads meanwhile: everything has to wait, nothing may be lost
+    time.sleep(1.5)  # no process reads meanwhile: all writers must wait, and no output may be lost
     assert launched.finish() == 0
     for rank in range(3):
         assert (tmp_path / f"rank.{rank}" / "stdout").stat().st_size == 6000000
@@ -286,10 +286,10 @@ def test_ranks_of_one_host_share_its_cores() -> None:
     assert re.fullmatch(r"ringrun: \d+ threads? per rank on localhost \(.* 2 ranks\)\. --thr.*\n", two.err)
     one = ringrun("-np", "1", "sh", "-c", f"{show} end", env=free)
     assert (one.out, one.err) == ("[localhost:0] end\n", "")
-    said = ringrun("-np", "1", "--threads", "7", "sh", "-c", show, env=free)
-    assert (said.out, said.err) == ("[localhost:0] 7 7 7 7\n", "")
+    done = ringrun("-np", "1", "--threads", "7", "sh", "-c", show, env=free)
+    assert (done.out, done.err) == ("[localhost:0] 7 7 7 7\n", "")
     kept = ringrun("-np", "2", "-x", "OMP_NUM_THREADS=9", "sh", "-c", show, env=free)
-    assert "OMP_NUM_THREADS=9 stays" in kept.err and f"[localhost:1] 9 {share}\n" in kept.out
+    assert "OMP_NUM_THREADS=9 is kept" in kept.err and f"[localhost:1] 9 {share}\n" in kept.out
     wrong = ringrun("-np", "1", "--threads", "many", "true")
     assert wrong.process.returncode == 2 and "must be auto, none, or a whole number" in wrong.err
 

@@ -1,4 +1,4 @@
-"""The real launcher through a real sshd: a private one on 127.0.0.1, reached by an alias only ssh knows."""
+"""The launcher through a private sshd on 127.0.0.1, whose host names are aliases in ssh's configuration."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = [
 
 
 class Sshd:
-    """A private sshd with its own keys, and a client configuration that knows it as jetson1 and jetson2."""
+    """A private sshd with its own keys, and a client configuration with the aliases jetson1 and jetson2."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -63,7 +63,7 @@ class Sshd:
                 time.sleep(0.05)
 
     def trust(self, key: Optional[str]) -> None:
-        """Say which host key the client has accepted."""
+        """Set the host key that the client has accepted."""
         line = "" if key is None else f"[127.0.0.1]:{self.port} {' '.join(key.split()[:2])}\n"
         (self.folder / "known_hosts").write_text(line)
 
@@ -217,7 +217,7 @@ def fails(
 
 
 def test_unknown_host(sshd: Sshd) -> None:
-    fails(sshd, "localhost,no-such-host.invalid", "no-such-host.invalid: nobody knows", "Could not resolve")
+    fails(sshd, "localhost,no-such-host.invalid", "invalid: its name cannot be resolved", "Could not resolve")
 
 
 def test_nothing_listens_there(sshd: Sshd) -> None:
@@ -225,7 +225,11 @@ def test_nothing_listens_there(sshd: Sshd) -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     fails(
-        sshd, "refused", "refused: nothing accepts ssh there", "Connection refused", options=("-p", str(port))
+        sshd,
+        "refused",
+        "refused: it does not accept ssh connections",
+        "Connection refused",
+        options=("-p", str(port)),
     )
 
 
@@ -246,7 +250,7 @@ def test_host_key_not_accepted(sshd: Sshd) -> None:
 def test_host_key_changed(sshd: Sshd) -> None:
     sshd.trust((sshd.folder / "user_key.pub").read_text())
     try:
-        fails(sshd, "jetson1", "not the one that was accepted earlier", "in between")
+        fails(sshd, "jetson1", "not the one that was accepted earlier", "intercepts the connection")
     finally:
         sshd.trust((sshd.folder / "host_key.pub").read_text())
 
@@ -324,11 +328,11 @@ def test_nothing_secret_in_remote_command_lines(sshd: Sshd) -> None:
         "echo $TOKEN; sleep 1; cat /proc/self/fd/$RINGCOMM_KEY_FD", env={"TOKEN": "hunter2"},
     )  # fmt: skip
     launched.find("sleep")
-    everybody = [command_line(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    argvs = [command_line(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     assert launched.finish() == 0
     key = re.findall(r"\] (?:.*)?([0-9a-f]{64})", launched.out)
     assert len(key) == 1 and "hunter2" in launched.out
-    assert not [line for line in everybody if key[0] in line or "hunter2" in line]
+    assert not [line for line in argvs if key[0] in line or "hunter2" in line]
 
 
 @pytest.mark.parametrize("shell", ["csh", "tcsh", "fish", "dash", "zsh", "bash", "busybox"])

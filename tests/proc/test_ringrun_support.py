@@ -24,7 +24,7 @@ class Launched:
     """``python -m ringrun …`` in a session of its own; everything it starts carries a mark.
 
     Attributes:
-        records: where it leaves flight records, unless told otherwise.
+        records: the directory for flight records, unless an option sets another.
         temporary: where all of it puts temporary files.
     """
 

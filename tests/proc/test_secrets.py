@@ -1,4 +1,4 @@
-"""A running job, searched for its key and its certificate's private key: nobody finds them, anywhere."""
+"""A running job is searched for its key and its certificate's private key: neither is found."""
 
 from __future__ import annotations
 

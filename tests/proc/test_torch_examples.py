@@ -1,4 +1,4 @@
-"""The examples for ringcomm.torch, run as their first lines say, on one, two and three ranks."""
+"""The examples for ringcomm.torch, run with the commands in their first lines, on one to three ranks."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""On each host: the agent that starts and ends the ranks there, and what it is sent along with."""
+"""The agent, which starts and ends the ranks of one host, and the modules that are sent with it."""

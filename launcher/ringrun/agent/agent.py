@@ -1,13 +1,13 @@
-"""The agent: ringrun's hands on one host. The launcher sends this very file over stdin.
+"""The agent: starts, monitors and ends the ranks of one host. The launcher sends this file over stdin.
 
-It uses the standard library and four modules that are sent along, so a host needs no more than
-Python 3.8 to be told what it lacks. On stdin come frames (kind, length): first the job as
-JSON, then perhaps a payload for the ranks, then commands. On stdout, after :data:`MARKER`, go
-frames (kind, rank, length): what ranks print, their results, and events as JSON.
+It uses the standard library and four modules that are sent with it, so that a host with only Python 3.8
+can report what it lacks. The agent reads frames (kind, length) from stdin: the job as JSON, a payload for the
+ranks if there is one, then commands. After :data:`MARKER` it writes frames (kind, rank, length) to stdout:
+the output of ranks, their results, and events as JSON.
 
-Nothing of the job outlives it. When stdin ends (the launcher or its ssh died) every process of the
-job is ended: by process group, by descent (orphans become this process's children), and by the
-job's mark in their environment. A guard, this process's parent, does the same should it be killed.
+When stdin ends (the launcher or its ssh died), the agent ends every process of the job: by process group, by
+descent (orphans become this process's children), and by the job's identifier in their environment. A guard,
+this process's parent, does the same if the agent is killed.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ TO_LAUNCHER = struct.Struct("!BiI")  # kind, rank, length
 TO_AGENT = struct.Struct("!BQ")  # kind, length
 STDOUT, STDERR, RESULT, EVENT, RECORD = 1, 2, 3, 4, 5
 JSON, PAYLOAD = 1, 2
-CHECK = -1  # stands where a rank does: the trial import before the ranks start
+CHECK = -1  # in place of a rank: the trial import before the ranks start
 
-ENDING = ((signal.SIGTERM, 0.0), (signal.SIGKILL, 1.5))  # what to do to ranks, seconds from now
-LEFTOVER_S = 0.5  # what a rank leaves behind gets this long between SIGTERM and SIGKILL
-PAUSE_BYTES, RESUME_BYTES = 1 << 20, 1 << 18  # queued for the launcher: ranks wait above, go on below
+ENDING = ((signal.SIGTERM, 0.0), (signal.SIGKILL, 1.5))  # signals to all ranks, seconds from now
+LEFTOVER_S = 0.5  # processes that a rank leaves behind have this long between SIGTERM and SIGKILL
+PAUSE_BYTES, RESUME_BYTES = 1 << 20, 1 << 18  # unsent bytes: above, ranks' output is not read; below, again
 CHECK_LIMIT_S = 30.0
 
 
@@ -44,16 +44,16 @@ class Child:
         self.rank = rank
         self.process = process
         self.pipes = pipes
-        self.sent = 0  # the last signal we sent it
+        self.sent = 0  # the last signal sent to it
 
 
 class Agent:
-    """One event loop: commands in, output and events out, signals when they are due."""
+    """One event loop: executes commands, sends output and events, sends signals when they are due."""
 
     def __init__(self, config: Dict[str, Any], payload: Optional[bytes], libc: Any) -> None:
         self.config, self.libc = config, libc
-        self.key = processes.Shelf(config["key"].encode(), libc)
-        self.payload = None if payload is None else processes.Shelf(payload, libc)
+        self.key = processes.InheritedBytes(config["key"].encode(), libc)
+        self.payload = None if payload is None else processes.InheritedBytes(payload, libc)
         self.argv: List[str] = [sys.executable if word is None else word for word in config["argv"]]
         self.cwd = os.path.expanduser(config["cwd"])  # noqa: PTH111  no pathlib here
         self.env = {name: value for name, value in os.environ.items() if name not in config["unset"]}
@@ -63,37 +63,37 @@ class Agent:
         self.recorders = recorders.Recorders(
             self.selector, lambda rank, line: self.send(RECORD, rank, line), lambda: self.event("asked")
         )
-        self.inbox, self.outbox = bytearray(), bytearray()
+        self.received, self.unsent = bytearray(), bytearray()
         self.children: Dict[int, Child] = {}
         self.pipes: Dict[int, Tuple[int, int]] = {}  # descriptor: (kind, rank)
         self.checked, self.check_output = "", bytearray()
-        self.paused = self.lost = self.finished = self.told = False
+        self.paused = self.lost = self.finished = self.end_requested = False
         self.waiting = True  # until the launcher says go
-        self.agenda: List[Tuple[float, int]] = []  # (when, signal to all ranks)
+        self.scheduled_signals: List[Tuple[float, int]] = []  # (when, signal to all ranks)
         self.leftovers: List[Tuple[float, int]] = []  # (when, process group to kill)
         self.closing_since: Optional[float] = None
-        self.heard_at = time.monotonic()
+        self.last_command_s = time.monotonic()
 
     # -- the loop ---------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Until everything has ended, and the launcher has been told or is gone."""
+        """Run until all ranks have ended, and the launcher has received all events or is lost."""
         self.watch_signals()
         os.set_blocking(0, False)
         os.set_blocking(1, False)
         self.selector.register(0, selectors.EVENT_READ, self.read_commands)
-        self.outbox += MARKER
+        self.unsent += MARKER
         self.prepare()
         self.flush()
-        while not (self.finished and (self.lost or not self.outbox)):
-            for key, _ in self.selector.select(self.patience_s()):
+        while not (self.finished and (self.lost or not self.unsent)):
+            for key, _ in self.selector.select(self.wait_limit_s()):
                 key.data()
             self.reap()
             self.act()
             self.flush()
 
     def watch_signals(self) -> None:
-        """Wake the loop when a child ends; a signal to end means: end the job."""
+        """Wake the loop when a child ends; a termination signal ends the job."""
         reader, writer = os.pipe()
         for descriptor in (reader, writer):
             os.set_blocking(descriptor, False)
@@ -104,39 +104,39 @@ class Agent:
         self.selector.register(reader, selectors.EVENT_READ, lambda: os.read(reader, 4096))
 
     def on_signal(self, *_: object) -> None:
-        self.told = True
+        self.end_requested = True
 
-    def patience_s(self) -> Optional[float]:
-        """Seconds until something is due."""
+    def wait_limit_s(self) -> Optional[float]:
+        """Seconds until the next deadline; None without one."""
         if self.finished:
             return None
         if self.closing_since is not None:
             return 0.02
-        due = [when for when, _ in self.agenda + self.leftovers]
+        due = [when for when, _ in self.scheduled_signals + self.leftovers]
         now = time.monotonic()
         due += self.recorders.due()
         if self.config["silence_s"]:
-            due.append(self.heard_at + self.config["silence_s"])
+            due.append(self.last_command_s + self.config["silence_s"])
         return max(0.0, min(due) - now) if due else None
 
     def act(self) -> None:
-        """What the clock and the state ask for."""
-        now = time.monotonic()
-        if self.told or (self.config["silence_s"] and now - self.heard_at > self.config["silence_s"]):
-            self.told = False
+        """Execute what is due: the end of the job, records, signals."""
+        now, limit_s = time.monotonic(), self.config["silence_s"]
+        if self.end_requested or (limit_s and now - self.last_command_s > limit_s):
+            self.end_requested = False
             self.launcher_gone()
         self.recorders.act(now)
         for when, pgid in [item for item in self.leftovers if item[0] <= now]:
             self.leftovers.remove((when, pgid))
             processes.kill_group(pgid, signal.SIGKILL)
-        for when, signum in [item for item in sorted(self.agenda) if item[0] <= now]:
-            self.agenda.remove((when, signum))
+        for when, signum in [item for item in sorted(self.scheduled_signals) if item[0] <= now]:
+            self.scheduled_signals.remove((when, signum))
             self.signal_all(signum)
         if not self.children and not self.waiting and not self.finished:
             self.close(now)
 
     def signal_all(self, signum: int) -> None:
-        """Signal every rank's process group; SIGKILL also reaches those that left their group."""
+        """Signal every rank's process group; SIGKILL is also sent to processes that left their group."""
         for pid, child in self.children.items():
             child.sent = signum
             processes.kill_group(pid, signum)
@@ -147,7 +147,7 @@ class Agent:
         return processes.strays(self.config["job"], self.config["host_index"], os.getpid())
 
     def close(self, now: float) -> None:
-        """All ranks have ended: end what they left behind, pass on what is in the pipes, say so."""
+        """All ranks have ended: end the processes they left, forward the rest of the pipes, send ``done``."""
         left = self.strays()
         if self.closing_since is None:
             self.closing_since = now
@@ -161,16 +161,16 @@ class Agent:
             self.finished = True
 
     def launcher_gone(self) -> None:
-        """Nobody listens any more: end everything, quickly and on our own."""
+        """The launcher is lost: end all ranks without further commands."""
         if not self.lost:
             self.lost, self.waiting = True, False
-            self.outbox.clear()
+            self.unsent.clear()
             self.schedule(ENDING)
             self.resume()
 
     def schedule(self, steps: Any) -> None:
         now = time.monotonic()
-        self.agenda += [(now + after_s, int(signum)) for signum, after_s in steps]
+        self.scheduled_signals += [(now + after_s, int(signum)) for signum, after_s in steps]
 
     # -- to and from the launcher -------------------------------------------------------------
 
@@ -185,16 +185,16 @@ class Agent:
             self.selector.unregister(0)
             self.launcher_gone()
             return
-        self.heard_at = time.monotonic()
-        self.inbox += data
-        while len(self.inbox) >= TO_AGENT.size:
-            _, length = TO_AGENT.unpack_from(self.inbox)
-            if len(self.inbox) < TO_AGENT.size + length:
+        self.last_command_s = time.monotonic()
+        self.received += data
+        while len(self.received) >= TO_AGENT.size:
+            _, length = TO_AGENT.unpack_from(self.received)
+            if len(self.received) < TO_AGENT.size + length:
                 break
-            self.obey(json.loads(bytes(self.inbox[TO_AGENT.size : TO_AGENT.size + length]).decode()))
-            del self.inbox[: TO_AGENT.size + length]
+            self.execute(json.loads(bytes(self.received[TO_AGENT.size : TO_AGENT.size + length]).decode()))
+            del self.received[: TO_AGENT.size + length]
 
-    def obey(self, command: Dict[str, Any]) -> None:
+    def execute(self, command: Dict[str, Any]) -> None:
         if command["do"] == "go" and self.waiting:
             self.waiting = False
             self.env.update(command["env"])
@@ -211,27 +211,27 @@ class Agent:
 
     def send(self, kind: int, rank: int, data: bytes) -> None:
         if not self.lost:
-            self.outbox += TO_LAUNCHER.pack(kind, rank, len(data)) + data
-            if len(self.outbox) > PAUSE_BYTES and not self.paused:
+            self.unsent += TO_LAUNCHER.pack(kind, rank, len(data)) + data
+            if len(self.unsent) > PAUSE_BYTES and not self.paused:
                 self.paused = True
                 for descriptor in self.pipes:
                     self.selector.unregister(descriptor)
 
     def flush(self) -> None:
-        """Write what the launcher takes; watch for room only while something is left."""
+        """Write what stdout accepts; wait for it to become writable only while bytes are unsent."""
         try:
-            while self.outbox and not self.lost:
-                del self.outbox[: os.write(1, bytes(self.outbox[:65536]))]
+            while self.unsent and not self.lost:
+                del self.unsent[: os.write(1, bytes(self.unsent[:65536]))]
         except BlockingIOError:
             pass
         except OSError:
             self.launcher_gone()
         watched = 1 in self.selector.get_map()
-        if self.outbox and not watched:
+        if self.unsent and not watched:
             self.selector.register(1, selectors.EVENT_WRITE, self.flush)
-        elif watched and not self.outbox:
+        elif watched and not self.unsent:
             self.selector.unregister(1)
-        if self.paused and len(self.outbox) < RESUME_BYTES:
+        if self.paused and len(self.unsent) < RESUME_BYTES:
             self.resume()
 
     def resume(self) -> None:
@@ -243,7 +243,7 @@ class Agent:
     # -- processes ----------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Look for what the ranks will need; say what is missing, or start the trial import."""
+        """Check what the ranks need; report what is missing, or start the trial import."""
         program = self.argv[0]
         problem = checks.find_problem(self.config, program, self.cwd, self.env.get("PATH"))
         if problem is not None:
@@ -251,9 +251,9 @@ class Agent:
         elif self.config["python"] or self.config["horovod"]:
             self.checked = program if self.config["python"] else sys.executable
             self.start(CHECK, checks.check_argv(self.config, self.checked, self.cwd), self.env, ())
-            self.agenda.append((time.monotonic() + CHECK_LIMIT_S, signal.SIGKILL))
+            self.scheduled_signals.append((time.monotonic() + CHECK_LIMIT_S, signal.SIGKILL))
         else:
-            self.event("ready", **checks.meeting_facts(), limits=self.limits)
+            self.event("ready", **checks.master_facts(), limits=self.limits)
 
     def give_up(self, facts: Dict[str, Any]) -> None:
         self.waiting = False
@@ -262,14 +262,14 @@ class Agent:
     def check_ended(self, how: Dict[str, Any]) -> None:
         """The trial import is over."""
         if self.waiting:
-            self.agenda.clear()  # there was its own time limit and nothing else
-        facts = checks.judge_check(bytes(self.check_output), self.checked, self.config, how)
+            self.scheduled_signals.clear()  # it contained the check's time limit only
+        facts = checks.check_result(bytes(self.check_output), self.checked, self.config, how)
         if "problem" in facts:
             self.give_up(facts)
             return
         if self.config["horovod"]:
-            checks.put_horovod_first(self.env, facts["found"]["ringrun_at"])
-        self.event("ready", **facts, **checks.meeting_facts(), limits=self.limits)
+            checks.prepend_horovod_shim(self.env, facts["found"]["ringrun_at"])
+        self.event("ready", **facts, **checks.master_facts(), limits=self.limits)
 
     def start_rank(self, rank: Dict[str, Any]) -> None:
         env = dict(self.env, **rank["env"])
@@ -296,7 +296,7 @@ class Agent:
     ) -> None:
         libc, agent = self.libc, os.getpid()
 
-        def tie() -> None:  # in the child, before exec: it dies with this agent
+        def die_with_agent() -> None:  # runs in the child, before exec
             processes.prctl(libc, processes.PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != agent:
                 os._exit(1)
@@ -305,7 +305,7 @@ class Agent:
         try:
             process = subprocess.Popen(
                 argv, cwd=self.cwd, env=env, stdin=subprocess.DEVNULL, stdout=out_end, stderr=err_end,
-                pass_fds=inherited, start_new_session=True, preexec_fn=tie,
+                pass_fds=inherited, start_new_session=True, preexec_fn=die_with_agent,
             )  # fmt: skip
         finally:
             os.close(out_end)
@@ -325,7 +325,7 @@ class Agent:
         self.selector.register(descriptor, selectors.EVENT_READ, lambda: self.read_pipe(descriptor))
 
     def read_pipe(self, descriptor: int) -> bool:
-        """Pass one chunk on; whether there may be more."""
+        """Forward one chunk; whether there may be more."""
         if descriptor not in self.pipes:
             return False
         kind, rank = self.pipes[descriptor]
@@ -345,7 +345,7 @@ class Agent:
         return bool(data)
 
     def reap(self) -> None:
-        """Collect ended children, and orphans that were left to this process."""
+        """Collect ended children, and orphans adopted by this process."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -358,9 +358,9 @@ class Agent:
                 continue
             killed = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
             code = None if killed else os.WEXITSTATUS(status)
-            child.process.returncode = -killed if killed else code  # it is reaped: Popen need not try
+            child.process.returncode = -killed if killed else code  # already reaped: Popen must not try
             for descriptor in child.pipes:
-                for _ in range(16):  # what it wrote before it ended comes before the news that it did
+                for _ in range(16):  # its output is sent before the event of its end
                     if not self.read_pipe(descriptor):
                         break
             if processes.kill_group(pid, signal.SIGTERM):
@@ -379,14 +379,14 @@ def read_frame() -> bytes:
 
 
 def main() -> None:
-    """Read the job, split into guard and agent, serve the job, leave."""
+    """Read the job, fork into guard and agent, run the agent, exit."""
     config: Dict[str, Any] = json.loads(read_frame().decode())
     libc = processes.load_libc()
     processes.prctl(libc, processes.PR_SET_CHILD_SUBREAPER, 1)
     guard = os.getpid()
     child = os.fork()
     if child:
-        processes.stand_guard(child, config["job"], config["host_index"])
+        processes.run_guard(child, config["job"], config["host_index"])
     processes.prctl(libc, processes.PR_SET_PDEATHSIG, signal.SIGTERM)
     processes.prctl(libc, processes.PR_SET_CHILD_SUBREAPER, 1)
     if os.getppid() != guard:

@@ -1,8 +1,8 @@
 # ruff: noqa: PTH110, PTH112, PTH118, PTH120
-"""What a host lacks, found out before any rank starts there.
+"""Checks of a host before any rank starts there: directory, interpreter, script, versions.
 
-Standard library only: the launcher sends this file along with :mod:`ringrun.agent.agent`. Facts only; the
-launcher turns them into sentences (:func:`ringrun.diagnosis.failure_report.host_problem`).
+Standard library only: the launcher sends this file with :mod:`ringrun.agent.agent`. The checks return facts;
+the launcher makes messages of them (:func:`ringrun.diagnosis.failure_report.host_problem`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,13 @@ sys.stdout.write("\\n" + json.dumps(found))
 
 
 def find_program(program: str, cwd: str, path: Optional[str]) -> Optional[str]:
-    """Where a program is, or None: by its path, or in the directories of ``path``."""
+    """The path of a program, or None if it does not exist.
+
+    Args:
+        program: a path, relative to ``cwd``, or a name to find in ``path``.
+        cwd: the ranks' working directory.
+        path: the directories to search, as in ``PATH``; None for the default.
+    """
     if "/" in program:
         program = os.path.join(cwd, program)
         return program if os.access(program, os.X_OK) and not os.path.isdir(program) else None
@@ -44,7 +50,17 @@ def find_program(program: str, cwd: str, path: Optional[str]) -> Optional[str]:
 def find_problem(
     config: Mapping[str, Any], program: str, cwd: str, path: Optional[str]
 ) -> Optional[Dict[str, Any]]:
-    """What of directory, program and script is not there."""
+    """The first of directory, program, script and output files that is missing or not usable.
+
+    Args:
+        config: the job's (:meth:`ringrun.plan.job.Job.agent_config`).
+        program: the first word of the ranks' command.
+        cwd: the ranks' working directory.
+        path: the ranks' ``PATH``.
+
+    Returns:
+        ``problem``, its kind, and ``path``; None if there is no problem.
+    """
     script = config["script"]
     beside = _import_folder(config, cwd)
     if not os.path.isdir(cwd):
@@ -65,7 +81,7 @@ def find_problem(
 
 
 def _why_unwritable(path: str) -> str:
-    """Why a file could not be written, as the system would put it, or ""; nothing is written for that."""
+    """The system's error for writing a file, or ""; the file is not opened for that."""
     if os.path.isdir(path):
         return os.strerror(errno.EISDIR)
     folder = os.path.dirname(path)
@@ -78,41 +94,51 @@ def _why_unwritable(path: str) -> str:
 
 
 def _import_folder(config: Mapping[str, Any], cwd: str) -> str:
-    """Where the ranks' Python looks for modules first: next to the script, or in the directory."""
+    """The first directory of the ranks' module path: the script's, or the working directory."""
     script = config["script"]
     return os.path.dirname(os.path.join(cwd, script)) if script else cwd
 
 
 def check_argv(config: Mapping[str, Any], program: str, cwd: str) -> List[str]:
-    """The trial import, which looks where the ranks will."""
-    wanted = ["numpy", "ringcomm", *(["ringrun"] if config["horovod"] else [])]
-    return [program, "-c", CHECK_SOURCE, _import_folder(config, cwd), *wanted]
+    """The command of the trial import, with the ranks' interpreter and module path."""
+    modules = ["numpy", "ringcomm", *(["ringrun"] if config["horovod"] else [])]
+    return [program, "-c", CHECK_SOURCE, _import_folder(config, cwd), *modules]
 
 
-def put_horovod_first(env: Dict[str, str], ringrun_at: str) -> None:
-    """Have ``import horovod`` find ringcomm's, which is where ringrun is installed on this host."""
+def prepend_horovod_shim(env: Dict[str, str], ringrun_at: str) -> None:
+    """Make ``import horovod`` import ringcomm's package, by an entry in ``PYTHONPATH``.
+
+    Args:
+        env: the ranks' environment; changed.
+        ringrun_at: the file of the package ``ringrun`` on this host.
+    """
     folder = os.path.join(os.path.dirname(ringrun_at), "compat", "horovod_shim")
-    known = env.get("PYTHONPATH")
-    env["PYTHONPATH"] = folder + os.pathsep + known if known else folder
+    before = env.get("PYTHONPATH")
+    env["PYTHONPATH"] = folder + os.pathsep + before if before else folder
 
 
-def meeting_facts() -> Dict[str, Any]:
-    """What the launcher needs to say where ranks may meet: a free port, and the addresses of its login."""
+def master_facts() -> Dict[str, Any]:
+    """What the launcher needs for ``MASTER_ADDR`` and ``MASTER_PORT``: a free port, and the ssh addresses.
+
+    Returns:
+        ``port``, free at this moment, and ``login``, the variable ``SSH_CONNECTION`` or "".
+    """
     with socket.socket() as probe:
         probe.bind(("", 0))
         return {"port": probe.getsockname()[1], "login": os.environ.get("SSH_CONNECTION", "")}
 
 
-def judge_check(
+def check_result(
     output: bytes, program: str, config: Mapping[str, Any], how: Mapping[str, Any]
 ) -> Dict[str, Any]:
-    """What the trial import found; there is a ``problem`` in it if ranks cannot run.
+    """The result of the trial import, with a ``problem`` if ranks cannot run.
 
     Args:
-        output: all that it printed; its own line comes last.
-        config: the job's; ``version`` is that of ringcomm at the launcher, ``bytecode`` that of the Python
-            whose functions the ranks are to run, or "".
-        how: how it ended.
+        output: all of its output; its own line is the last.
+        program: the interpreter that ran it.
+        config: the job's; ``version`` is the launcher's version of ringcomm, ``bytecode`` the version of the
+            Python whose functions the ranks run, or "".
+        how: its exit code or signal.
     """
     last = output.rpartition(b"\n")[2].decode("utf-8", "replace")
     if not (last.startswith("{") and last.endswith("}")):

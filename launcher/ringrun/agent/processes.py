@@ -1,8 +1,8 @@
 # ruff: noqa: PTH112, PTH208
-"""Processes of a job on one host: tie them to their parent, find them all, end them.
+"""Processes of a job on one host: bind their lifetime to their parent's, find all of them, end them.
 
-Standard library only: the launcher sends this file along with :mod:`ringrun.agent.agent`, and uses it
-itself for the processes on its own machine.
+Standard library only: the launcher sends this file with :mod:`ringrun.agent.agent`, and uses it itself for
+the processes on its own machine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def prctl(libc: Any, option: int, value: int) -> None:
 
 
 def read_exactly(count: int) -> bytes:
-    """From stdin, blocking. If the launcher is gone this early there is nothing to do."""
+    """Read this many bytes from stdin, blocking. At its end (the launcher is lost) the process exits."""
     data = bytearray()
     while len(data) < count:
         piece = os.read(0, min(count - len(data), 1 << 20))
@@ -42,8 +42,13 @@ def read_exactly(count: int) -> bytes:
     return bytes(data)
 
 
-class Shelf:
-    """Bytes that children read from an inherited descriptor: in anonymous memory, never in a file."""
+class InheritedBytes:
+    """Bytes that children read from an inherited descriptor: in anonymous memory, never in a file.
+
+    Args:
+        data: the bytes.
+        libc: the C library, used where Python has no ``os.memfd_create``; or None.
+    """
 
     def __init__(self, data: bytes, libc: Any) -> None:
         self.data = data
@@ -58,13 +63,13 @@ class Shelf:
             view = view[os.write(self.fd, view) :]
 
     def descriptor(self) -> int:
-        """A descriptor of its own for one child; the caller closes it."""
+        """A new descriptor for one child, at the start of the bytes; the caller closes it."""
         if self.fd >= 0:
             return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY)
         reader, writer = os.pipe()
         if len(self.data) <= 4096:
             os.write(writer, self.data)
-        elif os.fork() == 0:  # a pipe holds little: a child feeds it, and ends when the reader does
+        elif os.fork() == 0:  # more than a pipe holds: a child process writes, until the reader ends
             try:
                 os.close(reader)
                 view = memoryview(self.data)
@@ -77,12 +82,17 @@ class Shelf:
 
 
 def strays(job: str, host_index: int, root: int = 0) -> List[int]:
-    """Living processes of a job on this host, this one excepted (Linux; elsewhere none are found).
+    """Running processes of a job on this host, without this one (Linux; elsewhere none are found).
 
     Args:
-        root: descendants of this process count too, marked or not.
+        job: the job's identifier, which is in the environment of its processes.
+        host_index: the host's number in the job.
+        root: all descendants of this process are included, whatever their environment; 0 for none.
+
+    Returns:
+        Their process ids, sorted.
     """
-    marks = {b"RINGCOMM_JOB=" + job.encode(), b"RINGCOMM_SLOT=%d:" % host_index}
+    required = {b"RINGCOMM_JOB=" + job.encode(), b"RINGCOMM_SLOT=%d:" % host_index}
     parents: Dict[int, int] = {}
     found: Set[int] = set()
     for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
@@ -98,9 +108,9 @@ def strays(job: str, host_index: int, root: int = 0) -> List[int]:
             with open(f"/proc/{name}/environ", "rb") as file:
                 environ = file.read().split(b"\0")
         except OSError:
-            continue  # it ended meanwhile, or belongs to somebody else
-        # RINGCOMM_SLOT=1:0 counts by its host alone.
-        if marks <= {
+            continue  # it ended meanwhile, or belongs to another user
+        # Only the host's part of RINGCOMM_SLOT=1:0 is compared.
+        if required <= {
             item.partition(b":")[0] + b":" if item[:14] == b"RINGCOMM_SLOT=" else item for item in environ
         }:
             found.add(int(name))
@@ -114,7 +124,7 @@ def strays(job: str, host_index: int, root: int = 0) -> List[int]:
 
 
 def kill(pids: List[int], signum: int) -> None:
-    """Signal processes; those that are gone already do not matter."""
+    """Signal processes; processes that have ended are skipped."""
     for pid in pids:
         try:
             os.kill(pid, signum)
@@ -123,7 +133,7 @@ def kill(pids: List[int], signum: int) -> None:
 
 
 def kill_group(pgid: int, signum: int) -> bool:
-    """Signal a process group; whether there was anybody in it."""
+    """Signal a process group; whether it had a process."""
     try:
         os.killpg(pgid, signum)
     except (ProcessLookupError, PermissionError):
@@ -132,7 +142,14 @@ def kill_group(pgid: int, signum: int) -> bool:
 
 
 def sweep(job: str, host_index: int, root: int = 0, limit_s: float = 1.0) -> None:
-    """SIGKILL whatever is left of a job on this host, until nothing is (or time is up)."""
+    """SIGKILL all processes of a job on this host, until none is left.
+
+    Args:
+        job: the job's identifier.
+        host_index: the host's number in the job.
+        root: all descendants of this process are included; 0 for none.
+        limit_s: seconds after which to stop trying.
+    """
     until = time.monotonic() + limit_s
     while time.monotonic() < until:
         left = strays(job, host_index, root)
@@ -142,11 +159,17 @@ def sweep(job: str, host_index: int, root: int = 0, limit_s: float = 1.0) -> Non
         time.sleep(0.01)
 
 
-def stand_guard(child: int, job: str, host_index: int) -> NoReturn:
-    """The parent's whole life: wait for the agent, pass signals on, end what it should have ended."""
-    pass_on: Callable[..., None] = lambda signum, _: kill([child], signum)  # noqa: E731
+def run_guard(child: int, job: str, host_index: int) -> NoReturn:
+    """Run the agent's parent: forward signals, wait for the agent, end the processes that are left.
+
+    Args:
+        child: the agent's process id.
+        job: the job's identifier.
+        host_index: the host's number in the job.
+    """
+    forward: Callable[..., None] = lambda signum, _: kill([child], signum)  # noqa: E731
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(signum, pass_on)
+        signal.signal(signum, forward)
     _, status = os.waitpid(child, 0)
     sweep(job, host_index, os.getpid())
     os._exit(128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))

@@ -1,9 +1,9 @@
-"""The agent's ends of the sockets on which ranks tell what they are doing.
+"""The agent's ends of the flight recorder sockets, on which ranks report their state.
 
-Standard library only: the launcher sends this file along with :mod:`ringrun.agent.agent`. A rank that uses
-ringcomm answers from a thread of its own. One that does not is asked with SIGUSR1, but only if it has
-said that this makes it write its stacks and does nothing else. Stacks come through a pipe of their own:
-whoever writes them waits for no lock, so they would end up in the middle of an answer.
+Standard library only: the launcher sends this file with :mod:`ringrun.agent.agent`. A rank that uses ringcomm
+answers a request from a separate thread. If it does not answer, the agent sends SIGUSR1, but only if the rank
+has reported that its handler writes its stacks and does nothing else. Stacks have a separate pipe: the
+handler acquires no lock, so on the socket its text could be inserted into an answer.
 """
 
 from __future__ import annotations
@@ -18,46 +18,58 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ringrun.agent import processes
 
-RECORD_LIMIT_BYTES = 4 << 20  # what is longer is not a record
+RECORD_LIMIT_BYTES = 4 << 20  # longer input is discarded
 STACKS_LIMIT_BYTES = 64 << 10
-ANSWER_S = 0.7  # to answer by itself, and then again after the signal
-SAME_DUMP_S = 0.5  # what is written no later than this after the last piece belongs to the same stacks
+ANSWER_S = 0.7  # time limit of an answer to a request, and to the signal after it
+SAME_DUMP_S = 0.5  # text within this time of the last piece belongs to the same stacks
 TAKE_PIECES = 1024  # pieces of 64 KiB taken from a rank that has ended
 
 
 class Recorder:
-    """One rank's socket and pipe, and what has come out of them."""
+    """One rank's socket and pipe, and the data received from them."""
 
     def __init__(self, rank: int, sock: socket.socket, pipe: int) -> None:
         self.rank = rank
         self.sock = sock
         self.pipe = pipe  # -1: closed
         self.pid = 0
-        self.inbox = bytearray()
-        self.stacks = bytearray()  # what faulthandler wrote since it was last passed on
-        self.written = -SAME_DUMP_S  # when it wrote last
-        self.catches = False  # whether SIGUSR1 makes it write its stacks
-        self.asked = 0  # 1: asked, 2: asked with a signal
-        self.due: Optional[float] = None  # when to give up on what was asked last
+        self.received = bytearray()
+        self.stacks = bytearray()  # faulthandler's output that is not yet forwarded
+        self.stacks_at_s = -SAME_DUMP_S  # time of its last output
+        self.has_handler = False  # whether SIGUSR1 makes it write its stacks
+        self.asked = 0  # 1: request sent, 2: signal sent
+        self.due: Optional[float] = None  # deadline of the answer
 
 
 class Recorders:
-    """All ranks of this host.
+    """The recorders of all ranks of this host.
 
     Args:
-        selector: the agent's; its entries are called without arguments.
-        send: takes a rank and its record as JSON.
-        wanted: told that somebody has sent a rank SIGUSR1 by hand.
+        selector: the agent's; the data of its entries are callables without arguments.
+        send: called with a rank and its record as JSON.
+        on_manual_dump: called when a rank writes its stacks without a request, because the user has sent
+            SIGUSR1 to it.
     """
 
     def __init__(
-        self, selector: selectors.BaseSelector, send: Callable[[int, bytes], None], wanted: Callable[[], None]
+        self,
+        selector: selectors.BaseSelector,
+        send: Callable[[int, bytes], None],
+        on_manual_dump: Callable[[], None],
     ) -> None:
-        self._selector, self._send, self._wanted = selector, send, wanted
+        self._selector, self._send, self._on_manual_dump = selector, send, on_manual_dump
         self._recorders: Dict[int, Recorder] = {}
 
     def open(self, rank: int, env: Dict[str, str]) -> Tuple[int, int]:
-        """A socket and a pipe for a new rank, named in its environment; the caller closes these ends."""
+        """Create a socket and a pipe for a new rank, and name them in its environment.
+
+        Args:
+            rank: the rank.
+            env: its environment; changed.
+
+        Returns:
+            The rank's descriptors of both, which the caller closes after the fork.
+        """
         ours, theirs = socket.socketpair()
         pipe, stacks = os.pipe()
         ours.setblocking(False)
@@ -71,21 +83,21 @@ class Recorders:
         return descriptors
 
     def started(self, rank: int, pid: int) -> None:
-        """The rank runs now."""
+        """Store the process id of a rank that has started."""
         if rank in self._recorders:
             self._recorders[rank].pid = pid
 
     def ended(self, rank: int) -> None:
-        """The rank has ended: take what it wrote last."""
+        """Read the remaining data of a rank that has ended, and close its descriptors."""
         recorder = self._recorders.pop(rank, None)
         if recorder is not None:
             for _ in range(TAKE_PIECES):
                 if not self._read(recorder):
                     break
-            self._hang_up(recorder)
+            self._close_socket(recorder)
             self._close_pipe(recorder)
 
-    def _hang_up(self, recorder: Recorder) -> None:
+    def _close_socket(self, recorder: Recorder) -> None:
         if recorder.sock.fileno() >= 0:
             self._selector.unregister(recorder.sock)
             recorder.sock.close()
@@ -97,33 +109,33 @@ class Recorders:
             recorder.pipe = -1
 
     def ask(self) -> None:
-        """Ask every rank what it is doing; each answers once."""
+        """Request a record from every rank; each answers once."""
         for recorder in self._recorders.values():
             recorder.asked, recorder.due = 1, time.monotonic() + ANSWER_S
             recorder.stacks.clear()
             try:
                 recorder.sock.send(b"?")
-            except OSError:  # nobody is there, or it has not read for very long: the deadline says so
+            except OSError:  # closed, or full because the rank does not read: the deadline handles both
                 pass
 
     def due(self) -> List[float]:
-        """When :meth:`act` has something to do."""
+        """The deadlines at which :meth:`act` must be called."""
         return [recorder.due for recorder in self._recorders.values() if recorder.due is not None]
 
     def act(self, now: float) -> None:
-        """Do without the answers that are overdue."""
+        """Handle overdue answers: send SIGUSR1, or a record with what the system reports."""
         for recorder in list(self._recorders.values()):
             if recorder.due is None or now < recorder.due:
                 continue
             facts = process_facts(recorder.pid)
-            if recorder.asked == 1 and recorder.catches and catches_signal(recorder.pid):
+            if recorder.asked == 1 and recorder.has_handler and catches_signal(recorder.pid):
                 recorder.asked, recorder.due = 2, now + ANSWER_S
                 processes.kill([recorder.pid], signal.SIGUSR1)
             else:
-                self._pass_on(recorder, dict(facts, reason="silent"))
+                self._send_substitute(recorder, dict(facts, reason="silent"))
 
-    def _pass_on(self, recorder: Recorder, facts: Dict[str, Any]) -> None:
-        """What can be said of a rank that does not answer."""
+    def _send_substitute(self, recorder: Recorder, facts: Dict[str, Any]) -> None:
+        """Send a record in place of a rank that does not answer."""
         stacks = bytes(recorder.stacks).decode("utf-8", "replace")
         content = dict(facts, type="record", format=1, stacks=stacks, pid=recorder.pid, at=time.time())
         recorder.stacks.clear()
@@ -131,7 +143,7 @@ class Recorders:
         self._send(recorder.rank, json.dumps(content).encode())
 
     def _read(self, recorder: Recorder) -> bool:
-        """Take a piece; whether there may be more."""
+        """Read one piece from the socket; whether there may be more."""
         try:
             data = recorder.sock.recv(1 << 16) if recorder.sock.fileno() >= 0 else b""
         except BlockingIOError:
@@ -139,25 +151,25 @@ class Recorders:
         except OSError:
             data = b""
         if not data:
-            self._hang_up(recorder)
+            self._close_socket(recorder)
             return False
-        recorder.inbox += data
-        *lines, rest = bytes(recorder.inbox).split(b"\n")
-        recorder.inbox[:] = rest if len(rest) <= RECORD_LIMIT_BYTES else b""
+        recorder.received += data
+        *lines, rest = bytes(recorder.received).split(b"\n")
+        recorder.received[:] = rest if len(rest) <= RECORD_LIMIT_BYTES else b""
         self._take(recorder, lines)
         return True
 
     def _take(self, recorder: Recorder, lines: List[bytes]) -> None:
         for line in lines:
             if line.startswith(b'{"type":"hello"'):
-                recorder.catches = b'"signal":true' in line
+                recorder.has_handler = b'"signal":true' in line
             else:
                 recorder.asked, recorder.due = 0, None
                 recorder.stacks.clear()
                 self._send(recorder.rank, line)
 
     def _read_stacks(self, recorder: Recorder) -> None:
-        """Take what faulthandler wrote: if nobody has asked, somebody sent the signal by hand."""
+        """Read faulthandler's output. Without a request, the user has sent the signal."""
         try:
             text = os.read(recorder.pipe, 1 << 16)
         except BlockingIOError:
@@ -166,20 +178,20 @@ class Recorders:
             self._close_pipe(recorder)
             return
         now = time.monotonic()
-        by_hand = not recorder.asked and now - recorder.written > SAME_DUMP_S
-        recorder.written = now
+        is_manual = not recorder.asked and now - recorder.stacks_at_s > SAME_DUMP_S
+        recorder.stacks_at_s = now
         recorder.stacks += text[: STACKS_LIMIT_BYTES - len(recorder.stacks)]
-        if by_hand:
-            self._wanted()
+        if is_manual:
+            self._on_manual_dump()
 
 
 def process_facts(pid: int) -> Dict[str, Any]:
-    """What Linux says about a process that says nothing: ``state``, as the letter that ``ps`` shows."""
+    """What Linux reports about a process that does not answer: ``state``, as the letter that ``ps`` shows."""
     return {"state": status_of(pid).get("State", "")[:1]}
 
 
 def catches_signal(pid: int) -> bool:
-    """Whether SIGUSR1 would not end the process."""
+    """Whether the process has a handler for SIGUSR1, so that the signal does not end it."""
     return bool(int(status_of(pid).get("SigCgt", "0"), 16) >> (signal.SIGUSR1 - 1) & 1)
 
 

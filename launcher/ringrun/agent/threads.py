@@ -1,7 +1,7 @@
 # ruff: noqa: PTH118
-"""How many threads each rank's libraries use, where several ranks share the cores of one host.
+"""Limits on the number of threads of each rank's libraries, where several ranks share one host's cores.
 
-Standard library only: the launcher sends this file along with :mod:`ringrun.agent.agent`.
+Standard library only: the launcher sends this file with :mod:`ringrun.agent.agent`.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ AUTO, NONE = "auto", "none"
 
 OPENMP = "OMP_NUM_THREADS"
 FOLLOW_OPENMP = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-"""Read before ``OMP_NUM_THREADS``, which counts where they are not set."""
+"""Libraries read these first, and ``OMP_NUM_THREADS`` where they are not set."""
 OTHERS = (
     "VECLIB_MAXIMUM_THREADS",  # NumPy on macOS
     "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS",
-    "PJRT_NPROC", "NPROC",  # JAX; older versions know the second name only
+    "PJRT_NPROC", "NPROC",  # JAX; older versions read only the second
 )  # fmt: skip
 
 
 def limit(env: Dict[str, str], wanted: str, ranks: int, cores: Optional[float] = None) -> Dict[str, Any]:
-    """Add the variables to the environment of a host's ranks. What is set stays as it is.
+    """Add the variables to the environment of a host's ranks. Variables that are set keep their values.
 
     Args:
         env: the ranks' environment; changed.
         wanted: threads per rank: a number, :data:`NONE`, or :data:`AUTO` for an equal share of the cores
             where several ranks share them.
-        ranks: how many this host runs.
-        cores: how many it has for them (:func:`available_cores`).
+        ranks: number of ranks on this host.
+        cores: number of cores for them; None for :func:`available_cores`.
 
     Returns:
-        What was done: ``threads`` per rank (0: nothing was set), ``cores``, ``ranks``, and ``kept``, the
-        variables that were set before to other values.
+        ``threads`` per rank (0: nothing was set), ``cores``, ``ranks``, and ``kept``, the variables that were
+        set before to other values.
     """
     cores = available_cores() if cores is None else cores
     if wanted == NONE or (wanted == AUTO and ranks < 2):
@@ -48,7 +48,7 @@ def limit(env: Dict[str, str], wanted: str, ranks: int, cores: Optional[float] =
 
 
 def available_cores() -> float:
-    """The cores that this process may use: those it is bound to, and no more than its cgroups allow."""
+    """Number of cores that this process may use, by its affinity and by the limits of its cgroups."""
     cores = float(_bound_cores())
     try:
         with open("/proc/self/cgroup", encoding="utf-8", errors="replace") as file:
@@ -66,7 +66,7 @@ def _bound_cores() -> int:
 
 
 def _quotas(lines: Iterable[str], root: str = "/sys/fs/cgroup") -> List[float]:
-    """The limits, in cores, of the cgroups in ``/proc/self/cgroup`` and of those around them."""
+    """The limits, in cores, of the cgroups in ``/proc/self/cgroup`` and of their parents."""
     found: List[Optional[float]] = []
     for line in lines:
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
@@ -82,7 +82,7 @@ def _quotas(lines: Iterable[str], root: str = "/sys/fs/cgroup") -> List[float]:
 
 
 def _with_parents(root: str, path: str) -> List[str]:
-    """A cgroup's folder, and those of all around it. In a container only the outermost may be there."""
+    """The folders of a cgroup and its parents. In a container only the outermost may exist."""
     parts = [part for part in path.split("/") if part and part != ".."]
     return [os.path.join(root, *parts[:count]) for count in range(len(parts), -1, -1)]
 
@@ -103,15 +103,15 @@ def _quota(words: List[str]) -> Optional[float]:
 
 
 def describe(hosts: Mapping[str, Mapping[str, Any]], wanted: str) -> str:
-    """What the user should know about it, as one line; "" where there is nothing to say.
+    """One line for the user about the limits that were set; "" if there are none.
 
     Args:
-        hosts: what :func:`limit` returned, by host.
-        wanted: what it was asked for.
+        hosts: by host, the result of :func:`limit`.
+        wanted: the setting ``threads``.
     """
     parts = []
     for host, found in hosts.items():
-        kept = "".join(f", {name}={value} stays" for name, value in sorted(found["kept"].items()))
+        kept = "".join(f", {name}={value} is kept" for name, value in sorted(found["kept"].items()))
         if found["threads"] and (kept or wanted == AUTO):
             cores = f"{found['cores']:.3g} core{'' if found['cores'] == 1 else 's'}"
             ranks = f"{found['ranks']} rank{'' if found['ranks'] == 1 else 's'}"

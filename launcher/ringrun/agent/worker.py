@@ -1,7 +1,7 @@
-"""What a rank runs for :func:`ringrun.function.run_function`: read a function, call it, hand back the result.
+"""The program of a rank for :func:`ringrun.function.run_function`: read a function, call it, send the result.
 
 ``python -m ringrun.agent.worker PAYLOAD_DESCRIPTOR RESULT_DESCRIPTOR``: both are inherited from the agent.
-What goes through them is signed with the job's key.
+The data in them is signed with the job's key.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ringcomm.wire.signing import Signer
 from ..plan.signed import about_call, about_result, signed, verified
 
 _NOT_SENT = (pickle.PicklingError, TypeError, AttributeError, RecursionError)
-"""How pickle says that something cannot travel."""
+"""The exceptions of pickle for objects that cannot be pickled."""
 
 
 class Call(NamedTuple):
@@ -34,41 +34,53 @@ class Call(NamedTuple):
 
 
 def pack_call(call: Call, path: Sequence[str]) -> bytes:
-    """The payload: a line of JSON that says where to import from, then the pickle that may need it."""
+    """The payload: a line of JSON with ``sys.path`` entries, then the pickle that may import from them.
+
+    Args:
+        call: the function and its arguments.
+        path: directories to import from.
+
+    Raises:
+        ConfigError: the function or an argument cannot be pickled.
+    """
     try:
         pickled: bytes = cloudpickle.dumps(tuple(call))
     except _NOT_SENT as problem:
         raise ConfigError(
-            f"{_culprit(call)} cannot be sent to other processes: {problem}. Make it inside the function."
+            f"{_unpicklable(call)} cannot be sent to other processes: {problem}. Make it inside the function."
         ) from None
     return json.dumps({"path": list(path)}).encode() + b"\n" + pickled
 
 
 def carries_bytecode(payload: bytes) -> bool:
-    """Whether functions travel by value in a pickle, which only the same minor version of Python can read."""
+    """Whether a pickle contains functions by value, which only the same minor version of Python can read."""
     return b"CodeType" in payload
 
 
 def unpack_call(payload: bytes) -> Tuple[List[str], Callable[[], Call]]:
-    """The places to import from, and a function that unpickles the call once they are in use."""
+    """The directories to add to ``sys.path``, and a function that then unpickles the call."""
     head, _, pickled = payload.partition(b"\n")
     return json.loads(head.decode())["path"], lambda: Call(*cloudpickle.loads(pickled))
 
 
 def pack_value(value: Any) -> bytes:
-    """A result, ready to travel."""
+    """A function's return value as bytes.
+
+    Raises:
+        Misuse: it cannot be pickled.
+    """
     try:
         data: bytes = cloudpickle.dumps({"ok": True, "value": value})
     except _NOT_SENT as problem:
         raise Misuse(
-            f"what the function returned, a {type(value).__name__}, cannot be sent back: {problem}. Return "
-            "numbers, arrays or texts."
+            f"the function's return value, a {type(value).__name__}, cannot be sent back: {problem}. Return "
+            "numbers, arrays or strings."
         ) from None
     return data
 
 
-def _culprit(call: Call) -> str:
-    """What of a call cannot be pickled, as a person would point at it."""
+def _unpicklable(call: Call) -> str:
+    """The part of a call that cannot be pickled, for a message."""
     parts = [(f"args[{index}]", value) for index, value in enumerate(call.args)]
     for name, value in (*parts, *call.kwargs.items()):
         try:
@@ -79,7 +91,12 @@ def _culprit(call: Call) -> str:
 
 
 def pack_error(error: BaseException, skip: int) -> bytes:
-    """An exception, as text and, where it can be pickled, as itself; ``skip`` leaves out our own frames."""
+    """An exception as bytes: its text and, if it can be pickled, the object.
+
+    Args:
+        error: the exception.
+        skip: number of outermost frames to omit from the traceback: this module's.
+    """
     trace = error.__traceback__
     for _ in range(skip):
         trace = trace.tb_next if trace is not None else None
@@ -94,28 +111,37 @@ def pack_error(error: BaseException, skip: int) -> bytes:
 
 
 def _pickled(error: BaseException) -> Optional[bytes]:
-    """The exception alone, if it survives the journey (many demand arguments that a pickle lacks)."""
+    """The exception as a pickle; None if it cannot be unpickled (some require arguments that it lacks)."""
     try:
         data: bytes = cloudpickle.dumps(error)
         cloudpickle.loads(data)
-    except Exception:  # noqa: BLE001  any class may define how it is pickled, and do it wrong in any way
+    except Exception:  # noqa: BLE001  a class's own pickling code may raise any exception
         return None
     return data
 
 
 def main(payload_descriptor: int, result_descriptor: int) -> None:
-    """Run the call. An exception goes back as a result, and then ends this process as usual."""
+    """Run the call. An exception is sent as the result, and then ends this process.
+
+    Args:
+        payload_descriptor: to read the call from.
+        result_descriptor: to write the result to.
+
+    Raises:
+        ConfigError: the process was not started by ringrun.
+        Misuse: the payload has no valid signature.
+    """
     for descriptor in (payload_descriptor, result_descriptor):
         os.set_inheritable(descriptor, False)  # processes that the function starts must not keep them open
     key = key_from_environment()
     if key is None:
-        raise ConfigError("A worker without the job's key: it is for ringrun to start.")
+        raise ConfigError("The job's key is missing: ringrun.agent.worker can be started by ringrun only.")
     job, place = place_from_environment()
     signer, about = Signer(key[0], job), about_result(place)
     with open(payload_descriptor, "rb") as file:
         payload = verified(file.read(), signer, *about_call())
     if payload is None:
-        raise Misuse("What was handed to this process as its function is not signed with the job's key.")
+        raise Misuse("The function that this process received is not signed with the job's key.")
     path, unpickle = unpack_call(payload)
     sys.path += [item for item in path if item not in sys.path]
     with open(result_descriptor, "wb") as results:

@@ -1,1 +1,1 @@
-"""One job: put together, started, supervised to its end."""
+"""One job: preparation, start, supervision, restarts."""

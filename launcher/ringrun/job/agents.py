@@ -1,4 +1,7 @@
-"""The agents of all hosts: started, heard, and their links taken down. What follows is decided elsewhere."""
+"""The agents of all hosts: starts them, reads their frames and closes their links.
+
+The supervisor (:mod:`ringrun.job.supervise`) decides what follows from their frames and from their ends.
+"""
 
 from __future__ import annotations
 
@@ -16,72 +19,74 @@ from ..reach.protocol import Frame
 from .event_loop import READ, WRITE, Loop
 
 LINGER_S = 3.0
-"""After all is over on a host, its ssh has this long to end."""
+"""After an agent has reported ``done``, its ssh has this long to end."""
 FORCE_S = 1.2
-"""After the last signal an agent has this long to report that all is over."""
+"""After the last signal an agent has this long to report ``done``."""
 PING_S = 10.0
-FADE_S = 1.0
-"""After its stdout an agent has this long to end."""
+EXIT_S = 1.0
+"""After the end of its stdout an agent's process has this long to exit."""
 Steps = Sequence[Tuple[int, float]]
 
 
-class Listener(Protocol):
-    """Who is told what becomes of the agents."""
+class AgentHandler(Protocol):
+    """Callbacks for frames, errors and ends of the agents' links."""
 
     def heard(self, host: HostJob, frame: Frame) -> None:
-        """An agent says something."""
+        """An agent has sent a frame."""
 
     def chattered(self, host: HostJob, data: bytes) -> None:
         """An agent, or its ssh, has written to stderr."""
 
     def confused(self, host: HostJob, why: str) -> None:
-        """What came from a host makes no sense; its link is being taken down."""
+        """A host has sent invalid data; its link is being closed."""
 
     def unstartable(self, host: HostJob, text: str) -> None:
-        """An agent could not be started on this machine. There is no link."""
+        """The process of an agent's link could not be started on this machine."""
 
     def hung_up(self, host: HostJob, link: Link, status: Optional[int]) -> bool:
-        """An agent's link has ended; whether it should be tried again."""
+        """An agent's link has ended; returns whether to start it again."""
 
 
 class Agents:
-    """Starts one agent per host, and reads what they say.
+    """Starts one agent per host, and reads their frames.
 
     Args:
-        loop: the supervisor's.
-        listener: is told.
+        job: the job.
+        loop: the supervisor's event loop.
+        handler: receives the callbacks.
 
     Attributes:
-        links: by host.
-        closed: hosts whose links are gone for good.
+        job: the job.
+        links: the links by host.
+        closed: indices of hosts whose links have ended and are not started again.
     """
 
-    def __init__(self, job: Job, loop: Loop, listener: Listener) -> None:
+    def __init__(self, job: Job, loop: Loop, handler: AgentHandler) -> None:
         self.job = job
         self.links = [Link(host.argv) for host in job.hosts]
         self.closed: Set[int] = set()
         self._loop = loop
-        self._listener = listener
+        self._handler = handler
         self._unstarted: Deque[HostJob] = deque(job.hosts)
-        self._fading: Dict[int, float] = {}  # links whose stdout ended, and when
+        self._exiting: Dict[int, float] = {}  # links whose stdout has ended: the time of that
 
     @property
     def all_closed(self) -> bool:
-        """Whether there is no link any more."""
+        """Whether all links have ended."""
         return len(self.closed) == len(self.links)
 
     @property
     def fading(self) -> bool:
-        """Whether :meth:`look` has to be called soon."""
-        return bool(self._fading)
+        """Whether a link's stdout has ended, so that :meth:`look` must be called soon."""
+        return bool(self._exiting)
 
     def go_on(self, reading: bool) -> None:
-        """Start what may be started, and have the loop wait for just what each link can use now.
+        """Start agents up to the limit of logins, and update the descriptors that the loop waits for.
 
         Args:
-            reading: whether there is room for what they say.
+            reading: whether to read from the agents; False while the console is full.
         """
-        # Not more logins at once than a jump host would take.
+        # A jump host limits the number of simultaneous logins.
         logins = sum(link.alive and not link.answered for link in self.links)
         while self._unstarted and logins < ssh.LOGINS_AT_ONCE:
             self._start(self._unstarted.popleft())
@@ -96,11 +101,11 @@ class Agents:
         self._loop.watch(link.descriptor("stdin"), WRITE if link.has_outgoing else 0, link.write)
 
     def look(self) -> None:
-        """See which of those that said their last have ended."""
+        """Handle links whose stdout has ended and whose process has exited, or has exceeded its limit."""
         now = self._loop.clock()
-        for index, since in list(self._fading.items()):
-            if self.links[index].poll() is not None or now - since > FADE_S:
-                del self._fading[index]
+        for index, since in list(self._exiting.items()):
+            if self.links[index].poll() is not None or now - since > EXIT_S:
+                del self._exiting[index]
                 self._link_ended(self.job.hosts[index])
 
     def _forget(self, index: int, *names: str) -> None:
@@ -124,16 +129,16 @@ class Agents:
                     f"{host.name}: {host.argv[0]!r} cannot be started on this machine ({problem.strerror}). "
                     "Install an ssh client, or name one with --ssh."
                 )
-            self._listener.unstartable(host, text)
+            self._handler.unstartable(host, text)
 
     def ping(self) -> None:
-        """Remote agents take a launcher that says nothing for dead: say something, from now on."""
+        """Send a ping to all remote agents periodically: without it they consider the launcher dead."""
         for host, link in zip(self.job.hosts, self.links):
             if not host.is_local and link.alive:
                 link.send({"do": "ping"})
         self._loop.after("ping", PING_S, self.ping)
 
-    # -- what agents say -----------------------------------------------------------------------
+    # -- data from agents ----------------------------------------------------------------------
 
     def _read(self, host: HostJob) -> None:
         link = self.links[host.index]
@@ -141,14 +146,14 @@ class Agents:
             return
         try:
             for frame in link.read():
-                self._listener.heard(host, frame)
+                self._handler.heard(host, frame)
         except ProtocolError as problem:
             self._take_down(host)
-            self._listener.confused(host, f"{host.name}: its answer makes no sense: {problem}.")
+            self._handler.confused(host, f"{host.name}: its agent sent invalid data: {problem}.")
             return
         if link.at_end:
             self._forget(host.index, "stdout")
-            self._fading[host.index] = self._loop.clock()
+            self._exiting[host.index] = self._loop.clock()
 
     def _read_stderr(self, host: HostJob) -> None:
         link = self.links[host.index]
@@ -157,7 +162,7 @@ class Agents:
         if link.descriptor("stderr") < 0:
             self._loop.forget(descriptor)
         if data:
-            self._listener.chattered(host, data)
+            self._handler.chattered(host, data)
 
     # -- links that end ------------------------------------------------------------------------
 
@@ -167,20 +172,20 @@ class Agents:
         link.drain_stderr()
         status = link.poll()
         link.close()
-        if self._listener.hung_up(host, link, status):
+        if self._handler.hung_up(host, link, status):
             delay_s = ssh.retry_delay_s(link.attempt, random.random())
             self._loop.after(f"retry {host.index}", delay_s, lambda: self._start(host))
         else:
             self.closed.add(host.index)
 
     def dismiss(self, host: HostJob) -> None:
-        """All is over on that host: its agent may go."""
+        """The host's agent has reported ``done``: close its stdin, so that it exits."""
         self._forget(host.index, "stdin")
         self.links[host.index].close_stdin()
         self._loop.after(f"linger {host.index}", LINGER_S, lambda: self._cut(host))
 
     def _cut(self, host: HostJob) -> None:
-        """All is over on that host, but ssh stays: do without its farewell."""
+        """The agent has reported ``done``, but its ssh has not ended in time: close the link."""
         if host.index not in self.closed:
             self._take_down(host)
 
@@ -188,18 +193,22 @@ class Agents:
         self._forget(host.index, "stdin", "stdout", "stderr")
         self.links[host.index].kill()
         self.links[host.index].alive = False
-        self._fading[host.index] = self._loop.clock()
+        self._exiting[host.index] = self._loop.clock()
 
     def stop(self, steps: Steps) -> None:
-        """Have every agent end its ranks by these steps, (signal, seconds from now), and leave."""
+        """Make every agent end its ranks and exit.
+
+        Args:
+            steps: (signal to all ranks, seconds from now).
+        """
         self._unstarted.clear()
         self._loop.cancel("retry")
         for index, link in enumerate(self.links):
-            if index in self.closed or index in self._fading:
+            if index in self.closed or index in self._exiting:
                 continue
             if link.answered and link.alive:
                 link.send({"do": "stop", "steps": list(steps)})
-            elif link.alive:  # still logging in: nothing of the job is there yet
+            elif link.alive:  # still logging in: no process of the job runs there yet
                 self._forget(index, "stdin")
                 link.kill()
             else:  # between two attempts
@@ -207,10 +216,10 @@ class Agents:
         self._loop.after("force", max(after_s for _, after_s in steps) + FORCE_S, self.force)
 
     def force(self) -> None:
-        """Do not wait any longer: cut the links. Agents that are alive end everything on their own."""
+        """Close all links without waiting. Agents that still run then end their ranks by themselves."""
         for index, link in enumerate(self.links):
             if index not in self.closed:
-                self._fading.pop(index, None)
+                self._exiting.pop(index, None)
                 self._forget(index, "stdin", "stdout", "stderr")
                 link.kill()
                 link.close()
@@ -219,5 +228,5 @@ class Agents:
                     processes.sweep(self.job.id, index)
 
     def send(self, host: HostJob, command: Dict[str, Any]) -> None:
-        """Tell one agent something."""
+        """Send a command to the agent of a host."""
         self.links[host.index].send(command)

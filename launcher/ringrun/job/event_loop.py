@@ -1,4 +1,4 @@
-"""The supervisor's event loop: descriptors, alarms, and calls from other threads."""
+"""The supervisor's event loop: descriptors, timers, and calls from other threads."""
 
 from __future__ import annotations
 
@@ -12,17 +12,21 @@ from ringcomm.clock import Clock
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
-class _Alarm(NamedTuple):
+class _Timer(NamedTuple):
     due_s: float
     action: Callable[[], None]
 
 
 class Loop:
-    """Waits for whatever comes first. Only :meth:`call` and :meth:`wake` may be used from elsewhere."""
+    """An event loop. Only :meth:`call` and :meth:`wake` may be called from other threads.
+
+    Args:
+        clock: the time in seconds; timers use it.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self._alarms: Dict[str, _Alarm] = {}
+        self._timers: Dict[str, _Timer] = {}
         self._calls: Deque[Callable[[], None]] = deque()
         self._selector = selectors.DefaultSelector()
         self._wake_in, self._wake_out = socket.socketpair()
@@ -31,15 +35,15 @@ class Loop:
         self._selector.register(self._wake_in, READ, self._woken)
 
     def call(self, action: Callable[[], None]) -> None:
-        """Have the loop's thread do this soon. For other threads and signal handlers."""
+        """Run a function in the loop's thread. For other threads and signal handlers."""
         self._calls.append(action)
         self.wake()
 
     def wake(self) -> None:
-        """Let :meth:`turn` return now."""
+        """Make :meth:`turn` return now."""
         try:
             self._wake_out.send(b"!")
-        except OSError:  # full, so it will wake anyway; or closed, so it has ended
+        except OSError:  # full: the loop wakes anyway; or closed: the loop has ended
             pass
 
     def _woken(self) -> None:
@@ -49,23 +53,34 @@ class Loop:
             pass
 
     def after(self, name: str, seconds: float, action: Callable[[], None]) -> None:
-        """Set an alarm, in place of one with the same name."""
-        self._alarms[name] = _Alarm(self.clock() + seconds, action)
+        """Set a timer; it replaces a timer with the same name.
+
+        Args:
+            name: identifies the timer for :meth:`is_set` and :meth:`cancel`.
+            seconds: from now.
+            action: called once.
+        """
+        self._timers[name] = _Timer(self.clock() + seconds, action)
 
     def is_set(self, name: str) -> bool:
-        """Whether an alarm is waiting."""
-        return name in self._alarms
+        """Whether a timer with this name is set."""
+        return name in self._timers
 
     def cancel(self, *names: str) -> None:
-        """Forget alarms, given by name or by the first word of their names."""
-        for name in list(self._alarms):
+        """Cancel timers, given by name or by the first word of their names."""
+        for name in list(self._timers):
             if name.split()[0] in names:
-                del self._alarms[name]
+                del self._timers[name]
 
     def watch(self, descriptor: int, events: int, action: Callable[[], None]) -> None:
-        """Call ``action`` when the descriptor is ready; ``events`` 0 stops that. -1 is ignored.
+        """Call ``action`` whenever a descriptor is ready.
 
-        A descriptor must not be watched any more when it is closed.
+        Stop watching a descriptor before it is closed.
+
+        Args:
+            descriptor: the descriptor; -1 is ignored.
+            events: ``READ`` or ``WRITE``; 0 stops watching.
+            action: called without arguments.
         """
         if descriptor >= 0:
             registered = descriptor in self._selector.get_map()
@@ -75,26 +90,30 @@ class Loop:
                 self._selector.unregister(descriptor)
 
     def forget(self, *descriptors: int) -> None:
-        """Do not watch these any more."""
+        """Stop watching these descriptors."""
         for descriptor in descriptors:
             self.watch(descriptor, 0, lambda: None)
 
-    def turn(self, patience_s: float) -> None:
-        """Wait for a descriptor, a call, an alarm, or so many seconds, and act on what came."""
+    def turn(self, limit_s: float) -> None:
+        """One cycle: wait for a descriptor, a call or a timer, and run the actions that are due.
+
+        Args:
+            limit_s: maximum time to wait, in seconds.
+        """
         now = self.clock()
-        waits = [patience_s, *(alarm.due_s - now for alarm in self._alarms.values())]
+        waits = [limit_s, *(timer.due_s - now for timer in self._timers.values())]
         for key, _ in self._selector.select(0.0 if self._calls else max(0.0, min(waits))):
             key.data()
         while self._calls:
             self._calls.popleft()()
         now = self.clock()
-        for name, alarm in list(self._alarms.items()):
-            if alarm.due_s <= now and self._alarms.get(name) is alarm:
-                del self._alarms[name]
-                alarm.action()
+        for name, timer in list(self._timers.items()):
+            if timer.due_s <= now and self._timers.get(name) is timer:
+                del self._timers[name]
+                timer.action()
 
     def close(self) -> None:
-        """Release its descriptors."""
+        """Close the loop's descriptors."""
         self._selector.close()
         self._wake_in.close()
         self._wake_out.close()

@@ -1,6 +1,6 @@
-"""From options to a finished job: what the command line and :func:`ringrun.function.run_function` share.
+"""From options to a finished job, for the command line and for :func:`ringrun.function.run_function`.
 
-Nothing here handles signals, prints or exits, so that it works in threads and notebooks.
+This module does not handle signals, print or exit, so that it works in threads and notebooks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..diagnosis.failure_report import ranks_text
 from ..plan import horovod, setting_sources
 from ..plan.command import Command, parse_command, with_interpreter
 from ..plan.environment import forwarded, horovods_variables, not_forwarded, own_variables
-from ..plan.horovod import Said
+from ..plan.horovod import SettingValue
 from ..plan.hosts import HostSpec, parse_hostfile, parse_hosts
 from ..plan.job import HostJob, Job
 from ..plan.ranks import Plan, make_plan
@@ -37,15 +37,17 @@ from .rendezvous import rendezvous_for
 from .supervise import Supervisor
 
 SPARE_FILES = 64
-"""What a process has open besides its connections to ranks."""
+"""Number of open files that a process needs in addition to its connections to ranks."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What can be said about a job, as ``ringrun --help`` explains it.
+    """The options of a job, as ``ringrun --help`` lists them.
 
-    ``pythons``, ``cwds`` and ``ifaces`` are ``[HOST=]VALUE`` each; ``said`` is what flags say about the
-    settings. With ``one_each`` every host runs one rank, however many slots it has.
+    Attributes:
+        pythons: ``[HOST=]PATH`` each; so are ``cwds``; ``ifaces`` are ``[HOST=]SPEC``.
+        one_each: every host runs one rank, however many slots it has.
+        setting_values: the settings given by flags.
     """
 
     np: Optional[int] = None
@@ -58,7 +60,7 @@ class Options:
     output_dir: Optional[str] = None
     restarts: int = 0
     one_each: bool = False
-    said: Tuple[Said, ...] = ()
+    setting_values: Tuple[SettingValue, ...] = ()
     config_file: Optional[str] = None
     horovod: bool = False
     ssh: SshOptions = SshOptions()
@@ -69,16 +71,17 @@ def prepare(
     options: Options, command: Sequence[str], environ: Optional[Mapping[str, str]] = None,
     payload: Optional[bytes] = None, local_env: Optional[Mapping[str, str]] = None,
 ) -> Job:  # fmt: skip
-    """Put a job together. Names are looked up to find which hosts are this machine; no host is contacted.
+    """Make a job from options. Host names are resolved to find this machine; no host is contacted.
 
     Args:
+        options: the options of the job.
         command: the ranks' command line.
-        environ: the launcher's environment (``os.environ``).
-        payload: for the ranks to read, in addition to their arguments.
+        environ: the launcher's environment; None for ``os.environ``.
+        payload: bytes that the ranks read, in addition to their arguments.
         local_env: more variables for the ranks on this machine.
 
     Raises:
-        ConfigError: an option makes no sense; one paragraph says which and what would.
+        ConfigError: an option is not valid; the message names it and the valid values.
     """
     environ = os.environ if environ is None else environ
     parsed = parse_command(command)
@@ -122,7 +125,7 @@ def prepare(
 
 
 def _refuse_aliases(plan: Plan, are_local: Sequence[bool]) -> None:
-    """One machine under two names would be two hosts, whose ranks look for each other on the network."""
+    """Refuse this machine under two names: its ranks would count as ranks of two hosts."""
     here = [host for host, is_local in zip(plan.hosts, are_local) if is_local]
     if len(here) > 1:
         names = " and ".join(host.spec.name for host in here)
@@ -133,23 +136,23 @@ def _refuse_aliases(plan: Plan, are_local: Sequence[bool]) -> None:
 
 
 def _check_open_files(size: int) -> None:
-    """Every rank holds a connection to every other, and the launcher one to each."""
+    """Check the limit of open files: each rank has a connection to each other rank and to the launcher."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and size + SPARE_FILES > most:
         raise ConfigError(
-            f"{size} ranks: each keeps a connection to every other, but a process may have only {most} files "
-            "open here (`ulimit -n`). Ask for fewer ranks, or raise that limit on every host."
+            f"{size} ranks: each has a connection to every other, but a process may have only {most} open "
+            "files here (`ulimit -n`). Use fewer ranks, or raise that limit on every host."
         )
 
 
 def read_hosts(options: Options) -> List[HostSpec]:
-    """The hosts that ``-H`` or ``--hostfile`` name; none means this machine.
+    """The hosts that ``-H`` or ``--hostfile`` name; empty means this machine.
 
     Raises:
         ConfigError: both are given, the file cannot be read, or an item is malformed.
     """
     if options.hosts is not None and options.hostfile is not None:
-        raise ConfigError("-H and --hostfile are both given. Name the hosts in one way.")
+        raise ConfigError("-H and --hostfile are both given. Use one of them.")
     specs: List[HostSpec] = []
     if options.hosts is not None:
         specs = parse_hosts(options.hosts)
@@ -162,7 +165,7 @@ def read_hosts(options: Options) -> List[HostSpec]:
 
 def _read(what: str, path: str) -> str:
     try:
-        # "sig": editors on Windows put a mark in front.
+        # "sig": editors on Windows write a byte order mark first.
         return Path(path).read_text(encoding="utf-8-sig")
     except OSError as problem:
         raise ConfigError(f"The {what} {path} cannot be read: {problem.strerror}.") from None
@@ -171,7 +174,12 @@ def _read(what: str, path: str) -> str:
 
 
 def per_host(option: str, values: Sequence[str], hosts: Sequence[str]) -> Dict[Optional[str], str]:
-    """``[HOST=]VALUE`` options by host; None is the key of the one for all hosts.
+    """``[HOST=]VALUE`` options by host; the key None has the value for all hosts.
+
+    Args:
+        option: the option's name, for messages.
+        values: what it was given.
+        hosts: the names of the job's hosts.
 
     Raises:
         ConfigError: a host is not in the list, has two values, or a value is empty.
@@ -190,9 +198,9 @@ def per_host(option: str, values: Sequence[str], hosts: Sequence[str]) -> Dict[O
                 f"{option} {text!r} has no value. Write {option} VALUE, or {option} HOST=VALUE."
             )
         if host in found:
-            whom = "all hosts" if host is None else host
+            target = "all hosts" if host is None else host
             raise ConfigError(
-                f"{option} is given twice for {whom}: {found[host]} and {value}. Keep one of them."
+                f"{option} is given twice for {target}: {found[host]} and {value}. Keep one of them."
             )
         found[host] = value
     return found
@@ -201,42 +209,44 @@ def per_host(option: str, values: Sequence[str], hosts: Sequence[str]) -> Dict[O
 def effective_settings(
     options: Options, environ: Mapping[str, str], ifaces: Optional[Mapping[Optional[str], str]] = None
 ) -> Effective:
-    """The settings that a job with these options would have, and where each comes from.
+    """The settings of a job with these options, and the source of each.
 
     Args:
-        ifaces: the interfaces by host, if they are known already; None is the key of the one for all.
+        options: the options of the job.
+        environ: the launcher's environment.
+        ifaces: the interfaces by host, if already parsed; the key None has those for all hosts.
 
     Raises:
-        ConfigError: one of them makes no sense, or the configuration file cannot be read.
+        ConfigError: a setting is not valid, or the configuration file cannot be read.
     """
     if ifaces is None:
         names = [planned.spec.name for planned in make_plan(options.np, read_hosts(options)).hosts]
         ifaces = per_host("--iface", options.ifaces, names)
-    flags = list(options.said)
+    flags = list(options.setting_values)
     if None in ifaces:
-        flags.append(Said("iface", ifaces[None], f"--iface {ifaces[None]}", "--iface"))
+        flags.append(SettingValue("iface", ifaces[None], f"--iface {ifaces[None]}", "--iface"))
     if options.verbose:
-        flags.append(Said("verbose", "1", "--verbose", "--verbose"))
+        flags.append(SettingValue("verbose", "1", "--verbose", "--verbose"))
     path = options.config_file
     file = [] if path is None else setting_sources.from_file(_read("configuration file", path), path)
     others = horovod.from_environment(environ) if options.horovod else []
     variables = setting_sources.from_environment(environ)
-    found = setting_sources.effective([file, others, variables, setting_sources.once(flags)])
-    InterfaceFilter(found.settings.iface)  # refuses what is no network, before it does so on every host
+    found = setting_sources.effective([file, others, variables, setting_sources.without_conflicts(flags)])
+    InterfaceFilter(found.settings.iface)  # reports an invalid value once here, and not on every host
     return found
 
 
 def _working_directory(environ: Mapping[str, str]) -> str:
-    """Where we are, by the name the user knows it under: that is the one that may exist elsewhere."""
+    """The current directory as in ``PWD``, with symbolic links: other hosts more likely have that path."""
     try:
         real, named = Path.cwd(), environ.get("PWD", "")
         return named if named.startswith("/") and real.samefile(named) else str(real)
     except OSError:
-        raise ConfigError("The current directory does not exist any more. Change to another one.") from None
+        raise ConfigError("The current directory no longer exists. Change to another one.") from None
 
 
 def _found_python(command: Command, environ: Mapping[str, str]) -> Optional[str]:
-    """What the word ``python`` means here; None if that is the interpreter that runs ringrun."""
+    """The path of the command ``python`` here; None if that is the interpreter that runs ringrun."""
     if command.word is None:
         return None
     found = shutil.which(command.word, path=environ.get("PATH"))
@@ -246,7 +256,7 @@ def _found_python(command: Command, environ: Mapping[str, str]) -> Optional[str]
 
 
 def own_version() -> str:
-    """ringcomm's version here."""
+    """The version of ringcomm on this machine."""
     from ringcomm.version import __version__
 
     return __version__
@@ -256,11 +266,16 @@ def launch(
     job: Job, console: Optional[Console] = None, environ: Optional[Mapping[str, str]] = None,
     started: Optional[Callable[[Supervisor], None]] = None,
 ) -> Outcome:  # fmt: skip
-    """Run a job to its end, in this thread.
+    """Run a job to its end, in the calling thread.
 
     Args:
-        console: where the output goes; None for ``sys.stdout`` and ``sys.stderr``.
-        started: is given the supervisor, whose ``interrupt`` other threads may call.
+        job: the job to run.
+        console: receives the output; None for ``sys.stdout`` and ``sys.stderr``.
+        environ: the launcher's environment, for the choice of colours; None for ``os.environ``.
+        started: called with the supervisor, whose ``interrupt`` may be called from other threads.
+
+    Returns:
+        The exit code, the report and the results of the ranks.
     """
     console = Console() if console is None else console
     coloured = console.coloured(os.environ if environ is None else environ)
@@ -271,7 +286,7 @@ def launch(
 
 
 def describe(job: Job) -> str:
-    """The plan and the command lines, for ``--dry-run``. No secret is in it."""
+    """The plan and the command lines, for ``--dry-run``. The text contains no secret."""
     plan: Plan = job.plan
     lines = [f"{_count(plan.size, 'rank')} on {_count(len(plan.hosts), 'host')}:"]
     for host in job.hosts:

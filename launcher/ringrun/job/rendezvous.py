@@ -1,4 +1,4 @@
-"""The job's rendezvous: what the supervisor needs of it, and where the real one listens."""
+"""The job's rendezvous: its interface to the supervisor, its addresses, and the ranks' variables for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..reach.local import is_loopback, numeric
 
 
 class NoticeLike(Protocol):
-    """What the rendezvous tells (``ringcomm.rendezvous.server.Notice``)."""
+    """A notice of the rendezvous (``ringcomm.rendezvous.server.Notice``)."""
 
     @property
     def kind(self) -> str: ...
@@ -28,7 +28,7 @@ class NoticeLike(Protocol):
 
 
 class RendezvousLike(Protocol):
-    """What the supervisor needs of a ``RendezvousServer``."""
+    """The methods of a ``RendezvousServer`` that the supervisor uses."""
 
     def start(self) -> List[Tuple[str, int]]: ...
     def process_exited(self, slot: Slot, how: str, ok: bool) -> None: ...
@@ -39,7 +39,7 @@ OpenRendezvous = Callable[[Callable[[NoticeLike], None]], Optional[RendezvousLik
 
 
 def rendezvous_for(job: Job) -> OpenRendezvous:
-    """A way to open the real rendezvous for a job."""
+    """A function that opens the ``RendezvousServer`` of a job; its argument receives the notices."""
 
     def open_it(notify: Callable[[NoticeLike], None]) -> RendezvousLike:
         from ringcomm.rendezvous.actions import Seat
@@ -57,13 +57,14 @@ def rendezvous_for(job: Job) -> OpenRendezvous:
 
 
 def rendezvous_addresses(job: Job) -> List[str]:
-    """Where the rendezvous listens: on loopback if all are here, else where ranks of this machine may.
+    """The addresses on which the rendezvous listens.
 
-    ``--iface`` is about traffic between ranks. If none is here, it says nothing about this machine,
-    and every address will do.
+    These are the loopback if all ranks are on this machine, otherwise the addresses that ranks of this
+    machine may use. ``--iface`` restricts traffic between ranks: without a rank on this machine it does not
+    apply here, and all addresses are used.
 
     Raises:
-        ConfigError: no interface is left.
+        ConfigError: no interface matches.
     """
     if job.all_local:
         return ["127.0.0.1"]
@@ -71,22 +72,26 @@ def rendezvous_addresses(job: Job) -> List[str]:
     from ringcomm.transport.nics import own_addresses
 
     spec = next((host.env.get("RINGCOMM_IFACE", "") for host in job.hosts if host.is_local), "")
-    # A link-local address means nothing elsewhere without the name of the interface there.
+    # A link-local address is not usable on another host without the name of that host's interface.
     found = [item for item in own_addresses(spec) if not item.scope]
     if all(item.kind == LOOPBACK for item in found):
         raise ConfigError(
-            "This machine has no network address but the loopback's"
-            + (f" that fits --iface {spec}" if spec else "")
-            + ", but other hosts in the job must reach it. `ip address` shows what there is."
+            "This machine has no network address except the loopback's"
+            + (f" that matches --iface {spec}" if spec else "")
+            + ", but the job's other hosts must reach it. `ip address` lists the addresses."
         )
     return [item.address for item in found]
 
 
 def rendezvous_variables(endpoints: Sequence[Tuple[str, int]], host: HostJob) -> Dict[str, str]:
-    """Where the ranks of a host are told that the rendezvous is.
+    """The variables with the addresses of the rendezvous, for the ranks of a host.
 
-    The loopback is of no use to other hosts, and an address of a virtual interface may exist on several:
-    those are dialled last, and by no host that has the same one.
+    Other hosts cannot use the loopback. An address of a virtual interface may exist on several hosts: ranks
+    try such addresses last, and skip those that their own host has, too.
+
+    Args:
+        endpoints: the rendezvous's addresses and ports.
+        host: the host.
     """
     from ringcomm.transport.kinds import VIRTUAL
     from ringcomm.transport.nics import machine, own_addresses
@@ -102,13 +107,15 @@ def rendezvous_variables(endpoints: Sequence[Tuple[str, int]], host: HostJob) ->
 
 
 def master_variables(job: Job, host: HostJob, facts: Mapping[int, Mapping[str, Any]]) -> Dict[str, str]:
-    """``MASTER_ADDR`` and ``MASTER_PORT`` for the ranks of a host, unless the user passes on others.
+    """``MASTER_ADDR`` and ``MASTER_PORT`` for the ranks of a host, unless the user passes other values.
 
-    They say where programs that do without ringcomm may meet (``torch.distributed``): at rank 0's host, on a
-    port that was free there when it was asked.
+    They are the rendezvous of programs that do not use ringcomm's (``torch.distributed``): rank 0's host, and
+    a port that was free there when its agent started.
 
     Args:
-        facts: by host, what its agent found (:func:`ringrun.agent.checks.meeting_facts`).
+        job: the job.
+        host: the host.
+        facts: by host, its agent's facts (:func:`ringrun.agent.checks.master_facts`).
     """
     first = job.host_of(0)
     found = {
@@ -121,9 +128,9 @@ def master_variables(job: Job, host: HostJob, facts: Mapping[int, Mapping[str, A
 
 
 def _master_address(job: Job, first: HostJob, facts: Mapping[int, Mapping[str, Any]]) -> str:
-    """An address of rank 0's host that the others reach: one that a login from or to it has used.
+    """An address of rank 0's host that the other hosts reach: one that an ssh login from or to it has used.
 
-    Names would have to mean the same on every host, and one in ``~/.ssh/config`` means nothing elsewhere.
+    A name may resolve differently on other hosts, and an alias of ``~/.ssh/config`` not at all.
     """
     if len(job.hosts) == 1 or job.all_local:
         return "127.0.0.1"
@@ -136,7 +143,7 @@ def _master_address(job: Job, first: HostJob, facts: Mapping[int, Mapping[str, A
 
 
 def _login(facts: Mapping[str, Any]) -> Tuple[str, str]:
-    """Both ends of an agent's ssh connection, the launcher's first; "" where they are of no use."""
+    """The addresses of an agent's ssh connection, the launcher's first; "" if not usable by other hosts."""
     words = str(facts.get("login", "")).split()
     if len(words) != 4:
         return "", ""

@@ -1,4 +1,4 @@
-"""``--restarts``: a job that fails is started again, whole, from the user's checkpoint."""
+"""``--restarts``: restarts a whole job after a failure. The program resumes from its own checkpoint."""
 
 from __future__ import annotations
 
@@ -14,25 +14,29 @@ from .outcome import Outcome
 from .supervise import Supervisor
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
-"""Before the first restart, and before a late one: each wait is twice the one before."""
+"""Wait before the first restart, and the maximum: each wait is twice the previous one."""
 USAGE_CODE = 2
-"""What programs end with, by convention, when their command line makes no sense. It will not next time."""
+"""The conventional exit code for an invalid command line. A restart would fail in the same way."""
 
 Run = Callable[[Job, Callable[[Supervisor], None]], Outcome]
-"""Runs a job to its end; tells of the supervisor as soon as there is one."""
+"""Runs a job to its end; calls the second argument with the supervisor when it exists."""
 
 
 def wait_s(attempt: int) -> float:
-    """How long to wait after an attempt that failed, in seconds; attempts count from 0."""
+    """Seconds to wait after a failed attempt; attempts count from 0."""
     return float(min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(attempt, 10)))
 
 
 def is_worthwhile(outcome: Outcome, attempt: int) -> bool:
-    """Whether another attempt may end better.
+    """Whether another attempt may succeed.
 
-    Not if it ended well, if the user ended it, if nobody reads the output any more, if the first rank to
-    fail did not understand its command line, or if the job could not start at all. A host that is missing
-    after an attempt in which it was there may come back.
+    It is False if the job succeeded, if the user ended it, if stdout is closed, if the first rank to fail
+    reported an invalid command line, or if the first attempt could not start. If a later attempt could not
+    start, a missing host may return.
+
+    Args:
+        outcome: how the attempt ended.
+        attempt: its number, from 0.
     """
     if outcome.reason == "start":
         return attempt > 0
@@ -41,7 +45,7 @@ def is_worthwhile(outcome: Outcome, attempt: int) -> bool:
 
 
 def attempt_of(job: Job, attempt: int, restarts: int) -> Job:
-    """The job for one attempt: a name and a key of its own, so that nothing old can get in."""
+    """The job for one attempt: a new identifier and key, so that processes of old attempts cannot join."""
     folder = job.output_dir
     if restarts and folder is not None:
         folder = folder / f"attempt.{attempt}"
@@ -51,14 +55,14 @@ def attempt_of(job: Job, attempt: int, restarts: int) -> Job:
 
 
 class Attempts:
-    """Runs a job until it ends well, or has been started again so many times.
+    """Runs a job until it succeeds, or the number of restarts is used up.
 
     Args:
-        job: what to run; each attempt gets a name and a key of its own.
-        restarts: how often it may be started again.
-        console: where the boxes of failed attempts go, and what is said between attempts.
+        job: the job; each attempt has a new identifier and key.
+        restarts: maximum number of restarts.
+        console: receives the reports of failed attempts, and messages between attempts.
         run: runs one attempt.
-        wait: sleeps for so many seconds, or until :meth:`interrupt`.
+        wait: sleeps for a number of seconds, or until :meth:`interrupt`.
     """
 
     def __init__(
@@ -77,19 +81,27 @@ class Attempts:
         self._signum = 0
 
     def interrupt(self, signum: int) -> None:
-        """End it all, as :meth:`.supervise.Supervisor.interrupt`; there is no other attempt."""
+        """End the job, as :meth:`.supervise.Supervisor.interrupt` does, without another attempt.
+
+        Args:
+            signum: the signal that the launcher received.
+        """
         self._signum = signum
         self._interrupted.set()
         if self._supervisor is not None:
             self._supervisor.interrupt(signum)
 
     def diagnose(self) -> None:
-        """As :meth:`.supervise.Supervisor.diagnose`."""
+        """Show what every rank is doing (:meth:`.supervise.Supervisor.diagnose`); the job continues."""
         if self._supervisor is not None:
             self._supervisor.diagnose()
 
     def run(self) -> Outcome:
-        """Run it; how the last attempt went. The boxes of those before have been shown."""
+        """Run all attempts.
+
+        Returns:
+            The outcome of the last attempt. The reports of earlier attempts have been shown.
+        """
         attempt = 0
         while True:
             outcome = self._run(attempt_of(self._job, attempt, self._restarts), self._started)

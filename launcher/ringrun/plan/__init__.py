@@ -1,1 +1,1 @@
-"""What to run where: hosts, ranks, commands, environment, settings. Pure."""
+"""The plan of a job: hosts, ranks, commands, environment, settings. Pure."""

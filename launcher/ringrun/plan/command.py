@@ -1,4 +1,4 @@
-"""What every rank runs, understood just well enough to find the interpreter and the script. Pure."""
+"""The command that every rank runs, parsed to find its interpreter and its script. Pure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Command(NamedTuple):
     """A command line for the ranks.
 
     Attributes:
-        argv: the words; None stands for the host's chosen interpreter.
-        word: ``python`` or ``python3`` if that is how the interpreter was named, else None.
+        argv: the arguments; None stands for the interpreter chosen for the host.
+        word: ``python`` or ``python3`` if the user named the interpreter without a path, else None.
         is_python: whether it is a Python program, so that ringcomm must be importable there.
         script: the script file it runs, or None (a module, ``-c``, another program).
     """
@@ -27,12 +27,15 @@ class Command(NamedTuple):
     script: Optional[str] = None
 
     def text(self, python: str) -> str:
-        """For messages: the command as one would type it."""
+        """The command line for messages, with ``python`` as the interpreter."""
         return " ".join(python if word is None else word for word in self.argv)
 
 
 def parse_command(words: Sequence[str]) -> Command:
-    """``train.py …``, ``-m pkg.mod …``, ``python train.py …`` or any other program.
+    """Parse ``train.py …``, ``-m pkg.mod …``, ``python train.py …`` or any other command.
+
+    Args:
+        words: the command and its arguments.
 
     Raises:
         ConfigError: there is no command, or ``-m`` names no module.
@@ -53,7 +56,7 @@ def parse_command(words: Sequence[str]) -> Command:
 
 
 def with_interpreter(command: Command, python: Optional[str]) -> Command:
-    """The command with its word ``python`` replaced: by a path, or by the host's choice (None)."""
+    """The command with ``python`` replaced by a path, or by the interpreter chosen for the host (None)."""
     if command.word is None:
         return command
     return command._replace(argv=(python, *command.argv[1:]))

@@ -1,7 +1,7 @@
-"""The part of YAML that a configuration file needs: ``key: value`` lines, and sections of them. Pure.
+"""Parser of configuration files: ``key: value`` lines, and sections of them, a subset of YAML. Pure.
 
-Horovod's configuration files are YAML, but only this much of it is used in them. Reading just that needs no
-package to be installed, and whatever else YAML can do is refused with its line number, never guessed at.
+Horovod's configuration files are YAML, but use only this subset. The parser needs no package, and refuses
+all other YAML syntax with the number of the line.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ringcomm.errors import ConfigError
 
 _KEY = re.compile(r"([A-Za-z0-9_.-]+)\s*:(?:\s+(.*))?\Z")
 _SPECIAL = "[]{}&*!|>%@`?,"
-"""Characters that start something other than a plain word in YAML."""
+"""Characters that do not start a plain scalar in YAML."""
 
 
 class Line(NamedTuple):
@@ -26,10 +26,14 @@ class Line(NamedTuple):
 
 
 def parse_file(content: str, path: str) -> List[Line]:
-    """The values in a file, in its order. A key without a value counts as not being there.
+    """The values in a file, in their order. A key without a value is skipped.
+
+    Args:
+        content: the text of the file.
+        path: its path, for messages.
 
     Raises:
-        ConfigError: a line is not of the forms that are understood, or a key comes twice.
+        ConfigError: a line is not in the supported subset, or a key occurs twice.
     """
     found: List[Line] = []
     seen: Set[Tuple[str, str]] = set()
@@ -50,7 +54,7 @@ def parse_file(content: str, path: str) -> List[Line]:
         else:
             indent = depth
         if (section, key) in seen:
-            _refuse(where, f"{key!r} is there twice")
+            _refuse(where, f"{key!r} occurs twice")
         seen.add((section, key))
         if text is not None:
             found.append(Line(section, key, text, number))
@@ -67,16 +71,16 @@ def _key_and_value(bare: str, where: str) -> Tuple[str, Optional[str]]:
 
 
 def _value(text: str, where: str) -> Optional[str]:
-    """A plain or quoted word without the comment after it; None for nothing (``null``, ``~``)."""
+    """A plain or quoted scalar without the comment after it; None for an empty one, ``null`` and ``~``."""
     if text[:1] in ("'", '"'):
         quote = text[0]
         match = re.match(f"{quote}((?:[^{quote}]|{quote}{quote})*){quote}\\s*(#.*)?\\Z", text)
         if not match or (quote == '"' and ("\\" in match.group(1) or '""' in match.group(1))):
-            _refuse(where, f"{text!r} is not one word in plain quotes")
+            _refuse(where, f"{text!r} is not one quoted value without escapes")
         return match.group(1).replace("''", "'") if quote == "'" else match.group(1)
     plain = re.split(r"(?:\A|\s)#", text)[0].strip()
     if plain[:1] and plain[0] in _SPECIAL:
-        _refuse(where, f"{plain!r} is YAML that is not understood here; quote it if it is a plain word")
+        _refuse(where, f"{plain!r} is YAML syntax that is not supported here; quote it if it is plain text")
     return None if plain in ("", "~", "null") else plain
 
 

@@ -1,7 +1,7 @@
-"""Which variables the ranks get. Pure: an environment and options go in, dictionaries come out.
+"""The environment variables of the ranks. Pure: from an environment and options to dictionaries.
 
-Ranks on this machine inherit everything. Elsewhere only ringcomm's own settings are passed on, and
-what ``-x`` names. Never the key, and never what belongs to a job around this one.
+Ranks on this machine inherit the launcher's environment. Ranks on other hosts get ringcomm's settings and
+the variables that ``-x`` names. The key, and variables of an enclosing job, are never passed on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _IN_ONE_JOB = (
     "MASTER", "FLIGHT_FD", "RESTART",
 )  # fmt: skip
 MEMBERSHIP = tuple(PREFIX + name for name in _IN_ONE_JOB)
-"""What says how a process takes part in *one* job; a job inside another must not inherit it."""
+"""Variables that describe a process's part in *one* job; a job inside another must not inherit them."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
@@ -33,14 +33,21 @@ def setting_variables() -> List[str]:
 
 
 def removed() -> List[str]:
-    """Variables that every rank loses before it is given its own."""
+    """Variables that the agent removes from its environment before it adds the rank's own."""
     return [*MEMBERSHIP, *setting_variables(), *horovod.IDENTITY]
 
 
 def rank_variables(place: Place, size: int, host: str, as_horovod: bool = False) -> Dict[str, str]:
-    """What other launchers tell a rank, too: torchrun, and Horovod's if asked for.
+    """The variables that torchrun sets for a rank, and Horovod's on request.
 
-    ``MASTER_ADDR`` and ``MASTER_PORT`` follow when every host has answered.
+    ``MASTER_ADDR`` and ``MASTER_PORT`` are added when every host is ready
+    (:func:`ringrun.job.rendezvous.master_variables`).
+
+    Args:
+        place: the rank, its local rank and their sizes.
+        size: number of ranks.
+        host: name of the rank's host.
+        as_horovod: whether to add ``HOROVOD_*`` variables.
     """
     common = {
         "RANK": str(place.rank),
@@ -52,12 +59,13 @@ def rank_variables(place: Place, size: int, host: str, as_horovod: bool = False)
 
 
 def forwarded(requests: Sequence[str], environ: Mapping[str, str]) -> Dict[str, str]:
-    """What ``-x`` asks for: ``NAME``, ``NAME=VALUE`` or a pattern like ``'NCCL_*'``.
+    """The variables that ``-x`` selects: ``NAME``, ``NAME=VALUE`` or a pattern like ``'NCCL_*'``.
 
-    A name that is not set here, and a pattern that nothing fits, give nothing; see :func:`not_forwarded`.
+    A name that is not set here, or a pattern without a match, selects nothing; :func:`not_forwarded` lists
+    these.
 
     Raises:
-        ConfigError: a request has no such form, or names a key.
+        ConfigError: a request has no such form, or names a variable that ringrun sets itself.
     """
     chosen: Dict[str, str] = {}
     for request in requests:
@@ -66,7 +74,7 @@ def forwarded(requests: Sequence[str], environ: Mapping[str, str]) -> Dict[str, 
             if not _NAME.match(name):
                 raise ConfigError(f"-x {request!r}: {name!r} is not a variable name. Write -x NAME=VALUE.")
             found = {name: value}
-        elif any(sign in name for sign in "*?["):
+        elif any(wildcard in name for wildcard in "*?["):
             found = {key: environ[key] for key in environ if fnmatch.fnmatchcase(key, name)}
             found = {key: found[key] for key in found if key not in MEMBERSHIP}
         elif name in environ:
@@ -77,13 +85,13 @@ def forwarded(requests: Sequence[str], environ: Mapping[str, str]) -> Dict[str, 
             raise ConfigError(f"-x {request!r} is neither NAME, NAME=VALUE nor a pattern like 'PREFIX_*'.")
         for key in found:
             if key in MEMBERSHIP:
-                raise ConfigError(f"-x {key}: ringrun gives every rank its own; it cannot be passed on.")
+                raise ConfigError(f"-x {key}: ringrun sets it for every rank; it cannot be passed on.")
         chosen.update(found)
     return chosen
 
 
 def not_forwarded(requests: Sequence[str], environ: Mapping[str, str]) -> List[str]:
-    """A sentence for each ``-x`` that passes on nothing."""
+    """A message for each ``-x`` that selects no variable."""
     found: List[str] = []
     for request in requests:
         if not forwarded([request], environ):
@@ -91,12 +99,12 @@ def not_forwarded(requests: Sequence[str], environ: Mapping[str, str]) -> List[s
                 text = f"-x {request}: no such variable is set here, so ranks do not get it. To set it, write"
                 found.append(f"{text} -x {request}=VALUE.")
             else:
-                found.append(f"-x {request!r}: no variable that is set here fits.")
+                found.append(f"-x {request!r}: no variable that is set here matches.")
     return found
 
 
 def own_variables(settings: Settings, environ: Mapping[str, str]) -> Dict[str, str]:
-    """ringcomm's settings for every rank, and any other ``RINGCOMM_*`` that the user has set."""
+    """ringcomm's settings for every rank, and other ``RINGCOMM_*`` variables that the user has set."""
     skip = set(removed())
     kept = {key: value for key, value in environ.items() if key.startswith(PREFIX) and key not in skip}
     kept = {key: value for key, value in kept.items() if not key.startswith(PREFIX + "KEY")}
@@ -104,7 +112,7 @@ def own_variables(settings: Settings, environ: Mapping[str, str]) -> Dict[str, s
 
 
 def horovods_variables(environ: Mapping[str, str]) -> Dict[str, str]:
-    """Under ``--horovod`` scripts elsewhere see the user's ``HOROVOD_*`` variables, too."""
+    """The user's ``HOROVOD_*`` variables, which ranks on other hosts get under ``--horovod``."""
     return {
         key: value for key, value in environ.items()
         if key.startswith("HOROVOD_") and key not in horovod.IDENTITY and "KEY" not in key

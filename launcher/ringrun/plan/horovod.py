@@ -1,6 +1,7 @@
 """Horovod's names for ringcomm's settings: its flags, its variables, the keys of its files. Pure.
 
-The one place that knows them. Variables count only under ``ringrun --horovod``; flags and keys always.
+This module is the only one that lists them. Variables apply only under ``ringrun --horovod``; flags and
+keys of files apply always.
 """
 
 from __future__ import annotations
@@ -13,22 +14,22 @@ from ringcomm.setting_aliases import OtherName
 from .ranks import Place
 
 Convert = Callable[[str], Optional[str]]
-"""From the text in Horovod's unit to that in ringcomm's; None says nothing about the setting."""
+"""From the text in Horovod's unit to that in ringcomm's; None leaves the setting unchanged."""
 
 
-class Said(NamedTuple):
-    """What one source says about one setting.
+class SettingValue(NamedTuple):
+    """The value that one source gives to one setting.
 
     Attributes:
         name: the field of :class:`ringcomm.config.Settings`.
-        text: its value, as that setting's parser wants it.
-        phrase: how the user put it, for messages.
-        source: where, for ``--print-config``.
+        text: its value, in the form that the setting's parser accepts.
+        as_written: the value as the user wrote it, for messages.
+        source: the flag, variable or line of a file, for ``--print-config``.
     """
 
     name: str
     text: str
-    phrase: str
+    as_written: str
     source: str
 
 
@@ -63,11 +64,11 @@ def _megabytes(text: str) -> str:
 
 
 def _capacity(text: str) -> str:
-    return "1" if text.strip() == "0" else text  # off; an engine that remembers one tensor is as good as that
+    return "1" if text.strip() == "0" else text  # 0 turns the cache off; one entry has the same effect
 
 
 def _timeline(text: str) -> Optional[str]:
-    return None if text == "DYNAMIC" else text  # that is: start_timeline() may be called, as it always may
+    return None if text == "DYNAMIC" else text  # DYNAMIC permits start_timeline(), which is always permitted
 
 
 def _is_true(text: str) -> bool:
@@ -95,7 +96,7 @@ NAMES = (
          "stall_check.warning_time_seconds", _same, _same),
     Name("late_after_s", "--stall-check-shutdown-time-seconds", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
          "stall_check.shutdown_time_seconds", _same, _same),
-    # After the warning time, so that of both in one source this one wins.
+    # Listed after the warning time, so that it overrides the warning time of the same source.
     Name("stall_warning_s", "--no-stall-check", "HOROVOD_STALL_CHECK_DISABLE", "", _off_if_true, _off_if_true,
          True),
     Name("stall_warning_s", "", "", "stall_check.enabled", _off_if_false, _same),
@@ -105,12 +106,12 @@ NAMES = (
     Name("iface", "", "HOROVOD_GLOO_IFACE", "", _same, _same),
 )  # fmt: skip
 
-NO_MPI = "ringcomm has no MPI in it; its own TCP links take the place of Horovod's Gloo. Leave it out."
+NO_MPI = "ringcomm has no MPI; its own TCP links replace Horovod's Gloo. Leave it out."
 NO_ELASTIC = (
-    "jobs that go on with fewer or more ranks (elastic training) are not there yet. Leave it out, and the "
-    "job runs with the ranks that -np or the hosts ask for."
+    "jobs that continue with fewer or more ranks (elastic training) are not supported yet. Leave it out, and "
+    "the job runs with the number of ranks that -np or the hosts give."
 )
-_HIERARCHY = "there is no such algorithm to choose here"
+_HIERARCHY = "ringcomm has no such algorithm"
 _TUNER = "ringcomm's autotuner has no such parameter"
 _LOG = "ringcomm logs through Python's logging; --verbose shows more"
 
@@ -123,7 +124,7 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("--elastic-timeout", "--reset-limit", "--blacklist-cooldown-range"), NO_ELASTIC),
     "--host-discovery-script": NO_ELASTIC,
 }
-"""horovodrun's flags that cannot be done without, and why they cannot be honoured."""
+"""horovodrun's flags that are an error here, because ringrun cannot do what they request; with the reason."""
 
 IGNORED: Mapping[str, str] = {
     **dict.fromkeys(("--gloo", "--disable-cache", "--stall-check", "--tcp"), ""),
@@ -141,7 +142,7 @@ IGNORED: Mapping[str, str] = {
     **dict.fromkeys(("--log-hide-timestamp", "--no-log-hide-timestamp"), _LOG),
     **dict.fromkeys(("-prefix-timestamp", "--prefix-output-with-timestamp"), "lines come without a time"),
 }
-"""horovodrun's flags that change nothing here; those with a reason are answered with it."""
+"""horovodrun's flags that change nothing here; ringrun prints the reason if there is one."""
 
 VALUES: Mapping[str, int] = {
     **dict.fromkeys(("--mpi-args", "--binding-args", "--min-np", "--min-num-proc", "--max-np"), 1),
@@ -151,7 +152,7 @@ VALUES: Mapping[str, int] = {
     **dict.fromkeys(("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"), 1),
     "--blacklist-cooldown-range": 2,
 }
-"""How many values the flags of :data:`REFUSED` and :data:`IGNORED` take, if any."""
+"""Number of values that flags of :data:`REFUSED` and :data:`IGNORED` take; flags not listed take none."""
 
 _IGNORED_KEYS = (
     "params.hierarchical_allreduce", "params.hierarchical_allgather", "params.torus_allreduce",
@@ -172,50 +173,57 @@ def is_key(section: str, key: str) -> bool:
     return f"{section}.{key}" in keys()
 
 
-def from_file(section: str, key: str, text: str, where: str) -> List[Said]:
-    """What a line of one of Horovod's files says; nothing if it changes nothing here."""
+def from_file(section: str, key: str, text: str, where: str) -> List[SettingValue]:
+    """The settings that one line of Horovod's configuration file sets; empty if it changes nothing here.
+
+    Args:
+        section: its section.
+        key: its key.
+        text: its value.
+        where: file and line, for messages.
+    """
     found = []
     for name in NAMES:
         if name.key == f"{section}.{key}":
             converted = name.convert(text)
             if converted is not None:
-                found.append(Said(name.setting, converted, f"{where}: {name.key}: {text!r}", where))
+                found.append(SettingValue(name.setting, converted, f"{where}: {name.key}: {text!r}", where))
     return found
 
 
-def from_environment(environ: Mapping[str, str]) -> List[Said]:
-    """What ``HOROVOD_*`` variables say, under ``--horovod``."""
+def from_environment(environ: Mapping[str, str]) -> List[SettingValue]:
+    """The settings that ``HOROVOD_*`` variables set under ``--horovod``."""
     found = []
     for name in NAMES:
         text = environ.get(name.variable, "") if name.variable else ""
         converted = name.convert_variable(text) if text else None
         if converted is not None:
-            found.append(Said(name.setting, converted, f"{name.variable}={text!r}", name.variable))
+            found.append(SettingValue(name.setting, converted, f"{name.variable}={text!r}", name.variable))
     return found
 
 
 COUNTED = "HOROVOD_COUNTED_BY_RINGRUN"
-"""Tells ranks which variables ringrun has taken into account, and the values that they had."""
+"""The variable that holds the ``HOROVOD_*`` variables that ringrun has applied, with values, as JSON."""
 
 
 def counted(environ: Mapping[str, str]) -> Dict[str, str]:
-    """What ranks need to know which of their variables the program has set itself."""
+    """The variable by which ranks distinguish variables that the program has set itself from the user's."""
     names = {name.variable for name in NAMES}
     return {COUNTED: json.dumps({name: environ[name] for name in sorted(names) if name in environ})}
 
 
 def from_program(environ: Mapping[str, str]) -> List[OtherName]:
-    """What ``HOROVOD_*`` variables say that a program has set since ringrun started it.
+    """The settings of ``HOROVOD_*`` variables that a program has set since ringrun started it.
 
-    ringrun has weighed the others against options and ``RINGCOMM_*`` already.
+    ringrun has already merged the other variables with options and ``RINGCOMM_*`` variables.
     """
     before = json.loads(environ.get(COUNTED, "{}"))
     changed = {name: text for name, text in environ.items() if before.get(name) != text}
-    return [OtherName(said.name, said.text, said.phrase) for said in from_environment(changed)]
+    return [OtherName(value.name, value.text, value.as_written) for value in from_environment(changed)]
 
 
 def rank_variables(place: Place, size: int, host: str) -> Dict[str, str]:
-    """What Horovod's launcher tells each rank, for scripts that look there."""
+    """The variables that Horovod's launcher sets for each rank, for scripts that read them."""
     return {
         "HOROVOD_RANK": str(place.rank),
         "HOROVOD_SIZE": str(size),

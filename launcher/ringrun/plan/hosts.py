@@ -1,4 +1,4 @@
-"""Which machines: ``-H`` lists and hostfiles, parsed. Pure: nothing is resolved or contacted here."""
+"""Parser of ``-H`` lists and hostfiles. Pure: no name is resolved and no host is contacted here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class HostSpec(NamedTuple):
     Attributes:
         name: host name, ssh alias or address (IPv6 without its brackets).
         user: the account to log in with, or None for ssh's own choice.
-        slots: how many ranks fit, or None if it was not said.
+        slots: how many ranks may run there, or None if not given.
         python: the interpreter there, or None for the launcher's path.
         cwd: the working directory there, or None for the launcher's.
         iface: which interfaces ranks there may use, or None for the job's choice.
@@ -30,7 +30,7 @@ class HostSpec(NamedTuple):
 
     @property
     def target(self) -> str:
-        """How ssh is told about it: ``user@name`` or ``name``."""
+        """ssh's destination argument: ``user@name`` or ``name``."""
         return f"{self.user}@{self.name}" if self.user else self.name
 
 
@@ -42,10 +42,10 @@ _KEYS = ("slots", "python", "cwd", "iface")
 
 
 def parse_hosts(text: str) -> List[HostSpec]:
-    """``host[:slots],…`` as given to ``-H``.
+    """Parse ``host[:slots],…``, the value of ``-H``.
 
     Raises:
-        ConfigError: an item has the wrong form; the message names it and what fits.
+        ConfigError: an item has the wrong form; the message names the item and the valid forms.
     """
     items = text.split(",")
     if not text.strip():
@@ -54,18 +54,22 @@ def parse_hosts(text: str) -> List[HostSpec]:
     for number, item in enumerate(items, 1):
         where = f"-H item {number} of {len(items)}" if len(items) > 1 else "-H"
         if not item.strip():
-            raise ConfigError(f"{where} is empty: there is a comma too many in {text!r}. {_FORM}.")
+            raise ConfigError(f"{where} is empty: {text!r} has one comma too many. {_FORM}.")
         specs.append(parse_host(item.strip(), where))
     return specs
 
 
 def parse_hostfile(text: str, path: str) -> List[HostSpec]:
-    """A hostfile in MPI style: a host per line with ``slots=2`` or ``:2``, ``#`` starts a comment.
+    """Parse a hostfile in MPI style: a host per line with ``slots=2`` or ``:2``; ``#`` starts a comment.
 
-    ``python=``, ``cwd=`` and ``iface=`` say what differs on that host.
+    ``python=``, ``cwd=`` and ``iface=`` override the job's values on that host.
+
+    Args:
+        text: the content of the file.
+        path: its path, for messages.
 
     Raises:
-        ConfigError: a line has the wrong form, or there is no host at all; names file and line.
+        ConfigError: a line has the wrong form, or the file names no host; the message has file and line.
     """
     specs: List[HostSpec] = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -74,7 +78,7 @@ def parse_hostfile(text: str, path: str) -> List[HostSpec]:
             words = shlex.split(re.sub(r"\s*=\s*", "=", line), comments=True)
         except ValueError as problem:
             raise ConfigError(
-                f"{where}: {line.strip()!r} cannot be read ({problem}). Close the quote."
+                f"{where}: {line.strip()!r} cannot be parsed ({problem}). Close the quote."
             ) from None
         if words:
             specs.append(_line(words, where))
@@ -90,7 +94,7 @@ def _line(words: List[str], where: str) -> HostSpec:
         key, equals, value = word.partition("=")
         if not equals or key not in _KEYS:
             known = ", ".join(f"{name}=…" for name in _KEYS)
-            raise ConfigError(f"{where}: {word!r} is not known here. After the host come only {known}.")
+            raise ConfigError(f"{where}: {word!r} is not an option of a host. The options are {known}.")
         if key in values:
             raise ConfigError(f"{where}: {key}= is given twice. Keep one of them.")
         if not value:
@@ -106,10 +110,14 @@ def _line(words: List[str], where: str) -> HostSpec:
 
 
 def parse_host(item: str, where: str) -> HostSpec:
-    """One ``[user@]host[:slots]``; ``where`` starts the error message.
+    """Parse one ``[user@]host[:slots]``.
+
+    Args:
+        item: the text.
+        where: its position (option or file and line), for the start of the error message.
 
     Raises:
-        ConfigError: it is not of that form.
+        ConfigError: the text is not of that form.
     """
     user: Optional[str] = None
     rest = item
@@ -142,8 +150,8 @@ def _split_slots(rest: str, item: str, where: str) -> Tuple[str, Optional[str]]:
 def _slots(text: str, where: str) -> int:
     if not text.isdigit() or not text.isascii() or len(text) > 9 or not 1 <= int(text) <= 65535:
         raise ConfigError(
-            f"{where}: {text!r} is not a number of slots. It is how many ranks may run on that host: "
-            "a whole number from 1, like host:2 (a port for ssh is given with -p or in ~/.ssh/config)."
+            f"{where}: {text!r} is not a number of slots. Slots are the number of ranks that may run on that "
+            "host: a whole number from 1, like host:2 (give a port for ssh with -p or in ~/.ssh/config)."
         )
     return int(text)
 

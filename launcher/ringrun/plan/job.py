@@ -1,4 +1,4 @@
-"""A job, put together and ready to run: what the supervisor needs and nothing it must look up."""
+"""A job that is ready to run: all that the supervisor needs, as plain data."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .ranks import Place, Plan, PlannedHost
 from .signed import about_call, about_result, signed, verified
 
 SILENCE_S = 120.0
-"""A remote agent that hears nothing for so long takes the launcher for dead."""
+"""A remote agent that receives nothing for this long considers the launcher dead, and ends its ranks."""
 
 
 @dataclass(frozen=True)
 class HostJob:
-    """One host's part: how its agent is started, and what it is told.
+    """The part of a job on one host: how its agent is started, and what its ranks run.
 
     Attributes:
         index: the host's number in the plan.
@@ -45,24 +45,29 @@ class HostJob:
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """The host's name in messages."""
         return self.planned.spec.name
 
 
 @dataclass(frozen=True)
 class Job:
-    """Everything about one run.
+    """One run of a command on all ranks.
 
     Attributes:
-        id: its public name, which also marks its processes.
-        key: its secret.
-        certificate: what its processes know each other by, with its private key, if they encrypt; or "".
-        version: of ringcomm here, which the hosts must have too ("" to not compare).
-        payload: what the ranks read from a descriptor, or None.
+        id: its public identifier, which is also in the environment of its processes.
+        key: the secret by which its processes authenticate each other.
+        plan: the ranks and their hosts.
+        hosts: per host, how its agent is started and what its ranks run.
+        settings: ringcomm's settings, for all ranks.
+        command: the command line of the ranks.
+        version: of ringcomm on this machine, which the hosts must have, too ("": no comparison).
+        output_dir: the directory for the ranks' output, or None.
+        payload: bytes that the ranks read from an inherited descriptor, or None.
         bytecode: the minor version of Python whose functions are in the payload, like "3.11", or "".
-        horovod: whether ``import horovod`` is to find ringcomm.
-        notes: what the user should know before it starts.
-        attempt: how often it has been started before; see :mod:`ringrun.job.restarts`.
+        horovod: whether ``import horovod`` finds ringcomm.
+        notes: messages for the user before the job starts.
+        attempt: how often it has been started before (:mod:`ringrun.job.restarts`).
+        certificate: the job's TLS certificate with its private key, if its processes encrypt; or "".
     """
 
     id: str
@@ -81,25 +86,25 @@ class Job:
     certificate: str = field(default="", repr=False)
 
     def host_of(self, rank: int) -> HostJob:
-        """Where a rank runs."""
+        """The host of a rank."""
         return self.hosts[self.plan.places[rank].host_index]
 
     def slot_of(self, rank: int) -> Slot:
-        """A rank's place, as the rendezvous knows it."""
+        """The slot by which the rendezvous identifies a rank."""
         place = self.plan.places[rank]
         return Slot(place.host_index, place.local_rank)
 
     @property
     def all_local(self) -> bool:
-        """Whether no other machine takes part."""
+        """Whether all ranks run on this machine."""
         return all(host.is_local for host in self.hosts)
 
     def signed_payload(self) -> Optional[bytes]:
-        """The payload as the ranks read it, with the signature of this attempt."""
+        """The payload with this attempt's signature, as the ranks read it; None without a payload."""
         return None if self.payload is None else signed(self.payload, self._signer, *about_call())
 
     def verified_result(self, rank: int, data: bytes) -> Optional[bytes]:
-        """What a rank has written to its result descriptor; None if it does not carry its signature."""
+        """The result in what a rank wrote to its result descriptor; None if its signature is not valid."""
         return verified(data, self._signer, *about_result(self.slot_of(rank)))
 
     @property
@@ -107,7 +112,7 @@ class Job:
         return Signer(self.key, self.id)
 
     def agent_config(self, host: HostJob) -> Dict[str, Any]:
-        """What the agent of a host is told first, as JSON. It holds the key: stdin only."""
+        """The first message to a host's agent, for JSON. It contains the key: send it over stdin only."""
         ranks: List[Dict[str, Any]] = [
             {"rank": place.rank, "env": self._rank_env(host, place)}
             for place in self.plan.on_host(host.index)
@@ -145,11 +150,11 @@ class Job:
         if host.index != self.plan.places[0].host_index:
             return []
         log = self.settings.autotune_log if self.settings.autotune else ""
-        said = [["--timeline", self.settings.timeline], ["--autotune-log", log]]
-        return [row for row in said if row[1]]
+        outputs = [["--timeline", self.settings.timeline], ["--autotune-log", log]]
+        return [row for row in outputs if row[1]]
 
     def _rank_env(self, host: HostJob, place: Place) -> Dict[str, str]:
-        """One rank's own variables. What the user passes on with ``-x`` stays as the user said it."""
+        """One rank's own variables. They do not override variables that the user passes with ``-x``."""
         others = rank_variables(place, self.plan.size, host.name, self.horovod)
         kept = {name: value for name, value in others.items() if name not in host.env}
         return {**kept, "RINGCOMM_SLOT": f"{place.host_index}:{place.local_rank}"}

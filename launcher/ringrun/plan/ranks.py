@@ -1,4 +1,4 @@
-"""Which rank runs where. Pure: hosts and a number of ranks go in, a :class:`Plan` comes out."""
+"""The assignment of ranks to hosts. Pure: from hosts and a number of ranks to a :class:`Plan`."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ class Plan(NamedTuple):
 
 
 MOST_UNSTATED = 1024
-"""A single host is filled up with as many ranks as are asked for, but more than this is taken for a slip."""
+"""A single host without a number of slots gets all ranks, up to this number. More is probably an error."""
 
 
 def make_plan(np: Optional[int], hosts: Sequence[HostSpec] = ()) -> Plan:
-    """Give every rank a place: hosts in the order given, and on each of them slot after slot.
+    """Assign ranks to slots: hosts in the order given, and on each host by slot number.
 
     Args:
         np: how many ranks, or None for one in every slot.
-        hosts: where; none at all means this machine.
+        hosts: the hosts; empty means this machine.
 
     Raises:
-        ConfigError: more ranks than slots; the message counts them and says how to get more.
+        ConfigError: more ranks than slots; the message has both numbers and an example with enough slots.
     """
     if np is not None and np < 1:
         raise ConfigError(f"-np {np}: a job has at least one rank.")
@@ -76,16 +76,16 @@ def make_plan(np: Optional[int], hosts: Sequence[HostSpec] = ()) -> Plan:
             slots = [np]
         else:
             raise ConfigError(_too_many(np, merged, slots))
-    wanted = sum(slots) if np is None else np
+    size = sum(slots) if np is None else np
     used: List[int] = []
     for available in slots:
-        used.append(min(available, wanted - sum(used)))
+        used.append(min(available, size - sum(used)))
     chosen = [PlannedHost(*row) for row in zip(merged, slots, used) if row[2] > 0]
     return Plan(tuple(chosen), tuple(_places([host.used for host in chosen])))
 
 
 def _merge(hosts: Sequence[HostSpec]) -> List[HostSpec]:
-    """A host that is named again gets more slots, as with MPI: ``a,a,b`` is ``a:2,b``."""
+    """Add up the slots of a host that is listed several times, as with MPI: ``a,a,b`` is ``a:2,b``."""
     found: Dict[Tuple[Optional[str], str], HostSpec] = {}
     for spec in hosts:
         key = (spec.user, spec.name.lower())
@@ -122,13 +122,13 @@ def _too_many(np: int, hosts: Sequence[HostSpec], slots: Sequence[int]) -> str:
     return (
         f"-np {np} asks for {np} ranks, but there {'is' if total == 1 else 'are'} only {total} "
         f"slot{'' if total == 1 else 's'}: {listed}. "
-        f"Say how many ranks a host may run, for example -H {example} (in a hostfile: "
-        f"{hosts[0].name} slots={_enough(np, slots)[0]}), or ask for fewer."
+        f"Give the number of slots per host, for example -H {example} (in a hostfile: "
+        f"{hosts[0].name} slots={_enough(np, slots)[0]}), or use fewer ranks."
     )
 
 
 def _enough(np: int, slots: Sequence[int]) -> List[int]:
-    """The smallest change that makes room: the missing slots, spread evenly over the hosts."""
+    """Slots per host that are enough: the missing slots are spread evenly over the hosts."""
     more, extra = divmod(np - sum(slots), len(slots))
     return [count + more + (1 if index < extra else 0) for index, count in enumerate(slots)]
 

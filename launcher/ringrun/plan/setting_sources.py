@@ -1,8 +1,8 @@
 """Where each setting's value comes from: a flag, a variable, a file, or its default. Pure.
 
-Every source is turned into the same thing, :class:`Said`: which setting, its text, and how the user put it.
-The settings themselves are defined once, in :class:`ringcomm.config.Settings`; flags, variables and keys
-of the file are derived from that table.
+Every source is parsed into a list of :class:`SettingValue`: the setting, its text, and the source.
+The settings are defined once, in :class:`ringcomm.config.Settings`; flags, variables and keys of the file
+are derived from that table.
 """
 
 from __future__ import annotations
@@ -17,35 +17,44 @@ from ringcomm.errors import ConfigError
 
 from . import horovod
 from .configfile import Line, parse_file
-from .horovod import Said
+from .horovod import SettingValue
 
 
 class Effective(NamedTuple):
-    """The settings that are in force, and for each field that is not at its default who said so."""
+    """The settings of a job.
+
+    Attributes:
+        settings: all values.
+        sources: for each field that a source sets, the name of that source.
+    """
 
     settings: Settings
     sources: Dict[str, str]
 
 
-def from_environment(environ: Mapping[str, str]) -> List[Said]:
-    """What the ``RINGCOMM_*`` variables say."""
+def from_environment(environ: Mapping[str, str]) -> List[SettingValue]:
+    """The settings that ``RINGCOMM_*`` variables set."""
     found = []
     for item in fields(Settings):
         variable = item.metadata["variable"]
         if variable in environ:
             text = environ[variable]
-            found.append(Said(item.name, text, f"{variable}={text!r}", variable))
+            found.append(SettingValue(item.name, text, f"{variable}={text!r}", variable))
     return found
 
 
-def from_file(content: str, path: str) -> List[Said]:
-    """What a configuration file says: settings by their names, and the sections of Horovod's files.
+def from_file(content: str, path: str) -> List[SettingValue]:
+    """The settings that a configuration file sets, by their names and by the sections of Horovod's files.
+
+    Args:
+        content: the text of the file.
+        path: its path, for messages.
 
     Raises:
-        ConfigError: a line cannot be read, or names nothing; the message has its number.
+        ConfigError: a line cannot be parsed, or names an unknown setting; the message has its number.
     """
     names = {item.metadata["flag"][2:]: item.name for item in fields(Settings)}
-    found: List[Said] = []
+    found: List[SettingValue] = []
     for line in parse_file(content, path):
         where = f"{path}, line {line.number}"
         if line.section:
@@ -55,7 +64,7 @@ def from_file(content: str, path: str) -> List[Said]:
             continue
         flag = line.key.replace("_", "-")
         if flag in names:
-            found.append(Said(names[flag], line.text, f"{where}: {line.key}: {line.text!r}", where))
+            found.append(SettingValue(names[flag], line.text, f"{where}: {line.key}: {line.text!r}", where))
         elif line.key != "controller":
             raise ConfigError(_unknown(line, where, [*names, *horovod.keys()]))
         elif line.text.lower() != "gloo":
@@ -63,27 +72,30 @@ def from_file(content: str, path: str) -> List[Said]:
     return found
 
 
-def from_values(values: Mapping[str, Any]) -> Tuple[Said, ...]:
-    """What a program says, by the names of the options (dashes or underscores) or of the fields.
+def from_values(values: Mapping[str, Any]) -> Tuple[SettingValue, ...]:
+    """The settings that a program passes as a dictionary.
+
+    Args:
+        values: by the name of the option (with dashes or underscores) or of the field.
 
     Raises:
-        ConfigError: there is no such setting, or a value is of the wrong kind.
+        ConfigError: there is no such setting, or a value has the wrong type.
     """
     defaults = {item.name: item.default for item in fields(Settings)}
     options = {item.metadata["flag"][2:].replace("-", "_"): item.name for item in fields(Settings)}
     found: Dict[str, Any] = {}
-    for said, value in values.items():
-        plain = said.replace("-", "_")
+    for key, value in values.items():
+        plain = key.replace("-", "_")
         name = options.get(plain, plain)
         if name not in defaults:
-            raise ConfigError(f"There is no setting {said!r}. There are: {', '.join(sorted(options))}.")
+            raise ConfigError(f"There is no setting {key!r}. The settings are: {', '.join(sorted(options))}.")
         if isinstance(value, bool) and not isinstance(defaults[name], bool):
-            raise ConfigError(f"{name}={value!r}: this setting is not one to turn on or off.")
+            raise ConfigError(f"{name}={value!r}: this setting does not take True or False.")
         if isinstance(defaults[name], float) and not isinstance(value, numbers.Real):
             raise ConfigError(f"{name}={value!r} is not a number.")
         found[name] = value
     return tuple(
-        Said(name, str(int(value) if isinstance(value, bool) else value), f"{name}={value!r}", name)
+        SettingValue(name, str(int(value) if isinstance(value, bool) else value), f"{name}={value!r}", name)
         for name, value in found.items()
     )
 
@@ -95,32 +107,36 @@ def _unknown(line: Line, where: str, known: Iterable[str]) -> str:
     return f"{where}: there is no setting {key!r}.{hint} `ringrun --print-config` lists all."
 
 
-def effective(sources: Sequence[Iterable[Said]]) -> Effective:
-    """Put the sources together; later ones win.
+def effective(sources: Sequence[Iterable[SettingValue]]) -> Effective:
+    """Merge the sources; a later source overrides an earlier one.
 
     Raises:
-        ConfigError: a text is no value of its setting.
+        ConfigError: a text is not a valid value of its setting.
     """
     changes: Dict[str, Any] = {}
     origins: Dict[str, str] = {}
     for source in sources:
-        for said in source:
-            changes[said.name] = parse_setting(said.name, said.text, said.phrase)
-            origins[said.name] = said.source
+        for value in source:
+            changes[value.name] = parse_setting(value.name, value.text, value.as_written)
+            origins[value.name] = value.source
     return Effective(replace(Settings(), **changes), origins)
 
 
-def once(flags: Iterable[Said]) -> List[Said]:
-    """The flags, when no two of them say different things about one setting.
+def without_conflicts(flags: Iterable[SettingValue]) -> List[SettingValue]:
+    """One value per setting from the flags.
 
     Raises:
-        ConfigError: two do, such as ``--fusion-threshold`` and ``--fusion-threshold-mb``.
+        ConfigError: two flags, such as ``--fusion-threshold`` and ``--fusion-threshold-mb``, set one setting
+            to different values.
     """
-    found: Dict[str, Said] = {}
-    for said in flags:
-        other = found.setdefault(said.name, said)
-        if other.source != said.source and other.text != said.text:
-            raise ConfigError(f"{other.phrase} and {said.phrase} set the same thing. Keep one of them.")
+    found: Dict[str, SettingValue] = {}
+    for value in flags:
+        other = found.setdefault(value.name, value)
+        if other.source != value.source and other.text != value.text:
+            raise ConfigError(
+                f"{other.as_written} and {value.as_written} set the same setting to different values. "
+                "Keep one of them."
+            )
     return list(found.values())
 
 

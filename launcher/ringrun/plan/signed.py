@@ -1,6 +1,7 @@
-"""Signatures of what travels between a job's ranks and ``rc.run``: the function, and what it has returned.
+"""Signatures of the pickles exchanged between a job's ranks and ``rc.run``: the function and its results.
 
-Both go through the agents of the hosts. Nothing is unpickled before it is clear that the job has signed it.
+Both pass through the agents of the hosts. Data is unpickled only after its signature with the job's key is
+verified.
 """
 
 from __future__ import annotations
@@ -12,21 +13,27 @@ from ringcomm.wire.signing import Signer
 
 
 def signed(data: bytes, signer: Signer, *about: object) -> bytes:
-    """Bytes that are going to be unpickled, behind their signature."""
+    """The signature of bytes that the receiver will unpickle, followed by the bytes.
+
+    Args:
+        data: the bytes.
+        signer: signs with the job's key.
+        about: the purpose that the signature is bound to (:func:`about_call`, :func:`about_result`).
+    """
     return signer.sign(data, "ringrun", *about) + data
 
 
 def verified(data: bytes, signer: Signer, *about: object) -> Optional[bytes]:
-    """What :func:`signed` was given; None if the job has not signed these bytes as just this."""
+    """The bytes that :func:`signed` was given; None if the signature does not match bytes and purpose."""
     signature, rest = data[: Signer.SIGNATURE_BYTES], data[Signer.SIGNATURE_BYTES :]
     return rest if signer.verifies(rest, signature, "ringrun", *about) else None
 
 
 def about_call() -> Tuple[str]:
-    """What the signature of a payload says."""
+    """The purpose that the signature of the function's payload is bound to."""
     return ("function",)
 
 
 def about_result(place: Optional[Slot]) -> Tuple[object, ...]:
-    """What the signature of a rank's result says."""
+    """The purpose that the signature of a rank's result is bound to, with the rank's slot."""
     return ("result", *(place or ()))

@@ -1,1 +1,1 @@
-"""How hosts are reached: local processes, ssh, and the frames exchanged with agents."""
+"""Connections to hosts: local processes, ssh, and the frames exchanged with agents."""

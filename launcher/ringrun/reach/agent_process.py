@@ -1,4 +1,4 @@
-"""One agent as the supervisor sees it: a process with three pipes, here or at the end of an ssh."""
+"""The supervisor's connection to one agent: a local process or an ssh, with three pipes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,17 @@ STDERR_LIMIT_BYTES = 16 * 1024
 
 
 class Link:
-    """Starts an agent, feeds it without blocking, and cuts its answers into frames.
+    """Starts an agent, sends it commands without blocking, and parses its output into frames.
+
+    Args:
+        argv: the agent's command line, of an interpreter or of ssh.
 
     Attributes:
-        argv: its command line.
+        argv: the command line.
+        attempt: how often it has been started.
+        process: the last process started, or None.
         alive: whether its stdout is still open.
-        answered: whether the agent has said anything.
+        answered: whether the agent has sent its marker.
     """
 
     def __init__(self, argv: Sequence[str]) -> None:
@@ -36,7 +41,11 @@ class Link:
         self._stderr = bytearray()
 
     def start(self, config: Dict[str, Any], payload: Optional[bytes]) -> None:
-        """Start the agent (again) and queue what it has to be told.
+        """Start the agent (again) and queue its program, its configuration and the payload.
+
+        Args:
+            config: the job on this host (:meth:`ringrun.plan.job.Job.agent_config`).
+            payload: bytes for the ranks to read, or None.
 
         Raises:
             OSError: the program cannot be started.
@@ -44,7 +53,7 @@ class Link:
         self._reset()
         self.attempt += 1
         pipe = subprocess.PIPE
-        # A session of its own keeps the terminal's Ctrl-C away: the job must end in order.
+        # In a separate session the agent does not get the terminal's Ctrl-C: the supervisor ends the job.
         self.process = subprocess.Popen(
             self.argv, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True
         )
@@ -69,31 +78,31 @@ class Link:
 
     @property
     def stderr_text(self) -> str:
-        """The last of what it wrote to stderr."""
+        """The last 16 KiB that the process wrote to stderr."""
         return self._stderr.decode("utf-8", "replace")
 
     @property
     def noise(self) -> str:
-        """What came before the agent's first line."""
+        """The output before the agent's marker."""
         return self._reader.noise.decode("utf-8", "replace")
 
     def descriptor(self, name: str) -> int:
-        """Of ``stdin``, ``stdout`` or ``stderr``; -1 once that is closed."""
+        """The descriptor of ``stdin``, ``stdout`` or ``stderr``; -1 after it is closed."""
         stream = getattr(self.process, name, None)
         return -1 if stream is None or stream.closed else int(stream.fileno())
 
     def send(self, command: Dict[str, Any]) -> None:
-        """Queue a command; it is lost if the agent is."""
+        """Queue a command; it is dropped if stdin is closed."""
         if self.descriptor("stdin") >= 0:
             self._outgoing.append(memoryview(json_frame(command)))
 
     @property
     def has_outgoing(self) -> bool:
-        """Whether it waits for room to write."""
+        """Whether data is queued for the agent's stdin."""
         return bool(self._outgoing) and self.descriptor("stdin") >= 0
 
     def write(self) -> None:
-        """Write what fits. A reader that is gone shows in :meth:`read` soon."""
+        """Write queued data without blocking. :meth:`read` reports that the agent has ended."""
         descriptor = self.descriptor("stdin")
         while self._outgoing and descriptor >= 0:
             view = self._outgoing[0]
@@ -102,7 +111,7 @@ class Link:
             except BlockingIOError:
                 return
             except OSError:
-                self._outgoing.clear()  # closing is left to those who watch the descriptor
+                self._outgoing.clear()  # the event loop still watches the descriptor, and closes it later
                 return
             if written == len(view):
                 self._outgoing.popleft()
@@ -110,10 +119,10 @@ class Link:
                 self._outgoing[0] = view[written:]
 
     def read(self) -> List[Frame]:
-        """The frames that have arrived; ``alive`` is False at the end.
+        """The complete frames among the data received; ``alive`` becomes False at the end of stdout.
 
         Raises:
-            ProtocolError: what arrives is not an agent's.
+            ProtocolError: the data does not follow the agent's protocol.
         """
         assert self.process is not None and self.process.stdout is not None
         try:
@@ -126,7 +135,7 @@ class Link:
         return self._reader.feed(data)
 
     def read_stderr(self) -> bytes:
-        """Take in what ssh or the agent complain about; b"" at the end."""
+        """Read from stderr of ssh or the agent, and keep the last 16 KiB; b"" at the end."""
         assert self.process is not None and self.process.stderr is not None
         try:
             data = os.read(self.process.stderr.fileno(), 1 << 16)
@@ -139,23 +148,23 @@ class Link:
         return data
 
     def drain_stderr(self) -> None:
-        """Take in what is there now."""
+        """Read all data that stderr holds now."""
         while self.descriptor("stderr") >= 0 and self.read_stderr():
             pass
 
     def poll(self) -> Optional[int]:
-        """The process's status if it has ended."""
+        """The process's exit status; None if it runs or was never started."""
         return None if self.process is None else self.process.poll()
 
     def close_stdin(self) -> None:
-        """Tell the agent that nobody is there any more: it ends everything."""
+        """Close the agent's stdin, upon which it ends all its ranks and exits."""
         self._outgoing.clear()
         if self.process is not None and self.process.stdin is not None:
             with contextlib.suppress(OSError):
                 self.process.stdin.close()
 
     def kill(self) -> None:
-        """SIGKILL the agent's process, or the ssh that leads to it, with its helpers."""
+        """SIGKILL the process group of the agent, or of the ssh to it."""
         self.close_stdin()
         if self.process is not None and self.process.poll() is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -163,7 +172,7 @@ class Link:
             self.process.kill()
 
     def close(self) -> None:
-        """Collect the process, which has ended or been killed, and close the pipes."""
+        """Wait for the process, which has ended or been killed, and close the pipes."""
         self.alive = False
         if self.process is not None:
             try:

@@ -1,7 +1,7 @@
-"""Is a host this machine? Then its ranks start without ssh.
+"""Whether a host is this machine, so that its ranks start without ssh.
 
-The own host name is only ever compared as text: what it resolves to means nothing (Debian maps it
-to 127.0.1.1). The name *given* is resolved, and its addresses are compared with this machine's.
+This machine's own host name is compared as text only: its address is not usable (Debian maps it to
+127.0.1.1). The name that the user gave is resolved, and its addresses are compared with this machine's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..plan.hosts import HostSpec
 _Address = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
 
 LOOKUP_LIMIT_S = 2.0
-"""How long the names may take to resolve. One that takes longer is left to ssh, which says why."""
+"""Time limit of name resolution, in seconds. After it the host counts as remote: ssh reports the error."""
 
 
 def numeric(text: str) -> Optional[_Address]:
@@ -31,7 +31,7 @@ def numeric(text: str) -> Optional[_Address]:
 
 
 def is_loopback(text: str) -> bool:
-    """Whether an address (or a name, which never counts) is one that only this machine reaches. Pure."""
+    """Whether a text is a loopback address; False for names. Pure."""
     address = numeric(text)
     return address is not None and address.is_loopback
 
@@ -43,11 +43,11 @@ def is_own(addresses: Iterable[str], own: FrozenSet[_Address]) -> bool:
 
 
 def is_own_name(name: str, hostname: str) -> bool:
-    """Whether a name is this machine's by its letters alone. Pure."""
+    """Whether a name is this machine's host name or a name of the loopback, by text comparison. Pure."""
     given, own = name.lower().rstrip("."), hostname.lower().rstrip(".")
     if given in ("localhost", "localhost.localdomain", own):
         return True
-    # Short for this machine's long name. The other way round it may be another domain's machine.
+    # The first label of this machine's name matches. A longer name than this machine's may be another host.
     return bool(given) and "." not in given and given == own.split(".")[0]
 
 
@@ -66,11 +66,15 @@ def own_addresses() -> FrozenSet[_Address]:
 
 
 def find_local(specs: Sequence[HostSpec], limit_s: float = LOOKUP_LIMIT_S) -> List[bool]:
-    """For each host, whether it is this machine. Names are looked up in parallel.
+    """Whether each host is this machine. Names are resolved in parallel.
 
-    A host with another user's name before the @ counts as remote: only a login gets us there.
+    A host with another user before the @ counts as remote, because its ranks need a login.
+
+    Args:
+        specs: the hosts.
+        limit_s: time limit of name resolution, in seconds.
     """
-    hostname, me, own = socket.gethostname(), _user(), own_addresses()
+    hostname, own_user, own = socket.gethostname(), _user(), own_addresses()
     answers: Dict[str, List[str]] = {}
     threads: List[threading.Thread] = []
     for spec in specs:
@@ -82,7 +86,7 @@ def find_local(specs: Sequence[HostSpec], limit_s: float = LOOKUP_LIMIT_S) -> Li
     for thread in threads:
         thread.join(limit_s)
     return [
-        (spec.user is None or spec.user == me)
+        (spec.user is None or spec.user == own_user)
         and (is_own_name(spec.name, hostname) or is_own(answers.get(spec.name, ()), own))
         for spec in specs
     ]
@@ -92,7 +96,7 @@ def _look_up(name: str, answers: Dict[str, List[str]]) -> None:
     try:
         rows = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        return  # ssh may know it (an alias in its config), or else it says what is wrong
+        return  # it may be an alias in ssh's configuration; otherwise ssh reports the error
     answers[name] = [str(row[4][0]) for row in rows]
 
 

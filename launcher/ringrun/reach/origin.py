@@ -1,7 +1,6 @@
-"""Where the ringcomm on this machine was installed from, so that other hosts can be given the same.
+"""The source of this machine's installation of ringcomm, for instructions to install it on other hosts.
 
-No package index has ringcomm: ``pip install ringcomm`` would install whatever is registered there under
-that name.
+No package index has ringcomm: ``pip install ringcomm`` would install an unrelated package of that name.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from ..plan.job import HostJob
 
 
 def find_source() -> Optional[Path]:
-    """The folder with the sources, or the wheel, that ringcomm comes from here; None if neither is there."""
+    """The source folder or the wheel from which ringcomm was installed here; None if neither exists."""
     import ringcomm
 
     folder = Path(str(ringcomm.__file__)).absolute().parent.parent
@@ -31,7 +30,7 @@ def find_source() -> Optional[Path]:
 
 
 def _recorded_path(recorded: Optional[str]) -> Optional[Path]:
-    """The path in what pip notes about a package that comes from no index (PEP 610)."""
+    """The path in pip's record of a package that was not installed from an index (PEP 610)."""
     try:
         url = urlparse(json.loads(recorded or "{}")["url"])
     except (ValueError, KeyError, TypeError):
@@ -41,13 +40,14 @@ def _recorded_path(recorded: Optional[str]) -> Optional[Path]:
 
 
 def how_to_install(source: Optional[Path], version: str, host: str, python: str, is_local: bool) -> str:
-    """What to do so that a host has the ringcomm that is here. Pure, but for a look at ``source``.
+    """Instructions to install this machine's version of ringcomm on a host. Pure, except for a stat call.
 
     Args:
-        source: what :func:`find_source` found.
-        version: of ringcomm here.
-        host: the host's name, as ssh takes it.
-        python: the interpreter over there.
+        source: the result of :func:`find_source`.
+        version: of ringcomm on this machine.
+        host: the host's name in the form that ssh accepts.
+        python: the interpreter on that host.
+        is_local: whether the host is this machine.
     """
     pip = f"{shlex.quote(python)} -m pip install"
     if source is None:
@@ -55,14 +55,14 @@ def how_to_install(source: Optional[Path], version: str, host: str, python: str,
         copy = "" if is_local else f"`scp {wheel} {host}:`, and there "
         return f"Install the wheel that was installed here: {copy}`{pip} {wheel}`."
     if is_local:
-        return f"Install the one that is here: `{pip} {shlex.quote(str(source))}`."
+        return f"Install this machine's version: `{pip} {shlex.quote(str(source))}`."
     path, name = shlex.quote(str(source)), shlex.quote(f"./{source.name}")
     copy = f"rsync -a --exclude '.venv*' {path} {host}:" if source.is_dir() else f"scp {path} {host}:"
-    return f"Copy the one that is here: `{copy}`. Then install it there: `{pip} {name}`."
+    return f"Copy this machine's version: `{copy}`. Then install it there: `{pip} {name}`."
 
 
 def install_for(host: HostJob) -> Callable[[str], str]:
-    """For a host, a function from its interpreter to :func:`how_to_install`."""
+    """A function that returns :func:`how_to_install` for a host and an interpreter on it."""
     from ringcomm.version import __version__
 
     target = host.planned.spec.target

@@ -1,4 +1,4 @@
-"""Talking with agents, the launcher's side. Pure: bytes in, frames out, and the other way round."""
+"""The launcher's side of the agent protocol. Pure: encodes commands and decodes frames."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ BOOT = (
     '"" in sys.path and sys.path.remove("");'
     'f=os.fdopen(0,"rb",0);exec(f.readline())'
 )
-"""What ``python -c`` gets, on every host. It may hold no single quote, backslash, dollar, backtick
-or exclamation mark, so that it survives sh, csh and fish between single quotes; and it must parse
-under Python 2, to say that this is too old. It runs the first line that comes in on stdin."""
+"""The program for ``python -c`` on every host, which executes the first line of stdin. It contains no single
+quote, backslash, dollar, backtick or exclamation mark, so that sh, csh and fish leave it unchanged between
+single quotes. It is also valid Python 2, to report that this version is too old."""
 
 NOISE_LIMIT_BYTES = 1 << 20
 FRAME_LIMIT_BYTES = 1 << 24
@@ -33,7 +33,7 @@ class Frame(NamedTuple):
 
 
 def agent_source() -> bytes:
-    """What is written to the agent's stdin first: a line for :data:`BOOT`, then the agent itself."""
+    """The first data for the agent's stdin: a line for :data:`BOOT`, then the agent's program."""
     steps = ["import sys, types", "sys.modules['ringrun'] = types.ModuleType('ringrun')"]
     steps.append("package = sys.modules['ringrun.agent'] = types.ModuleType('ringrun.agent')")
     for module in (processes, checks, recorders, threads):
@@ -56,13 +56,13 @@ def _text(path: Any) -> str:
 
 
 def json_frame(content: Dict[str, Any]) -> bytes:
-    """A job or a command, as the agent reads it."""
+    """A job or a command as a frame for the agent."""
     data = json.dumps(content).encode()
     return agent.TO_AGENT.pack(agent.JSON, len(data)) + data
 
 
 def payload_header(length: int) -> bytes:
-    """What goes before the payload itself."""
+    """The header of a frame with a payload of this many bytes."""
     return agent.TO_AGENT.pack(agent.PAYLOAD, length)
 
 
@@ -70,38 +70,38 @@ _FACTS: Dict[str, Tuple[str, ...]] = {
     "ready": ("limits",), "problem": ("problem",), "exit": ("code", "signal", "sent"), "done": (),
     "started": ("pid",), "asked": (),
 }  # fmt: skip
-"""What must be said about each kind of event."""
+"""The required fields of each kind of event."""
 
 
 def event_facts(data: bytes) -> Dict[str, Any]:
-    """What an event frame says.
+    """The content of an event frame.
 
     Raises:
-        ProtocolError: it is none.
+        ProtocolError: the data is not an event, or lacks a required field.
     """
     try:
         facts = json.loads(data.decode())
         missing = [name for name in _FACTS[facts["event"]] if name not in facts]
     except (ValueError, TypeError, LookupError, RecursionError) as problem:
-        raise ProtocolError(f"an event that makes no sense: {problem!r}") from None
+        raise ProtocolError(f"an invalid event: {problem!r}") from None
     if missing or not isinstance(facts, dict):
         raise ProtocolError(f"an event {facts['event']!r} without {', '.join(missing)}")
     return facts
 
 
 class FrameReader:
-    """Cuts what an agent writes into frames. Whatever a login shell says before the marker is noise."""
+    """Parses an agent's output into frames. A login shell's output before the marker is kept as ``noise``."""
 
     def __init__(self) -> None:
         self.noise = bytearray()
         self.started = False
-        self._buffer = bytearray(b"\n")  # the marker starts with a line end, whatever came before
+        self._buffer = bytearray(b"\n")  # the marker starts with a line end; the first line may be the marker
 
     def feed(self, data: bytes) -> List[Frame]:
         """All frames that are complete now.
 
         Raises:
-            ProtocolError: no marker in a megabyte, or an impossible frame.
+            ProtocolError: no marker within 1 MiB, or a frame with an invalid kind or length.
         """
         self._buffer += data
         if not self.started and not self._find_marker():
@@ -112,7 +112,7 @@ class FrameReader:
         while len(self._buffer) - position >= header.size:
             kind, rank, length = header.unpack_from(self._buffer, position)
             if not agent.STDOUT <= kind <= agent.RECORD or length > FRAME_LIMIT_BYTES:
-                raise ProtocolError(f"a frame of kind {kind} and {length} bytes makes no sense")
+                raise ProtocolError(f"an invalid frame of kind {kind} and {length} bytes")
             end = position + header.size + length
             if len(self._buffer) < end:
                 break
@@ -125,7 +125,7 @@ class FrameReader:
         at = self._buffer.find(agent.MARKER)
         if at < 0:
             if len(self._buffer) > NOISE_LIMIT_BYTES:
-                raise ProtocolError("a megabyte of output without the agent's first line")
+                raise ProtocolError("1 MiB of output without the agent's first line")
             self.noise[:] = self._buffer[1:4097]
             return False
         self.noise[:] = self._buffer[1:at][:4096]

@@ -1,7 +1,7 @@
-"""Reaching other hosts: the ssh command line, and what its failures mean. Pure.
+"""The ssh command line for other hosts, and explanations of its failures. Pure.
 
-The system's ssh runs with the user's own configuration. Host keys are checked as that says; the
-only things added are that nobody can be asked (``BatchMode``) and that silence ends.
+The system's ssh runs with the user's configuration, which also governs the check of host keys. ringrun adds
+only ``BatchMode`` (no prompts), a connection time limit and keepalives.
 """
 
 from __future__ import annotations
@@ -17,11 +17,17 @@ from .protocol import BOOT
 
 CONNECT_TIMEOUT_S = 10
 RETRIES = 3
-"""How often a login that sshd dropped (``MaxStartups``) is tried again."""
+"""How often a login is retried after sshd dropped the connection (``MaxStartups``)."""
 
 
 class SshOptions(NamedTuple):
-    """How to log in: the command, and what horovodrun's ``-p`` and ``-i`` say."""
+    """How to log in.
+
+    Attributes:
+        command: the ssh command, with options if needed.
+        port: the port, or None for ssh's choice.
+        identity_file: the private key, or None for ssh's choice.
+    """
 
     command: str = "ssh"
     port: Optional[int] = None
@@ -29,31 +35,41 @@ class SshOptions(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """Why a host did not start: one paragraph, and whether trying again may help."""
+    """Why a host did not start.
+
+    Attributes:
+        text: one paragraph for the user.
+        retry: whether a retry may succeed.
+    """
 
     text: str
     retry: bool = False
 
 
 LOGINS_AT_ONCE = 8
-"""How many logins are under way at the same time: they may all pass through one jump host."""
+"""Maximum number of simultaneous logins: all of them may pass through one jump host."""
 
 
 def retry_delay_s(attempt: int, chance: float) -> float:
-    """Seconds to wait before the retry with this number (1, 2, …); ``chance`` from 0 to 1 spreads them."""
+    """Seconds to wait before a retry.
+
+    Args:
+        attempt: number of the retry, from 1.
+        chance: a random number from 0 to 1, so that hosts do not retry at the same time.
+    """
     return (0.3 + chance) * float(2 ** (attempt - 1))
 
 
 def quoted_path(path: str) -> str:
-    """A path for the remote shell, whichever that is (sh, csh, fish). A leading ``~/`` stays live.
+    """A path quoted for the remote shell (sh, csh or fish). A leading ``~/`` is expanded by the shell.
 
     Raises:
-        ConfigError: it holds a character that these shells quote in different ways.
+        ConfigError: the path contains a character that these shells quote in different ways.
     """
     if re.search(r"['\\!\n]", path):
         raise ConfigError(
-            f"{path!r} cannot be handed to a remote shell: it holds a quote, a backslash, an exclamation "
-            "mark or a line end. Make a symbolic link with a plainer name."
+            f"{path!r} cannot be passed to a remote shell: it contains a quote, a backslash, an exclamation "
+            "mark or a line end. Make a symbolic link without them."
         )
     if path.startswith("~/"):
         return "~/" + quoted_path(path[2:])
@@ -61,20 +77,25 @@ def quoted_path(path: str) -> str:
 
 
 def remote_command(python: str) -> str:
-    """What the login shell over there is told to run. No secret is in it; the rest goes over stdin."""
+    """The command for the remote login shell. It contains no secret; secrets are sent over stdin."""
     return f"{quoted_path(python)} -c '{BOOT}'"
 
 
 def ssh_argv(spec: HostSpec, python: str, options: SshOptions) -> List[str]:
-    """The whole command line for one host.
+    """The ssh command line that starts the agent on one host.
+
+    Args:
+        spec: the host.
+        python: the interpreter on that host.
+        options: how to log in.
 
     Raises:
-        ConfigError: ``--ssh`` cannot be split into words, or the interpreter's path not be quoted.
+        ConfigError: ``--ssh`` cannot be split into words, or the interpreter's path cannot be quoted.
     """
     try:
         words = shlex.split(options.command)
     except ValueError as problem:
-        raise ConfigError(f"--ssh {options.command!r} cannot be read: {problem}.") from None
+        raise ConfigError(f"--ssh {options.command!r} cannot be parsed: {problem}.") from None
     if not words:
         raise ConfigError("--ssh is empty. Give a command, like: --ssh 'ssh -F my_config'")
     words += ["-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_TIMEOUT_S}"]
@@ -87,7 +108,7 @@ def ssh_argv(spec: HostSpec, python: str, options: SshOptions) -> List[str]:
 
 
 def login_line(argv: Sequence[str]) -> str:
-    """The same login as somebody would type it, to try by hand."""
+    """The ssh command line for an interactive login, which the user can try by hand."""
     kept: List[str] = []
     skip = False
     for word, after in zip(argv[:-1], [*argv[1:-1], ""]):
@@ -105,17 +126,18 @@ def login_line(argv: Sequence[str]) -> str:
 def explain_start(
     host: str, argv: Sequence[str], python: str, status: Optional[int], stderr: str, is_local: bool = False
 ) -> Failure:
-    """Why an ssh (or a local interpreter) ended before the agent said a word.
+    """Why an ssh (or a local interpreter) ended before the agent answered.
 
     Args:
-        host: as the user named it.
+        host: the host's name as the user gave it.
         argv: the command line that was run.
-        python: the interpreter it should have started.
+        python: the interpreter that it was to start.
         status: its exit status, negative for a signal, None if it could not be started.
-        stderr: what it said.
+        stderr: its output.
+        is_local: whether the host is this machine.
     """
-    stderr = stderr.replace(BOOT, "…")  # a program that is no Python may quote what it was given
-    said = last_lines(stderr)
+    stderr = stderr.replace(BOOT, "…")  # a program that is not a Python may print its arguments
+    output = last_lines(stderr)
     old = re.search(r"^ringrun-old-python ([\d.]+) ?(.*)", stderr, re.M)
     if old:
         return Failure(
@@ -124,40 +146,42 @@ def explain_start(
         )
     hand = "" if is_local else login_line(argv) + " "
     if status == 255 and not is_local:
-        return _ssh_failure(host, hand.strip(), stderr, said)
+        return _ssh_failure(host, hand.strip(), stderr, output)
     if status in (126, 127) or (status == 1 and re.search(r"not found|No such file", stderr, re.I)):
-        return Failure(f"{host}: there is no Python at {python} on that host ({said}). {other_python(host)}")
+        text = f"{host}: there is no Python at {python} on that host ({output}). {other_python(host)}"
+        return Failure(text)
     how = "was ended by a signal" if status is not None and status < 0 else f"ended with status {status}"
     return Failure(
-        f"{host}: {python} {how} before it could start anything there. It said: {said}. "
+        f"{host}: {python} {how} before the agent started. Its output: {output}. "
         f"Is it a Python? Try by hand: {hand}{quoted_path(python)} --version"
     )
 
 
 def other_python(host: str) -> str:
-    """The remedy for a host whose interpreter is not the right one."""
-    return f"Another interpreter is named with --python {host}=PATH, or with python=PATH in the hostfile."
+    """Instructions for a host whose interpreter is not usable."""
+    return f"Choose another interpreter with --python {host}=PATH, or with python=PATH in the hostfile."
 
 
-def _ssh_failure(host: str, hand: str, stderr: str, said: str) -> Failure:
-    """ssh's own failures, by what it wrote; its status is 255 for all of them."""
+def _ssh_failure(host: str, hand: str, stderr: str, output: str) -> Failure:
+    """ssh's own failures, by its output; its status is 255 for all of them."""
     if "REMOTE HOST IDENTIFICATION HAS CHANGED" in stderr:
         return Failure(
-            f"{host}: its host key is not the one that was accepted earlier. Either the machine was set up "
-            "anew, or somebody is in between. Find out which; only then remove the old key (ssh-keygen -R "
-            f"{host}) and accept the new one by running once by hand: {hand}"
+            f"{host}: its host key is not the one that was accepted earlier. Either the machine was "
+            "reinstalled, or another machine intercepts the connection. Find out which; only then remove the "
+            f"old key (ssh-keygen -R {host}) and accept the new one by running once by hand: {hand}"
         )
     for pattern, text in _SSH_FAILURES:
         if re.search(pattern, stderr, re.I):
-            return Failure(f"{host}: " + text.format(hand=hand, said=said, timeout_s=CONNECT_TIMEOUT_S))
+            text = text.format(hand=hand, output=output, timeout_s=CONNECT_TIMEOUT_S)
+            return Failure(f"{host}: {text}")
     if re.search(_DROPPED, stderr, re.I):
         return Failure(
-            f"{host}: sshd dropped the connection before the login ({said}), which it does when too many "
-            "arrive at once (MaxStartups in its sshd_config), or when it bans this address. Try again in a "
+            f"{host}: sshd dropped the connection before the login ({output}). It does so if too many logins "
+            "arrive at once (MaxStartups in its sshd_config), or if it bans this address. Try again in a "
             f"moment, or try by hand: {hand}",
             retry=True,
         )
-    return Failure(f"{host}: the login failed: {said}. Try by hand: {hand}")
+    return Failure(f"{host}: the login failed: {output}. Try by hand: {hand}")
 
 
 _DROPPED = (
@@ -167,8 +191,8 @@ _DROPPED = (
 _SSH_FAILURES = (
     (
         r"Could not resolve hostname|Name or service not known|nodename nor servname",
-        "nobody knows a host of this name ({said}). Check the spelling, use its address, or give it a "
-        "name in ~/.ssh/config. By hand: {hand}",
+        "its name cannot be resolved ({output}). Check the spelling, use its address, or define the name in "
+        "~/.ssh/config. By hand: {hand}",
     ),
     (
         r"Host key verification failed|No \S+ host key is known",
@@ -177,40 +201,56 @@ _SSH_FAILURES = (
     ),
     (
         r"Permission denied|Too many authentication failures",
-        "the login was refused ({said}). ringrun cannot type a password: put your public key there once "
-        "(ssh-copy-id), or name the account as USER@HOST or the key with -i. By hand: {hand}",
+        "the login was refused ({output}). ringrun does not use passwords: install your public key there "
+        "once (ssh-copy-id), or give the account as USER@HOST or the key with -i. By hand: {hand}",
     ),
     (
         r"Connection refused",
-        "nothing accepts ssh there ({said}). Is sshd running on it, and on this port (-p, or Port in "
-        "~/.ssh/config)? By hand: {hand}",
+        "it does not accept ssh connections ({output}). Is sshd running on it, and on this port (-p, or Port "
+        "in ~/.ssh/config)? By hand: {hand}",
     ),
     (
         r"timed out|No route to host|Network is unreachable|Host is down",
-        "it cannot be reached ({said}; ssh was given {timeout_s} s to connect). Is it switched on, on "
+        "it cannot be reached ({output}; ssh's time limit is {timeout_s} s). Is it switched on, connected to "
         "this network, and not behind a firewall? By hand: {hand}",
     ),
     (
         r"Bad configuration option|Bad owner or permissions|terminating, \d+ bad",
-        "ssh does not accept its configuration: {said}. By hand: {hand}",
+        "ssh rejects its configuration: {output}. By hand: {hand}",
     ),
 )
 
 
 def last_lines(text: str, count: int = 2, limit: int = 400) -> str:
-    """The end of what a program said, on one line, for a message."""
+    """The last lines of a program's output, joined into one line for a message.
+
+    Args:
+        text: the output.
+        count: number of lines.
+        limit: maximum number of characters.
+
+    Returns:
+        The line without a final full stop, or "nothing".
+    """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return "; ".join(lines[-count:])[-limit:].rstrip(".") or "nothing"  # the sentence around it has its own
+    return "; ".join(lines[-count:])[-limit:].rstrip(".") or "nothing"
 
 
 def explain_loss(host: str, status: Optional[int], stderr: str, is_local: bool) -> str:
-    """Why an agent that had answered is gone."""
+    """Why the connection to an agent that had answered has ended.
+
+    Args:
+        host: the host's name as the user gave it.
+        status: exit status of ssh or of the agent, negative for a signal, None if it still runs.
+        stderr: its output.
+        is_local: whether the host is this machine.
+    """
     how = (
         "is still open" if status is None
         else f"was ended by signal {-status}" if status < 0
         else f"ended with status {status}"
     )  # fmt: skip
     what = "the agent there" if is_local else "the ssh connection to it"
-    said = last_lines(stderr)
-    tail = "" if said == "nothing" else f" It said: {said}."
+    output = last_lines(stderr)
+    tail = "" if output == "nothing" else f" Its output: {output}."
     return f"{host}: {what} {how} while the job was running.{tail}"

@@ -1,1 +1,1 @@
-"""What the user sees: output of ranks, lines, files, tables."""
+"""The launcher's output: lines of ranks, files, messages, tables."""

@@ -1,6 +1,6 @@
-"""What ``--check-build`` shows: which frameworks can be used here, in the form that Horovod's users know.
+"""``--check-build``: the frameworks that can be used here, in the form of ``horovodrun --check-build``.
 
-Nothing is imported for it: it looks whether there is something to import.
+No framework is imported: the module only checks whether it can be found.
 """
 
 from __future__ import annotations
@@ -12,7 +12,13 @@ from typing import List, NamedTuple
 
 
 class Framework(NamedTuple):
-    """A framework: how it is called, what is imported, and ringcomm's adapter for it."""
+    """A framework.
+
+    Attributes:
+        title: its name in the output.
+        module: the module to import.
+        adapter: the name of ringcomm's adapter.
+    """
 
     title: str
     module: str
@@ -30,10 +36,10 @@ FRAMEWORKS = (
 
 
 def is_installed(module: str) -> bool:
-    """Whether there is a module of this name to import."""
+    """Whether a module of this name can be found."""
     try:
         return find_spec(module) is not None
-    except (ImportError, ValueError):  # ValueError: something put a module without a spec there
+    except (ImportError, ValueError):  # ValueError: sys.modules has a module of this name without a spec
         return False
 
 
@@ -47,14 +53,15 @@ def has_adapter(name: str) -> bool:
 
 
 def describe_build() -> str:
-    """The whole text."""
+    """The complete output of ``--check-build``."""
     from ringcomm.version import __version__
 
     lines = [f"ringcomm v{__version__} (Python {sys.version.split()[0]}, {sys.executable}):", ""]
     lines.append("Available Frameworks:")
     lines += [_line(item) for item in FRAMEWORKS]
-    lines.append(f"    [{_mark(is_installed('numpy'))}] NumPy, and all whose arrays can be seen as NumPy's")
-    own = "[X] Gloo (its place is taken by ringcomm's own links over TCP and shared memory)"
+    mark = _mark(is_installed("numpy"))
+    lines.append(f"    [{mark}] NumPy, and arrays that can be viewed as NumPy arrays")
+    own = "[X] Gloo (replaced by ringcomm's own links over TCP and shared memory)"
     lines += ["", "Available Controllers:", "    [ ] MPI", f"    {own}"]
     lines += ["", "Available Tensor Operations:"]
     lines += ["    [ ] NCCL", "    [ ] DDL", "    [ ] CCL", "    [ ] MPI", f"    {own}"]
@@ -63,17 +70,17 @@ def describe_build() -> str:
 
 def _line(item: Framework) -> str:
     installed, adapter = is_installed(item.module), has_adapter(item.adapter)
-    lacking: List[str] = []
+    missing: List[str] = []
     if not installed:
-        lacking.append("not installed")
+        missing.append("not installed")
     if not adapter:
-        lacking.append("no adapter in this version")
-    note = f" ({'; '.join(lacking)})" if lacking else ""
+        missing.append("no adapter in this version")
+    note = f" ({'; '.join(missing)})" if missing else ""
     return f"    [{_mark(installed and adapter)}] {item.title}{note}"
 
 
-def _mark(there: bool) -> str:
-    return "X" if there else " "
+def _mark(is_available: bool) -> str:
+    return "X" if is_available else " "
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Where the output goes: this process's own stdout and stderr, a notebook's, and files per rank."""
+"""Destinations of the output: this process's stdout and stderr, a notebook's, and files per rank."""
 
 from __future__ import annotations
 
@@ -21,23 +21,28 @@ FULL_BYTES, ROOM_BYTES = 1 << 20, 1 << 18
 
 
 class Console:
-    """Takes bytes for stream 1 (stdout) or 2 (stderr). This base writes to ``sys.stdout`` and ``stderr``.
+    """Writes bytes to stream 1 (stdout) or 2 (stderr). This class uses ``sys.stdout`` and ``sys.stderr``.
 
-    A notebook replaces these with objects that take text only; others have a ``buffer``.
+    In a notebook these are objects that accept text only; otherwise they have a ``buffer``.
     """
 
     broken = False
-    """Whether nobody reads any more."""
+    """Whether the output can no longer be written, for instance because the pipe's reader has ended."""
 
     problem = ""
-    """What the system said when the output could not be written, if not that nobody reads it."""
+    """The system's error if the output could not be written; "" for a closed pipe."""
 
     def coloured(self, environ: Mapping[str, str]) -> Dict[int, bool]:
-        """For each stream, whether prefixes may have colours."""
+        """By stream, whether prefixes may have colours."""
         return {1: False, 2: False}
 
     def write(self, stream: int, data: bytes) -> None:
-        """Show this. Never blocks for long, never raises."""
+        """Write data to a stream. Does not block for long, and does not raise.
+
+        Args:
+            stream: 1 (stdout) or 2 (stderr).
+            data: whole lines.
+        """
         target = sys.stdout if stream == 1 else sys.stderr
         try:
             buffer = getattr(target, "buffer", None)
@@ -48,23 +53,27 @@ class Console:
             elif target is not None:
                 target.write(data.decode("utf-8", "replace"))
                 target.flush()
-        except (OSError, ValueError):  # the pipe broke, or somebody closed the file
+        except (OSError, ValueError):  # the pipe or the file is closed
             self.broken = True
 
     @property
     def full(self) -> bool:
-        """Whether writers should wait a while."""
+        """Whether too much output is queued, so that the ranks' output must not be read now."""
         return False
 
     def on_change(self, wake: Callable[[], None]) -> None:
-        """``wake`` will be called, from any thread, when ``full`` or ``broken`` has changed."""
+        """Set a function that is called, from any thread, when ``full`` or ``broken`` has changed."""
 
     def close(self, timeout_s: Optional[float] = None) -> None:
-        """Wait until everything is written, for so long at most."""
+        """Wait until all queued output is written.
+
+        Args:
+            timeout_s: maximum time to wait, in seconds; None for no limit.
+        """
 
 
 class DescriptorConsole(Console):
-    """Writes to descriptors 1 and 2 from a thread of its own, so that a pager may take its time."""
+    """Writes to descriptors 1 and 2 from a separate thread, so that a slow reader blocks only that."""
 
     def __init__(self) -> None:
         self._queue: Deque[Tuple[int, bytes]] = deque()
@@ -73,7 +82,7 @@ class DescriptorConsole(Console):
         self._wake: Callable[[], None] = lambda: None
         self._was_full = False
         self._closing = False
-        self._dead: Set[int] = set()
+        self._closed: Set[int] = set()
         self._thread = threading.Thread(target=self._run, name="ringrun-console", daemon=True)
         self._thread.start()
 
@@ -90,7 +99,7 @@ class DescriptorConsole(Console):
         return full
 
     def write(self, stream: int, data: bytes) -> None:
-        if data and stream not in self._dead:
+        if data and stream not in self._closed:
             with self._changed:
                 self._queue.append((stream, data))
                 self._queued_bytes += len(data)
@@ -112,8 +121,8 @@ class DescriptorConsole(Console):
                 stream, data = self._queue.popleft()
             try:
                 _write_all(stream, data)
-            except OSError as problem:  # a closed pipe, a terminal that is gone, a full disk
-                self._give_up(stream, problem)
+            except OSError as problem:  # a closed pipe or terminal, a full disk
+                self._stop_writing(stream, problem)
                 continue
             with self._changed:
                 before = self._queued_bytes
@@ -122,17 +131,17 @@ class DescriptorConsole(Console):
             if drained:
                 self._wake()
 
-    def _give_up(self, stream: int, problem: OSError) -> None:
-        """Write no more there. Where nobody reads stdout, nobody wants to read stderr either."""
+    def _stop_writing(self, stream: int, problem: OSError) -> None:
+        """Drop further output of a stream; after a closed pipe, of both streams."""
         with self._changed:
             if problem.errno == errno.EPIPE:
-                self._dead = {1, 2}
+                self._closed = {1, 2}
             else:
-                self._dead.add(stream)
+                self._closed.add(stream)
                 name = "stdout" if stream == 1 else "stderr"
                 self.problem = f"The output cannot be written to {name}: {problem.strerror}."
             self.broken = True
-            left = [item for item in self._queue if item[0] not in self._dead]
+            left = [item for item in self._queue if item[0] not in self._closed]
             self._queue = deque(left)
             self._queued_bytes = sum(len(data) for _, data in left)
         self._wake()
@@ -143,15 +152,22 @@ def _write_all(descriptor: int, data: bytes) -> None:
     while view:
         try:
             view = view[os.write(descriptor, view) :]
-        except BlockingIOError:  # somebody made the terminal non-blocking
+        except BlockingIOError:  # another process has made the terminal non-blocking
             select.select([], [descriptor], [], Deadline(1.0).remaining_s())
 
 
 class OutputFiles:
-    """``DIR/rank.N/stdout`` and ``stderr``: every byte as the rank wrote it.
+    """``DIR/rank.N/stdout`` and ``stderr``: the unchanged output of each rank.
+
+    Args:
+        folder: the directory of ``--output-dir``.
+        ranks: number of ranks.
+
+    Attributes:
+        problem: the error of the last write that failed, or "".
 
     Raises:
-        ConfigError: the directory or a file in it cannot be made.
+        ConfigError: the directory or a file in it cannot be created.
     """
 
     def __init__(self, folder: Path, ranks: int) -> None:
@@ -171,13 +187,13 @@ class OutputFiles:
             ) from None
 
     def write(self, rank: int, stream: int, data: bytes) -> None:
-        """Append; when the disk says no, remember why in ``problem`` and leave that file."""
+        """Append to a rank's file. On an error set ``problem``, and write no more to that file."""
         file = self._files.get((rank, stream))
         if file is not None:
             try:
                 file.write(data)
             except OSError as problem:
-                self.problem = f"{file.name}: {problem.strerror}; what follows is not kept there."
+                self.problem = f"{file.name}: {problem.strerror}; further output is not written to it."
                 del self._files[rank, stream]
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What ranks print, made readable. Pure: chunks of bytes go in, whole prefixed lines come out."""
+"""Formats the output of ranks. Pure: from chunks of bytes to whole lines with a prefix."""
 
 from __future__ import annotations
 
@@ -19,28 +19,32 @@ _TORCHS_PREFIX = re.compile(rb"\[rank\d+\]: ?")
 
 
 class LineAssembler:
-    """One stream of one rank: cuts it into lines.
+    """Splits one stream of one rank into lines.
 
-    A line that is rewritten with carriage returns (a progress bar) is shown in its latest state,
-    about once a second, and in its last state when it ends. A line longer than 64 KiB comes in
-    pieces. Bytes are never decoded.
+    A line that is rewritten with carriage returns (a progress bar) is shown about once a second in its latest
+    state, and in its last state when it ends. A line longer than 64 KiB is split. Bytes are not decoded.
     """
 
     def __init__(self) -> None:
-        self._line = bytearray()  # since the last line end or carriage return
-        self._state: Optional[bytes] = None  # what the current line last said in full, if it is a bar
+        self._line = bytearray()  # the bytes since the last line end or carriage return
+        self._state: Optional[bytes] = None  # the last complete state of the line, if it is a progress bar
         self._shown = b""
         self._shown_s = float("-inf")
 
     @property
     def waiting(self) -> bool:
-        """Whether there is progress that :meth:`tick` may want to show."""
+        """Whether the current line is a progress bar, which :meth:`tick` shows."""
         return self._state is not None
 
     def feed(self, data: bytes, now_s: float) -> List[bytes]:
-        """The lines that are complete now, without their ends."""
+        """The lines that are complete now, without their ends.
+
+        Args:
+            data: what the rank has written.
+            now_s: the time, in seconds.
+        """
         if self._state is None and b"\r" not in data and len(data) <= _PIECE and b"\r" not in self._line:
-            *lines, rest = (bytes(self._line) + data).split(b"\n")  # by far the most usual, and quick
+            *lines, rest = (bytes(self._line) + data).split(b"\n")  # fast path for the usual case
             if len(rest) <= _PIECE and (not lines or len(lines[0]) <= _PIECE):
                 self._line[:] = rest
                 return lines
@@ -53,7 +57,7 @@ class LineAssembler:
         return lines
 
     def tick(self, now_s: float) -> List[bytes]:
-        """The state of a progress bar, if the last one shown is a second old."""
+        """The state of a progress bar, if the last state was shown at least a second ago."""
         if self._state is None or now_s - self._shown_s < PROGRESS_INTERVAL_S:
             return []
         state = self._latest()
@@ -63,20 +67,20 @@ class LineAssembler:
         return [state]
 
     def flush(self) -> List[bytes]:
-        """The stream has ended: what is left, as a line."""
+        """At the end of the stream: the remaining bytes as a line."""
         return self._finish() if self._line or self._state is not None else []
 
     def _extend(self, part: bytes, lines: List[bytes], now_s: float) -> None:
         if b"\r" in part[:-1] or (part and self._line.endswith(b"\r")):
             *states, part = (bytes(self._line) + part).split(b"\r")
             del self._line[:]
-            if not part:  # it may be half of a \r\n
+            if not part:  # the \r may be half of a \r\n
                 part = states.pop() + b"\r"
-            told = [state for state in states if state.strip()]
+            visible = [state for state in states if state.strip()]
             if self._state is None:
                 self._state = b""
-            if told:
-                self._state = told[-1]
+            if visible:
+                self._state = visible[-1]
         self._line += part
         while len(self._line) > _PIECE:
             lines.append(bytes(self._line[:_PIECE]))
@@ -100,17 +104,22 @@ class LineAssembler:
 
 
 _NATIVE_FRAME = re.compile(rb"(At:|\s+\S+\(\d+\): \S+)\s*$")
-"""Below an error that went through C++: ``At:``, then lines like ``  /a/file.py(12): function``."""
+"""Lines after an error that passed through C++: ``At:``, then lines like ``  /a/file.py(12): function``."""
 
 
 def without_torchs_prefix(line: bytes) -> bytes:
-    """A line without what PyTorch puts in front of every line of a traceback that ends the program."""
+    """A line without the prefix that PyTorch adds to every line of a traceback that ends the program."""
     found = _TORCHS_PREFIX.match(line) if line.startswith(b"[rank") else None
     return line if found is None else line[found.end() :]
 
 
 class Tail:
-    """The last lines of a stream, within limits: where the traceback is."""
+    """The last lines of a stream, which contain the traceback.
+
+    Args:
+        lines: maximum number of lines.
+        limit_bytes: maximum number of bytes.
+    """
 
     def __init__(self, lines: int = TAIL_LINES, limit_bytes: int = TAIL_BYTES) -> None:
         self._lines: Deque[bytes] = deque(maxlen=lines)
@@ -118,7 +127,7 @@ class Tail:
         self._bytes = 0
 
     def add(self, line: bytes) -> None:
-        """One more line. Those of PyTorch's own stack, which would push the error out, are left out."""
+        """Add a line. Lines of PyTorch's own stack are skipped, because they would displace the error."""
         line = without_torchs_prefix(line)
         if _NATIVE_FRAME.match(line):
             return
@@ -143,7 +152,7 @@ def prefix(host: str, rank: int, coloured: bool) -> bytes:
 
 
 def wants_colour(environ: Mapping[str, str], is_terminal: bool) -> bool:
-    """Whether colour is welcome: a terminal, and nobody said no (https://no-color.org)."""
+    """Whether to use colours: on a terminal, unless ``NO_COLOR`` or ``TERM=dumb`` is set (no-color.org)."""
     return is_terminal and not environ.get("NO_COLOR") and environ.get("TERM", "") != "dumb"
 
 
@@ -154,15 +163,15 @@ def is_consequence(lines: List[bytes]) -> bool:
     return any(line.startswith(b"ringcomm.errors.") for line in ends)
 
 
-class Hold:
-    """Keeps back a traceback on stderr for a moment.
+class TracebackDelay:
+    """Delays a traceback on stderr.
 
-    A rank that fails prints one and ends. When it failed only because another did, its traceback
-    would bury the one that matters; so what follows the word Traceback waits until it is known
-    who failed first, or until it turns out that the rank goes on.
+    A rank that fails prints a traceback and ends. If it failed only because another rank did, its traceback
+    would hide the one of the root cause. So lines from the word Traceback on are delayed until the first
+    failure is determined, or until the rank has continued for a while.
 
     Attributes:
-        ending: whether the rank has said that its program ends, which may take it long.
+        ending: whether the rank has reported the end of its program, after which its exit may take long.
     """
 
     def __init__(self) -> None:
@@ -172,11 +181,11 @@ class Hold:
 
     @property
     def waiting(self) -> bool:
-        """Whether something is kept back."""
+        """Whether lines are delayed."""
         return bool(self._lines)
 
     def add(self, lines: List[bytes], now_s: float) -> List[bytes]:
-        """What may be shown now, after these lines came in."""
+        """Add lines; returns those that may be shown now."""
         shown: List[bytes] = []
         for line in lines:
             if not self._lines and without_torchs_prefix(line).startswith(_TRACEBACK):
@@ -190,28 +199,31 @@ class Hold:
         return shown
 
     def due(self, now_s: float) -> List[bytes]:
-        """What has been kept back long enough: the rank goes on."""
+        """The delayed lines, if the time limit has passed and the rank continues."""
         if self._since_s is not None and now_s - self._since_s >= HOLD_S and not self.ending:
             return self.release()
         return []
 
     def keep(self) -> None:
-        """The rank has ended badly: wait for the verdict, however long that takes."""
+        """The rank has failed: delay its lines until :meth:`release`, without a time limit."""
         if self._since_s is not None:
             self._since_s = float("inf")
 
     def release(self) -> List[bytes]:
-        """All that was kept back."""
+        """All delayed lines, which are removed."""
         lines, self._lines, self._since_s = self._lines, [], None
         return lines
 
 
 class Outputs:
-    """All streams of all ranks: assemblers, prefixes, and the tails of what went to stderr.
+    """The streams of all ranks: assemblers, prefixes, and the last lines of stderr.
 
     Args:
-        hosts: for each rank, what its host is called.
-        coloured: for stdout (1) and stderr (2), whether prefixes are.
+        hosts: by rank, the name of its host.
+        coloured: for stdout (1) and stderr (2), whether prefixes have colours.
+
+    Attributes:
+        tails: by rank, the last lines of its stderr.
     """
 
     def __init__(self, hosts: Dict[int, str], coloured: Mapping[int, bool]) -> None:
@@ -221,65 +233,78 @@ class Outputs:
             for rank, host in hosts.items()
             for stream in (1, 2)
         }
-        self._holds = {rank: Hold() for rank in hosts}
+        self._delays = {rank: TracebackDelay() for rank in hosts}
         self.tails = {rank: Tail() for rank in hosts}
 
     def feed(self, rank: int, stream: int, data: bytes, now_s: float) -> bytes:
-        """What to write for a chunk that a rank printed."""
+        """The bytes to write for data of a rank.
+
+        Args:
+            rank: the rank.
+            stream: 1 (stdout) or 2 (stderr).
+            data: what it has written.
+            now_s: the time, in seconds.
+        """
         return self._compose(rank, stream, self._lines[rank, stream].feed(data, now_s), now_s)
 
     def ending(self, rank: int) -> None:
-        """A rank says that its program ends: what is kept back is not shown before it is known how."""
-        self._holds[rank].ending = True
+        """A rank has reported the end of its program: delay its traceback until its exit code is known."""
+        self._delays[rank].ending = True
 
     def flush(self, rank: int, ok: bool, now_s: float) -> List[Tuple[int, bytes]]:
-        """What is left of a rank that has ended, as (stream, bytes)."""
+        """The remaining output of a rank that has ended, as (stream, bytes).
+
+        Args:
+            rank: the rank.
+            ok: whether it succeeded; otherwise its traceback is delayed until :meth:`settle`.
+            now_s: the time, in seconds.
+        """
         rest = [
             (stream, self._compose(rank, stream, self._lines[rank, stream].flush(), now_s))
             for stream in (1, 2)
         ]
         if ok:
-            rest.append((2, self._prefixed(rank, 2, self._holds[rank].release())))
+            rest.append((2, self._prefixed(rank, 2, self._delays[rank].release())))
         else:
-            self._holds[rank].keep()
+            self._delays[rank].keep()
         return rest
 
     def settle(self, shown: Container[int]) -> List[Tuple[int, bytes]]:
-        """The verdict is known: what was kept back, without tracebacks that only say that another failed.
+        """The delayed lines, without tracebacks that only name another rank as the root cause.
 
         Args:
-            shown: ranks whose tracebacks are shown whatever they say.
+            shown: ranks whose tracebacks are included in any case.
         """
-        kept = [(rank, hold.release()) for rank, hold in self._holds.items()]
+        delayed = [(rank, delay.release()) for rank, delay in self._delays.items()]
         return [
             (2, self._prefixed(rank, 2, lines))
-            for rank, lines in kept
+            for rank, lines in delayed
             if lines and (rank in shown or not is_consequence(lines))
         ]
 
     def tick(self, now_s: float) -> List[Tuple[int, bytes]]:
-        """Progress that is due to be shown, and tracebacks that were not the end."""
+        """Progress bars that are due, and tracebacks of ranks that have continued."""
         shown = []
         for (rank, stream), assembler in self._lines.items():
             if assembler.waiting:
                 shown.append((stream, self._compose(rank, stream, assembler.tick(now_s), now_s)))
-        for rank, hold in self._holds.items():
-            if hold.waiting:
-                shown.append((2, self._prefixed(rank, 2, hold.due(now_s))))
+        for rank, delay in self._delays.items():
+            if delay.waiting:
+                shown.append((2, self._prefixed(rank, 2, delay.due(now_s))))
         return [(stream, data) for stream, data in shown if data]
 
     @property
     def waiting(self) -> bool:
-        """Whether :meth:`tick` has to be called soon."""
+        """Whether :meth:`tick` must be called soon."""
         return any(lines.waiting for lines in self._lines.values()) or any(
-            hold.waiting for hold in self._holds.values()
+            delay.waiting for delay in self._delays.values()
         )
 
     def _compose(self, rank: int, stream: int, lines: List[bytes], now_s: float) -> bytes:
         if stream == 2:
             for line in lines:
                 self.tails[rank].add(line)
-            lines = self._holds[rank].add(lines, now_s)
+            lines = self._delays[rank].add(lines, now_s)
         return self._prefixed(rank, stream, lines)
 
     def _prefixed(self, rank: int, stream: int, lines: List[bytes]) -> bytes:

@@ -1,4 +1,4 @@
-"""What a job shows: its ranks' output, in lines and in files, and what ringrun has to say itself."""
+"""The output of a job: its ranks' output as prefixed lines and as files, and ringrun's own messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ STDOUT, STDERR = 1, 2
 
 
 class Printer:
-    """Sends output where it goes: to the console with prefixes, to ``--output-dir`` as it is.
+    """Writes output to the console with prefixes, and to ``--output-dir`` unchanged.
+
+    Args:
+        job: the job.
+        console: receives the lines.
+        coloured: by stream, whether prefixes have colours.
+        clock: the time in seconds.
 
     Raises:
         ConfigError: ``--output-dir`` cannot be written.
@@ -30,15 +36,15 @@ class Printer:
 
     @property
     def waiting(self) -> bool:
-        """Whether :meth:`tick` has to be called soon."""
+        """Whether :meth:`tick` must be called soon."""
         return self._outputs.waiting
 
     def tails(self) -> Dict[int, List[str]]:
-        """For each rank, its last lines on stderr."""
+        """By rank, its last lines on stderr."""
         return {rank: tail.text() for rank, tail in self._outputs.tails.items()}
 
     def printed(self, rank: int, stream: int, data: bytes) -> None:
-        """A rank printed this."""
+        """Write data that a rank has written to a stream: 1 (stdout) or 2 (stderr)."""
         if rank in self._outputs.tails:
             if self._files is not None:
                 self._files.write(rank, stream, data)
@@ -48,24 +54,24 @@ class Printer:
             self._console.write(stream, self._outputs.feed(rank, stream, data, self._clock()))
 
     def ending(self, rank: int) -> None:
-        """A rank's program has ended; its process may still need a while."""
+        """A rank's program has ended; its process has not exited yet."""
         if rank in self._outputs.tails:
             self._outputs.ending(rank)
 
     def ended(self, rank: int, ok: bool) -> None:
-        """A rank has ended."""
+        """A rank's process has ended; ``ok`` tells whether it succeeded."""
         self._write(self._outputs.flush(rank, ok, self._clock()))
 
     def tick(self) -> None:
-        """Show progress that is due."""
+        """Write output that was delayed until now: progress bars and tracebacks."""
         self._write(self._outputs.tick(self._clock()))
 
     def settle(self, shown: Container[int]) -> None:
-        """Show the tracebacks kept back; those that only name another rank just for ranks in ``shown``."""
+        """Write delayed tracebacks; those that only name another rank are written for ranks in ``shown``."""
         self._write(self._outputs.settle(shown))
 
     def say(self, text: str) -> None:
-        """A word from ringrun itself."""
+        """Write a message of ringrun to stderr."""
         lines = [f"ringrun: {line}\n" for line in text.splitlines()]
         self._console.write(STDERR, "".join(lines).encode("utf-8", "surrogateescape"))
 

@@ -1,4 +1,4 @@
-"""Whether the timeline that the user asked for is there at the end."""
+"""Check at the end of a job that the requested timeline was written."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from pathlib import Path
 from ..plan.job import Job
 
 _COARSE_S = 2.0
-"""What a file system may make of the time of a write."""
+"""Resolution of a file system's modification times, in seconds."""
 
 
 def missing_timeline(job: Job, began_s: float) -> str:
-    """A sentence if rank 0, on this machine, has not written the timeline that was asked for, else "".
+    """A message if rank 0, on this machine, has not written the requested timeline, else "".
 
     Args:
-        began_s: wall clock when the job began: an older file is another job's.
+        job: the job that has ended.
+        began_s: the job's start, in seconds of the wall clock: an older file is another job's.
     """
     host = job.host_of(0)
     if not job.settings.timeline or not host.is_local:

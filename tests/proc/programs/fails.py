@@ -42,7 +42,7 @@ def fail(*_: Any) -> bool:
     if way == "os._exit":
         os._exit(7)
     if way == "holds the lock":
-        # In C, for ever, and no signal interrupts it: ringrun sends one, to be told where it is.
+        # In C, without end, and no signal interrupts it: ringrun sends one to get its stacks.
         re.match("(a+)+$", "a" * 60 + "b")
     if way == "out of memory":
         eat()

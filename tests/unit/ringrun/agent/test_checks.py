@@ -9,11 +9,11 @@ import pytest
 
 from ringrun.agent.checks import (
     check_argv,
+    check_result,
     find_problem,
     find_program,
-    judge_check,
-    meeting_facts,
-    put_horovod_first,
+    master_facts,
+    prepend_horovod_shim,
 )
 
 HOW: Dict[str, Any] = {"code": 1, "signal": None, "sent": 0}
@@ -35,14 +35,14 @@ GOOD = {"python": "/p", "version": "3.9.1", "old": False, "numpy": "1.23.5", "ri
 )
 def test_judgement(changes: Dict[str, Any], problem: Optional[str]) -> None:
     output = b"some noise\n" + json.dumps({**GOOD, **changes}).encode()
-    facts = judge_check(output, "/p", CONFIG, HOW)
+    facts = check_result(output, "/p", CONFIG, HOW)
     assert facts.get("problem") == problem
     assert facts["found"]["python"] == "/p"
 
 
 @pytest.mark.parametrize("output", [b"", b"Segmentation fault\n", b'\n{"half":'])
 def test_no_answer_is_a_problem(output: bytes) -> None:
-    facts = judge_check(output, "/p", CONFIG, dict(HOW, code=None, signal=11))
+    facts = check_result(output, "/p", CONFIG, dict(HOW, code=None, signal=11))
     assert (facts["problem"], facts["signal"], facts["path"]) == ("check", 11, "/p")
 
 
@@ -117,14 +117,14 @@ def test_a_horovod_next_to_the_script_is_in_the_way(tmp_path: Path, name: str) -
 
 def test_horovod_comes_first() -> None:
     env: Dict[str, str] = {}
-    put_horovod_first(env, "/site/ringrun/__init__.py")
+    prepend_horovod_shim(env, "/site/ringrun/__init__.py")
     assert env == {"PYTHONPATH": "/site/ringrun/compat/horovod_shim"}
     env = {"PYTHONPATH": "/a:/b"}
-    put_horovod_first(env, "/site/ringrun/__init__.py")
+    prepend_horovod_shim(env, "/site/ringrun/__init__.py")
     assert env == {"PYTHONPATH": "/site/ringrun/compat/horovod_shim:/a:/b"}
 
 
-def test_meeting_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_master_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSH_CONNECTION", "a 1 b 22")
-    facts = meeting_facts()
+    facts = master_facts()
     assert facts["login"] == "a 1 b 22" and 0 < facts["port"] < 65536

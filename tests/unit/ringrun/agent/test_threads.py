@@ -40,14 +40,14 @@ def test_the_line_names_hosts_numbers_and_the_option() -> None:
              "c": threads.limit(env, "auto", 3, 2.5)}  # fmt: skip
     assert threads.describe(hosts, "auto").startswith(
         "2 threads per rank on a (4 cores, 2 ranks); 1 thread per rank on c (2.5 cores, 3 ranks, "
-        "OMP_NUM_THREADS=6 stays). --threads N sets another number"
+        "OMP_NUM_THREADS=6 is kept). --threads N sets another number"
     )
 
 
 def test_nothing_is_said_of_what_the_user_has_asked_for() -> None:
     assert threads.describe({"a": threads.limit({}, "3", 2, 4.0)}, "3") == ""
     assert threads.describe({"a": threads.limit({}, "none", 2, 4.0)}, "none") == ""
-    assert "OMP_NUM_THREADS=1 stays" in threads.describe(
+    assert "OMP_NUM_THREADS=1 is kept" in threads.describe(
         {"a": threads.limit({"OMP_NUM_THREADS": "1"}, "3", 2, 4.0)}, "3"
     )
 

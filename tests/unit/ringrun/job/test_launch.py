@@ -13,7 +13,7 @@ from ringcomm.transport import kinds, nics
 from ringrun.job import launch, rendezvous
 from ringrun.job.launch import Options, describe, per_host, prepare, read_hosts
 from ringrun.job.rendezvous import master_variables, rendezvous_addresses, rendezvous_variables
-from ringrun.plan.horovod import Said
+from ringrun.plan.horovod import SettingValue
 from ringrun.plan.setting_sources import from_values
 
 ENVIRON = {"PATH": "/nowhere", "TOKEN": "hunter2"}
@@ -77,8 +77,12 @@ def test_one_machine_under_two_names(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("options", "environ", "words"),
     [
-        (Options(said=from_values({"timeout_s": float("nan")})), {}, "timeout_s=nan cannot be used"),
-        (Options(said=from_values({"timeout_s": -1})), {}, "timeout_s=-1 cannot be used"),
+        (
+            Options(setting_values=from_values({"timeout_s": float("nan")})),
+            {},
+            "timeout_s=nan cannot be used",
+        ),
+        (Options(setting_values=from_values({"timeout_s": -1})), {}, "timeout_s=-1 cannot be used"),
         (Options(ifaces=("10.0.0.0/99",)), {}, "--iface '10.0.0.0/99' is not a network"),
         (Options(hosts="a,b", ifaces=("b=10.0.0/8",)), {}, "'10.0.0/8' is not a network"),
         (Options(), {"RINGCOMM_IFACE": "eth0,!1.2.3.4/-1"}, "is not a network"),
@@ -96,11 +100,11 @@ def test_values_that_make_no_sense_are_refused_before_anything_starts(
 def test_more_ranks_than_a_process_may_have_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch.resource, "getrlimit", lambda _: (256, 4096))
     assert prepare(Options(np=192), ["x.py"], ENVIRON).plan.size == 192
-    with pytest.raises(ConfigError, match="193 ranks: .* only 256 files open"):
+    with pytest.raises(ConfigError, match="193 ranks: .* only 256 open files"):
         prepare(Options(np=193), ["x.py"], ENVIRON)
 
 
-def test_what_an_agent_is_told() -> None:
+def test_the_configuration_of_an_agent() -> None:
     job = prepare(Options(np=3, hosts="localhost,far:2"), ["train.py"], ENVIRON)
     config: Dict[str, Any] = job.agent_config(job.hosts[1])
     assert config["writes"] == []
@@ -132,7 +136,7 @@ def test_under_horovod() -> None:
         assert config["horovod"] and config["env"]["HOROVOD_CYCLE_TIME"] == "4"
         assert config["env"]["RINGCOMM_CYCLE_TIME"] == "4.0"
         assert rank["env"]["HOROVOD_RANK"] == str(host.index) and "HOROVOD_RANK" not in config["env"]
-        # What -x says stays.
+        # Variables of -x keep their values.
         assert (config["env"]["RANK"], config["env"]["HOROVOD_CONTROLLER"]) == ("9", "own")
         assert "RANK" not in rank["env"] and "HOROVOD_CONTROLLER" not in rank["env"]
     without = prepare(Options(), ["train.py"], environ)
@@ -239,8 +243,8 @@ def test_hosts_come_from_one_place(tmp_path: Path) -> None:
 
 def test_settings_come_from_options_before_the_environment() -> None:
     environ = {**ENVIRON, "RINGCOMM_TIMEOUT": "5", "RINGCOMM_START_TIMEOUT": "7"}
-    said = (Said("timeout_s", "0", "--timeout 0", "--timeout"),)
-    job = prepare(Options(said=said), ["x.py"], environ)
+    values = (SettingValue("timeout_s", "0", "--timeout 0", "--timeout"),)
+    job = prepare(Options(setting_values=values), ["x.py"], environ)
     assert (job.settings.timeout_s, job.settings.start_timeout_s) == (0.0, 7.0)
     assert "RINGCOMM_TIMEOUT" not in job.hosts[0].env  # the default again, and the variable is removed
     assert job.hosts[0].env["RINGCOMM_START_TIMEOUT"] == "7.0"

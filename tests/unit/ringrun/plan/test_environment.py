@@ -48,8 +48,8 @@ def test_forwarded(requests: List[str], found: Dict[str, str]) -> None:
     [
         ("1A=2", "'1A'"),
         ("a b", "neither"),
-        ("RINGCOMM_KEY", "its own"),
-        ("RINGCOMM_KEY=1", "its own"),
+        ("RINGCOMM_KEY", "sets it for every rank"),
+        ("RINGCOMM_KEY=1", "sets it for every rank"),
     ],
 )
 def test_bad_requests(request_: str, word: str) -> None:
@@ -59,11 +59,11 @@ def test_bad_requests(request_: str, word: str) -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_what_is_not_set_is_told_and_left_out() -> None:
+def test_what_is_not_set_is_reported_and_left_out() -> None:
     assert forwarded(["C", "NOTHING_*", "A"], HERE) == {"A": "1"}
-    told = not_forwarded(["C", "NOTHING_*", "A", "NCCL_*", "C=", "X=1"], HERE)
-    assert len(told) == 2 and told[0].startswith("-x C: no such variable is set here")
-    assert "-x C=VALUE" in told[0] and told[1] == "-x 'NOTHING_*': no variable that is set here fits."
+    found = not_forwarded(["C", "NOTHING_*", "A", "NCCL_*", "C=", "X=1"], HERE)
+    assert len(found) == 2 and found[0].startswith("-x C: no such variable is set here")
+    assert "-x C=VALUE" in found[0] and found[1] == "-x 'NOTHING_*': no variable that is set here matches."
 
 
 def test_own_variables() -> None:

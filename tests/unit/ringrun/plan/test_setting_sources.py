@@ -10,15 +10,15 @@ import pytest
 from ringcomm.config import Settings
 from ringcomm.errors import ConfigError
 from ringrun.plan import horovod, setting_sources
-from ringrun.plan.horovod import Said
+from ringrun.plan.horovod import SettingValue
 from ringrun.plan.setting_sources import (
     describe,
     effective,
     from_environment,
     from_file,
     from_values,
-    once,
     shown_value,
+    without_conflicts,
 )
 
 GOOD: Dict[str, str] = {
@@ -72,7 +72,7 @@ def test_every_setting_can_be_said_in_every_way() -> None:
 def test_who_wins() -> None:
     file = from_file("timeout: 1\ncycle-time: 1.5\nspin-us: 1\n", "f.yaml")
     variables = from_environment({"RINGCOMM_TIMEOUT": "2", "RINGCOMM_CYCLE_TIME": "2"})
-    flags = [Said("timeout_s", "3", "--timeout 3", "--timeout")]
+    flags = [SettingValue("timeout_s", "3", "--timeout 3", "--timeout")]
     found = effective([file, variables, flags])
     assert (found.settings.timeout_s, found.settings.cycle_ms, found.settings.spin_us) == (3.0, 2.0, 1.0)
     assert found.sources == {
@@ -140,11 +140,11 @@ def test_a_bad_variable_of_horovods_is_named() -> None:
 
 
 def test_two_flags_for_one_setting() -> None:
-    one = Said("fusion_bytes", "32M", "--fusion-threshold 32M", "--fusion-threshold")
-    other = Said("fusion_bytes", "64M", "--fusion-threshold-mb 64", "--fusion-threshold-mb")
-    assert once([one, other._replace(text="32M")]) == [one]
+    one = SettingValue("fusion_bytes", "32M", "--fusion-threshold 32M", "--fusion-threshold")
+    other = SettingValue("fusion_bytes", "64M", "--fusion-threshold-mb 64", "--fusion-threshold-mb")
+    assert without_conflicts([one, other._replace(text="32M")]) == [one]
     with pytest.raises(ConfigError, match="--fusion-threshold 32M and --fusion-threshold-mb 64"):
-        once([one, other])
+        without_conflicts([one, other])
 
 
 def test_from_a_program() -> None:
@@ -163,8 +163,8 @@ def test_from_a_program() -> None:
 def test_what_a_program_says_by_the_names_of_options() -> None:
     by_field = from_values({"fusion_bytes": "32M", "timeout_s": 2.5, "transport": "tcp"})
     for names in (("fusion-threshold", "timeout", "transport"), ("fusion_threshold", "timeout", "transport")):
-        said = from_values(dict(zip(names, ("32M", 2.5, "tcp"))))
-        assert effective([said]).settings == effective([by_field]).settings
+        by_option = from_values(dict(zip(names, ("32M", 2.5, "tcp"))))
+        assert effective([by_option]).settings == effective([by_field]).settings
     with pytest.raises(ConfigError, match="no setting 'fusion'.*fusion_threshold"):
         from_values({"fusion": 1})
 
@@ -191,4 +191,4 @@ def test_names_that_are_known_twice_mean_one_thing() -> None:
     assert {name.setting for name in horovod.NAMES} <= {item.name for item in fields(Settings)}
     assert set(horovod.VALUES) <= {*horovod.REFUSED, *horovod.IGNORED}
     assert not set(horovod.REFUSED) & set(horovod.IGNORED)
-    assert setting_sources.Said is Said
+    assert setting_sources.SettingValue is SettingValue

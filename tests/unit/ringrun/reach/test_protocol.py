@@ -29,7 +29,7 @@ def test_frames_after_noise(noise: bytes, size: int) -> None:
 
 def test_endless_noise_is_refused() -> None:
     reader = FrameReader()
-    with pytest.raises(ProtocolError, match="megabyte"):
+    with pytest.raises(ProtocolError, match="1 MiB of output"):
         for _ in range(100):
             reader.feed(b"x" * 65536)
 

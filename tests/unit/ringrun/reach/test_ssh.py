@@ -81,13 +81,13 @@ def test_paths_that_shells_disagree_about(path: str) -> None:
         (
             255,
             "ssh: Could not resolve hostname jetson1: Name or service not known",
-            ["nobody knows", "~/.ssh/config"],
+            ["cannot be resolved", "~/.ssh/config"],
             False,
         ),
         (
             255,
             "ssh: connect to host jetson1 port 22: Connection refused",
-            ["nothing accepts ssh", "port 22"],
+            ["not accept ssh connections", "port 22"],
             False,
         ),
         (
@@ -106,7 +106,7 @@ def test_paths_that_shells_disagree_about(path: str) -> None:
         (
             255,
             "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.",
-            ["in between"],
+            ["intercepts the connection"],
             False,
         ),
         (255, "me@jetson1: Permission denied (publickey,password).", ["refused", "ssh-copy-id", "-i"], False),
@@ -150,10 +150,10 @@ def test_a_local_interpreter_is_not_logged_in_to() -> None:
 
 
 def test_a_program_that_is_no_python() -> None:
-    said = f"/bin/ls: cannot access '{BOOT}': No such file or directory\n"
+    output = f"/bin/ls: cannot access '{BOOT}': No such file or directory\n"
     for status in (1, 2):
         text = explain_start(
-            "localhost", ["/bin/ls", "-c", BOOT], "/bin/ls", status, said, is_local=True
+            "localhost", ["/bin/ls", "-c", BOOT], "/bin/ls", status, output, is_local=True
         ).text
         assert "too old" not in text and "import os" not in text
         assert "/bin/ls: cannot access '…': No such file or directory" in text

@@ -7,10 +7,10 @@ import pytest
 from ringrun.show.output import (
     HOLD_S,
     LONGEST_LINE_BYTES,
-    Hold,
     LineAssembler,
     Outputs,
     Tail,
+    TracebackDelay,
     prefix,
     wants_colour,
 )
@@ -104,7 +104,7 @@ TRACE = [b"Traceback (most recent call last):", b'  File "x.py", line 1', b"Valu
 
 
 def test_a_traceback_is_held_back_for_a_while() -> None:
-    hold = Hold()
+    hold = TracebackDelay()
     assert hold.add([b"before", *TRACE], 0.0) == [b"before"]
     assert hold.waiting
     assert hold.due(HOLD_S / 2) == []
@@ -114,7 +114,7 @@ def test_a_traceback_is_held_back_for_a_while() -> None:
 
 
 def test_a_held_traceback_waits_for_the_verdict_once_the_rank_has_ended() -> None:
-    hold = Hold()
+    hold = TracebackDelay()
     hold.add(TRACE, 0.0)
     hold.keep()
     assert hold.due(1e9) == []
@@ -122,7 +122,7 @@ def test_a_held_traceback_waits_for_the_verdict_once_the_rank_has_ended() -> Non
 
 
 def test_what_is_held_back_is_bounded() -> None:
-    hold = Hold()
+    hold = TracebackDelay()
     shown = hold.add(TRACE[:1] + [b"x"] * 1000, 0.0)
     assert len(shown) == 1001
 

@@ -1,6 +1,6 @@
-"""Horovod's modules for scripts that were written for it, with ringcomm behind them.
+"""The package ``horovod`` for scripts that were written for Horovod, implemented by ringcomm.
 
-It is found only where ``ringrun --horovod`` has put its folder into ``PYTHONPATH``. A module like
+It is importable only where ``ringrun --horovod`` has added its folder to ``PYTHONPATH``. A module like
 ``horovod.torch`` *is* ringcomm's adapter, under another name.
 """
 
@@ -16,7 +16,7 @@ __version__ = "0.28.1"
 """The version of Horovod whose interface this follows; ``ringcomm.__version__`` is the real one."""
 
 if not any(isinstance(finder, Forwarder) for finder in sys.meta_path):
-    # First: a module that stands for another has that one's path, where the usual finders would look.
+    # First: an alias has the other module's path, in which the usual finders would search.
     sys.meta_path.insert(0, Forwarder())
 
 if from_program not in setting_aliases.sources:

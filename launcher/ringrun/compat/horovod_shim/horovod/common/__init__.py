@@ -1,1 +1,1 @@
-"""What Horovod's bindings have in common."""
+"""The common modules of Horovod's bindings."""

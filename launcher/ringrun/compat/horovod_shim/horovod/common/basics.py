@@ -1,4 +1,4 @@
-"""The class behind ``hvd.rank()`` and its like, for code that makes one itself."""
+"""``HorovodBasics``, the class of ``hvd.rank()`` and similar functions, for code that instantiates it."""
 
 from ringcomm._adapter.horovod_basics import HorovodBasics
 

@@ -1,4 +1,4 @@
-"""Horovod's exceptions. The first two are what ringcomm really raises."""
+"""Horovod's exceptions. ``HorovodInternalError`` and ``HostsUpdatedInterrupt`` are ringcomm's classes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ringcomm.errors import HorovodInternalError, HostsUpdatedInterrupt
 
 
 class HorovodVersionMismatchError(ImportError):
-    """There for ``except`` clauses; ringcomm is not tied to the version of a framework."""
+    """For ``except`` clauses only; ringcomm does not depend on the version of a framework."""
 
 
 __all__ = ["HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedInterrupt"]

@@ -1,4 +1,4 @@
-"""Small helpers of Horovod's that scripts and tests use."""
+"""Helper functions of Horovod that scripts and tests use."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ringcomm._adapter import basics
 
 
 def gloo_built(verbose: bool = False) -> bool:
-    """See :func:`ringcomm._adapter.basics.gloo_built`; so for the others."""
+    """Whether Gloo is available; True, because ringcomm's own links replace it."""
     return basics.gloo_built()
 
 
 def mpi_built(verbose: bool = False) -> bool:
-    """Whether there is MPI."""
+    """Whether MPI is available."""
     return basics.mpi_built()
 
 
@@ -28,17 +28,17 @@ def nccl_built(verbose: bool = False) -> int:
 
 
 def ddl_built(verbose: bool = False) -> bool:
-    """Whether there is DDL."""
+    """Whether DDL is available."""
     return basics.ddl_built()
 
 
 def ccl_built(verbose: bool = False) -> bool:
-    """Whether there is oneCCL."""
+    """Whether oneCCL is available."""
     return basics.ccl_built()
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether ringcomm has an adapter for a framework and the framework is there."""
+    """Whether a framework is installed and ringcomm has an adapter for it."""
     try:
         return find_spec(ext_base_name) is not None and find_spec(f"ringcomm.{ext_base_name}") is not None
     except (ImportError, ValueError):
@@ -46,17 +46,17 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
-    """Make sure that there is an adapter.
+    """Check that ringcomm has an adapter for a framework.
 
     Raises:
-        ImportError: there is none.
+        ImportError: it has none, or the framework is not installed.
     """
     if not extension_available(ext_name.rpartition(".")[2]):
         raise ImportError(f"{ext_name}: ringcomm has no adapter for it, or the framework is not installed.")
 
 
 def check_installed_version(name: str, version: str, exception: Any = None) -> None:
-    """Nothing: ringcomm is not tied to the version of a framework."""
+    """Do nothing: ringcomm does not depend on the version of a framework."""
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
@@ -69,22 +69,22 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def _cache(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Call a function once for each set of arguments, and remember what it returned."""
-    known: Dict[Any, Any] = {}
+    """Call a function once for each set of arguments, and cache its result."""
+    results: Dict[Any, Any] = {}
 
     @functools.wraps(f)
-    def remembered(*args: Any, **kwargs: Any) -> Any:
+    def cached(*args: Any, **kwargs: Any) -> Any:
         key = (args, frozenset(kwargs.items()))
-        if key not in known:
-            known[key] = f(*args, **kwargs)
-        return known[key]
+        if key not in results:
+            results[key] = f(*args, **kwargs)
+        return results[key]
 
-    return remembered
+    return cached
 
 
 @contextmanager
 def env(**kwargs: Any) -> Iterator[None]:
-    """Set variables for a while; None takes one away."""
+    """Set environment variables inside a ``with`` block; None removes a variable."""
     before = {name: os.environ.get(name) for name in kwargs}
     _put(kwargs)
     try:
@@ -102,7 +102,7 @@ def _put(variables: Any) -> None:
 
 
 def is_iterable(x: Any) -> bool:
-    """Whether one can iterate over it."""
+    """Whether an object can be iterated over."""
     return hasattr(x, "__iter__") or hasattr(x, "__getitem__")
 
 
@@ -112,7 +112,7 @@ def num_rank_is_power_2(num_rank: int) -> bool:
 
 
 def split_list(items: Sequence[Any], n: int) -> List[Sequence[Any]]:
-    """Cut a list into n pieces that differ in length by one at most."""
+    """Split a list into n pieces whose lengths differ by at most one."""
     size, longer = divmod(len(items), n)
     ends = [index * size + min(index, longer) for index in range(n + 1)]
     return [items[start:end] for start, end in zip(ends, ends[1:])]

@@ -24,7 +24,28 @@ def run(
     use_gloo: Optional[bool] = None,
     **others: Any,
 ) -> List[Any]:
-    """Call a function on every rank, and return what each returned; see ``ringcomm.run``.
+    """Call a function on every rank, as ``ringcomm.run`` does.
+
+    Args:
+        func: the function.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        num_proc: number of ranks; ``np`` is the same.
+        hosts: the hosts with their slots, like ``"localhost,jetson1:2"``.
+        hostfile: a file with the hosts.
+        start_timeout: seconds until all hosts must be ready; also the time limit of ``init`` on the ranks.
+        ssh_port: the ssh port on all hosts.
+        ssh_identity_file: the private key for ssh.
+        output_filename: directory to which the output of ranks is written, too.
+        verbose: log the job's progress.
+        network_interfaces: the interfaces to use, separated by commas.
+        executable: the Python interpreter of the ranks.
+        np: number of ranks, if ``num_proc`` is not given; the default is 1.
+        disable_cache: has no effect.
+        use_gloo: has no effect.
+
+    Returns:
+        What the function returned on each rank, in rank order.
 
     Raises:
         NotImplementedError: an option belongs to MPI or to elastic training.
