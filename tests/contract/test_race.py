@@ -8,7 +8,7 @@ import pytest
 
 from ringcomm.clock import Deadline
 from ringcomm.rendezvous.echo import BLOCK, REQUEST, Echo
-from ringcomm.rendezvous.links import Mesh
+from ringcomm.rendezvous.links import LinkSetup
 from ringcomm.rendezvous.meter import BURST_BYTES, LIMIT_BYTES
 from ringcomm.rendezvous.race import Race
 from ringcomm.transport.kinds import LOOPBACK
@@ -26,8 +26,8 @@ CLAIM = Claim(Purpose.PROBE, JOB, generation=3, source=0, target=1)
 def mesh(no_leaks):
     """That of rank 1, on two addresses, ready to be probed."""
     loopback = [Interface("lo", address, LOOPBACK, 8) for address in ("127.0.0.1", "127.0.0.2")]
-    mesh = Mesh(Reactor(), loopback, KEY, JOB, [].append)
-    mesh.become(1, 3)
+    mesh = LinkSetup(Reactor(), loopback, KEY, JOB, [].append)
+    mesh.assign_rank(1, 3)
     yield mesh
     mesh.close()
     mesh.reactor.close()

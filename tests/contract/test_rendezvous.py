@@ -124,7 +124,7 @@ def test_turned_away_and_nobody_is_disturbed(service, change, error, words):
         if error is RefusedError:
             assert eventually(lambda: any(words in text for text in job.texts("refused")))
         else:
-            assert eventually(lambda: any("turned away" in text for text in job.texts("log")))
+            assert eventually(lambda: any("refused" in text for text in job.texts("log")))
         assert together(contexts, sum_of_ranks) == [1.0] * 2
 
 
@@ -283,7 +283,7 @@ def test_a_rendezvous_that_talks_nonsense_or_leaves(fake, spoken):
         start = start_with(fake, pool)
         fake.sock.sendall(spoken(fake.session))
         fake.sock.close()
-        with pytest.raises(StartupError, match="The rendezvous left while the job was starting"):
+        with pytest.raises(StartupError, match="The rendezvous ended while the job was starting"):
             start.result()
 
 
@@ -316,7 +316,7 @@ def _connects(listener):
 @pytest.fixture
 def channel(no_leaks, monkeypatch, request):
     """Of a rank that knows nobody's host, or of rank 1 among these hosts."""
-    monkeypatch.setattr(control, "_VERDICT_S", 0.2)
+    monkeypatch.setattr(control, "_ROOT_CAUSE_S", 0.2)
     inside, outside = socket.socketpair()
     inside.setblocking(False)
     who = (1, request.param) if hasattr(request, "param") else ()
@@ -468,7 +468,7 @@ def assert_only_log_lines(job, since_s):
     assert {notice.kind for notice in job.notices} <= {"joined", "started", "log"}
     assert eventually(lambda: job.texts("log") != [])
     assert len(job.texts("log")) <= 2 + time.monotonic() - since_s
-    assert all(text.startswith("turned away") for text in job.texts("log"))
+    assert all(text.startswith("refused") for text in job.texts("log"))
 
 
 def test_honest_ranks_get_in_past_a_crowd_that_says_nothing(service):

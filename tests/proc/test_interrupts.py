@@ -80,7 +80,7 @@ def check(results, doing):
         (told,) = [line for line in said.splitlines() if line.startswith("TOLD")]
         assert told.startswith("TOLD PeerLostError 1 rank 1"), said
         assert f"was interrupted (KeyboardInterrupt) in {doing}" in told
-        assert "do not hear each other" not in told
+        assert "do not receive each other's messages" not in told
 
 
 def test_in_a_direct_call() -> None:
