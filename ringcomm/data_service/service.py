@@ -345,7 +345,7 @@ def _dial(
                 )
             pause = Deadline(_RETRY_S)
             while not pause.expired():
-                reactor.turn(pause.remaining_s())
+                reactor.run_once(pause.remaining_s())
     finally:
         reactor.close()
 

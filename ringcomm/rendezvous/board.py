@@ -33,8 +33,8 @@ class Board:
             raise ProtocolError("an entry that is too long, or one too many")
         self._entries[entry] = text
         waiting = sorted(self._waiting.pop(entry, ()))
-        message = _entry_message(connection, entry, text)
-        return [message, *(_entry_message(number, entry, text) for number in waiting)]
+        own = _entry_message(connection, entry, text)
+        return [own, *(_entry_message(number, entry, text) for number in waiting)]
 
     def awaited(self, connection: int, message: Message) -> List[Tell]:
         """A rank asks for an entry: it is sent now, or when it is posted.

@@ -175,7 +175,7 @@ class _Joiner:
             if self._rejoin:
                 self._join_again(setup)
             else:
-                self.reactor.turn(self._deadline.remaining_s())
+                self.reactor.run_once(self._deadline.remaining_s())
         if self._failure is not None:
             raise self._failure
         assert self._assignment is not None and self._go is not None
@@ -214,7 +214,7 @@ class _Joiner:
     def _pause(self) -> None:
         pause = Deadline(_RETRY_S)
         while not pause.expired():
-            self.reactor.turn(pause.remaining_s())
+            self.reactor.run_once(pause.remaining_s())
 
     def _make_channels(
         self, rank: int, lanes: Dict[int, Dict[int, Proven]], control: ControlChannel

@@ -90,7 +90,7 @@ def reach(
             dial_all(later)
             later = ()
         else:
-            reactor.turn(patience.remaining_s() if later else timeout_s)
+            reactor.run_once(patience.remaining_s() if later else timeout_s)
     winner = next((dial for dial in dials if dial.sock is not None), None)
     for dial in dials:
         if dial is not winner:

@@ -20,7 +20,7 @@ from ..transport.connect import Dial, is_local, listen
 from ..transport.kinds import LOCAL, LOOPBACK, VIRTUAL
 from ..transport.nics import Interface, interface_of, machine, own_addresses
 from ..transport.pace import Expected
-from ..transport.rate_limit import Allowance
+from ..transport.rate_limit import TokenBucket
 from ..transport.reactor import READ, Reactor
 from ..transport.routes import Attempt, not_dialled
 from ..transport.secure import Encryption
@@ -97,7 +97,7 @@ class LinkSetup:
             self._arrived,
             self._refused,
             encryption,
-            Allowance(_UNAUTHENTICATED_PER_S, _UNAUTHENTICATED_PER_S),
+            TokenBucket(_UNAUTHENTICATED_PER_S, _UNAUTHENTICATED_PER_S),
             forwarded,
         )
         self._early: List[Tuple[socket.socket, Claim, Session]] = []

@@ -239,7 +239,7 @@ class MessageServer:
     def _serve(self) -> None:
         try:
             while not self._stopping:
-                self._reactor.turn(3600.0)
+                self._reactor.run_once(3600.0)
         finally:
             self._close()
 
@@ -247,7 +247,7 @@ class MessageServer:
         # Send what is still queued (such as an abort), for half a second at most.
         deadline = Deadline(0.5)
         while any(item.outgoing for item in self._connections.values()) and not deadline.expired():
-            self._reactor.turn(deadline.remaining_s())
+            self._reactor.run_once(deadline.remaining_s())
         if self._acceptor is not None:
             self._acceptor.close()
         for connection in self._connections.values():

@@ -25,7 +25,7 @@ MOST_TURNS = 12
 
 
 class NoRoute(Exception):
-    """Two hosts cannot reach each other; the text says what was tried."""
+    """Two hosts cannot reach each other; the text lists the addresses tried and why each failed."""
 
 
 class Routing:

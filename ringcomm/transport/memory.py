@@ -1,4 +1,4 @@
-"""Links inside one process: ranks as threads, or as turns of one simulation."""
+"""Links inside one process: ranks as threads, or as steps of one simulation."""
 
 from __future__ import annotations
 

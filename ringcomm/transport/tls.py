@@ -25,7 +25,7 @@ from ..errors import AuthenticationError, ConfigError, ProtocolError
 from ..wire.auth import MAGIC, unencrypted_peer
 from .secure import UNENCRYPTED, Encryption, SecureSocket
 
-STRANGER_BYTES = 8 * 1024
+UNAUTHENTICATED_BYTES = 8 * 1024
 """What a connection may send before it has proven itself. A handshake takes two to three thousand bytes."""
 _BATCH_BYTES = 256 * 1024
 """What is encrypted, and sent, at once."""
@@ -125,7 +125,7 @@ class _TlsSocket(SecureSocket):
         self._pinned = pinned
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=accepted)
-        self._allowance = STRANGER_BYTES
+        self._allowance = UNAUTHENTICATED_BYTES
         self._trusted = False
         self._head = b""  # the first bytes that came
         self._staging = memoryview(b"")
@@ -168,7 +168,7 @@ class _TlsSocket(SecureSocket):
             raise AuthenticationError(_NO_CERTIFICATE)
 
     def _look_for_plain_peers(self) -> None:
-        """Whoever answers or asks in plain text gets a message that says so, and so do we."""
+        """Raise an error for both ends if the other end sends a handshake in plain text."""
         if self._head == MAGIC:
             raise unencrypted_peer()
 
@@ -245,7 +245,7 @@ class _TlsSocket(SecureSocket):
             self._staging = memoryview(bytearray(_STAGING_BYTES))
         limit = len(self._staging) if self._trusted else min(len(self._staging), self._allowance)
         if not limit:
-            raise ProtocolError(f"it sent {STRANGER_BYTES} bytes and proved nothing")
+            raise ProtocolError(f"it sent {UNAUTHENTICATED_BYTES} bytes and proved nothing")
         got = super().recv_into(self._staging[:limit])
         if not got:
             self._incoming.write_eof()

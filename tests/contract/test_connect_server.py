@@ -92,7 +92,7 @@ def test_a_host_does_not_probe_an_address_that_it_has_itself(no_leaks, listener)
         mesh = LinkSetup(Reactor(), [Interface("lo", "127.0.0.1", LOOPBACK, 0)], KEY, JOB, told.append)
         mesh.assign_rank(0, 0)
         mesh.probe([{"rank": 1, "addresses": [offer], "machine": there}])
-        mesh.reactor.turn(0.05)
+        mesh.reactor.run_once(0.05)
         assert dialled(listener) == wanted
         mesh.close()
         mesh.reactor.close()

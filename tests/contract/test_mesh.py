@@ -38,11 +38,11 @@ def dialled(mesh, claim):
     ends = []
     (offer,) = mesh.offers()
     Dial(mesh.reactor, (offer["address"], offer["port"]), KEY, claim, ends.append, 5.0)
-    assert eventually(lambda: mesh.reactor.turn(0.01) or bool(ends))
+    assert eventually(lambda: mesh.reactor.run_once(0.01) or bool(ends))
     sock = ends[0].sock
     sock.settimeout(5.0)
     for _ in range(3):
-        mesh.reactor.turn(0.01)
+        mesh.reactor.run_once(0.01)
     said = b"".join(iter(lambda: sock.recv(1000), b"")) if not lanes(mesh) else sock.recv(1000)
     sock.close()
     return said

@@ -28,7 +28,7 @@ from ringcomm.errors import (
 from ringcomm.rendezvous import client, control, links
 from ringcomm.rendezvous.embedded import EmbeddedRendezvous
 from ringcomm.rendezvous.state import Phase
-from ringcomm.transport.accept import MOST_HALF_OPEN, STRANGERS_AT_ONCE, STRANGERS_PER_S
+from ringcomm.transport.accept import MOST_HALF_OPEN, REFUSALS_AT_ONCE, REFUSALS_PER_S
 from ringcomm.transport.connect import listen, place_here
 from ringcomm.wire.auth import Responder, job_digest
 from ringcomm.wire.messages import MessageReader, body_of, encode, framed
@@ -459,9 +459,9 @@ def test_what_is_done_for_strangers_in_a_second_has_a_limit(service):
     assert thrown(throw_garbage(5, [job.endpoints[0][1]], count=5_000)) < 5_000
     assert eventually(lambda: not job.server._acceptor._half_open)
     assert eventually(lambda: not job.server._refused)
-    limit = STRANGERS_AT_ONCE + STRANGERS_PER_S * (time.monotonic() - began_s)
-    counts = [int(text.split()[2]) for text in job.texts("log")]
-    assert STRANGERS_AT_ONCE < sum(counts) < limit + MOST_HALF_OPEN, counts
+    limit = REFUSALS_AT_ONCE + REFUSALS_PER_S * (time.monotonic() - began_s)
+    counts = [int(text.split()[1]) for text in job.texts("log")]
+    assert REFUSALS_AT_ONCE < sum(counts) < limit + MOST_HALF_OPEN, counts
 
 
 def assert_only_log_lines(job, since_s):
