@@ -288,7 +288,7 @@ def test_a_key_file_is_for_one_pair_of_eyes(tmp_path, encrypt, capsys):
     assert bool(found) == encrypt
     assert (encryption_of(found) is not None) == encrypt
     assert newkey.main([str(path)]) == 1, "it may be in use"
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     assert newkey.main([]) == newkey.main(["--what", "x"]) == 2
 
 
