@@ -149,7 +149,8 @@ class Settings:
     threads: str = _setting(
         "auto", "THREADS", parsing.threads,
         "For `ringrun`: threads per rank, set as `OMP_NUM_THREADS` and similar variables of NumPy, "
-        "TensorFlow and JAX unless they are set. `auto`: cores // ranks where several share a host; `none`: not set.",
+        "TensorFlow and JAX unless they are set. `auto`: cores // ranks where several share a host; "
+        "`none`: not set.",
     )  # fmt: skip
     allow_forwarding: bool = _setting(
         False, "ALLOW_FORWARDING", parsing.flag,

@@ -616,7 +616,7 @@ def test_rendezvous_as_a_program_when_a_rank_fails(served):
     "variables, words",
     [
         ({"RINGCOMM_SIZE": "1"}, "two or more ranks"),
-        ({"RINGCOMM_SIZE": "2"}, "RINGCOMM_RENDEZVOUS does not say"),
+        ({"RINGCOMM_SIZE": "2"}, "RINGCOMM_RENDEZVOUS, the address"),
         ({"RINGCOMM_SIZE": "2", "RINGCOMM_RENDEZVOUS": "127.0.0.1:5000"}, "No key for this job"),
         (
             {"RINGCOMM_SIZE": "2", "RINGCOMM_RENDEZVOUS": "192.0.2.1:5000", "RINGCOMM_KEY": "ab" * 16},
