@@ -257,12 +257,12 @@ class _Joiner:
 
     def _dial_rendezvous(self) -> socket.socket:
         """Dial every endpoint at once, again and again until one answers; keep the first."""
-        who = self.membership
-        claim = Claim(Purpose.CONTROL, job_digest(who.job))
+        membership = self.membership
+        claim = Claim(Purpose.CONTROL, job_digest(membership.job))
         while True:
             found = reach(
-                self.reactor, who.rendezvous, who.key, claim, self.encryption, DIAL_S,
-                who.rendezvous_last, who.rendezvous_machine not in ("", machine()),
+                self.reactor, membership.rendezvous, membership.key, claim, self.encryption, DIAL_S,
+                membership.rendezvous_last, membership.rendezvous_machine not in ("", machine()),
             )  # fmt: skip
             if found.sock is not None:
                 self._session = found.session
@@ -293,7 +293,7 @@ class _Joiner:
         return refused and self._deadline.elapsed_s() >= _PATIENCE_S
 
     def _introduction(self, addresses: List[Dict[str, Any]]) -> Message:
-        who = self.membership
+        membership = self.membership
         message: Message = {
             "type": "join",
             "version": __version__,
@@ -305,12 +305,12 @@ class _Joiner:
             "dead_after": self.settings.dead_after_s,
             "listens": self.listens,
         }
-        if who.slot is not None:
-            message["slot"] = list(who.slot)
-        if who.rank is not None:
-            message["rank"] = who.rank
-        if who.host is not None:
-            message["host"] = who.host
+        if membership.slot is not None:
+            message["slot"] = list(membership.slot)
+        if membership.rank is not None:
+            message["rank"] = membership.rank
+        if membership.host is not None:
+            message["host"] = membership.host
         return message
 
     def _send(self, message: Message) -> None:

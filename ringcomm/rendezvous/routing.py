@@ -31,8 +31,8 @@ class NoRoute(Exception):
 class Routing:
     """From what the first ranks of the hosts have tried to one route for each pair of hosts.
 
-    Where several wires connect two hosts, one of them measures: :meth:`wanted` says who is to measure what,
-    and once all of it has come in (:meth:`measured`) who is to measure again, until it wants no more.
+    Where several wires connect two hosts, one of them measures: :meth:`wanted` returns the measurements that
+    each rank is to make, and once all results are there (:meth:`measured`) the next ones.
 
     Args:
         leaders: the first rank of every host.

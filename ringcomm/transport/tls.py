@@ -1,12 +1,12 @@
 """Encrypted connections: TLS 1.3 with one certificate per job, which both ends show and insist on.
 
-The launcher (or who made the key file) has handed that certificate and its private key to the processes of
-the job, and to nobody else. So there is no authority to ask and no name to check: the other end shows this
+The launcher (or the key file) has given that certificate and its private key to the processes of
+the job only. So there is no authority to ask and no name to check: the other end shows this
 very certificate, and proves in the handshake that it has the private key, or it is refused. The handshake of
 :mod:`ringcomm.wire.auth` follows inside, and covers the certificate's fingerprint.
 
-TLS here works on memory, not on the socket: we read from the socket what it gives and write to it what it
-takes. So we know how much a stranger has sent, and what lies where when nothing is left to be read.
+TLS here works on memory, not on the socket: this module reads from the socket what has come and writes what
+it takes. So it can limit how many bytes an unauthenticated peer sends, and knows which bytes are buffered.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Tls(Encryption):
             self._certificate = ssl.PEM_cert_to_DER_cert(pem[begin:].strip())
             self._dialling = _context(ssl.PROTOCOL_TLS_CLIENT, pem[begin:])
             self._accepting = _context(ssl.PROTOCOL_TLS_SERVER, pem[begin:])
-            # Nobody comes back to resume a session, and what is not sent need not be read.
+            # Sessions are not resumed, and tickets that are not sent need not be read.
             self._accepting.num_tickets = 0
             with _as_file(pem) as path:
                 self._dialling.load_cert_chain(path)
@@ -90,7 +90,7 @@ def _context(protocol: Any, certificate: str) -> ssl.SSLContext:
 
 @contextmanager
 def _as_file(text: str) -> Iterator[str]:
-    """A path under which nobody but this process (on Linux) or this user (elsewhere) can read the text.
+    """A path under which only this process (on Linux) or this user (elsewhere) can read the text.
 
     Python loads private keys from paths only. On Linux the path leads to memory without a name; elsewhere to
     a file in a fresh directory, both closed to others, which is gone before anything else happens.
@@ -136,7 +136,7 @@ class _TlsSocket(SecureSocket):
         self._gone = 0
         self._plain_bytes = 0  # how many plain bytes it stands for
         self._record_bytes = 1  # how long the ciphertext of a full record is
-        self._counted = 0  # how many of the plain bytes the caller has been told of
+        self._counted = 0  # how many of the plain bytes have been reported to the caller as sent
 
     # ---- the handshake -----------------------------------------------------------------------
 
