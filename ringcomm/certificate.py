@@ -1,11 +1,11 @@
-"""Makes the certificate that the processes of one encrypted job know each other by.
+"""Makes the certificate by which the processes of one encrypted job authenticate each other.
 
 Python's standard library can use certificates but not make them. So this takes the ``cryptography`` package
 where it is installed (``pip install 'ringcomm[encrypt]'``), and otherwise the ``openssl`` command. Only the
 machine that makes the key needs either.
 
-Nobody signs the certificate but itself, it names nobody, and its dates mean nothing: a process belongs to
-the job if it shows this very certificate and holds its private key. Boards without a clock take part.
+The certificate is self-signed, has no identity, and its dates are not checked: a process belongs to
+the job if it presents this very certificate and holds its private key. So hosts without a correct clock work.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def make_certificate() -> str:
     """A fresh private key (P-256) and the certificate for it, as PEM.
 
     Raises:
-        ConfigError: there is nothing here that could make it; the message says what to install.
+        ConfigError: neither the package nor the command is installed; the message says how to install them.
     """
     made = _by_package()
     if made is None:
@@ -85,9 +85,9 @@ def _openssl(program: str, given: bytes, *arguments: str) -> bytes:
     except (OSError, subprocess.TimeoutExpired) as problem:
         raise ConfigError(f"The job's certificate could not be made: {program}: {problem}") from None
     if done.returncode or not done.stdout.startswith(b"-----BEGIN "):
-        said = " ".join(done.stderr.decode("utf-8", "replace").split()[-40:])
+        output = " ".join(done.stderr.decode("utf-8", "replace").split()[-40:])
         raise ConfigError(
             f"The job's certificate could not be made: `{program} {arguments[0]}` ended with "
-            f"{done.returncode}{': ' + said if said else ''}. The package ringcomm[encrypt] does without it."
+            f"{done.returncode}{': ' + output if output else ''}. ringcomm[encrypt] does not need it."
         )
     return done.stdout

@@ -14,18 +14,18 @@ Clock = Callable[[], float]
 monotonic: Clock = time.monotonic
 
 give_way: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
-"""Let another process have the processor if one wants it: to be called between two looks while polling."""
+"""Yield the processor to another runnable process: to be called between two polls."""
 
 
 class Idleness:
-    """Whether the other threads of this process leave the processor alone: then polling takes nothing away.
+    """Whether the other threads of this process are idle: then polling takes no processor time from them.
 
-    Whoever waits for a collective in another language's code (PyTorch's backward pass does) cannot be seen
-    waiting, but uses no processor meanwhile. To be asked by one thread at a time.
+    A thread that waits for a collective inside native code (as in PyTorch's backward pass) cannot be
+    detected as waiting, but uses no processor time meanwhile. To be called by one thread at a time.
     """
 
     LOOK_S = 0.5e-3
-    """Between two looks: shorter times say nothing, because the system counts in pieces of its own."""
+    """Between two measurements: shorter intervals are inaccurate because of the system's clock ticks."""
     MOST = 0.2
     """Up to this part of a core the others count as idle."""
 

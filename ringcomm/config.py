@@ -1,9 +1,9 @@
-"""The one place that reads the environment.
+"""Reads the configuration from the environment; the only module that does.
 
-Two frozen objects come out of it: :class:`Settings`, the tunables, and :class:`Membership`, how
-this process takes part in a job (who it is, where the rendezvous listens, what proves that it
-belongs). Nothing else in ringcomm looks at ``os.environ``. ``docs/configuration.md`` is written
-by :func:`document` from the same table, and a test keeps the two together.
+It produces two frozen objects: :class:`Settings`, the tunables, and :class:`Membership`, how
+this process takes part in a job (its place or rank, where the rendezvous listens, the job's key).
+Nothing else in ringcomm reads ``os.environ``. ``docs/configuration.md`` is generated
+by :func:`document` from the same table, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Settings:
     iface: str = _setting(
         "", "IFACE", str,
         "Which network interfaces may carry traffic: names, globs, CIDRs and exclusions, separated by "
-        "commas (`eth0`, `en*`, `192.168.1.0/24`, `!docker*`). Empty: every interface that proves to work.",
+        "commas (`eth0`, `en*`, `192.168.1.0/24`, `!docker*`). Empty: every interface that works.",
     )  # fmt: skip
     start_timeout_s: float = _setting(
         60.0, "START_TIMEOUT", parsing.positive_seconds,
@@ -43,19 +43,19 @@ class Settings:
     )  # fmt: skip
     timeout_s: float = _setting(
         0.0, "TIMEOUT", parsing.limit,
-        "Seconds without a single byte from a peer after which a collective gives up and names that peer, "
-        "whatever it does and has announced. 0: as long as `LATE_AFTER` and `DEAD_AFTER` allow; where they "
-        "do not hold (groups of `torch.distributed`), 600.",
+        "Seconds without a single byte from a peer after which a collective fails and names that peer, "
+        "even if the peer sends heartbeats or has called `pause`. 0: as long as `LATE_AFTER` and "
+        "`DEAD_AFTER` allow; where they do not apply (groups of `torch.distributed`), 600.",
     )  # fmt: skip
     segment_bytes: int = _setting(
         0, "SEGMENT_BYTES", parsing.size_or_zero,
-        "How much is received before it is reduced. Should stay in the processor's cache. 0: what suits the "
+        "Bytes that are received before they are reduced; they should fit into the processor's cache. 0: by "
         "link, 1 MiB where ranks read each other's memory and 256 KiB elsewhere.",
     )  # fmt: skip
     spin_us: float = _setting(
         200.0, "SPIN_US", parsing.microseconds,
-        "Microseconds for which a waiting call polls before it sleeps, giving the processor away between two "
-        "looks; five times as long where the ranks on a host outnumber its cores.",
+        "Microseconds for which a waiting call polls before it sleeps, yielding the processor between two "
+        "polls; five times as long where the ranks on a host outnumber its cores.",
     )  # fmt: skip
     algorithm: str = _setting(
         "", "ALGORITHM", parsing.algorithm,
@@ -65,8 +65,8 @@ class Settings:
     measure: bool = _setting(
         True, "MEASURE", parsing.flag,
         "Measure latencies and speeds when a job starts, choose algorithms by them, and give slow links "
-        "smaller shares; within a host, also the best way for each size. Off on any rank: algorithms are "
-        "chosen by rule.",
+        "smaller shares; within a host, also the best transport for each size. Off on any rank: algorithms "
+        "are chosen by rule.",
     )  # fmt: skip
     transport: str = _setting(
         "auto", "TRANSPORT", parsing.transport,
@@ -75,36 +75,36 @@ class Settings:
     )  # fmt: skip
     congestion: str = _setting(
         "auto", "CONGESTION", str,
-        "TCP congestion control of the links: a name that the system knows (`cubic`, `reno`, `bbr`), "
-        "`system` for its default, or `auto`: the default, except that bbr gives way to cubic or reno "
-        "between hosts less than 2 ms apart, because it paces even the loopback.",
+        "TCP congestion control of the links: one that the system has (`cubic`, `reno`, `bbr`), "
+        "`system` for its default, or `auto`: the default, but cubic or reno instead of bbr "
+        "between hosts less than 2 ms apart, because bbr paces even the loopback.",
     )  # fmt: skip
     fusion_bytes: int = _setting(
         64 * 1024 * 1024, "FUSION_THRESHOLD", parsing.size_or_zero,
-        "Most bytes of small tensors that the engine sends as one. 0: each on its own.",
+        "Largest total size in bytes of small tensors that the engine fuses into one message. 0: no fusion.",
     )  # fmt: skip
     cycle_ms: float = _setting(
         1.0, "CYCLE_TIME", parsing.milliseconds,
-        "Milliseconds that a tensor may wait for others to be sent with, unless somebody waits for it.",
+        "Milliseconds that a tensor may wait for others to be fused with, unless a caller waits for it.",
     )  # fmt: skip
     dead_after_s: float = _setting(
         30.0, "DEAD_AFTER", parsing.seconds,
-        "After how many seconds without a sign of life a rank counts as dead: its process is stopped or cut "
-        "off, or a C call keeps the interpreter lock. For as long may a transfer stand still. 0: never.",
+        "Seconds without a heartbeat after which a rank counts as failed: its process is stopped or cut off, "
+        "or a C call holds the interpreter lock. Also the limit for a transfer without progress. 0: never.",
     )  # fmt: skip
     cache_capacity: int = _setting(
         4096, "CACHE_CAPACITY", parsing.count,
-        "For how many tensors the engine remembers what they are, so that a few bytes announce them.",
+        "Number of tensors whose metadata the engine caches, so that a few bytes announce them.",
     )  # fmt: skip
     stall_warning_s: float = _setting(
         60.0, "STALL_WARNING", parsing.seconds,
-        "After how many seconds rank 0 warns that some ranks have not come to the collective in which others "
+        "Seconds after which rank 0 warns that some ranks have not entered the collective in which others "
         "wait, with their Python stacks. 0: never.",
     )  # fmt: skip
     late_after_s: float = _setting(
         600.0, "LATE_AFTER", parsing.seconds,
-        "After how many seconds a collective fails to which some ranks have not come, although they live. "
-        "0: never. `with ringcomm.pause(...)` stops this clock.",
+        "Seconds after which a collective fails that some ranks have not entered, although they send "
+        "heartbeats. 0: never. `with ringcomm.pause(...)` stops this clock.",
     )  # fmt: skip
     timeline: str = _setting(
         "", "TIMELINE", str,
@@ -114,11 +114,11 @@ class Settings:
     )  # fmt: skip
     timeline_mark_cycles: bool = _setting(
         False, "TIMELINE_MARK_CYCLES", parsing.flag,
-        "Mark in the timeline whenever the engine is told what to run.",
+        "Mark in the timeline when the engine receives responses: which operations to execute.",
     )  # fmt: skip
     autotune: bool = _setting(
         False, "AUTOTUNE", parsing.flag,
-        "Try fusion thresholds and cycle times while the job runs, and keep the best, which rank 0 tells.",
+        "Try fusion thresholds and cycle times while the job runs, and keep the best, which rank 0 logs.",
     )  # fmt: skip
     autotune_log: str = _setting(
         "", "AUTOTUNE_LOG", str,
@@ -126,8 +126,8 @@ class Settings:
     )  # fmt: skip
     flight_recorder: int = _setting(
         1000, "FLIGHT_RECORDER", parsing.whole,
-        "How many of its last operations each rank remembers, to be looked at when a job fails or stands "
-        "still. 0: none, and no diagnosis.",
+        "Number of last operations that each rank records, for the diagnosis when a job fails or makes no "
+        "progress. 0: none, and no diagnosis.",
     )  # fmt: skip
     diagnose_dir: str = _setting(
         "", "DIAGNOSE_DIR", str,
@@ -143,25 +143,26 @@ class Settings:
     )  # fmt: skip
     check_every: int = _setting(
         0, "CHECK_EVERY", parsing.whole,
-        "After how many steps of an optimizer it is checked that all ranks have the same parameters, bit by "
+        "Number of optimizer steps between two checks that all ranks have the same parameters, bit by "
         "bit. 0: never.",
     )  # fmt: skip
     encrypt: bool = _setting(
         False, "ENCRYPT", parsing.flag,
         "Encrypt all TCP connections by TLS 1.3, with a certificate for this job alone that `ringrun` makes "
-        "and hands to its processes. Without `ringrun`: insist on it; the key file must hold a certificate "
+        "and passes to its processes. Without `ringrun`: require it; the key file must hold a certificate "
         "(`python -m ringcomm.newkey --encrypt FILE`). What stays in one host's memory is not encrypted.",
     )  # fmt: skip
     threads: str = _setting(
         "auto", "THREADS", parsing.threads,
-        "For `ringrun`: threads per rank, as `OMP_NUM_THREADS` and what else NumPy, TensorFlow and JAX read, "
-        "unless set already. `auto`: cores // ranks where several share a host; `none`: as libraries choose.",
+        "For `ringrun`: threads per rank, set as `OMP_NUM_THREADS` and similar variables of NumPy, "
+        "TensorFlow and JAX unless they are set. `auto`: cores // ranks where several share a host; "
+        "`none`: not set.",
     )  # fmt: skip
     allow_forwarding: bool = _setting(
         False, "ALLOW_FORWARDING", parsing.flag,
         "Accept connections that were dialled at another address or port than they arrive at, because port "
-        "forwarding or NAT lies between the hosts. Then a process that gets a rank to dial it can stand "
-        "between two ranks and change their numbers: use it with `--encrypt`.",
+        "forwarding or NAT lies between the hosts. Then a process that gets a rank to dial it can relay and "
+        "change the data between two ranks: use it with `--encrypt`.",
     )  # fmt: skip
     verbose: bool = _setting(
         False, "VERBOSE", parsing.flag,
@@ -204,7 +205,8 @@ def parse_setting(name: str, text: str, said: str) -> Any:
 
     Args:
         name: the field of :class:`Settings`.
-        said: how the user said it, which starts the error message.
+        text: its value as text.
+        said: the setting as the user wrote it, which starts the error message.
 
     Raises:
         ConfigError: the text does not parse; the message says why, and what the setting means.
@@ -234,11 +236,10 @@ class Membership:
         job: the job's public name; ranks of other jobs are refused.
         slot: the place the launcher gave this process, or None if it joins on its own.
         rank: the rank it asks for, or None to be given one.
-        host: what this host is called in messages, or None for its own hostname.
-        certificate: what came with the key, if connections are to be encrypted: PEM of a certificate and
-            of its private key.
-        rendezvous_last: where else the rendezvous may be reached, if it does not answer at ``rendezvous``.
-        rendezvous_machine: what the machine that serves the rendezvous calls itself; "": not known.
+        host: this host's name in messages, or None for its own hostname.
+        certificate: PEM of a certificate and of its private key, if connections are to be encrypted; else "".
+        rendezvous_last: further addresses of the rendezvous, if it does not answer at ``rendezvous``.
+        rendezvous_machine: identifies the machine that serves the rendezvous; "": not known.
     """
 
     size: int = 1
@@ -269,8 +270,9 @@ class Membership:
         where = environ.get(PREFIX + "RENDEZVOUS", "")
         if not where:
             raise ConfigError(
-                f"{PREFIX}SIZE={size} says that this is one of {size} processes, but {PREFIX}RENDEZVOUS "
-                "does not say where they meet. Start the program with ringrun, or set it to host:port."
+                f"{PREFIX}SIZE={size} means that this is one of {size} processes, but {PREFIX}RENDEZVOUS, "
+                "the address of their rendezvous, is not set. Start the program with ringrun, or set it to "
+                "host:port."
             )
         key, certificate = _key(environ)
         first, _, last = where.partition(";")
@@ -289,14 +291,14 @@ class Membership:
 
 
 def _check_alone(environ: Mapping[str, str]) -> None:
-    """Without a size this process would train alone; refuse if something says that it shall not."""
+    """Without a size this process would train alone; refuse if a variable shows that it is not to."""
     for name in ("RENDEZVOUS", "RANK"):
         value = environ.get(PREFIX + name)
         if value:
             raise ConfigError(
-                f"{PREFIX}{name}={value} says that this process is one of several, but {PREFIX}SIZE does not "
-                f"say of how many. Set {PREFIX}SIZE on every host, or start the program with ringrun; to run "
-                f"alone, unset {PREFIX}{name}."
+                f"{PREFIX}{name}={value} means that this process is one of several, but {PREFIX}SIZE, their "
+                f"number, is not set. Set {PREFIX}SIZE on every host, or start the program with ringrun; to "
+                f"run alone, unset {PREFIX}{name}."
             )
 
 
@@ -333,7 +335,7 @@ def _key(environ: Mapping[str, str]) -> Tuple[bytes, str]:
 
 
 def key_from_environment(environ: Optional[Mapping[str, str]] = None) -> Optional[Tuple[bytes, str]]:
-    """The job's key, and its certificate or "", for jobs that come together in another way; None: no key.
+    """The job's key, and its certificate or "", for jobs with another rendezvous; None: no key.
 
     Raises:
         ConfigError: a variable names a key that cannot be read or is none.
@@ -350,7 +352,7 @@ def place_from_environment() -> Tuple[str, Optional[Slot]]:
 
 
 def host_from_environment(environ: Optional[Mapping[str, str]] = None) -> Optional[str]:
-    """What the launcher calls this host, if it calls it anything."""
+    """The launcher's name of this host, or None if it has given none."""
     return (os.environ if environ is None else environ).get(PREFIX + "HOST") or None
 
 
@@ -360,7 +362,7 @@ def launchers_rank_from_environment() -> Optional[int]:
 
 
 def torchrun_from_environment(size: int) -> Tuple[bool, str]:
-    """What torchrun, and ``ringrun`` like it, says of a group's ranks; see :func:`.variables.torchrun`."""
+    """torchrun's or ``ringrun``'s variables about a group of ``size`` ranks: (all on this host, address)."""
     return torchrun(os.environ, size)
 
 
@@ -377,7 +379,7 @@ def flight_channel_from_environment(environ: Optional[Mapping[str, str]] = None)
 
 
 def misspelt_variables(environ: Optional[Mapping[str, str]] = None) -> List[str]:
-    """A sentence for each variable of which the name is nearly, but not quite, one that is read."""
+    """A warning for each variable whose name is similar, but not equal, to one that is read."""
     known = [item.metadata["variable"] for item in fields(Settings)]
     known += [PREFIX + name for name, _ in MEMBERSHIP_VARIABLES]
     return misspelt(os.environ if environ is None else environ, known, PREFIX)

@@ -1,11 +1,11 @@
 """The exception tree.
 
-Two branches matter to whoever catches: :class:`Recoverable` (a peer is gone or silent; a fresh
-generation may go on without it) and :class:`Misuse` (somebody's program is wrong; trying again
-fails again). Start-up problems have a branch of their own, because no collective has run yet.
+Code that catches exceptions distinguishes two branches: :class:`Recoverable` (a peer is gone or silent; a
+fresh generation may continue without it) and :class:`Misuse` (a program is wrong; trying again
+fails again). Start-up errors have a branch of their own, because no collective has run yet.
 
-Every error is composed for the person who reads it: who, doing what, with whom, how far, how
-long, what to try. The facts are attributes too, so that programs need not parse the text.
+Every error text has the facts: rank, host, operation, peer, progress, duration, and what to
+try. They are attributes too, so that programs need not parse the text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Optional, Tuple, TypeVar
 
 
 class HorovodInternalError(RuntimeError):
-    """What Horovod's users catch when a collective fails. Here always one of the more telling kinds.
+    """Horovod's error for a failed collective. ringcomm raises one of its more specific subclasses.
 
     Code that restarts training should catch :class:`Recoverable`: a program's own mistake
     (:class:`MismatchError`) fails again however often it is tried.
@@ -22,7 +22,7 @@ class HorovodInternalError(RuntimeError):
 
 
 class RingcommError(Exception):
-    """Base of everything that ringcomm raises on purpose."""
+    """Base class of all errors that ringcomm raises deliberately."""
 
 
 class Misuse(RingcommError):
@@ -30,33 +30,33 @@ class Misuse(RingcommError):
 
 
 class ConfigError(Misuse, ValueError):
-    """A setting, environment variable or argument has a value that makes no sense."""
+    """A setting, environment variable or argument has an invalid value."""
 
 
 class NotInitializedError(Misuse, ValueError):
-    """A collective or a question about rank and size came before ``init()`` or after ``shutdown()``."""
+    """A collective, or a query such as ``rank()``, was called before ``init()`` or after ``shutdown()``."""
 
 
 class UnsupportedDtypeError(Misuse, TypeError, ValueError):
-    """The element type cannot be carried, or the operation has no meaning for it."""
+    """The element type cannot be sent, or the operation is not defined for it."""
 
 
 class NotOfferedError(Misuse, NotImplementedError):
-    """There is no such combination of an operation and its arguments, though one could imagine it."""
+    """The combination of an operation and its arguments is valid, but not implemented."""
 
 
 class ShapeError(Misuse, ValueError, HorovodInternalError):
-    """An array has no first dimension, and the operation is about rows.
+    """An array has no first dimension, and the operation needs rows.
 
-    It is an error of two kinds because Horovod finds this out among the ranks, and callers expect that.
+    It is a :class:`HorovodInternalError` too, because Horovod detects this on the coordinator.
     """
 
 
 class MismatchError(Misuse, HorovodInternalError):
-    """Ranks met in different operations: another collective, type, shape, op or root.
+    """Ranks called different operations: another collective, element type, shape, op or root.
 
     Attributes:
-        rank: the rank that noticed, if it was not this one.
+        rank: the rank that detected it, if it was not this one.
         peer: the rank whose message did not fit.
     """
 
@@ -67,7 +67,7 @@ class MismatchError(Misuse, HorovodInternalError):
 
 
 class DesyncError(Misuse):
-    """Ranks that should hold the same numbers do not, to the last bit; training has come apart.
+    """Ranks that should hold bitwise equal numbers do not: their parameters have diverged.
 
     Attributes:
         tensor: the name of the first tensor that differs.
@@ -83,23 +83,23 @@ class DesyncError(Misuse):
 
 
 class DuplicateNameError(Misuse, ValueError):
-    """An operation of this name is already on its way on this rank."""
+    """An operation of this name is already in progress on this rank."""
 
 
 class StartupError(RingcommError):
-    """The job could not be put together."""
+    """The job could not start."""
 
 
 class StartTimeoutError(StartupError, TimeoutError):
-    """Somebody who was expected did not come in time; the message says who."""
+    """Not all ranks joined in time; the message names the missing ones."""
 
 
 class RefusedError(StartupError):
-    """The rendezvous answered, and said no; the message carries its reason."""
+    """The rendezvous refused this process; the message has the reason."""
 
 
 class AuthenticationError(StartupError):
-    """The other side could not prove that it holds this job's key, or we could not."""
+    """One of the two ends of a connection could not prove that it holds the job's key."""
 
 
 class NoRouteError(StartupError):
@@ -107,15 +107,15 @@ class NoRouteError(StartupError):
 
 
 class Recoverable(RingcommError):
-    """Somebody else is in trouble. This rank's program is fine, its job is not."""
+    """Another rank, or the network, has failed. This rank's program is correct, but its job cannot go on."""
 
 
 class PeerLostError(Recoverable, ConnectionError, HorovodInternalError):
-    """A rank died, left, or its connection broke while others needed it.
+    """A rank ended, left, or its connection broke while others needed it.
 
     Attributes:
-        rank: the rank that is gone (None if it could not be told).
-        host: the host it ran on, as the job calls it.
+        rank: the rank that is gone (None if it could not be determined).
+        host: the name of its host in the job.
     """
 
     def __init__(self, message: str, *, rank: Optional[int] = None, host: Optional[str] = None) -> None:
@@ -129,10 +129,10 @@ class PeerStalledError(PeerLostError, TimeoutError):
 
 
 class LinkLostError(PeerLostError, TimeoutError):
-    """Ranks live, but do not hear each other: what is between their hosts is at fault, and none of them.
+    """Ranks are running, but do not receive each other's messages: the network between hosts has failed.
 
     Attributes:
-        ranks: those that do not hear each other.
+        ranks: the ranks that do not receive each other's messages.
         hosts: the hosts they are on, in the same order.
     """
 
@@ -151,10 +151,10 @@ class LinkLostError(PeerLostError, TimeoutError):
 
 
 class HostsUpdatedInterrupt(RingcommError, RuntimeError):
-    """Hosts have come or are about to go; training goes on with others after a reset, from where it is.
+    """Hosts have been added or will be removed; training continues with the others after a reset.
 
     Attributes:
-        skip_sync: nobody new is among the ranks, so that their state need not be made the same.
+        skip_sync: whether no rank is new, so that the state need not be synchronized.
     """
 
     def __init__(self, skip_sync: bool = False) -> None:
@@ -163,11 +163,11 @@ class HostsUpdatedInterrupt(RingcommError, RuntimeError):
 
 
 class BrokenInvariantError(RingcommError, AssertionError):
-    """ringcomm itself is wrong. Please report it with the message."""
+    """ringcomm has a defect. Please report it with the message."""
 
 
 class ProtocolError(RingcommError):
-    """The other side sent bytes that mean nothing here: another version, or not ringcomm at all."""
+    """The other end sent invalid bytes: it has another version, or is not ringcomm at all."""
 
 
 _E = TypeVar("_E", bound=BaseException)
@@ -181,7 +181,11 @@ def fresh_copy(error: _E) -> _E:
 
 
 def failed_before(failure: BaseException) -> Misuse:
-    """What a call raises in a job that has failed, once its rank has been told of the failure."""
+    """The error of a call in a job that has failed already, once its rank has raised the failure.
+
+    Args:
+        failure: the error with which the job has failed.
+    """
     return Misuse(
         "This job has failed before, so no collective can run in it any more. ringrun --restarts N starts it "
         "again, in new processes; without ringrun, shutdown() and init() on every rank do. The failure was: "
@@ -190,7 +194,7 @@ def failed_before(failure: BaseException) -> Misuse:
 
 
 def interruption_text(name: str, why: str, doing: str) -> str:
-    """What is said of a rank that left a collective half-way, while its process may go on."""
+    """The error text about a rank that left a collective half-way, while its process may continue."""
     during = f" in {doing}" if doing else ""
     return (
         f"{name} was interrupted ({why}){during}. A message to the other ranks was left unfinished, so the "

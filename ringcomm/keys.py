@@ -1,8 +1,8 @@
-"""Where a job's key comes from: an inherited descriptor, a file, or a variable. Never shown to anybody.
+"""Reads a job's key from an inherited descriptor, a file, or a variable. It is never printed or logged.
 
 The text is the key in hex digits, and behind it, if the job's connections are to be encrypted, the
-certificate and the private key that its processes know each other by, as PEM. ``ringrun`` makes both;
-without it ``python -m ringcomm.newkey [--encrypt] FILE`` does.
+certificate and the private key by which its processes authenticate each other, as PEM. ``ringrun`` makes
+both; without it ``python -m ringcomm.newkey [--encrypt] FILE`` does.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def read_key(descriptor: Optional[int], file: str, text: str) -> Tuple[bytes, st
     if text:
         return _decode_key(text, "RINGCOMM_KEY")
     raise ConfigError(
-        "No key for this job: ranks only talk to each other with a shared secret. Start the program "
+        "No key for this job: ranks authenticate each other with a shared secret. Start the program "
         "with ringrun, which makes one, or make a file with `python -m ringcomm.newkey FILE`, copy it to "
         "every host and set RINGCOMM_KEY_FILE there."
     )

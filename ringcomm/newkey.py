@@ -13,7 +13,7 @@ from .keys import key_text
 
 USAGE = """usage: python -m ringcomm.newkey [--encrypt] FILE
 
-Writes a new key to FILE, which nobody else may read. With --encrypt a certificate comes with it, and all
+Writes a new key to FILE, which only your user may read. With --encrypt a certificate comes with it, and all
 TCP connections of jobs with this key are encrypted. Copy the file to every host and set RINGCOMM_KEY_FILE."""
 
 
@@ -26,13 +26,13 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     try:
         text = key_text(secrets.token_bytes(32), make_certificate() if options else "")
-        # Not over a file that is there: somebody may be using that key.
+        # O_EXCL: an existing file is not overwritten, because its key may be in use.
         descriptor = os.open(files[0], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "w", encoding="ascii") as file:
             file.write(text.rstrip() + "\n")
     except FileExistsError:
-        print(f"{files[0]} is there already, and somebody may be using that key. Choose another name, or "
-              "remove it first.", file=sys.stderr)  # fmt: skip
+        print(f"{files[0]} exists already, and its key may be in use. Choose another name, or remove it "
+              "first.", file=sys.stderr)  # fmt: skip
         return 1
     except OSError as problem:
         print(f"{files[0]} cannot be written: {problem.strerror}.", file=sys.stderr)

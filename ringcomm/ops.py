@@ -35,7 +35,7 @@ class Collective(IntEnum):
     ALLTOALL = 5
     BARRIER = 6
     EXCHANGE = 7
-    """The small fixed-size exchange that tells ranks each other's row counts."""
+    """The small fixed-size exchange of the ranks' row counts."""
     BROADCAST_OBJECT = 8
     ALLGATHER_OBJECT = 9
     JOIN = 10

@@ -1,7 +1,7 @@
-"""What settings look like as text: sizes, durations, switches and choices.
+"""Parsers for settings as text: sizes, durations, switches and choices.
 
-Each function returns the value of a text, or raises ``ValueError`` with what would fit; who asked knows the
-name of the setting and says it.
+Each function returns the value of a text, or raises ``ValueError`` with the values that are valid; the
+caller adds the name of the setting.
 """
 
 from __future__ import annotations

@@ -6,12 +6,12 @@ from typing import Callable, Iterable, List, Mapping, NamedTuple
 
 
 class OtherName(NamedTuple):
-    """What a variable of another name says about one setting.
+    """A setting that is given by a variable of another name.
 
     Attributes:
         setting: the field of :class:`ringcomm.config.Settings`.
-        text: its value, as that setting's parser wants it.
-        said: how the user put it, for messages.
+        text: its value, in the form that the setting's parser takes.
+        said: the setting as the user wrote it, for messages.
     """
 
     setting: str
@@ -23,4 +23,4 @@ Source = Callable[[Mapping[str, str]], Iterable[OtherName]]
 """Finds them in an environment."""
 
 sources: List[Source] = []
-"""Asked whenever settings are read from the environment; what they find comes before ``RINGCOMM_*``."""
+"""Called whenever settings are read from the environment; their results override ``RINGCOMM_*``."""

@@ -1,4 +1,4 @@
-"""Names that look like a setting of ringcomm and are none: whoever sets one believes that it works."""
+"""Finds variables whose names are misspelt settings of ringcomm, which would be ignored silently."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import difflib
 from typing import Iterable, List, Sequence
 
 _CUTOFF = 0.8
-"""How alike two names must be; others may use the prefix for purposes of their own."""
+"""How similar two names must be; other programs may use the prefix for their own variables."""
 
 
 def misspelt(names: Iterable[str], known: Sequence[str], prefix: str) -> List[str]:
-    """A sentence for each name that is nearly, but not quite, one that is known.
+    """A warning for each name that is similar, but not equal, to a known one.
+
+    Args:
+        names: the variables of an environment.
+        known: the names that are read.
+        prefix: the prefix of these names.
 
     >>> misspelt(["X_TRANSPROT", "X_Y", "PATH"], ["X_TRANSPORT"], "X_")
-    ['X_TRANSPROT is not a setting of ringcomm, so nobody reads it; did you mean X_TRANSPORT?']
+    ['X_TRANSPROT is not a setting of ringcomm and is ignored; did you mean X_TRANSPORT?']
     """
     endings = [name[len(prefix) :] for name in known]
     found = []
@@ -21,7 +26,7 @@ def misspelt(names: Iterable[str], known: Sequence[str], prefix: str) -> List[st
         if name.startswith(prefix) and name not in known:
             close = difflib.get_close_matches(name[len(prefix) :], endings, 1, _CUTOFF)
             found += [
-                f"{name} is not a setting of ringcomm, so nobody reads it; did you mean {prefix}{ending}?"
+                f"{name} is not a setting of ringcomm and is ignored; did you mean {prefix}{ending}?"
                 for ending in close
             ]
     return found

@@ -22,7 +22,7 @@ import numpy as np
 
 from ..clock import monotonic
 from ..ops import Collective
-from ..schedule.calibration import Sounding, leaders, model_of, pairings
+from ..schedule.calibration import Calibration, leaders, model_of, pairings
 from ..schedule.cost import CostModel
 from ..schedule.steps import SOURCE, Recv, Send, Step
 from .runner import Runner
@@ -79,8 +79,8 @@ def measure(runner: Runner, host_index: Sequence[int]) -> Optional[CostModel]:
     byte_s = min((wire[1] for wire in wires), default=0.0)
     if len(firsts) > 2:
         byte_s = _measure_centres(runner, scout, firsts, byte_s)
-    mine = Sounding(_reduce_byte_s(), *local, latency_s, byte_s)
-    return model_of([Sounding(*row.tolist()) for row in _gather(runner, mine)], host_index)
+    mine = Calibration(_reduce_byte_s(), *local, latency_s, byte_s)
+    return model_of([Calibration(*row.tolist()) for row in _gather(runner, mine)], host_index)
 
 
 def _gather(runner: Runner, values: Sequence[float]) -> np.ndarray[Any, Any]:

@@ -56,7 +56,7 @@ class Progress(NamedTuple):
                 tuple((int(rank), int(sent), int(received)) for rank, sent, received in exchanged),
             )
         except (TypeError, ValueError) as problem:
-            raise ProtocolError(f"a sign of life that says nothing about progress: {problem}") from None
+            raise ProtocolError(f"a heartbeat that says nothing about progress: {problem}") from None
 
     def describe(self) -> str:
         """Like ``allreduce(shape (8,), float32, op=Sum), call number 4, 96 bytes into it``."""

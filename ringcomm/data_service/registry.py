@@ -1,12 +1,12 @@
-"""Which processes prepare data, and for whom: the state behind :mod:`.compute`, without sockets.
+"""The registry of dispatchers and workers that prepare data: the state behind :mod:`.service`, without I/O.
 
-There are ``dispatchers``, each with the same number of workers. Processes of two jobs ask: those that prepare
-data (the compute job) and those that train. Whoever watches a dispatcher is told how it stands, at once and
-whenever that changes; whoever attends is told when training is over. Nobody is waited for here: each process
-has its own limit, and knows from the last word that it got who was missing.
+There are ``dispatchers``, each with the same number of workers. Processes of two jobs are clients: those that
+prepare data (the compute job) and those that train. A client that watches a dispatcher gets its progress, at
+once and whenever it changes; a client that attends is notified when training is over. The registry has no
+time limits for this: each client has its own, and names the missing workers from the last progress.
 
-Whoever trains stays connected. If the last of them is gone without having said that training is over, another
-may come for a while, as when a job that crashed is started again; then it is over, too.
+Training processes stay connected. If the last of them is gone without having reported that training is over,
+another may connect for a while, as when a job that crashed is started again; then training is over, too.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from ..wire.messages import Message
 
 _MOST_ADDRESS_BYTES = 300
 _ROUNDING_S = 1e-3
-_OVER = "training has ended, and those that prepare data are shutting down"
+_OVER = "training has ended, and the compute job is shutting down"
 
 
 class Registry:
-    """Who is there.
+    """The registered dispatchers and workers, and the clients that wait for them.
 
     Args:
         dispatchers: how many there will be.
         workers: how many each of them will have: dispatcher 0 the workers 0 to ``workers - 1``, and so on.
-        patience_s: for how long others may come when all who trained are gone.
+        patience_s: for how many seconds others may connect when all training processes are gone.
 
     Attributes:
         over: whether training has ended.
@@ -39,42 +39,42 @@ class Registry:
         self._reason = ""
         self._patience_s = patience_s
         self._training: Set[int] = set()
-        self._deserted_s: Optional[float] = None
+        self._no_training_since_s: Optional[float] = None
         self._dispatchers = dispatchers
         self._workers = workers
         self._addresses: Dict[int, str] = {}
         self._present: Set[int] = set()
         self._watching: Dict[int, int] = {}
-        self._attending: Set[int] = set()
+        self._awaiting_end: Set[int] = set()
 
     def heard(self, connection: int, message: Message) -> List[Tell]:
-        """Take a message; what is to be told to whom.
+        """Handle a message; the messages to send.
 
         Raises:
-            ProtocolError: nobody may send such a message here.
+            ProtocolError: the registry takes no such message.
         """
         kind = message["type"]
         if kind == "attend":
-            self._attending.add(connection)
+            self._awaiting_end.add(connection)
             return [Tell(connection, self._end())] if self.over else []
         if kind == "finish":
             self.over = True
-            return [Tell(connection, {"type": "noted"}), *self._tell_the_end(connection)]
+            return [Tell(connection, {"type": "noted"}), *self._announce_end(connection)]
         if kind == "train" and not self.over:
             self._training.add(connection)
-            self._deserted_s = None
+            self._no_training_since_s = None
             return [Tell(connection, {"type": "noted"})]
         if kind == "train":
             return [Tell(connection, {"type": "denied", "reason": _OVER})]
         if kind not in ("dispatcher", "worker", "watch"):
-            raise ProtocolError(f"the registry of those that prepare data takes no {kind!r}")
+            raise ProtocolError(f"the registry of data workers takes no {kind!r}")
         number = int(message["number" if kind == "dispatcher" else "dispatcher"])
         reason = self._objection(kind, number, message)
         if reason:
             return [Tell(connection, {"type": "denied", "reason": reason})]
         if kind == "watch":
             self._watching[connection] = number
-            return [Tell(connection, self._standing(number))]
+            return [Tell(connection, self._progress(number))]
         if kind == "dispatcher":
             self._addresses[number] = str(message["address"])
         else:
@@ -82,20 +82,21 @@ class Registry:
         return [Tell(connection, {"type": "noted"}), *self._announce(number)]
 
     def lost(self, connection: int, now_s: float) -> List[Union[Tell, Timer]]:
-        """That connection has ended; what is to be done."""
+        """A connection has ended; the actions to perform."""
         self._watching.pop(connection, None)
-        self._attending.discard(connection)
+        self._awaiting_end.discard(connection)
         if connection not in self._training:
             return []
         self._training.remove(connection)
         if self._training or self.over:
             return []
-        self._deserted_s = now_s
+        self._no_training_since_s = now_s
         return [Timer(self._patience_s)]
 
     def tick(self, now_s: float) -> List[Tell]:
-        """Time has passed: whether those who trained have been gone for long enough."""
-        if self.over or self._deserted_s is None or now_s - self._deserted_s < self._patience_s - _ROUNDING_S:
+        """Time has passed: end training if all training processes have been gone for long enough."""
+        since_s = self._no_training_since_s
+        if self.over or since_s is None or now_s - since_s < self._patience_s - _ROUNDING_S:
             return []
         self.over = True
         self._reason = (
@@ -103,13 +104,13 @@ class Registry:
             "saying that training is over (compute_client().shutdown()), and no other has come since. The "
             "compute job ends."
         )
-        return self._tell_the_end()
+        return self._announce_end()
 
     def _end(self) -> Message:
         return {"type": "over", "reason": self._reason}
 
-    def _tell_the_end(self, but: int = -1) -> List[Tell]:
-        return [Tell(other, self._end()) for other in sorted(self._attending - {but})]
+    def _announce_end(self, but: int = -1) -> List[Tell]:
+        return [Tell(other, self._end()) for other in sorted(self._awaiting_end - {but})]
 
     def _objection(self, kind: str, number: int, message: Message) -> str:
         if self.over:
@@ -123,20 +124,20 @@ class Registry:
             own = self._workers_of(number)
             return f"worker {message['number']} is not one of dispatcher {number}'s: {own[0]} to {own[-1]}"
         if kind == "dispatcher":
-            address, known = str(message["address"]), self._addresses.get(number)
+            address, registered = str(message["address"]), self._addresses.get(number)
             if not address or len(address) > _MOST_ADDRESS_BYTES:
-                return "a dispatcher needs an address, and a shorter one than that"
-            if known not in (None, address):
-                return f"dispatcher {number} is registered already, at {known} and not at {address}"
+                return f"a dispatcher needs an address of at most {_MOST_ADDRESS_BYTES} bytes"
+            if registered not in (None, address):
+                return f"dispatcher {number} is registered already, at {registered} and not at {address}"
         return ""
 
     def _workers_of(self, number: int) -> range:
         return range(number * self._workers, (number + 1) * self._workers)
 
-    def _standing(self, number: int) -> Message:
+    def _progress(self, number: int) -> Message:
         missing = [worker for worker in self._workers_of(number) if worker not in self._present]
         return {"type": "standing", "address": self._addresses.get(number, ""), "missing": missing}
 
     def _announce(self, number: int) -> List[Tell]:
         watching = sorted(connection for connection, other in self._watching.items() if other == number)
-        return [Tell(connection, self._standing(number)) for connection in watching]
+        return [Tell(connection, self._progress(number)) for connection in watching]

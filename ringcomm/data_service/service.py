@@ -1,7 +1,7 @@
-"""The registry of those that prepare data, served by one process and asked by all others.
+"""The server of the registry of dispatchers and workers that prepare data, and its client.
 
-The service runs in rank 0 of the job that prepares data; training ranks belong to another job. Its addresses
-and its key reach them in a file that rank 0 writes.
+The server runs in rank 0 of the job that prepares data (the compute job); training ranks belong to another
+job. They read the server's addresses and its key from a file that rank 0 writes.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ Addresses = Mapping[str, Sequence[Tuple[str, int]]]
 JOB = "tf.data service"
 _RETRY_S = 0.25
 _PATIENCE_S = 3.0
-"""For how long it is dialled although every address refuses: it has served since before others knew of it."""
+"""For how long it is dialled although every address refuses: it serves before its addresses are written."""
 _ANSWER_S = 30.0
-"""How long the registry may take to say something that it does not have to wait for."""
+"""How long the registry may take to answer a request that it can answer at once."""
 _ALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
-"""How the system finds out that the other host has gone without a word, during waits without a limit."""
+"""TCP keepalive: detects a host that has failed or is cut off, during waits without a limit."""
 
 
 class ComputeService(MessageServer):
@@ -50,12 +50,13 @@ class ComputeService(MessageServer):
     Args:
         dispatchers: how many there will be.
         workers_per_dispatcher: how many workers each of them will have.
-        key: what others must prove to hold.
-        nics: interfaces to listen on, as in ``RINGCOMM_IFACE``; None: as that says.
-        patience_s: for how long others may come when all training processes are gone, before it is over.
+        key: the secret that clients must prove to hold.
+        nics: interfaces to listen on, as in ``RINGCOMM_IFACE``; None: the value of that variable.
+        patience_s: for how many seconds new training processes may connect when all others are gone, before
+            training counts as over.
 
     Raises:
-        ConfigError: there shall be fewer than one, or the interfaces make no sense.
+        ConfigError: a number is less than one, or the interfaces do not exist.
         StartupError: no address can be listened on.
     """
 
@@ -88,16 +89,16 @@ class ComputeService(MessageServer):
         return {name: list(pairs) for name, pairs in self._where.items()}
 
     def shutdown(self) -> None:
-        """Tell all who wait for it that training is over, and stop serving."""
+        """Notify all clients that wait for the end of training, and stop serving."""
         self.order(lambda: self._take(0, {"type": "finish"}))
         self.stop()
 
     def arrived(self, number: int) -> None:
-        """Notice it if that process's host goes without a word."""
+        """Enable keepalive for a new connection."""
         _notice_silence(self._connections[number].sock)
 
     def heard(self, number: int, message: Message) -> None:
-        """Somebody registers, or asks."""
+        """Handle a message of a client."""
         self._take(number, message)
 
     def _take(self, number: int, message: Message) -> None:
@@ -105,7 +106,7 @@ class ComputeService(MessageServer):
             self.tell(action.connection, action.message)
 
     def lost(self, number: int) -> None:
-        """Somebody needs to be told nothing any more, or does not train any more."""
+        """A client's connection has ended: it waits no longer, or no longer trains."""
         for action in self._registry.lost(number, monotonic()):
             if isinstance(action, Timer):
                 self.after(action.delay_s, self._tick)
@@ -118,13 +119,13 @@ class ComputeService(MessageServer):
 
 
 class ComputeClient:
-    """Asks the registry. Every call is a connection of its own, and may come from any thread.
+    """A client of the registry. Every call uses a connection of its own, and may come from any thread.
 
     All methods raise AuthenticationError if the registry holds another key, StartTimeoutError if it cannot be
-    reached in time, RefusedError if it does not agree, and PeerLostError if it goes away meanwhile.
+    reached in time, RefusedError if it refuses the request, and PeerLostError if it ends meanwhile.
 
     Args:
-        compute_addresses: what :meth:`ComputeService.addresses` says.
+        compute_addresses: the result of :meth:`ComputeService.addresses`.
         key: the service's.
         verbose: without effect; Horovod has it.
     """
@@ -134,31 +135,42 @@ class ComputeClient:
         self._key = key
 
     def register_dispatcher(self, dispatcher_id: int, dispatcher_address: str) -> None:
-        """Say where a dispatcher is."""
-        self._say({"type": "dispatcher", "number": dispatcher_id, "address": dispatcher_address})
+        """Register a dispatcher and its address.
+
+        Args:
+            dispatcher_id: its number, from 0.
+            dispatcher_address: ``host:port``.
+        """
+        self._send({"type": "dispatcher", "number": dispatcher_id, "address": dispatcher_address})
 
     def register_worker_for_dispatcher(self, dispatcher_id: int, worker_id: int) -> None:
-        """Say that a worker is ready, and whose it is."""
-        self._say({"type": "worker", "dispatcher": dispatcher_id, "number": worker_id})
+        """Register a worker of a dispatcher as ready.
+
+        Args:
+            dispatcher_id: the dispatcher's number, from 0.
+            worker_id: the worker's number in the compute job.
+        """
+        self._send({"type": "worker", "dispatcher": dispatcher_id, "number": worker_id})
 
     def wait_for_dispatcher_registration(self, dispatcher_id: int, timeout: float, whose: str = "") -> str:
         """Wait for a dispatcher.
 
         Args:
+            dispatcher_id: its number, from 0.
             timeout: in seconds.
-            whose: who is to register it, for the error.
+            whose: the process that is to register it, for the error.
 
         Returns:
-            where it is.
+            its address.
 
         Raises:
             StartTimeoutError: it has not been registered in time.
         """
-        standing = self._watch(
-            dispatcher_id, timeout, lambda standing: bool(standing["address"]),
-            lambda standing: f"dispatcher {dispatcher_id} has not been registered{whose and ' by ' + whose}",
+        progress = self._watch(
+            dispatcher_id, timeout, lambda progress: bool(progress["address"]),
+            lambda progress: f"dispatcher {dispatcher_id} has not been registered{whose and ' by ' + whose}",
         )  # fmt: skip
-        return str(standing["address"])
+        return str(progress["address"])
 
     def wait_for_dispatcher_worker_registration(self, dispatcher_id: int, timeout: float) -> None:
         """Wait for all workers of a dispatcher.
@@ -170,57 +182,60 @@ class ComputeClient:
             StartTimeoutError: not all of them have been registered in time; the message names the missing.
         """
         self._watch(
-            dispatcher_id, timeout, lambda standing: not standing["missing"],
-            lambda standing: f"of dispatcher {dispatcher_id}'s workers these have not registered: "
-            + ", ".join(f"rank {worker}" for worker in standing["missing"]) + " of the compute job",
+            dispatcher_id, timeout, lambda progress: not progress["missing"],
+            lambda progress: f"of dispatcher {dispatcher_id}'s workers these have not registered: "
+            + ", ".join(f"rank {worker}" for worker in progress["missing"]) + " of the compute job",
         )  # fmt: skip
 
     def shutdown(self) -> None:
-        """Say that training is over: the compute job ends."""
-        self._say({"type": "finish"})
+        """Report that training is over: the compute job ends."""
+        self._send({"type": "finish"})
 
     def wait_for_shutdown(self) -> str:
         """Wait, without a limit, until training is over.
 
         Returns:
-            nothing if somebody has said so, otherwise why it must be: those who trained are gone.
+            "" if a process has reported that, otherwise the reason: all training processes are gone.
         """
-        with _Line(self._endpoints, self._key, Deadline(_ANSWER_S)) as line:
-            line.tell({"type": "attend"})
-            message = line.hear("over", Deadline(None))
+        with _Connection(self._endpoints, self._key, Deadline(_ANSWER_S)) as connection:
+            connection.send({"type": "attend"})
+            message = connection.receive("over", Deadline(None))
         return "" if message is None else str(message["reason"])
 
     def stay(self, timeout: float) -> None:
-        """Be one of those who train, until this process ends.
+        """Register this process as a training process, until it ends.
 
         Args:
             timeout: in seconds, for the registry to take note.
         """
-        with _staying:
-            if self._key not in _kept:
+        with _training_lock:
+            if self._key not in _training_connections:
                 deadline = Deadline(timeout)
-                line = _Line(self._endpoints, self._key, deadline)
-                line.ask({"type": "train"}, deadline)
-                _kept[self._key] = line
-                atexit.register(line.close)
+                connection = _Connection(self._endpoints, self._key, deadline)
+                connection.ask({"type": "train"}, deadline)
+                _training_connections[self._key] = connection
+                atexit.register(connection.close)
 
     def own_address(self, timeout: float) -> str:
         """The address by which other hosts are most likely to reach this one.
 
-        That is the one which leads to the registry's host, and on that host itself the first of those that
-        may be used (``RINGCOMM_IFACE``).
+        That is the one from which the registry's host is reached; on that host itself, the first of those
+        that may be used (``RINGCOMM_IFACE``).
+
+        Args:
+            timeout: for reaching the registry, in seconds.
         """
-        with _Line(self._endpoints, self._key, Deadline(timeout)) as line:
-            here, there = line.ends()
+        with _Connection(self._endpoints, self._key, Deadline(timeout)) as connection:
+            here, there = connection.ends()
         if here == there:
             usable = own_addresses(Settings.from_environment().iface)
             here = next(item.address for item in usable if not item.scope)
         return here
 
-    def _say(self, message: Message) -> None:
+    def _send(self, message: Message) -> None:
         deadline = Deadline(_ANSWER_S)
-        with _Line(self._endpoints, self._key, deadline) as line:
-            line.ask(message, deadline)
+        with _Connection(self._endpoints, self._key, deadline) as connection:
+            connection.ask(message, deadline)
 
     def _watch(
         self,
@@ -230,31 +245,31 @@ class ComputeClient:
         complaint: Callable[[Message], str],
     ) -> Message:
         deadline = Deadline(timeout_s)
-        with _Line(self._endpoints, self._key, deadline) as line:
-            line.tell({"type": "watch", "dispatcher": dispatcher_id})
-            standing = line.hear("standing", deadline)
-            while standing is not None and not enough(standing):
-                last, standing = standing, line.hear("standing", deadline)
-                if standing is None:
+        with _Connection(self._endpoints, self._key, deadline) as connection:
+            connection.send({"type": "watch", "dispatcher": dispatcher_id})
+            progress = connection.receive("standing", deadline)
+            while progress is not None and not enough(progress):
+                last, progress = progress, connection.receive("standing", deadline)
+                if progress is None:
                     raise StartTimeoutError(
                         f"After {timeout_s:g} s {complaint(last)}. Look into its output for what keeps it, "
                         "or give it more time (timeout, --timeout)."
                     )
-            if standing is None:
-                raise StartTimeoutError(f"{line.where} has not answered within {timeout_s:g} s.")
-            return standing
+            if progress is None:
+                raise StartTimeoutError(f"{connection.where} has not answered within {timeout_s:g} s.")
+            return progress
 
 
-class _Line:
-    """A proven connection to the registry, for one question."""
+class _Connection:
+    """An authenticated connection to the registry, for one request."""
 
     def __init__(self, endpoints: Sequence[Tuple[str, int]], key: bytes, deadline: Deadline) -> None:
         self._sock, self._session = _dial(endpoints, key, deadline)
         self._reader = MessageReader(MAX_REPORT_BYTES, self._session)
-        self._heard: List[Message] = []
+        self._messages: List[Message] = []
         self.where = f"The registry of data workers at {self._sock.getpeername()[0]}"
 
-    def __enter__(self) -> _Line:
+    def __enter__(self) -> _Connection:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -264,9 +279,9 @@ class _Line:
         self._sock.close()
 
     def ask(self, message: Message, deadline: Deadline) -> None:
-        """Say something that is only noted."""
-        self.tell(message)
-        if self.hear("noted", deadline) is None:
+        """Send a message, and wait until the registry has acknowledged it."""
+        self.send(message)
+        if self.receive("noted", deadline) is None:
             raise StartTimeoutError(
                 f"{self.where} took {message['type']!r} and has not answered within {deadline.timeout_s:g} s."
             )
@@ -274,16 +289,16 @@ class _Line:
     def ends(self) -> Tuple[str, str]:
         return str(self._sock.getsockname()[0]), str(self._sock.getpeername()[0])
 
-    def tell(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         try:
             self._sock.settimeout(_ANSWER_S)
             self._sock.sendall(encode(message, self._session))
         except OSError as problem:
             raise self._gone(str(problem.strerror or problem).lower()) from None
 
-    def hear(self, kind: str, deadline: Deadline) -> Optional[Message]:
+    def receive(self, kind: str, deadline: Deadline) -> Optional[Message]:
         """The next message of this kind; None if the deadline passes first."""
-        while not self._heard:
+        while not self._messages:
             if deadline.expired():
                 return None
             self._sock.settimeout(None if deadline.timeout_s is None else max(0.01, deadline.remaining_s()))
@@ -296,10 +311,10 @@ class _Line:
             if not data:
                 raise self._gone("it closed the connection")
             try:
-                self._heard.extend(self._reader.feed(data))
+                self._messages.extend(self._reader.feed(data))
             except ProtocolError as problem:
                 raise self._gone(str(problem)) from None
-        message = self._heard.pop(0)
+        message = self._messages.pop(0)
         if message["type"] == "denied":
             raise RefusedError(f"{self.where} refuses: {message['reason']}.")
         if message["type"] != kind:
@@ -312,9 +327,9 @@ class _Line:
         )
 
 
-_kept: Dict[bytes, _Line] = {}
-"""By the key of the registry, the connection that says that this process trains."""
-_staying = threading.Lock()
+_training_connections: Dict[bytes, _Connection] = {}
+"""By the registry's key: the connection that marks this process as a training process while it is open."""
+_training_lock = threading.Lock()
 
 
 def _dial(
@@ -345,7 +360,7 @@ def _dial(
                 )
             pause = Deadline(_RETRY_S)
             while not pause.expired():
-                reactor.turn(pause.remaining_s())
+                reactor.run_once(pause.remaining_s())
     finally:
         reactor.close()
 

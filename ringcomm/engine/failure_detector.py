@@ -11,7 +11,7 @@ import math
 from typing import Dict, Iterable, List, Optional, Tuple
 
 BEATS = 6
-"""How many signs of life fit into the time after which silence means death."""
+"""How many heartbeats fit into the time after which silence means death."""
 
 
 class Liveness:
@@ -44,7 +44,7 @@ class Liveness:
         self._heard_s.pop(peer, None)
 
     def due(self, now_s: float) -> bool:
-        """Whether it is time to give a sign of life; if so, it is taken to have been given."""
+        """Whether it is time to give a heartbeat; if so, it is taken to have been given."""
         if now_s - self._spoken_s < self.interval_s:
             return False
         self._spoken_s = now_s

@@ -1,4 +1,4 @@
-"""An engine's lines to the others: messages, signs of life, and the timeline's events among them."""
+"""An engine's lines to the others: messages, heartbeats, and the timeline's events among them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Limits(NamedTuple):
     """How long to be patient, in seconds; 0: for ever.
 
     Attributes:
-        dead_after_s: with a rank that gives no sign of life, and with a transfer that stands still.
+        dead_after_s: with a rank that gives no heartbeat, and with a transfer that stands still.
         warning_s: with a rank whose program does not come, before saying so.
         late_after_s: with such a rank.
     """
@@ -58,7 +58,7 @@ class Limits(NamedTuple):
 
     @property
     def interval_s(self) -> float:
-        """How often to give signs of life, so that none of the limits is missed by much."""
+        """How often to give heartbeats, so that none of the limits is missed by much."""
         limits_s = [limit_s / BEATS for limit_s in self if limit_s]
         return min(MOST_INTERVAL_S, *limits_s) if limits_s else 3600.0
 
@@ -150,7 +150,7 @@ class Lines:
             raise self.lost(stuck[0], stuck[1], "still")
 
     def doing(self) -> str:
-        """What this rank is in the middle of, now and not at its last sign of life; empty if it is not."""
+        """What this rank is in the middle of, now and not at its last heartbeat; empty if it is not."""
         calls, engine = self._progress()
         if calls.doing or not engine.doing:
             return calls.describe()
@@ -165,7 +165,7 @@ class Lines:
             )
             return self.lost(peer, why, "cut off")
         why = (
-            f"not a sign of life for {silent_s:.0f} s: its process is stopped, swapped out or cut off, "
+            f"no heartbeat for {silent_s:.0f} s: its process is stopped, swapped out or cut off, "
             "or a C call keeps the interpreter lock (RINGCOMM_DEAD_AFTER sets the limit)"
         )
         return self.lost(peer, why, "silent")

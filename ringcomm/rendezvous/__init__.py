@@ -1,1 +1,1 @@
-"""How processes that know nothing of each other become the ranks of one job."""
+"""The rendezvous: connects separately started processes to the ranks of one job, and detects root causes."""

@@ -52,7 +52,7 @@ def main() -> int:
         if notice.kind in ("ended", "failed"):
             code = 0 if notice.kind == "ended" else 1
             break
-    # Give the ranks time to read the verdict, and to start another generation.
+    # Give the ranks time to read the root cause, and to start another generation.
     server.wait_idle(5.0)
     server.stop()
     return code

@@ -1,4 +1,4 @@
-"""What the rendezvous' state machine wants done, and the words in which it speaks."""
+"""The actions that the rendezvous' state machine returns to its I/O shell."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..wire.messages import Message
 
 
 class Seat(NamedTuple):
-    """A place in the job that somebody is expected to take."""
+    """A place in the job that a process is expected to take."""
 
     slot: Slot
     host: str
@@ -23,18 +23,18 @@ class Tell(NamedTuple):
 
 
 class Drop(NamedTuple):
-    """Close a connection once everything told to it is on its way."""
+    """Close a connection once all messages for it have been sent."""
 
     connection: int
 
 
 class Notice(NamedTuple):
-    """Tell the launcher (or the log) something.
+    """Report an event to the launcher (or the log).
 
     Attributes:
         kind: ``joined``, ``started``, ``failed``, ``refused``, ``note``, ``warning`` or ``ended``.
         text: one paragraph for people.
-        rank: who it came from, if that is a rank.
+        rank: the rank that it came from, if any.
         culprit: for ``failed``: the rank that is at fault, if known.
         detail: further facts; for ``started`` the rows of the table of links.
     """

@@ -1,6 +1,6 @@
 """Entries that ranks post at their job's rendezvous for each other. Pure.
 
-Process groups of other libraries meet by them: one rank serves a rendezvous for the group, and says where.
+Process groups of other libraries use them: one rank serves a rendezvous for the group and posts its address.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ MOST_ENTRY_BYTES = 64 * 1024
 
 
 class Board:
-    """What has been posted, and which connections wait for what."""
+    """The entries that have been posted, and which connections wait for which entries."""
 
     def __init__(self) -> None:
         self._entries: Dict[str, str] = {}
         self._waiting: Dict[str, Set[int]] = {}
 
     def posted(self, connection: int, message: Message) -> List[Tell]:
-        """A rank posts an entry; those that wait for it are told.
+        """A rank posts an entry; it is sent to the connections that wait for it.
 
         Raises:
             ProtocolError: there are too many, or it is too long.
@@ -33,13 +33,18 @@ class Board:
             raise ProtocolError("an entry that is too long, or one too many")
         self._entries[entry] = text
         waiting = sorted(self._waiting.pop(entry, ()))
-        return [_told(connection, entry, text), *(_told(number, entry, text) for number in waiting)]
+        own = _entry_message(connection, entry, text)
+        return [own, *(_entry_message(number, entry, text) for number in waiting)]
 
     def awaited(self, connection: int, message: Message) -> List[Tell]:
-        """A rank wants an entry: it is told now, or when it is posted."""
+        """A rank asks for an entry: it is sent now, or when it is posted.
+
+        Raises:
+            ProtocolError: ranks wait for too many entries already.
+        """
         entry = message["entry"]
         if entry in self._entries:
-            return [_told(connection, entry, self._entries[entry])]
+            return [_entry_message(connection, entry, self._entries[entry])]
         if len(self._waiting) >= MOST_ENTRIES:
             raise ProtocolError("ranks wait for too many entries")
         self._waiting.setdefault(entry, set()).add(connection)
@@ -53,5 +58,5 @@ class Board:
                 del self._waiting[entry]
 
 
-def _told(connection: int, entry: str, text: str) -> Tell:
+def _entry_message(connection: int, entry: str, text: str) -> Tell:
     return Tell(connection, {"type": "entry", "entry": entry, "text": text})

@@ -1,4 +1,4 @@
-"""A rank's side of the rendezvous: join, find the way to every peer, stay in touch."""
+"""A rank's side of the rendezvous: join the job, link to every peer, keep the control connection."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from ..wire.messages import MAX_MESSAGE_BYTES, Message, MessageReader, encode
 from ..wire.signing import Session, Signer
 from .connect_server import DIAL_S, Reached, reach
 from .control import ControlChannel, error_from
-from .links import Mesh, Proven
+from .links import LinkSetup, Proven
 
 logger = logging.getLogger("ringcomm.rendezvous")
 
@@ -42,7 +42,7 @@ _PATIENCE_S = 3.0
 
 
 class Peer(NamedTuple):
-    """A rank of the job, as every rank knows it."""
+    """A rank of the job, as it is described to every other."""
 
     rank: int
     host: str
@@ -52,10 +52,17 @@ class Peer(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """What :func:`join` gives: a place in a job and the links to everybody else.
+    """The result of :func:`join`: a place in a job and the links to every other rank.
 
     Attributes:
-        paces: tells links that are far slower than what they were chosen for.
+        rank: this process's rank.
+        generation: how many generations of the job have run before.
+        peers: all ranks, this one among them, in rank order.
+        lanes: the links.
+        control: the connection to the rendezvous.
+        table: the table of links, as text.
+        paces: finds links that are far slower than the speed for which they were chosen.
+        signer: signs what ranks of this generation exchange.
     """
 
     rank: int
@@ -69,16 +76,16 @@ class Joined(NamedTuple):
 
 
 class Moved(StartupError):
-    """The rendezvous is no longer where it was said to be: it is somewhere else now."""
+    """The rendezvous has another address now than the one that was given."""
 
 
 class Watched(NamedTuple):
-    """What is known of the place that says where the rendezvous is.
+    """An address of the rendezvous that may change, because it comes from a store or a file.
 
     Attributes:
-        moved: whether it says something else by now.
-        patience_s: how long the rendezvous may be one that does not accept this process, in case that what
-            was said is about to change.
+        moved: whether the store holds another address by now.
+        patience_s: for how many seconds the rendezvous at this address may refuse this process before that is
+            an error, in case that the address is about to change.
     """
 
     moved: Callable[[], bool]
@@ -91,14 +98,16 @@ def join(
     """Become a rank of the job.
 
     Args:
-        listens: whether an engine will answer the rendezvous for as long as the job runs.
-        watched: where it was said where the rendezvous is, if that may change.
+        membership: how this process takes part in the job.
+        settings: the tunables.
+        listens: whether an engine will answer the rendezvous' pings for as long as the job runs.
+        watched: where the address of the rendezvous comes from, if it may change.
 
     Raises:
-        Moved: it has.
-        StartupError: (or one of its kinds) the job could not be put together; the message says why.
-        ConfigError: ``settings.iface`` makes no sense on this machine, or encryption is wished for and
-            nothing is there to encrypt with.
+        Moved: the address has changed.
+        StartupError: (or one of its subclasses) the job could not start; the message says why.
+        ConfigError: ``settings.iface`` selects nothing on this machine, or encryption is required and
+            there is no certificate.
     """
     joiner = _Joiner(membership, settings, listens, watched)
     try:
@@ -123,7 +132,8 @@ class _Joiner:
         self.settings = settings
         self.encryption = encryption_of(membership.certificate, settings.encrypt)
         self.reactor = Reactor()
-        # The server's own limit comes first and knows who is missing; ours is for when it is silent.
+        # The server's own limit passes first, and its error names the missing ranks; this one is for a
+        # server that does not answer.
         self._deadline = Deadline(settings.start_timeout_s + DIAL_S)
         self._reader = MessageReader(MAX_MESSAGE_BYTES)
         self._session: Optional[Session] = None
@@ -132,40 +142,40 @@ class _Joiner:
         self._failure: Optional[RingcommError] = None
         self._assignment: Optional[Message] = None
         self._go: Optional[Message] = None
-        self._mesh: Optional[Mesh] = None
-        self._again = False
+        self._setup: Optional[LinkSetup] = None
+        self._rejoin = False
 
     def run(self) -> Joined:
         interfaces = own_addresses(self.settings.iface)
         places = self.membership.rendezvous + self.membership.rendezvous_last
         if all(_is_loopback(host) for host, _ in places):
-            # Everybody who can reach such a rendezvous is on this machine.
+            # Only processes of this machine can reach such a rendezvous.
             interfaces = [item for item in interfaces if item.kind == LOOPBACK]
         unix = local_socket() if self.settings.transport != "tcp" else None
         if unix is not None:
             interfaces.append(unix)
         sock = self._control = self._dial_rendezvous()
-        mesh = self._mesh = Mesh(
+        setup = self._setup = LinkSetup(
             self.reactor,
             interfaces,
             self.membership.key,
             job_digest(self.membership.job),
-            self._tell,
+            self._send,
             self.encryption,
             self.settings.allow_forwarding,
         )
         self.reactor.watch(sock, READ, self._readable)
-        self._tell(self._introduction(mesh.offers()))
+        self._send(self._introduction(setup.offers()))
         while self._go is None and self._failure is None:
             if self._deadline.expired():
                 raise StartTimeoutError(
-                    f"The rendezvous did not bring the job's {self.membership.size} ranks together within "
-                    f"{self._deadline.timeout_s:g} s, and did not say why."
+                    f"The job's {self.membership.size} ranks did not start within "
+                    f"{self._deadline.timeout_s:g} s, and the rendezvous has sent no reason."
                 )
-            if self._again:
-                self._come_again(mesh)
+            if self._rejoin:
+                self._join_again(setup)
             else:
-                self.reactor.turn(self._deadline.remaining_s())
+                self.reactor.run_once(self._deadline.remaining_s())
         if self._failure is not None:
             raise self._failure
         assert self._assignment is not None and self._go is not None
@@ -179,35 +189,37 @@ class _Joiner:
             for m in self._assignment["members"]
         )
         generation = int(self._assignment["generation"])
-        lanes = self._make_lanes(rank, mesh.take_links(), control)
-        paces = _paces(rank, peers, mesh.chosen, lanes)
+        lanes = self._make_channels(rank, setup.take_links(), control)
+        paces = _paces(rank, peers, setup.chosen, lanes)
         lanes.orders.slow_links = paces.look
         signer = Signer(self.membership.key, self.membership.job, generation)
         return Joined(
             rank, generation, peers, lanes, control, str(self._go["table"]), paces, signer
         )
 
-    def _come_again(self, mesh: Mesh) -> None:
-        """Join anew, after the rendezvous hung up before it had a place for this rank.
+    def _join_again(self, setup: LinkSetup) -> None:
+        """Join again, after the rendezvous closed the connection before it had assigned a rank.
 
-        Without a launcher, that is how it looks if the rank that serves it has ended the last generation
-        and is about to serve the next one, and this rank was quicker.
+        That happens without a launcher if the rank that serves the rendezvous has ended the last generation
+        but not started the next one when this rank joins.
         """
         assert self._control is not None
-        self._again = False
+        self._rejoin = False
         self._control.close()
         self._pause()
         self._control = self._dial_rendezvous()
         self.reactor.watch(self._control, READ, self._readable)
-        self._tell(self._introduction(mesh.offers()))
+        self._send(self._introduction(setup.offers()))
 
     def _pause(self) -> None:
         pause = Deadline(_RETRY_S)
         while not pause.expired():
-            self.reactor.turn(pause.remaining_s())
+            self.reactor.run_once(pause.remaining_s())
 
-    def _make_lanes(self, rank: int, lanes: Dict[int, Dict[int, Proven]], control: ControlChannel) -> Lanes:
-        """Decide, link by link and by trying, how data will move."""
+    def _make_channels(
+        self, rank: int, lanes: Dict[int, Dict[int, Proven]], control: ControlChannel
+    ) -> Lanes:
+        """Make the links of all three channels, each over the best transport that works for it."""
         size = self.membership.size
         settings = self.settings
         try:
@@ -236,8 +248,8 @@ class _Joiner:
 
     def abandon(self) -> None:
         """Close everything that joining had opened."""
-        if self._mesh is not None:
-            self._mesh.close()
+        if self._setup is not None:
+            self._setup.close()
         if self._control is not None:
             self._control.close()
 
@@ -245,26 +257,26 @@ class _Joiner:
 
     def _dial_rendezvous(self) -> socket.socket:
         """Dial every endpoint at once, again and again until one answers; keep the first."""
-        who = self.membership
-        claim = Claim(Purpose.CONTROL, job_digest(who.job))
+        membership = self.membership
+        claim = Claim(Purpose.CONTROL, job_digest(membership.job))
         while True:
             found = reach(
-                self.reactor, who.rendezvous, who.key, claim, self.encryption, DIAL_S,
-                who.rendezvous_last, who.rendezvous_machine not in ("", machine()),
+                self.reactor, membership.rendezvous, membership.key, claim, self.encryption, DIAL_S,
+                membership.rendezvous_last, membership.rendezvous_machine not in ("", machine()),
             )  # fmt: skip
             if found.sock is not None:
                 self._session = found.session
                 self._reader = MessageReader(MAX_MESSAGE_BYTES, found.session)
                 return found.sock
             if self._watched is not None and self._watched.moved():
-                raise Moved("the rendezvous is at another place now")
+                raise Moved("the rendezvous has another address now")
             if found.refused_by is not None and self._patience.expired():
                 where, reason = found.refused_by
                 raise AuthenticationError(
                     f"The rendezvous at {where} was not accepted: {reason}. Every process of a job needs the "
                     "same key and job name."
                 )
-            if self._deadline.remaining_s() <= DIAL_S or self._hopeless(found):
+            if self._deadline.remaining_s() <= DIAL_S or self._refused_for_long(found):
                 iface = self.settings.iface
                 raise StartTimeoutError(
                     f"No answer from the rendezvous within {self._deadline.elapsed_s():.0f} s. Tried:\n"
@@ -275,13 +287,13 @@ class _Joiner:
                 )
             self._pause()
 
-    def _hopeless(self, found: Reached) -> bool:
-        """Whether every address has said no for a while, although the launcher serves before we start."""
-        said_no = self.membership.slot is not None and not found.silent
-        return said_no and self._deadline.elapsed_s() >= _PATIENCE_S
+    def _refused_for_long(self, found: Reached) -> bool:
+        """Whether every address has refused connections for a while, although the launcher serves first."""
+        refused = self.membership.slot is not None and not found.silent
+        return refused and self._deadline.elapsed_s() >= _PATIENCE_S
 
     def _introduction(self, addresses: List[Dict[str, Any]]) -> Message:
-        who = self.membership
+        membership = self.membership
         message: Message = {
             "type": "join",
             "version": __version__,
@@ -293,22 +305,22 @@ class _Joiner:
             "dead_after": self.settings.dead_after_s,
             "listens": self.listens,
         }
-        if who.slot is not None:
-            message["slot"] = list(who.slot)
-        if who.rank is not None:
-            message["rank"] = who.rank
-        if who.host is not None:
-            message["host"] = who.host
+        if membership.slot is not None:
+            message["slot"] = list(membership.slot)
+        if membership.rank is not None:
+            message["rank"] = membership.rank
+        if membership.host is not None:
+            message["host"] = membership.host
         return message
 
-    def _tell(self, message: Message) -> None:
+    def _send(self, message: Message) -> None:
         assert self._control is not None
         try:
             self._control.settimeout(DIAL_S)
             self._control.sendall(encode(message, self._session))
             self._control.setblocking(False)
         except OSError as problem:
-            self._broke(
+            self._connection_failed(
                 "The connection to the rendezvous broke while the job was starting: "
                 f"{problem.strerror or problem}."
             )
@@ -324,40 +336,40 @@ class _Joiner:
         except (BlockingIOError, InterruptedError):
             return
         except (OSError, ProtocolError) as problem:
-            self._broke(
-                f"The rendezvous left while the job was starting: {problem}. Its own output says why."
+            self._connection_failed(
+                f"The rendezvous ended while the job was starting: {problem}. Its own output says why."
             )
 
-    def _broke(self, text: str) -> None:
+    def _connection_failed(self, text: str) -> None:
         assert self._control is not None
         self.reactor.forget(self._control)
         if self._failure is None and self._assignment is None and self.membership.slot is None:
-            self._again = True
+            self._rejoin = True
         else:
             self._failure = self._failure or StartupError(text)
 
     def _handle(self, message: Message) -> None:
         kind = message["type"]
-        mesh = self._mesh
-        assert mesh is not None
-        too_early = self._assignment is None or (kind == "go" and not mesh.linked)
+        setup = self._setup
+        assert setup is not None
+        too_early = self._assignment is None or (kind == "go" and not setup.linked)
         if kind in ("measure", "link", "go") and too_early:
-            raise ProtocolError(f"the rendezvous sent {kind!r} before its time")
+            raise ProtocolError(f"the rendezvous sent {kind!r} too early")
         if kind == "refused":
             self._failure = RefusedError(f"The rendezvous refused this process: {message['reason']}")
         elif kind == "abort":
             self._failure = error_from(message)
         elif kind == "ping":
-            self._tell({"type": "pong", "heard": [], "silent": []})
+            self._send({"type": "pong", "heard": [], "silent": []})
         elif kind == "probe":
             self._assignment = message
-            mesh.become(int(message["rank"]), int(message["generation"]))
+            setup.assign_rank(int(message["rank"]), int(message["generation"]))
             if message["targets"]:
-                mesh.probe(message["targets"])
+                setup.probe(message["targets"])
         elif kind == "measure":
-            mesh.measure(message["pairs"])
+            setup.measure(message["pairs"])
         elif kind == "link":
-            mesh.link(message["routes"], self._deadline)
+            setup.link(message["routes"], self._deadline)
         elif kind == "go":
             self._go = message
         else:
@@ -365,7 +377,7 @@ class _Joiner:
 
 
 def _paces(rank: int, peers: Sequence[Peer], chosen: Sequence[Expected], lanes: Lanes) -> Paces:
-    """Looks after the links to other hosts that another network could have carried."""
+    """Watches the speed of those links to other hosts for which there was a choice of networks."""
     by_rank = {peer.rank: peer for peer in peers}
     own = by_rank[rank]
     mates = sum(peer.host_index == own.host_index for peer in peers)

@@ -1,7 +1,7 @@
-"""Reaching a server that has several addresses, only some of which may lead to it from here.
+"""Connects to a server that has several addresses, only some of which may lead to it from this machine.
 
-An address that this machine has itself, like docker0's, leads to this machine, and whoever listens there is
-not the server; unless the server is on this machine, it is not dialled.
+An address that this machine has itself, like docker0's, leads to this machine. Unless the server is known to
+be on this machine, such an address is not dialled.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from ..wire.signing import Session
 DIAL_S = 5.0
 """How long an address may take to answer."""
 _LATER_S = 1.0
-"""How long the addresses that are better have to answer before others are dialled too."""
+"""How long the preferred addresses have to answer before the others are dialled too."""
 
 
 class Reached(NamedTuple):
-    """What became of dialling.
+    """The result of dialling a server.
 
     Attributes:
-        sock: a proven, non-blocking connection, or None.
-        tried: if there is none, a line for every address: what it said.
-        refused_by: an address where somebody was who holds another key or means another job, and the reason.
+        sock: an authenticated, non-blocking connection, or None.
+        tried: if there is none, a line for every address: why it failed.
+        refused_by: an address at which a server with another key or of another job answered, and the reason.
         silent: whether some address did not answer at all.
         session: authenticates the messages on the connection.
     """
@@ -55,6 +55,12 @@ def reach(
     """Dial every address of every endpoint at once, once; keep the first that answers.
 
     Args:
+        reactor: drives the connections.
+        endpoints: hosts and ports.
+        key: the job's secret.
+        claim: what this process claims to be.
+        encryption: how connections are encrypted; None: not at all.
+        timeout_s: how long an address may take to answer, in seconds.
         later: endpoints to dial if none of the others answers soon.
         elsewhere: whether the server is known to be on another machine than this one.
     """
@@ -84,7 +90,7 @@ def reach(
             dial_all(later)
             later = ()
         else:
-            reactor.turn(patience.remaining_s() if later else timeout_s)
+            reactor.run_once(patience.remaining_s() if later else timeout_s)
     winner = next((dial for dial in dials if dial.sock is not None), None)
     for dial in dials:
         if dial is not winner:
@@ -103,7 +109,7 @@ def reach(
 
 
 def _resolve(host: str, problems: List[str]) -> Sequence[str]:
-    """The numeric addresses of a host that the user named; problems are noted, not raised."""
+    """The numeric addresses of a host that the user named; errors are added to ``problems``, not raised."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as problem:

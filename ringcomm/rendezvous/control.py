@@ -1,4 +1,4 @@
-"""The connection to the rendezvous while the job runs: failures are reported and announced on it."""
+"""The control connection to the rendezvous while the job runs: failure reports and aborts go over it."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from ..wire.signing import Session
 
 logger = logging.getLogger("ringcomm.rendezvous")
 
-_VERDICT_S = 5.0
-"""How long a rank that lost a peer waits to be told why."""
-_FAREWELL_S = 1.0
-"""How long a rank that leaves waits until the rendezvous has noticed."""
-_CENSUS_S = 1.5
+_ROOT_CAUSE_S = 5.0
+"""How long a rank that lost a peer waits for the root cause."""
+_LEAVE_S = 1.0
+"""How long a rank that leaves waits until the rendezvous has closed the connection."""
+_SILENCE_S = 1.5
 """The same after a long silence: then the rendezvous may be cut off too."""
-_UNHEARD = ("silent", "still", "cut off")
-"""Kinds of reports that come after a long wait."""
+_SILENT_KINDS = ("silent", "still", "cut off")
+"""Kinds of reports about peers that have sent nothing for long."""
 
 
 class ControlChannel(Watch):
-    """The connection to the rendezvous while the job runs.
+    """The control connection to the rendezvous while the job runs.
 
-    The engine's thread reads it, and every thread that waits for others. Once there is a verdict, the
-    descriptor stays readable, so that none of them sleeps through it.
+    The engine's thread reads it, and every thread that waits for peers. Once the job has been aborted, the
+    descriptor stays readable, so that each of these threads wakes up.
 
     Args:
         sock, reader: the connection, and what has arrived on it.
@@ -50,9 +50,9 @@ class ControlChannel(Watch):
         session: authenticates the messages; None: there is no other process.
 
     Attributes:
-        who_is_heard: (ranks that this one has heard lately, ranks that it has not), for the rendezvous,
-            which asks when somebody reports a silence.
-        verdict: how the job has ended, once it has.
+        who_is_heard: returns (ranks from which heartbeats have arrived lately, ranks from which none have);
+            called when the rendezvous pings, which it does when a rank reports a silent peer.
+        verdict: the root cause with which the job has been aborted; None as long as it runs.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class ControlChannel(Watch):
         self._close_socket()
         self.verdict = self.verdict or PeerLostError(
             f"The rendezvous of this job is gone ({reason}): ringrun, or the process that served it, has "
-            "ended. Without it nobody would learn of failures, so this rank stops."
+            "ended. Without it failures cannot be reported to other ranks, so this rank stops."
         )
 
     def _take(self, message: Message) -> None:
@@ -110,26 +110,31 @@ class ControlChannel(Watch):
             self._send({"type": "pong", "heard": heard, "silent": silent})
         elif message["type"] == "abort" and self.verdict is None:
             self.verdict = error_from(message)
-            self._ring()
+            self._end_reads()
 
-    def _ring(self) -> None:
-        """Let the connection read as ended from now on, for whoever else may wait for it."""
+    def _end_reads(self) -> None:
+        """Make the connection read as ended from now on, so that other threads that wait for it wake up."""
         try:
             self._sock.shutdown(socket.SHUT_RD)
         except OSError as problem:
-            logger.debug("the rendezvous has hung up already: %s", problem)
+            logger.debug("the rendezvous has closed the connection already: %s", problem)
 
     def report_lost(self, peer: int, doing: str, why: str, kind: str = "lost") -> RingcommError:
         """Report that a peer is lost; the error that every rank will raise.
 
         Args:
+            peer: the rank that is lost.
             doing: the collective that this rank is in; empty if in none.
-            kind: ``lost``: the link to it broke; ``stalled``: it moved nothing; ``silent``: it gave no sign
-                of life; ``cut off``: nor did anybody else; ``still``: it lives, but a transfer to it stands
-                still; ``late``: it lives, but its program does not come.
+            why: what this rank has observed.
+            kind: ``lost``: the link to it broke; ``stalled``: it moved nothing; ``silent``: it sent no
+                heartbeat; ``cut off``: nor did any other peer; ``still``: it sends heartbeats, but a transfer
+                makes no progress; ``late``: it sends heartbeats, but has not entered the collective.
+
+        Returns:
+            the root cause as the rendezvous determines it; if it does not answer, an error about the peer.
         """
         if kind == "cut off":
-            # Nobody will contradict, nor tell the others: the rendezvous is as far away as they are.
+            # This rank itself is cut off: neither the rendezvous nor any other rank can be reached.
             peer = self._rank
         name, host = self._named(peer)
         fate = {"lost": "was lost", "cut off": "was lost", "late": "is late"}.get(kind, "is silent")
@@ -139,17 +144,17 @@ class ControlChannel(Watch):
         return self._report(
             {"type": "lost", "peer": peer, "doing": doing, "why": why, "kind": kind},
             error(text, rank=peer, host=host),
-            _CENSUS_S if kind in _UNHEARD else _VERDICT_S,
+            _SILENCE_S if kind in _SILENT_KINDS else _ROOT_CAUSE_S,
         )
 
     def _named(self, rank: int) -> Tuple[str, Optional[str]]:
-        """A rank for texts, and its host as far as it is known."""
+        """A rank as text, and its host if it is known."""
         if 0 <= rank < len(self._hosts):
             return f"rank {rank} ({self._hosts[rank]})", self._hosts[rank]
         return "this rank" if rank == self._rank else f"rank {rank}", None
 
     def note_closed(self, peer: int, why: str) -> None:
-        """Tell the rendezvous, without waiting for it, that a link ended while nobody here needed it."""
+        """Report to the rendezvous, without waiting for it, that a link ended while it was not in use."""
         with self._lock:
             if self.open and self.verdict is None:
                 self._send({"type": "closed", "peer": peer, "why": why})
@@ -157,14 +162,14 @@ class ControlChannel(Watch):
     def report_mismatch(self, peer: int, text: str) -> RingcommError:
         """Report that a peer is in a different call; the error that every rank will raise."""
         error = MismatchError(text, peer=peer)
-        return self._report({"type": "mismatch", "peer": peer, "text": text}, error, _VERDICT_S)
+        return self._report({"type": "mismatch", "peer": peer, "text": text}, error, _ROOT_CAUSE_S)
 
     def note_interrupted(self, doing: str, why: str) -> RingcommError:
-        """Tell the rendezvous, without waiting for it, that this rank has left a collective half-way.
+        """Report to the rendezvous, without waiting for it, that this rank has left a collective half-way.
 
         Args:
             doing: the collective, and how far it was.
-            why: what has interrupted it, like ``KeyboardInterrupt``.
+            why: what has interrupted it, such as ``KeyboardInterrupt``.
 
         Returns:
             what to raise later if the rendezvous does not answer; see :meth:`root_cause`.
@@ -176,9 +181,13 @@ class ControlChannel(Watch):
         return PeerLostError(interruption_text(name, why, doing), rank=self._rank, host=host)
 
     def root_cause(self, otherwise: RingcommError) -> RingcommError:
-        """What has ended the job, after something was reported: waits for the rendezvous to say so."""
+        """Wait for the root cause from the rendezvous, after a failure was reported.
+
+        Args:
+            otherwise: the error if the rendezvous does not answer in time.
+        """
         with self._lock:
-            return self._await_verdict(otherwise, _VERDICT_S)
+            return self._await_root_cause(otherwise, _ROOT_CAUSE_S)
 
     def _report(self, message: Message, otherwise: RingcommError, limit_s: float) -> RingcommError:
         with self._lock:
@@ -186,10 +195,10 @@ class ControlChannel(Watch):
 
     def _ask(self, message: Message, otherwise: RingcommError, limit_s: float) -> RingcommError:
         self._read()
-        told = self.verdict is None and self._send(message)
-        return self._await_verdict(otherwise, limit_s if told else 0.0)
+        sent = self.verdict is None and self._send(message)
+        return self._await_root_cause(otherwise, limit_s if sent else 0.0)
 
-    def _await_verdict(self, otherwise: RingcommError, limit_s: float) -> RingcommError:
+    def _await_root_cause(self, otherwise: RingcommError, limit_s: float) -> RingcommError:
         deadline = Deadline(limit_s)
         while self.open and self.verdict is None and not deadline.expired():
             self._sock.settimeout(max(0.01, deadline.remaining_s()))
@@ -198,15 +207,15 @@ class ControlChannel(Watch):
             self._sock.setblocking(False)
         if self.verdict is None:
             self.verdict = otherwise
-            self._ring()
+            self._end_reads()
         return fresh_copy(self.verdict)
 
     def _send(self, message: Message) -> bool:
         try:
-            self._sock.settimeout(_VERDICT_S)
+            self._sock.settimeout(_ROOT_CAUSE_S)
             self._sock.sendall(encode(message, self._session))
         except OSError as problem:
-            logger.debug("the rendezvous cannot be told: %s", problem)
+            logger.debug("the rendezvous cannot be reached: %s", problem)
             return False
         finally:
             if self.open:
@@ -214,7 +223,7 @@ class ControlChannel(Watch):
         return True
 
     def note(self, text: str) -> None:
-        """Have the launcher show this, if its user wants details."""
+        """Send a note that the launcher shows if its user asked for details."""
         with self._lock:
             if self.open:
                 self._send({"type": "note", "text": text})
@@ -226,20 +235,25 @@ class ControlChannel(Watch):
                 self._send({"type": "warning", "topic": topic, "text": text})
 
     def leave(self, reason: str, ok: bool) -> None:
-        """Say goodbye and hang up."""
+        """Send a goodbye message and close the connection.
+
+        Args:
+            reason: why this rank leaves.
+            ok: whether that is a normal end.
+        """
         with self._lock:
             if self.open:
                 if self._send({"type": "leaving", "reason": reason, "ok": ok}):
-                    self._see_it_off()
+                    self._await_close()
                 self._close_socket()
 
-    def _see_it_off(self) -> None:
-        """Wait until the other end has read the goodbye and hung up.
+    def _await_close(self) -> None:
+        """Wait until the other end has read the goodbye message and closed the connection.
 
-        Closing a connection on which something unread has arrived resets it, and with it goes what is still
-        on its way: a goodbye that is lost looks like a death.
+        Closing a connection on which unread bytes have arrived resets it, and bytes that are still in flight
+        are lost: without the goodbye message the rendezvous would report this rank as lost.
         """
-        deadline = Deadline(_FAREWELL_S)
+        deadline = Deadline(_LEAVE_S)
         try:
             self._sock.shutdown(socket.SHUT_WR)
             while not deadline.expired():
@@ -247,7 +261,7 @@ class ControlChannel(Watch):
                 if not self._sock.recv(65536):
                     return
         except OSError as problem:
-            logger.debug("the rendezvous hung up first: %s", problem)
+            logger.debug("the rendezvous closed the connection first: %s", problem)
 
     def _close_socket(self) -> None:
         self.open = False

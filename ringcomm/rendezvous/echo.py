@@ -1,4 +1,4 @@
-"""The answering side of a probe: it says which rank is here, and helps to measure the wire."""
+"""The answering side of a probe: it sends its rank, and takes part in measuring the wire."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ _QUEUE_BYTES = 128 * 1024
 
 
 class Echo:
-    """Says which rank this is. If it is asked to, it sends as fast as it can, and what it receives when.
+    """Sends the rank of this process. On request it then sends blocks of data as fast as it can; each block
+    reports how much has arrived here, and when.
 
     Args:
         reactor: calls back when something arrives.
         sock: an authenticated connection.
-        session: signs the message that says which rank this is.
+        session: signs the message with this process's rank.
         rank: of this process.
         ended: called once the connection is over.
     """
@@ -50,8 +51,8 @@ class Echo:
         self._reactor = reactor
         self._ended = ended
         self._head = bytearray()
-        self._limit = self._sent = self._received = self._told = 0
-        self._start_s = self._heard_s = 0.0
+        self._limit = self._sent = self._received = self._reported = 0
+        self._start_s = self._received_s = 0.0
         self._unsent = memoryview(b"")
         try:
             sock.send(encode({"type": "echo", "rank": rank}, session))
@@ -79,7 +80,7 @@ class Echo:
             raise ConnectionError("the probe is over")
         if self._limit:
             self._received += len(data)
-            self._heard_s = monotonic()
+            self._received_s = monotonic()
             if self._received > self._limit:
                 raise ConnectionError("more than was announced")
             return
@@ -89,17 +90,17 @@ class Echo:
             if not 0 < limit <= LIMIT_BYTES:
                 raise ConnectionError("a measurement of impossible size")
             self._limit = limit
-            self._start_s = self._heard_s = monotonic()
+            self._start_s = self._received_s = monotonic()
             keep_queue_short(self.sock)
 
     def _write(self) -> None:
         if not self._unsent:
             size = min(BLOCK_BYTES, self._limit - self._sent)
-            if not size and self._told == self._received:
+            if not size and self._reported == self._received:
                 self._reactor.watch(self.sock, READ, self._ready)
                 return
-            self._told, self._sent = self._received, self._sent + size
-            passed_us = int((self._heard_s - self._start_s) * 1e6)
+            self._reported, self._sent = self._received, self._sent + size
+            passed_us = int((self._received_s - self._start_s) * 1e6)
             head = BLOCK.pack(self._received, passed_us, *acknowledged(self.sock), size)
             self._unsent = memoryview(head + bytes(size))
         self._reactor.watch(self.sock, READ | WRITE, self._ready)
@@ -107,24 +108,22 @@ class Echo:
 
 
 def acknowledged(sock: socket.socket) -> Tuple[int, int, int]:
-    """What the system says of bytes that were sent; zeros where it does not.
+    """The system's counters of bytes sent on a connection; zeros where it has none.
 
     Returns:
-        how many have been acknowledged, for how many microseconds something was on its way that the other end
-        had room for, and at how many bytes per second the last were acknowledged.
+        how many bytes have been acknowledged, for how many microseconds bytes were in flight that the other
+        end had room for, and at how many bytes per second the last were acknowledged.
     """
-    known = counted(sock)
-    return (
-        (0, 0, 0) if known is None else (known.acked_bytes, max(0, known.busy_us - known.held_us), known.rate)
-    )
+    now = counted(sock)
+    return (0, 0, 0) if now is None else (now.acked_bytes, max(0, now.busy_us - now.held_us), now.rate)
 
 
 def keep_queue_short(sock: socket.socket) -> None:
-    """Let little wait here, so that what arrives at the other end is not old, and little is wasted."""
+    """Limit the send buffer, so that counters arrive soon, and few bytes are sent in vain."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _QUEUE_BYTES)
 
 
 def check_echo(message: Message, rank: int) -> None:
-    """Raise ConnectionError unless the message says that this very rank is there."""
+    """Raise ConnectionError unless the message comes from this rank."""
     if message["type"] != "echo" or message["rank"] != rank:
         raise ConnectionError(f"rank {message.get('rank')} answered there, not rank {rank}")

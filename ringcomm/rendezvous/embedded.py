@@ -16,9 +16,9 @@ from .server import RendezvousServer
 
 logger = logging.getLogger("ringcomm.rendezvous")
 
-_FAREWELL_S = 10.0
-_FAILED_FAREWELL_S = 1.0
-"""How long the rank that serves waits, when it is done, for the others to be done too."""
+_LEAVE_S = 10.0
+_FAILED_LEAVE_S = 1.0
+"""How long the rank that serves the rendezvous waits, when it leaves, until the others have left too."""
 
 
 class EmbeddedRendezvous:
@@ -29,7 +29,7 @@ class EmbeddedRendezvous:
 
     @classmethod
     def start_if_ours(cls, membership: Membership, settings: Settings) -> Optional[EmbeddedRendezvous]:
-        """Serve the rendezvous, if no launcher does, its address is ours and nobody else has it.
+        """Serve the rendezvous, if no launcher does, its address is this machine's, and its port is free.
 
         Several ranks of one host may try: the one whose bind succeeds serves the others.
         """
@@ -75,8 +75,13 @@ class EmbeddedRendezvous:
         """Serve a job of its own, on ports that are free.
 
         Args:
-            preferred: addresses by which all ranks are known to reach this machine, if any are. Otherwise it
-                is served on all addresses that are allowed.
+            key: the job's secret.
+            certificate: the certificate and private key for encryption, as PEM, or "".
+            job: the job's name.
+            size: number of ranks.
+            settings: the tunables.
+            preferred: addresses at which all ranks can reach this machine, if they have been determined;
+                otherwise it is served on all addresses that are allowed.
 
         Returns:
             the server, and where it can be reached.
@@ -86,7 +91,7 @@ class EmbeddedRendezvous:
         """
         allowed = own_addresses(settings.iface)
         offered = [item for item in own_addresses() if item.kind == LOOPBACK or item in allowed]
-        # Those on this machine had better not depend on an interface that may go away.
+        # Processes of this machine should not depend on an interface that may go away: loopback comes first.
         offered = [item for item in offered if item.address in preferred] or offered
         offered.sort(key=lambda item: (item.kind != LOOPBACK, item.kind == VIRTUAL))
         server = RendezvousServer(
@@ -105,9 +110,9 @@ class EmbeddedRendezvous:
         """Stop serving once all others have left too (or after a while).
 
         Args:
-            failed: the job has; everybody is told at once, and who is frozen never leaves.
+            failed: whether the job has failed: the abort is sent at once, and a frozen rank never leaves.
         """
-        limit_s = _FAILED_FAREWELL_S if failed else _FAREWELL_S
+        limit_s = _FAILED_LEAVE_S if failed else _LEAVE_S
         if not self._server.wait_idle(limit_s) and not failed:
             logger.warning(
                 "this rank served the rendezvous and ends now, although others have not left after %g s",
@@ -117,6 +122,6 @@ class EmbeddedRendezvous:
 
 
 def _log(notice: Notice) -> None:
-    # A failure is raised on every rank.
+    # A failure needs no warning here: it is raised on every rank.
     level = logging.WARNING if notice.kind in ("refused", "warning") else logging.INFO
     logger.log(level, "%s", notice.text)

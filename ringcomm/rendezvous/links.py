@@ -1,9 +1,9 @@
-"""The links of one rank as they come into being: listening, probing, measuring, linking.
+"""Builds the links of one rank while the job starts: listening, probing, measuring, linking.
 
 Each rank listens on every address it may use, one socket each. The first rank of every host dials
-all addresses of the first ranks of the other hosts at the same time and notes which of them really
-lead there. The rendezvous picks one route per pair of hosts, and only those are linked. When the
-last link stands, all listeners close: from then on no port is open.
+all addresses of the first ranks of the other hosts at the same time and records which of them lead
+to those ranks. The rendezvous selects one route per pair of hosts, and links are built only over these
+routes. When the last link is established, all listeners close: from then on no port is open.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..transport.connect import Dial, is_local, listen
 from ..transport.kinds import LOCAL, LOOPBACK, VIRTUAL
 from ..transport.nics import Interface, interface_of, machine, own_addresses
 from ..transport.pace import Expected
-from ..transport.rate_limit import Allowance
+from ..transport.rate_limit import TokenBucket
 from ..transport.reactor import READ, Reactor
 from ..transport.routes import Attempt, not_dialled
 from ..transport.secure import Encryption
@@ -36,25 +36,28 @@ logger = logging.getLogger("ringcomm.rendezvous")
 _PATIENCE_S = 0.3
 """How much longer to wait for the rest once every host has answered on a real interface."""
 _LINK_S = 10.0
-_STRANGERS_PER_S = 4000
-"""Ten times as many as at the rendezvous: here all listeners are closed before anything is computed that
-strangers could slow down, and a rank that does not get in has only 5 s."""
-_LANES = (Purpose.CALLS, Purpose.ENGINE, Purpose.ORDERS)
+_UNAUTHENTICATED_PER_S = 4000
+"""Ten times as many as at the rendezvous: all listeners close before the computation that unauthenticated
+peers could slow down begins, and a rank that is not accepted has only 5 s to try again."""
+_CHANNELS = (Purpose.CALLS, Purpose.ENGINE, Purpose.ORDERS)
 
-Lane = Tuple[int, int]
-"""What a link is for, and the peer at the other end."""
+Channel = Tuple[int, int]
+"""The purpose of a link, and the peer at the other end."""
 Proven = Tuple[socket.socket, Session]
 """A connection after the handshake, and what authenticates the messages on it."""
 
-Tell = Callable[[Message], None]
+SendMessage = Callable[[Message], None]
 
 
-class Mesh:
-    """Everything that one rank opens while the job starts.
+class LinkSetup:
+    """The listeners, probes and links that one rank opens while the job starts.
 
     Args:
+        reactor: drives them.
         interfaces: the addresses that may be used.
-        tell: sends a message to the rendezvous.
+        key: the job's secret.
+        job: the digest of the job's name.
+        send: sends a message to the rendezvous.
         encryption, forwarded: see :class:`~ringcomm.transport.accept.Acceptor`.
     """
 
@@ -64,7 +67,7 @@ class Mesh:
         interfaces: Sequence[Interface],
         key: bytes,
         job: bytes,
-        tell: Tell,
+        send: SendMessage,
         encryption: Optional[Encryption] = None,
         forwarded: bool = False,
     ) -> None:
@@ -76,7 +79,7 @@ class Mesh:
         self.rank = -1
         self.chosen: List[Expected] = []
         self.generation = 0
-        self._tell = tell
+        self._send = send
         self._listeners: List[Tuple[Interface, socket.socket]] = []
         for interface in self.interfaces:
             try:
@@ -92,9 +95,9 @@ class Mesh:
             key,
             job,
             self._arrived,
-            self._turned_away,
+            self._refused,
             encryption,
-            Allowance(_STRANGERS_PER_S, _STRANGERS_PER_S),
+            TokenBucket(_UNAUTHENTICATED_PER_S, _UNAUTHENTICATED_PER_S),
             forwarded,
         )
         self._early: List[Tuple[socket.socket, Claim, Session]] = []
@@ -104,12 +107,12 @@ class Mesh:
         self._probing = False
         self._hurrying = False
         self._race: Optional[Race] = None
-        self._links: Dict[Lane, Proven] = {}
-        self._expected: Optional[Set[Lane]] = None
+        self._links: Dict[Channel, Proven] = {}
+        self._expected: Optional[Set[Channel]] = None
         self._linked = False
 
     def offers(self) -> List[Dict[str, Any]]:
-        """This rank's addresses, as the others are told them."""
+        """This rank's addresses, as they are sent to the other ranks."""
         return [
             {
                 "iface": item.name,
@@ -120,24 +123,24 @@ class Mesh:
             for item, sock in self._listeners
         ]
 
-    def become(self, rank: int, generation: int) -> None:
-        """The rendezvous has said who we are; whoever was quicker may now be answered."""
+    def assign_rank(self, rank: int, generation: int) -> None:
+        """Take the rank that the rendezvous has assigned, and answer the peers that connected before."""
         self.rank = rank
         self.generation = generation
         early, self._early = self._early, []
         for item in early:
             self._arrived(*item)
 
-    def _turned_away(self, origin: str, reason: str) -> None:
-        logger.debug("turned away a connection from %s: %s", origin, reason)
+    def _refused(self, origin: str, reason: str) -> None:
+        logger.debug("refused a connection from %s: %s", origin, reason)
 
     def _arrived(self, sock: socket.socket, claim: Claim, session: Session) -> None:
         if self.rank < 0:
             self._early.append((sock, claim, session))
             return
         if claim.target != self.rank or claim.generation != self.generation:
-            # The right job, but another rank: an address that exists on several hosts. Saying who
-            # we are, before closing, lets the other side report it.
+            # The right job, but another rank: an address that exists on several hosts. Sending this
+            # process's rank, before closing, lets the other side report it.
             try:
                 sock.send(encode({"type": "echo", "rank": self.rank}, session))
             except OSError as problem:
@@ -145,7 +148,7 @@ class Mesh:
             sock.close()
         elif claim.purpose == Purpose.PROBE:
             self._echoes.add(Echo(self.reactor, sock, session, self.rank, self._drop_echo))
-        elif claim.purpose in _LANES and claim.source != self.rank:
+        elif claim.purpose in _CHANNELS and claim.source != self.rank:
             self._accept_link((claim.purpose, claim.source), (sock, session))
         else:
             sock.close()
@@ -158,7 +161,7 @@ class Mesh:
     # ---- probing -----------------------------------------------------------------------------
 
     def probe(self, targets: Sequence[Dict[str, Any]]) -> None:
-        """Dial every address of every target at once; :meth:`_settled` goes on when all is known."""
+        """Dial every address of every target at once; :meth:`_settled` continues when all have ended."""
         self._probing = True
         probes: List[Probe] = []
         own = {item.address for item in own_addresses()}
@@ -168,7 +171,7 @@ class Mesh:
                 if offer.get("kind") in (LOOPBACK, LOCAL):
                     continue
                 if elsewhere and offer["address"] in own:
-                    # It leads here (docker0's does, on many hosts), and to nobody that has anything to say.
+                    # It leads to this host (docker0's does, on many hosts), not to the target.
                     self._own.append(not_dialled(self.rank, int(target["rank"]), offer))
                     continue
                 for scope in self._scopes(str(offer["address"])):
@@ -192,22 +195,22 @@ class Mesh:
             self._settled()
 
     def _scopes(self, address: str) -> List[int]:
-        """By which interfaces to go to this address: all, one by one, if it is link-local."""
+        """The scopes with which to dial this address: every interface's if it is link-local, else 0."""
         if ":" in address and ipaddress.ip_address(address).is_link_local:
             return sorted({item.scope for item in self.interfaces if item.scope})
         return [0]
 
     def _settled(self) -> None:
-        """A probe came to its end: report if all have, hurry if nothing important is missing."""
+        """A probe has ended: report if all have; wait only a moment longer if every host has answered."""
         if not self._probing or not self._probes:
             return
         if all(probe.why is not None for probe in self._probes):
             self._finish_probing()
-        elif not self._hurrying and self._everybody_answered():
+        elif not self._hurrying and self._all_hosts_answered():
             self._hurrying = True
             self.reactor.after(_PATIENCE_S, self._stop_waiting)
 
-    def _everybody_answered(self) -> bool:
+    def _all_hosts_answered(self) -> bool:
         answered = [probe.attempt() for probe in self._probes if probe.why == ""]
         reached = {attempt.target for attempt in answered if attempt.kind != VIRTUAL}
         return reached == {probe.target for probe in self._probes}
@@ -223,35 +226,35 @@ class Mesh:
         for probe in self._probes:
             probe.close()
         self._probes = []
-        self._tell({"type": "probed", "attempts": attempts})
+        self._send({"type": "probed", "attempts": attempts})
 
     def measure(self, pairs: Sequence[Dict[str, Any]], speeds: Sequence[Dict[str, Any]] = ()) -> None:
         """Measure all wires to one host at the same time, then those to the next.
 
         Args:
-            pairs: what is still to be done: each a ``rank`` and its ``wires``.
-            speeds: what is known already.
+            pairs: the hosts that are still to be measured: each a ``rank`` and its ``wires``.
+            speeds: the results so far.
         """
         if not pairs:
-            self._tell({"type": "measured", "speeds": list(speeds)})
+            self._send({"type": "measured", "speeds": list(speeds)})
             return
         target, wires = int(pairs[0]["rank"]), list(pairs[0]["wires"])
 
         def finished(found: List[Optional[float]]) -> None:
             self._race = None
-            known = [
+            results = [
                 {"rank": target, "address": wire["address"], "iface": wire["iface"], "mb_per_s": speed}
                 for wire, speed in zip(wires, found)
                 if speed is not None
             ]
-            self.measure(pairs[1:], [*speeds, *known])
+            self.measure(pairs[1:], [*speeds, *results])
 
         claim = Claim(Purpose.PROBE, self.job, self.generation, self.rank, target)
         ways = [{**wire, "scope": self._scope(str(wire["address"]), str(wire["iface"]))} for wire in wires]
         self._race = Race(self.reactor, self.key, claim, ways, finished, self.encryption)
 
     def _scope(self, address: str, iface: str) -> int:
-        """What names an interface on the way to an address, if that address needs it: a link-local one."""
+        """The scope of an interface, if the address needs one because it is link-local; else 0."""
         if is_local(address) or not ipaddress.ip_address(address).is_link_local:
             return 0
         return next((item.scope for item in self.interfaces if item.name == iface and item.scope), 0)
@@ -259,36 +262,36 @@ class Mesh:
     # ---- linking -----------------------------------------------------------------------------
 
     def link(self, routes: Sequence[Dict[str, Any]], deadline: Deadline) -> None:
-        """Build the links: dial those that are ours to dial, wait for the others."""
+        """Build the links: dial those that this rank is to dial, wait for the others."""
         self._expected = set()
         found = (Expected.of(int(route["peer"]), route) for route in routes)
         self.chosen = [item for item in found if item is not None]
         for route in routes:
-            lanes = [(int(purpose), int(route["peer"])) for purpose in _LANES]
-            self._expected.update(lanes)
+            channels = [(int(purpose), int(route["peer"])) for purpose in _CHANNELS]
+            self._expected.update(channels)
             if route["dial"]:
-                for lane in lanes:
-                    self._dial_link(lane, route, [])
+                for channel in channels:
+                    self._dial_link(channel, route, [])
         self.reactor.after(min(_LINK_S, deadline.remaining_s()), self._links_overdue)
         self._check_complete()
 
-    def _dial_link(self, lane: Lane, route: Dict[str, Any], failures: List[str]) -> None:
+    def _dial_link(self, channel: Channel, route: Dict[str, Any], failures: List[str]) -> None:
         """Dial the addresses of a route one after another until one leads to the peer."""
-        purpose, peer = lane
+        purpose, peer = channel
         if len(failures) == len(route["addresses"]):
             tried = "; ".join(failures) or "it offered no address on the chosen route"
-            self._tell({"type": "unlinked", "peer": peer, "reason": f"rank {peer} did not answer ({tried})"})
+            self._send({"type": "unlinked", "peer": peer, "reason": f"rank {peer} did not answer ({tried})"})
             return
         offer = route["addresses"][len(failures)]
         address = str(offer["address"])
 
         def failed(reason: str) -> None:
             failures.append(f"{address}: {reason}")
-            self._dial_link(lane, route, failures)
+            self._dial_link(channel, route, failures)
 
         def finished(dial: Dial) -> None:
             if dial.sock is not None:
-                self._confirm_link(lane, (dial.sock, dial.session), failed)
+                self._confirm_link(channel, (dial.sock, dial.session), failed)
             else:
                 failed(dial.reason)
 
@@ -297,8 +300,8 @@ class Mesh:
         where = (address, int(offer["port"]))
         Dial(self.reactor, where, self.key, claim, finished, _LINK_S / 2, scope, self.encryption)
 
-    def _confirm_link(self, lane: Lane, link: Proven, failed: Callable[[str], None]) -> None:
-        """Having dialled, wait until the other end says that it is the rank we mean."""
+    def _confirm_link(self, channel: Channel, link: Proven, failed: Callable[[str], None]) -> None:
+        """After dialling, wait until the other end confirms that it is the expected rank."""
         sock, session = link
         reader = MessageReader(ECHO_LIMIT_BYTES, session)
 
@@ -309,9 +312,9 @@ class Mesh:
                 if not data:
                     raise ConnectionError("it closed the connection")
                 for message in reader.feed(data):
-                    check_echo(message, lane[1])
+                    check_echo(message, channel[1])
                     self.reactor.forget(sock)
-                    self._add_link(lane, link)
+                    self._add_link(channel, link)
             except (BlockingIOError, InterruptedError):
                 return
             except (OSError, ProtocolError) as problem:
@@ -321,22 +324,22 @@ class Mesh:
 
         self.reactor.watch(sock, READ, readable)
 
-    def _accept_link(self, lane: Lane, link: Proven) -> None:
+    def _accept_link(self, channel: Channel, link: Proven) -> None:
         sock, session = link
         try:
             sock.send(encode({"type": "echo", "rank": self.rank}, session))
         except OSError as problem:
-            logger.debug("a link from rank %d ended early: %s", lane[1], problem)
+            logger.debug("a link from rank %d ended early: %s", channel[1], problem)
             sock.close()
             return
-        self._add_link(lane, link)
+        self._add_link(channel, link)
 
-    def _add_link(self, lane: Lane, link: Proven) -> None:
-        older = self._links.get(lane)
+    def _add_link(self, channel: Channel, link: Proven) -> None:
+        older = self._links.get(channel)
         if older is not None:
-            # The other end tried again, so it has given the older connection up.
+            # The other end dialled again, so it has given up the older connection.
             older[0].close()
-        self._links[lane] = link
+        self._links[channel] = link
         self._check_complete()
 
     def _check_complete(self) -> None:
@@ -347,35 +350,35 @@ class Mesh:
         for purpose, peer in sorted(self._links):
             sock, _ = self._links[purpose, peer]
             if purpose != Purpose.CALLS:
-                continue  # It goes the same way.
+                continue  # The links of the other channels use the same route.
             local, remote, iface = "", "", "unix"
             if sock.family != socket.AF_UNIX:
                 local = str(sock.getsockname()[0]).split("%")[0]
                 remote = str(sock.getpeername()[0]).split("%")[0]
                 iface = interface_of(local, self.interfaces)
             links.append({"peer": peer, "iface": iface, "local": local, "remote": remote})
-        self._tell({"type": "linked", "links": links})
+        self._send({"type": "linked", "links": links})
 
     def _links_overdue(self) -> None:
         if not self._linked and self._expected is not None:
             missing = sorted({peer for _, peer in self._expected - set(self._links)})
             names = ", ".join(f"rank {peer}" for peer in missing)
             reason = f"no link to {names} within {_LINK_S:g} s"
-            self._tell({"type": "unlinked", "peer": missing[0], "reason": reason})
+            self._send({"type": "unlinked", "peer": missing[0], "reason": reason})
 
     @property
     def linked(self) -> bool:
-        """Whether all links stand."""
+        """Whether all links are established."""
         return self._linked
 
     def take_links(self) -> Dict[int, Dict[int, Proven]]:
         """The finished links, by purpose and by peer; everything else is closed."""
-        lanes: Dict[int, Dict[int, Proven]] = {int(purpose): {} for purpose in _LANES}
+        channels: Dict[int, Dict[int, Proven]] = {int(purpose): {} for purpose in _CHANNELS}
         for (purpose, peer), link in self._links.items():
-            lanes[purpose][peer] = link
+            channels[purpose][peer] = link
         self._links = {}
         self.close()
-        return lanes
+        return channels
 
     def close(self) -> None:
         """Close everything that is still open."""

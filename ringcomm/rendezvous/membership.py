@@ -1,4 +1,4 @@
-"""Who may take part, and who becomes which rank."""
+"""The members of a job: which processes may join, and which rank each of them gets."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from .actions import Seat
 
 
 class Refusal(Exception):
-    """Somebody may not join; the text says why."""
+    """A process may not join; the text says why."""
 
 
 class Member:
-    """Somebody who has joined.
+    """A process that has joined.
 
     Attributes:
         connection: number of the control connection.
         slot: the place it was started for, if a launcher planned the job.
-        host: what its host is called.
+        host: the name of its host in messages.
         wanted: the rank it asks for, if any.
         rank, host_index, local_rank: its place in the job, once assigned.
         linked: whether it has links to all others.
-        left: the reason it gave when it said goodbye.
+        left: the reason it gave in its goodbye message.
         gone: how it ended, if it failed.
-        dead_after_s: how long it may be silent while the rendezvous listens; 0: for ever.
-        listens: whether it answers not only while the job starts, but for as long as it runs.
-        heard_s: when it was last heard.
+        dead_after_s: how long it may leave pings unanswered, in seconds; 0: for ever.
+        listens: whether it answers pings not only while the job starts, but for as long as it runs.
+        heard_s: when its last message arrived, on the rendezvous' monotonic clock.
     """
 
     def __init__(self, connection: int, message: Message, slot: Optional[Slot], host: str) -> None:
@@ -51,11 +51,11 @@ class Member:
         self.heard_s = 0.0
 
     def name(self) -> str:
-        """Like ``rank 2 (jetson2)``."""
+        """The member as text, such as ``rank 2 (jetson2)``."""
         return f"rank {self.rank} ({self.host})" if self.rank >= 0 else f"a rank on {self.host}"
 
     def describe(self) -> Dict[str, Any]:
-        """What every other rank is told about this one."""
+        """The description of this rank that is sent to every other."""
         return {
             "rank": self.rank,
             "host": self.host,
@@ -65,8 +65,8 @@ class Member:
         }
 
 
-class Roster:
-    """The places of a job: planned by a launcher, or taken as people come.
+class RankAssignment:
+    """Assigns ranks: as a launcher has planned them, or as processes ask for them.
 
     Args:
         size: number of ranks.
@@ -80,7 +80,7 @@ class Roster:
         self.version = version
 
     def place(self, message: Message) -> Tuple[Optional[Slot], str]:
-        """The place of somebody who asks to join, and what its host is called.
+        """The place of a process that asks to join, and the name of its host.
 
         Raises:
             Refusal: it has another version, or a place that does not exist.
@@ -105,7 +105,7 @@ class Roster:
         try:
             slot = Slot(int(place[0]), int(place[1]))
         except (TypeError, ValueError, OverflowError, IndexError, KeyError):
-            raise Refusal(f"{host} names a place that is none: {place!r}") from None
+            raise Refusal(f"{host} names an invalid place: {place!r}") from None
         for seat in self.seats:
             if seat.slot == slot:
                 return slot, seat.host
@@ -163,16 +163,16 @@ class Roster:
                 member.rank = next(free)
 
     def missing(self, present: Collection[Optional[Slot]]) -> List[Tuple[int, Seat]]:
-        """The planned ranks that nobody has taken."""
+        """The planned ranks whose place no process has taken."""
         return [(rank, seat) for rank, seat in enumerate(self.seats) if seat.slot not in present]
 
-    def who_is_missing(self, members: Sequence[Member]) -> str:
-        """The same in words, as far as it can be told."""
+    def describe_missing(self, members: Sequence[Member]) -> str:
+        """The missing ranks as text; without a plan, how many are missing and which processes have joined."""
         absent = [f"rank {rank} ({seat.host})" for rank, seat in self.missing([m.slot for m in members])]
         if self.seats:
             return ", ".join(absent[:8]) + (f" and {len(absent) - 8} more" if len(absent) > 8 else "")
         here = ", ".join(f"{member.host} (process {member.pid})" for member in members)
-        return f"{self.size - len(members)} more; here are: {here}"
+        return f"{self.size - len(members)} more; these have joined: {here}"
 
 
 def _join_order(member: Member) -> Tuple[str, Slot, int]:

@@ -1,4 +1,4 @@
-"""A thread that listens, lets in who proves itself, and exchanges control messages with each of them."""
+"""A server thread: accepts connections, authenticates them, and exchanges control messages on each."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class _Connection:
         try:
             self._flush()
         except OSError as problem:
-            # Its end is noticed, and its owner told, by the read that follows.
+            # The read that follows fails too, and reports that the connection has ended.
             logger.debug("control connection %d: %s", self.number, problem)
 
     def _flush(self) -> None:
@@ -77,16 +77,16 @@ class _Connection:
 
 
 class MessageServer:
-    """Listens in a thread of its own. What connections are for, subclasses say.
+    """Listens in a thread of its own. Subclasses define what happens to messages.
 
     :meth:`arrived`, :meth:`heard`, :meth:`lost` and :meth:`turned_away` are called in that thread, and
     :meth:`tell`, :meth:`drop` and :meth:`after` may be called only there.
 
     Args:
-        title: what it is, for messages and the thread's name.
-        key: what others must prove to hold.
-        job: the name of the job that they must mean.
-        purpose: what they must come for.
+        title: the name of the service, for messages and for the thread.
+        key: the job's secret, which peers must prove to hold.
+        job: the job's name, which peers must give.
+        purpose: the purpose of connections, which peers must give.
         addresses: where to listen. Each is bound by itself; never all interfaces.
         port: fixed port for every address; 0 lets the system choose.
         encryption: how connections are encrypted; None: not at all.
@@ -116,33 +116,33 @@ class MessageServer:
         self._connections: Dict[int, _Connection] = {}
         self._numbers = 0
         self._refused: Counter[str] = Counter()
-        self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._reactor = Reactor()
         self._wake_in, self._wake_out = socket.socketpair()
         self._thread: Optional[threading.Thread] = None
         self._stopping = False
         self._acceptor: Optional[Acceptor] = None
 
-    # ---- what subclasses say -----------------------------------------------------------------
+    # ---- for subclasses to define ------------------------------------------------------------
 
     def arrived(self, number: int) -> None:
-        """Somebody has proven itself, and is known by this number from now on."""
+        """A peer has authenticated itself; its connection has this number from now on."""
 
     def heard(self, number: int, message: Message) -> None:
-        """A message has come.
+        """A message has arrived.
 
         Raises:
-            ProtocolError: it has no business here; the connection ends.
+            ProtocolError: this server takes no such message; the connection ends.
         """
 
     def lost(self, number: int) -> None:
         """A connection has ended, and not because of :meth:`drop`."""
 
     def changed(self) -> None:
-        """Somebody is no longer connected, for whatever reason."""
+        """A connection has ended, for any reason."""
 
     def turned_away(self, text: str) -> None:
-        """Strangers came; at most once a second."""
+        """Unauthenticated peers were refused; called at most once a second."""
 
     # ---- any thread --------------------------------------------------------------------------
 
@@ -178,7 +178,7 @@ class MessageServer:
             forwarded=self._forwarded,
         )
         self._wake_in.setblocking(False)
-        self._reactor.watch(self._wake_in, READ, self._run_orders)
+        self._reactor.watch(self._wake_in, READ, self._run_calls)
         name = "ringcomm-" + self._title.replace(" ", "-")
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
@@ -194,8 +194,8 @@ class MessageServer:
         self._wake_out.close()
 
     def order(self, action: Callable[[], None]) -> None:
-        """Have this called in the server's thread."""
-        self._orders.put(action)
+        """Have a function called in the server's thread."""
+        self._calls.put(action)
         try:
             self._wake_out.send(b"!")
         except OSError:
@@ -210,14 +210,14 @@ class MessageServer:
             connection.tell(message)
 
     def drop(self, number: int) -> None:
-        """End a connection once everything has left that it was told."""
+        """Close a connection once all messages for it have been sent."""
         connection = self._connections.get(number)
         if connection is not None:
             connection.closing = True
             self.rewatch(connection)
 
     def after(self, delay_s: float, callback: Callable[[], None]) -> None:
-        """Have this called after a while."""
+        """Have a function called in the server's thread after some seconds."""
         self._reactor.after(delay_s, callback)
 
     @property
@@ -225,13 +225,13 @@ class MessageServer:
         """All present connections."""
         return list(self._connections)
 
-    def _run_orders(self) -> None:
+    def _run_calls(self) -> None:
         try:
             self._wake_in.recv(4096)
         except (BlockingIOError, InterruptedError):
             pass
-        while not self._orders.empty():
-            self._orders.get()()
+        while not self._calls.empty():
+            self._calls.get()()
 
     def _stop(self) -> None:
         self._stopping = True
@@ -239,15 +239,15 @@ class MessageServer:
     def _serve(self) -> None:
         try:
             while not self._stopping:
-                self._reactor.turn(3600.0)
+                self._reactor.run_once(3600.0)
         finally:
             self._close()
 
     def _close(self) -> None:
-        # Whatever was told just now (an abort, say) still leaves, within reason.
+        # Send what is still queued (such as an abort), for half a second at most.
         deadline = Deadline(0.5)
         while any(item.outgoing for item in self._connections.values()) and not deadline.expired():
-            self._reactor.turn(deadline.remaining_s())
+            self._reactor.run_once(deadline.remaining_s())
         if self._acceptor is not None:
             self._acceptor.close()
         for connection in self._connections.values():
@@ -259,7 +259,7 @@ class MessageServer:
 
     def _accept(self, sock: socket.socket, claim: Claim, session: Session) -> None:
         if claim.purpose != self._purpose:
-            self._count_refusal("a rank", f"it took the {self._title} for something else")
+            self._count_refusal("a rank", f"it dialled the {self._title} for another purpose")
             sock.close()
             return
         self._numbers += 1
@@ -268,7 +268,7 @@ class MessageServer:
         self.rewatch(connection)
 
     def rewatch(self, connection: _Connection) -> None:
-        """Watch for writability only while something waits to be written; drop it when it may go."""
+        """Watch for writability only while bytes wait to be sent; close a dropped connection after them."""
         if connection.closing and not connection.outgoing:
             self._forget(connection)
         elif connection.number in self._connections:
@@ -282,7 +282,7 @@ class MessageServer:
             self.changed()
 
     def lose(self, connection: _Connection, reason: str) -> None:
-        """A control connection ended or sent nonsense."""
+        """A control connection ended or sent an invalid message."""
         if connection.number not in self._connections:
             return
         if reason:
@@ -292,7 +292,7 @@ class MessageServer:
         self.lost(connection.number)
 
     def _count_refusal(self, origin: str, reason: str) -> None:
-        """One log line a second at most, however many strangers there are."""
+        """Count a refusal for the log, which gets at most one line a second."""
         if not self._refused:
             self._reactor.after(_REFUSALS_EVERY_S, self._log_refusals)
         self._refused[f"{origin}: {reason}"] += 1
@@ -302,9 +302,9 @@ class MessageServer:
         (what, _), *others = self._refused.most_common(1)
         self._refused.clear()
         connections = f"{total} connection{'s' if total > 1 else ''}"
-        text = f"turned away {connections} at the {self._title} (mostly {what})"
+        text = f"refused {connections} at the {self._title} (mostly {what})"
         if self._acceptor is not None and self._acceptor.kept_waiting:
             self._acceptor.kept_waiting = False
-            text += "; it lets no more than that near, so a new rank may have to wait for some seconds"
+            text += "; their rate is limited, so a new rank may have to wait for some seconds"
         logger.info(text)
         self.turned_away(text)

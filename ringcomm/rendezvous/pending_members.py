@@ -1,4 +1,4 @@
-"""Who has joined and has no part in the job yet: the next generation, until it is complete."""
+"""Processes that have joined but have no rank yet: the next generation, until it is complete."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from typing import Collection, Dict, List, Optional, Tuple
 
 from ..config import Slot
 from ..wire.messages import Message
-from .membership import Member, Refusal, Roster
-from .root_cause import Blame
+from .membership import Member, RankAssignment, Refusal
+from .root_cause import RootCauseAnalysis
 
 _ROUNDING_S = 1e-3
 
 
-class WaitingRoom:
-    """Those who wait for the others.
+class PendingMembers:
+    """Processes that wait until all ranks have joined.
 
     Args:
-        roster: the places.
-        start_timeout_s: how long the first who came waits for the last.
+        ranks: assigns their ranks.
+        start_timeout_s: how long the first that joined waits for the last, in seconds.
     """
 
-    def __init__(self, roster: Roster, start_timeout_s: float) -> None:
-        self._roster = roster
+    def __init__(self, ranks: RankAssignment, start_timeout_s: float) -> None:
+        self._ranks = ranks
         self._start_timeout_s = start_timeout_s
         self._members: Dict[int, Member] = {}
         self._since_s: Optional[float] = None
@@ -34,15 +34,17 @@ class WaitingRoom:
 
     @property
     def connections(self) -> List[int]:
-        """Of all who are here."""
+        """The numbers of their control connections."""
         return list(self._members)
 
     def admit(self, slot: Optional[Slot], host: str, present: Collection[Member], room: int) -> None:
-        """Whether somebody with this slot may come in.
+        """Check whether a process with this slot may join.
 
         Args:
-            present: who has a part in the job, or had one and has left.
-            room: how many may wait here.
+            slot: the place it was started for, if a launcher planned the job.
+            host: the name of its host.
+            present: the members of the current generation, also those that have left.
+            room: how many processes may wait.
 
         Raises:
             Refusal: it may not.
@@ -55,40 +57,43 @@ class WaitingRoom:
                     f"{member.hostname}"
                 )
         if len(self._members) >= room:
-            raise Refusal(f"the job's {self._roster.size} ranks are complete; {host} came too late")
+            raise Refusal(f"the job's {self._ranks.size} ranks are complete; {host} came too late")
 
     def enter(self, connection: int, message: Message, slot: Optional[Slot], host: str, now_s: float) -> bool:
-        """Somebody waits from now on; whether the clock starts with it."""
+        """Add a process; return whether the start timeout begins with it."""
         self._members[connection] = Member(connection, message, slot, host)
         return self._since_s is None and self.restart_clock(now_s)
 
     def restart_clock(self, now_s: float) -> bool:
-        """Only now it makes sense to wait for the others; whether anybody does."""
+        """Count the start timeout from now; return whether any process waits."""
         self._since_s = now_s if self._members else None
         return bool(self._members)
 
     def leave(self, connection: int) -> None:
-        """Somebody does not wait any longer."""
+        """Remove a process that waits no longer, if it has been here."""
         if self._members.pop(connection, None) is not None and not self._members:
             self._since_s = None
 
-    def call_in(self) -> List[Member]:
-        """All are here: with their ranks, in that order. The room is empty then.
+    def assign_ranks(self) -> List[Member]:
+        """Assign ranks to all processes, and remove them from here.
+
+        Returns:
+            the members in rank order.
 
         Raises:
-            Refusal: they do not fit together.
+            Refusal: two ask for the same rank.
         """
-        ordered = self._roster.assign(list(self._members.values()))
+        ordered = self._ranks.assign(list(self._members.values()))
         self._members = {}
         self._since_s = None
         return ordered
 
     def is_over(self, now_s: float) -> bool:
-        """Whether the first has waited for long enough."""
+        """Whether the start timeout has passed."""
         return self._since_s is not None and now_s >= self._since_s + self._start_timeout_s - _ROUNDING_S
 
-    def giving_up(self, again: bool) -> Tuple[str, Optional[int]]:
-        """What to say if not all have come in time, and the first planned rank that is missing.
+    def timeout_text(self, again: bool) -> Tuple[str, Optional[int]]:
+        """The error text if not all ranks have joined in time, and the first planned rank that is missing.
 
         Args:
             again: whether the job has run before.
@@ -97,27 +102,27 @@ class WaitingRoom:
         missing = self._missing()
         called = f"called ringcomm.init(){' again' if again else ''}"
         return (
-            f"Only {len(waiting)} of {self._roster.size} ranks {called} within {self._start_timeout_s:g} s. "
-            f"Missing: {self._roster.who_is_missing(waiting)}. "
+            f"Only {len(waiting)} of {self._ranks.size} ranks {called} within {self._start_timeout_s:g} s. "
+            f"Missing: {self._ranks.describe_missing(waiting)}. "
             "If they only need longer, raise --start-timeout (RINGCOMM_START_TIMEOUT).",
             missing[0] if missing else None,
         )
 
-    def ended_early(self, blame: Blame) -> Optional[Tuple[str, int]]:
-        """If one of those who are waited for has ended already: that in words, and its rank."""
+    def ended_early(self, analysis: RootCauseAnalysis) -> Optional[Tuple[str, int]]:
+        """The error text and the rank of a missing process that has ended already; None if there is none."""
         if not self._members:
             return None
         for rank in self._missing():
-            seat = self._roster.seats[rank]
-            how = blame.exit_of(seat.slot)
+            seat = self._ranks.seats[rank]
+            how = analysis.exit_of(seat.slot)
             if how is not None:
                 return (
                     f"rank {rank} ({seat.host}) ended ({how}) before it called ringcomm.init(), while "
-                    f"{len(self._members)} of {self._roster.size} ranks were waiting for it.",
+                    f"{len(self._members)} of {self._ranks.size} ranks were waiting for it.",
                     rank,
                 )
         return None
 
     def _missing(self) -> List[int]:
         present = [member.slot for member in self._members.values()]
-        return [rank for rank, _ in self._roster.missing(present)]
+        return [rank for rank, _ in self._ranks.missing(present)]

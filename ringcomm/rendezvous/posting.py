@@ -1,6 +1,6 @@
 """Posting entries at a job's rendezvous, and waiting for those of other ranks.
 
-Every call is a connection of its own, which proves to belong to the job like any other.
+Every call uses a connection of its own, which is authenticated like any other.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _ask(membership: Membership, message: Message, timeout_s: float) -> str:
             sock.sendall(encode(message, found.session))
             answer = _answer(sock, reader, deadline)
         except (OSError, ProtocolError) as problem:
-            raise StartupError(f"The job's rendezvous has left while it was asked: {problem}.") from None
+            raise StartupError(f"The job's rendezvous has ended during a request: {problem}.") from None
     if answer is None:
         raise StartTimeoutError(
             f"No rank has posted {message['entry']} at the job's rendezvous within {timeout_s:g} s."

@@ -1,7 +1,7 @@
 """Probing: which address leads to which rank.
 
-A probe dials one address of another host's first rank. Whoever proves to be in the same job and
-says that it is that rank has shown that the address really leads there. If several wires do, they are
+A probe dials one address of another host's first rank. If the process that answers authenticates itself as
+a member of the same job and sends that rank, the address leads to it. If several wires do, they are
 measured (:mod:`.race`).
 """
 
@@ -27,14 +27,16 @@ PROBE_S = 3.0
 
 
 class Probe:
-    """The asking side of a probe: dials one address and sees who is there.
+    """The asking side of a probe: dials one address and checks which rank answers.
 
     Args:
-        claim: who asks, and which rank it looks for.
+        reactor: drives the connection.
+        key: the job's secret.
+        claim: this rank, and the rank that is to be reached.
         offer: the address, as that rank offered it.
-        scope: by which interface to go, for link-local addresses.
+        scope: the interface to use, for link-local addresses.
         interfaces: this machine's addresses that may be used.
-        settled: called when it is known what became of the attempt.
+        settled: called when the probe has succeeded or failed.
         encryption: see :class:`~ringcomm.transport.connect.Dial`.
     """
 
@@ -119,7 +121,7 @@ class Probe:
             self._sock.close()
 
     def attempt(self) -> Attempt:
-        """What became of it."""
+        """The result, as it is reported to the rendezvous."""
         local = next((item for item in self._interfaces if item.address == self._local), None)
         return Attempt(
             source=self._source,

@@ -1,12 +1,12 @@
-"""Whose fault it is: from reports that contradict and follow each other to one verdict.
+"""Root-cause analysis: derives one root cause from the failure reports of all ranks.
 
-When a rank dies, its neighbours see their connections break, give up, and break their own; the
-first report to arrive need not be about the first who failed. So reports are collected for a
-moment, and whoever is lost *without having lost somebody itself* is named.
+When a rank fails, its neighbours see their connections break, give up, and close their own; the
+first report to arrive need not be about the first rank that failed. So reports are collected for a
+moment, and the root cause is the rank that is reported lost and *has not reported another rank lost itself*.
 
-Who is named must not be alive, though. So the rendezvous also asks everybody whom they hear and whom they
-do not. If the one that others lost answers, or somebody still hears it, then a link is at fault, and the
-verdict names what it connects.
+That rank must not be running, though. So the rendezvous also asks every rank from which peers it receives
+heartbeats. If the rank that others lost answers, or any rank still receives heartbeats from it, then a link
+is at fault, and the root cause names the ranks that it connects.
 """
 
 from __future__ import annotations
@@ -18,28 +18,29 @@ from ..errors import MismatchError, interruption_text
 from .membership import Member
 
 EVIDENCE_S = 1.0
-"""How long to wait for the cause when all that is known is that a connection broke."""
+"""How long to wait for other reports if the only evidence is a broken connection."""
 SETTLE_S = 0.3
 """How long to wait for other reports that may name an earlier cause."""
 _ROUNDING_S = 1e-3
 
-NOBODY = -1
-VANISHED = "it vanished without a word"
+RENDEZVOUS = -1
+"""The reporter of what the rendezvous has noticed itself."""
+VANISHED = "its connections closed without a goodbye message"
 
 
 class Suspicion(NamedTuple):
-    """A report that somebody is lost.
+    """A report that a rank is lost.
 
     Attributes:
-        reporter: the rank that lost it, or ``NOBODY`` for the rendezvous itself.
-        peer: who is lost.
+        reporter: the rank that lost it, or ``RENDEZVOUS`` for the rendezvous itself.
+        peer: the rank that is lost.
         doing: the collective that the reporter was in; empty if in none.
-        why: what the reporter saw.
-        kind: ``vanished``: its control connection ended; ``interrupted``: it has said itself that it left a
-            collective half-way (then ``doing`` is its own); ``closed``: a link to it ended while nobody
-            needed it; ``unlinked``: it was never reached; otherwise as in
+        why: what the reporter observed.
+        kind: ``vanished``: its control connection ended; ``interrupted``: it has reported itself that it left
+            a collective half-way (then ``doing`` is its own); ``closed``: an idle link to it ended;
+            ``unlinked``: it was never reached; otherwise as in
             :meth:`~ringcomm.rendezvous.control.ControlChannel.report_lost`.
-        due_s: when to judge.
+        due_s: when to determine the root cause, on the rendezvous' monotonic clock.
     """
 
     reporter: int
@@ -50,149 +51,171 @@ class Suspicion(NamedTuple):
     due_s: float
 
 
-class Verdict(NamedTuple):
-    """What every rank is told.
+class RootCause(NamedTuple):
+    """Why the job has failed; sent to every rank.
 
     Attributes:
         kind: ``lost``, ``stalled``, ``mismatch`` or ``cut``.
         text: one paragraph.
-        culprit: whose fault it is, if that can be told.
-        apart: for ``cut``: who do not hear each other.
+        culprit: the rank at fault, if it can be determined.
+        separated: for ``cut``: the ranks that do not receive each other's messages.
     """
 
     kind: str
     text: str
     culprit: Optional[Member]
-    apart: Tuple[Member, ...] = ()
+    separated: Tuple[Member, ...] = ()
 
 
-_NOT_HEARD = ("silent", "still", "cut off")
-_ABOUT_LINKS = ("lost", "closed", *_NOT_HEARD)
+_SILENT_KINDS = ("silent", "still", "cut off")
+_ABOUT_LINKS = ("lost", "closed", *_SILENT_KINDS)
 _FACTS = ("vanished", "interrupted")
 Pair = FrozenSet[int]
 
 
-class Blame:
-    """Collects what is known about failures of one generation."""
+class RootCauseAnalysis:
+    """Collects the failure reports of one generation and determines the root cause."""
 
     def __init__(self) -> None:
         self._suspicions: List[Suspicion] = []
         self._mismatches: Dict[int, str] = {}
         self._mismatch_due_s = 0.0
         self._exits: Dict[Slot, Tuple[str, bool]] = {}
-        self._hears: Dict[int, Tuple[Set[int], Set[int]]] = {}
+        self._heartbeats: Dict[int, Tuple[Set[int], Set[int]]] = {}
 
     def forget_reports(self) -> None:
-        """A new generation starts. How processes ended stays known."""
+        """Start a new generation: drop all reports, but keep how processes ended."""
         self._suspicions.clear()
         self._mismatches.clear()
-        self._hears.clear()
+        self._heartbeats.clear()
 
     def answered(self, rank: int, heard: Iterable[int], silent: Iterable[int]) -> None:
-        """A rank says whom it has heard lately and whom not. It is asked after every report."""
-        self._hears[rank] = (set(heard), set(silent))
+        """Record which peers a rank has received heartbeats from. It is asked after every report.
+
+        Args:
+            rank: the rank that answered.
+            heard: peers from which it has received a heartbeat lately.
+            silent: peers from which it has not.
+        """
+        self._heartbeats[rank] = (set(heard), set(silent))
 
     def exited(self, slot: Slot, how: str, ok: bool) -> None:
-        """The launcher says how a process ended."""
+        """Record how a process ended, as the launcher reports it."""
         self._exits[slot] = (how, ok)
 
     def exit_of(self, slot: Optional[Slot]) -> Optional[str]:
-        """How the process in this place ended, if it has."""
-        known = self._exits.get(slot) if slot is not None else None
-        return known[0] if known is not None else None
+        """How the process in this place ended, or None if it has not."""
+        exit_report = self._exits.get(slot) if slot is not None else None
+        return exit_report[0] if exit_report is not None else None
 
     def suspect(self, suspicion: Suspicion) -> None:
-        """Somebody reports a loss."""
+        """Record a report that a rank is lost."""
         if not self._suspicions:
-            self._hears.clear()  # Who lived before that may not live now.
+            self._heartbeats.clear()  # Heartbeats received before the first report prove nothing now.
         self._suspicions.append(suspicion)
 
     def mismatch(self, rank: int, text: str, now_s: float) -> None:
-        """Somebody reports that another rank makes a different call."""
+        """Record a report that another rank makes a different call."""
         if not self._mismatches:
             self._mismatch_due_s = now_s + SETTLE_S
         self._mismatches[rank] = text
 
-    def due(self, members: Mapping[int, Member], now_s: float) -> Optional[Verdict]:
-        """The verdict, once there has been enough time for better evidence; members by rank."""
+    def due(self, members: Mapping[int, Member], now_s: float) -> Optional[RootCause]:
+        """The root cause, once there has been enough time for better evidence.
+
+        Args:
+            members: by rank.
+            now_s: the time on the rendezvous' monotonic clock.
+
+        Returns:
+            the root cause; None while there is none, or more reports may come.
+        """
         if self._mismatches and now_s >= self._mismatch_due_s - _ROUNDING_S:
             lines = ["The ranks do not make the same call.", *_grouped(self._mismatches)]
-            return Verdict("mismatch", "\n".join(lines), None)
-        # Who has left in peace may hang up as it likes.
+            return RootCause("mismatch", "\n".join(lines), None)
+        # A rank that has left may close its links at any time.
         self._suspicions = [
             item for item in self._suspicions if item.kind != "closed" or members[item.peer].left is None
         ]
         due = [item for item in self._suspicions if now_s >= item.due_s - _ROUNDING_S]
         if due:
-            # What others report, among them the vanished, is hearsay.
+            # What the rendezvous has observed itself comes before what ranks report of others.
             facts = [item for item in self._suspicions if item.kind in _FACTS]
-            return self._judge(members, (facts or due)[0].peer)
+            return self._trace(members, (facts or due)[0].peer)
         return None
 
-    def _judge(self, members: Mapping[int, Member], accused: int) -> Verdict:
+    def _trace(self, members: Mapping[int, Member], lost: int) -> RootCause:
+        """Follow the reports from a lost rank to the rank that it lost before, and so on to the first."""
         seen: Set[int] = set()
-        while accused not in seen:
-            seen.add(accused)
+        while lost not in seen:
+            seen.add(lost)
             earlier = next(
-                (item for item in self._suspicions if item.reporter == accused and item.peer not in seen),
+                (item for item in self._suspicions if item.reporter == lost and item.peer not in seen),
                 None,
             )
-            if earlier is None or members[accused].gone == VANISHED:
+            if earlier is None or members[lost].gone == VANISHED:
                 break
-            accused = earlier.peer
-        alive = members[accused].gone is None and members[accused].left is None
-        unlinked = [item for item in self._suspicions if item.peer == accused and item.kind == "unlinked"]
-        if unlinked and alive:
+            lost = earlier.peer
+        running = members[lost].gone is None and members[lost].left is None
+        unlinked = [item for item in self._suspicions if item.peer == lost and item.kind == "unlinked"]
+        if unlinked and running:
             name = members[unlinked[0].reporter].name()
-            return Verdict("no_route", f"{name} could not link up: {unlinked[0].why}.", None)
-        pairs = set() if self._interruption(accused) else self._cut_from(members, accused)
-        return _cut(members, pairs, self._why(accused)) if pairs else self.sentence(members, members[accused])
+            return RootCause("no_route", f"{name} could not connect to all ranks: {unlinked[0].why}.", None)
+        pairs = set() if self._interruption(lost) else self._cut_from(members, lost)
+        return _cut(members, pairs, self._why(lost)) if pairs else self.root_cause_of(members, members[lost])
 
-    def _cut_from(self, members: Mapping[int, Member], accused: int) -> Set[Pair]:
-        """If this rank lives: between whom the links are broken. Otherwise nothing."""
-        about = [item for item in self._suspicions if item.peer == accused and item.kind in _ABOUT_LINKS]
-        if not about or members[accused].gone is not None or members[accused].left is not None:
+    def _cut_from(self, members: Mapping[int, Member], lost: int) -> Set[Pair]:
+        """The pairs of ranks between which links are broken, if this rank is running; otherwise none."""
+        about = [item for item in self._suspicions if item.peer == lost and item.kind in _ABOUT_LINKS]
+        if not about or members[lost].gone is not None or members[lost].left is not None:
             return set()
         here = {rank for rank, member in members.items() if member.gone is None and member.left is None}
-        if accused not in self._hears:
-            silent = any(item.kind in _NOT_HEARD for item in about)
-            if not silent or not any(accused in self._hears[rank][0] for rank in self._hears):
+        if lost not in self._heartbeats:
+            silent = any(item.kind in _SILENT_KINDS for item in about)
+            if not silent or not any(lost in self._heartbeats[rank][0] for rank in self._heartbeats):
                 return set()
         pairs = {
             frozenset((item.reporter, item.peer))
             for item in self._suspicions
-            if item.kind in _ABOUT_LINKS and item.reporter != NOBODY
+            if item.kind in _ABOUT_LINKS and item.reporter != RENDEZVOUS
         }
-        pairs |= {frozenset((rank, peer)) for rank, (_, silent) in self._hears.items() for peer in silent}
+        for rank, (_, unheard) in self._heartbeats.items():
+            pairs |= {frozenset((rank, peer)) for peer in unheard}
         return {pair for pair in pairs if pair <= here}
 
-    def _interruption(self, accused: int) -> Optional[Suspicion]:
-        """What a rank has said itself of a collective that it left half-way."""
-        own = (item for item in self._suspicions if item.peer == accused and item.kind == "interrupted")
+    def _interruption(self, lost: int) -> Optional[Suspicion]:
+        """A rank's own report that it left a collective half-way, if there is one."""
+        own = (item for item in self._suspicions if item.peer == lost and item.kind == "interrupted")
         return next(own, None)
 
-    def _why(self, accused: int) -> str:
-        reasons = (item.why for item in self._suspicions if item.peer == accused and item.why)
+    def _why(self, lost: int) -> str:
+        reasons = (item.why for item in self._suspicions if item.peer == lost and item.why)
         return next(reasons, "").rstrip(".")
 
-    def _doing(self, accused: int) -> str:
-        """What others were in when they lost this rank; where that differs, the lowest of them.
+    def _doing(self, lost: int) -> str:
+        """The collective of the lowest rank that lost this one in a collective.
 
-        If nobody has lost it in a collective, what those were in who lost somebody because of that.
+        If no rank has lost it in a collective: the collective of the lowest rank that lost another one.
         """
         busy = [item for item in self._suspicions if item.doing]
-        return min(busy, key=lambda item: (item.peer != accused, item.reporter)).doing if busy else ""
+        return min(busy, key=lambda item: (item.peer != lost, item.reporter)).doing if busy else ""
 
-    def sentence(self, members: Mapping[int, Member], culprit: Member) -> Verdict:
-        """The verdict that names this member."""
+    def root_cause_of(self, members: Mapping[int, Member], culprit: Member) -> RootCause:
+        """The root cause that names this member as the rank at fault.
+
+        Args:
+            members: by rank.
+            culprit: one of them.
+        """
         interruption = self._interruption(culprit.rank)
         if interruption is not None and culprit.gone is None:
             text = interruption_text(culprit.name(), interruption.why, interruption.doing)
             since = "" if culprit.left is None else f" Since then it has left the job ({culprit.left})."
-            return Verdict("lost", text + since, culprit)
+            return RootCause("lost", text + since, culprit)
         doing = self._doing(culprit.rank)
         during = f" while others were in {doing}" if doing else ""
-        reports = [item for item in self._suspicions if item.peer == culprit.rank and item.reporter != NOBODY]
+        about = [item for item in self._suspicions if item.peer == culprit.rank]
+        reports = [item for item in about if item.reporter != RENDEZVOUS]
         cause = culprit.gone or culprit.left or VANISHED
         if reports and culprit.gone is None and culprit.left is None:
             cause = f"{members[reports[0].reporter].name()} reports: {reports[0].why}"
@@ -205,46 +228,47 @@ class Blame:
                 f"has finished ({cause}){during}. Every rank must make the same calls before it ends; one "
                 "that has less data than others can call join()."
             )
-            return Verdict("lost", f"{culprit.name()} {text}", culprit)
+            return RootCause("lost", f"{culprit.name()} {text}", culprit)
         if reports and culprit.gone is None and reports[0].kind == "late":
-            return Verdict("stalled", f"{culprit.name()} is late{during}: {cause}.", culprit)
+            return RootCause("stalled", f"{culprit.name()} is late{during}: {cause}.", culprit)
         if reports and culprit.gone is None and reports[0].kind not in ("lost", "closed"):
-            return Verdict("stalled", f"{culprit.name()} is silent{during}: {cause}.", culprit)
-        # What is wrong with the program is not a loss that another attempt would mend.
+            return RootCause("stalled", f"{culprit.name()} is silent{during}: {cause}.", culprit)
+        # A defect of the program is not a loss: another attempt would fail again.
         kind = "mismatch" if cause.startswith(f"uncaught {MismatchError.__name__}:") else "lost"
-        return Verdict(kind, f"{culprit.name()} was lost{during}: {cause}.", culprit)
+        return RootCause(kind, f"{culprit.name()} was lost{during}: {cause}.", culprit)
 
 
-def _cut(members: Mapping[int, Member], pairs: Set[Pair], why: str) -> Verdict:
-    """The verdict if ranks that live do not hear each other."""
-    apart = sorted({rank for pair in pairs for rank in pair})
-    hosts = {members[rank].host for rank in apart}
+def _cut(members: Mapping[int, Member], pairs: Set[Pair], why: str) -> RootCause:
+    """The root cause if ranks that run do not receive each other's messages."""
+    separated = sorted({rank for pair in pairs for rank in pair})
+    hosts = {members[rank].host for rank in separated}
     between = [{members[rank].host for rank in pair} for pair in pairs]
     alone = [host for host in hosts if all(host in pair for pair in between)]
     if len(hosts) > 2 and len(alone) == 1:
-        ranks = [rank for rank in apart if members[rank].host == alone[0]]
-        others = _names(members, [rank for rank in apart if rank not in ranks])
+        ranks = [rank for rank in separated if members[rank].host == alone[0]]
+        others = _names(members, [rank for rank in separated if rank not in ranks])
         verb = "is" if len(ranks) == 1 else "are"
-        who = f"{_names(members, ranks)} {verb} cut off from {others}"
-        text = f"{who}, although not from the rendezvous: {why}."
-        return Verdict("stalled", text, members[ranks[0]])
+        text = (
+            f"{_names(members, ranks)} {verb} cut off from {others}, but not from the rendezvous: {why}."
+        )
+        return RootCause("stalled", text, members[ranks[0]])
     where = (
-        f"Something between {' and '.join(sorted(hosts))} is broken or blocks TCP: a cable, a switch, "
-        "a firewall."
+        f"The network between {' and '.join(sorted(hosts))} is broken or blocks TCP: check cables, switches "
+        "and firewalls."
         if len(hosts) > 1
-        else f"All of them are on {min(hosts)}, so that host has much more to do than it can, or was "
-        "suspended for a while; --dead-after says for how long that is all right."
+        else f"All of them are on {min(hosts)}: that host is overloaded or was suspended for a while. "
+        "--dead-after sets how long ranks may be silent."
     )
-    return Verdict(
+    return RootCause(
         "cut",
-        f"{_names(members, apart)} live, but do not hear each other: {why}. {where}",
+        f"{_names(members, separated)} are running, but do not receive each other's messages: {why}. {where}",
         None,
-        tuple(members[rank] for rank in apart),
+        tuple(members[rank] for rank in separated),
     )
 
 
 def _names(members: Mapping[int, Member], ranks: List[int]) -> str:
-    """Like ``rank 1 (jetson1) and rank 2 (jetson2)``."""
+    """The ranks as text, such as ``rank 1 (jetson1) and rank 2 (jetson2)``."""
     return " and ".join(members[rank].name() for rank in ranks)
 
 

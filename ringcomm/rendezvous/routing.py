@@ -25,14 +25,14 @@ MOST_TURNS = 12
 
 
 class NoRoute(Exception):
-    """Two hosts cannot reach each other; the text says what was tried."""
+    """Two hosts cannot reach each other; the text lists the addresses tried and why each failed."""
 
 
 class Routing:
     """From what the first ranks of the hosts have tried to one route for each pair of hosts.
 
-    Where several wires connect two hosts, one of them measures: :meth:`wanted` says who is to measure what,
-    and once all of it has come in (:meth:`measured`) who is to measure again, until it wants no more.
+    Where several wires connect two hosts, one of them measures: :meth:`wanted` returns the measurements that
+    each rank is to make, and once all results are there (:meth:`measured`) the next ones.
 
     Args:
         leaders: the first rank of every host.

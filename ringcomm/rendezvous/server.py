@@ -34,11 +34,11 @@ HANDLERS: Dict[str, Handler] = {
     "pong": Rendezvous.answered,
     "leaving": Rendezvous.leaving,
 }
-"""What ranks may send, and what becomes of it."""
+"""The messages that ranks may send, and what handles them."""
 
 
 class RendezvousServer(MessageServer):
-    """Brings the ranks of one job together, and tells all of them when one is lost.
+    """Connects the ranks of one job, and aborts all of them when one is lost.
 
     Args:
         key: the job's secret.
@@ -84,16 +84,17 @@ class RendezvousServer(MessageServer):
         self._idle.set()
 
     def process_exited(self, slot: Slot, how: str, ok: bool) -> None:
-        """Tell the rendezvous that a rank's process ended (any thread).
+        """Report to the rendezvous that a rank's process ended (any thread).
 
         Args:
-            how: like ``exit code 3`` or ``killed by SIGKILL``.
+            slot: the place of the process.
+            how: how it ended, such as ``exit code 3`` or ``killed by SIGKILL``.
             ok: whether that is a normal end.
         """
         self.order(lambda: self._act(self._state.process_exited(slot, how, ok, monotonic())))
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until nobody is connected who does not wait for the next generation (any thread).
+        """Wait until only processes that wait for the next generation are connected (any thread).
 
         Returns:
             whether that happened in time.
@@ -106,11 +107,11 @@ class RendezvousServer(MessageServer):
         return self._state.phase
 
     def arrived(self, number: int) -> None:
-        """A process has proven that it belongs to the job."""
+        """A process of the job has authenticated itself."""
         self._idle.clear()
 
     def heard(self, number: int, message: Message) -> None:
-        """Give one message to the state machine and do what it wants."""
+        """Give one message to the state machine and perform the actions that it returns."""
         if message["type"] in ("post", "await"):
             take = self._board.posted if message["type"] == "post" else self._board.awaited
             self._act(take(number, message))
@@ -127,14 +128,14 @@ class RendezvousServer(MessageServer):
         self._act(self._state.disconnected(number, monotonic()))
 
     def changed(self) -> None:
-        """Look whether all are gone."""
+        """Update whether any rank of the current generation is connected."""
         if all(self._state.is_waiting(number) for number in self.numbers):
             self._idle.set()
         else:
             self._idle.clear()
 
     def turned_away(self, text: str) -> None:
-        """Tell the launcher of strangers."""
+        """Report refused connections to the launcher."""
         self._notify(Notice("log", text))
 
     def _act(self, actions: Sequence[Action]) -> None:

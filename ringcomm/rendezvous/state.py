@@ -1,8 +1,8 @@
-"""The rendezvous as a state machine: who is here, who is missing, what happens next.
+"""The rendezvous as a state machine without I/O: which ranks have joined, and what happens next.
 
-Events go in (somebody joined, left, vanished, reported), actions come out (tell somebody, refuse
-somebody, tell the launcher). There is no socket, thread or clock in here; :mod:`.server` is the
-shell around it. A generation goes through these phases::
+Events go in (a rank joined, left, disconnected, reported a failure), actions come out (send a message,
+close a connection, notify the launcher). There is no socket, thread or clock in here; :mod:`.server` is
+the I/O shell around it. A generation goes through these phases::
 
     JOINING  ->  PROBING  ->  LINKING  ->  RUNNING  ->  (all left) JOINING of the next generation
         \\____________\\____________\\____________\\______  ABORTED
@@ -19,13 +19,13 @@ from ..transport.routes import Attempt
 from ..wire.messages import Message
 from .actions import Action, Drop, Notice, Seat, Tell, Timer
 from .link_table import link_rows, link_table
-from .membership import Member, Refusal, Roster
-from .pending_members import WaitingRoom
-from .root_cause import EVIDENCE_S, NOBODY, SETTLE_S, VANISHED, Blame, Suspicion, Verdict
+from .membership import Member, RankAssignment, Refusal
+from .pending_members import PendingMembers
+from .root_cause import EVIDENCE_S, RENDEZVOUS, SETTLE_S, VANISHED, RootCause, RootCauseAnalysis, Suspicion
 from .routing import NoRoute, Routes, Routing, routes_of
 
 _PINGS = 6
-"""How often members are asked for a sign of life within the time after which silence means death."""
+"""How many pings members get within the time after which a silent member counts as failed."""
 _MOST_TOPICS = 16
 """The most warnings that are passed on."""
 
@@ -41,13 +41,17 @@ class Phase(Enum):
 
 
 class Rendezvous:
-    """All that the rendezvous knows.
+    """The state of one job: its members, their generation and phase, and the failures reported.
 
     Args:
         size: number of ranks.
         seats: in rank order, if a launcher planned the job.
         version: ringcomm's version; members must have the same.
-        start_timeout_s: how long the first who joined waits for the last.
+        start_timeout_s: how long the first rank that joined waits for the last, in seconds.
+
+    Attributes:
+        members: by the number of their control connection.
+        abort_message: what was sent to every rank when the job failed; None as long as it has not.
     """
 
     def __init__(self, size: int, seats: Sequence[Seat], version: str, start_timeout_s: float) -> None:
@@ -56,11 +60,11 @@ class Rendezvous:
         self.generation = 0
         self.phase = Phase.JOINING
         self.members: Dict[int, Member] = {}
-        self.verdict: Optional[Message] = None
+        self.abort_message: Optional[Message] = None
         self._had_started = False
-        self._roster = Roster(size, seats, version)
-        self._blame = Blame()
-        self._waiting = WaitingRoom(self._roster, start_timeout_s)
+        self._ranks = RankAssignment(size, seats, version)
+        self._analysis = RootCauseAnalysis()
+        self._waiting = PendingMembers(self._ranks, start_timeout_s)
         self._by_rank: Dict[int, Member] = {}
         self._leaders: List[Member] = []
         self._reports: Dict[int, List[Attempt]] = {}
@@ -73,7 +77,7 @@ class Rendezvous:
     # ---- joining -----------------------------------------------------------------------------
 
     def joined(self, connection: int, message: Message, now_s: float) -> List[Action]:
-        """Somebody with the right key asks for a place.
+        """An authenticated process asks to join.
 
         Raises:
             ProtocolError: it has asked before on this connection.
@@ -81,13 +85,13 @@ class Rendezvous:
         if connection in self._waiting or connection in self.members:
             raise ProtocolError("a rank may join only once on one connection")
         try:
-            slot, host = self._roster.place(message)
-            if self.verdict is not None and self._had_started:
-                return self._turn_away(connection, str(self.verdict["text"]))
-            if self.verdict is not None:
-                # Too late for this job, but it shall read the same as all others.
-                return [Tell(connection, self.verdict), Drop(connection)]
-            # Whoever has left may come back for the next generation; nobody else may.
+            slot, host = self._ranks.place(message)
+            if self.abort_message is not None and self._had_started:
+                return self._turn_away(connection, str(self.abort_message["text"]))
+            if self.abort_message is not None:
+                # It is too late for this job, but reports the same error as all other ranks.
+                return [Tell(connection, self.abort_message), Drop(connection)]
+            # Only ranks that have left may join again, for the next generation.
             left = sum(member.left is not None for member in self.members.values())
             room = self.size if self.phase is Phase.JOINING else left
             self._waiting.admit(slot, host, self.members.values(), room)
@@ -95,17 +99,17 @@ class Rendezvous:
             return self._refuse(connection, str(refusal))
         is_first = self._waiting.enter(connection, message, slot, host, now_s)
         actions: List[Action] = [
-            Notice("joined", f"{len(self._waiting)} of {self.size} ranks are here (newest: {host})")
+            Notice("joined", f"{len(self._waiting)} of {self.size} ranks have joined (newest: {host})")
         ]
         if is_first:
             actions.append(Timer(self.start_timeout_s))
         if self.phase is Phase.JOINING:
-            actions += self._blame_early_exits() or self._start_if_complete(now_s)
+            actions += self._abort_for_early_exits() or self._start_if_complete(now_s)
         return actions
 
     def _turn_away(self, connection: int, failure: str) -> List[Action]:
-        """Answer a rank that comes back after the job has failed."""
-        if not self._roster.seats:
+        """Answer a rank that joins again after the job has failed."""
+        if not self._ranks.seats:
             # The next job of these ranks is served by another rendezvous, which it finds if it tries again.
             return [Drop(connection)]
         return self._refuse(
@@ -115,21 +119,21 @@ class Rendezvous:
         )
 
     def is_waiting(self, connection: int) -> bool:
-        """Whether somebody has joined on this connection who has no part in the job yet."""
+        """Whether the process on this connection has joined, but has no rank yet."""
         return connection in self._waiting
 
     def _refuse(self, connection: int, reason: str) -> List[Action]:
         return [
             Tell(connection, {"type": "refused", "reason": reason}),
             Drop(connection),
-            Notice("refused", f"refused to let somebody join: {reason}"),
+            Notice("refused", f"refused a process that asked to join: {reason}"),
         ]
 
     def _start_if_complete(self, now_s: float) -> List[Action]:
         if len(self._waiting) < self.size:
             return []
         try:
-            ordered = self._waiting.call_in()
+            ordered = self._waiting.assign_ranks()
         except Refusal as refusal:
             return self._abort("startup", f"The job cannot start: {refusal}.", None)
         self.members = {member.connection: member for member in ordered}
@@ -147,10 +151,10 @@ class Rendezvous:
         return actions + self._listen(now_s) + (self._link() if len(self._leaders) == 1 else [])
 
     def _listen(self, now_s: float) -> List[Action]:
-        """Ask everybody for a sign of life, and give up who gives none for long.
+        """Ping every member, and abort if one has not answered for too long.
 
-        While the job runs, ranks listen to each other. The rendezvous does it while links are built, and
-        when the first have left: the last rank has nobody else.
+        While the job runs, ranks exchange heartbeats with each other. The rendezvous pings them while links
+        are built, and when the first ranks have left: the last rank has no peer that would notice.
         """
         running = self.phase is Phase.RUNNING
         here = [item for item in self._by_rank.values() if item.left is None and item.gone is None]
@@ -172,7 +176,7 @@ class Rendezvous:
         return [*(Tell(member.connection, {"type": "ping"}) for member in here), Timer(limit_s / _PINGS)]
 
     def _census(self) -> List[Action]:
-        """Ask everybody who is heard, and who is not."""
+        """Ask every member from which peers it receives heartbeats, and from which it does not."""
         return [
             Tell(member.connection, {"type": "ping"})
             for member in self.members.values()
@@ -180,11 +184,11 @@ class Rendezvous:
         ]
 
     def answered(self, connection: int, message: Message, now_s: float) -> List[Action]:
-        """A member says that it lives, and whom it has heard and whom not."""
+        """A member answers a ping: from which peers it has received heartbeats, and from which not."""
         member = self.members.get(connection)
         if member is not None:
             member.heard_s = now_s
-            self._blame.answered(member.rank, message["heard"], message["silent"])
+            self._analysis.answered(member.rank, message["heard"], message["silent"])
         return []
 
     def _assignment(self, member: Member) -> Message:
@@ -245,7 +249,7 @@ class Rendezvous:
         return [Tell(item.connection, {"type": "link", "routes": routes}) for item, routes in told]
 
     def linked(self, connection: int, message: Message) -> List[Action]:
-        """A rank has a proven link to every other."""
+        """A rank has an authenticated link to every other."""
         member = self.members.get(connection)
         if member is None or self.phase is not Phase.LINKING:
             return []
@@ -265,11 +269,11 @@ class Rendezvous:
         return actions
 
     def unlinked(self, connection: int, message: Message, now_s: float) -> List[Action]:
-        """A rank could not build a link. If the reason is that the other one has ended, it is known soon."""
+        """A rank could not build a link. If the other rank has ended, that will be reported soon."""
         report = {**message, "doing": "", "why": message["reason"], "kind": "unlinked"}
         return self.lost(connection, report, now_s)
 
-    # ---- losing somebody ---------------------------------------------------------------------
+    # ---- failures ----------------------------------------------------------------------------
 
     def lost(self, connection: int, message: Message, now_s: float) -> List[Action]:
         """A rank reports that it lost another."""
@@ -279,7 +283,7 @@ class Rendezvous:
             return []
         known = peer.gone is not None or peer.left is not None or message["kind"] in ("stalled", "late")
         wait_s = SETTLE_S if known else EVIDENCE_S
-        self._blame.suspect(
+        self._analysis.suspect(
             Suspicion(
                 member.rank, peer.rank, message["doing"], message["why"], message["kind"], now_s + wait_s
             )
@@ -295,10 +299,8 @@ class Rendezvous:
         member = self.members.get(connection)
         if member is None or self.phase is Phase.ABORTED:
             return []
-        due_s = now_s + SETTLE_S
-        self._blame.suspect(
-            Suspicion(NOBODY, member.rank, str(message["doing"]), str(message["why"]), "interrupted", due_s)
-        )
+        doing, why, due_s = str(message["doing"]), str(message["why"]), now_s + SETTLE_S
+        self._analysis.suspect(Suspicion(RENDEZVOUS, member.rank, doing, why, "interrupted", due_s))
         return [Timer(SETTLE_S)]
 
     def mismatched(self, connection: int, message: Message, now_s: float) -> List[Action]:
@@ -306,11 +308,11 @@ class Rendezvous:
         member = self.members.get(connection)
         if member is None or self.phase is Phase.ABORTED:
             return []
-        self._blame.mismatch(member.rank, str(message["text"]), now_s)
+        self._analysis.mismatch(member.rank, str(message["text"]), now_s)
         return [Timer(SETTLE_S)]
 
     def noted(self, connection: int, message: Message) -> List[Action]:
-        """A rank has something to tell the user who asked for it."""
+        """A rank has a note for the user who asked for details."""
         return [Notice("note", message["text"])] if connection in self.members else []
 
     def warned(self, connection: int, message: Message) -> List[Action]:
@@ -322,7 +324,7 @@ class Rendezvous:
         return [Notice("warning", message["text"])]
 
     def leaving(self, connection: int, message: Message, now_s: float) -> List[Action]:
-        """A rank says goodbye: it shut down, or its program ended."""
+        """A rank leaves: it shut down, or its program ended."""
         self._waiting.leave(connection)
         member = self.members.get(connection)
         if member is None:
@@ -332,9 +334,9 @@ class Rendezvous:
             return []
         if not message["ok"]:
             member.gone = member.left
-            return self._condemn(self._blame.sentence(self._by_rank, member))
+            return self._abort_for(self._analysis.root_cause_of(self._by_rank, member))
         if self.phase in (Phase.PROBING, Phase.LINKING):
-            return self._condemn(self._blame.sentence(self._by_rank, member))
+            return self._abort_for(self._analysis.root_cause_of(self._by_rank, member))
         return self._next_generation(now_s)
 
     def _some_have_left(self) -> bool:
@@ -346,19 +348,19 @@ class Rendezvous:
         member = self.members.get(connection)
         if member is None or member.left is not None or member.gone is not None:
             return []
-        member.gone = self._blame.exit_of(member.slot) or VANISHED
+        member.gone = self._analysis.exit_of(member.slot) or VANISHED
         if self.phase is Phase.ABORTED:
             return []
         if member.gone != VANISHED:
-            return self._condemn(self._blame.sentence(self._by_rank, member))
-        # The launcher usually knows within moments how the process ended; that reads better.
-        wait_s = EVIDENCE_S if self._roster.seats else SETTLE_S
-        self._blame.suspect(Suspicion(NOBODY, member.rank, "", "", "vanished", now_s + wait_s))
+            return self._abort_for(self._analysis.root_cause_of(self._by_rank, member))
+        # The launcher usually reports within moments how the process ended, which is more informative.
+        wait_s = EVIDENCE_S if self._ranks.seats else SETTLE_S
+        self._analysis.suspect(Suspicion(RENDEZVOUS, member.rank, "", "", "vanished", now_s + wait_s))
         return [Timer(wait_s)]
 
     def process_exited(self, slot: Slot, how: str, ok: bool, now_s: float) -> List[Action]:
-        """The launcher knows that a process has ended."""
-        self._blame.exited(slot, how, ok)
+        """The launcher reports that a process has ended."""
+        self._analysis.exited(slot, how, ok)
         if self.phase is Phase.ABORTED:
             return []
         for member in self.members.values():
@@ -367,35 +369,35 @@ class Rendezvous:
                 member.left = how
                 return self._next_generation(now_s)
             if member.slot == slot and (member.left is None or not ok):
-                # One that said goodbye may still have failed after that; whoever waits shall read how.
+                # A rank that has left may still have failed after that; the error of waiting ranks says how.
                 member.gone = how
                 if member.left is None:
-                    return self._condemn(self._blame.sentence(self._by_rank, member))
-        return self._blame_early_exits()
+                    return self._abort_for(self._analysis.root_cause_of(self._by_rank, member))
+        return self._abort_for_early_exits()
 
-    def _blame_early_exits(self) -> List[Action]:
-        """While some wait for the others to join: has one of the others ended already?"""
-        found = self._waiting.ended_early(self._blame) if self.phase is Phase.JOINING else None
+    def _abort_for_early_exits(self) -> List[Action]:
+        """Abort if ranks wait for a process to join that has ended already."""
+        found = self._waiting.ended_early(self._analysis) if self.phase is Phase.JOINING else None
         return [] if found is None else self._abort("startup", *found)
 
     def tick(self, now_s: float) -> List[Action]:
         """Time has passed: act on what is due."""
         if self.phase is Phase.ABORTED:
             return []
-        verdict = self._blame.due(self._by_rank, now_s)
-        if verdict is not None:
-            return self._condemn(verdict)
+        root_cause = self._analysis.due(self._by_rank, now_s)
+        if root_cause is not None:
+            return self._abort_for(root_cause)
         if self.phase in (Phase.PROBING, Phase.LINKING) or self._some_have_left():
             return self._listen(now_s)
         if self._waiting.is_over(now_s):
             again = self.generation > 0 or self.phase is not Phase.JOINING
-            return self._abort("timeout", *self._waiting.giving_up(again))
+            return self._abort("timeout", *self._waiting.timeout_text(again))
         return []
 
-    def _condemn(self, verdict: Verdict) -> List[Action]:
-        culprit = verdict.culprit
+    def _abort_for(self, cause: RootCause) -> List[Action]:
+        culprit = cause.culprit
         rank, host = (None, None) if culprit is None else (culprit.rank, culprit.host)
-        return self._abort(verdict.kind, verdict.text, rank, host, verdict.apart)
+        return self._abort(cause.kind, cause.text, rank, host, cause.separated)
 
     def _abort(
         self,
@@ -403,23 +405,23 @@ class Rendezvous:
         text: str,
         culprit: Optional[int],
         host: Optional[str] = None,
-        apart: Sequence[Member] = (),
+        separated: Sequence[Member] = (),
     ) -> List[Action]:
         self._had_started = self.phase is Phase.RUNNING
         self.phase = Phase.ABORTED
-        self.verdict = {"type": "abort", "kind": kind, "text": text, "rank": culprit, "host": host}
-        if apart:
-            self.verdict["ranks"] = [member.rank for member in apart]
-            self.verdict["hosts"] = [member.host for member in apart]
-        everyone = list(self.members) + self._waiting.connections
-        actions: List[Action] = [Tell(connection, self.verdict) for connection in everyone]
+        self.abort_message = {"type": "abort", "kind": kind, "text": text, "rank": culprit, "host": host}
+        if separated:
+            self.abort_message["ranks"] = [member.rank for member in separated]
+            self.abort_message["hosts"] = [member.host for member in separated]
+        connections = list(self.members) + self._waiting.connections
+        actions: List[Action] = [Tell(connection, self.abort_message) for connection in connections]
         member = self._by_rank.get(-1 if culprit is None else culprit)
         leaving = member is not None and member.left is not None
         actions.append(Notice("failed", text, culprit=culprit, detail={"kind": kind, "leaving": leaving}))
         return actions
 
     def _next_generation(self, now_s: float) -> List[Action]:
-        """If everybody has left in peace: the job has ended, or starts again with those who wait."""
+        """Once every rank has left without an error: end the job, or start it again with waiting ranks."""
         still = [member for member in self.members.values() if member.left is None]
         if still:
             if len(still) + 1 == len(self.members):
@@ -429,10 +431,10 @@ class Rendezvous:
             return []
         self.members = {}
         self._by_rank = {}
-        self._blame.forget_reports()
+        self._analysis.forget_reports()
         self.generation += 1
         self.phase = Phase.JOINING
         actions: List[Action] = [Notice("ended", "every rank has left")]
         if self._waiting.restart_clock(now_s):
             actions.append(Timer(self.start_timeout_s))
-        return actions + (self._blame_early_exits() or self._start_if_complete(now_s))
+        return actions + (self._abort_for_early_exits() or self._start_if_complete(now_s))

@@ -1,1 +1,1 @@
-"""Collectives as data: who sends what to whom, step by step, without a socket in sight."""
+"""Collectives as data: the steps with which ranks send and receive, as pure functions without I/O."""

@@ -1,10 +1,10 @@
-"""From what the ranks measured to the model of the machine that all of them choose by.
+"""Link calibration: derives the cost model from the measurements of all ranks.
 
-Every rank sounds out its part (:mod:`ringcomm.collective.measure` does it), all gather all numbers, and
-each makes the same model of them: with additions, multiplications and divisions of doubles only, which
-give the same bits on every processor. What only serves to compare algorithms is rounded to a few steps per
-power of two, so that the next run of the same job on the same machines comes to the same choice. The
-speeds of interfaces, which decide how unequal chunks are, are only taken together when they are about equal.
+Every rank measures its links (in :mod:`ringcomm.collective.measure`), all ranks gather all numbers, and
+each derives the same model from them: with additions, multiplications and divisions of doubles only, which
+give the same bits on every processor. Numbers that only serve to compare algorithms are rounded to a few
+steps per power of two, so that the next run of the same job on the same machines makes the same choice. The
+speeds of interfaces, which decide how unequal chunks are, are only made equal when they are almost equal.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from .cost import CostModel
 from .shares import even_classes
 
 MESSAGE_S = 4e-6
-"""What a message costs the processors at both ends: two system calls and the executor's bookkeeping."""
+"""Processor time of a message at both ends: two system calls and the executor's bookkeeping."""
 LOCAL_LATENCY_S, LOCAL_BYTE_S, REDUCE_BYTE_S = 15e-6, 0.25e-9, 0.08e-9
-"""Between ranks of one host, for hosts on which nobody measured it: with one rank, or with too many."""
+"""Between ranks of one host, for hosts without a measurement: with one rank, or with too many."""
 WIRE_LATENCY_S, WIRE_BYTE_S = 50e-6, 8e-9
 QUICK_BYTE_S = 1.6e-9
-"""Interfaces of 5 Gbit/s and more count as equal: there processors decide, and what else they do just now."""
+"""Interfaces of 5 Gbit/s and more count as equal: there the processors and their load are the limit."""
 
 
-class Sounding(NamedTuple):
-    """What one rank has measured; 0 stands for what it has not."""
+class Calibration(NamedTuple):
+    """The measurements of one rank, in seconds and seconds per byte; 0: not measured."""
 
     reduce_byte_s: float = 0.0
     local_latency_s: float = 0.0
     local_byte_s: float = 0.0
     wire_latency_s: float = 0.0
     wire_byte_s: float = 0.0
-    """Of its host's interface, each way: the best that it reached with anybody."""
+    """Of its host's interface, each way: the best that was measured with any other host."""
 
 
 def leaders(host_index: Sequence[int]) -> Tuple[int, ...]:
@@ -46,7 +46,7 @@ def leaders(host_index: Sequence[int]) -> Tuple[int, ...]:
 
 
 def pairings(members: Sequence[int]) -> List[List[Tuple[int, int]]]:
-    """Rounds of disjoint pairs in which everybody meets everybody once (the circle of a tournament).
+    """Rounds of disjoint pairs in which every two members meet once (a round-robin tournament).
 
     >>> pairings([0, 2, 5])
     [[(2, 5)], [(0, 5)], [(0, 2)]]
@@ -60,21 +60,21 @@ def pairings(members: Sequence[int]) -> List[List[Tuple[int, int]]]:
     return rounds
 
 
-def model_of(soundings: Sequence[Sounding], host_index: Sequence[int]) -> CostModel:
-    """The machine.
+def model_of(calibrations: Sequence[Calibration], host_index: Sequence[int]) -> CostModel:
+    """The cost model of the machines and links of a job.
 
     Args:
-        soundings: of every rank, in rank order.
+        calibrations: of every rank, in rank order.
         host_index: for each rank the number of its host.
     """
     numbers = sorted(set(host_index))
     hosts = tuple(numbers.index(host) for host in host_index)
-    local_latency_s = coarse(_median([item.local_latency_s for item in soundings], LOCAL_LATENCY_S))
-    local_byte_s = coarse(_median([item.local_byte_s for item in soundings], LOCAL_BYTE_S))
-    reduce_byte_s = coarse(_median([item.reduce_byte_s for item in soundings], REDUCE_BYTE_S))
+    local_latency_s = coarse(_median([item.local_latency_s for item in calibrations], LOCAL_LATENCY_S))
+    local_byte_s = coarse(_median([item.local_byte_s for item in calibrations], LOCAL_BYTE_S))
+    reduce_byte_s = coarse(_median([item.reduce_byte_s for item in calibrations], REDUCE_BYTE_S))
     if len(numbers) == 1:
         return CostModel(local_latency_s, local_byte_s, reduce_byte_s, MESSAGE_S)
-    wires = [soundings[rank].wire_byte_s or WIRE_BYTE_S for rank in leaders(host_index)]
+    wires = [calibrations[rank].wire_byte_s or WIRE_BYTE_S for rank in leaders(host_index)]
     speeds = even_classes([1.0 / max(byte_s, QUICK_BYTE_S) for byte_s in wires])
     return CostModel(
         local_latency_s,
@@ -82,7 +82,7 @@ def model_of(soundings: Sequence[Sounding], host_index: Sequence[int]) -> CostMo
         reduce_byte_s,
         MESSAGE_S,
         hosts=hosts,
-        wire_latency_s=coarse(_median([item.wire_latency_s for item in soundings], WIRE_LATENCY_S)),
+        wire_latency_s=coarse(_median([item.wire_latency_s for item in calibrations], WIRE_LATENCY_S)),
         wire_byte_s=tuple(1.0 / speed for speed in speeds),
     )
 
@@ -105,5 +105,5 @@ def coarse_model(model: CostModel) -> CostModel:
 
 def _median(values: Sequence[float], default: float) -> float:
     """The middle one of those that were measured."""
-    known = sorted(value for value in values if value > 0)
-    return known[len(known) // 2] if known else default
+    measured = sorted(value for value in values if value > 0)
+    return measured[len(measured) // 2] if measured else default

@@ -1,7 +1,7 @@
 """Which algorithm for which message, by rule.
 
-The choice depends only on what all ranks know alike (number of ranks, elements, element type,
-settings), so all ranks choose the same without asking each other. The limits below are rules of
+The choice depends only on values that are equal on all ranks (number of ranks, elements, element type,
+settings), so all ranks choose the same without communication. The limits below are rules of
 thumb for networks with a latency of some 50 microseconds and 1 to 10 Gbit/s, from the costs that
 the algorithms' docstrings give. They serve where nothing was measured; :mod:`ringcomm.schedule.select`
 chooses for the machine at hand.

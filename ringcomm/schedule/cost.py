@@ -86,7 +86,7 @@ def predict(schedules: Schedules, item_bytes: int, model: CostModel) -> float:
         asked_s, index, rank = heapq.heappop(ready)
         begin_s = clock.begin_s((rank, index))
         if begin_s > asked_s:
-            # Its ports have been taken since: whoever can begin earlier goes first.
+            # Its ports have been taken since: a step that can begin earlier goes first.
             heapq.heappush(ready, (begin_s, index, rank))
             continue
         clock.price((rank, index))
@@ -164,7 +164,7 @@ class _Clock:
         model, wait, latency_s = self._model, self._own_wait(node), self.latency_s(source, target)
         begin_s, end_s, pace_s = wait.first_s, 0.0, 0.0
         # Out through the sender's ports, in through the receiver's. Each works off what it is given in
-        # that order; a port that is busy does not keep the other side's from serving somebody else.
+        # that order; while a port is busy, the port at the other end can serve other ranks.
         for free, lag_s, ports in (
             (self._out_free, 0.0, self._ports(source, target)),
             (self._in_free, latency_s, self._ports(target, source)),

@@ -1,12 +1,12 @@
-"""Direct exchange: everybody talks to everybody, so a result is never more than two messages away.
+"""Direct exchange: every rank exchanges messages with every other, so a result takes two rounds at most.
 
 A ring moves the fewest bytes but needs ``2 (p - 1)`` hops. Where a switch connects all ranks, each
-chunk can go straight to the rank that sums it, and straight from there to everyone: the same
+chunk can go straight to the rank that sums it, and straight from there to all ranks: the same
 number of bytes in two rounds. The sum of a chunk is made by one fold over all contributions, in
 the order of the ranks. So nothing is rounded or wrapped between hops, which element types with
 few bits need, and the result does not depend on who owns which chunk.
 
-The price is ``p - 1`` links that are busy at the same time. To keep everyone from hitting rank 0
+The price is ``p - 1`` links that are busy at the same time. So that not all ranks send to rank 0
 first, each rank serves its peers in the order rank+1, rank+2, ...: in every round each rank
 receives from exactly one other.
 
@@ -45,7 +45,7 @@ def _peers_behind(rank: int, size: int) -> List[int]:
 
 
 def _fold_all(rank: int, size: int, start: int, stop: int) -> Schedule:
-    """One fold of everybody's ``[start, stop)`` in the order of the ranks; nothing if alone."""
+    """One fold of all ranks' ``[start, stop)`` in the order of the ranks; nothing if there is one rank."""
     if size == 1:
         return []
     fold = tuple(SELF if other == rank else other for other in range(size))
@@ -107,7 +107,7 @@ def all_reduce(rank: int, size: int, bounds: Bounds) -> Schedule:
 
 
 def one_shot(rank: int, size: int, count: int) -> Schedule:
-    """All-reduce in one round: everybody sends everything to everybody, and everybody folds it.
+    """All-reduce in one round: every rank sends its vector to every other, and every rank folds all of them.
 
     For tiny messages, where the number of rounds is all that counts. All ranks evaluate the same
     expression, contributions in the order of the ranks, so they end with the same bits.

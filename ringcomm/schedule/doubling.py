@@ -2,7 +2,7 @@
 
 In round k each rank swaps its partial sum with the rank whose number differs in bit k, and both
 add. Each partial sum then covers a block of ``2 ** (k + 1)`` ranks; after ``log2(p)`` rounds the
-block is everyone. Both partners put the block with the lower ranks on the left, so they compute
+block is all ranks. Both partners put the block with the lower ranks on the left, so they compute
 the same expression from the same operands in the same order: the bits agree, even the payload of
 a NaN, of which processors keep that of the left operand.
 

@@ -1,6 +1,6 @@
 """Ring all-reduce: the bandwidth-optimal classic, in two trips around a ring.
 
-Put the ranks in a circle. Everybody only ever sends to the neighbour on the right (``rank + 1``)
+Put the ranks in a circle. Every rank only sends to the neighbour on the right (``rank + 1``)
 and receives from the neighbour on the left (``rank - 1``). Cut the vector into as many chunks as
 there are ranks. What follows is four ranks a, b, c, d, each with chunks 0 to 3.
 
@@ -13,7 +13,7 @@ contribution to what arrives, and in the next round passes the sum on::
     round 2    a --1--> b    b --2--> c    c --3--> d    d --0--> a
 
 Follow chunk 0: b sends its own part to c, c sends b+c to d, d sends b+c+d to a, and a adds its
-part. After ``size - 1`` rounds chunk 0 is complete, and it lies where its number says: at rank 0.
+part. After ``size - 1`` rounds chunk 0 is complete, at rank 0.
 The same happens to all chunks at the same time, so every link is busy in every round.
 
 **Second trip: all-gather.** Now each rank owns one finished chunk. The finished chunks go round
@@ -31,7 +31,7 @@ short message pays for.
 **Why the bits are the same everywhere.** Each element is summed once, along one path, in one order
 (chunk c in the order c+1, c+2, ..., c), and then copied.
 
-The rounds above are only a way to tell the story. There is no barrier between them: a rank sends
+The rounds above serve only as an explanation. There is no barrier between them: a rank sends
 the first elements of a chunk on while the last ones are still coming in (see
 :mod:`ringcomm.schedule.steps`).
 

@@ -1,8 +1,8 @@
 """The choice: one schedule for every call, by a model of the machine if there is one, else by rule.
 
 A :class:`Selector` belongs to one rank of one job. All ranks must give theirs the same model (and
-settings), and then all choose the same without asking each other. The model is asked once for each
-collective and each power of two of bytes: every algorithm that could serve is replayed on it
+settings), and then all choose the same without communication. The model is evaluated once for each
+collective and each power of two of bytes: every applicable algorithm is replayed on it
 (:func:`ringcomm.schedule.cost.predict`) and the quickest is kept.
 
 Not quite the quickest: ``direct`` and ``one_shot`` add up in the order of the ranks, so that results do
@@ -11,7 +11,7 @@ no bit. Another algorithm must be better by more than measurements vary.
 
 **Unequal links.** Where hosts' interfaces differ in speed, ``direct`` and ``hierarchical`` all-reduces give
 each rank a chunk that its interface can carry (:mod:`ringcomm.schedule.shares`). Reduce-scatter and
-all-gather cannot: there the caller says what belongs to whom.
+all-gather cannot: there the caller defines the chunk of each rank.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Selector:
         rank: this rank.
         size: number of ranks.
         override: the all-reduce that the user wants, if any.
-        host_index: for each rank the number of its host; None if nothing is known about hosts.
-        say: told what was chosen and why, once for each kind of call.
+        host_index: for each rank the number of its host; None if the hosts are not known.
+        say: called with a text about the choice and its reason, once for each kind of call.
     """
 
     def __init__(

@@ -1,11 +1,10 @@
 """Unequal links get unequal chunks: how much of a vector each rank should add up.
 
 In a direct (or hierarchical) all-reduce, the rank that owns the share f of n elements receives and sends
-``n (1 + (p - 2) f)`` of them: its own part of everybody else's shares out and the results back in, or the
+``n (1 + (p - 2) f)`` of them: its own part of all other ranks' shares out and the results back in, or the
 other way round, and p - 1 times its own share. So a rank with a slow link should own little. The least
-time is reached by filling up like communicating vessels: everybody gets as much as its link can carry in
-the same time T, those whose links are busy without a share get none, and T is as short as the shares
-still add up to one::
+time is reached by water-filling: every rank gets as much as its link can carry in the same time T, ranks
+whose links are busy without a share get none, and T is the smallest for which the shares add up to one::
 
     f_i = max(0, (T B_i / n - 1) / (p - 2))        sum f_i = 1        T >= n / min B
 

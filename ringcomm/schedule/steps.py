@@ -2,7 +2,7 @@
 
 An algorithm is a pure function that returns, for one rank, the list of steps that this rank
 takes. A step names a *span* of elements ``[start, stop)`` in a buffer, and a peer. Nothing here
-knows what a socket is. The same list is run by the executor over any fabric, replayed by the
+depends on sockets. The same list is run by the executor over any fabric, replayed by the
 symbolic checker (:mod:`ringcomm.schedule.verify`), and priced by the cost model.
 
 **Order.** Between two ranks the steps are one byte stream each way: what rank a sends to rank b,
@@ -13,7 +13,7 @@ wire tells them apart, so the two lists must agree; the checker proves that they
 of the same rank whose span in the same buffer overlaps its own, and it waits *by position*:
 a ``Send`` may advance as far as an earlier ``Recv`` has finished, element by element, and a
 ``Recv`` may overwrite as far as an earlier ``Send`` has gone. This is what makes a ring one
-continuous stream and a chain of broadcasts a pipeline, without a word about segments here.
+continuous stream and a chain of broadcasts a pipeline, without segments in the schedule.
 
 **Folding.** A ``Recv`` with a ``fold`` combines instead of overwriting. Its ``fold`` is the order
 of the operands: peers' ranks, and ``SELF`` where this rank's own contribution stands. One ``Recv``

@@ -1,7 +1,7 @@
-"""How the steps of all ranks meet: who sends what into which receive, and cut where.
+"""Pairs the sends of all ranks with the receives that they fill, and cuts buffers into pieces.
 
-The checker and the cost model both look at a collective from above, as the schedules of all ranks
-together. This is what they share.
+The checker and the cost model both work on the schedules of all ranks together. This module is what they
+share.
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@ In the costs below a message takes alpha seconds plus beta seconds per element, 
 ranks, n the number of elements, and s the number that a rank collects before it passes them on
 (the executor's segment, at most n).
 
-**Ranks that disagree.** A root hears from nobody, and ranks that disagree about the root or the length
-send along different trees. So whatever the arguments are, each rank also hears from its parent in the
-tree of rank 0, if only a header: a step without elements. As that tree connects all ranks, somebody
-hears from a rank that makes another call, in this very call. It costs no message where the root is
+**Ranks that disagree.** A root receives nothing, and ranks that disagree about the root or the length
+send along different trees. So for all arguments, each rank also receives a message from its parent in the
+tree of rank 0, if only a header: a step without elements. As that tree connects all ranks, at least one rank
+receives a header of a different call, in this very call. It costs no message where the root is
 rank 0 and the vector short, because then these are the edges that the vector takes.
 """
 

@@ -8,10 +8,9 @@ order". The replay obeys the rules of :mod:`ringcomm.schedule.steps` in their st
   ``Recv`` may keep one element per peer until the others' have come;
 * the elements between two ranks move strictly in order.
 
-Whatever an executor buffers on top of that only removes waits, so a schedule that passes cannot
+Buffers of an executor only remove waits, so a schedule that passes cannot
 deadlock in one that serves all its links at once. A schedule that fails raises
-:class:`~ringcomm.errors.BrokenInvariantError`, which says which ranks, steps and elements are to
-blame.
+:class:`~ringcomm.errors.BrokenInvariantError`, which names the ranks, steps and elements at fault.
 
 Elements that all steps treat alike are taken together as one *piece*. Every such run is kept as
 two pieces, not one, because "its last element waits for its first" can only be seen with two.
@@ -28,7 +27,7 @@ from typing import Deque, Dict, Iterable, List, NamedTuple, Sequence, Tuple
 from .steps import DATA, SELF, SOURCE, Bounds, Recv, Send
 from .streams import Domain, Schedules, Streams, cut_buffers, fail, name_of, pair_steps
 
-_UNDEFINED = -1  # a piece that nobody has written
+_UNDEFINED = -1  # a piece that no step has written
 
 
 def check_all_reduce(schedules: Schedules, count: int, *, single_fold: bool = False) -> None:
@@ -137,7 +136,7 @@ def check_all_to_all(
 
 
 class _Term(NamedTuple):
-    """What is known of an expression, once."""
+    """The properties of an expression."""
 
     ranks: int  # bit r: rank r's contribution is in it
     origin: Tuple[int, int]  # buffer and position of the contributions
@@ -149,8 +148,8 @@ class _Terms:
     """All expressions that occur; equal ones are one number."""
 
     def __init__(self, size: int) -> None:
-        self.everyone = (1 << size) - 1
-        self.known: List[_Term] = []
+        self.all_ranks = (1 << size) - 1
+        self.terms: List[_Term] = []
         self._numbers: Dict[Tuple[int, ...], int] = {}
 
     def leaf(self, rank: int, buffer: int, position: int) -> int:
@@ -160,7 +159,7 @@ class _Terms:
         key = (int(recv.final), *operands)
         if key in self._numbers:
             return self._numbers[key]
-        terms = [self.known[operand] for operand in operands]
+        terms = [self.terms[operand] for operand in operands]
         ranks = folds = 0
         wrong = ""
         for term in terms:
@@ -172,18 +171,18 @@ class _Terms:
                 wrong = f"counts the contributions of ranks {members(ranks & term.ranks)} twice"
             ranks |= term.ranks
             folds = max(folds, term.folds)
-        if not wrong and recv.final and ranks != self.everyone:
-            wrong = f"is final, but lacks the contributions of ranks {members(self.everyone & ~ranks)}"
-        if not wrong and not recv.final and ranks == self.everyone:
+        if not wrong and recv.final and ranks != self.all_ranks:
+            wrong = f"is final, but lacks the contributions of ranks {members(self.all_ranks & ~ranks)}"
+        if not wrong and not recv.final and ranks == self.all_ranks:
             wrong = "has all contributions, but is not final"
         if wrong:
             fail(f"{name_of(rank, index, recv)} {wrong}")
         return self._number(key, _Term(ranks, terms[0].origin, folds + 1, recv.final))
 
     def _number(self, key: Tuple[int, ...], term: _Term) -> int:
-        number = self._numbers.setdefault(key, len(self.known))
-        if number == len(self.known):
-            self.known.append(term)
+        number = self._numbers.setdefault(key, len(self.terms))
+        if number == len(self.terms):
+            self.terms.append(term)
         return number
 
 
@@ -193,13 +192,13 @@ def members(mask: int) -> List[int]:
 
 
 class _Arrival:
-    """One piece of one ``Recv``: it waits for its operands, then for its turn."""
+    """One piece of one ``Recv``: it waits for its operands, then for the earlier steps at its place."""
 
-    __slots__ = ("done", "index", "operands", "parked", "place", "recv", "turn")
+    __slots__ = ("done", "index", "operands", "parked", "place", "recv", "version")
 
-    def __init__(self, place: int, turn: int, index: int, recv: Recv) -> None:
+    def __init__(self, place: int, version: int, index: int, recv: Recv) -> None:
         self.place = place
-        self.turn = turn
+        self.version = version
         self.index = index
         self.recv = recv
         self.operands: Dict[int, int] = {}  # peer -> term
@@ -208,7 +207,8 @@ class _Arrival:
 
 
 class _Stream:
-    """What goes from one rank to another: ``moves`` are (place, turn) there and the arrival here."""
+    """The pieces that go from one rank to another: ``moves`` are the sender's (place, version) and the
+    receiver's arrival."""
 
     __slots__ = ("moves", "next", "source", "target")
 
@@ -222,8 +222,8 @@ class _Stream:
 class _Replay:
     """All buffers of all ranks, cut into pieces; a *place* is one piece of one buffer.
 
-    Each place counts the steps that touched it. A step's *turn* at a place is the number of earlier
-    steps of its rank that touch it too: when the count has reached the turn, the step may go on.
+    Each place counts the steps that touched it. The *version* that a step needs at a place is the number of
+    earlier steps of its rank that touch it too: when the count has reached it, the step may go on.
     """
 
     def __init__(self, schedules: Schedules, marks: Dict[Domain, Bounds]) -> None:
@@ -248,8 +248,8 @@ class _Replay:
         return range(place[start], place[stop])
 
     def _lay_out(self, pairings: Streams) -> List[_Stream]:
-        """Give every step its turn at every place, then write out the streams piece by piece."""
-        turns = [0] * len(self._position)
+        """Give every step its version at every place, then write out the streams piece by piece."""
+        versions = [0] * len(self._position)
         outgoing: Dict[Tuple[int, int], List[Tuple[int, int]]] = {}
         incoming: Dict[Tuple[int, int], List[_Arrival]] = {}
         for rank, steps in enumerate(self._schedules):
@@ -257,18 +257,20 @@ class _Replay:
                 buffer = step.buffer if isinstance(step, Send) else DATA
                 places = self._places(rank, buffer, step.start, step.stop)
                 if isinstance(step, Send):
-                    outgoing[rank, index] = [(place, turns[place]) for place in places]
+                    outgoing[rank, index] = [(place, versions[place]) for place in places]
                 else:
-                    incoming[rank, index] = [_Arrival(place, turns[place], index, step) for place in places]
+                    incoming[rank, index] = [
+                        _Arrival(place, versions[place], index, step) for place in places
+                    ]
                 for place in places:
-                    turns[place] += 1
+                    versions[place] += 1
         streams: List[_Stream] = []
         for (source, target), pairs in pairings.items():
             stream = _Stream(source, target)
             for pair in pairs:
                 arrivals = incoming[target, pair.recv_index]
-                for (place, turn), arrival in zip(outgoing[source, pair.send_index], arrivals):
-                    stream.moves.append((place, turn, arrival))
+                for (place, version), arrival in zip(outgoing[source, pair.send_index], arrivals):
+                    stream.moves.append((place, version, arrival))
             streams.append(stream)
         return streams
 
@@ -290,22 +292,22 @@ class _Replay:
             fail("deadlock:\n  " + "\n  ".join(lines + more))
 
     def _advance(self, stream: _Stream, ready: Deque[_Stream]) -> None:
-        """Move a stream on until it has to wait; whom it has to wait for will wake it."""
+        """Advance a stream until it has to wait for another stream, which will wake it."""
         while stream.next < len(stream.moves):
-            place, turn, arrival = stream.moves[stream.next]
+            place, version, arrival = stream.moves[stream.next]
             folding = bool(arrival.recv.fold)
             if stream.source not in arrival.operands:
-                if self._touched[place] != turn:
-                    self._waiting[place, turn] = stream
+                if self._touched[place] != version:
+                    self._waiting[place, version] = stream
                     return
-                if folding or self._touched[arrival.place] == arrival.turn:
+                if folding or self._touched[arrival.place] == arrival.version:
                     arrival.operands[stream.source] = self._read(place, stream.source)
                     self._touch(place, ready)
             if not arrival.done and folding and len(arrival.operands) < len(arrival.recv.peers):
                 arrival.parked.append(stream)
                 return
-            if not arrival.done and self._touched[arrival.place] != arrival.turn:
-                self._waiting[arrival.place, arrival.turn] = stream
+            if not arrival.done and self._touched[arrival.place] != arrival.version:
+                self._waiting[arrival.place, arrival.version] = stream
                 return
             if not arrival.done:
                 self._apply(arrival, stream.target)
@@ -321,7 +323,7 @@ class _Replay:
 
     def _read(self, place: int, rank: int) -> int:
         if self._value[place] == _UNDEFINED:
-            fail(f"rank {rank} sends element {self._position[place]}, which nobody has defined")
+            fail(f"rank {rank} sends element {self._position[place]}, which is undefined")
         return self._value[place]
 
     def _apply(self, arrival: _Arrival, rank: int) -> None:
@@ -333,14 +335,14 @@ class _Replay:
         own = self._value[arrival.place]
         if own == _UNDEFINED:
             name = name_of(rank, arrival.index, recv)
-            fail(f"{name} folds element {self._position[arrival.place]}, which nobody has defined")
+            fail(f"{name} folds element {self._position[arrival.place]}, which is undefined")
         operands = [own if peer == SELF else arrival.operands[peer] for peer in recv.fold]
         self._value[arrival.place] = self._terms.fold(operands, rank, arrival.index, recv)
 
     def _describe(self, stream: _Stream) -> str:
-        place, turn, arrival = stream.moves[stream.next]
+        place, version, arrival = stream.moves[stream.next]
         where = f"rank {stream.source} -> rank {stream.target}, element {self._position[place]}"
-        if stream.source not in arrival.operands and self._touched[place] != turn:
+        if stream.source not in arrival.operands and self._touched[place] != version:
             return f"{where}: earlier steps of rank {stream.source} have not touched it yet"
         lacking = sorted(set(arrival.recv.peers) - set(arrival.operands) - {stream.source})
         if lacking:
@@ -351,10 +353,10 @@ class _Replay:
         """Fail unless the elements are finished folds of all contributions to their own position."""
         terms, alone = self._terms, len(self._schedules) == 1
         for place in self._places(rank, DATA, start, stop):
-            term, position = terms.known[self._value[place]], self._position[place]
+            term, position = terms.terms[self._value[place]], self._position[place]
             wrong = ""
-            if term.ranks != terms.everyone:
-                wrong = f"lacks the contributions of ranks {members(terms.everyone & ~term.ranks)}"
+            if term.ranks != terms.all_ranks:
+                wrong = f"lacks the contributions of ranks {members(terms.all_ranks & ~term.ranks)}"
             elif term.origin != (DATA, position):
                 wrong = f"holds the value of element {term.origin[1]}"
             elif not term.final and not alone:

@@ -19,7 +19,7 @@ from ..rendezvous.client import Peer
 from ..rendezvous.server import RendezvousServer
 from ..transport.base import Fabric, Lanes
 from ..transport.encryption import encryption_of
-from ..transport.memory import memory_lanes
+from ..transport.memory import memory_channels
 
 RankFunction = Callable[[Context], Any]
 
@@ -55,7 +55,7 @@ def run_ranks(
             the job gets a certificate.
         timeout_s: limit for everything together.
         wrap: for ``memory``: wraps every rank's fabric, to make it faulty for example.
-        ranks_per_host: for ``memory``: how many ranks shall believe to be on the same host.
+        ranks_per_host: for ``memory``: how many ranks are treated as ranks of the same host.
 
     Raises:
         RankFailed: a rank raised. Its ``__cause__`` is the first error.
@@ -63,7 +63,7 @@ def run_ranks(
     """
     settings = Settings(spin_us=0.0, timeout_s=30.0, start_timeout_s=30.0) if settings is None else settings
     if transport == "memory":
-        jobs = memory_lanes(size)
+        jobs = memory_channels(size)
         if wrap is not None:
             jobs = [Lanes(*(wrap(fabric) for fabric in lanes)) for lanes in jobs]
         places = [divmod(rank, ranks_per_host) for rank in range(size)]
@@ -117,7 +117,7 @@ def _run_threads(
         try:
             with starters[rank]() as context:
                 results[rank] = function(context)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - carried to the caller, whatever it is
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - raised again in the caller's thread
             errors[rank] = error
             order.append(error)
 

@@ -21,12 +21,12 @@ from .driving import (
     LIMIT_S,
     after,
     arrived,
+    check_deadline,
     closed,
     drain,
     exchange,
     fill_up,
     left,
-    not_for_ever,
     numbered,
     pass_on,
     recv_exactly,
@@ -54,7 +54,7 @@ def run(check: Check, make: Maker) -> None:
 
 
 def check_describes_itself(one: Fabric, other: Fabric) -> None:
-    """A fabric knows its rank and the job's size; a link knows its peer and is always the same object."""
+    """A fabric has its rank and the job's size; a link has its peer and is always the same object."""
     assert (one.rank, one.size, other.rank, other.size) == (0, 2, 1, 2)
     assert one.link(1).peer == 1 and other.link(0).peer == 0
     assert one.link(1) is one.link(1)
@@ -84,7 +84,7 @@ def check_no_more_than_arrived(one: Fabric, other: Fabric) -> None:
     deadline = Deadline(LIMIT_S)
     while got < 3:
         got += other.link(0).recv([memoryview(buffer)[got:]])
-        not_for_ever(deadline)
+        check_deadline(deadline)
     assert (got, bytes(buffer)) == (3, b"abc.......")
 
 
@@ -148,7 +148,7 @@ def check_sent_buffer_may_change(one: Fabric, other: Fabric) -> None:
         unsent[:taken] = b"\xff" * taken
         unsent = unsent[taken:]
         got += scratch[: other.link(0).recv([scratch])]
-        not_for_ever(deadline)
+        check_deadline(deadline)
     assert got == data
 
 
@@ -188,7 +188,7 @@ def check_receiving_does_not_block(one: Fabric, other: Fabric) -> None:
 
 
 def check_sending_does_not_block(one: Fabric, other: Fabric) -> None:
-    """If nobody reads, sending soon returns 0 instead of blocking; later everything arrives after all."""
+    """If the peer does not read, sending soon returns 0 instead of blocking; later all bytes arrive."""
     taken, unsent = fill_up(one.link(1))  # which ends only when nothing is taken
     target = bytearray(len(taken) + unsent.nbytes)
     pass_on(one, other, [unsent], [memoryview(target)])
@@ -219,15 +219,15 @@ def check_what_was_read_counts_as_sent(one: Fabric, other: Fabric) -> None:
     while left(unfilled):
         unsent = after(unsent, one.link(1).send(unsent)) if unsent else []
         unfilled = after(unfilled, other.link(0).recv(unfilled))
-        not_for_ever(deadline)
+        check_deadline(deadline)
     send_all(other.link(0), b"done")
     while not other.link(0).settled():
-        not_for_ever(deadline)
+        check_deadline(deadline)
     assert recv_exactly(one.link(1), 4) == b"done"
     other.close()
     while unsent:
         unsent = after(unsent, one.link(1).send(unsent))
-        not_for_ever(deadline)
+        check_deadline(deadline)
     assert target == data
 
 
@@ -259,7 +259,7 @@ def check_own_close(one: Fabric, other: Fabric) -> None:
 
 
 def check_wait_times_out(one: Fabric, other: Fabric) -> None:
-    """With nothing to do, a wait lasts about as long as it was told: it may end early, but not always."""
+    """With nothing to do, a wait lasts about as long as its timeout: it may end early, but not always."""
     send_all(other.link(0), b"x")
     assert recv_exactly(one.link(1), 1) == b"x"
     for reading in ([one.link(1)], []):

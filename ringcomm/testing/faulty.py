@@ -1,8 +1,8 @@
-"""A bad network around any fabric: seeded, so that what went wrong once goes wrong again.
+"""Fault injection around any fabric, seeded, so that every failure can be reproduced.
 
-Nothing here may change a result. Reads and writes that move less than asked, that move nothing for
-no reason, and links that fall asleep for a while are what sockets do on a loaded machine; links
-that break in the middle of a byte stream are what cables do.
+No fault may change a result. Reads and writes that move fewer bytes than possible, or none, and links that
+pause for a while occur on a loaded machine; links that break in the middle of a byte stream occur when a
+cable or a host fails.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Cut(NamedTuple):
         after_bytes: how many bytes still get through. The break itself shows at the next attempt.
         silent: whether the link swallows what follows, as if a cable were pulled, instead of breaking
             with an error at both ends. Only this direction does.
-        turns: for how many turns of the clock a silent link holds everything back before it goes on, as
+        turns: for how many ticks of the clock a silent link holds everything back before it continues, as
             TCP does once the cable is back; 0: for ever, and what was sent is lost.
     """
 
@@ -38,16 +38,16 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True)
 class Faults:
-    """What goes wrong, how often and how badly.
+    """The faults to inject, and how often.
 
     Attributes:
         seed: everything random follows from it and from the two ranks' numbers.
         would_block: share of calls that move nothing although they could.
         short: share of the other calls that move only 1 to ``most_bytes`` bytes.
-        most_bytes: see ``short``.
-        delay: share of calls with which this direction of the link falls asleep.
-        most_turns: for how many turns of the clock at most.
-        cuts: which links break, or fall silent.
+        most_bytes: the most bytes that a short call moves.
+        delay: share of calls with which this direction of the link pauses.
+        most_turns: for how many ticks of the clock it pauses at most.
+        cuts: the links that break, or become silent.
     """
 
     seed: int = 0
@@ -60,7 +60,7 @@ class Faults:
 
 
 class Turns:
-    """A clock that counts turns instead of seconds."""
+    """A clock that counts ticks (turns of the simulation) instead of seconds."""
 
     def __init__(self) -> None:
         self.now = 0

@@ -1,9 +1,9 @@
 """A whole collective in one thread, its ranks advanced in a random but repeatable order.
 
-The executor is the real one. What is simulated is everything around it: who gets to run when, how
+The executor is the real one. Everything around it is simulated: which rank runs when, how
 much a link moves at a time (:mod:`ringcomm.testing.faulty`), and which links break. A rank sleeps
-exactly as it would in production: it runs again only once one of the links that it says it waits
-for can move. So a rank that waits for the wrong thing shows up as a hang, and a seed repeats it.
+exactly as it would in production: it runs again only once one of the links that it waits for can move.
+So a rank that waits for the wrong link hangs the simulation, and a seed reproduces it.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def simulate(
 
 
 class _Simulation:
-    """Ranks that take turns."""
+    """Ranks that run one at a time."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class _Simulation:
             return True
         if execution.moved_bytes != before:
             return True
-        # Held back by a fault is like asleep for a turn: it stays awake, and tries again.
+        # A rank that a fault holds back stays awake, and tries again.
         if woken and not self._held_back(rank):
             raise Hang(f"seed {self._seed}: rank {rank} was woken, but does nothing. {self._state()}")
         return False

@@ -1,22 +1,22 @@
-"""Accepting connections and having them prove themselves, and how little strangers may cost meanwhile.
+"""Accepts and authenticates connections, and limits what unauthenticated peers may cost meanwhile.
 
 Each connection has its limits: until the handshake is done, at most 200 bytes are read (8 KiB, if they are
-encrypted), for :data:`HANDSHAKE_S` seconds. And all together have theirs, because somebody may come again
-and again while the ranks compute:
+encrypted), for :data:`HANDSHAKE_S` seconds. There are limits for all connections together as well, because a
+peer without the key may connect again and again while the ranks compute:
 
-* At most :data:`MOST_HALF_OPEN` connections may be unproven at a time; the next one waits. Only while
-  strangers come one has to go for it: the oldest, rather one that has not named this job, and none that is
-  younger than :data:`GRACE_S`. A rank that got this far needs a moment of that, on a slow network too.
-* At most :data:`STRANGERS_PER_S` connections may fail in a second, after :data:`STRANGERS_AT_ONCE` at first.
-  Then nobody is let in until there is an allowance again: the system keeps a few waiting and lets the rest
-  try again, which costs next to nothing. A stranger took 40 to 60 us on a server's core, so this is 2 % of
-  it; one that had TLS answered took :data:`ENCRYPTED_COSTS` times as long, and counts so.
-* When many have failed lately, all that is unproven is looked at :data:`LOOK_EVERY_S` apart instead of at
-  once. To be waked up is the larger part of what a stranger costs those who compute, and so somebody who
-  sends a byte at a time gets no more than one look for several.
+* At most :data:`MOST_HALF_OPEN` connections may be unauthenticated at a time; the next one waits. While many
+  are refused, one is closed for it: the oldest, preferably one that has not named this job, and none that
+  is younger than :data:`GRACE_S`. A rank needs less than that for its handshake, on a slow network too.
+* At most :data:`REFUSALS_PER_S` connections may fail in a second, after :data:`REFUSALS_AT_ONCE` at first.
+  Then none is accepted until there are tokens again: the system keeps a few in its backlog and lets the rest
+  try again, which costs next to nothing. A refusal took 40 to 60 us on a server's core, so this is 2 % of
+  it; one after a TLS handshake took :data:`ENCRYPTED_COSTS` times as long, and costs as many tokens.
+* When many have failed lately, unauthenticated connections are served every :data:`LOOK_EVERY_S` seconds
+  instead of at once. Wake-ups are the larger part of the cost for ranks that compute, so a peer that
+  sends a byte at a time causes one for several bytes.
 
-Whoever proves to have the key costs no allowance. So ranks that come together, however many, wait for
-nothing; only while strangers come, they may have to try again, which :class:`~.connect.Dial` does.
+An authenticated connection costs no tokens. So ranks that connect at the same time, however many, do not
+wait; only while many connections are refused they may have to try again, which :class:`~.connect.Dial` does.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ from ..errors import AuthenticationError, ProtocolError
 from ..wire.auth import FIRST_BYTES, MAGIC, Claim, Responder, parting_answer, unencrypted_peer
 from ..wire.signing import Session
 from .connect import BACKLOG, place_here, trust
-from .rate_limit import Allowance
+from .rate_limit import TokenBucket
 from .reactor import READ, Reactor
 from .secure import UNENCRYPTED, Encryption, SecureSocket
 
 HANDSHAKE_S = 2.0
 MOST_HALF_OPEN = 128
 GRACE_S = 0.5
-STRANGERS_PER_S = 400
-STRANGERS_AT_ONCE = 400
+REFUSALS_PER_S = 400
+REFUSALS_AT_ONCE = 400
 ENCRYPTED_COSTS = 8
 LOOK_EVERY_S = 0.1
-_UNNOTICED_PER_S = 50
-"""So many failures in a second are taken for mishaps, and change nothing."""
+_TOLERATED_PER_S = 50
+"""This many failures in a second may be accidents, and change nothing."""
 _ACCEPTS_AT_ONCE = 256
 _CROWDED_BACKLOG = 64
-"""How many may wait at a closed door: those before a rank have to be dealt with before it."""
-_BREATH_S = 0.1
+"""The listeners' backlog while none is accepted: connections before a rank's are served before it."""
+_NO_DESCRIPTORS_S = 0.1
 _SOON_S = 0.005
 _DRAIN_BYTES = 4096
 
 
 class _HalfOpen:
-    """An accepted connection that has not proven itself yet."""
+    """An accepted connection that is not authenticated yet."""
 
     def __init__(self, acceptor: Acceptor, sock: socket.socket, origin: str) -> None:
         self.acceptor = acceptor
@@ -70,7 +70,7 @@ class _HalfOpen:
 
     @property
     def costs(self) -> int:
-        """What it takes of the allowance if it fails."""
+        """How many tokens it costs if it fails."""
         return ENCRYPTED_COSTS if isinstance(self.sock, SecureSocket) and self.sock.answered else 1
 
     def readable(self) -> None:
@@ -122,13 +122,13 @@ class _HalfOpen:
                     # Closing with bytes unread would reset the connection, and the answer might be lost.
                     self.sock.recv(_DRAIN_BYTES)
             except OSError:
-                pass  # It is refused anyway; whether it hears why is its own affair.
+                pass  # It is refused in any case; the reason need not arrive.
         self.sock.close()
         self.acceptor.failed(self, reason)
 
 
 class Acceptor:
-    """Accepts on several listeners and hands over connections that have proven themselves.
+    """Accepts on several listeners and hands over connections once they are authenticated.
 
     Args:
         key, job: what they must prove to hold, and the digest of the job they must mean.
@@ -136,11 +136,11 @@ class Acceptor:
             messages on it.
         refused: called with the address and the reason for each that failed.
         encryption: for all connections but those over Unix sockets; None: for none.
-        allowance: what may be done for strangers; None: what this module says.
+        allowance: limits the rate of refusals; None: :data:`REFUSALS_PER_S`.
         forwarded: whether connections may have been dialled at another address or port than they arrive at.
 
     Attributes:
-        kept_waiting: whether anybody may have had to wait because of strangers; to be reset by who asks.
+        kept_waiting: whether a peer may have had to wait because of refused ones; the reader resets it.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Acceptor:
         arrived: Callable[[socket.socket, Claim, Session], None],
         refused: Callable[[str, str], None],
         encryption: Optional[Encryption] = None,
-        allowance: Optional[Allowance] = None,
+        allowance: Optional[TokenBucket] = None,
         forwarded: bool = False,
     ) -> None:
         self.key = key
@@ -164,9 +164,9 @@ class Acceptor:
         self._reactor = reactor
         self._listeners = list(listeners)
         self._half_open: Dict[_HalfOpen, None] = {}
-        self._allowance = allowance or Allowance(STRANGERS_PER_S, STRANGERS_AT_ONCE)
-        self._unnoticed = Allowance(_UNNOTICED_PER_S, _UNNOTICED_PER_S)
-        self._out_of_breath_until_s = 0.0
+        self._allowance = allowance or TokenBucket(REFUSALS_PER_S, REFUSALS_AT_ONCE)
+        self._tolerated = TokenBucket(_TOLERATED_PER_S, _TOLERATED_PER_S)
+        self._no_descriptors_until_s = 0.0
         self.kept_waiting = False
         self._resting = self._was_exhausted = False
         self._sweeping = False
@@ -178,18 +178,18 @@ class Acceptor:
 
     @property
     def shut(self) -> bool:
-        """Whether nobody is let in now, whoever it is."""
+        """Whether no connection is accepted now."""
         return self._exhausted or not self._room()
 
     @property
     def _exhausted(self) -> bool:
-        """Whether strangers have used up what may be done for them."""
-        return self._allowance.left <= 0 or monotonic() < self._out_of_breath_until_s
+        """Whether the tokens for refusals are used up, or file descriptors are."""
+        return self._allowance.left <= 0 or monotonic() < self._no_descriptors_until_s
 
     @property
-    def _strangers_come(self) -> bool:
+    def _many_refusals(self) -> bool:
         """Whether more than a few have failed lately."""
-        return self._unnoticed.left <= 0
+        return self._tolerated.left <= 0
 
     def _look(self) -> None:
         """Go on with all that is unproven, and decide when to look again."""
@@ -201,17 +201,18 @@ class Acceptor:
                 key.data()
         if not self._listeners:
             return
-        exhausted, strangers, full = self._exhausted, self._strangers_come, not self._room()
-        self.kept_waiting |= exhausted or (strangers and full)
+        exhausted, many_refusals, full = self._exhausted, self._many_refusals, not self._room()
+        self.kept_waiting |= exhausted or (many_refusals and full)
         if exhausted != self._was_exhausted:
             self._was_exhausted = exhausted
             for listener in self._listeners:
                 listener.listen(_CROWDED_BACKLOG if exhausted else BACKLOG)
-        if exhausted or strangers or full:
-            # Whoever waits at the door would wake us all the time. Without strangers, it is not for long.
+        if exhausted or many_refusals or full:
+            # Connections in the backlog would wake this thread all the time. The pause is short unless many
+            # connections are refused.
             self._resting = True
             self._reactor.forget(self._selector)
-            self._reactor.after(LOOK_EVERY_S if exhausted or strangers else _SOON_S, self._look)
+            self._reactor.after(LOOK_EVERY_S if exhausted or many_refusals else _SOON_S, self._look)
         elif self._resting:
             self._resting = False
             self._reactor.watch(self._selector, READ, self._look)
@@ -227,10 +228,10 @@ class Acceptor:
             except OSError as problem:
                 if problem.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     raise
-                # Out of descriptors: give back the oldest stranger's and try again next turn. If there is
-                # none, look away for a moment: the listener stays readable, and would keep us busy.
+                # Out of descriptors: close the oldest unauthenticated connection and try again next time. If
+                # there is none, pause for a moment: the listener stays readable, and would cause a busy loop.
                 if not self._evict():
-                    self._out_of_breath_until_s = monotonic() + _BREATH_S
+                    self._no_descriptors_until_s = monotonic() + _NO_DESCRIPTORS_S
                 return
             sock.setblocking(False)
             if len(self._half_open) >= MOST_HALF_OPEN:
@@ -252,14 +253,14 @@ class Acceptor:
 
     def _oldest(self) -> Optional[_HalfOpen]:
         """The oldest connection, one that has not named this job if possible."""
-        strangers = (item for item in self._half_open if not item.responder.challenged)
-        return next(strangers, None) or next(iter(self._half_open), None)
+        without_job = (item for item in self._half_open if not item.responder.challenged)
+        return next(without_job, None) or next(iter(self._half_open), None)
 
     def _room(self) -> bool:
-        """Whether one more may come in, if need be in the place of another that has had its moment."""
+        """Whether one more may be accepted, if need be in the place of one older than :data:`GRACE_S`."""
         if len(self._half_open) < MOST_HALF_OPEN:
             return True
-        oldest = self._oldest() if self._strangers_come else None
+        oldest = self._oldest() if self._many_refusals else None
         return oldest is not None and oldest.since_s + GRACE_S <= monotonic()
 
     def _evict(self) -> bool:
@@ -270,7 +271,7 @@ class Acceptor:
         return victim is not None
 
     def _sweep(self) -> None:
-        """Close the connections that have not proven themselves in time."""
+        """Close the connections that have not authenticated themselves in time."""
         limit = monotonic() - HANDSHAKE_S
         for half_open in [item for item in self._half_open if item.since_s <= limit]:
             half_open.refuse(f"it proved nothing within {HANDSHAKE_S:g} s")
@@ -279,20 +280,20 @@ class Acceptor:
             self._reactor.after(HANDSHAKE_S / 4, self._sweep)
 
     def failed(self, half_open: _HalfOpen, reason: str) -> None:
-        """A connection has been refused: that takes some of the allowance."""
+        """A connection has been refused: take tokens for it."""
         self._allowance.spend(half_open.costs)
-        self._unnoticed.spend(1)
+        self._tolerated.spend(1)
         self._refused(half_open.origin, reason)
 
     def release(self, half_open: _HalfOpen) -> None:
-        """Let go of a connection: it is proven, or refused."""
+        """Stop watching a connection: it is authenticated, or refused."""
         self._half_open.pop(half_open, None)
         if half_open.watched:
             half_open.watched = False
             self._selector.unregister(half_open.sock)
 
     def close(self) -> None:
-        """Close the listeners and everything unproven."""
+        """Close the listeners and all unauthenticated connections."""
         if not self._listeners:
             return
         self._reactor.forget(self._selector)

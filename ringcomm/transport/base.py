@@ -1,9 +1,9 @@
-"""The contract between the executor and whatever carries the bytes.
+"""The interface between the executor of schedules and the transports that carry the bytes.
 
 A :class:`Link` is an ordered, reliable byte stream to one peer and back. A :class:`Fabric` is all
 links of one rank. Both are used by one thread at a time, and nothing here blocks except
 :meth:`Fabric.wait`. A new transport implements these two classes and passes
-:mod:`ringcomm.testing.contract`; it needs to know nothing about collectives.
+:mod:`ringcomm.testing.contract`; it does not depend on collectives.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Views = Sequence[memoryview]
 
 
 class LinkClosed(RingcommError):
-    """The stream to a peer ended or broke. The executor turns this into an error for people.
+    """The stream to a peer ended or broke. The executor turns this into an error for users.
 
     Attributes:
         peer: the rank at the other end.
-        reason: what the system said, like ``connection reset by peer``.
+        reason: the system's error message, such as ``connection reset by peer``.
     """
 
     def __init__(self, peer: int, reason: str) -> None:
@@ -54,7 +54,7 @@ class Link(ABC):
     @property
     @abstractmethod
     def carrier(self) -> str:
-        """What carries the bytes, for people to read."""
+        """What carries the bytes, as text for users."""
 
     @abstractmethod
     def send(self, views: Views) -> int:
@@ -90,18 +90,18 @@ class Link(ABC):
         return self.recv((packet,))
 
     def settled(self) -> bool:
-        """Whether nothing that the peer waits for is still to be handed to the system.
+        """Send bytes that the link has kept; whether none are left.
 
-        A link may keep what did not fit into the system: an answer to what it received, or the end
-        of what it took. The executor asks until it is gone. Plain streams keep nothing.
+        A link may keep bytes that did not fit into the system: an acknowledgement of what it received,
+        or the end of what it took. The executor calls this until none are left. Plain streams keep nothing.
         """
         return True
 
     def revoke(self) -> None:  # noqa: B027 - most links have nothing to revoke
         """Make sure that no byte that was handed to :meth:`send` and not counted ever arrives.
 
-        Called when a call is given up, before its caller may overwrite them. Nothing can be sent
-        afterwards. Links that copy what they count need not do anything.
+        Called when a call is aborted, before its caller may overwrite these bytes. Nothing can be sent
+        afterwards. Links that copy the bytes that they count need not do anything.
         """
 
     @abstractmethod
@@ -110,21 +110,21 @@ class Link(ABC):
 
 
 class Stopped(Exception):
-    """A wait has ended because this rank leaves."""
+    """A wait has ended because this rank leaves the job."""
 
 
 class Watch(ABC):
-    """What can interrupt a wait: the control channel, over which the end of the job is announced.
+    """Interrupts waits: the control channel, over which the abort of the job is sent.
 
     Attributes:
-        interval_s: :meth:`check` wants to be called at least this often during a wait.
+        interval_s: how often :meth:`check` must be called during a wait, in seconds.
     """
 
     interval_s = 3600.0
 
     @abstractmethod
     def fileno(self) -> int:
-        """A descriptor that becomes readable when :meth:`check` has something to say; -1: none."""
+        """A descriptor that becomes readable when :meth:`check` is to be called; -1: none."""
 
     @abstractmethod
     def check(self) -> None:
@@ -142,8 +142,8 @@ class Fabric(ABC):
         rank: this rank.
         size: number of ranks.
         watch: interrupts waits, or None.
-        slow_links: to be asked from time to time: a line for each link between these ranks that turns out
-            to be slow although there is a better way; None where nothing is known of that.
+        slow_links: to be called from time to time; returns a line of text for each link between these ranks
+            that turns out to be slow although there is a faster network; None where links are not monitored.
     """
 
     rank: int
@@ -165,14 +165,14 @@ class Fabric(ABC):
 
     @abstractmethod
     def wait(self, reading: Sequence[Link], writing: Sequence[Link], timeout_s: float) -> None:
-        """Sleep until a link may make progress, the watch speaks, or the time is over.
+        """Sleep until a link may make progress, the watch's descriptor is readable, or the time is over.
 
         May return early for no reason. The caller checks the watch.
         """
 
     @abstractmethod
     def make_wakeable(self) -> None:
-        """Get ready for :meth:`wake`; called once, before the first wait that it shall interrupt."""
+        """Prepare for :meth:`wake`; called once, before the first wait that it is to interrupt."""
 
     @abstractmethod
     def wake(self) -> None:
@@ -190,13 +190,13 @@ class Fabric(ABC):
 
 
 class Lanes(NamedTuple):
-    """The three fabrics of one rank, so that neither traffic has to wait for the other.
+    """The three channels of one rank, so that none of the three kinds of traffic waits for another.
 
     Attributes:
-        calls: for collectives that all ranks call in the same order, each in its caller's thread.
-        engine: for collectives that the engine matches by name, in its own thread.
-        orders: for the engines themselves: to and from rank 0 who has submitted what, and what shall be
-            run; among all ranks signs of life.
+        calls: the direct channel: collectives that all ranks call in the same order, in the caller's thread.
+        engine: the background channel: collectives that the engine matches by name, in its own thread.
+        orders: the control channel between engines: requests to rank 0, its responses, and heartbeats among
+            all ranks.
     """
 
     calls: Fabric

@@ -1,10 +1,10 @@
-"""Which way between two ranks of a host is the fastest for which size: measured once per process.
+"""Measures, once per process, which transport between two ranks of a host is the fastest for which size.
 
-That is when it makes its first link within a host. One thread drives both ends of a link of the process with
-itself, without waiting, and the shortest of some times counts. So it tells what system calls and copies take
-on this machine (small caches, slow look-up of pages, a sandbox that intercepts system calls), and hardly
-depends on what else the machine does at that moment: if two ranks measured on a busy machine, waking up would
-hide it. It takes some 20 ms of a core. A sender decides alone how it sends, so ranks need not agree.
+The measurement runs when a process makes its first link within a host. One thread drives both ends of a link
+of the process with itself, without waiting, and the minimum of several times counts. So it measures the cost
+of system calls and copies on this machine (small caches, slow page look-up, a sandbox that intercepts system
+calls), and hardly depends on the load: between two ranks on a busy machine, wake-up times would dominate.
+It takes some 20 ms of a core. Each sender chooses on its own how it sends, so ranks need not agree.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ LARGE_BYTES = tuple(kib * 1024 for kib in (256, 512, 1024, 2048, 4096))
 """Sizes with which the socket is compared with shared memory, and that with reading the sender's memory."""
 _TRIES = 5
 _RING_COSTS = 0.25
-"""By how much (as a logarithm) shared memory must win: the executor takes more turns with it."""
+"""By how much (as a logarithm) shared memory must be faster: the executor needs more iterations with it."""
 _BEYOND = 1.4
-"""Up to how many times the last size at which it was the best a way is taken: half of the way to the next."""
+"""A transport is used up to this factor beyond the last size at which it was the fastest: half-way to the
+next size that was measured."""
 
 _lock = threading.Lock()
 _found: Optional[Carriers] = None
 
 
 def measured() -> Carriers:
-    """What is best on this machine; measured by the first call of a process."""
+    """The fastest carriers on this machine; measured by the first call of a process."""
     global _found
     with _lock:
         if _found is None:

@@ -1,4 +1,4 @@
-"""Listening, and dialling: reaching an address and proving ourselves. Accepting is in :mod:`.accept`."""
+"""Listening and dialling: connecting to an address with the handshake. Accepting is in :mod:`.accept`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .reactor import READ, WRITE, Reactor
 from .secure import Encryption, SecureSocket
 
 ASK_AGAIN_S = 0.25
-"""How long after it asked for a connection somebody who has none asks again."""
+"""After how many seconds without a connection another attempt to connect begins."""
 BACKLOG = 512
 """How many connections the system keeps for a listener until they are accepted."""
 
@@ -67,16 +67,24 @@ def listen(address: str, scope: int = 0, port: int = 0) -> socket.socket:
 
 
 class Dial:
-    """One attempt to reach an address and prove ourselves to whoever answers.
+    """One attempt to connect to an address, with the handshake.
 
-    Afterwards either :attr:`sock` is a proven, non-blocking connection, or :attr:`reason` says why
-    there is none; :attr:`no_answer` whether that is because nobody said anything. :attr:`session`
-    authenticates the messages on it.
+    Afterwards either :attr:`sock` is an authenticated, non-blocking connection, or :attr:`reason` says why
+    there is none.
 
     Args:
+        reactor: drives the attempt.
+        address: numeric address (or ``@`` and the name of a Unix socket) and port.
+        key: the job's secret.
+        claim: what this process claims to be, and which rank it wants to reach.
         finished: called once, with this object.
-        timeout_s: for connecting and for the handshake together.
+        timeout_s: for connecting and for the handshake together, in seconds.
+        scope: the interface to use, for link-local addresses; else 0.
         encryption: how connections of this job are encrypted, other than those over Unix sockets.
+
+    Attributes:
+        no_answer: whether it failed because nothing was received.
+        refused_by_key: whether it failed because the other end has another key or belongs to another job.
     """
 
     def __init__(
@@ -104,7 +112,7 @@ class Dial:
         binding = b"" if self._encryption is None else self._encryption.fingerprint
         self._initiator = Initiator(key, claim, binding=binding, place=place_of(*address))
         self._greeted = False
-        # The first to ask for a connection and the last; then the one that got it.
+        # The sockets of the first and of the last attempt to connect; then the one that is connected.
         self._socks: List[socket.socket] = []
         self._got_it = False
         self._ask()
@@ -112,14 +120,15 @@ class Dial:
 
     @property
     def session(self) -> Session:
-        """What authenticates the messages on the proven connection."""
+        """Authenticates the messages on the connection."""
         return self._initiator.session
 
     def _ask(self) -> None:
-        """Ask for a connection, and again from time to time.
+        """Try to connect, and again every :data:`ASK_AGAIN_S` seconds.
 
-        The system does so, too, but leaves it at a few times that are further and further apart. Where many
-        strangers come, whoever asks more often gets in sooner. The first socket stays, for slow networks.
+        The system repeats its SYN packets too, but only a few times and with growing intervals. While
+        unauthenticated peers fill the listener's backlog, frequent attempts get a place in it sooner. The
+        first socket stays open, for slow networks.
         """
         if self._over or self._got_it:
             return
@@ -133,10 +142,10 @@ class Dial:
             sock.connect(self._endpoint)
         except BlockingIOError:
             if self._family == socket.AF_UNIX:
-                self._drop(sock)  # Too many wait there, and this one is not among them.
+                self._drop(sock)  # The backlog of the listener is full.
                 return
         except OSError as problem:
-            # Finish from the loop, not from the constructor: the caller has no name for us yet.
+            # Finish later: the caller has no reference to this object before the constructor returns.
             reason = str(problem.strerror or problem).lower()
             self._reactor.after(0.0, lambda: self.give_up(reason))
             return
@@ -212,7 +221,7 @@ class Dial:
         self._finished(self)
 
     def give_up(self, reason: str) -> None:
-        """End the attempt, if it has not ended; ``reason`` is what others will read."""
+        """End the attempt, if it has not ended; ``reason`` goes into the error texts."""
         if self._over:
             return
         self._over = True
@@ -222,7 +231,7 @@ class Dial:
 
 
 def trust(sock: socket.socket) -> None:
-    """The other end has proven itself: let it send as much as it likes."""
+    """Lift the limits on what the other end may send: it has authenticated itself."""
     if isinstance(sock, SecureSocket):
         sock.trust()
 

@@ -1,4 +1,4 @@
-"""Whether this process encrypts: if its key came with a certificate. Then there is no way around it."""
+"""Selects encryption: if the job's key came with a certificate, all connections are encrypted."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ def encryption_of(certificate: str, insist: bool = False) -> Optional[Encryption
 
     Args:
         certificate: PEM of the certificate that came with the job's key and of its private key, or "".
-        insist: what ``RINGCOMM_ENCRYPT`` says.
+        insist: the value of ``RINGCOMM_ENCRYPT``: whether a missing certificate is an error.
 
     Raises:
-        ConfigError: there is no certificate although encryption is wished for, or it cannot be used.
+        ConfigError: there is no certificate although encryption is required, or it cannot be used.
     """
     if not certificate:
         if insist:

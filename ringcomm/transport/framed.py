@@ -9,7 +9,7 @@ whose other seven are a length, and a place; behind some of them come bytes::
     LEND      length, place      so many bytes lie there in the sender's own memory: come and read them
     RETURNED  length             so many of the lent bytes have been read and may be overwritten
 
-How bytes get there and back is the affair of the two kinds of links:
+The two kinds of links copy the bytes of large messages:
 :class:`~ringcomm.transport.shm.SharedLink` has rings of shared memory, and
 :class:`~ringcomm.transport.process_memory.ReadingLink` may also read the memory of the process at
 the other end.
@@ -43,7 +43,7 @@ _ANSWERS = {OFFER: TAKEN, LEND: RETURNED}
 
 
 class Carriers(NamedTuple):
-    """By which way a link sends how much.
+    """Up to which size a link uses which carrier.
 
     Attributes:
         inline_most_bytes: up to here through the socket: two copies by the system, and no answer.
@@ -55,7 +55,7 @@ class Carriers(NamedTuple):
     ring_most_bytes: int = 1024 * 1024
 
     def describe(self) -> str:
-        """In one line, for people."""
+        """The limits as one line of text."""
         small, large = self.inline_most_bytes // 1024, self.ring_most_bytes // 1024
         return f"up to {small} KiB through the socket, up to {large} KiB through shared memory"
 
@@ -71,7 +71,7 @@ def head(kind: int, length: int, place: int = 0) -> memoryview:
 
 
 def inlined(views: List[memoryview]) -> List[memoryview]:
-    """The views in one frame: those who receive them get them with one call."""
+    """The views in one frame, which the receiver gets with one call."""
     return [head(INLINE, sum(view.nbytes for view in views)), *views] if views else []
 
 
@@ -110,17 +110,17 @@ class FramedLink(SocketLink):
         self._inline_left = 0  # bytes of an INLINE frame that have not arrived
         # Bytes that the peer has read of what was offered or lent, since last asked.
         self._answers = {OFFER: 0, LEND: 0}
-        # Bytes that we have read of what the peer offered or lent, and not told it.
+        # Bytes that this end has read of what the peer offered or lent, and not acknowledged.
         self._read = {OFFER: 0, LEND: 0}
         self._unsent = b""  # frames that did not fit into the socket
 
     def use(self, carriers: Carriers) -> None:
-        """Send in these ways from now on."""
+        """Send over these carriers from now on."""
         self.carriers = carriers
         self._inline_most = carriers.inline_most_bytes
 
     def ways(self) -> List[Carriers]:
-        """What may be sent in which way, each for all sizes, from that for small pieces on."""
+        """The carriers that this link has, each for all sizes; first the one for small messages."""
         return [ONLY_SOCKET]
 
     @abstractmethod
@@ -225,7 +225,7 @@ class FramedLink(SocketLink):
         if data is None:
             count = self._fetch(kind, place, view[:count])
             if not count:
-                # The peer has given up the call. Nothing more comes, until it says why or closes the link.
+                # The peer has aborted the call. It sends nothing more but the reason, or closes the link.
                 self._queue.clear()
                 return 0
             self._read[kind] += count
@@ -238,7 +238,7 @@ class FramedLink(SocketLink):
             self._queue.popleft()
         else:
             self._queue[0] = (kind, place + count, length - count, data)
-        # A lender may not go on before it knows that all has been read.
+        # A lender waits until all that it lent has been acknowledged.
         if kind != INLINE and (
             self._read[kind] >= ANSWER_EVERY_BYTES[kind] or kind == LEND and not self._queue
         ):
@@ -246,14 +246,14 @@ class FramedLink(SocketLink):
         return count
 
     def _answer(self) -> None:
-        """Tell the peer how much of what it offered and lent has been read."""
+        """Acknowledge to the peer how much of what it offered and lent has been read."""
         frames = [head(_ANSWERS[kind], count) for kind, count in self._read.items() if count]
         if frames:
             self._read = {OFFER: 0, LEND: 0}
             try:
                 self._write(frames)
             except LinkClosed:
-                pass  # Whoever is gone needs no answer; what it left behind can still be read.
+                pass  # The peer needs no answer any more; what it sent before can still be read.
 
     def _receive(self, views: Views) -> int:
         """Read what is in the socket, when nothing is queued: how many bytes are in the views now.
@@ -266,8 +266,8 @@ class FramedLink(SocketLink):
             return got
         if self._head or not views or len(views) == 1 and views[0].nbytes <= SHORT_BYTES:
             return self._pump(views[0] if len(views) == 1 else None)
-        # In the hope that it is the bytes of one INLINE frame: then they are where they belong at once. No
-        # more is read: what is behind them would have to be copied twice.
+        # Usually these are the bytes of one INLINE frame; then they are received into their final place. No
+        # more is read: what follows them would have to be copied twice.
         top = self._top
         got = SocketLink.recv(self, (top, *views))
         if got < HEAD_BYTES:
@@ -349,9 +349,9 @@ class FramedLink(SocketLink):
         return self._flush()
 
     def _answer_lender(self) -> None:
-        """Tell a lender what it may overwrite, before anybody sleeps.
+        """Acknowledge what a lender may overwrite, before this end waits.
 
-        What was read of a ring need not be told before it is much: until then the peer has room left.
+        What was read of a ring need not be acknowledged before it is much: until then the peer has room left.
         """
         if self._read[LEND]:
             self._answer()
@@ -359,7 +359,7 @@ class FramedLink(SocketLink):
     def poll_events(self, reading: bool, writing: bool) -> int:
         self._answer_lender()
         asleep = writing and not self._owed and self._waits_for_answer()
-        # What is queued here is nothing that the system could wake us for: then do not sleep.
+        # The system does not report what is queued here: then do not sleep.
         awake = (reading and self._queue) or self._unsent or (writing and not asleep)
         return (select.POLLIN if reading or asleep else 0) | (select.POLLOUT if awake else 0)
 
@@ -367,6 +367,6 @@ class FramedLink(SocketLink):
         try:
             self._flush()
         except LinkClosed:
-            pass  # Nobody is left to read it.
+            pass  # The peer has closed the link and reads no more.
         self._queue.clear()
         super().close()

@@ -1,4 +1,4 @@
-"""Large buffers that come again, on huge pages: a process reads another's memory faster there.
+"""Moves large buffers that are used repeatedly to huge pages, where ``process_vm_readv`` is faster.
 
 ``process_vm_readv`` looks every page up, so pages of 2 MiB instead of 4 KiB make it quicker: 25 MiB between
 two ranks of one host took 3.6 instead of 5.9 ms. NumPy asks for huge pages where it allocates much;

@@ -1,8 +1,8 @@
 """What kind of interface a name stands for: wired, wireless, virtual, the loopback.
 
-Names decide where nothing better is known. On Linux the system knows more: an interface with a radio
-says so whatever it is called, a tunnel too, and a bridge is what its members are. A bridge whose members
-are only cables to containers or virtual machines says nothing, because a lab's switch looks like that as
+The name decides where there is no better information. On Linux ``/sys`` has more: it marks wireless
+interfaces and tunnels whatever their names, and a bridge has the kind of its members. A bridge whose members
+only lead to containers or virtual machines stays undecided, because a lab's switch looks like that as
 well as ``docker0``; there the bridge's own name decides.
 """
 
@@ -37,7 +37,7 @@ _SYSTEM = Path("/sys/class/net")
 
 
 def kind_of(name: str, address: str, system: Path = _SYSTEM) -> str:
-    """Whether an interface is wired, wireless, virtual or the loopback, as far as it can be told.
+    """Whether an interface is wired, wireless, virtual or the loopback, as far as it can be determined.
 
     Args:
         name: the interface.
@@ -62,7 +62,7 @@ def _kind_of_name(name: str) -> str:
 
 
 def _told_by_system(name: str, system: Path) -> Optional[str]:
-    """What Linux says, if it says anything that a name does not."""
+    """The kind that ``/sys`` shows; None if it shows no more than a name does."""
     described = system / name
     if (described / "wireless").exists() or (described / "phy80211").exists():
         return WIRELESS
@@ -78,11 +78,11 @@ def _told_by_system(name: str, system: Path) -> Optional[str]:
 
 
 def _kind_of_hardware(name: str, system: Path) -> Optional[str]:
-    """What a member of a bridge or a bond is, if it is hardware (or stands on it)."""
-    told = _told_by_system(name, system)
-    if told in (WIRED, WIRELESS):
-        return told
-    if told is None and (system / name / "device").exists() and _kind_of_name(name) != VIRTUAL:
+    """The kind of a member of a bridge or a bond, if it is hardware (or based on hardware)."""
+    kind = _told_by_system(name, system)
+    if kind in (WIRED, WIRELESS):
+        return kind
+    if kind is None and (system / name / "device").exists() and _kind_of_name(name) != VIRTUAL:
         return _kind_of_name(name)
     return None
 

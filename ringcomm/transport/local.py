@@ -1,4 +1,4 @@
-"""Which way the ranks of one host exchange data: found out by trying, once, when a link is made.
+"""Selects the transport between ranks of one host: tries each possible one when a link is made.
 
 Reading each other's memory (:mod:`~ringcomm.transport.process_memory`) and memory that both share
 (:mod:`~ringcomm.transport.shm`), each if it is possible, and else the Unix socket itself, as a plain stream.
@@ -53,11 +53,11 @@ class Trial:
         self._inward: Optional[Ring] = None
 
     def hello(self) -> None:
-        """Tell the other end where the lease for this link lies in this process: random bytes."""
+        """Send the address and the random bytes of this link's lease in this process."""
         self._sock.sendall(_HELLO.pack(self._lease.address, self._lease.token))
 
     def try_to_read(self) -> None:
-        """Try to read the other end's lease from its memory, and tell it how that went."""
+        """Try to read the other end's lease from its memory, and send it whether that worked."""
         address, token = _HELLO.unpack(_receive(self._sock, _HELLO.size))
         if self._may_read and available() and hasattr(socket, "SO_PEERCRED"):
             credentials = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
@@ -85,7 +85,7 @@ class Trial:
             self._outward.pass_on(self._sock, _YES)
 
     def try_to_share(self) -> None:
-        """Take over the other end's ring, and tell it how that went."""
+        """Take over the other end's ring, and send it whether that worked."""
         _, self._inward = Ring.take(self._sock)
         self._sock.sendall(_NO if self._inward is None else _YES)
 

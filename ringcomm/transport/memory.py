@@ -1,4 +1,4 @@
-"""Links inside one process: ranks as threads, or as turns of one simulation."""
+"""Links inside one process: ranks as threads, or as steps of one simulation."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def memory_fabrics(size: int, capacity_bytes: int = 1 << 20) -> List[MemoryFabri
     ]
 
 
-def memory_lanes(size: int, capacity_bytes: int = 1 << 20) -> List[Lanes]:
+def memory_channels(size: int, capacity_bytes: int = 1 << 20) -> List[Lanes]:
     """All that ``size`` ranks within this process need to be a job."""
-    lanes = [memory_fabrics(size, capacity_bytes) for _ in Lanes._fields]
-    return [Lanes(*fabrics) for fabrics in zip(*lanes)]
+    channels = [memory_fabrics(size, capacity_bytes) for _ in Lanes._fields]
+    return [Lanes(*fabrics) for fabrics in zip(*channels)]

@@ -131,12 +131,12 @@ def own_addresses(spec: str = "") -> List[Interface]:
 
 
 def machine() -> str:
-    """What tells this machine (or network namespace) from others, whatever its hostname and addresses."""
+    """An identifier of this machine (or network namespace), independent of its hostname and addresses."""
     parts = [_text_of("/proc/sys/kernel/random/boot_id")]
     try:
         parts.append(os.readlink("/proc/self/ns/net"))
     except OSError:
-        parts.append("")  # not Linux, or nothing may be known of it: hostnames have to do
+        parts.append("")  # not Linux, or /proc is not accessible: hostnames have to suffice
     if not any(parts):
         parts.append(socket.gethostname())
     return hashlib.sha256("/".join(parts).encode("utf-8", "replace")).hexdigest()[:16]

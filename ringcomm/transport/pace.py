@@ -44,7 +44,7 @@ class Expected(NamedTuple):
 
     @classmethod
     def of(cls, peer: int, route: Mapping[str, Any]) -> Optional[Expected]:
-        """From a route as the rendezvous tells it; None if there was no choice."""
+        """From a route as the rendezvous sends it; None if there was no choice."""
         measured = route.get("measured") or {}
         iface = str(route.get("own_iface", ""))
         others = tuple(sorted((name, float(speed)) for name, speed in measured.items() if name != iface))
@@ -81,7 +81,7 @@ class Counted(NamedTuple):
 
 
 def counted(sock: socket.socket) -> Optional[Counted]:
-    """What the system says of a TCP connection; None where it does not (other systems, old kernels)."""
+    """The system's counters of a TCP connection; None where it has none (other systems, old kernels)."""
     if not hasattr(socket, "TCP_INFO") or sock.family == getattr(socket, "AF_UNIX", None):
         return None
     try:

@@ -7,7 +7,7 @@ stays behind when a process dies.
 The receiver copies offered bytes directly to where they belong (or into a segment that stays in
 its cache, to be reduced), so they cross memory once instead of four times through a TCP stream.
 
-**Revocation.** A lender that gives a call up (Ctrl-C, a time limit, an error) may overwrite its buffer at
+**Revocation.** A lender that aborts a call (Ctrl-C, a time limit, an error) may overwrite its buffer at
 once, while the peer still reads it. So each end of a link has a :class:`Lease`: random bytes in its own
 memory, which the peer knows from the start and which are cleared before an exception leaves the call. With
 every read the peer also reads the lease, after the data and by the same system call, and takes the data only
@@ -168,7 +168,7 @@ class ReadingLink(SharedLink):
 
     Args:
         memory: the other process's.
-        lease: this process's, of which the other knows.
+        lease: this process's lease, which the other process holds.
         outward, inward: rings of shared memory, if there are any; owned by the link.
     """
 

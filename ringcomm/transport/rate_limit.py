@@ -1,19 +1,20 @@
-"""How much may be done for strangers in a while: tokens that are spent on them and come back with time."""
+"""Rate limit for the work that unauthenticated peers cause: a token bucket."""
 
 from __future__ import annotations
 
 from ..clock import Clock, monotonic
 
 
-class Allowance:
-    """A bucket of tokens: full at first, emptied by :meth:`spend`, filled by time alone.
+class TokenBucket:
+    """A token bucket: full at first, emptied by :meth:`spend`, refilled at a constant rate.
 
-    What is spent has been done already, so it is taken out even if that leaves fewer than none; but never
-    less than ``-most``. So nobody waits longer than ``most / per_s`` seconds for there to be any again.
+    Tokens are spent for work that is done already, so the number of tokens may become negative, but never
+    less than ``-most``: after ``most / per_s`` seconds at most there are tokens again.
 
     Args:
-        per_s: how many tokens come back in a second.
+        per_s: how many tokens are added per second.
         most: how many there are at most, and at first.
+        clock: the source of time, in seconds.
     """
 
     __slots__ = ("_clock", "_left", "_most", "_per_s", "_seen_s")
@@ -31,7 +32,7 @@ class Allowance:
 
     @property
     def left(self) -> float:
-        """How many tokens there are now; negative while more was spent than there was."""
+        """How many tokens there are now; negative while more were spent than there were."""
         now_s = self._clock()
         self._left = min(self._most, self._left + self._per_s * (now_s - self._seen_s))
         self._seen_s = now_s

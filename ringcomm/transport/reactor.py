@@ -1,4 +1,4 @@
-"""One thread, many sockets: whose turn it is."""
+"""An event loop: one thread serves many sockets and timers by callbacks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Watchable(Protocol):
 
 
 class Reactor:
-    """Calls back when sockets are ready or moments have come. Used by one thread."""
+    """Calls back when sockets are ready or timers expire. Used by one thread."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -30,7 +30,7 @@ class Reactor:
 
     def watch(self, sock: Watchable, events: int, callback: Callback) -> None:
         """Call back whenever the socket is ready for one of the events (replaces what was set)."""
-        # Asked first, and by number: the selector's exceptions spell the socket out, which takes long.
+        # Looked up first, and by number: the selector's exceptions format the socket, which takes long.
         if sock.fileno() in self._selector.get_map():
             self._selector.modify(sock, events, callback)
         else:
@@ -52,16 +52,16 @@ class Reactor:
         self._alarms.append((monotonic() + delay_s, callback))
         self._alarms.sort(key=lambda alarm: alarm[0])
 
-    def turn(self, timeout_s: float) -> None:
-        """Wait for at most ``timeout_s`` and run what is due."""
+    def run_once(self, timeout_s: float) -> None:
+        """Wait for at most ``timeout_s`` seconds, and run the callbacks that are due."""
         if self._alarms:
             timeout_s = min(timeout_s, max(0.0, self._alarms[0][0] - monotonic()))
-        timeout_s = min(timeout_s, _LONGEST_WAIT_S)  # the system's call knows no infinity
+        timeout_s = min(timeout_s, _LONGEST_WAIT_S)  # select() takes no infinity
         held = self._with_bytes_held()
         ready = [key for key, _ in self._selector.select(0.0 if held else timeout_s)]
         for key in ready + [key for key in held if key not in ready]:
-            # An earlier callback of this turn may have closed this socket.
-            # (Looked up by number: a closed socket no longer has one, and asking it would raise.)
+            # An earlier callback may have closed this socket.
+            # (Looked up by number: a closed socket no longer has one, and fileno() would raise.)
             if self._selector.get_map().get(key.fd) is key:
                 key.data()
         now = monotonic()
@@ -69,14 +69,14 @@ class Reactor:
             self._alarms.pop(0)[1]()
 
     def _with_bytes_held(self) -> List[selectors.SelectorKey]:
-        """Those to be read whose bytes have left the system already: it would not report them."""
+        """Encrypted sockets with bytes that have left the system's buffers: select() does not report them."""
         watched = self._selector.get_map()
         numbers = [sock.fileno() for sock in self._secure if sock.buffered()]
         keys = [watched.get(number) for number in numbers if number >= 0]
         return [key for key in keys if key is not None and key.events & READ]
 
     def close(self) -> None:
-        """Forget everything, and close the sockets still watched: nobody else will."""
+        """Forget everything, and close the sockets still watched: the reactor owns them."""
         for key in list(self._selector.get_map().values()):
             if isinstance(key.fileobj, socket.socket):
                 key.fileobj.close()

@@ -1,7 +1,7 @@
-"""What the rest needs to know of encrypted connections. How they are encrypted is in :mod:`.tls`.
+"""The interface of encrypted connections. The implementation is in :mod:`.tls`.
 
-That module needs Python's ``ssl``, which some builds lack and which nobody should have to wait for who does
-not encrypt. So it is imported by :func:`encryption_of`, and by nobody else.
+That module needs Python's ``ssl``, which some builds lack and which takes long to import. So only
+:func:`~ringcomm.transport.encryption.encryption_of` imports it, and only for jobs that encrypt.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import socket
 from abc import ABC, abstractmethod
 
 UNENCRYPTED = "it does not encrypt as this job's processes do"
-"""Why somebody is refused who does not speak TLS 1.3."""
+"""Why a peer that does not use TLS 1.3 is refused."""
 
 
 class SecureSocket(socket.socket):
@@ -21,14 +21,14 @@ class SecureSocket(socket.socket):
 
     Attributes:
         secured: whether the handshake is over. Before, nothing may be sent or received.
-        answered: whether anything of a handshake was worth an answer. That is what takes time.
+        answered: whether this end has sent a part of the handshake, which is what takes processor time.
     """
 
     secured: bool
     answered: bool
 
     def handshake(self) -> bool:
-        """Go on with the handshake as far as it goes now; whether it is over.
+        """Go on with the handshake as far as possible without waiting; return whether it is over.
 
         Raises:
             AuthenticationError: the other end does not show this job's certificate, or does not encrypt.
@@ -38,18 +38,18 @@ class SecureSocket(socket.socket):
         raise NotImplementedError
 
     def buffered(self) -> bool:
-        """Whether a receive may give something that the system knows nothing of any more.
+        """Whether a receive may return bytes that have left the system's buffers already.
 
-        Nothing would wake up whoever sleeps then. It may be wrong until the next receive.
+        Waiting for the socket would not report such bytes. The answer may be wrong until the next receive.
         """
         raise NotImplementedError
 
     def trust(self) -> None:
-        """The other end has proven itself: let it send as much as it likes."""
+        """Lift the limits on what the other end may send: it has authenticated itself."""
         raise NotImplementedError
 
     def send_plain(self, data: bytes) -> None:
-        """Send a few bytes as they are, to somebody who does not encrypt."""
+        """Send a few bytes as they are, to a peer that does not encrypt."""
         raise NotImplementedError
 
 

@@ -2,11 +2,11 @@
 
 Each end makes a ring for what it sends: a piece of anonymous memory, without a name in any file
 system, that it hands to the other end through their Unix socket. The sender copies bytes into the
-ring and says so in a frame; the receiver copies them out, and answers once it has read a good part
-of the ring, so that there is room again.
+ring and sends a frame with their position; the receiver copies them out, and acknowledges once it has read
+a good part of the ring, so that there is room again.
 
-No position lies in shared memory. Where bytes are, and that they may be overwritten, is only said
-in frames, through the socket. So nobody can see a position before the bytes that it speaks of, on
+No position lies in shared memory. Where bytes are, and that they may be overwritten, is only sent
+in frames, through the socket. So a process never sees a position before the bytes that it refers to, on
 processors that reorder stores either: what is stored before a message is sent can be loaded after
 it was received, because the system's queue in between is guarded by locks.
 
@@ -28,14 +28,14 @@ from .views import flat
 RING_BYTES = 1024 * 1024
 """Large enough to keep both ends busy, small enough to stay in a processor's cache."""
 _PIECE_BYTES = RING_BYTES // 4
-"""The sender tells the receiver after so many bytes, so that both copy at the same time."""
+"""The sender sends a frame after this many bytes, so that both ends copy at the same time."""
 
 
 class Ring:
     """Shared memory of :data:`RING_BYTES` bytes, one end writing, the other reading.
 
     Args:
-        descriptor: of the memory. It is closed, here if that fails, as soon as nobody needs it.
+        descriptor: of the memory. It is closed as soon as it is not needed, or here if mapping fails.
 
     Raises:
         OSError: it cannot be mapped, or is too small.
@@ -120,12 +120,12 @@ class Ring:
 
 
 def _nameless() -> int:
-    """A descriptor of memory that only those can find to whom it is passed."""
+    """A descriptor of anonymous memory, which other processes can only get by its being passed to them."""
     if hasattr(os, "memfd_create"):
         try:
             return os.memfd_create("ringcomm", os.MFD_CLOEXEC)
         except OSError:
-            pass  # A sandbox may know the call and refuse it.
+            pass  # A sandbox may have the call but forbid it.
     if not hasattr(os, "O_TMPFILE"):
         raise OSError("this system has no shared memory without a name")
     return os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -18,7 +18,7 @@ class _Renumbered(Link):
         self.segment_bytes = link.segment_bytes
         self.burst_bytes = link.burst_bytes
         self.room_bytes = link.room_bytes
-        # Without a call in between: they are for what must be quick.
+        # Bound directly, without a call in between, because they are for latency-critical packets.
         self.send_packet = link.send_packet  # type: ignore[method-assign]
         self.recv_packet = link.recv_packet  # type: ignore[method-assign]
 
@@ -47,7 +47,7 @@ class Subset(Fabric):
 
     Args:
         fabric: the links to all.
-        ranks: who belongs to it, in ascending order; this rank among them. The n-th of them is rank n.
+        ranks: the members in ascending order, this rank among them. The n-th of them gets the number n.
     """
 
     def __init__(self, fabric: Fabric, ranks: Sequence[int]) -> None:

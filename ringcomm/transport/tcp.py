@@ -124,12 +124,12 @@ class SocketLink(Link):
         return (select.POLLIN if reading else 0) | (select.POLLOUT if writing else 0)
 
     def holds_bytes(self) -> bool:
-        """Whether bytes may be received that have left the system already: it would wake nobody for them."""
+        """Whether bytes may be received that have left the system's buffers: poll() does not report them."""
         return isinstance(self.sock, SecureSocket) and self.sock.buffered()
 
 
 def closed_reason(problem: OSError) -> str:
-    """What the system said, as part of a sentence."""
+    """The system's error message, as part of a sentence."""
     return (problem.strerror or str(problem)).lower()
 
 
@@ -158,7 +158,7 @@ class SocketFabric(Fabric):
         self._pages = HugePages() if any(link.lends for link in links.values()) else None
         self._bell: Optional[Tuple[socket.socket, socket.socket]] = None
         self._bell_lock = threading.Lock()
-        self._rung = False
+        self._wake_sent = False
 
     def link(self, peer: int) -> Link:
         return self._links[peer]
@@ -190,8 +190,8 @@ class SocketFabric(Fabric):
                 try:
                     bell[0].recv(16)
                 except BlockingIOError:
-                    pass  # Another thread that waited too was quicker.
-                self._rung = False
+                    pass  # Another waiting thread has read it already.
+                self._wake_sent = False
 
     def make_wakeable(self) -> None:
         self._bell = socket.socketpair()
@@ -200,9 +200,9 @@ class SocketFabric(Fabric):
 
     def wake(self) -> None:
         with self._bell_lock:
-            if not self._rung and self._bell is not None:
+            if not self._wake_sent and self._bell is not None:
                 self._bell[1].send(b"!")
-                self._rung = True
+                self._wake_sent = True
 
     def revoke(self) -> None:
         for link in self._links.values():

@@ -1,12 +1,12 @@
 """Encrypted connections: TLS 1.3 with one certificate per job, which both ends show and insist on.
 
-The launcher (or who made the key file) has handed that certificate and its private key to the processes of
-the job, and to nobody else. So there is no authority to ask and no name to check: the other end shows this
+The launcher (or the key file) has given that certificate and its private key to the processes of
+the job only. So there is no authority to ask and no name to check: the other end shows this
 very certificate, and proves in the handshake that it has the private key, or it is refused. The handshake of
 :mod:`ringcomm.wire.auth` follows inside, and covers the certificate's fingerprint.
 
-TLS here works on memory, not on the socket: we read from the socket what it gives and write to it what it
-takes. So we know how much a stranger has sent, and what lies where when nothing is left to be read.
+TLS here works on memory, not on the socket: this module reads from the socket what has come and writes what
+it takes. So it can limit how many bytes an unauthenticated peer sends, and knows which bytes are buffered.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..errors import AuthenticationError, ConfigError, ProtocolError
 from ..wire.auth import MAGIC, unencrypted_peer
 from .secure import UNENCRYPTED, Encryption, SecureSocket
 
-STRANGER_BYTES = 8 * 1024
+UNAUTHENTICATED_BYTES = 8 * 1024
 """What a connection may send before it has proven itself. A handshake takes two to three thousand bytes."""
 _BATCH_BYTES = 256 * 1024
 """What is encrypted, and sent, at once."""
@@ -60,7 +60,7 @@ class Tls(Encryption):
             self._certificate = ssl.PEM_cert_to_DER_cert(pem[begin:].strip())
             self._dialling = _context(ssl.PROTOCOL_TLS_CLIENT, pem[begin:])
             self._accepting = _context(ssl.PROTOCOL_TLS_SERVER, pem[begin:])
-            # Nobody comes back to resume a session, and what is not sent need not be read.
+            # Sessions are not resumed, and tickets that are not sent need not be read.
             self._accepting.num_tickets = 0
             with _as_file(pem) as path:
                 self._dialling.load_cert_chain(path)
@@ -90,7 +90,7 @@ def _context(protocol: Any, certificate: str) -> ssl.SSLContext:
 
 @contextmanager
 def _as_file(text: str) -> Iterator[str]:
-    """A path under which nobody but this process (on Linux) or this user (elsewhere) can read the text.
+    """A path under which only this process (on Linux) or this user (elsewhere) can read the text.
 
     Python loads private keys from paths only. On Linux the path leads to memory without a name; elsewhere to
     a file in a fresh directory, both closed to others, which is gone before anything else happens.
@@ -125,7 +125,7 @@ class _TlsSocket(SecureSocket):
         self._pinned = pinned
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=accepted)
-        self._allowance = STRANGER_BYTES
+        self._allowance = UNAUTHENTICATED_BYTES
         self._trusted = False
         self._head = b""  # the first bytes that came
         self._staging = memoryview(b"")
@@ -136,7 +136,7 @@ class _TlsSocket(SecureSocket):
         self._gone = 0
         self._plain_bytes = 0  # how many plain bytes it stands for
         self._record_bytes = 1  # how long the ciphertext of a full record is
-        self._counted = 0  # how many of the plain bytes the caller has been told of
+        self._counted = 0  # how many of the plain bytes have been reported to the caller as sent
 
     # ---- the handshake -----------------------------------------------------------------------
 
@@ -168,7 +168,7 @@ class _TlsSocket(SecureSocket):
             raise AuthenticationError(_NO_CERTIFICATE)
 
     def _look_for_plain_peers(self) -> None:
-        """Whoever answers or asks in plain text gets a message that says so, and so do we."""
+        """Raise an error for both ends if the other end sends a handshake in plain text."""
         if self._head == MAGIC:
             raise unencrypted_peer()
 
@@ -245,7 +245,7 @@ class _TlsSocket(SecureSocket):
             self._staging = memoryview(bytearray(_STAGING_BYTES))
         limit = len(self._staging) if self._trusted else min(len(self._staging), self._allowance)
         if not limit:
-            raise ProtocolError(f"it sent {STRANGER_BYTES} bytes and proved nothing")
+            raise ProtocolError(f"it sent {UNAUTHENTICATED_BYTES} bytes and proved nothing")
         got = super().recv_into(self._staging[:limit])
         if not got:
             self._incoming.write_eof()

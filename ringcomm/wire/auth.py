@@ -10,14 +10,14 @@ Both sides prove that they hold the job's key before either parses anything of v
     proof_r = HMAC-SHA256(key, "responder" | prelude | nonce_r | binding)
     proof_i = HMAC-SHA256(key, "initiator" | prelude | nonce_r | binding)
 
-The claim says what the connection is for, which job and generation it belongs to, and from which
-rank to which. The place says which address and port were dialled; a responder whose own socket has
+The claim holds the purpose of the connection, its job and generation, and the ranks that it connects.
+The place is the address and port that were dialled; a responder whose own socket has
 another one refuses, so a process without the key that gets a rank to dial it cannot pass the proof on
 to the real peer. Both are covered by both proofs, so they cannot be altered; the two labels keep a proof
 from being reflected; the two nonces keep it from being replayed; the binding, the fingerprint of the
-certificate on an encrypted connection and nothing on others, keeps it from being carried over from
-the one to the other. All three messages have a fixed size, 200 bytes together, so a stranger can
-neither be parsed wrongly nor make anyone allocate.
+certificate on an encrypted connection and nothing on others, keeps it from being used on the
+other kind. All three messages have a fixed size, 200 bytes together, so an unauthenticated peer can
+cause neither parsing errors nor allocations.
 
 Both ends derive a :class:`Session` from the key and the two nonces, which authenticates the control
 messages that follow.
@@ -38,7 +38,7 @@ from .signing import Session, session_of
 
 MAGIC = b"ringcomm"
 PROTOCOL_VERSION = 2
-NOBODY = -1
+NO_RANK = -1
 """In a claim: not a rank (the rendezvous, or a process that has no rank yet)."""
 
 _PRELUDE = struct.Struct("!8sHHIii16s20s32s")
@@ -66,7 +66,7 @@ class Purpose(IntEnum):
     ENGINE = 4
     """A link between two ranks, for the collectives that the engine matches by name."""
     ORDERS = 5
-    """Between rank 0 and another: who has submitted what, and what the engines shall run."""
+    """A control link between engines: requests to rank 0, its responses, and heartbeats."""
     COMPUTE = 6
     """From a process to the registry of dispatchers and workers that prepare data."""
 
@@ -80,21 +80,21 @@ class _Status(IntEnum):
 
 
 class Claim(NamedTuple):
-    """What the initiator says about itself; proven with the key.
+    """The initiator's description of itself and of the connection; authenticated with the key.
 
     Attributes:
-        purpose: see :class:`Purpose`.
+        purpose: one of :class:`Purpose`.
         job: digest of the job's name, from :func:`job_digest`.
         generation: membership epoch.
-        source: the initiator's rank, or ``NOBODY``.
-        target: the rank that the initiator means to reach, or ``NOBODY``.
+        source: the initiator's rank, or ``NO_RANK``.
+        target: the rank that the initiator expects at the other end, or ``NO_RANK``.
     """
 
     purpose: int
     job: bytes
     generation: int = 0
-    source: int = NOBODY
-    target: int = NOBODY
+    source: int = NO_RANK
+    target: int = NO_RANK
 
 
 def job_digest(job: str) -> bytes:
@@ -103,9 +103,9 @@ def job_digest(job: str) -> bytes:
 
 
 _TLS_HELLO = b"\x16"
-"""What an encrypted connection starts with."""
+"""The first byte of an encrypted connection."""
 FIRST_BYTES = MAGIC[:1] + _TLS_HELLO
-"""What the first byte of a connection may be, if there is to be any sense in it."""
+"""The valid values of the first byte of a connection."""
 
 
 def _proof(key: bytes, label: bytes, prelude: bytes, nonce: bytes, binding: bytes = b"") -> bytes:
@@ -144,7 +144,7 @@ class Initiator:
 
     @property
     def session(self) -> Session:
-        """What authenticates the messages that follow."""
+        """Authenticates the messages that follow."""
         if self._session is None:
             raise AuthenticationError("the handshake is not finished")
         return self._session
@@ -171,7 +171,7 @@ class Initiator:
             raise ProtocolError("what answered is not ringcomm")
         if version != PROTOCOL_VERSION or status == _Status.OTHER_VERSION:
             raise ProtocolError(
-                f"it speaks version {version} of ringcomm's protocol and this process version "
+                f"it uses version {version} of ringcomm's protocol and this process version "
                 f"{PROTOCOL_VERSION}; install the same ringcomm on both hosts"
             )
         if status == _Status.OTHER_JOB:
@@ -187,9 +187,9 @@ class Initiator:
                 f"there to another address. {_FORWARDING}"
             )
         if status != _Status.ACCEPTED:
-            raise ProtocolError(f"it answered with status {status}, which means nothing here")
+            raise ProtocolError(f"it answered with the unknown status {status}")
         if not hmac.compare_digest(proof, self._proof(b"responder", nonce)):
-            raise AuthenticationError("it does not hold this job's key (or we hold the wrong one)")
+            raise AuthenticationError("it does not hold this job's key (or this process has the wrong one)")
         self._session = session_of(self._proof(b"session", nonce), True)
         self.done = True
         return self._proof(b"initiator", nonce)
@@ -202,7 +202,8 @@ class Responder:
     """The side that accepted. After :attr:`done`, :attr:`claim` is proven.
 
     Args:
-        job: digest of the job whose ranks are welcome.
+        key: the job's secret.
+        job: digest of the job whose ranks are accepted.
         place: the address and port of this end of the connection, which must be what was dialled; None: the
             connection may have been forwarded.
     """
@@ -229,14 +230,14 @@ class Responder:
 
     @property
     def claim(self) -> Claim:
-        """What the initiator has proven to be."""
+        """The initiator's claim, once it is authenticated."""
         if self._claim is None or not self.done:
             raise AuthenticationError("the handshake is not finished")
         return self._claim
 
     @property
     def session(self) -> Session:
-        """What authenticates the messages that follow."""
+        """Authenticates the messages that follow."""
         if self._session is None or not self.done:
             raise AuthenticationError("the handshake is not finished")
         return self._session
@@ -257,14 +258,14 @@ class Responder:
         """Take at most :attr:`needs` bytes; return what to send (maybe nothing).
 
         Raises:
-            AuthenticationError: the other side does not hold the key, or means another job.
+            AuthenticationError: the other side does not hold the key, or belongs to another job.
             ProtocolError: it is not ringcomm, or another version. ``answer`` of the exception, if
-                it has one, should be sent before closing: it tells the other side why.
+                it has one, should be sent before closing: it holds the reason for the other side.
         """
         self._received += data
         if self._prelude is None:
             if not MAGIC.startswith(self._received[: len(MAGIC)]):
-                raise self._stranger()
+                raise self._not_ringcomm()
             if len(self._received) < _PRELUDE.size:
                 return b""
             return self._challenge()
@@ -280,22 +281,22 @@ class Responder:
         self.done = True
         return b""
 
-    def _stranger(self) -> Exception:
+    def _not_ringcomm(self) -> Exception:
         if self._received.startswith(_TLS_HELLO) and not self._binding:
             return _refusal(
                 ProtocolError("it encrypts, and no certificate came with this job's key"),
                 _Status.OTHER_ENCRYPTION,
             )
-        return ProtocolError("it does not speak ringcomm")
+        return ProtocolError("it does not use ringcomm's protocol")
 
     def _challenge(self) -> bytes:
         prelude = self._received
         magic, version, purpose, generation, source, target, job, place, _ = _PRELUDE.unpack(prelude)
         if magic != MAGIC:
-            raise ProtocolError("it does not speak ringcomm")
+            raise ProtocolError("it does not use ringcomm's protocol")
         if version != PROTOCOL_VERSION:
             raise _refusal(
-                ProtocolError(f"it speaks version {version} of the protocol, not {PROTOCOL_VERSION}"),
+                ProtocolError(f"it uses version {version} of the protocol, not {PROTOCOL_VERSION}"),
                 _Status.OTHER_VERSION,
             )
         if job != self._job:
@@ -322,7 +323,7 @@ def _refusal(problem: Exception, status: _Status) -> Exception:
 
 
 def unencrypted_peer() -> Exception:
-    """What to raise on an encrypted connection whose other end begins with :data:`MAGIC` in plain text."""
+    """The error for an encrypted connection whose other end begins with :data:`MAGIC` in plain text."""
     return _refusal(
         AuthenticationError(
             "it does not encrypt, and this process does: its key comes with a certificate. Give all "
@@ -333,6 +334,6 @@ def unencrypted_peer() -> Exception:
 
 
 def parting_answer(problem: Exception) -> bytes:
-    """What a responder still sends to the one it refuses, so that both sides know why."""
+    """The bytes that a responder sends to an initiator that it refuses: the reason, if there is one."""
     answer = getattr(problem, "answer", b"")
     return answer if isinstance(answer, bytes) else b""

@@ -1,4 +1,4 @@
-"""What authenticates bytes after the handshake: control messages of a connection, and what a job signs."""
+"""Authenticates bytes after the handshake: control messages of a connection, and objects that a job signs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Session:
     """Authenticates the control messages of one connection, in each direction, in order.
 
     A message's tag is a keyed BLAKE2b of its number in its direction (from 0) and its bytes, which takes less
-    than half the time of HMAC-SHA256. So what is altered, left out, repeated, reordered or sent back to its
-    sender is refused.
+    than half the time of HMAC-SHA256. So a message that is altered, left out, repeated, reordered or sent
+    back to its sender is refused.
 
     Args:
         sending, receiving: the keys of the two directions.
@@ -57,7 +57,7 @@ def session_of(secret: bytes, initiator: bool) -> Session:
     """The session of one end of a connection.
 
     Args:
-        secret: what only the two ends know, from the key and both nonces.
+        secret: shared by the two ends only; derived from the key and both nonces.
         initiator: whether this end has dialled.
     """
     there, back = (hmac.digest(secret, label, "sha256") for label in (b"to responder", b"to initiator"))

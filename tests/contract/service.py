@@ -22,7 +22,7 @@ from ringcomm.rendezvous.server import RendezvousServer
 from ringcomm.transport.accept import Acceptor
 from ringcomm.transport.connect import listen
 from ringcomm.transport.encryption import encryption_of
-from ringcomm.transport.rate_limit import Allowance
+from ringcomm.transport.rate_limit import TokenBucket
 from ringcomm.transport.reactor import Reactor
 from ringcomm.wire.auth import Claim, Purpose, job_digest
 
@@ -65,7 +65,7 @@ class Door:
         self,
         reactor: Reactor,
         listener: Optional[socket.socket] = None,
-        allowance: Optional[Allowance] = None,
+        allowance: Optional[TokenBucket] = None,
         certificate: str = "",
     ):
         self.reactor = reactor
@@ -88,13 +88,13 @@ class Door:
         """Serve for so long."""
         deadline = Deadline(seconds)
         while not deadline.expired():
-            self.reactor.turn(deadline.remaining_s())
+            self.reactor.run_once(deadline.remaining_s())
 
     def turn_until(self, condition: Callable[[], Any]) -> None:
         """Serve until the condition is true, which must not take long."""
 
         def turn() -> bool:
-            self.reactor.turn(0.01)
+            self.reactor.run_once(0.01)
             return bool(condition())
 
         assert eventually(turn)

@@ -13,7 +13,7 @@ from ringcomm.certificate import make_certificate
 from ringcomm.transport.accept import ENCRYPTED_COSTS, GRACE_S, HANDSHAKE_S, MOST_HALF_OPEN
 from ringcomm.transport.connect import Dial
 from ringcomm.transport.encryption import encryption_of
-from ringcomm.transport.rate_limit import Allowance
+from ringcomm.transport.rate_limit import TokenBucket
 from ringcomm.transport.reactor import Reactor
 from ringcomm.wire.auth import Initiator
 from ringcomm.wire.place import place_of
@@ -40,7 +40,7 @@ class Street:
 
     def __init__(self, reactor, stack, most=10, encrypt=False):
         self.clock = Clock()
-        self.allowance = Allowance(10.0, most, self.clock)
+        self.allowance = TokenBucket(10.0, most, self.clock)
         certificate = make_certificate() if encrypt else ""
         self.encryption = encryption_of(certificate)
         self.door = Door(reactor, allowance=self.allowance, certificate=certificate)
@@ -144,7 +144,7 @@ def test_a_crowd_is_thinned_out_but_who_named_the_job_stays(reactor):
         for number in range(2 * MOST_HALF_OPEN):
             street.stranger()
             if number % 16 == 0:
-                door.reactor.turn(0.0)
+                door.reactor.run_once(0.0)
         if time.monotonic() - began_s < GRACE_S / 2:
             door.turn_for(GRACE_S / 4)
             assert door.refused == [], "everybody has a moment before somebody else takes its place"
@@ -190,7 +190,7 @@ def test_out_of_descriptors_it_does_not_spin(reactor, monkeypatch):
 
 def test_closing_while_it_looks_away(reactor):
     """The alarm for the next look comes when everything is closed."""
-    door = Door(reactor, allowance=Allowance(10.0, 0.0))
+    door = Door(reactor, allowance=TokenBucket(10.0, 0.0))
     door.turn_for(0.01)
     with socket.create_connection(door.address):
         door.turn_for(0.1)

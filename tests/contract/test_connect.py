@@ -43,7 +43,7 @@ def test_a_callback_may_close_a_socket_that_is_ready_too(reactor):
     for mine, theirs in pairs:
         theirs.send(b"!")
         reactor.watch(mine, READ, close_both)
-    reactor.turn(1.0)
+    reactor.run_once(1.0)
     assert served == [1]
     for _, theirs in pairs:
         theirs.close()
@@ -52,12 +52,12 @@ def test_a_callback_may_close_a_socket_that_is_ready_too(reactor):
 def test_waits_may_be_endless(reactor):
     moments = []
     reactor.after(0.01, lambda: moments.append(1))
-    reactor.turn(float("inf"))
+    reactor.run_once(float("inf"))
     mine, theirs = socket.socketpair()
     theirs.send(b"!")
     reactor.watch(mine, READ, lambda: moments.append(2))
     for timeout_s in (float("inf"), 1e12):
-        reactor.turn(timeout_s)
+        reactor.run_once(timeout_s)
     assert moments == [1, 2, 2]
     theirs.close()
 
@@ -66,8 +66,8 @@ def test_alarms_ring_once_and_in_order(reactor):
     rung = []
     for name, delay_s in (("c", 0.03), ("a", 0.0), ("b", 0.01)):
         reactor.after(delay_s, lambda name=name: rung.append(name))
-    assert eventually(lambda: reactor.turn(0.05) or len(rung) == 3)
-    reactor.turn(0.01)
+    assert eventually(lambda: reactor.run_once(0.05) or len(rung) == 3)
+    reactor.run_once(0.01)
     assert rung == ["a", "b", "c"]
 
 
@@ -128,7 +128,7 @@ def test_dial_to_a_closed_port(reactor):
     listener.close()
     ends = []
     Dial(reactor, address, KEY, CLAIM, ends.append, 5.0)
-    assert eventually(lambda: reactor.turn(0.01) or bool(ends))
+    assert eventually(lambda: reactor.run_once(0.01) or bool(ends))
     assert "refused" in ends[0].reason
 
 
@@ -136,7 +136,7 @@ def test_dial_to_an_address_that_cannot_be_reached_at_all(reactor):
     ends = []
     Dial(reactor, ("255.255.255.255", 1), KEY, CLAIM, ends.append, 5.0)
     assert ends == [], "it ends in the loop, not while it is being made"
-    assert eventually(lambda: reactor.turn(0.01) or bool(ends))
+    assert eventually(lambda: reactor.run_once(0.01) or bool(ends))
     assert ends[0].reason and ends[0].sock is None
 
 
@@ -144,7 +144,7 @@ def test_dial_to_somebody_silent_gives_up_in_time(reactor):
     silent = listen("127.0.0.1")
     ends = []
     Dial(reactor, silent.getsockname()[:2], KEY, CLAIM, ends.append, 0.05)
-    assert eventually(lambda: reactor.turn(0.05) or bool(ends))
+    assert eventually(lambda: reactor.run_once(0.05) or bool(ends))
     assert ends[0].reason == "no answer within 0.05 s"
     silent.close()
 
@@ -160,7 +160,7 @@ def test_somebody_who_waits_in_vain_asks_again(reactor):
         Dial(reactor, closed.getsockname(), KEY, CLAIM, ends.append, 30.0)
         until_s = time.monotonic() + 5 * ASK_AGAIN_S
         while time.monotonic() < until_s:
-            reactor.turn(0.05)
+            reactor.run_once(0.05)
         assert ends == []
         acceptor = Door(reactor, closed)
         acceptor.turn_until(lambda: ends and acceptor.arrived)
@@ -181,7 +181,7 @@ def test_somebody_at_a_crowded_unix_socket_asks_again(reactor, turns):
         Dial(reactor, (address, 0), KEY, CLAIM, ends.append, 30.0)
         until_s = time.monotonic() + turns * ASK_AGAIN_S
         while time.monotonic() < until_s:
-            reactor.turn(0.05)
+            reactor.run_once(0.05)
         assert ends == []
         acceptor = Door(reactor, closed)
         acceptor.turn_until(lambda: ends and acceptor.arrived)

@@ -83,16 +83,16 @@ def test_what_is_for_later_is_dialled_when_no_other_answers(reactor, server, sil
 
 def test_a_host_does_not_probe_an_address_that_it_has_itself(no_leaks, listener):
     """The first rank of another host offers 127.0.0.2, say, which is this machine's as well."""
-    from ringcomm.rendezvous.links import Mesh
+    from ringcomm.rendezvous.links import LinkSetup
 
     told = []
     where = listener.getsockname()
     offer = {"address": where[0], "port": where[1], "iface": "docker0", "kind": "virtual"}
     for there, wanted in (("elsewhere", False), (machine(), True)):
-        mesh = Mesh(Reactor(), [Interface("lo", "127.0.0.1", LOOPBACK, 0)], KEY, JOB, told.append)
-        mesh.become(0, 0)
+        mesh = LinkSetup(Reactor(), [Interface("lo", "127.0.0.1", LOOPBACK, 0)], KEY, JOB, told.append)
+        mesh.assign_rank(0, 0)
         mesh.probe([{"rank": 1, "addresses": [offer], "machine": there}])
-        mesh.reactor.turn(0.05)
+        mesh.reactor.run_once(0.05)
         assert dialled(listener) == wanted
         mesh.close()
         mesh.reactor.close()

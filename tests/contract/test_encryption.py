@@ -68,7 +68,7 @@ class House:
 
     def until(self, condition):
         def turn():
-            self.reactor.turn(0.01)
+            self.reactor.run_once(0.01)
             return condition()
 
         assert eventually(turn)
@@ -164,9 +164,9 @@ def test_nobody_sends_much_before_it_has_proven_itself(house, certificate):
     """A record that is announced to be long, and comes in small pieces, is read up to the budget."""
     address = house.door(certificate)
     with socket.create_connection(address) as sock:
-        sock.sendall(b"\x16\x03\x01\x40\x00" + bytes(tls.STRANGER_BYTES - 5))
+        sock.sendall(b"\x16\x03\x01\x40\x00" + bytes(tls.UNAUTHENTICATED_BYTES - 5))
         house.until(lambda: house.refused)
-    assert house.refused == [f"it sent {tls.STRANGER_BYTES} bytes and proved nothing"]
+    assert house.refused == [f"it sent {tls.UNAUTHENTICATED_BYTES} bytes and proved nothing"]
 
 
 def test_silence_after_the_first_message_is_not_endured(house, certificate, monkeypatch):
@@ -288,7 +288,7 @@ def test_a_key_file_is_for_one_pair_of_eyes(tmp_path, encrypt, capsys):
     assert bool(found) == encrypt
     assert (encryption_of(found) is not None) == encrypt
     assert newkey.main([str(path)]) == 1, "it may be in use"
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     assert newkey.main([]) == newkey.main(["--what", "x"]) == 2
 
 

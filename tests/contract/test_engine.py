@@ -556,7 +556,7 @@ class TestLate:
         assert not [record for record in caplog.records if "waited for" in record.getMessage()]
 
     def test_an_idle_job_lives(self):
-        """Nothing happens for longer than the limit, except signs of life."""
+        """Nothing happens for longer than the limit, except heartbeats."""
 
         def work(context):
             engine = context.engine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringcomm.rendezvous.links import Mesh
+from ringcomm.rendezvous.links import LinkSetup
 from ringcomm.transport.connect import Dial
 from ringcomm.transport.kinds import LOOPBACK
 from ringcomm.transport.nics import Interface
@@ -20,8 +20,8 @@ RIGHT = Claim(Purpose.CALLS, JOB, generation=3, source=0, target=1)
 def mesh(no_leaks):
     """That of rank 1 of 2, in the fourth generation, waiting to be dialled."""
     told = []
-    mesh = Mesh(Reactor(), [Interface("lo", "127.0.0.1", LOOPBACK, 0)], KEY, JOB, told.append)
-    mesh.become(1, 3)
+    mesh = LinkSetup(Reactor(), [Interface("lo", "127.0.0.1", LOOPBACK, 0)], KEY, JOB, told.append)
+    mesh.assign_rank(1, 3)
     mesh.link([{"peer": 0, "dial": False, "addresses": [], "iface": ""}], _Endless())
     yield mesh
     mesh.close()
@@ -38,11 +38,11 @@ def dialled(mesh, claim):
     ends = []
     (offer,) = mesh.offers()
     Dial(mesh.reactor, (offer["address"], offer["port"]), KEY, claim, ends.append, 5.0)
-    assert eventually(lambda: mesh.reactor.turn(0.01) or bool(ends))
+    assert eventually(lambda: mesh.reactor.run_once(0.01) or bool(ends))
     sock = ends[0].sock
     sock.settimeout(5.0)
     for _ in range(3):
-        mesh.reactor.turn(0.01)
+        mesh.reactor.run_once(0.01)
     said = b"".join(iter(lambda: sock.recv(1000), b"")) if not lanes(mesh) else sock.recv(1000)
     sock.close()
     return said

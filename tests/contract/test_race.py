@@ -8,7 +8,7 @@ import pytest
 
 from ringcomm.clock import Deadline
 from ringcomm.rendezvous.echo import BLOCK, REQUEST, Echo
-from ringcomm.rendezvous.links import Mesh
+from ringcomm.rendezvous.links import LinkSetup
 from ringcomm.rendezvous.meter import BURST_BYTES, LIMIT_BYTES
 from ringcomm.rendezvous.race import Race
 from ringcomm.transport.kinds import LOOPBACK
@@ -26,8 +26,8 @@ CLAIM = Claim(Purpose.PROBE, JOB, generation=3, source=0, target=1)
 def mesh(no_leaks):
     """That of rank 1, on two addresses, ready to be probed."""
     loopback = [Interface("lo", address, LOOPBACK, 8) for address in ("127.0.0.1", "127.0.0.2")]
-    mesh = Mesh(Reactor(), loopback, KEY, JOB, [].append)
-    mesh.become(1, 3)
+    mesh = LinkSetup(Reactor(), loopback, KEY, JOB, [].append)
+    mesh.assign_rank(1, 3)
     yield mesh
     mesh.close()
     mesh.reactor.close()
@@ -42,7 +42,7 @@ def run(mesh, claim, ways):
     race = Race(mesh.reactor, KEY, claim, ways, results.append)
     deadline = Deadline(20.0)
     while not results and not deadline.expired():
-        mesh.reactor.turn(1.0)
+        mesh.reactor.run_once(1.0)
     race.close()
     (speeds,) = results
     return speeds
@@ -90,7 +90,7 @@ def test_the_answer_says_what_has_arrived(asked):
     heads, data = [], bytearray()
 
     def read():
-        reactor.turn(0.0)
+        reactor.run_once(0.0)
         try:
             data.extend(there.recv(1 << 20))
         except BlockingIOError:
@@ -119,7 +119,7 @@ def test_the_answer_says_what_has_arrived(asked):
 def test_the_answering_side_has_limits(asked, data):
     reactor, there, ended = asked
     there.sendall(data)
-    assert eventually(lambda: reactor.turn(0.01) or bool(ended))
+    assert eventually(lambda: reactor.run_once(0.01) or bool(ended))
 
 
 def test_a_burst_of_a_mebibyte_leaves_something_to_measure():

@@ -28,7 +28,7 @@ from ringcomm.errors import (
 from ringcomm.rendezvous import client, control, links
 from ringcomm.rendezvous.embedded import EmbeddedRendezvous
 from ringcomm.rendezvous.state import Phase
-from ringcomm.transport.accept import MOST_HALF_OPEN, STRANGERS_AT_ONCE, STRANGERS_PER_S
+from ringcomm.transport.accept import MOST_HALF_OPEN, REFUSALS_AT_ONCE, REFUSALS_PER_S
 from ringcomm.transport.connect import listen, place_here
 from ringcomm.wire.auth import Responder, job_digest
 from ringcomm.wire.messages import MessageReader, body_of, encode, framed
@@ -124,7 +124,7 @@ def test_turned_away_and_nobody_is_disturbed(service, change, error, words):
         if error is RefusedError:
             assert eventually(lambda: any(words in text for text in job.texts("refused")))
         else:
-            assert eventually(lambda: any("turned away" in text for text in job.texts("log")))
+            assert eventually(lambda: any("refused" in text for text in job.texts("log")))
         assert together(contexts, sum_of_ranks) == [1.0] * 2
 
 
@@ -283,7 +283,7 @@ def test_a_rendezvous_that_talks_nonsense_or_leaves(fake, spoken):
         start = start_with(fake, pool)
         fake.sock.sendall(spoken(fake.session))
         fake.sock.close()
-        with pytest.raises(StartupError, match="The rendezvous left while the job was starting"):
+        with pytest.raises(StartupError, match="The rendezvous ended while the job was starting"):
             start.result()
 
 
@@ -316,7 +316,7 @@ def _connects(listener):
 @pytest.fixture
 def channel(no_leaks, monkeypatch, request):
     """Of a rank that knows nobody's host, or of rank 1 among these hosts."""
-    monkeypatch.setattr(control, "_VERDICT_S", 0.2)
+    monkeypatch.setattr(control, "_ROOT_CAUSE_S", 0.2)
     inside, outside = socket.socketpair()
     inside.setblocking(False)
     who = (1, request.param) if hasattr(request, "param") else ()
@@ -459,16 +459,16 @@ def test_what_is_done_for_strangers_in_a_second_has_a_limit(service):
     assert thrown(throw_garbage(5, [job.endpoints[0][1]], count=5_000)) < 5_000
     assert eventually(lambda: not job.server._acceptor._half_open)
     assert eventually(lambda: not job.server._refused)
-    limit = STRANGERS_AT_ONCE + STRANGERS_PER_S * (time.monotonic() - began_s)
-    counts = [int(text.split()[2]) for text in job.texts("log")]
-    assert STRANGERS_AT_ONCE < sum(counts) < limit + MOST_HALF_OPEN, counts
+    limit = REFUSALS_AT_ONCE + REFUSALS_PER_S * (time.monotonic() - began_s)
+    counts = [int(text.split()[1]) for text in job.texts("log")]
+    assert REFUSALS_AT_ONCE < sum(counts) < limit + MOST_HALF_OPEN, counts
 
 
 def assert_only_log_lines(job, since_s):
     assert {notice.kind for notice in job.notices} <= {"joined", "started", "log"}
     assert eventually(lambda: job.texts("log") != [])
     assert len(job.texts("log")) <= 2 + time.monotonic() - since_s
-    assert all(text.startswith("turned away") for text in job.texts("log"))
+    assert all(text.startswith("refused") for text in job.texts("log"))
 
 
 def test_honest_ranks_get_in_past_a_crowd_that_says_nothing(service):
@@ -616,7 +616,7 @@ def test_rendezvous_as_a_program_when_a_rank_fails(served):
     "variables, words",
     [
         ({"RINGCOMM_SIZE": "1"}, "two or more ranks"),
-        ({"RINGCOMM_SIZE": "2"}, "RINGCOMM_RENDEZVOUS does not say"),
+        ({"RINGCOMM_SIZE": "2"}, "RINGCOMM_RENDEZVOUS, the address"),
         ({"RINGCOMM_SIZE": "2", "RINGCOMM_RENDEZVOUS": "127.0.0.1:5000"}, "No key for this job"),
         (
             {"RINGCOMM_SIZE": "2", "RINGCOMM_RENDEZVOUS": "192.0.2.1:5000", "RINGCOMM_KEY": "ab" * 16},

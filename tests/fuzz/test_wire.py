@@ -357,7 +357,7 @@ def test_probes(lengths, noise, sizes):
     for piece in portions(data, sizes):
         if not ended:
             there.sendall(piece)
-            reactor.turn(0.0)
+            reactor.run_once(0.0)
     reactor.forget(echo.sock)
     reactor.close()
     here.close()

@@ -171,7 +171,7 @@ def test_all_ranks_name_the_rank_cut_off(outcomes: Dict[Tuple[str, str], Any], n
     assert seen.code not in (0, None), seen.output
     assert seen.finished == []
     if fault.culprit is None:
-        assert "do not hear each other" in seen.output, seen.output
+        assert "do not receive each other's messages" in seen.output, seen.output
         # Of a process group's end ringrun learns from the error with which a rank ends.
         assert way == "group" or "the job failed" in seen.output, seen.output
     else:

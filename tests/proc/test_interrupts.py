@@ -80,7 +80,7 @@ def check(results, doing):
         (line,) = [line for line in output.splitlines() if line.startswith("TOLD")]
         assert line.startswith("TOLD PeerLostError 1 rank 1"), output
         assert f"was interrupted (KeyboardInterrupt) in {doing}" in line
-        assert "do not hear each other" not in line
+        assert "do not receive each other's messages" not in line
 
 
 def test_in_a_direct_call() -> None:

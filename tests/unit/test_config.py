@@ -130,7 +130,7 @@ def test_alone_without_variables():
 def test_one_of_several_without_a_size_does_not_run_alone(name):
     variable = "RINGCOMM_" + name
     for size in ({}, {"RINGCOMM_SIZE": ""}):
-        with pytest.raises(ConfigError, match=f"{variable}=0 says .* RINGCOMM_SIZE does not"):
+        with pytest.raises(ConfigError, match=f"{variable}=0 means .* RINGCOMM_SIZE, their number"):
             Membership.from_environment({variable: "0", **size})
     assert Membership.from_environment({variable: "0", "RINGCOMM_SIZE": "1"}) == Membership()
     assert Membership.from_environment({variable: ""}) == Membership()
@@ -161,7 +161,7 @@ def test_membership_with_everything():
     [
         ({"RINGCOMM_SIZE": "three"}, "RINGCOMM_SIZE='three' is not a whole number"),
         ({"RINGCOMM_SIZE": "0"}, "RINGCOMM_SIZE=0 is out of range: it must be at least 1"),
-        ({"RINGCOMM_RENDEZVOUS": ""}, "RINGCOMM_RENDEZVOUS does not say where they meet"),
+        ({"RINGCOMM_RENDEZVOUS": ""}, "RINGCOMM_RENDEZVOUS, the address of their rendezvous, is not set"),
         ({"RINGCOMM_RENDEZVOUS": "10.0.0.1"}, "'10.0.0.1' is not an address"),
         ({"RINGCOMM_RENDEZVOUS": "a:1,,b:2"}, "'' is not an address"),
         ({"RINGCOMM_RANK": "3"}, "RINGCOMM_RANK=3 is out of range: it must be from 0 to 2"),

@@ -74,7 +74,7 @@ class Company:
             fabric.make_wakeable()
 
     def watch_over(self, progress: Callable[[], Progress]) -> None:
-        """Give signs of life from now on, and expect them; write the timeline if one is wanted.
+        """Give heartbeats from now on, and expect them; write the timeline if one is wanted.
 
         Args:
             progress: how far this rank is in its collectives.

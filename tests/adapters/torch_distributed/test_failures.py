@@ -78,7 +78,7 @@ def test_a_frozen_rank_is_named(tmp_path):
             os.kill(int(pid.read_text()), signal.SIGKILL)
         output = finished(process)
     assert all("PeerStalledError" in text and "rank 1 " in text for text in told), (told, output)
-    assert all("not a sign of life for 3 s" in text for text in told), told
+    assert all("no heartbeat for 3 s" in text for text in told), told
 
 
 def test_a_late_rank_is_named_with_its_stack_and_waited_for(tmp_path):

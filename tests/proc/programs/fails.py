@@ -14,7 +14,7 @@ import numpy as np
 import ringcomm as rc
 from ringcomm.collective.execute import Execution
 from ringcomm.collective.short import ShortExecution
-from ringcomm.rendezvous.links import Mesh
+from ringcomm.rendezvous.links import LinkSetup
 
 way, phase, culprit = sys.argv[1], sys.argv[2], int(sys.argv[3])
 own_rank = int(os.environ["RANK"])
@@ -74,7 +74,7 @@ try:
         time.sleep(0.3)  # the others are there
         fail()
     if phase == "connecting" and mine:
-        Mesh.link = fail  # type: ignore[assignment, method-assign]
+        LinkSetup.link = fail  # type: ignore[assignment, method-assign]
     rc.init()
     rc.barrier()
     if phase == "idle":

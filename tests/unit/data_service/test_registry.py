@@ -98,7 +98,7 @@ def test_nobody_has_trained_yet_and_nobody_is_in_a_hurry() -> None:
         ("worker", {"dispatcher": 0, "number": 3}, "worker 3 is not one of dispatcher 0's: 0 to 2"),
         ("dispatcher", {"number": 1, "address": "other:1"}, "already, at here:1 and not at other:1"),
         ("dispatcher", {"number": 0, "address": ""}, "needs an address"),
-        ("dispatcher", {"number": 0, "address": "x" * 1000}, "a shorter one"),
+        ("dispatcher", {"number": 0, "address": "x" * 1000}, "at most 300 bytes"),
     ],
 )
 def test_what_makes_no_sense_is_denied(kind: str, fields: Dict[str, Any], reason: str) -> None:

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from ringcomm.config import Slot
-from ringcomm.rendezvous.membership import Member, Refusal, Roster
+from ringcomm.rendezvous.membership import Member, RankAssignment, Refusal
 from tests.unit.rendezvous.simulated import VERSION, join_message, seats_of
 
 
@@ -18,11 +18,11 @@ def member(connection, **message):
     return Member(connection, full, slot, str(full.get("host") or full["hostname"]))
 
 
-def ranks(roster, members):
+def ranks(assignment, members):
     """(rank, host_index, local_rank) by connection."""
     return {
         item.connection: (item.rank, item.host_index, item.local_rank)
-        for item in roster.assign(list(members))
+        for item in assignment.assign(list(members))
     }
 
 
@@ -40,7 +40,7 @@ def ranks(roster, members):
     ],
 )
 def test_place(seats, message, place):
-    assert Roster(3, seats, VERSION).place(join_message(**message)) == place
+    assert RankAssignment(3, seats, VERSION).place(join_message(**message)) == place
 
 
 @pytest.mark.parametrize(
@@ -58,33 +58,34 @@ def test_place(seats, message, place):
 )
 def test_refused(seats, message, words):
     with pytest.raises(Refusal, match=words):
-        Roster(3, seats, VERSION).place(join_message(**message))
+        RankAssignment(3, seats, VERSION).place(join_message(**message))
 
 
 @pytest.mark.parametrize("slot", [5, "ab", [], [0], ["x", 0], [None, 0], {}, [float("inf"), 0], [[0], 0]])
 def test_a_place_that_is_none(slot):
-    with pytest.raises(Refusal, match="names a place that is none"):
-        Roster(3, seats_of(3), VERSION).place({**join_message(), "slot": slot})
+    with pytest.raises(Refusal, match="names an invalid place"):
+        RankAssignment(3, seats_of(3), VERSION).place({**join_message(), "slot": slot})
 
 
 # ---- who becomes what ------------------------------------------------------------------------
 
 
 def test_seats_decide_whatever_the_order():
-    roster = Roster(4, seats_of(2, 2), VERSION)
-    members = [member(n, slot=seat.slot, hostname="same", pid=9 - n) for n, seat in enumerate(roster.seats)]
+    assignment = RankAssignment(4, seats_of(2, 2), VERSION)
+    seats = enumerate(assignment.seats)
+    members = [member(n, slot=seat.slot, hostname="same", pid=9 - n) for n, seat in seats]
     for order in itertools.permutations(members):
-        assert ranks(roster, order) == {0: (0, 0, 0), 1: (1, 0, 1), 2: (2, 1, 0), 3: (3, 1, 1)}
+        assert ranks(assignment, order) == {0: (0, 0, 0), 1: (1, 0, 1), 2: (2, 1, 0), 3: (3, 1, 1)}
 
 
 def test_two_planned_hosts_with_one_hostname_are_two_hosts():
-    roster = Roster(2, seats_of(1, 1), VERSION)
-    members = [member(n, slot=seat.slot, hostname="localhost") for n, seat in enumerate(roster.seats)]
-    assert ranks(roster, members) == {0: (0, 0, 0), 1: (1, 1, 0)}
+    assignment = RankAssignment(2, seats_of(1, 1), VERSION)
+    members = [member(n, slot=seat.slot, hostname="localhost") for n, seat in enumerate(assignment.seats)]
+    assert ranks(assignment, members) == {0: (0, 0, 0), 1: (1, 1, 0)}
 
 
 def test_without_a_plan_hostname_and_process_decide():
-    roster = Roster(4, [], VERSION)
+    assignment = RankAssignment(4, [], VERSION)
     members = [
         member(0, hostname="b", pid=1),
         member(1, hostname="a", pid=20),
@@ -92,11 +93,11 @@ def test_without_a_plan_hostname_and_process_decide():
         member(3, hostname="c", pid=2),
     ]
     for order in itertools.permutations(members):
-        assert ranks(roster, order) == {2: (0, 0, 0), 1: (1, 0, 1), 0: (2, 1, 0), 3: (3, 2, 0)}
+        assert ranks(assignment, order) == {2: (0, 0, 0), 1: (1, 0, 1), 0: (2, 1, 0), 3: (3, 2, 0)}
 
 
 def test_wanted_ranks_are_kept_and_the_rest_dealt_out():
-    roster = Roster(4, [], VERSION)
+    assignment = RankAssignment(4, [], VERSION)
     members = [
         member(0, hostname="z", rank=0),
         member(1, hostname="b"),
@@ -104,21 +105,21 @@ def test_wanted_ranks_are_kept_and_the_rest_dealt_out():
         member(3, hostname="a", pid=5, rank=2),
     ]
     for order in itertools.permutations(members):
-        found = ranks(roster, order)
+        found = ranks(assignment, order)
         assert {connection: place[0] for connection, place in found.items()} == {0: 0, 2: 1, 3: 2, 1: 3}
         assert found == {0: (0, 0, 0), 2: (1, 1, 0), 3: (2, 1, 1), 1: (3, 2, 0)}
 
 
 def test_equal_hostnames_on_different_machines_are_different_hosts():
-    roster = Roster(2, [], VERSION)
+    assignment = RankAssignment(2, [], VERSION)
     members = [member(0, hostname="localhost", machine="A"), member(1, hostname="localhost", machine="B")]
-    assert {place[1] for place in ranks(roster, members).values()} == {0, 1}
+    assert {place[1] for place in ranks(assignment, members).values()} == {0, 1}
 
 
 def test_two_want_the_same_rank():
     members = [member(0, hostname="a", rank=1), member(1, hostname="b", rank=1)]
     with pytest.raises(Refusal, match="two processes ask for rank 1: one on a and one on b"):
-        Roster(2, [], VERSION).assign(members)
+        RankAssignment(2, [], VERSION).assign(members)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -126,38 +127,39 @@ def test_ranks_are_complete_and_reproducible(seed):
     print(f"seed {seed}")
     rng = random.Random(seed)
     size = rng.randrange(1, 10)
-    roster = Roster(size, [], VERSION)
+    assignment = RankAssignment(size, [], VERSION)
     wishes = rng.sample(range(size), rng.randrange(size + 1))
     members = [
         member(n, hostname=rng.choice("abc"), pid=n, rank=wishes[n] if n < len(wishes) else None)
         for n in range(size)
     ]
-    first = ranks(roster, members)
+    first = ranks(assignment, members)
     assert sorted(place[0] for place in first.values()) == list(range(size))
     for _ in range(5):
         rng.shuffle(members)
-        assert ranks(roster, members) == first
+        assert ranks(assignment, members) == first
 
 
 # ---- who is missing --------------------------------------------------------------------------
 
 
 def test_missing_seats_are_named():
-    roster = Roster(3, seats_of(1, 2), VERSION)
+    assignment = RankAssignment(3, seats_of(1, 2), VERSION)
     here = member(0, slot=(1, 0))
-    assert [rank for rank, _ in roster.missing([here.slot])] == [0, 2]
-    assert roster.who_is_missing([here]) == "rank 0 (host0), rank 2 (host1)"
+    assert [rank for rank, _ in assignment.missing([here.slot])] == [0, 2]
+    assert assignment.describe_missing([here]) == "rank 0 (host0), rank 2 (host1)"
 
 
 def test_many_missing_are_counted():
-    roster = Roster(20, seats_of(20), VERSION)
-    assert roster.who_is_missing([]).endswith("rank 7 (host0) and 12 more")
-    assert "more" not in Roster(8, seats_of(8), VERSION).who_is_missing([])
+    assignment = RankAssignment(20, seats_of(20), VERSION)
+    assert assignment.describe_missing([]).endswith("rank 7 (host0) and 12 more")
+    assert "more" not in RankAssignment(8, seats_of(8), VERSION).describe_missing([])
 
 
 def test_without_a_plan_those_present_are_named():
-    roster = Roster(3, [], VERSION)
-    assert roster.who_is_missing([member(0, hostname="pc", pid=7)]) == "2 more; here are: pc (process 7)"
+    assignment = RankAssignment(3, [], VERSION)
+    text = assignment.describe_missing([member(0, hostname="pc", pid=7)])
+    assert text == "2 more; these have joined: pc (process 7)"
 
 
 def test_names():

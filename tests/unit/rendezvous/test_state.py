@@ -54,8 +54,8 @@ def test_assignment_tells_everybody_about_everybody():
 
 def test_first_join_starts_the_clock_and_everyone_is_announced():
     job = Job(3)
-    assert job.join(0) == [Notice("joined", "1 of 3 ranks are here (newest: host0)"), Timer(60.0)]
-    assert job.join(1) == [Notice("joined", "2 of 3 ranks are here (newest: host0)")]
+    assert job.join(0) == [Notice("joined", "1 of 3 ranks have joined (newest: host0)"), Timer(60.0)]
+    assert job.join(1) == [Notice("joined", "2 of 3 ranks have joined (newest: host0)")]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_start_timeout_without_a_plan_names_those_present():
     job = Job(3, start_timeout_s=30.0)
     job.join(5, hostname="pc", pid=7)
     job.pass_time(30.0)
-    assert "Missing: 2 more; here are: pc (process 7)" in job.verdict()["text"]
+    assert "Missing: 2 more; these have joined: pc (process 7)" in job.verdict()["text"]
     assert job.verdict()["rank"] is None
 
 
@@ -453,7 +453,7 @@ def test_who_cannot_link_up_ends_it():
     assert set(job.aborts()) == {0, 1, 2, 3}
     assert (
         job.verdict()["text"]
-        == "rank 2 (host1) could not link up: rank 3 did not answer (10.0.0.3: timed out)."
+        == "rank 2 (host1) could not connect to all ranks: rank 3 did not answer (10.0.0.3: timed out)."
     )
 
 

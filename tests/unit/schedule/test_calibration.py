@@ -6,7 +6,7 @@ import pytest
 
 from ringcomm.schedule.calibration import (
     LOCAL_LATENCY_S,
-    Sounding,
+    Calibration,
     coarse,
     coarse_model,
     leaders,
@@ -40,8 +40,8 @@ def test_rounding_goes_up_and_never_far():
 
 
 def test_one_host():
-    soundings = [Sounding(1e-10, 11e-6, 3e-10), Sounding(1.1e-10)]
-    model = model_of(soundings, [0, 0])
+    calibrations = [Calibration(1e-10, 11e-6, 3e-10), Calibration(1.1e-10)]
+    model = model_of(calibrations, [0, 0])
     assert model.hosts == ()
     assert model.latency_s == coarse(11e-6)
     assert model.byte_s == coarse(3e-10)
@@ -49,13 +49,13 @@ def test_one_host():
 
 def test_several_hosts():
     """Those that measured speak for their host; what nobody measured is assumed."""
-    soundings = [
-        Sounding(1e-10, 0.0, 0.0, 60e-6, 8.5e-9),
-        Sounding(1e-10),
-        Sounding(1e-10, 0.0, 0.0, 50e-6, 85e-9),
-        Sounding(1e-10, 0.0, 0.0, 70e-6, 8.3e-9),
+    calibrations = [
+        Calibration(1e-10, 0.0, 0.0, 60e-6, 8.5e-9),
+        Calibration(1e-10),
+        Calibration(1e-10, 0.0, 0.0, 50e-6, 85e-9),
+        Calibration(1e-10, 0.0, 0.0, 70e-6, 8.3e-9),
     ]
-    model = model_of(soundings, [4, 4, 7, 9])
+    model = model_of(calibrations, [4, 4, 7, 9])
     assert model.hosts == (0, 0, 1, 2)
     assert model.latency_s == coarse(LOCAL_LATENCY_S)
     assert model.wire_latency_s == coarse(60e-6)
@@ -66,7 +66,7 @@ def test_several_hosts():
 
 def test_a_slightly_different_measurement_makes_the_same_coarse_model():
     def model(factor):
-        wire = Sounding(0.8e-10, 10e-6, 2.6e-10, 55e-6, 8.2e-9)
-        return model_of([Sounding(*(factor * value for value in wire))] * 3, [0, 1, 2])
+        wire = Calibration(0.8e-10, 10e-6, 2.6e-10, 55e-6, 8.2e-9)
+        return model_of([Calibration(*(factor * value for value in wire))] * 3, [0, 1, 2])
 
     assert coarse_model(model(1.0)) == coarse_model(model(1.05))

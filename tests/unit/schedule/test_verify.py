@@ -195,7 +195,7 @@ def test_positions_let_overlapping_spans_flow():
 
 
 def test_sending_what_nobody_has_defined():
-    with pytest.raises(BrokenInvariantError, match="rank 1 sends element 0, which nobody has defined"):
+    with pytest.raises(BrokenInvariantError, match="rank 1 sends element 0, which is undefined"):
         check_broadcast([[Recv((1,), 0, 3)], [Send(0, 0, 3)]], 0, 3)
 
 

@@ -130,7 +130,7 @@ def test_signal_names() -> None:
 
 
 def test_a_broken_link_is_nobodys_fault() -> None:
-    text = "rank 0 (a) and rank 1 (b) live, but do not hear each other"
+    text = "rank 0 (a) and rank 1 (b) are running, but do not receive each other's messages"
     exits = [Exit(rank, 1, None) for rank in range(3)]
     found = verdict(*exits, Complaint(None, None, text, link=True))
     cause = found.cause()
