@@ -1,7 +1,7 @@
-"""The collectives of one rank over NumPy arrays, as calls in order.
+"""Synchronous collectives over NumPy arrays, matched between ranks by the order of the calls.
 
-What a call means (shapes, layouts, rows per rank, objects as bytes) is decided here; how its bytes move, in
-:mod:`ringcomm.collective`.
+This module handles shapes, memory layouts, rows per rank and objects as bytes; :mod:`ringcomm.collective`
+moves the flat arrays.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from .schedule.steps import even_bounds
 
 
 class Collectives:
-    """What a rank can do together with the others. All ranks must make the same calls in the same order.
+    """The synchronous collectives of one rank. All ranks must make the same calls in the same order.
 
-    Calls may come from several threads; they run one after another.
+    Several threads may call them; the calls run one after another.
 
     Args:
         runner: moves flat arrays.
-        rank, size: this rank, and the number of all.
+        rank: this rank.
+        size: the number of ranks.
         objects: packs and unpacks Python objects.
     """
 

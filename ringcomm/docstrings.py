@@ -42,9 +42,18 @@ compression: the element type on the network: ``Compression.none`` (the default:
     "urgent": """\
 urgent: start at once instead of waiting up to one engine cycle for other tensors to fuse with. The
     caller waits for the result, so the input need not be copied.""",
+    "grouped_options": """\
+**options: ``op`` (``Average`` by default, ``Sum``, ``Min``, ``Max``, ``Product`` or ``Adasum``),
+    ``name`` (operations of one name are matched among the ranks, operations without a name by their
+    order), ``prescale_factor`` and ``postscale_factor`` (multiply contributions and result; 1.0), and
+    ``process_set`` (the ranks that take part; all).""",
     "splits": """\
 splits: number of rows for each rank, in rank order; one integer per rank, their sum is the number of
     rows. Without it every rank gets equally many rows, and the number of rows must be a multiple of the
+    number of ranks.""",
+    "splits_tensor": """\
+splits: a list or a one-dimensional tensor of integers: the number of rows for each rank, in rank order.
+    Without it every rank gets equally many rows, and the number of rows must be a multiple of the
     number of ranks.""",
     "array_in": """\
 array: a NumPy array (or what ``numpy.asarray`` accepts) of any memory layout; bool, integers of 8 to 64
@@ -98,12 +107,19 @@ NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.""",
 UnsupportedDtypeError: the dtype cannot be sent, or the operation has no meaning for it.
 UnknownProcessSetError: the process set is not registered, or this rank is not a member of it.
 DuplicateNameError: an operation of this name has been started and is not done.
-NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.""",
-    "unknown_set": """\
-UnknownProcessSetError: the process set is not registered, or this rank is not a member of it.""",
-    # Results.
-    "handle_note": """\
-Errors among the ranks (``MismatchError``, ``PeerLostError``) are raised when the result is taken.""",
+NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.
+MismatchError: (when the result is taken) ranks disagree about the call.
+PeerLostError: (when the result is taken) a rank ended, or is silent for too long.""",
+    "call_errors": """\
+UnsupportedDtypeError: the dtype cannot be sent, or the operation has no meaning for it.
+UnknownProcessSetError: the process set is not registered, or this rank is not a member of it.
+NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.
+MismatchError: ranks disagree about the call; no data have been changed.
+PeerLostError: a rank ended, or is silent for too long; what is overwritten holds intermediate results.""",
+    "set_errors": """\
+UnknownProcessSetError: the process set is not registered, or this rank is not a member of it.
+NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.
+PeerLostError: a rank ended, or is silent for too long.""",
 }
 """By placeholder: the lines that replace it (continuation lines of a parameter indented by 4)."""
 
@@ -120,6 +136,10 @@ def _fill(names: str) -> str:
 SHARED["scale"] = _fill("prescale_factor postscale_factor")
 SHARED["reduction"] = _fill("op scale")
 SHARED["scatter_reduction"] = _fill("scatter_op scale")
+SHARED["matching"] = _fill("name process_set")
+SHARED["torch_reduction"] = _fill("average name op scale process_set")
+SHARED["torch_scatter"] = _fill("name scatter_op process_set scale")
+SHARED["matched_reduction"] = _fill("reduction matching")
 
 
 def _method(args: str, returns: str, raises: str) -> str:
