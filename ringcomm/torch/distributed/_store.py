@@ -1,8 +1,8 @@
 """Connects the ranks of a process group.
 
 Rank 0 of the group serves a rendezvous and publishes its address. In a job of ``ringrun`` it posts the
-address at the job's own rendezvous, which only the job's ranks can use. Otherwise it writes a signed entry to the
-store of ``init_process_group``; the store itself is not trusted.
+address at the job's own rendezvous, which only the job's ranks can use. Otherwise it writes a signed
+entry to the store of ``init_process_group``; the store itself is not trusted.
 """
 
 from __future__ import annotations
