@@ -31,14 +31,14 @@ class Flat:
 
     Attributes:
         array: shares the tensor's memory if that is contiguous; otherwise :meth:`finish` copies it back.
-        carried: the tensor's dtype if the array has another dtype of the same size; otherwise empty.
+        moved_as: the tensor's dtype if the array has another dtype of the same size; otherwise empty.
 
     Raises:
         Misuse: the tensor is not on the CPU, or is sparse.
         UnsupportedDtypeError: ``arithmetic``, and NumPy cannot compute with the elements.
     """
 
-    __slots__ = ("_copy", "_tensor", "array", "carried")
+    __slots__ = ("_copy", "_tensor", "array", "moved_as")
 
     def __init__(self, tensor: torch.Tensor, arithmetic: bool = False) -> None:
         if tensor.requires_grad:
@@ -53,7 +53,7 @@ class Flat:
         if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
             tensor = self._copy = tensor.resolve_conj().resolve_neg().contiguous()
         self.array: Array = _array_of(tensor.view(-1), arithmetic)
-        self.carried = "" if arithmetic or tensor.dtype in _PLAIN else str(tensor.dtype)
+        self.moved_as = "" if arithmetic or tensor.dtype in _PLAIN else str(tensor.dtype)
 
     def finish(self) -> None:
         """Write the copy back, if there is one."""

@@ -121,7 +121,7 @@ class Collectives:
         values, indices = mine.values(), mine.indices()
         how.prepare(flat_array(values, arithmetic=True))
         flat = Flat(values)
-        label = " ".join(filter(None, ("sparse", f"in {mine.sparse_dim()} dimensions", flat.carried)))
+        label = " ".join(filter(None, ("sparse", f"in {mine.sparse_dim()} dimensions", flat.moved_as)))
         rows = self.runner.exchange(
             [indices.shape[1]], Collective.ALLREDUCE, flat.array.dtype, label, tuple(tensor.shape), how.code
         )[:, 0]
@@ -200,7 +200,7 @@ class Collectives:
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         """Copy the root's tensor to all ranks."""
         flat = Flat(tensor)
-        self.runner.broadcast(flat.array, root, flat.carried, flat.array.shape)
+        self.runner.broadcast(flat.array, root, flat.moved_as, flat.array.shape)
         if self.rank != root:
             flat.finish()
 
@@ -228,7 +228,7 @@ class Collectives:
         flat = Flat(source)
         own, bounds = flat.array, self._bounds(outputs, source) if self.rank == root else ()
         text = sizes_text(bounds) if bounds else _count_text(own)
-        intent = Intent(Collective.GATHER, NO_OP, root, flat.carried, text=text)
+        intent = Intent(Collective.GATHER, NO_OP, root, flat.moved_as, text=text)
         if not bounds:
             self._to_root(own, None, bounds, intent)
             return
@@ -254,7 +254,7 @@ class Collectives:
             source, text = self._joined(inputs, send), sizes_text(send)
             _check_room(target.array, send[root + 1] - send[root], source.dtype, "output")
         into = _only(root, target.array.size, self.size)
-        intent = Intent(Collective.SCATTER, NO_OP, root, target.carried, text=text)
+        intent = Intent(Collective.SCATTER, NO_OP, root, target.moved_as, text=text)
         self.runner.all_to_all(source, target.array, send, into, intent=intent)
         target.finish()
 
@@ -330,13 +330,13 @@ def _check_types(tensors: Tensors, like: torch.Tensor) -> None:
 
 
 def _gathering(bounds: Tuple[int, ...], flat: Flat, label: str) -> Intent:
-    name = f"{flat.carried} {label}".strip()
+    name = f"{flat.moved_as} {label}".strip()
     return Intent(Collective.ALLGATHER, NO_OP, NO_ROOT, name, bounds, sizes_text(bounds))
 
 
 def _exchanging(send: Tuple[int, ...], into: Tuple[int, ...], flat: Flat) -> Intent:
     text = f"sending {sizes_text(send)}, receiving {sizes_text(into)}"
-    return Intent(Collective.ALLTOALL, name=flat.carried, text=text)
+    return Intent(Collective.ALLTOALL, name=flat.moved_as, text=text)
 
 
 def _count_text(data: Array) -> str:
