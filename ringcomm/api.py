@@ -1,4 +1,4 @@
-"""The module-level functions: a convenience over one default :class:`~ringcomm.context.Context`."""
+"""The module-level functions: they call the methods of one default :class:`~ringcomm.context.Context`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, List, Optional, Sequence
 
 from .config import Membership, Settings
 from .context import Context
+from .docstrings import documented
 from .dtypes import Array
 from .errors import NotInitializedError, RingcommError, describe_error
 from .ops import ReduceOp
@@ -20,14 +21,19 @@ _left = False
 
 
 def init(membership: Optional[Membership] = None, settings: Optional[Settings] = None) -> None:
-    """Join the job: find the other ranks and link up with them. A second call does nothing.
+    """Join the job: find the other ranks and connect to them. A second call does nothing.
 
     Without a launcher and without ``RINGCOMM_SIZE`` in the environment the job is this one process,
     and no socket is opened.
 
+    Args:
+        membership: the job's size, rendezvous and key; by default from the environment, as ``ringrun``
+            sets it.
+        settings: tunables; by default from the ``RINGCOMM_*`` variables.
+
     Raises:
-        ConfigError: a variable or an argument makes no sense.
-        StartupError: (or one of its kinds) the job could not be put together.
+        ConfigError: a variable or an argument has an invalid value.
+        StartupError: (or a subclass) the ranks did not connect; the message says which and why.
     """
     global _default, _registered
     with _lock:
@@ -35,7 +41,7 @@ def init(membership: Optional[Membership] = None, settings: Optional[Settings] =
             try:
                 _default = Context.start(membership, settings)
             except RingcommError as error:
-                # The message says it all; where inside ringcomm it was composed helps nobody.
+                # The message has all facts; a traceback through ringcomm's own code adds none.
                 raise error.with_traceback(None) from None
         if not _registered:
             atexit.register(_leave_at_exit)
@@ -43,7 +49,10 @@ def init(membership: Optional[Membership] = None, settings: Optional[Settings] =
 
 
 def shutdown() -> None:
-    """Leave the job. Harmless if it was left already; happens by itself when the program ends."""
+    """Leave the job and close its connections.
+
+    Does nothing if this process is in no job. It is called automatically when the program ends.
+    """
     global _default, _left
     with _lock:
         context, _default = _default, None
@@ -53,7 +62,7 @@ def shutdown() -> None:
 
 
 def _leave_at_exit() -> None:
-    """Leave, and say why if an uncaught exception ends the program, so that all others can name it."""
+    """Leave the job, and report an uncaught exception, so that the other ranks' errors can name it."""
     global _default
     context, _default = _default, None
     if context is None:
@@ -66,7 +75,11 @@ def _leave_at_exit() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether this process is in a job."""
+    """Whether this process is in a job.
+
+    Returns:
+        True between ``init()`` and ``shutdown()``.
+    """
     return _default is not None
 
 
@@ -89,51 +102,126 @@ def context() -> Context:
     return _default
 
 
+@documented
 def rank() -> int:
-    """This process's number, from 0 to ``size() - 1``."""
+    """This process's rank in the job.
+
+    Returns:
+        from 0 to ``size() - 1``.
+
+    Raises:
+        {not_initialized}
+    """
     return context().rank
 
 
+@documented
 def size() -> int:
-    """How many processes the job has."""
+    """The number of ranks (processes) in the job.
+
+    Returns:
+        at least 1.
+
+    Raises:
+        {not_initialized}
+    """
     return context().size
 
 
+@documented
 def start_timeline(path: str, mark_cycles: bool = False) -> None:
-    """See :meth:`ringcomm.Context.start_timeline`."""
+    """Write a timeline of collectives (a Chrome trace) until :func:`stop_timeline`.
+
+    Every rank that is to appear in it must call this; rank 0 writes the file.
+
+    Args:
+        path: the file, opened by rank 0; open it in ``chrome://tracing`` or Perfetto afterwards.
+        mark_cycles: also mark the engine's cycles.
+
+    Raises:
+        Misuse: a timeline is already being written.
+        ConfigError: the file cannot be written.
+        {not_initialized}
+    """
     context().start_timeline(path, mark_cycles)
 
 
+@documented
 def stop_timeline() -> None:
-    """See :meth:`ringcomm.Context.stop_timeline`."""
+    """End the timeline. Every rank that started it must call this; the file is complete afterwards.
+
+    Raises:
+        {not_initialized}
+    """
     context().stop_timeline()
 
 
+@documented
 def local_rank() -> int:
-    """This process's number among those on the same host."""
+    """This process's rank among the job's processes on the same host.
+
+    Returns:
+        from 0 to ``local_size() - 1``; usually the number of the device to use.
+
+    Raises:
+        {not_initialized}
+    """
     return context().local_rank
 
 
+@documented
 def local_size() -> int:
-    """How many processes of the job run on this host."""
+    """The number of the job's processes on this host.
+
+    Returns:
+        at least 1.
+
+    Raises:
+        {not_initialized}
+    """
     return context().local_size
 
 
+@documented
 def cross_rank() -> int:
-    """This host's number among those that have a rank with the same local rank."""
+    """This host's number among the hosts that have a rank with the same local rank.
+
+    Returns:
+        from 0 to ``cross_size() - 1``.
+
+    Raises:
+        {not_initialized}
+    """
     return context().cross_rank
 
 
+@documented
 def cross_size() -> int:
-    """How many hosts have a rank with this local rank."""
+    """The number of hosts that have a rank with this local rank.
+
+    Returns:
+        at least 1.
+
+    Raises:
+        {not_initialized}
+    """
     return context().cross_size
 
 
+@documented
 def is_homogeneous() -> bool:
-    """Whether every host runs the same number of ranks."""
+    """Whether every host runs the same number of ranks.
+
+    Returns:
+        True or False, the same on all ranks.
+
+    Raises:
+        {not_initialized}
+    """
     return context().is_homogeneous
 
 
+@documented
 def allreduce(
     array: Any,
     op: ReduceOp = ReduceOp.AVERAGE,
@@ -141,10 +229,17 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Array:
-    """See :meth:`ringcomm.context.Context.allreduce`."""
+    """Reduce an array of the same shape and dtype over all ranks; every rank gets the result.
+
+    Example: ``mean = rc.allreduce(gradient)``, ``total = rc.allreduce([1.0, 2.0], op=rc.Sum)``.
+
+    {allreduce}
+        {not_initialized}
+    """
     return context().allreduce(array, op, name, prescale_factor, postscale_factor)
 
 
+@documented
 def allreduce_(
     array: Array,
     op: ReduceOp = ReduceOp.AVERAGE,
@@ -152,10 +247,15 @@ def allreduce_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Array:
-    """See :meth:`ringcomm.context.Context.allreduce_`."""
+    """Reduce an array over all ranks in place: the result overwrites ``array`` on every rank.
+
+    {allreduce_}
+        {not_initialized}
+    """
     return context().allreduce_(array, op, name, prescale_factor, postscale_factor)
 
 
+@documented
 def reducescatter(
     array: Any,
     op: ReduceOp = ReduceOp.AVERAGE,
@@ -163,10 +263,17 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Array:
-    """See :meth:`ringcomm.context.Context.reducescatter`."""
+    """Reduce an array over all ranks; every rank gets only its rows of the result.
+
+    Example: ``rows = rc.reducescatter(np.ones((4, 2)), op=rc.Sum)`` gives 2 rows to each of 2 ranks.
+
+    {reducescatter}
+        {not_initialized}
+    """
     return context().reducescatter(array, op, name, prescale_factor, postscale_factor)
 
 
+@documented
 def reducescatter_(
     array: Array,
     op: ReduceOp = ReduceOp.AVERAGE,
@@ -174,52 +281,113 @@ def reducescatter_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Array:
-    """See :meth:`ringcomm.context.Context.reducescatter_`."""
+    """Reduce an array over all ranks with ``array`` as working space; every rank gets only its rows.
+
+    {reducescatter_}
+        {not_initialized}
+    """
     return context().reducescatter_(array, op, name, prescale_factor, postscale_factor)
 
 
+@documented
 def allgather(array: Any, name: Optional[str] = None) -> Array:
-    """See :meth:`ringcomm.context.Context.allgather`."""
+    """Concatenate every rank's array along the first dimension, in rank order.
+
+    Example: ``losses = rc.allgather(np.array([loss]))`` has one element per rank.
+
+    {allgather}
+        {not_initialized}
+    """
     return context().allgather(array, name)
 
 
+@documented
 def allgather_(array: Array, name: Optional[str] = None) -> Array:
-    """See :meth:`ringcomm.context.Context.allgather_`."""
+    """Complete an array of which every rank holds its rows: the inverse of ``reducescatter_``.
+
+    Each rank contributes the rows that ``reducescatter`` would give it; the other rows are overwritten.
+
+    {allgather_}
+        {not_initialized}
+    """
     return context().allgather_(array, name)
 
 
+@documented
 def broadcast(array: Any, root_rank: int = 0, name: Optional[str] = None) -> Array:
-    """See :meth:`ringcomm.context.Context.broadcast`."""
+    """Copy the root's array to every rank.
+
+    Example: ``weights = rc.broadcast(weights, root_rank=0)``.
+
+    {broadcast}
+        {not_initialized}
+    """
     return context().broadcast(array, root_rank, name)
 
 
+@documented
 def broadcast_(array: Array, root_rank: int = 0, name: Optional[str] = None) -> Array:
-    """See :meth:`ringcomm.context.Context.broadcast_`."""
+    """Overwrite ``array`` on every rank with the root's.
+
+    {broadcast_}
+        {not_initialized}
+    """
     return context().broadcast_(array, root_rank, name)
 
 
+@documented
 def alltoall(array: Any, splits: Optional[Sequence[int]] = None, name: Optional[str] = None) -> Any:
-    """See :meth:`ringcomm.context.Context.alltoall`."""
+    """Send a part of the rows to every rank, and receive a part of the rows of every rank.
+
+    Example: ``rows, counts = rc.alltoall(rows, splits=[3, 1])`` on 2 ranks.
+
+    {alltoall}
+        {not_initialized}
+    """
     return context().alltoall(array, splits, name)
 
 
+@documented
 def alltoall_(array: Array, name: Optional[str] = None) -> Array:
-    """See :meth:`ringcomm.context.Context.alltoall_`."""
+    """Exchange rows with every rank in place; every rank gets equally many rows.
+
+    {alltoall_}
+        {not_initialized}
+    """
     return context().alltoall_(array, name)
 
 
+@documented
 def barrier(name: Optional[str] = None) -> None:
-    """See :meth:`ringcomm.context.Context.barrier`."""
+    """Wait until every rank has called it.
+
+    {barrier}
+        {not_initialized}
+    """
     context().barrier(name)
 
 
+@documented
 def broadcast_object(value: Any = None, root_rank: int = 0, name: Optional[str] = None) -> Any:
-    """See :meth:`ringcomm.context.Context.broadcast_object`."""
+    """Send any object (pickled by cloudpickle) from the root to all ranks.
+
+    Example: ``config = rc.broadcast_object(config)``.
+
+    {broadcast_object}
+        {not_initialized}
+    """
     return context().broadcast_object(value, root_rank, name)
 
 
+@documented
 def allgather_object(value: Any, name: Optional[str] = None) -> List[Any]:
-    """See :meth:`ringcomm.context.Context.allgather_object`."""
+    """Collect any object (pickled by cloudpickle) from every rank.
+
+    Example: ``names = rc.allgather_object(platform.node())``.
+
+    {allgather_object}
+        {not_initialized}
+    """
     return context().allgather_object(value, name)
 
 
@@ -228,12 +396,28 @@ def run(
 ) -> List[Any]:
     """Run a function on several ranks and return their results, in rank order.
 
-    Works from scripts and notebooks. The function is shipped with cloudpickle; in it, call
-    ``ringcomm.init()`` and use the collectives. Options are those of ``ringrun --help``: ``np``,
-    ``hosts``, ``hostfile``, ``env`` (a dictionary), ``python``, ``cwd`` and ``iface`` (for all hosts, or a
-    dictionary by host), ``start_timeout_s``, ``timeout_s``, ``ssh``, ``ssh_port``, ``ssh_identity_file``,
-    ``output_dir``, ``verbose``, and ``console``, which takes what ranks print. See
-    :func:`ringrun.function.run_function`.
+    Works from scripts and notebooks. The function is sent with cloudpickle; in it, call
+    ``ringcomm.init()`` and use the collectives.
+
+    Example: ``rc.run(train, args=(0.1,), np=3, hosts="localhost,jetson1,jetson2")``.
+
+    Args:
+        fn: the function that every rank calls.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        **options: the options of ``ringrun --help``: ``np`` (number of ranks), ``hosts``, ``hostfile``,
+            ``env`` (a dictionary), ``python``, ``cwd`` and ``iface`` (one for all hosts, or a dictionary by
+            host), ``start_timeout_s`` and ``timeout_s`` (seconds), ``ssh``, ``ssh_port``,
+            ``ssh_identity_file``, ``output_dir``, ``verbose``, ``restarts``, ``config_file``, ``settings`` (a
+            dictionary of settings by field name), and ``console`` (takes the ranks' output instead of
+            ``sys.stdout`` and ``sys.stderr``).
+
+    Returns:
+        the functions' results, in rank order.
+
+    Raises:
+        ringrun.RemoteError: a rank failed, or the job did not start.
+        ConfigError: an option has an invalid value.
     """
     from ringrun.function import run_function
 

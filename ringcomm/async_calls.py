@@ -1,7 +1,7 @@
-"""Collectives on NumPy arrays that are matched by name and come back as handles.
+"""Asynchronous collectives on NumPy arrays: matched by name among the ranks, with a handle as result.
 
 Functions without a trailing underscore copy their input before they return, so the caller may change it at
-once. Those with one work in the caller's own array, which must be left alone until the handle is done.
+once. Functions with one work in the caller's own array, which must not be used until the handle is done.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from typing import Any, ContextManager, List, Optional, Sequence
 from . import api
 from .arrays.bridge import InPlace, flat_copy
 from .arrays.rows import check_splits, row_items
+from .docstrings import documented
 from .dtypes import Array
 from .engine.request import Handle
 from .ops import ReduceOp, op_of
 from .process_set import ProcessSet, number_of
 
 
+@documented
 def allreduce_async(
     array: Any,
     op: ReduceOp = ReduceOp.AVERAGE,
@@ -25,10 +27,19 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: Optional[ProcessSet] = None,
 ) -> Handle:
-    """Start an allreduce of a copy of ``array``; ``handle.wait()`` gives a new array.
+    """Start an allreduce of a copy of an array.
 
-    Ranks may start their operations in any order: those of the same ``name`` belong together, and
-    those without a name by their order.
+    Example: ``handle = rc.allreduce_async(gradient, name="layer1"); mean = handle.wait()``.
+
+    Args:
+        {array_in}
+        {matched_reduction}
+
+    Returns:
+        a handle; its ``wait()`` returns a new array of the same shape and dtype.
+
+    Raises:
+        {start_errors}
     """
     flat, shape = flat_copy(array)
     return api.context().engine.allreduce(
@@ -37,6 +48,7 @@ def allreduce_async(
     )  # fmt: skip
 
 
+@documented
 def allreduce_async_(
     array: Array,
     op: ReduceOp = ReduceOp.AVERAGE,
@@ -45,7 +57,19 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: Optional[ProcessSet] = None,
 ) -> Handle:
-    """Like :func:`allreduce_async`, overwriting ``array``, which must be left alone until then."""
+    """Start an allreduce in place: the result overwrites ``array`` on every rank.
+
+    Args:
+        {array_pending}
+        {matched_reduction}
+
+    Returns:
+        a handle; its ``wait()`` returns ``array`` itself.
+
+    Raises:
+        Misuse: it is not a NumPy array, or it is read-only.
+        {start_errors}
+    """
     target = InPlace(array, "allreduce_async_")
     return api.context().engine.allreduce(
         [target.flat], op_of(op), name, [target.shape], prescale_factor, postscale_factor,
@@ -53,6 +77,7 @@ def allreduce_async_(
     )  # fmt: skip
 
 
+@documented
 def grouped_allreduce_async(
     arrays: Sequence[Any],
     op: ReduceOp = ReduceOp.AVERAGE,
@@ -61,7 +86,18 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: Optional[ProcessSet] = None,
 ) -> Handle:
-    """Start an allreduce of copies of several arrays, all of them or none; the result is a list of arrays."""
+    """Start an allreduce of copies of several arrays as one operation: all are reduced, or none.
+
+    Args:
+        {arrays_in}
+        {matched_reduction}
+
+    Returns:
+        a handle; its ``wait()`` returns a list of new arrays.
+
+    Raises:
+        {start_errors}
+    """
     copies = [flat_copy(array) for array in arrays]
     return api.context().engine.allreduce(
         [flat for flat, _ in copies], op_of(op), name, [shape for _, shape in copies],
@@ -70,6 +106,7 @@ def grouped_allreduce_async(
     )  # fmt: skip
 
 
+@documented
 def grouped_allreduce_async_(
     arrays: Sequence[Array],
     op: ReduceOp = ReduceOp.AVERAGE,
@@ -78,7 +115,19 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: Optional[ProcessSet] = None,
 ) -> Handle:
-    """Like :func:`grouped_allreduce_async`, overwriting the arrays, which must be left alone until then."""
+    """Start an allreduce of several arrays in place as one operation: all are reduced, or none.
+
+    Args:
+        {arrays_pending}
+        {matched_reduction}
+
+    Returns:
+        a handle; its ``wait()`` returns a list of the arrays themselves.
+
+    Raises:
+        Misuse: it is not a NumPy array, or it is read-only.
+        {start_errors}
+    """
     targets = [InPlace(array, "grouped_allreduce_async_") for array in arrays]
     return api.context().engine.allreduce(
         [target.flat for target in targets], op_of(op), name, [target.shape for target in targets],
@@ -87,34 +136,48 @@ def grouped_allreduce_async_(
     )  # fmt: skip
 
 
+@documented
 def grouped_allreduce(arrays: Sequence[Any], **options: Any) -> List[Array]:
-    """:func:`grouped_allreduce_async`, and wait."""
+    """Reduce several arrays over all ranks as one operation: all are reduced, or none.
+
+    Example: ``weights, bias = rc.grouped_allreduce([weights, bias], op=rc.Sum)``.
+
+    Args:
+        {arrays_in}
+        {grouped_options}
+
+    Returns:
+        a list of new arrays.
+
+    Raises:
+        {call_errors}
+    """
     result: List[Array] = grouped_allreduce_async(arrays, **options).wait()
     return result
 
 
+@documented
 def grouped_allreduce_(arrays: Sequence[Array], **options: Any) -> List[Array]:
-    """:func:`grouped_allreduce_async_`, and wait: several arrays are overwritten, all of them or none.
+    """Reduce several arrays over all ranks in place as one operation: all are reduced, or none.
+
+    Example: ``rc.grouped_allreduce_([weights, bias], op=rc.Sum, name="layer1")``.
 
     Args:
-        arrays: writable NumPy arrays of any layout; equal in number, shapes and types on all ranks.
-        options: as for :func:`grouped_allreduce_async_`.
+        {arrays_pending}
+        {grouped_options}
 
     Returns:
-        the arrays themselves.
+        a list of the arrays themselves.
 
     Raises:
-        Misuse: one of them is no array, or is read-only.
-        MismatchError: ranks disagree; no array has been changed.
-        PeerLostError: a rank is gone; the arrays hold intermediate sums.
-
-    Example:
-        ``rc.grouped_allreduce_([weights, bias], op=rc.Sum, name="layer1")``
+        Misuse: it is not a NumPy array, or it is read-only.
+        {call_errors}
     """
     result: List[Array] = grouped_allreduce_async_(arrays, **options).wait()
     return result
 
 
+@documented
 def reducescatter_async(
     array: Any,
     op: ReduceOp = ReduceOp.AVERAGE,
@@ -123,7 +186,21 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
     process_set: Optional[ProcessSet] = None,
 ) -> Handle:
-    """Start a reducescatter of a copy; the result is this rank's rows (one more on the first if uneven)."""
+    """Start a reducescatter of a copy of an array: every rank gets only its rows of the result.
+
+    Args:
+        {array_in}
+        {scatter_reduction}
+        {matching}
+
+    Returns:
+        a handle; its ``wait()`` returns a new array with this rank's rows: of ``n`` rows every member of
+        the set gets ``n // size``, the first ``n % size`` members one more.
+
+    Raises:
+        Misuse: the array has no first dimension.
+        {start_errors}
+    """
     flat, shape = flat_copy(array)
     return api.context().engine.reducescatter(
         [flat], [shape], op_of(op), name, prescale_factor, postscale_factor, number_of(process_set),
@@ -131,20 +208,46 @@ def reducescatter_async(
     )  # fmt: skip
 
 
+@documented
 def allgather_async(
     array: Any, name: Optional[str] = None, process_set: Optional[ProcessSet] = None
 ) -> Handle:
-    """Start an allgather of a copy of ``array``; the result is every rank's rows, in rank order."""
+    """Start an allgather of a copy of an array.
+
+    Args:
+        {array_rows}
+        {matching}
+
+    Returns:
+        a handle; its ``wait()`` returns a new array with the rows of all ranks, in rank order. The number of
+        rows may differ from rank to rank.
+
+    Raises:
+        {start_errors}
+    """
     flat, shape = flat_copy(array)
     return api.context().engine.allgather(
         [flat], [shape or (1,)], name, number_of(process_set), convert=_only
     )
 
 
+@documented
 def broadcast_async(
     array: Any, root_rank: int = 0, name: Optional[str] = None, process_set: Optional[ProcessSet] = None
 ) -> Handle:
-    """Start a broadcast of a copy; the result is a new array. ``root_rank`` is a rank of the job."""
+    """Start copying the root's array to every rank, as a new array.
+
+    Args:
+        {array_in}
+        {root_rank}
+        {matching}
+
+    Returns:
+        a handle; its ``wait()`` returns a new array with the root's elements.
+
+    Raises:
+        {start_errors}
+    """
     flat, shape = flat_copy(array)
     return api.context().engine.broadcast(
         [flat], root_rank, name, [shape], number_of(process_set),
@@ -152,10 +255,24 @@ def broadcast_async(
     )  # fmt: skip
 
 
+@documented
 def broadcast_async_(
     array: Array, root_rank: int = 0, name: Optional[str] = None, process_set: Optional[ProcessSet] = None
 ) -> Handle:
-    """Like :func:`broadcast_async`, overwriting ``array``, which must be left alone until then."""
+    """Start overwriting ``array`` on every rank with the root's.
+
+    Args:
+        {array_pending}
+        {root_rank}
+        {matching}
+
+    Returns:
+        a handle; its ``wait()`` returns ``array`` itself.
+
+    Raises:
+        Misuse: it is not a NumPy array, or it is read-only.
+        {start_errors}
+    """
     target = InPlace(array, "broadcast_async_")
     return api.context().engine.broadcast(
         [target.flat], root_rank, name, [target.shape], number_of(process_set),
@@ -163,13 +280,28 @@ def broadcast_async_(
     )  # fmt: skip
 
 
+@documented
 def alltoall_async(
     array: Any,
     splits: Optional[Sequence[int]] = None,
     name: Optional[str] = None,
     process_set: Optional[ProcessSet] = None,
 ) -> Handle:
-    """Start an alltoall of a copy; the result is a pair: the rows, and how many came from each member."""
+    """Start sending a part of the rows to every rank, and receiving a part of the rows of every rank.
+
+    Args:
+        {array_rows}
+        {splits}
+        {matching}
+
+    Returns:
+        a handle; its ``wait()`` returns a pair: the received rows in rank order, and the number of rows from
+        each member of the set (int32).
+
+    Raises:
+        Misuse: the splits do not fit the array, or it has no first dimension.
+        {start_errors}
+    """
     flat, shape = flat_copy(array)
     engine = api.context().engine
     number = number_of(process_set)
@@ -179,34 +311,70 @@ def alltoall_async(
     return engine.alltoall(flat, shape, counts, name, number)
 
 
+@documented
 def join() -> int:
-    """Say that this rank has run out of data, and wait until all have.
+    """Announce that this rank has no more data, and wait until all ranks have announced it.
 
-    Until then its contributions to the others' allreduces are zeros (or whatever leaves theirs as they
-    are); an average is still over all ranks.
+    Until then this rank contributes the neutral element to the other ranks' allreduces (0 to a sum); an
+    average still divides by the number of all ranks.
 
     Returns:
         the rank that joined last, whose state is the newest.
+
+    Raises:
+        PeerLostError: a rank ended, or is silent for too long.
+        {not_initialized}
     """
     last: int = api.context().engine.join().wait()
     return last
 
 
+@documented
 def pause(reason: str) -> ContextManager[None]:
-    """``with rc.pause("saving checkpoint"):`` announces that this rank will be away for long.
+    """Announce that this rank will start no collectives for a while, for example while it writes a file.
 
-    As long as it is, nobody warns or gives up because it does not come to what others wait for.
+    During the ``with`` block the other ranks neither warn nor time out because of collectives that this rank
+    has not started.
+
+    Example: ``with rc.pause("saving checkpoint"): torch.save(model, path)``.
+
+    Args:
+        reason: appears in the other ranks' messages.
+
+    Returns:
+        a context manager.
+
+    Raises:
+        {not_initialized}
     """
     return api.context().engine.pause(reason)
 
 
 def poll(handle: Handle) -> bool:
-    """Whether an operation is done, so that :func:`synchronize` would not wait."""
+    """Whether an operation is done, so that :func:`synchronize` would not wait.
+
+    Args:
+        handle: from one of the asynchronous collectives.
+
+    Returns:
+        True if the operation is done or has failed.
+    """
     return handle.done()
 
 
+@documented
 def synchronize(handle: Handle) -> Any:
-    """Wait for an operation and take its result, or raise its error."""
+    """Wait for an operation and return its result, or raise its error.
+
+    Args:
+        handle: from one of the asynchronous collectives.
+
+    Returns:
+        the operation's result: an array, a list of arrays, or a pair.
+
+    Raises:
+        {rank_errors}
+    """
     return handle.wait()
 
 

@@ -1,7 +1,7 @@
-"""The collectives of one rank over NumPy arrays, as calls in order.
+"""Synchronous collectives over NumPy arrays, matched between ranks by the order of the calls.
 
-What a call means (shapes, layouts, rows per rank, objects as bytes) is decided here; how its bytes move, in
-:mod:`ringcomm.collective`.
+This module handles shapes, memory layouts, rows per rank and objects as bytes; :mod:`ringcomm.collective`
+moves the flat arrays.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 from .arrays.bridge import InPlace, flat_copy, flat_view
 from .arrays.rows import check_splits, cumulative, row_items
 from .collective.runner import Runner
+from .docstrings import documented
 from .dtypes import Array
 from .engine.adasum import adasum, check_adasum
 from .errors import Misuse
@@ -23,13 +24,14 @@ from .schedule.steps import even_bounds
 
 
 class Collectives:
-    """What a rank can do together with the others. All ranks must make the same calls in the same order.
+    """The synchronous collectives of one rank. All ranks must make the same calls in the same order.
 
-    Calls may come from several threads; they run one after another.
+    Several threads may call them; the calls run one after another.
 
     Args:
         runner: moves flat arrays.
-        rank, size: this rank, and the number of all.
+        rank: this rank.
+        size: the number of ranks.
         objects: packs and unpacks Python objects.
     """
 
@@ -41,6 +43,7 @@ class Collectives:
 
     # ---- reductions --------------------------------------------------------------------------
 
+    @documented
     def allreduce(
         self,
         array: Any,
@@ -49,25 +52,15 @@ class Collectives:
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
     ) -> Array:
-        """Combine an array of the same shape and type from every rank; every rank gets the result.
+        """Reduce an array of the same shape and dtype over all ranks; every rank gets the result.
 
-        Args:
-            op: Average (the default), Sum, Min, Max, Product or Adasum.
-            name: shown in errors, and checked to be the same on all ranks; optional.
-            prescale_factor: multiplies every contribution before, ``postscale_factor`` the result after.
-
-        Returns:
-            a new C-ordered array of the same shape, bit-identical on all ranks.
-
-        Raises:
-            UnsupportedDtypeError: the elements cannot be sent, or the op means nothing for them.
-            MismatchError: ranks disagree about the call.
-            PeerLostError: a rank is gone.
+        {allreduce}
         """
         flat, shape = flat_copy(array)
         self._all_reduce(flat, shape, op, name, prescale_factor, postscale_factor)
         return flat.reshape(shape)
 
+    @documented
     def allreduce_(
         self,
         array: Array,
@@ -76,7 +69,10 @@ class Collectives:
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
     ) -> Array:
-        """Like :meth:`allreduce`, overwriting ``array`` (without any copy if it is C-contiguous)."""
+        """Reduce an array over all ranks in place: the result overwrites ``array`` on every rank.
+
+        {allreduce_}
+        """
         target = InPlace(array, "allreduce_")
         self._all_reduce(target.flat, target.shape, op, name, prescale_factor, postscale_factor)
         return target.finish()
@@ -98,6 +94,7 @@ class Collectives:
         else:
             self._runner.all_reduce(flat, op, name_of(name), shape, prescale, postscale)
 
+    @documented
     def reducescatter(
         self,
         array: Any,
@@ -106,19 +103,16 @@ class Collectives:
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
     ) -> Array:
-        """Like :meth:`allreduce`, but every rank gets only its rows of the result.
+        """Reduce an array over all ranks; every rank gets only its rows of the result.
 
-        Returns:
-            ``rows`` of the first dimension: the first ``n % size`` ranks get one row more.
-
-        Raises:
-            Misuse: the array has no first dimension; otherwise as for :meth:`allreduce`.
+        {reducescatter}
         """
         flat, shape = flat_copy(array)
         mine = self._reduce_scatter(flat, shape, op, name, prescale_factor, postscale_factor)
         # A copy, so that a small result does not keep the whole input's memory alive.
         return np.array(mine)
 
+    @documented
     def reducescatter_(
         self,
         array: Array,
@@ -127,10 +121,9 @@ class Collectives:
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
     ) -> Array:
-        """Like :meth:`reducescatter`, using ``array`` as working space.
+        """Reduce an array over all ranks with ``array`` as working space; every rank gets only its rows.
 
-        Returns:
-            this rank's rows, as a view of ``array``. The other rows hold intermediate sums.
+        {reducescatter_}
         """
         target = InPlace(array, "reducescatter_")
         self._reduce_scatter(target.flat, target.shape, op, name, prescale_factor, postscale_factor)
@@ -158,11 +151,11 @@ class Collectives:
 
     # ---- movement ----------------------------------------------------------------------------
 
+    @documented
     def allgather(self, array: Any, name: Optional[str] = None) -> Array:
         """Concatenate every rank's array along the first dimension, in rank order.
 
-        The first dimension may differ from rank to rank, and may be 0; the others must agree. A
-        zero-dimensional array counts as one row.
+        {allgather}
         """
         flat, shape = flat_view(array)
         shape = shape or (1,)
@@ -176,11 +169,13 @@ class Collectives:
             runner.all_gather(gathered, bounds, label, shape[1:])
         return gathered.reshape((int(rows.sum()), *shape[1:]))
 
+    @documented
     def allgather_(self, array: Array, name: Optional[str] = None) -> Array:
-        """Complete an array of which every rank holds its rows: the inverse of :meth:`reducescatter_`.
+        """Complete an array of which every rank holds its rows: the inverse of ``reducescatter_``.
 
-        Rank r contributes the rows that :meth:`reducescatter` would give it; the others' rows are
-        overwritten with theirs.
+        Each rank contributes the rows that ``reducescatter`` would give it; the other rows are overwritten.
+
+        {allgather_}
         """
         target = InPlace(array, "allgather_")
         width = row_items(target.shape, "allgather_")
@@ -188,36 +183,31 @@ class Collectives:
         self._runner.all_gather(target.flat, bounds, name_of(name), target.shape)
         return target.finish()
 
+    @documented
     def broadcast(self, array: Any, root_rank: int = 0, name: Optional[str] = None) -> Array:
-        """Copy the root's array to every rank. All pass an array of the same shape and type.
+        """Copy the root's array to every rank.
 
-        Returns:
-            a new C-ordered array.
+        {broadcast}
         """
         flat, shape = flat_copy(array)
         self._runner.broadcast(flat, self._root(root_rank), name_of(name), shape)
         return flat.reshape(shape)
 
+    @documented
     def broadcast_(self, array: Array, root_rank: int = 0, name: Optional[str] = None) -> Array:
-        """Overwrite ``array`` on every rank with the root's."""
+        """Overwrite ``array`` on every rank with the root's.
+
+        {broadcast_}
+        """
         target = InPlace(array, "broadcast_")
         self._runner.broadcast(target.flat, self._root(root_rank), name_of(name), target.shape)
         return target.finish()
 
+    @documented
     def alltoall(self, array: Any, splits: Optional[Sequence[int]] = None, name: Optional[str] = None) -> Any:
-        """Send a part of the rows to every rank and receive a part from every rank.
+        """Send a part of the rows to every rank, and receive a part of the rows of every rank.
 
-        Args:
-            array: at least one dimension; all but the first agree on all ranks.
-            splits: how many rows go to each rank, in rank order. Without it the rows are dealt out
-                evenly, and their number must be a multiple of the number of ranks.
-
-        Returns:
-            the received rows in rank order; with ``splits``, a pair of them and of the number of
-            rows that came from each rank (int32).
-
-        Raises:
-            Misuse: the splits do not fit the array.
+        {alltoall}
         """
         flat, shape = flat_view(array)
         width = row_items(shape, "alltoall")
@@ -233,23 +223,31 @@ class Collectives:
         result = output.reshape((int(received.sum()), *shape[1:]))
         return result if splits is None else (result, received.astype(np.int32))
 
+    @documented
     def alltoall_(self, array: Array, name: Optional[str] = None) -> Array:
-        """Like :meth:`alltoall` with even splits, overwriting ``array``."""
+        """Exchange rows with every rank in place; every rank gets equally many rows.
+
+        {alltoall_}
+        """
         target = InPlace(array, "alltoall_")
         target.flat[:] = np.asarray(self.alltoall(target.flat.reshape(target.shape), name=name)).reshape(-1)
         return target.finish()
 
     # ---- coordination ------------------------------------------------------------------------
 
+    @documented
     def barrier(self, name: Optional[str] = None) -> None:
-        """Return once every rank has called it."""
+        """Wait until every rank has called it.
+
+        {barrier}
+        """
         self._runner.barrier(name_of(name))
 
+    @documented
     def broadcast_object(self, value: Any = None, root_rank: int = 0, name: Optional[str] = None) -> Any:
-        """Send any object (pickled by cloudpickle) from the root to all; what others pass is ignored.
+        """Send any object (pickled by cloudpickle) from the root to all ranks.
 
-        Returns:
-            the root's own object on the root, an equal copy elsewhere.
+        {broadcast_object}
         """
         root = self._root(root_rank)
         kind = Collective.BROADCAST_OBJECT
@@ -266,8 +264,12 @@ class Collectives:
             pickled = self.objects.verified(data, root, "broadcast_object", name_of(name))
         return self.objects.load(pickled)
 
+    @documented
     def allgather_object(self, value: Any, name: Optional[str] = None) -> List[Any]:
-        """Collect any object (pickled by cloudpickle) from every rank: a list in rank order."""
+        """Collect any object (pickled by cloudpickle) from every rank.
+
+        {allgather_object}
+        """
         kind = Collective.ALLGATHER_OBJECT
         with self._runner.exclusive():
             payload = np.frombuffer(self.objects.pack(value, "allgather_object", name_of(name)), np.uint8)

@@ -1,9 +1,9 @@
-"""Whether all ranks hold the same numbers, bit by bit, for a few bytes on the wire.
+"""Checks that all ranks hold bit-identical arrays, with 8 bytes per rank on the network.
 
-Each rank hashes its arrays. One allreduce of 8 bytes tells whether all hashes are equal: of the hash,
-folded to 32 bits, and of its complement, the largest. The largest complement belongs to the smallest
-hash, so the two fit together only if there is one hash. If not, the hash of every array (64 bits) is
-exchanged, and every rank finds the same culprit.
+Each rank hashes its arrays. One allreduce (Max) of 8 bytes compares the hashes: of the hash, folded to 32
+bits, and of its complement. The largest complement belongs to the smallest hash, so the two results are
+complements of each other only if all hashes are equal. If not, the hash of every array (64 bits) is
+exchanged, and every rank finds the same differing ranks.
 """
 
 from __future__ import annotations
@@ -26,15 +26,18 @@ Arrays = Union[Mapping[str, Any], Iterable[Any]]
 
 
 def check_same(arrays: Arrays, process_set: Optional[ProcessSet] = None) -> None:
-    """Check that every rank has the same arrays: names, shapes, types and all bits. All ranks call it.
+    """Check that every rank has the same arrays: names, shapes, dtypes and all bits. All ranks call it.
+
+    Example: ``rc.check_same({name: item.numpy() for name, item in model.state_dict().items()})``.
 
     Args:
-        arrays: by name, in the same order on all ranks; or without names, one after another.
-        process_set: the ranks that are compared; all of them by default.
+        arrays: NumPy arrays: a mapping by name, in the same order on all ranks, or a sequence.
+        process_set: the ranks that are compared; by default all ranks of the job.
 
     Raises:
-        DesyncError: some differ; on every rank, naming the first such array and who differs.
+        DesyncError: some arrays differ; on every rank, with the first such array and the ranks that differ.
         MismatchError: ranks pass different numbers of arrays.
+        PeerLostError: a rank ended, or is silent for too long.
     """
     if isinstance(arrays, np.ndarray):
         arrays = [arrays]
@@ -43,7 +46,17 @@ def check_same(arrays: Arrays, process_set: Optional[ProcessSet] = None) -> None
 
 
 def compare(context: Context, named: Sequence[Tuple[str, Any]], process_set: int = EVERYBODY) -> None:
-    """As :func:`check_same`, in any context."""
+    """Check that every member of a process set has the same arrays, in a given context.
+
+    Args:
+        context: the rank's context.
+        named: pairs of a name and an array, in the same order on all ranks.
+        process_set: the number of the process set.
+
+    Raises:
+        DesyncError: some arrays differ.
+        MismatchError: ranks pass different numbers of arrays.
+    """
     members = context.engine.sets.members(process_set)
     if len(members) == 1:
         return
@@ -62,18 +75,19 @@ def compare(context: Context, named: Sequence[Tuple[str, Any]], process_set: int
         [table.reshape(-1)], ReduceOp.SUM, "ringcomm.check_same: ranks, arrays", [table.shape],
         process_set=process_set, urgent=True,
     ).wait()  # fmt: skip
-    rows = {rank: row.tolist() for rank, row in zip(members, table) if row.any()}  # not of those that joined
+    # A row of zeros is of a rank that has joined.
+    rows = {rank: row.tolist() for rank, row in zip(members, table) if row.any()}
     raise difference([name for name, _ in named], rows, {peer.rank: peer.host for peer in context.peers})
 
 
 def hash_of(name: str, array: Any) -> int:
-    """64 bits that depend on every bit of an array, on its shape and type, and on its name."""
+    """A hash of 64 bits over an array's name, shape, dtype and bytes."""
     flat, shape = flat_view(array)
     return hash_of_bytes(f"{name} {flat.dtype} {shape}", flat.view(np.uint8) if flat.size else flat)
 
 
 def hash_of_bytes(head: str, data: Array) -> int:
-    """The same of a contiguous array of bytes; ``head`` says what they mean."""
+    """A hash of 64 bits over ``head`` (name, dtype and shape) and a contiguous array of bytes."""
     found = hashlib.blake2b(head.encode(), digest_size=8)
     found.update(data.data)
     return int.from_bytes(found.digest(), "little")
@@ -82,10 +96,12 @@ def hash_of_bytes(head: str, data: Array) -> int:
 def difference(
     names: Sequence[str], hashes: Mapping[int, Sequence[int]], hosts: Mapping[int, str]
 ) -> DesyncError:
-    """The error for ranks whose arrays have these hashes: it names the first array that differs.
+    """The error for ranks whose arrays have these hashes, with the first array that differs.
 
     Args:
+        names: of the arrays.
         hashes: by rank, one per array; not all equal.
+        hosts: by rank, the name of its host.
     """
     places = [index for index in range(len(names)) if len({row[index] for row in hashes.values()}) > 1]
     if not places:
@@ -98,14 +114,14 @@ def difference(
     minority = sorted(rank for group in by_size[1:] for rank in group)
     tied = len(by_size[0]) == len(by_size[1])
     if tied:
-        who = " and ".join(_ranks(group, hosts) for group in by_size[:4]) + " differ from each other"
+        which = " and ".join(_ranks(group, hosts) for group in by_size[:4]) + " differ from each other"
     else:
-        who = f"{_ranks(minority, hosts)} {'differs' if len(minority) == 1 else 'differ'} from the others"
+        which = f"{_ranks(minority, hosts)} {'differs' if len(minority) == 1 else 'differ'} from the others"
     more = f", and {len(places) - 1} more of {len(names)}" if len(places) > 1 else ""
     return DesyncError(
-        f"The ranks no longer hold the same numbers: in {names[first]!r}{more}, {who}. Broadcast parameters "
-        "and the optimizer's state when training starts, seed what must be the same on all ranks alike, and "
-        "change parameters only by what was reduced over all ranks.",
+        f"The ranks no longer hold the same numbers: in {names[first]!r}{more}, {which}. Broadcast "
+        "parameters and the optimizer's state when training starts, use the same seed on all ranks for what "
+        "must be equal, and change parameters only by what was reduced over all ranks.",
         tensor=names[first],
         ranks=None if tied else tuple(minority),
     )

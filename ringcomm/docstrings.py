@@ -1,7 +1,7 @@
-"""Parameter descriptions that many public functions share, written once and put into their docstrings.
+"""Texts that many public docstrings share, written once and put into them.
 
-A docstring may hold lines like ``{name}`` below ``Args:``. :func:`documented` replaces each by the text in
-:data:`SHARED`, so that ``help()`` shows the whole description; the API reference does the same.
+A docstring may hold lines like ``{name}``, usually below ``Args:``. :func:`documented` replaces each by the
+text in :data:`SHARED`, so that ``help()`` shows the whole description; the API reference does the same.
 """
 
 from __future__ import annotations
@@ -11,10 +11,219 @@ from typing import Any, Callable, Dict, TypeVar
 
 Documented = TypeVar("Documented", bound=Callable[..., Any])
 
-SHARED: Dict[str, str] = {}
-"""By placeholder: the lines that replace it, as below ``Args:`` (continuation lines indented by 4)."""
-
 _PLACEHOLDER = re.compile(r"^([ \t]*)\{(\w+)\}[ \t]*$", re.MULTILINE)
+
+SHARED: Dict[str, str] = {
+    # Parameters.
+    "name": """\
+name: the operation's name. Ranks may start operations in any order: operations of the same name are
+    matched, and operations without a name by their order.""",
+    "call_name": """\
+name: optional; appears in errors and is checked to be the same on all ranks.""",
+    "process_set": """\
+process_set: the ranks that take part; by default all ranks of the job.""",
+    "op": """\
+op: ``Average`` (the default), ``Sum``, ``Min``, ``Max``, ``Product`` or ``Adasum``. An average of
+    integers is truncated toward zero.""",
+    "scatter_op": """\
+op: ``Average`` (the default), ``Sum``, ``Min``, ``Max`` or ``Product``. An average of integers is
+    truncated toward zero.""",
+    "average": """\
+average: deprecated, use ``op``. True is ``Average``, False is ``Sum``.""",
+    "prescale_factor": """\
+prescale_factor: every contribution is multiplied by this number before the reduction.""",
+    "postscale_factor": """\
+postscale_factor: the result is multiplied by this number after the reduction.""",
+    "root_rank": """\
+root_rank: the rank whose data are sent: its rank in the job, also if only a process set takes part.""",
+    "compression": """\
+compression: the element type on the network: ``Compression.none`` (the default: unchanged), or
+    ``Compression.fp16`` or ``Compression.bf16`` for half the bytes of float32.""",
+    "urgent": """\
+urgent: start at once instead of waiting up to one engine cycle for other tensors to fuse with. The
+    caller waits for the result, so the input need not be copied.""",
+    "grouped_options": """\
+**options: ``op`` (``Average`` by default, ``Sum``, ``Min``, ``Max``, ``Product`` or ``Adasum``),
+    ``name`` (operations of one name are matched among the ranks, operations without a name by their
+    order), ``prescale_factor`` and ``postscale_factor`` (multiply contributions and result; 1.0), and
+    ``process_set`` (the ranks that take part; all).""",
+    "splits": """\
+splits: number of rows for each rank, in rank order; one integer per rank, their sum is the number of
+    rows. Without it every rank gets equally many rows, and the number of rows must be a multiple of the
+    number of ranks.""",
+    "splits_tensor": """\
+splits: a list or a one-dimensional tensor of integers: the number of rows for each rank, in rank order.
+    Without it every rank gets equally many rows, and the number of rows must be a multiple of the
+    number of ranks.""",
+    "array_in": """\
+array: a NumPy array (or what ``numpy.asarray`` accepts) of any memory layout; bool, integers of 8 to 64
+    bits, float16/32/64, bfloat16, complex64/128. Shape and dtype are equal on all ranks.""",
+    "array_rows": """\
+array: a NumPy array (or what ``numpy.asarray`` accepts) of any memory layout; the dtype and all
+    dimensions but the first are equal on all ranks.""",
+    "array_inplace": """\
+array: a writable NumPy array of any memory layout, of equal shape and dtype on all ranks. It is
+    overwritten; without any copy if it is C-contiguous.""",
+    "array_pending": """\
+array: a writable NumPy array of any memory layout, of equal shape and dtype on all ranks. It is
+    overwritten and must not be used until the handle is done.""",
+    "arrays_in": """\
+arrays: NumPy arrays (or what ``numpy.asarray`` accepts) of any memory layout; equal in number, shapes and
+    dtypes on all ranks. They are copied before the function returns.""",
+    "arrays_pending": """\
+arrays: writable NumPy arrays of any memory layout; equal in number, shapes and dtypes on all ranks. They
+    are overwritten and must not be used until the operation is done.""",
+    "tensor_in": """\
+tensor: a dense tensor on any device, of equal shape and dtype on all ranks.""",
+    "tensor_rows": """\
+tensor: a dense tensor on any device; the dtype and all dimensions but the first are equal on all ranks.""",
+    "tensor_inplace": """\
+tensor: a dense tensor on any device, of equal shape and dtype on all ranks. It is overwritten.""",
+    "tensor_pending": """\
+tensor: a dense tensor on any device, of equal shape and dtype on all ranks. It is overwritten and must not
+    be used until the handle is done.""",
+    "tensors_in": """\
+tensors: dense tensors on any device; equal in number, shapes and dtypes on all ranks.""",
+    "tensors_rows": """\
+tensors: dense tensors on any device; their number, their dtypes and all dimensions but the first are equal
+    on all ranks.""",
+    "tensors_inplace": """\
+tensors: dense tensors on any device; equal in number, shapes and dtypes on all ranks. They are
+    overwritten.""",
+    "tensors_pending": """\
+tensors: dense tensors on any device; equal in number, shapes and dtypes on all ranks. They are overwritten
+    and must not be used until the handle is done.""",
+    # Errors.
+    "collective_errors": """\
+UnsupportedDtypeError: the dtype cannot be sent, or the operation has no meaning for it.
+MismatchError: ranks disagree about the call (collective, shape, dtype, op, root, …).
+PeerLostError: a rank ended, or is silent for too long.""",
+    "rank_errors": """\
+MismatchError: ranks disagree about the call.
+PeerLostError: a rank ended, or is silent for too long.""",
+    "not_initialized": """\
+NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.""",
+    "start_errors": """\
+UnsupportedDtypeError: the dtype cannot be sent, or the operation has no meaning for it.
+UnknownProcessSetError: the process set is not registered, or this rank is not a member of it.
+DuplicateNameError: an operation of this name has been started and is not done.
+NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.
+MismatchError: (when the result is taken) ranks disagree about the call.
+PeerLostError: (when the result is taken) a rank ended, or is silent for too long.""",
+    "call_errors": """\
+UnsupportedDtypeError: the dtype cannot be sent, or the operation has no meaning for it.
+UnknownProcessSetError: the process set is not registered, or this rank is not a member of it.
+NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.
+MismatchError: ranks disagree about the call; no data have been changed.
+PeerLostError: a rank ended, or is silent for too long; what is overwritten holds intermediate results.""",
+    "set_errors": """\
+UnknownProcessSetError: the process set is not registered, or this rank is not a member of it.
+NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.
+PeerLostError: a rank ended, or is silent for too long.""",
+}
+"""By placeholder: the lines that replace it (continuation lines of a parameter indented by 4)."""
+
+
+def _section(title: str, *texts: str) -> str:
+    lines = "\n".join(texts).split("\n")
+    return f"{title}:\n" + "\n".join("    " + line for line in lines)
+
+
+def _fill(names: str) -> str:
+    return "\n".join(SHARED[name] for name in names.split())
+
+
+SHARED["scale"] = _fill("prescale_factor postscale_factor")
+SHARED["reduction"] = _fill("op scale")
+SHARED["scatter_reduction"] = _fill("scatter_op scale")
+SHARED["matching"] = _fill("name process_set")
+SHARED["torch_reduction"] = _fill("average name op scale process_set")
+SHARED["torch_scatter"] = _fill("name scatter_op process_set scale")
+SHARED["matched_reduction"] = _fill("reduction matching")
+
+
+def _method(args: str, returns: str, raises: str) -> str:
+    """What follows the summary of a synchronous collective, of a context and of the module alike."""
+    sections = [_section("Args", args)] if args else []
+    sections += [_section("Returns", returns)] if returns else []
+    return "\n\n".join([*sections, _section("Raises", raises)])
+
+
+_NOT_AN_ARRAY = "Misuse: it is not a NumPy array, or it is read-only.\n"
+_NO_ROWS = "Misuse: the array has no first dimension.\n"
+_NO_ROOT = "Misuse: ``root_rank`` is not a rank of the job.\n"
+_ERRORS = SHARED["collective_errors"]
+_RANK_ERRORS = SHARED["rank_errors"]
+_PICKLE = "ProtocolError: the received bytes do not have the sending rank's signature.\n"
+
+SHARED.update({
+    "allreduce": _method(
+        _fill("array_in op call_name scale"),
+        "a new C-ordered array of the same shape and dtype, bit-identical on all ranks.",
+        _ERRORS,
+    ),
+    "allreduce_": _method(
+        _fill("array_inplace op call_name scale"),
+        "``array`` itself, which holds the result, bit-identical on all ranks.",
+        _NOT_AN_ARRAY + _ERRORS,
+    ),
+    "reducescatter": _method(
+        _fill("array_in scatter_op call_name scale"),
+        "a new array with this rank's rows: of ``n`` rows every rank gets ``n // size``, the first\n"
+        "``n % size`` ranks one more.",
+        _NO_ROWS + _ERRORS,
+    ),
+    "reducescatter_": _method(
+        _fill("array_inplace scatter_op call_name scale"),
+        "a view of this rank's rows in ``array``: of ``n`` rows every rank gets ``n // size``, the first\n"
+        "``n % size`` ranks one more. The other rows hold intermediate results.",
+        _NOT_AN_ARRAY + _NO_ROWS + _ERRORS,
+    ),
+    "allgather": _method(
+        _fill("array_rows call_name"),
+        "a new array with the rows of all ranks, in rank order. The number of rows may differ from rank to\n"
+        "rank and may be 0; a zero-dimensional array counts as one row.",
+        _ERRORS,
+    ),
+    "allgather_": _method(
+        _fill("array_inplace call_name"),
+        "``array`` itself, with the rows of all ranks.",
+        _NOT_AN_ARRAY + _NO_ROWS + _ERRORS,
+    ),
+    "broadcast": _method(
+        _fill("array_in root_rank call_name"),
+        "a new C-ordered array with the root's elements.",
+        _NO_ROOT + _ERRORS,
+    ),
+    "broadcast_": _method(
+        _fill("array_inplace root_rank call_name"),
+        "``array`` itself, with the root's elements.",
+        _NOT_AN_ARRAY + _NO_ROOT + _ERRORS,
+    ),
+    "alltoall": _method(
+        _fill("array_rows splits call_name"),
+        "the received rows, in rank order. With ``splits``, a pair: the received rows, and the number of\n"
+        "rows from each rank (int32, shape ``(size,)``).",
+        "Misuse: the splits do not fit the array, or it has no first dimension.\n" + _ERRORS,
+    ),
+    "alltoall_": _method(
+        _fill("array_inplace call_name"),
+        "``array`` itself, with the received rows in rank order.",
+        _NOT_AN_ARRAY + "Misuse: the number of rows is no multiple of the number of ranks.\n" + _ERRORS,
+    ),
+    "barrier": _method(_fill("call_name"), "", _RANK_ERRORS),
+    "broadcast_object": _method(
+        "value: any object that cloudpickle can pickle; ignored on all ranks but the root.\n"
+        + _fill("root_rank call_name"),
+        "the root's own object on the root, an equal copy on the other ranks.",
+        _NO_ROOT + _PICKLE + _RANK_ERRORS,
+    ),
+    "allgather_object": _method(
+        "value: any object that cloudpickle can pickle.\n" + _fill("call_name"),
+        "a list with every rank's object, in rank order.",
+        _PICKLE + _RANK_ERRORS,
+    ),
+})  # fmt: skip
 
 
 def compose(text: str) -> str:
@@ -33,13 +242,13 @@ def compose(text: str) -> str:
 
     def shared(found: re.Match[str]) -> str:
         indent, name = found.groups()
-        return "\n".join(indent + line for line in SHARED[name].split("\n"))
+        return "\n".join((indent + line).rstrip() for line in SHARED[name].split("\n"))
 
     return _PLACEHOLDER.sub(shared, text)
 
 
 def documented(function: Documented) -> Documented:
-    """Decorator: the same function, its docstring composed."""
+    """Decorator: the same function or class with its docstring composed."""
     if function.__doc__:
         function.__doc__ = compose(function.__doc__)
     return function

@@ -1,10 +1,10 @@
-"""The flight recorder: what this rank did last and where its threads are, for whoever asks.
+"""The flight recorder: reports this rank's last operations and its threads' stacks.
 
-Its parts in the runner and the engine are always on. They are read when the job fails on this rank, or
-when ringrun asks through a socket that the process has inherited. A thread sleeps at that socket, so
-the answer comes whatever the main thread does. Should a C call keep the interpreter lock, no thread
-can answer; then ringrun sends SIGUSR1, and :mod:`faulthandler`, which needs no lock, writes the stacks
-to a pipe: on the socket they could come in the middle of an answer.
+The call histories in the runner and the engine are always on. They are read when the job fails on this
+rank, or when ringrun requests a record through a socket that the process has inherited. A thread waits on
+that socket, so it answers whatever the main thread does. If a C call holds the interpreter lock, no thread
+can answer; then ringrun sends SIGUSR1, and :mod:`faulthandler`, which needs no lock, writes the stacks to a
+pipe (on the socket they could interrupt a record).
 """
 
 from __future__ import annotations
@@ -38,19 +38,21 @@ logger = logging.getLogger("ringcomm.flight_recorder")
 FORMAT = 1
 """The version of the records."""
 SEND_S = 2.0
-"""How long a record may take to get to ringrun."""
-_FAREWELL = 20
-"""How many operations a process that ends in peace tells of."""
+"""Time limit for sending a record to ringrun, in seconds."""
+_ENDED_OPERATIONS = 20
+"""Number of operations per channel in the record of a process that ends without an error."""
 
 
 class Facts(NamedTuple):
-    """Whose records these are.
+    """The rank and the group that records are about.
 
     Attributes:
-        rank, size, host: in the whole job.
+        rank: in the whole job.
+        size: of the whole job.
+        host: the name of this rank's host.
         generation: membership epoch.
-        members: ranks of the whole job among which the operations are.
-        lane: what the direct calls are called in records, if there are several sorts.
+        members: ranks of the whole job that take part in the operations.
+        lane: the name of the channel of direct calls in records.
     """
 
     rank: int
@@ -62,18 +64,18 @@ class Facts(NamedTuple):
 
 
 class FlightRecorder:
-    """Reads the journals of one context, or of one process group.
+    """Reads the call histories of one context, or of one process group.
 
     Args:
-        facts: whose they are.
-        settings: ``flight_recorder`` says how many operations to keep, ``diagnose_dir`` where to write
-            records if there is no ringrun to take them.
-        runner: of the direct calls.
-        engine: of those by name, if there is one.
+        facts: the rank and the group.
+        settings: ``flight_recorder`` is the number of operations to keep, ``diagnose_dir`` the directory for
+            records if the process was not started by ringrun.
+        runner: runs the direct calls.
+        engine: runs the calls by name, if there is one.
 
     Attributes:
         closed: whether its context has been closed.
-        left: why it was closed, if that was no failure.
+        left: the reason for closing it, if that was no failure.
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class FlightRecorder:
         self._engine = engine
         self._directory = settings.diagnose_dir
         self._pid = os.getpid()
-        self._told = False
+        self._reported = False
         self._runner = runner
         self._calls: Optional[CallJournal] = None
         self._channel: Optional[Channel] = None
@@ -99,7 +101,7 @@ class FlightRecorder:
                 self._channel.add(self)
 
     def lanes(self) -> List[Dict[str, Any]]:
-        """The operations, by where they run: those of a lane that is ``ordered`` have comparable numbers."""
+        """The operations by channel; in an ``ordered`` channel their numbers are comparable between ranks."""
         found: List[Dict[str, Any]] = []
         members = list(self.facts.members)
         if self._calls is not None:
@@ -109,8 +111,9 @@ class FlightRecorder:
                 "lines": _lines(self._runner.sites, members),
             })  # fmt: skip
         if self._engine is not None and self._engine.journal is not None:
-            journal, known, coordinator = self._engine.journal, self._engine.sets, self._engine.coordinator
-            sets = {str(number): list(known.members(number)) for number in known.numbers()}
+            journal, process_sets = self._engine.journal, self._engine.sets
+            coordinator = self._engine.coordinator
+            sets = {str(number): list(process_sets.members(number)) for number in process_sets.numbers()}
             rows = [_dated(row) for row in journal.rows()]
             found.append({
                 "name": "engine", "ordered": False, "members": members, "sets": sets, "operations": rows,
@@ -120,19 +123,19 @@ class FlightRecorder:
         return found
 
     def failed(self, error: BaseException) -> None:
-        """The job has failed on this rank: bring out what is known, the first time that this is called.
+        """Report a failure of the job on this rank; only the first call has an effect.
 
-        Leaving, and what interrupts a program (Ctrl-C), are no failures.
+        Leaving the job and interrupting the program (Ctrl-C) are no failures.
         """
-        if self._told or isinstance(error, NotInitializedError) or not isinstance(error, Exception):
+        if self._reported or isinstance(error, NotInitializedError) or not isinstance(error, Exception):
             return
-        self.tell(f"{type(error).__name__}: {error}", error)
+        self.report(f"{type(error).__name__}: {error}", error)
 
-    def tell(self, error: str, cause: Optional[BaseException] = None) -> None:
-        """Bring out what is known, unless that has been done; ``error`` says why, ``cause`` is behind it."""
-        if self._told or self._calls is None or os.getpid() != self._pid:
+    def report(self, error: str, cause: Optional[BaseException] = None) -> None:
+        """Send or write a record with this error (``cause`` is its exception), unless that has been done."""
+        if self._reported or self._calls is None or os.getpid() != self._pid:
             return
-        self._told = True
+        self._reported = True
         if self._channel is not None:
             culprit = cause.rank if isinstance(cause, (PeerLostError, MismatchError)) else None
             because = {"culprit": culprit, "because": "" if cause is None else str(cause)}
@@ -141,20 +144,20 @@ class FlightRecorder:
             _write(Path(self._directory), record([self], "failure", error))
 
     def close(self, why: str, ok: bool, failure: Optional[RingcommError] = None) -> None:
-        """Its context has been closed, because of a failure if it is not ``ok``.
-
-        Until there is another, what it did is still of interest.
+        """Mark its context as closed. It is still part of records until the next context is made.
 
         Args:
-            failure: what has ended its communication before, if anything has. If ``why`` has the same words,
-                the program ends because of that.
+            why: the reason.
+            ok: False if the reason is a failure.
+            failure: the earlier error that ended its communication, if there was one. If ``why`` contains its
+                text, it is reported as the cause.
         """
         if ok:
             self.left = why
         else:
-            self.tell(why, failure if failure is not None and str(failure).rstrip(".") in why else None)
+            self.report(why, failure if failure is not None and str(failure).rstrip(".") in why else None)
         self.closed = True
-        # Journals and recorder refer to each other no more, so what is closed is freed at once.
+        # Break the reference cycle between histories and recorder, so that both are freed at once.
         if self._calls is not None:
             self._calls.on_failure = None
         if self._engine is not None and self._engine.journal is not None:
@@ -162,17 +165,20 @@ class FlightRecorder:
 
 
 def forget_what_is_closed() -> None:
-    """This process is about to join a job again: nothing that it did in an earlier one explains this one."""
+    """Drop closed recorders, before this process joins another job."""
     channel = Channel.made_before()
     if channel is not None:
         channel.forget_closed()
 
 
 def record(recorders: Sequence[FlightRecorder], reason: str, error: str = "") -> Dict[str, Any]:
-    """What a process knows, ready for JSON. Times are seconds of the wall clock.
+    """A process's record, ready for JSON. Times are seconds of the wall clock.
 
     Args:
-        reason: ``failure``, ``asked``, or ``ended``: the program has, and only a part is told.
+        recorders: of its contexts and process groups.
+        reason: ``failure``, ``asked`` (ringrun requested it) or ``ended`` (the program ended: fewer
+            operations, no stacks).
+        error: the failure, if there was one.
     """
     found: Dict[str, Any] = {"type": "record", "format": FORMAT, "reason": reason, "error": error}
     if recorders:
@@ -183,7 +189,7 @@ def record(recorders: Sequence[FlightRecorder], reason: str, error: str = "") ->
     lanes = [lane for recorder in recorders for lane in recorder.lanes()]
     if reason == "ended":
         for lane in lanes:
-            lane["operations"] = lane["operations"][-_FAREWELL:]
+            lane["operations"] = lane["operations"][-_ENDED_OPERATIONS:]
     threads = [] if reason == "ended" else thread_stacks()
     found.update(pid=os.getpid(), at=round(time.time(), 6), threads=threads, lanes=lanes)
     return found
@@ -198,7 +204,7 @@ def _lines(sites: Optional[CallSites], members: Sequence[int]) -> List[Row]:
 
 
 def _dated(row: Row) -> Row:
-    """The row with ``at`` (wall clock) instead of ``began``; where the end is known, with ``took``."""
+    """The row with ``at`` (wall clock) instead of ``began``; if it has ended, with ``took`` (seconds)."""
     began_s, ended_s = row.pop("began"), row.pop("ended", None)
     row["at"] = round(time.time() - (monotonic() - began_s), 6)
     if ended_s is not None:
@@ -207,7 +213,7 @@ def _dated(row: Row) -> Row:
 
 
 def _write(directory: Path, content: Dict[str, Any]) -> None:
-    """To a file of its own, for nobody else to read."""
+    """Write a record to a file that only this user can read."""
     path = directory / f"flight.{content['rank']}.json"
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -219,19 +225,19 @@ def _write(directory: Path, content: Dict[str, Any]) -> None:
 
 
 class Channel:
-    """This process's end of the socket to ringrun's agent, with the thread that answers there.
+    """This process's end of the socket to ringrun's agent, with the thread that answers requests.
 
     Args:
-        sock: is ours from now on.
-        stacks: descriptor of the pipe that takes stacks; ours from now on.
+        sock: the socket; owned by the channel.
+        stacks: descriptor of the pipe for stacks; owned by the channel.
 
     Attributes:
-        recorders: whom to ask for what is known.
+        recorders: the recorders whose operations records contain.
     """
 
     _own: Optional[Channel] = None
-    _looked = False
-    _making = threading.Lock()
+    _opened = False
+    _opening = threading.Lock()
 
     def __init__(self, sock: socket.socket, stacks: int) -> None:
         self.recorders: List[FlightRecorder] = []
@@ -241,15 +247,15 @@ class Channel:
         self._sending = threading.Lock()
         self._pid = os.getpid()
         self.send({"type": "hello", "signal": self._take_signal()})
-        atexit.register(self._tell_the_end)
+        atexit.register(self._report_end)
         threading.Thread(target=self._answer, name="ringcomm-flight", daemon=True).start()
 
     @classmethod
     def of_this_process(cls) -> Optional[Channel]:
-        """The one that ringrun has given this process, if any."""
-        with cls._making:
-            if not cls._looked:
-                cls._looked = True
+        """The channel that ringrun has passed to this process, if any; opened at the first call."""
+        with cls._opening:
+            if not cls._opened:
+                cls._opened = True
                 given = flight_channel_from_environment()
                 if given and all(_is_still(*item) for item in given):
                     (sock, _), (stacks, _) = given
@@ -260,20 +266,20 @@ class Channel:
 
     @classmethod
     def made_before(cls) -> Optional[Channel]:
-        """The one that :meth:`of_this_process` has made earlier, if any."""
+        """The channel that :meth:`of_this_process` has opened earlier, if any."""
         return cls._own if cls._own is not None and cls._own._pid == os.getpid() else None
 
     def add(self, recorder: FlightRecorder) -> None:
-        """There is another one to ask."""
+        """Add a recorder, and drop closed ones."""
         self.forget_closed()
         self.recorders = [*self.recorders, recorder]
 
     def forget_closed(self) -> None:
-        """Those whose context has been closed are not asked any more."""
+        """Drop the recorders whose context has been closed."""
         self.recorders = [item for item in self.recorders if not item.closed]
 
     def _take_signal(self) -> bool:
-        """Have SIGUSR1 write the stacks to the pipe, unless the program has a use for it."""
+        """Make SIGUSR1 write the stacks to the pipe, unless the program handles that signal."""
         if not _is_free(signal.SIGUSR1):
             return False
         faulthandler.register(signal.SIGUSR1, file=self._stacks, all_threads=True, chain=False)
@@ -285,24 +291,24 @@ class Channel:
         while True:
             readable.poll()
             try:
-                asked = self._socket.recv(64)
+                request = self._socket.recv(64)
             except (BlockingIOError, InterruptedError):
                 continue
             except OSError:
                 return
-            if not asked:
-                return  # ringrun is gone, and with it, soon, this process
+            if not request:
+                return  # ringrun has ended and will end this process
             self.send(record(self.recorders, "asked"))
 
-    def _tell_the_end(self) -> None:
-        """The program ends. From here on no thread answers, and taking everything down may take long."""
+    def _report_end(self) -> None:
+        """Send a last record when the program ends: from here on no thread answers requests."""
         if self._pid == os.getpid() and self.recorders:
             error = getattr(sys, "last_value", None)
             text = "" if error is None else f"uncaught {describe_error(error)}"
             self.send(record(self.recorders, "ended", text))
 
     def send(self, message: Dict[str, Any]) -> None:
-        """Bring a message to ringrun, if that takes it in time."""
+        """Send a message to ringrun, within :data:`SEND_S`."""
         left = memoryview(json.dumps(message, separators=(",", ":")).encode() + b"\n")
         deadline = Deadline(SEND_S)
         writable = select.poll()
@@ -316,13 +322,13 @@ class Channel:
                 except (BlockingIOError, InterruptedError):
                     writable.poll(deadline.remaining_s() * 1e3)
         except OSError as problem:
-            logger.debug("ringrun does not take the flight record: %s", problem)
+            logger.debug("ringrun does not receive the flight record: %s", problem)
         finally:
             self._sending.release()
 
 
 def _is_still(descriptor: int, inode: int) -> bool:
-    """Whether a descriptor is what the variable meant, and not something opened since."""
+    """Whether a descriptor is still the one that the variable names, and not one opened since."""
     try:
         found = os.fstat(descriptor)
     except OSError:
@@ -331,7 +337,7 @@ def _is_still(descriptor: int, inode: int) -> bool:
 
 
 def _is_free(signum: int) -> bool:
-    """Whether nobody in this process catches or ignores a signal, in Python or in C."""
+    """Whether a signal is neither caught nor ignored in this process, in Python or in C."""
     if signal.getsignal(signum) != signal.SIG_DFL:
         return False
     try:

@@ -1,8 +1,8 @@
 """Python objects between ranks: pickled by cloudpickle, and signed with the job's key.
 
-Unpickling runs whatever the bytes say. Without encryption a link is authenticated when it starts, but not
-each byte on it, so what is unpickled carries a signature of its own: of which rank it comes, in which call,
-and how many objects that rank has signed before. Nothing is unpickled before that has been verified.
+Unpickling can execute any code. Without encryption a link is authenticated when it is opened, but not each
+byte on it, so every object has a signature of its own, over the sending rank, the call, and the number of
+objects that the rank has signed before. It is verified before unpickling.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _HEAD = struct.Struct(f"<Q{Signer.SIGNATURE_BYTES}s")
 
 
 class Objects:
-    """Packs the objects that one rank sends, and unpacks those of the others.
+    """Packs the objects that one rank sends, and unpacks the objects of other ranks.
 
     Args:
-        signer: the job's.
-        rank: this one.
+        signer: signs with the job's key.
+        rank: this rank.
     """
 
     def __init__(self, signer: Signer, rank: int) -> None:
@@ -35,11 +35,12 @@ class Objects:
         self._unpacked: Dict[Tuple[int, str, str], int] = {}
 
     def pack(self, value: Any, call: str, name: str = "") -> bytes:
-        """An object as it travels.
+        """An object as signed bytes.
 
         Args:
-            call: the collective, like ``broadcast_object``.
-            name: the name, and the process set, by which the call is matched on the ranks.
+            value: the object.
+            call: the collective, for example ``broadcast_object``.
+            name: the name and the process set by which the ranks match the call.
         """
         data: bytes = cloudpickle.dumps(value)
         with self._lock:
@@ -59,8 +60,10 @@ class Objects:
         """The pickle in what has arrived. Calls of one name must be verified in their order.
 
         Args:
-            packed: bytes, or an array of them.
-            source: the rank that it must come from.
+            packed: bytes, or an array of uint8.
+            source: the rank that must have packed it.
+            call: the collective.
+            name: the name and the process set by which the ranks match the call.
 
         Raises:
             ProtocolError: that rank has not packed it for this call, or it has been verified before.
@@ -71,7 +74,7 @@ class Objects:
         if not self._signer.verifies(data, signature, "object", source, number, call, name):
             raise ProtocolError(_refusal(source, call, name, "it does not carry that rank's signature"))
         with self._lock:
-            # Calls of one name come one after another; calls of different names may overtake each other.
+            # Calls of one name are ordered; calls of different names are not.
             last = self._unpacked.get((source, call, name), 0)
             if number <= last:
                 raise ProtocolError(_refusal(source, call, name, f"object number {number} came again"))

@@ -1,4 +1,4 @@
-"""Process sets as programs see them: groups of ranks that do collectives among themselves."""
+"""Process sets, the user's side: groups of ranks that run collectives among themselves."""
 
 from __future__ import annotations
 
@@ -11,14 +11,22 @@ from .errors import Misuse
 
 
 class ProcessSet:
-    """Some ranks of the job. Nothing happens until it is registered, see :func:`add_process_set`.
+    """A group of the job's ranks that run collectives among themselves.
+
+    Collectives can use it after it has been registered by :func:`add_process_set` (or by
+    ``init(process_sets=[...])`` of the framework adapters).
+
+    Example: ``evens = rc.add_process_set([0, 2, 4])``.
 
     Args:
         ranks: ranks of the job, in any order.
+
+    Raises:
+        Misuse: ``ranks`` is no list of numbers.
     """
 
     mpi_comm = None
-    """There for Horovod's scripts; here there is no MPI."""
+    """Always None: exists for Horovod's scripts; ringcomm does not use MPI."""
 
     def __init__(self, ranks: Sequence[int]) -> None:
         if isinstance(ranks, (str, bytes)) or not hasattr(ranks, "__iter__"):
@@ -28,25 +36,25 @@ class ProcessSet:
 
     @property
     def process_set_id(self) -> Optional[int]:
-        """Its number, or None while it is not registered."""
+        """The set's number, or None while it is not registered."""
         if self._registered is None or not api.is_initialized():
             return None
-        # A number means nothing in the next job: there another set may have it.
+        # A number is valid in one job only: in the next job another set may have it.
         context, number = self._registered
         return number if context is api.context() else None
 
     @process_set_id.setter
     def process_set_id(self, number: Optional[int]) -> None:
-        """For programs that name a set by its id; collectives refuse an id that no set has."""
+        """Select a registered set by its number; collectives raise if no set has it."""
         self._registered = None if number is None else (api.context(), number)
 
     def register(self) -> None:
-        """Make it known to all ranks, every one of which must call this."""
+        """Register the set. Every rank of the job must call this, members or not."""
         context = api.context()
         self._registered = (context, context.engine.add_process_set(self.ranks))
 
     def forget(self) -> None:
-        """It is no longer registered."""
+        """Mark the set as no longer registered."""
         self._registered = None
 
     @property
@@ -55,18 +63,18 @@ class ProcessSet:
         return list(self._ranks)
 
     def size(self) -> int:
-        """How many ranks it has.
+        """The number of ranks in the set.
 
         Raises:
-            UnknownProcessSetError: it is not registered.
+            UnknownProcessSetError: the set is not registered.
         """
         return len(self._members())
 
     def rank(self) -> int:
-        """This process's number within the set.
+        """This process's rank within the set, from 0.
 
         Raises:
-            UnknownProcessSetError: this process does not belong to it, or it is not registered.
+            UnknownProcessSetError: this process is not a member, or the set is not registered.
         """
         members = self._members()
         own = api.rank()
@@ -75,7 +83,7 @@ class ProcessSet:
         return members.index(own)
 
     def included(self) -> bool:
-        """Whether this process belongs to it."""
+        """Whether this process is a member."""
         return api.rank() in self._members()
 
     def _members(self) -> List[int]:
@@ -98,20 +106,20 @@ class ProcessSet:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm=None)"
 
 
-class _Everybody(ProcessSet):
-    """All ranks, however many they are in the job of the moment."""
+class _AllRanks(ProcessSet):
+    """All ranks of the current job."""
 
     def __init__(self) -> None:
         super().__init__([])
 
     @property
     def process_set_id(self) -> Optional[int]:
-        """Always the same."""
+        """Always 0."""
         return EVERYBODY
 
     @process_set_id.setter
     def process_set_id(self, number: Optional[int]) -> None:
-        """Refused.
+        """Not allowed: the set of all ranks keeps its number.
 
         Raises:
             Misuse: always.
@@ -124,18 +132,23 @@ class _Everybody(ProcessSet):
         return list(range(api.size())) if api.is_initialized() else []
 
 
-global_process_set: ProcessSet = _Everybody()
+global_process_set: ProcessSet = _AllRanks()
 """The set of all ranks."""
 
 
 def add_process_set(process_set: Union[ProcessSet, Sequence[int]]) -> ProcessSet:
     """Register a group of ranks. Every rank of the job must call it, members or not.
 
+    Args:
+        process_set: a :class:`ProcessSet`, or a list of ranks.
+
     Returns:
-        the set, with its number.
+        the registered set.
 
     Raises:
-        ConfigError: it makes no sense, or there is one with the same ranks already.
+        ConfigError: a rank is not in the job, or a set with the same ranks is already registered.
+        MismatchError: ranks pass different sets.
+        NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.
     """
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
@@ -144,10 +157,17 @@ def add_process_set(process_set: Union[ProcessSet, Sequence[int]]) -> ProcessSet
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Dissolve a group. Every rank of the job must call it.
+    """Remove a registered group. Every rank of the job must call it.
+
+    Args:
+        process_set: the set.
 
     Returns:
-        False if it was not registered, or is the set of all ranks.
+        True; False if the set was not registered, or is the set of all ranks.
+
+    Raises:
+        MismatchError: ranks pass different sets.
+        NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.
     """
     number = process_set.process_set_id
     if number is None or not api.context().engine.remove_process_set(number):
@@ -157,10 +177,10 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def number_of(process_set: Optional[ProcessSet]) -> int:
-    """What the engine calls a set; None stands for all ranks.
+    """A set's number in the engine; None is the set of all ranks.
 
     Raises:
-        UnknownProcessSetError: it is not registered.
+        UnknownProcessSetError: the set is not registered.
     """
     if process_set is None:
         return EVERYBODY

@@ -1,8 +1,8 @@
-"""The timeline: what every rank did when, on one clock, as a Chrome trace.
+"""The timeline: the operations of all ranks on one clock, as a Chrome trace.
 
 Open the file in ``chrome://tracing`` or https://ui.perfetto.dev. Every tensor is a row of its own,
-with a line per rank; the events have Horovod's names. The file is valid JSON after every
-write, also if the job ends there. (Who reads it in the microseconds of a write reads again.)
+with a line per rank; the events have Horovod's names. The file is valid JSON after every write, also if the
+job ends there; only during a write, for microseconds, it is not.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from .errors import ConfigError, Misuse, RingcommError
 logger = logging.getLogger("ringcomm")
 
 FINISH_S = 5.0
-"""How long rank 0, when it leaves, waits for others to leave: what they have collected may be on its way."""
+"""How long rank 0 waits for the last events of the other ranks when it leaves, in seconds."""
 
 
 class TraceFile:
     """A JSON array that is complete after every write.
 
     Args:
-        path: is overwritten.
+        path: the file; it is overwritten.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: the file cannot be written.
     """
 
     def __init__(self, path: Union[str, Path]) -> None:
@@ -51,23 +51,23 @@ class TraceFile:
         self._write((b",\n" if self._end > 2 else b"") + lines.encode(), b"\n]\n")
 
     def _write(self, body: bytes, tail: bytes) -> None:
-        # The bracket that ends the array is overwritten by what follows, in the same write.
+        # Each write overwrites the bracket that ended the array.
         self._file.seek(self._end)
         self._file.write(body + tail)
         self._file.flush()
         self._end += len(body)
 
     def close(self) -> None:
-        """No more events."""
+        """Close the file."""
         self._file.close()
 
 
 class Merger:
-    """Turns the events of all ranks into those of a trace: tensors become processes, ranks threads.
+    """Converts the events of all ranks to trace events: tensors become processes, ranks threads.
 
     Args:
-        hosts: of every rank.
-        epoch_us: wall clock at the moment that is 0 in the trace.
+        hosts: the name of every rank's host.
+        epoch_us: wall clock at time 0 of the trace, in microseconds.
     """
 
     def __init__(self, hosts: Sequence[str], epoch_us: int) -> None:
@@ -77,12 +77,12 @@ class Merger:
         self._epoch_us = epoch_us
 
     def preamble(self) -> List[Dict[str, Any]]:
-        """What stands first."""
+        """The first events of the file."""
         arguments = {"name": "ringcomm", "start_time_since_epoch_in_micros": self._epoch_us}
         return [{"name": "process_name", "ph": "M", "pid": 0, "args": arguments}]
 
     def convert(self, rank: int, events: Sequence[Sequence[Any]]) -> List[Dict[str, Any]]:
-        """A rank's events as the trace has them, in microseconds."""
+        """A rank's events in the format of the trace, times in microseconds."""
         made: List[Dict[str, Any]] = []
         for name, phase, activity, at_us, arguments in events:
             event: Dict[str, Any] = {"ph": phase, "ts": round(float(at_us), 1), "pid": 0, "tid": rank}
@@ -114,12 +114,12 @@ class Merger:
 
 
 class Timeline:
-    """Rank 0's end: a thread that writes what all ranks send, so that no collective waits for a disk.
+    """Writes the events of all ranks on rank 0, in a thread, so that no collective waits for a disk.
 
     Args:
         path: the file.
-        hosts: of every rank.
-        start_us: this rank's clock at the moment that becomes 0.
+        hosts: the name of every rank's host.
+        start_us: this rank's clock at time 0 of the trace, in microseconds.
     """
 
     def __init__(self, path: Union[str, Path], hosts: Sequence[str], start_us: float) -> None:
@@ -133,7 +133,7 @@ class Timeline:
         self._thread.start()
 
     def take(self, rank: int, events: Sequence[Sequence[Any]]) -> None:
-        """Events of a rank, with times on this rank's clock."""
+        """Add events of a rank, with times on this rank's clock."""
         shifted = [[*event[:3], float(event[3]) - self._start_us, *event[4:]] for event in events]
         with self._lock:
             self._queue.put(self._merger.convert(rank, shifted))
@@ -146,18 +146,18 @@ class Timeline:
             self._file.add(events)
 
     def close(self) -> None:
-        """Write what is left, and end."""
+        """Write the remaining events, and close the file."""
         self._queue.put(None)
         self._thread.join()
         self._file.close()
 
 
 class Recording:
-    """A rank's timeline, on and off.
+    """Starts and stops one rank's timeline.
 
     Args:
-        engine: what is observed, and brings the events to rank 0.
-        hosts: of every rank.
+        engine: is observed, and sends the events to rank 0.
+        hosts: the name of every rank's host.
     """
 
     def __init__(self, engine: Union[Engine, Vigil, OwnTrace], hosts: Sequence[str]) -> None:
@@ -167,9 +167,18 @@ class Recording:
         self._on = False
 
     def start(self, path: Union[str, Path], mark_cycles: bool = False) -> None:
-        """See :meth:`ringcomm.Context.start_timeline`."""
+        """Start writing.
+
+        Args:
+            path: the file, on rank 0.
+            mark_cycles: also mark the engine's cycles.
+
+        Raises:
+            Misuse: a timeline is already being written.
+            ConfigError: the file cannot be written.
+        """
         if self._on:
-            raise Misuse("The timeline is being written already; stop_timeline() first.")
+            raise Misuse("A timeline is already being written; call stop_timeline() first.")
         if self._engine.rank == 0:
             self._timeline = Timeline(path, self._hosts, now_us())
         self._on = True
@@ -178,10 +187,10 @@ class Recording:
         )
 
     def stop(self, meet: Callable[[], None]) -> None:
-        """See :meth:`ringcomm.Context.stop_timeline`.
+        """Stop, and complete the file.
 
         Args:
-            meet: returns when all ranks have called it, after what they had sent to rank 0 before.
+            meet: a barrier; when it returns, rank 0 has received the events that the ranks sent before it.
         """
         if self._on:
             self._on = False
@@ -190,7 +199,7 @@ class Recording:
             self.close()
 
     def finish(self) -> None:
-        """This rank is about to leave: bring out what was collected, without a call that others must make."""
+        """Send the last events before this rank leaves, without a collective."""
         if self._on:
             self._on = False
             try:
@@ -201,7 +210,7 @@ class Recording:
             self._engine.settle(FINISH_S)
 
     def close(self) -> None:
-        """End the file, if it is still being written."""
+        """Close the file, if it is open."""
         timeline, self._timeline = self._timeline, None
         if timeline is not None:
             timeline.close()

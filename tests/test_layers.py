@@ -86,8 +86,8 @@ LEVELS: Dict[int, List[List[str]]] = {
     ],
     7: [
         [
-            "torch.tensors", "torch.compression", "torch.handles", "torch.collectives", "torch.mpi_ops",
-            "torch.state",
+            "torch.tensors", "torch.compression", "torch.submit", "torch.movement", "torch.handles",
+            "torch.autograd", "torch.collectives", "torch.mpi_ops", "torch.state",
             "torch.sync_batch_norm", "torch.buckets", "torch.reducer", "torch.optimizer", "torch.elastic",
             "torch.mpi_ops",
             "torch.__init__",

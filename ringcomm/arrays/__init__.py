@@ -1,1 +1,1 @@
-"""Between the caller's arrays and the flat ones that travel."""
+"""Conversion between the caller's arrays and the flat arrays that are sent."""

@@ -1,6 +1,6 @@
-"""NumPy arrays of any layout as flat, native, contiguous ones, and back.
+"""Converts NumPy arrays of any memory layout to flat, native, contiguous arrays, and back.
 
-Ranks may hold the same matrix in different memory orders, so what travels is always C order.
+Ranks may hold the same matrix in different memory orders, so elements are always sent in C order.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from ..errors import Misuse
 
 
 def as_array(value: Any) -> np.ndarray[Any, Any]:
-    """The value as an array whose elements can travel.
+    """The value as an array whose elements can be sent.
 
     Raises:
-        UnsupportedDtypeError: its elements cannot.
-        Misuse: some of them are masked; a mask does not travel.
+        UnsupportedDtypeError: its elements cannot be sent.
+        Misuse: it is a masked array; a mask is not sent.
     """
     _refuse_masked(value)
     array = np.asarray(value)
@@ -29,12 +29,12 @@ def as_array(value: Any) -> np.ndarray[Any, Any]:
 
 
 def _refuse_masked(value: Any) -> None:
-    # The exact type first: numpy may load its module of masked arrays when that is named.
+    # The exact type first: access to numpy.ma may import that module.
     is_subclass = isinstance(value, np.ndarray) and type(value) is not np.ndarray
     if is_subclass and isinstance(value, np.ma.MaskedArray):
         raise Misuse(
-            "A masked array would lose its mask on the way. Pass array.filled(value), or the array.data and "
-            "array.mask that are in it."
+            "A masked array would lose its mask: masks are not sent. Pass array.filled(value), or array.data "
+            "and array.mask."
         )
 
 
@@ -45,20 +45,20 @@ def flat_copy(value: Any) -> Tuple[np.ndarray[Any, Any], Tuple[int, ...]]:
 
 
 def flat_view(value: Any) -> Tuple[np.ndarray[Any, Any], Tuple[int, ...]]:
-    """A flat array with the value's elements in C order, sharing its memory if it can; its shape."""
+    """A flat array with the value's elements in C order, without a copy if possible, and its shape."""
     array = as_array(value)
     return np.ascontiguousarray(array).reshape(-1), array.shape
 
 
 class InPlace:
-    """An array that is to be overwritten, as a flat one.
+    """An array that is to be overwritten, as a flat array.
 
     :attr:`flat` shares the array's memory where the layout allows; otherwise it is a copy that
     :meth:`finish` writes back.
 
     Raises:
         Misuse: the value is not an array, is masked, or is read-only.
-        UnsupportedDtypeError: its elements cannot travel.
+        UnsupportedDtypeError: its elements cannot be sent.
     """
 
     def __init__(self, array: Any, what: str) -> None:
@@ -73,14 +73,14 @@ class InPlace:
             raise Misuse(f"{what} works in place, but this array is read-only. Pass a copy of it.")
         self.array = array
         self.shape = array.shape
-        plain = np.asarray(array)  # of a subclass, the data underneath
+        plain = np.asarray(array)  # the plain array of a subclass
         direct = flags.c_contiguous and plain.dtype.isnative
         self.flat = plain.reshape(-1) if direct else flat_copy(plain)[0]
         self._shared = direct
         code_of(self.flat.dtype)
 
     def finish(self) -> np.ndarray[Any, Any]:
-        """Write a copy back, if it was one; the caller's own array."""
+        """Write the copy back, if there is one, and return the caller's own array."""
         if not self._shared:
             self.array[...] = self.flat.reshape(self.shape)
         return self.array

@@ -1,4 +1,4 @@
-"""Arrays as rows of their first dimension, dealt out to ranks."""
+"""Arrays as rows of their first dimension, distributed over ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..errors import Misuse
 
 
 def row_items(shape: Sequence[int], what: str) -> int:
-    """How many elements a row of the first dimension has."""
+    """The number of elements in a row of the first dimension."""
     if not shape:
         raise Misuse(f"{what} divides the first dimension, and a zero-dimensional array has none.")
     items = 1
@@ -20,7 +20,7 @@ def row_items(shape: Sequence[int], what: str) -> int:
 
 
 def cumulative(rows: np.ndarray[Any, Any], width: int) -> Tuple[int, ...]:
-    """Chunk boundaries in elements for so many rows from each rank."""
+    """Chunk boundaries in elements, for a number of rows from each rank."""
     bounds = [0]
     for count in rows:
         bounds.append(bounds[-1] + int(count) * width)
@@ -28,10 +28,10 @@ def cumulative(rows: np.ndarray[Any, Any], width: int) -> Tuple[int, ...]:
 
 
 def check_splits(rows: int, splits: Optional[Sequence[int]], size: int) -> List[int]:
-    """How many rows go to each of ``size`` ranks; without ``splits`` equally many.
+    """The number of rows for each of ``size`` ranks; without ``splits`` equally many.
 
     Raises:
-        Misuse: that cannot be.
+        Misuse: the splits do not fit the rows.
     """
     if splits is None:
         if rows % size:

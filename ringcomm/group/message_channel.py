@@ -1,19 +1,18 @@
 """Messages to and from one peer, as frames on a link.
 
-A short message is sent right away, as long as the peer has room for it. Any other is announced, and sent
-when the peer has a receive for it: straight from the sender's tensor to the receiver's, so it is nowhere
-stored in between::
+A short message is sent at once (eager), as long as the peer has room for it. Any other message is announced,
+and sent when the peer has posted a receive for it (rendezvous): from the sender's tensor to the receiver's,
+without a buffer in between::
 
     SHORT   tag, type, number, length, the bytes
-    LONG    tag, type, number, length      "I have so many bytes for you"
-    READY   number                         "send them"
+    LONG    tag, type, number, length      announces a message
+    READY   number                         requests the bytes of an announced message
     BYTES   number, length, the bytes
-    CREDIT  length                         "so much of what you sent right away has been received"
+    CREDIT  length                         bytes of short messages that have been received
 
-**Flow control.** A channel always reads what comes, so nothing that a receive waits for can be stuck
-behind what no receive asks for yet. What must be kept for later receives is limited by the sender: it
-counts what it has sent right away and has no credit for, and announces everything beyond
-:data:`HELD_BYTES`.
+**Flow control.** A channel reads all frames as they arrive, so a message with a posted receive is never
+blocked by an earlier message without one. The sender limits the memory for messages without a receive: it
+counts the bytes of short messages without credit, and announces every message beyond :data:`HELD_BYTES`.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from .message_matching import Address, Arrival, Matcher, Receive
 
 SHORT_BYTES = 32 * 1024
 HELD_BYTES = 64 * 1024 * 1024
-"""How much a sender may have sent right away that has not been received, messages' overhead included."""
+"""Maximum bytes of short messages without credit, including the overhead per message."""
 OVERHEAD_BYTES = 512
-"""What a message that waits for its receive takes besides its bytes."""
+"""Memory for a message without a receive, besides its bytes."""
 _HEAD = struct.Struct("<HBBiIQQ")
 HEAD_BYTES = _HEAD.size
 _MAGIC = 0x7C51
@@ -39,11 +38,11 @@ _SHORT, _LONG, _READY, _BYTES, _CREDIT = 1, 2, 3, 4, 5
 
 
 class Disagreement(Exception):
-    """A send and its receive do not fit each other.
+    """A send and its receive differ in length or type.
 
     Args:
         peer: the sender.
-        text: both of them, in words.
+        text: a description of both.
     """
 
     def __init__(self, peer: int, text: str) -> None:
@@ -52,7 +51,7 @@ class Disagreement(Exception):
 
 
 class _Frame:
-    """Something to be sent: the views that are left of it, and the work that is done then."""
+    """A frame to be sent: the views that are left of it, and the work that it finishes."""
 
     __slots__ = ("views", "work")
 
@@ -64,12 +63,12 @@ class _Frame:
 
 
 class Channel:
-    """One peer.
+    """The messages to and from one peer.
 
     Args:
         link: the stream to it.
-        matcher: shared by all peers, since a receive may take from any of them.
-        type_name: names an element type for errors, from the number that stands for it in messages.
+        matcher: shared by all peers, because a receive may accept any peer.
+        type_name: the name of an element type, by its code in messages.
 
     Attributes:
         moved_s: when something was last sent or received (monotonic seconds).
@@ -93,10 +92,10 @@ class Channel:
         self._receive: Optional[Receive] = None
         self._arrival: Optional[Arrival] = None
 
-    # ---- what the group asks for -------------------------------------------------------------
+    # ---- operations --------------------------------------------------------------------------
 
     def send(self, address: Address, view: memoryview, work: Any, elements: int = 0) -> None:
-        """Send a message; the view must stay as it is until the work is finished."""
+        """Send a message; the view must not change until the work is finished."""
         self._number += 1
         taken = view.nbytes + OVERHEAD_BYTES
         if view.nbytes <= SHORT_BYTES and self._uncredited_bytes + taken <= HELD_BYTES:
@@ -113,10 +112,10 @@ class Channel:
         return _HEAD.pack(_MAGIC, kind, address[0], address[1], elements, number, nbytes)
 
     def serve(self, receive: Receive, arrival: Arrival) -> None:
-        """A receive was posted for a message that had come, or been announced, before.
+        """Complete, or start, a receive for a message that was received or announced before.
 
         Raises:
-            Disagreement: it is for another number of bytes, or another type.
+            Disagreement: they differ in length or type.
         """
         self._check(receive, arrival)
         if arrival.content is not None:
@@ -139,7 +138,7 @@ class Channel:
         )
 
     def _give_credit(self, nbytes: int) -> None:
-        """A short message has got its receive."""
+        """Count a short message as received, and send credit when there is enough of it."""
         self._received_bytes += nbytes + OVERHEAD_BYTES
         if self._received_bytes >= HELD_BYTES // 4:
             self._outgoing.append(_Frame(self._pack(_CREDIT, 0, self._received_bytes)))
@@ -152,17 +151,17 @@ class Channel:
     # ---- moving bytes ------------------------------------------------------------------------
 
     def advance(self) -> bool:
-        """Move what can be moved without waiting; whether anything was.
+        """Send and receive as much as possible without waiting; returns whether any bytes moved.
 
         Raises:
-            LinkClosed: the peer is gone.
-            ProtocolError: it sent nonsense.
+            LinkClosed: the peer has closed the link.
+            ProtocolError: the peer sent an invalid frame.
             Disagreement: a message does not fit its receive.
         """
         moved = self._send_some()
         while self._receive_some():
             moved = True
-        # What has just arrived may have made something to send.
+        # Received frames may have queued replies.
         moved = self._send_some() or moved
         if moved:
             self.moved_s = monotonic()
@@ -240,7 +239,7 @@ class Channel:
         if receive is not None:
             self._received(receive)
         elif arrival is not None:
-            # A receive may have been posted while the message was coming.
+            # A receive may have been posted while the message was arriving.
             late = self._matcher.match(self.peer, arrival.address)
             if late is None:
                 self._matcher.hold(arrival)
@@ -248,18 +247,18 @@ class Channel:
                 self.serve(late, arrival)
 
     def writing(self) -> bool:
-        """Whether something is to be sent as soon as there is room."""
+        """Whether there are frames to send."""
         return bool(self._outgoing)
 
     def in_transit(self, work: Any) -> bool:
-        """Whether both sides are there for this work, so that only its bytes have yet to move."""
+        """Whether this work's send and receive are matched, and its bytes are being moved."""
         if self._receive is not None and self._receive.work is work:
             return True
         coming = any(receive.work is work for receive in self._expected.values())
         return coming or any(frame.work is work for frame in self._outgoing)
 
     def unfinished(self) -> List[Any]:
-        """The works that still need this peer."""
+        """The works that are not finished and need this peer."""
         works = [frame.work for frame in self._outgoing if frame.work is not None]
         works += [work for _, work in self._announced.values()]
         works += [receive.work for receive in self._expected.values()]

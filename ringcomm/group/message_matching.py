@@ -1,4 +1,4 @@
-"""Which message belongs to which receive. Pure: no socket, no thread, no tensor."""
+"""Matches messages and receives by peer and tag. Pure: no socket, no thread, no tensor."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections import deque
 from typing import Any, Deque, Dict, List, NamedTuple, Optional, Tuple
 
 Address = Tuple[int, int]
-"""Whose tags (the user's, or our own) and the tag."""
+"""The owner of the tag (0: the user, 1: ringcomm) and the tag."""
 
 
 class Arrival(NamedTuple):
-    """A message that has come, or that is announced.
+    """A message that has been received, or announced.
 
     Attributes:
-        peer: who sent it.
+        peer: the sender.
         address: the tag.
         number: the sender's number for it.
-        elements: code of their type.
-        nbytes: its length.
-        content: the bytes, or None if they wait at the sender's until they are asked for.
+        elements: code of the elements' type.
+        nbytes: its length in bytes.
+        content: the bytes, or None if the sender sends them when a receive is ready.
     """
 
     peer: int
@@ -33,11 +33,11 @@ class Receive:
     """A receive that has been posted.
 
     Args:
-        peer: from whom, or None for anybody.
-        address: with which tag.
-        view: where the bytes go.
-        work: whatever belongs to it.
-        elements: code of their type.
+        peer: the sender, or None for any peer.
+        address: the tag.
+        view: the memory for the bytes.
+        work: the operation that it belongs to.
+        elements: code of the elements' type.
     """
 
     __slots__ = ("address", "elements", "peer", "view", "work")
@@ -53,7 +53,7 @@ class Receive:
 
 
 class Matcher:
-    """Receives without a message, and messages without a receive, in the order in which they came.
+    """Receives without a message and messages without a receive, each in order.
 
     Messages of one sender with one tag are received in the order in which they were sent.
     """
@@ -63,7 +63,7 @@ class Matcher:
         self._arrivals: Dict[Address, Deque[Arrival]] = {}
 
     def post(self, receive: Receive) -> Optional[Arrival]:
-        """A receive is posted: the message that it gets, if that is here; otherwise it waits."""
+        """Post a receive: returns the message for it, if there is one; otherwise the receive is kept."""
         arrivals = self._arrivals.get(receive.address)
         for arrival in arrivals or ():
             if receive.peer in (None, arrival.peer):
@@ -73,7 +73,7 @@ class Matcher:
         return None
 
     def match(self, peer: int, address: Address) -> Optional[Receive]:
-        """A message begins to arrive: the receive that gets it, if there is one."""
+        """The receive for a message that begins to arrive, if there is one."""
         for receive in self._receives.get(address, ()):
             if receive.peer in (None, peer):
                 self.withdraw(receive)
@@ -81,20 +81,20 @@ class Matcher:
         return None
 
     def hold(self, arrival: Arrival) -> None:
-        """Nobody has asked for this message yet."""
+        """Keep a message for which no receive has been posted."""
         self._arrivals.setdefault(arrival.address, deque()).append(arrival)
 
     def withdraw(self, receive: Receive) -> None:
-        """A receive waits no longer."""
+        """Remove a receive."""
         _remove(self._receives, receive.address, receive)
 
     def receives(self) -> List[Receive]:
-        """Those that wait."""
+        """The receives without a message."""
         return [receive for queue in self._receives.values() for receive in queue]
 
 
 def _remove(queues: Dict[Address, Deque[Any]], address: Address, item: Any) -> None:
-    """Take an item out of its queue; a queue that is empty goes, since a program may use ever new tags."""
+    """Remove an item from its queue, and an empty queue: a program may use new tags all the time."""
     queue = queues[address]
     for index, other in enumerate(queue):
         if other is item:

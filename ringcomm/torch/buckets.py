@@ -1,8 +1,8 @@
-"""Gradients that are reduced together: side by side in one flat tensor, one by one, or sparse.
+"""Buckets of gradients that are reduced as one operation: in one flat tensor, separately, or sparse.
 
-In a :class:`FlatBucket` the parameters' ``.grad`` are views of the flat tensor once they have been
-reduced, so the engine works where the gradients are. What autograd then adds to (after
-``zero_grad(set_to_none=False)``) is in its place already; what it makes anew is copied there, once.
+In a :class:`FlatBucket` the parameters' ``.grad`` are views of the flat tensor once they have been reduced,
+so the engine reduces gradients in place. A gradient to which autograd adds (after
+``zero_grad(set_to_none=False)``) is in its place already; a new gradient is copied there, once.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ Parameters = Sequence[torch.Tensor]
 
 
 class Bucket:
-    """Some parameters' gradients on their way.
+    """The gradients of some parameters, and their reduction.
 
     Args:
-        parameters, names: of its members.
-        reduction: how gradients become one.
+        parameters: the members.
+        names: of the members.
+        reduction: operation, factors and process set.
     """
 
     def __init__(self, parameters: Parameters, names: Sequence[str], reduction: Reduction) -> None:
@@ -43,40 +44,40 @@ class Bucket:
 
     @cached_property
     def name(self) -> str:
-        """What it is called among the ranks."""
+        """The operation's name, by which ranks match it."""
         return bucket_name(self.names, [parameter.shape for parameter in self.parameters])
 
     def take(self, parameter: torch.Tensor) -> None:
-        """A gradient is complete (or there is none: then it counts as zeros)."""
+        """Add a member's complete gradient; without a gradient, zeros."""
         if parameter.grad is None:
             self._absent.add(parameter)
             parameter.grad = torch.zeros_like(parameter, memory_format=torch.preserve_format)
 
     def submit(self) -> None:
-        """All members have been taken: start reducing."""
+        """Start the reduction, after all members have been taken."""
         raise NotImplementedError
 
     def finish(self) -> None:
-        """Wait, and give every member its reduced gradient."""
+        """Wait for the reduction, and set every member's gradient to its result."""
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Forget what is on its way: it has failed, or nobody wants it any more."""
+        """Drop a reduction in progress: it has failed, or its result is not needed."""
         self.handle = None
         self._absent.clear()
 
     def _mark(self, marks: torch.Tensor) -> None:
-        """Fill in, for each member, 1 if this rank has a gradient, and 0 if not."""
+        """Set each member's mark: 1 if this rank has a gradient, otherwise 0."""
         marks.fill_(1)
         for place, parameter in enumerate(self.parameters) if self._absent else ():
             if parameter in self._absent:
                 marks[place] = 0
 
     def _leave_out(self, marks: torch.Tensor) -> None:
-        """Members of which no rank has a gradient get none, so that momentum and decay leave them alone.
+        """Remove the gradients of members of which no rank has one: momentum and decay must not apply.
 
         Args:
-            marks: reduced; what is not zero says that some rank has one.
+            marks: the reduced marks; not zero if at least one rank has a gradient.
         """
         for place, parameter in enumerate(self.parameters) if self._absent else ():
             if parameter in self._absent and marks[place] == 0:
@@ -84,7 +85,7 @@ class Bucket:
         self._absent.clear()
 
     def without(self, parameter: torch.Tensor) -> Optional[Bucket]:
-        """The same bucket without a member, what has been taken before included; None if none is left."""
+        """A bucket of the other members, which must be taken again; None if there are none."""
         left = [place for place, item in enumerate(self.parameters) if item is not parameter]
         if not left:
             return None
@@ -95,7 +96,7 @@ class Bucket:
 
 
 class EachBucket(Bucket):
-    """Every gradient compressed by itself: for compressions that are not ours, and mixed groups."""
+    """Gradients that are compressed separately: for custom compressions, mixed dtypes and devices."""
 
     def __init__(
         self, parameters: Parameters, names: Sequence[str], reduction: Reduction, compression: Any
@@ -105,21 +106,21 @@ class EachBucket(Bucket):
         self._contexts: List[Any] = []
 
     def submit(self) -> None:
-        """See :meth:`Bucket.submit`."""
+        """Start the reduction, after all members have been taken."""
         gradients = [_dense(_gradient(parameter)) for parameter in self.parameters]
         pairs = [self._compression.compress(gradient) for gradient in gradients]
         self._contexts = [context for _, context in pairs]
-        travelling = [compressed for compressed, _ in pairs]
+        tensors = [compressed for compressed, _ in pairs]
         if self._marked:
-            travelling.append(torch.empty(len(pairs), dtype=torch.float32))
-            self._mark(travelling[-1])
+            tensors.append(torch.empty(len(pairs), dtype=torch.float32))
+            self._mark(tensors[-1])
         self.handle = handles.grouped_allreduce_async_(
-            travelling, None, self.name, self.reduction.op,
+            tensors, None, self.name, self.reduction.op,
             self.reduction.prescale, self.reduction.postscale, self.reduction.process_set,
         )  # fmt: skip
 
     def finish(self) -> None:
-        """See :meth:`Bucket.finish`."""
+        """Wait for the reduction, and set every member's gradient to its result."""
         handle, self.handle = self.handle, None
         reduced = handles.synchronize(handle)
         for parameter, tensor, context in zip(self.parameters, reduced, self._contexts):
@@ -136,7 +137,7 @@ class EachBucket(Bucket):
 
 
 class _Place:
-    """Where a parameter's gradient lies in a flat tensor."""
+    """The place of a parameter's gradient in a flat tensor."""
 
     def __init__(self, start: int, parameter: torch.Tensor) -> None:
         self._start = start
@@ -144,18 +145,18 @@ class _Place:
         self._strides = torch.empty(parameter.shape, device="meta").stride()
 
     def of(self, flat: torch.Tensor) -> torch.Tensor:
-        """The gradient. A new object each time: nobody but the user keeps it alive."""
+        """The gradient, as a new view each time: only the user's program holds references to it."""
         return flat.as_strided(self._shape, self._strides, self._start)
 
     def holds(self, gradient: torch.Tensor, flat: torch.Tensor) -> bool:
-        """Whether a gradient lies here already (found without a view, which takes 20 times as long)."""
+        """Whether a gradient is at this place already (a comparison with a view takes 20 times as long)."""
         if gradient.is_sparse or gradient.data_ptr() != flat.data_ptr() + self._start * flat.element_size():
             return False
         return bool(gradient.is_contiguous())
 
 
 class FlatBucket(Bucket):
-    """Gradients of one type and device, side by side, and behind them a mark for each that is there."""
+    """Gradients of one dtype and device in one flat tensor, followed by a mark per member."""
 
     def __init__(
         self, parameters: Parameters, names: Sequence[str], reduction: Reduction, compression: Any
@@ -170,14 +171,14 @@ class FlatBucket(Bucket):
         self._marks_start = start
         self._count = start + (len(self.parameters) if self._marked else 0)
         self._flat: Optional[torch.Tensor] = None
-        self._users_alone = 0
+        self._own_references = 0
         self._fresh = False
         self._wire: Optional[torch.Tensor] = None
         self._sparse: Set[torch.Tensor] = set()
 
     def take(self, parameter: torch.Tensor) -> None:
-        """See :meth:`Bucket.take`."""
-        flat = self._room()
+        """Add a member's complete gradient; without a gradient, zeros."""
+        flat = self._flat_tensor()
         gradient = parameter.grad
         place = self._places[parameter]
         if gradient is not None and place.holds(gradient, flat):
@@ -196,8 +197,8 @@ class FlatBucket(Bucket):
             parameter.grad = slot
 
     def submit(self) -> None:
-        """See :meth:`Bucket.submit`."""
-        flat = self._room()
+        """Start the reduction, after all members have been taken."""
+        flat = self._flat_tensor()
         if self._marked:
             self._mark(flat[self._marks_start :])
         smaller = wire_torch_dtype(self._compression, flat.dtype)
@@ -205,7 +206,7 @@ class FlatBucket(Bucket):
             if self._wire is None:
                 self._wire = torch.empty_like(flat, dtype=smaller)
             flat = self._wire.copy_(flat)
-        # What is on the CPU is reduced in place; anything else travels through host memory.
+        # Memory of the CPU is reduced in place; memory of other devices is copied to the host.
         self._host = on_host(flat)
         reduction = self.reduction
         self.handle = api.context().engine.allreduce(
@@ -214,10 +215,10 @@ class FlatBucket(Bucket):
         )  # fmt: skip
 
     def finish(self) -> None:
-        """See :meth:`Bucket.finish`."""
+        """Wait for the reduction, and set every member's gradient to its result."""
         handle, self.handle = self.handle, None
         handles.synchronize(handle)
-        flat = self._room()
+        flat = self._flat_tensor()
         if self._host is not flat:
             flat.copy_(self._host)
         for parameter, place in self._places.items():
@@ -233,7 +234,7 @@ class FlatBucket(Bucket):
             self._leave_out(flat[self._marks_start :])
 
     def reset(self) -> None:
-        """See :meth:`Bucket.reset`."""
+        """Drop a reduction in progress, and its memory."""
         super().reset()
         # The engine may still write to these.
         self._flat = self._wire = None
@@ -243,49 +244,49 @@ class FlatBucket(Bucket):
     def _like(self, parameters: Parameters, names: Sequence[str]) -> Bucket:
         return FlatBucket(parameters, names, self.reduction, self._compression)
 
-    def _room(self) -> torch.Tensor:
-        """The flat tensor; once per step, another one if somebody has kept gradients of the last step."""
-        if self._flat is None or not (self._fresh or self._ours(self._flat)):
+    def _flat_tensor(self) -> torch.Tensor:
+        """The flat tensor; a new one per step if the program holds the last step's gradients."""
+        if self._flat is None or not (self._fresh or self._is_reusable(self._flat)):
             first = self.parameters[0]
             self._flat = torch.zeros(self._count, dtype=first.dtype, device=first.device)
-            self._users_alone = _users(self._flat)
+            self._own_references = _references(self._flat)
         self._fresh = True
         return self._flat
 
-    def _ours(self, flat: torch.Tensor) -> bool:
-        """Whether the memory may be written to: whether whoever uses it expects that.
+    def _is_reusable(self, flat: torch.Tensor) -> bool:
+        """Whether the memory may be overwritten.
 
-        A gradient that is still ``.grad`` grows in place, as any gradient does. One that is no longer,
-        because of ``zero_grad(set_to_none=True)``, may have been put aside.
+        A tensor that is still a parameter's ``.grad`` may be: gradients change in place. After
+        ``zero_grad(set_to_none=True)`` the program may hold references to the old gradients.
         """
         start, stop = flat.data_ptr(), flat.data_ptr() + flat.numel() * flat.element_size()
         held = [item.grad for item in self.parameters if item.grad is not None and not item.grad.is_sparse]
         attached = sum(1 for item in held if start <= item.data_ptr() < stop)
-        return attached > 0 or 0 < _users(flat) <= self._users_alone
+        return attached > 0 or 0 < _references(flat) <= self._own_references
 
 
-_count_users: Optional[Callable[[int], int]] = getattr(torch._C, "_storage_Use_Count", None)
+_count_references: Optional[Callable[[int], int]] = getattr(torch._C, "_storage_Use_Count", None)
 
 
-def _users(tensor: torch.Tensor) -> int:
-    """How often the memory under a tensor is in use; 0 if this version of torch does not say."""
-    return 0 if _count_users is None else int(_count_users(tensor.untyped_storage()._cdata))
+def _references(tensor: torch.Tensor) -> int:
+    """The number of references to a tensor's storage; 0 if this version of torch does not report it."""
+    return 0 if _count_references is None else int(_count_references(tensor.untyped_storage()._cdata))
 
 
 class SparseBucket(Bucket):
-    """One parameter whose gradients are sparse: everybody's entries side by side."""
+    """One parameter with sparse gradients: the entries of all ranks are concatenated."""
 
     def __init__(self, parameter: torch.Tensor, name: str, reduction: Reduction) -> None:
         super().__init__([parameter], [name], reduction)
         self._like_last: Optional[torch.Tensor] = None
 
     def take(self, parameter: torch.Tensor) -> None:
-        """See :meth:`Bucket.take`. Without a gradient it is a sparse one without entries."""
+        """Add the complete gradient; without a gradient, a sparse one without entries."""
         if parameter.grad is None and self._like_last is not None:
             parameter.grad = torch.zeros_like(self._like_last)
 
     def submit(self) -> None:
-        """See :meth:`Bucket.submit`."""
+        """Start the reduction, after all members have been taken."""
         gradient = _gradient(self.parameters[0]).coalesce()
         self._like_last = torch.zeros_like(gradient)
         self.handle = handles.sparse_allreduce_async(
@@ -293,19 +294,19 @@ class SparseBucket(Bucket):
         )
 
     def finish(self) -> None:
-        """See :meth:`Bucket.finish`."""
+        """Wait for the reduction, and set every member's gradient to its result."""
         handle, self.handle = self.handle, None
         self.parameters[0].grad = handles.synchronize(handle)
 
     def without(self, parameter: torch.Tensor) -> Optional[Bucket]:
-        """See :meth:`Bucket.without`."""
+        """Always None: there is no other member."""
         return None
 
 
 def make_bucket(
     parameters: Parameters, names: Sequence[str], reduction: Reduction, compression: Any
 ) -> Bucket:
-    """The right kind of bucket for dense gradients."""
+    """A bucket for dense gradients: flat if dtype, device and compression allow it."""
     kinds = {(parameter.dtype, parameter.device) for parameter in parameters}
     if len(kinds) == 1 and is_elementwise(compression):
         return FlatBucket(parameters, names, reduction, compression)

@@ -1,4 +1,4 @@
-"""Gradients in fewer bytes: what ``compression=`` takes."""
+"""Compression of tensors on the network: the values of ``compression=``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
 
 
 def wire_torch_dtype(compression: Any, dtype: torch.dtype) -> Any:
-    """As what elements travel under a compression of ours; None if as they are."""
+    """The dtype on the network under one of ringcomm's compressions; None if unchanged."""
     name = wire_dtype(compression.kind, str(dtype).rpartition(".")[2])
     return None if name is None else getattr(torch, name)
 

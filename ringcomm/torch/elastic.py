@@ -1,4 +1,4 @@
-"""Training that goes on after a rank is lost: ``hvd.elastic``."""
+"""Elastic training (``hvd.elastic``): training continues after a rank is lost or added."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ __all__ = [
 
 
 class ElasticSampler(Sampler):
-    """Deals out samples to the ranks, and deals out the rest again when there are other ranks.
+    """Distributes samples over the ranks, and redistributes the remaining ones when the ranks change.
 
-    Put it into a :class:`TorchState`, call :meth:`record_batch` after each batch and :meth:`set_epoch` at
+    Pass it to a :class:`TorchState`, call :meth:`record_batch` after each batch and :meth:`set_epoch` at
     the end of each epoch.
 
     Args:
-        dataset: of a size that does not change.
-        shuffle: in another order each epoch.
-        seed: for the shuffling; the same on all ranks.
+        dataset: its size must not change.
+        shuffle: whether to shuffle, in a different order each epoch.
+        seed: of the shuffling; the same on all ranks.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
@@ -40,27 +40,27 @@ class ElasticSampler(Sampler):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch, with all samples."""
+        """Start an epoch, with all samples."""
         self.epoch = epoch
         self.processed_num = 0
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Every rank has processed a batch of this size."""
+        """Record that every rank has processed a batch of this size."""
         self.processed_num += batch_size * self.num_replicas
 
     def state_dict(self) -> Dict[str, Any]:
-        """Where it is."""
+        """The epoch, and the number of samples processed in it."""
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
-        """Go on from there, with the ranks of now."""
+        """Continue from a state, with the current ranks."""
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict["processed_num"]
         self.reset()
 
     def reset(self) -> None:
-        """Deal out what has not been processed among the ranks of now."""
+        """Distribute the samples that have not been processed over the current ranks."""
         self.num_replicas = api.size()
         self.rank = api.rank()
         share = plan_share(
@@ -97,22 +97,27 @@ _registry: Registry = [
 
 
 def get_handler_registry() -> Registry:
-    """How values of certain types are kept and made the same: pairs of a type and what makes a part."""
+    """The handlers of :class:`TorchState`: pairs of a type, and a function that wraps a value of it."""
     return _registry
 
 
 def set_handler_registry(registry: Registry) -> None:
-    """Keep values in other ways from now on."""
+    """Replace the handlers of :class:`TorchState`."""
     global _registry
     _registry = registry
 
 
 class TorchState(PartsState):
-    """Models, optimizers and samplers, each in its own way, and plain values: all are attributes.
+    """The state of elastic training: a model, an optimizer, samplers and plain values, as attributes.
 
     ::
 
         state = hvd.elastic.TorchState(model=model, optimizer=optimizer, epoch=0)
+
+    Args:
+        model: a ``torch.nn.Module``.
+        optimizer: a ``torch.optim.Optimizer``.
+        **kwargs: further values by name, for example samplers, ``epoch`` and ``batch``.
     """
 
     def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:

@@ -1,7 +1,7 @@
-"""The asynchronous collectives: they return at once, and ``synchronize(handle)`` gives the result.
+"""Asynchronous collectives on tensors: they return a handle, and ``synchronize(handle)`` returns the result.
 
 Functions without a trailing underscore copy their input before they return, so the caller may change it at
-once (not if ``urgent``: then the caller waits). Those with one work in the caller's own tensor.
+once (except with ``urgent``: then the caller waits). Functions with one overwrite the caller's own tensor.
 """
 
 from __future__ import annotations
@@ -10,36 +10,36 @@ from typing import Any, Callable, List, Optional, Sequence, Union
 
 import torch
 
-from .. import api
-from .._adapter.arguments import reduction, row_counts, scattered_reduction, wire_name
+from .._adapter.arguments import reduction
 from ..collective.call_sites import look_through
+from ..docstrings import documented
 from ..engine.request import Handle
 from ..errors import ConfigError
 from ..ops import ReduceOp, op_of
-from ..process_set import ProcessSet, global_process_set, number_of
-from .tensors import InPlace, back_to, flat_array, host_copy, on_host, plain, shapes_of, tensor_of
+from ..process_set import ProcessSet, global_process_set
+from .movement import (
+    allgather_async,
+    alltoall_async,
+    broadcast_async,
+    broadcast_async_,
+    grouped_allgather_async,
+)
+from .submit import start_allreduce, start_reducescatter
+from .tensors import InPlace, back_to, host_copy, plain
+
+__all__ = [
+    "AnyHandle", "Handle", "allgather_async", "allreduce_async", "allreduce_async_", "alltoall_async",
+    "broadcast_async", "broadcast_async_", "grouped_allgather_async", "grouped_allreduce_async",
+    "grouped_allreduce_async_", "grouped_reducescatter_async", "poll", "reducescatter_async",
+    "sparse_allreduce_async", "synchronize",
+]  # fmt: skip
 
 look_through(torch)
 
 AnyHandle = Union[Handle, Callable[[], Any]]
 
 
-def _reduce(
-    targets: Sequence[torch.Tensor],
-    op: ReduceOp,
-    name: Optional[str],
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
-    finish: Callable[[], Any],
-    urgent: bool,
-) -> Handle:
-    return api.context().engine.allreduce(
-        [flat_array(target) for target in targets], op, wire_name("allreduce", name), shapes_of(targets),
-        prescale, postscale, number_of(process_set), urgent, lambda _: finish(),
-    )  # fmt: skip
-
-
+@documented
 def allreduce_async(
     tensor: torch.Tensor,
     average: Optional[bool] = None,
@@ -50,25 +50,31 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
     urgent: bool = False,
 ) -> Handle:
-    """Start reducing a tensor of the same shape and type from every rank; the result is a new tensor.
+    """Start reducing a tensor of the same shape and dtype over all ranks.
 
-    Ranks may start their operations in any order: those of the same ``name`` belong together, and
-    those without a name by their order.
+    Example: ``handle = hvd.allreduce_async(gradient, name="layer1"); mean = hvd.synchronize(handle)``.
 
     Args:
-        average: deprecated; use ``op``.
-        op: Average (the default), Sum, Min, Max, Product or Adasum.
-        prescale_factor: multiplies every contribution before, ``postscale_factor`` the result after.
-        urgent: do not wait for company.
+        {tensor_in}
+        {torch_reduction}
+        {urgent}
+
+    Returns:
+        a handle; ``synchronize(handle)`` returns a new tensor of the same shape, dtype and device.
+
+    Raises:
+        ConfigError: it is not a dense tensor, or ``average`` and ``op`` are both given.
+        {start_errors}
     """
     chosen = reduction(op, average)
     host = host_copy(plain(tensor, "allreduce"))
-    return _reduce(
+    return start_allreduce(
         [host], chosen, name, prescale_factor, postscale_factor, process_set,
         lambda: back_to(tensor.device, host), urgent,
     )  # fmt: skip
 
 
+@documented
 def allreduce_async_(
     tensor: torch.Tensor,
     average: Optional[bool] = None,
@@ -79,14 +85,28 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
     urgent: bool = False,
 ) -> Handle:
-    """Like :func:`allreduce_async`, overwriting the tensor, which must be left alone until then."""
+    """Start reducing a tensor over all ranks in place.
+
+    Args:
+        {tensor_pending}
+        {torch_reduction}
+        {urgent}
+
+    Returns:
+        a handle; ``synchronize(handle)`` returns ``tensor`` itself.
+
+    Raises:
+        ConfigError: it is not a dense tensor, or ``average`` and ``op`` are both given.
+        {start_errors}
+    """
     chosen = reduction(op, average)
     target = InPlace(tensor, "allreduce_")
-    return _reduce(
+    return start_allreduce(
         [target.host], chosen, name, prescale_factor, postscale_factor, process_set, target.finish, urgent
     )
 
 
+@documented
 def grouped_allreduce_async(
     tensors: Sequence[torch.Tensor],
     average: Optional[bool] = None,
@@ -97,7 +117,20 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
     urgent: bool = False,
 ) -> Handle:
-    """Start reducing several tensors, all of them or none; the result is a list of new tensors."""
+    """Start reducing several tensors over all ranks as one operation: all are reduced, or none.
+
+    Args:
+        {tensors_in}
+        {torch_reduction}
+        {urgent}
+
+    Returns:
+        a handle; ``synchronize(handle)`` returns a list of new tensors.
+
+    Raises:
+        ConfigError: it is not a dense tensor, or ``average`` and ``op`` are both given.
+        {start_errors}
+    """
     chosen = reduction(op, average)
     listed = list(tensors)
     hosts = [host_copy(plain(tensor, "allreduce")) for tensor in listed]
@@ -105,11 +138,12 @@ def grouped_allreduce_async(
     def finish() -> List[torch.Tensor]:
         return [back_to(tensor.device, host) for tensor, host in zip(listed, hosts)]
 
-    return _reduce(
+    return start_allreduce(
         hosts, chosen, name, prescale_factor, postscale_factor, process_set, finish, urgent
     )  # fmt: skip
 
 
+@documented
 def grouped_allreduce_async_(
     tensors: Sequence[torch.Tensor],
     average: Optional[bool] = None,
@@ -120,15 +154,29 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
     urgent: bool = False,
 ) -> Handle:
-    """Like :func:`grouped_allreduce_async`, overwriting the tensors."""
+    """Start reducing several tensors in place as one operation: all are reduced, or none.
+
+    Args:
+        {tensors_pending}
+        {torch_reduction}
+        {urgent}
+
+    Returns:
+        a handle; ``synchronize(handle)`` returns a list of the tensors themselves.
+
+    Raises:
+        ConfigError: it is not a dense tensor, or ``average`` and ``op`` are both given.
+        {start_errors}
+    """
     chosen = reduction(op, average)
     targets = [InPlace(tensor, "grouped_allreduce_") for tensor in tensors]
-    return _reduce(
+    return start_allreduce(
         [target.host for target in targets], chosen, name, prescale_factor, postscale_factor, process_set,
         lambda: [target.finish() for target in targets], urgent,
     )  # fmt: skip
 
 
+@documented
 def reducescatter_async(
     tensor: torch.Tensor,
     name: Optional[str] = None,
@@ -138,10 +186,28 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
     urgent: bool = False,
 ) -> Handle:
-    """Start a reduction of which every rank gets its rows only: the first ranks one more if uneven."""
-    return _scatter([tensor], name, op, process_set, prescale_factor, postscale_factor, urgent, False)
+    """Start reducing a tensor over all ranks; every rank gets only its rows of the result.
+
+    Args:
+        {tensor_in}
+        {torch_scatter}
+        {urgent}
+
+    Returns:
+        a handle; ``synchronize(handle)`` returns a new tensor with this rank's rows: of ``n`` rows every
+        member of the set gets ``n // size``, the first ``n % size`` members one more.
+
+    Raises:
+        ConfigError: it is not a dense tensor.
+        NotOfferedError: op is Adasum.
+        {start_errors}
+    """
+    return start_reducescatter(
+        [tensor], name, op, process_set, prescale_factor, postscale_factor, urgent, False
+    )
 
 
+@documented
 def grouped_reducescatter_async(
     tensors: Sequence[torch.Tensor],
     name: Optional[str] = None,
@@ -151,177 +217,48 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
     urgent: bool = False,
 ) -> Handle:
-    """Like :func:`reducescatter_async` for several tensors; the result is a list."""
-    return _scatter(tensors, name, op, process_set, prescale_factor, postscale_factor, urgent, True)
-
-
-def _scatter(
-    tensors: Sequence[torch.Tensor],
-    name: Optional[str],
-    op: ReduceOp,
-    process_set: ProcessSet,
-    prescale: float,
-    postscale: float,
-    urgent: bool,
-    grouped: bool,
-) -> Handle:
-    hosts = [host_copy(plain(tensor, "reducescatter")) for tensor in tensors]
-    return api.context().engine.reducescatter(
-        [flat_array(host) for host in hosts], shapes_of(hosts), scattered_reduction(op),
-        wire_name("reducescatter", name), prescale, postscale, number_of(process_set), urgent,
-        _list_or_one(tensors, grouped),
-    )  # fmt: skip
-
-
-def allgather_async(
-    tensor: torch.Tensor,
-    name: Optional[str] = None,
-    process_set: ProcessSet = global_process_set,
-    urgent: bool = False,
-) -> Handle:
-    """Start collecting every rank's rows, in rank order; how many there are may differ from rank to rank."""
-    return _gather([tensor], name, process_set, urgent, False)
-
-
-def grouped_allgather_async(
-    tensors: Sequence[torch.Tensor],
-    name: Optional[str] = None,
-    process_set: ProcessSet = global_process_set,
-    urgent: bool = False,
-) -> Handle:
-    """Like :func:`allgather_async` for several tensors; the result is a list."""
-    return _gather(tensors, name, process_set, urgent, True)
-
-
-def _gather(
-    tensors: Sequence[torch.Tensor],
-    name: Optional[str],
-    process_set: ProcessSet,
-    urgent: bool,
-    grouped: bool,
-) -> Handle:
-    own = on_host if urgent else host_copy
-    hosts = [own(plain(tensor, "allgather")) for tensor in tensors]
-    return api.context().engine.allgather(
-        [flat_array(host) for host in hosts], shapes_of(hosts), wire_name("allgather", name),
-        number_of(process_set), urgent, _list_or_one(tensors, grouped),
-    )  # fmt: skip
-
-
-def _list_or_one(tensors: Sequence[torch.Tensor], grouped: bool) -> Callable[[Any], Any]:
-    """What makes tensors of the engine's arrays, where the callers' own ones are."""
-    likes = list(tensors)
-
-    def convert(arrays: Sequence[Any]) -> Any:
-        results = [tensor_of(array, like) for array, like in zip(arrays, likes)]
-        return results if grouped else results[0]
-
-    return convert
-
-
-def broadcast_async(
-    tensor: torch.Tensor,
-    root_rank: int,
-    name: Optional[str] = None,
-    process_set: ProcessSet = global_process_set,
-    urgent: bool = False,
-) -> Handle:
-    """Start copying the root's tensor to every rank; all pass one of the same shape and type.
+    """Start reducing several tensors as one operation; every rank gets only its rows of each.
 
     Args:
-        root_rank: a rank of the job, also if only a process set takes part.
-    """
-    host = host_copy(plain(tensor, "broadcast"))
-    return _broadcast(host, root_rank, name, process_set, urgent, lambda: back_to(tensor.device, host))
-
-
-def broadcast_async_(
-    tensor: torch.Tensor,
-    root_rank: int,
-    name: Optional[str] = None,
-    process_set: ProcessSet = global_process_set,
-    urgent: bool = False,
-) -> Handle:
-    """Like :func:`broadcast_async`, overwriting the tensor, which must be left alone until then."""
-    target = InPlace(tensor, "broadcast_")
-    return _broadcast(target.host, root_rank, name, process_set, urgent, target.finish)
-
-
-def _broadcast(
-    host: torch.Tensor,
-    root_rank: int,
-    name: Optional[str],
-    process_set: ProcessSet,
-    urgent: bool,
-    finish: Callable[[], Any],
-) -> Handle:
-    return api.context().engine.broadcast(
-        [flat_array(host)], root_rank, wire_name("broadcast", name), shapes_of([host]),
-        number_of(process_set), urgent, lambda _: finish(),
-    )  # fmt: skip
-
-
-def alltoall_async(
-    tensor: torch.Tensor,
-    splits: Any = None,
-    name: Optional[str] = None,
-    process_set: ProcessSet = global_process_set,
-    urgent: bool = False,
-) -> Handle:
-    """Start sending rows to every rank and receiving rows from every rank.
-
-    Args:
-        splits: how many rows go to each rank; without it they are dealt out evenly.
+        {tensors_in}
+        {torch_scatter}
+        {urgent}
 
     Returns:
-        a handle for a pair: the received rows in rank order, and how many came from each rank (int32).
+        a handle; ``synchronize(handle)`` returns a list of new tensors with this rank's rows.
+
+    Raises:
+        ConfigError: it is not a dense tensor.
+        NotOfferedError: op is Adasum.
+        {start_errors}
     """
-    host = (on_host if urgent else host_copy)(plain(tensor, "alltoall"))
-    engine = api.context().engine
-    number = number_of(process_set)
-    members = len(engine.sets.check_member(number))
-    shape = tuple(host.shape)
-    counts = row_counts(shape[0], _listed(splits), members) if shape else [0] * members
-
-    def convert(result: Any) -> Any:
-        rows, received = result
-        counted = torch.from_numpy(received)
-        return tensor_of(rows, tensor), counted.to(splits.device) if _is_tensor(splits) else counted
-
-    return engine.alltoall(
-        flat_array(host), shape, counts, wire_name("alltoall", name), number, urgent, convert
+    return start_reducescatter(
+        tensors, name, op, process_set, prescale_factor, postscale_factor, urgent, True
     )
 
 
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
-
-
-def _listed(splits: Any) -> Optional[List[int]]:
-    if splits is None:
-        return None
-    numbers = splits if _is_tensor(splits) else torch.as_tensor(splits)
-    if numbers.dim() != 1 or numbers.dtype not in (torch.int32, torch.int64, torch.int16, torch.uint8):
-        raise ConfigError(
-            f"alltoall expects splits to contain 32-bit integer elements in one dimension, not {splits!r}."
-        )
-    listed: List[int] = numbers.tolist()
-    return listed
-
-
+@documented
 def sparse_allreduce_async(
     tensor: torch.Tensor,
     name: Optional[str] = None,
     op: ReduceOp = ReduceOp.AVERAGE,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[], torch.Tensor]:
-    """Start reducing sparse (COO) tensors of the same shape: everybody's entries side by side.
+    """Start reducing a sparse (COO) tensor over all ranks: the entries of all ranks are concatenated.
+
+    Args:
+        tensor: a sparse COO tensor, of equal shape and dtype on all ranks.
+        {name}
+        op: ``Average`` (the default) or ``Sum``.
+        {process_set}
 
     Returns:
-        a handle that is called for the result: a sparse tensor in which entries may repeat.
+        a handle; ``synchronize(handle)`` (or calling it) returns a new sparse tensor, in which indices may
+        occur several times: ``coalesce()`` adds them.
 
     Raises:
         ConfigError: op is neither Average nor Sum.
+        {start_errors}
     """
     chosen = op_of(op)
     if chosen not in (ReduceOp.AVERAGE, ReduceOp.SUM):
@@ -342,12 +279,30 @@ def sparse_allreduce_async(
 
 
 def poll(handle: AnyHandle) -> bool:
-    """Whether an operation is done, so that :func:`synchronize` would not wait."""
+    """Whether an operation is done, so that :func:`synchronize` would not wait.
+
+    Args:
+        handle: from one of the asynchronous collectives.
+
+    Returns:
+        True if the operation is done or has failed; always False for a sparse reduction.
+    """
     return handle.done() if isinstance(handle, Handle) else False
 
 
+@documented
 def synchronize(handle: Any) -> Any:
-    """Wait for an operation and take its result, or raise its error. None for what is no handle."""
+    """Wait for an operation and return its result, or raise its error.
+
+    Args:
+        handle: from one of the asynchronous collectives.
+
+    Returns:
+        the operation's result: a tensor, a list of tensors, or a pair. None if ``handle`` is no handle.
+
+    Raises:
+        {rank_errors}
+    """
     if isinstance(handle, Handle):
         return handle.wait()
     return handle() if callable(handle) else None

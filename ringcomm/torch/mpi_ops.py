@@ -1,4 +1,4 @@
-"""The collectives under the module name that programs written for Horovod import."""
+"""The collectives, under the name of Horovod's module ``mpi_ops``."""
 
 from .._adapter.common import *  # noqa: F403
 from .._adapter.horovod_basics import HorovodBasics

@@ -1,4 +1,4 @@
-"""``DistributedOptimizer``: an optimizer whose steps all ranks make together."""
+"""``DistributedOptimizer``: an optimizer that reduces gradients over all ranks before each step."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from .. import api
 from .._adapter.arguments import predivided
 from .._adapter.checking import StepCheck
 from .._adapter.gradients import Groups, Reduction, chosen_groups, names_of
+from ..docstrings import documented
 from ..errors import ConfigError, NotOfferedError
 from ..ops import ReduceOp, op_of
 from ..process_set import ProcessSet, global_process_set
@@ -20,7 +21,7 @@ from .compression import Compression
 from .reducer import GradientReducer
 from .tensors import bytes_of
 
-_IN_BETWEEN = (
+_ZEROED_TOO_EARLY = (
     "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
     "optimizer.synchronize(). This is prohibited as it can cause a race condition. If it was another "
     "optimizer's loss that went through these parameters, as in a GAN, turn their requires_grad off for that "
@@ -29,7 +30,7 @@ _IN_BETWEEN = (
 
 
 class _Options(NamedTuple):
-    """How an optimizer was asked to be distributed."""
+    """The arguments of :func:`DistributedOptimizer` that the reducer needs."""
 
     reduction: Reduction
     compression: Any
@@ -41,20 +42,20 @@ def _parameters(optimizer: Any) -> List[List[torch.Tensor]]:
     return [list(group["params"]) for group in optimizer.param_groups]
 
 
-def _everything(optimizer: Any) -> List[torch.Tensor]:
+def _all_parameters(optimizer: Any) -> List[torch.Tensor]:
     return [parameter for group in _parameters(optimizer) for parameter in group]
 
 
 def _no_copies(optimizer: Any, protocol: Any) -> Any:
-    """A copy would train without the other ranks."""
+    """Refuse copying: a copy would train without the other ranks."""
     raise NotOfferedError(
         "A DistributedOptimizer cannot be copied or pickled, because it belongs to this job's ranks. Keep "
-        "its state_dict(); or copy the optimizer that it was made of, and wrap the copy."
+        "its state_dict(); or copy the original optimizer, and wrap the copy."
     )
 
 
 class _Distributed:
-    """What comes in front of the user's own class of optimizer: gradients are reduced before a step."""
+    """Mixin before the user's optimizer class: reduces gradients before each step."""
 
     _reducer: GradientReducer
     _options: _Options
@@ -65,22 +66,22 @@ class _Distributed:
 
     def _distribute(self, options: _Options, names: Dict[int, str], passes: int) -> None:
         self._options = options
-        self._parameter_names = {item: names[id(item)] for item in _everything(self)}
+        self._parameter_names = {item: names[id(item)] for item in _all_parameters(self)}
         self._check = StepCheck(options.reduction.process_set)
         self._should_synchronize = True
         self._synchronized = False
         self._reducer = GradientReducer(
-            _everything(self), names, options.reduction, options.compression, passes,
+            _all_parameters(self), names, options.reduction, options.compression, passes,
             options.groups, options.sparse_as_dense,
         )  # fmt: skip
 
     @property
     def backward_passes_per_step(self) -> int:
-        """How many backward passes go into one step."""
+        """The number of backward passes per step."""
         return self._reducer.passes
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Change how many backward passes go into one step.
+        """Set the number of backward passes per step.
 
         Raises:
             ConfigError: it is less than one.
@@ -88,13 +89,13 @@ class _Distributed:
         self._reducer.reset(_checked_passes(passes))
 
     def synchronize(self) -> None:
-        """Wait until all gradients are reduced; for programs that look at them before the step."""
+        """Wait until all gradients are reduced; for programs that read or clip them before the step."""
         self._reducer.synchronize()
         self._synchronized = True
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Within it, :meth:`step` does not reduce: :meth:`synchronize` has been called before.
+        """Context manager: :meth:`step` does not reduce, because :meth:`synchronize` has been called.
 
         ::
 
@@ -110,9 +111,17 @@ class _Distributed:
             self._should_synchronize = True
 
     def step(self, closure: Optional[Callable[[], Any]] = None, **options: Any) -> Any:
-        """Reduce what is not reduced yet, and make the optimizer's own step.
+        """Reduce the gradients that are not reduced yet, and make the optimizer's own step.
 
-        With a closure, what that computes is reduced, each time that the optimizer calls it.
+        Args:
+            closure: recomputes the loss and the gradients; they are reduced after each call.
+            **options: passed to the optimizer's own ``step()``.
+
+        Returns:
+            what the optimizer's own ``step()`` returns.
+
+        Raises:
+            PeerLostError: a rank ended, or is silent for too long.
         """
         if not self._should_synchronize:
             self._synchronized = False
@@ -123,7 +132,7 @@ class _Distributed:
                 "optimizer.synchronize(). The gradients are not reduced again.",
                 stacklevel=2,
             )
-        elif closure is None or self._reducer.started:  # also if a batch was reduced and dropped before
+        elif closure is None or self._reducer.started:  # also if a dropped batch is being reduced
             self.synchronize()
         if closure is not None:
             closure = self._then_synchronize(closure)
@@ -139,27 +148,30 @@ class _Distributed:
         return loss
 
     def _then_synchronize(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        def computed_together() -> Any:
+        def compute_and_synchronize() -> Any:
             with torch.enable_grad():
                 loss = closure()
             self._reducer.synchronize()
             return loss
 
-        return computed_together
+        return compute_and_synchronize
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients.
+        """Reset all gradients.
+
+        Args:
+            set_to_none: None instead of zeros.
 
         Raises:
-            AssertionError: some are on their way.
+            AssertionError: reductions are in progress.
         """
         if self._reducer.started:
-            raise AssertionError(_IN_BETWEEN)
+            raise AssertionError(_ZEROED_TOO_EARLY)
         self._synchronized = False
         super().zero_grad(set_to_none=set_to_none)  # type: ignore[misc]
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
-        """Load a state; what is under way is forgotten."""
+        """Load a state; reductions in progress are dropped."""
         self._reducer.reset()
         self._synchronized = False
         self._should_synchronize = True
@@ -168,7 +180,7 @@ class _Distributed:
     __reduce_ex__ = _no_copies
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
-        """Add parameters, which are reduced like the others from now on. All ranks must do so."""
+        """Add parameters to be reduced from now on. All ranks must do so."""
         super().add_param_group(param_group)  # type: ignore[misc]
         passes = self._reducer.passes
         self._reducer.remove_hooks()
@@ -176,7 +188,7 @@ class _Distributed:
 
 
 class _AdasumDistributed:
-    """The other kind: every rank makes its own step, and the steps are combined by Adasum."""
+    """Mixin for Adasum: every rank makes its own step, and the steps (deltas) are combined."""
 
     _compression: Any
     _passes: int
@@ -185,14 +197,14 @@ class _AdasumDistributed:
     param_groups: List[Dict[str, Any]]
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Change how many backward passes go into one step. (Steps are all that counts here.)"""
+        """Set the number of backward passes per step. It has no effect: the steps are reduced."""
         self._passes = _checked_passes(passes)
 
     def synchronize(self) -> None:
-        """Nothing: it is steps that are combined, not gradients."""
+        """Do nothing: the steps are reduced, not the gradients."""
 
     def skip_synchronize(self) -> ContextManager[None]:
-        """Not possible here.
+        """Not supported: the steps are reduced, not the gradients.
 
         Raises:
             AssertionError: always.
@@ -200,17 +212,17 @@ class _AdasumDistributed:
         raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
 
     def step(self, closure: Optional[Callable[[], Any]] = None, **options: Any) -> Any:
-        """Make the optimizer's own step, and go to where all ranks' steps together lead."""
-        parameters = [item for item in _everything(self) if item.requires_grad]
+        """Make the optimizer's own step, and apply the ranks' deltas, combined by Adasum, instead of it."""
+        parameters = [item for item in _all_parameters(self) if item.requires_grad]
         starts = [parameter.detach().clone() for parameter in parameters]
         loss = _own_step(self, _AdasumDistributed, closure, options)
         deltas = [parameter.detach() - start for parameter, start in zip(parameters, starts)]
         pairs = [self._compression.compress(delta) for delta in deltas]
-        under_way = [
+        pending = [
             handles.allreduce_async_(compressed, name=f"adasum.{name}", op=ReduceOp.ADASUM)
             for (compressed, _), name in zip(pairs, self._names)
         ]
-        for parameter, start, handle, (_, context) in zip(parameters, starts, under_way, pairs):
+        for parameter, start, handle, (_, context) in zip(parameters, starts, pending, pairs):
             combined = self._compression.decompress(handles.synchronize(handle), context)
             parameter.detach().copy_(start + combined)
         self._check.stepped(lambda: [(n, bytes_of(item)) for n, item in zip(self._names, parameters)])
@@ -222,7 +234,7 @@ class _AdasumDistributed:
 
 
 def _own_step(optimizer: Any, kind: type, closure: Any, options: Dict[str, Any]) -> Any:
-    """The step of the user's own class, which may take no arguments at all."""
+    """Call the step of the user's own class; without a closure, without positional arguments."""
     step = getattr(super(kind, optimizer), "step")  # noqa: B009 - mypy knows of no such method
     return step(**options) if closure is None else step(closure, **options)
 
@@ -233,6 +245,7 @@ def _checked_passes(passes: int) -> int:
     return int(passes)
 
 
+@documented
 def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
     optimizer: torch.optim.Optimizer,
     named_parameters: Optional[Iterable[Tuple[str, torch.Tensor]]] = None,
@@ -245,29 +258,43 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Make an optimizer reduce gradients over all ranks before each step.
+    """Wrap an optimizer so that it reduces gradients over all ranks before each step.
 
-    Reductions start during ``loss.backward()``, as soon as gradients are there; ``step()`` waits for
-    them. The result is of the optimizer's own class, and shares its state and parameter groups.
+    Reductions start during ``loss.backward()``, as soon as gradients have been computed; ``step()`` waits for
+    them. All ranks must call ``step()`` equally often.
+
+    Example::
+
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 
     Args:
-        named_parameters: usually ``model.named_parameters()``; needed only if two optimizers have
-            gradients on their way at the same time and parameters of the same shapes.
-        compression: ``Compression.fp16`` or ``Compression.bf16`` for half the bytes.
-        backward_passes_per_step: gradients of so many passes are added up before they are reduced.
-        op: Average, Sum or Adasum (or another reduction).
-        gradient_predivide_factor: an average divides by this before the sum, by the rest after it.
-        num_groups: older name of ``groups``.
-        groups: which gradients are reduced together: a number of groups, or lists of parameters. By
-            default ringcomm forms groups of up to 8 MiB.
+        optimizer: any ``torch.optim.Optimizer``. The result shares its state and parameter groups.
+        named_parameters: usually ``model.named_parameters()``; required only if two optimizers reduce
+            gradients at the same time and have parameters of the same shapes.
+        {compression}
+        backward_passes_per_step: the number of backward passes whose gradients are summed before they are
+            reduced.
+        op: ``Average`` (the default), ``Sum`` or ``Adasum`` (or another reduction).
+        gradient_predivide_factor: with ``Average``, gradients are divided by this before the sum, and the
+            sum by ``size / gradient_predivide_factor``.
+        num_groups: deprecated, use ``groups``.
+        groups: the gradients that are reduced as one operation: a number of groups, or lists of parameters.
+            By default ringcomm forms buckets of up to 8 MiB.
         sparse_as_dense: reduce sparse gradients as dense ones; they are sparse again afterwards.
-        process_set: the ranks that take part. Others train on their own.
+        process_set: the ranks that take part; by default all. Ranks outside it step without reduction.
+
+    Returns:
+        an optimizer of the given optimizer's class (a subclass of it), with ``synchronize()`` and
+        ``skip_synchronize()`` besides, to read or clip reduced gradients before the step.
 
     Raises:
-        ConfigError: (a ValueError) arguments make no sense.
+        ConfigError: (a ValueError) an argument has an invalid value, or the optimizer is wrapped already.
+        NotOfferedError: Adasum with a process set.
+        NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.
     """
     if isinstance(optimizer, (_Distributed, _AdasumDistributed)):
-        raise ConfigError("This is a DistributedOptimizer already. Wrap the optimizer that it was made of.")
+        raise ConfigError("This is a DistributedOptimizer already. Wrap the original optimizer.")
     if not hasattr(optimizer, "param_groups"):
         raise ConfigError(
             "DistributedOptimizer wraps an optimizer, like torch.optim.SGD(model.parameters(), lr=0.1), and "
@@ -285,7 +312,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
             raise NotOfferedError("Adasum does not support non-global process sets yet.")
         delta: Any = _of_kind(_AdasumDistributed, optimizer)
         delta._compression, delta._passes, delta._check = compression, passes, StepCheck(process_set)
-        delta._names = [names[id(item)] for item in _everything(optimizer) if item.requires_grad]
+        delta._names = [names[id(item)] for item in _all_parameters(optimizer) if item.requires_grad]
         return delta
     wrapped = _of_kind(_Distributed, optimizer)
     reduction = Reduction(chosen, prescale, postscale, process_set)
@@ -294,9 +321,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
 
 
 def _of_kind(kind: type, optimizer: torch.optim.Optimizer) -> Any:
-    """An optimizer with the same state and parameter groups, and ``kind`` in front of its class."""
+    """An optimizer with the same state and parameter groups, of a class derived from ``kind`` and its own."""
     own = type(optimizer)
     wrapped: Any = object.__new__(type(own.__name__, (kind, own), {"__doc__": own.__doc__}))
-    # A step that a scheduler has put into the instance belongs to the old one.
+    # Not `step`: a scheduler may have set it on the original instance.
     wrapped.__dict__.update({key: value for key, value in vars(optimizer).items() if key != "step"})
     return wrapped

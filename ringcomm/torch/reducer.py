@@ -1,4 +1,4 @@
-"""Reduces a model's gradients while the backward pass is still computing others."""
+"""Reduces a model's gradients while the backward pass computes others."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _alive: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
 
 
 class GradientReducer:
-    """Owns the hooks on parameters, and the buckets that their gradients travel in.
+    """Owns the hooks on parameters, and the buckets in which their gradients are reduced.
 
     Args:
-        parameters: in an order that is the same on all ranks.
-        names: of each, by ``id()``; likewise.
-        reduction: how gradients become one.
-        compression: how they travel.
-        passes: how many backward passes go into one step.
-        groups: see :func:`~ringcomm._adapter.gradients.chosen_groups`.
-        sparse_as_dense: reduce sparse gradients as if they were dense.
+        parameters: in the same order on all ranks.
+        names: of the parameters, by ``id()``; the same on all ranks.
+        reduction: operation, factors and process set.
+        compression: converts gradients before and after the reduction.
+        passes: number of backward passes per step.
+        groups: the parameters of each bucket; None: buckets of up to 8 MiB.
+        sparse_as_dense: reduce sparse gradients as dense ones.
 
     Attributes:
-        fresh: whether gradients have been computed since the last :meth:`synchronize`, also by a single rank,
-            which has nobody to reduce them with.
+        fresh: whether gradients have been computed since the last :meth:`synchronize`, also if there is no
+            other rank to reduce them with.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class GradientReducer:
         self._context: Any = None
         self._included = False
         self._hooks: List[Any] = []
-        self._look_around()
+        self._read_context()
         self._register_hooks()
 
     def _gradients(self, first: int) -> List[Gradient]:
@@ -73,22 +73,22 @@ class GradientReducer:
 
     # ---- hooks -------------------------------------------------------------------------------
 
-    def _look_around(self) -> None:
-        """Whether this rank belongs to the process set; if not, its gradients are its own affair."""
+    def _read_context(self) -> None:
+        """Read the current context, and whether this rank is a member of the process set."""
         self._context = api.context()
         self._included = self.reduction.process_set.included()
 
     def active(self) -> bool:
-        """Whether there is anybody to reduce with, in the job of the moment."""
+        """Whether there are other ranks to reduce with, in the current job."""
         if api.context() is not self._context:
-            self._look_around()
+            self._read_context()
         return self._included and self._context.size > 1
 
     def _register_hooks(self) -> None:
         for other in list(_alive):
             if not self._numbers.keys().isdisjoint(other._numbers):
-                # An optimizer that has been wrapped again: two must not handle one gradient. The older
-                # one still reduces in its step(), only no earlier.
+                # The optimizer has been wrapped again: two reducers must not handle one gradient. The older
+                # one still reduces in its step(), but not during the backward pass.
                 other.remove_hooks()
         _alive.add(self)
         self._hook_from(0)
@@ -99,16 +99,19 @@ class GradientReducer:
             self._hooks.append(_when_accumulated(self.parameters[index], _hook(owner, index)))
 
     def remove_hooks(self) -> None:
-        """Reduce nothing before :meth:`synchronize` any more."""
+        """Remove the hooks: gradients are then reduced in :meth:`synchronize` only."""
         for handle in self._hooks:
             handle.remove()
         self._hooks.clear()
 
     def computed(self, index: int) -> None:
-        """A backward pass has added to a parameter's gradient.
+        """Called when a backward pass has added to a parameter's gradient.
+
+        Args:
+            index: of the parameter.
 
         Raises:
-            AssertionError: there were more passes than announced, or the gradient has a history.
+            AssertionError: there were more passes than configured, or the gradient requires a gradient.
         """
         self.fresh = True
         if not self.active():
@@ -125,16 +128,16 @@ class GradientReducer:
         if ready is not None:
             self._submit(ready)
 
-    def _take_in_the_thawed(self) -> None:
-        """Reduce parameters, too, that did not require gradients when this was made, and do now."""
-        thawed = [parameter for parameter in self._frozen if parameter.requires_grad]
-        if not thawed:
+    def _add_unfrozen(self) -> None:
+        """Add the parameters that require gradients now, and did not when this was made."""
+        unfrozen = [parameter for parameter in self._frozen if parameter.requires_grad]
+        if not unfrozen:
             return
         self._frozen = [parameter for parameter in self._frozen if not parameter.requires_grad]
         first = len(self.parameters)
-        self.parameters += thawed
-        self._names += [self._names_by_id[id(parameter)] for parameter in thawed]
-        self._numbers.update({id(parameter): first + place for place, parameter in enumerate(thawed)})
+        self.parameters += unfrozen
+        self._names += [self._names_by_id[id(parameter)] for parameter in unfrozen]
+        self._numbers.update({id(parameter): first + place for place, parameter in enumerate(unfrozen)})
         for places in plan_buckets(self._gradients(first)):
             indices = [first + place for place in places]
             self._buckets.append(self._made_of(indices))
@@ -149,9 +152,9 @@ class GradientReducer:
         return not isinstance(self._bucket(self._arrivals.bucket_of(index)), SparseBucket)
 
     def _separate(self, index: int) -> None:
-        """Give a parameter with sparse gradients a bucket of its own.
+        """Move a parameter with sparse gradients to a bucket of its own.
 
-        Nobody can know beforehand that they are sparse. All ranks find out at the same gradient.
+        Whether gradients are sparse is known only when there is one, at the same parameter on all ranks.
         """
         parameter = self.parameters[index]
         number = self._arrivals.bucket_of(index)
@@ -184,27 +187,27 @@ class GradientReducer:
 
     @property
     def passes(self) -> int:
-        """How many backward passes go into one step."""
+        """The number of backward passes per step."""
         return self._arrivals.passes
 
     def synchronize(self) -> None:
-        """Reduce what has not been submitted yet, absent gradients as zeros, and wait for everything.
+        """Reduce the remaining gradients (absent ones as zeros), and wait for all reductions.
 
         Raises:
-            RingcommError: a reduction failed; all others have come to their end.
+            RingcommError: a reduction failed; all other reductions have ended.
         """
         self.fresh = False
         if not self.active():
             self._arrivals.reset()
             return
         problem: Optional[BaseException] = None
-        self._take_in_the_thawed()
+        self._add_unfrozen()
         try:
-            self._submit_the_rest()
+            self._submit_remaining()
             for bucket in list(self._submitted.values()):
                 try:
                     bucket.finish()
-                except Exception as error:  # noqa: BLE001 - raised below, when no operation is left over
+                except Exception as error:  # noqa: BLE001 - raised below, when no operation is pending
                     bucket.reset()
                     problem = problem or error
         finally:
@@ -213,7 +216,7 @@ class GradientReducer:
         if problem is not None:
             raise problem
 
-    def _submit_the_rest(self) -> None:
+    def _submit_remaining(self) -> None:
         for index in range(len(self.parameters)):
             if not self._arrivals.complete(index) and self._is_newly_sparse(index):
                 self._separate(index)
@@ -226,7 +229,11 @@ class GradientReducer:
             self._submit(number)
 
     def reset(self, passes: Optional[int] = None) -> None:
-        """Forget everything that is under way."""
+        """Drop all reductions in progress.
+
+        Args:
+            passes: the new number of backward passes per step; None: unchanged.
+        """
         for bucket in self._buckets:
             if bucket is not None:
                 bucket.reset()
@@ -235,7 +242,7 @@ class GradientReducer:
 
 
 def _hook(owner: Any, index: int) -> Callable[..., None]:
-    """What autograd calls. It does not keep the reducer alive, which keeps the parameters alive."""
+    """A hook for autograd, with a weak reference to the reducer (which holds the parameters)."""
 
     def hook(*ignored: Any) -> None:
         reducer = owner()
@@ -246,22 +253,22 @@ def _hook(owner: Any, index: int) -> Callable[..., None]:
 
 
 class _OnAccumulator:
-    """A hook on the node that accumulates a gradient, for versions of torch that have no better."""
+    """A hook on the node that accumulates a gradient, for versions of torch without a public hook."""
 
     def __init__(self, parameter: torch.Tensor, hook: Callable[..., None]) -> None:
         with torch.enable_grad():
             self._view = parameter.expand_as(parameter)
         node: Any = self._view.grad_fn
-        # The node lives as long as something refers to it.
+        # Keeps the node alive.
         self._accumulator = node.next_functions[0][0]
         self._handle = self._accumulator.register_hook(hook)
 
     def remove(self) -> None:
-        """Take it away again."""
+        """Remove the hook."""
         self._handle.remove()
 
 
 def _when_accumulated(parameter: torch.Tensor, hook: Callable[..., None]) -> Any:
-    """Call the hook whenever a backward pass has added to ``parameter.grad``; ``remove()`` ends that."""
+    """Call a hook after each addition to ``parameter.grad``; returns a handle with ``remove()``."""
     register = getattr(parameter, "register_post_accumulate_grad_hook", None)
     return _OnAccumulator(parameter, hook) if register is None else register(hook)

@@ -1,4 +1,4 @@
-"""The same state on every rank: models and optimizers, copied from one of them."""
+"""Broadcasts the state of models and optimizers from one rank to all."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from .. import api
 from .._adapter.objects import broadcast_object
 from .._adapter.trees import put_together, take_apart
+from ..docstrings import documented
 from ..errors import ConfigError
 from ..process_set import ProcessSet, global_process_set, number_of
 from . import handles
@@ -17,21 +18,28 @@ from .tensors import InPlace, flat_array, shapes_of
 Named = Union[Mapping[str, Any], Iterable[Tuple[str, Any]]]
 
 
+@documented
 def broadcast_parameters(params: Named, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
     """Overwrite parameters (and buffers) on every rank with the root's.
 
+    Example: ``hvd.broadcast_parameters(model.state_dict(), root_rank=0)``.
+
     Args:
-        params: ``model.state_dict()`` or ``model.named_parameters()``. What is no tensor stays.
+        params: ``model.state_dict()`` or ``model.named_parameters()``: the same names, shapes and dtypes on
+            all ranks. Values that are not tensors are left as they are.
+        {root_rank}
+        {process_set}
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: ``params`` is neither a mapping nor pairs of name and tensor.
+        {call_errors}
     """
-    under_way = [
+    pending = [
         handles.broadcast_async_(tensor, root_rank, f"parameters.{name}", process_set)
         for name, tensor in _pairs(params)
         if isinstance(tensor, torch.Tensor)
     ]
-    for handle in under_way:
+    for handle in pending:
         handles.synchronize(handle)
 
 
@@ -46,20 +54,27 @@ def _pairs(params: Named) -> List[Tuple[str, Any]]:
     return pairs
 
 
+@documented
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer,
     root_rank: int,
     model: Any = None,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Give every rank's optimizer the root's state and options (learning rates, momenta, …).
+    """Overwrite every rank's optimizer state and options (learning rates, momenta, …) with the root's.
 
-    Ranks that have made no step yet need nothing prepared: the root tells them what there is. There,
-    parameters that require gradients and have none get zeros, as in Horovod.
+    Ranks that have made no step yet need no preparation: the root sends the structure of its state. Where the
+    optimizer has no state, parameters that require gradients and have none get zeros, as in Horovod.
 
     Args:
-        optimizer: of any kind, wrapped by ``DistributedOptimizer`` or not.
-        model: ignored; there for Horovod's scripts.
+        optimizer: any ``torch.optim.Optimizer``, wrapped by ``DistributedOptimizer`` or not.
+        {root_rank}
+        model: ignored; exists for Horovod's scripts.
+        {process_set}
+
+    Raises:
+        ConfigError: the root's optimizer has parameter groups of other sizes.
+        {call_errors}
     """
     root = api.rank() == root_rank
     if not optimizer.state:
@@ -97,13 +112,13 @@ def _broadcast_all(tensors: Sequence[torch.Tensor], root_rank: int, process_set:
 
 
 def _install(optimizer: torch.optim.Optimizer, state: Any, stays: Mapping[int, bool]) -> None:
-    """Make a state the optimizer's own, element types included.
+    """Load a state into the optimizer, with its dtypes unchanged.
 
-    ``load_state_dict`` would change those, and put new parameter groups in place of those that
-    schedulers may know.
+    ``load_state_dict`` would convert dtypes to the parameters', and replace the parameter groups, to which
+    schedulers may hold references.
 
     Args:
-        stays: of tensors by ``id()``, whether they belong on the CPU whatever the parameter's device.
+        stays: by ``id()`` of a tensor, whether it stays on the CPU when the parameter is elsewhere.
     """
     if set(state) != {"state", "param_groups"} or len(state["param_groups"]) != len(optimizer.param_groups):
         optimizer.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""Batch normalization over the batches of all ranks, as if they were one."""
+"""Batch normalization with the mean and variance over the batches of all ranks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,18 @@ from . import handles
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Like ``torch.nn.BatchNorm1d`` to ``3d``, with the mean and variance of all ranks' batches together.
+    """Batch normalization in which mean and variance are computed over the batches of all ranks.
 
-    Works on the CPU too. Batches may differ in size, and a rank's may be empty.
+    Replaces ``torch.nn.BatchNorm1d``, ``2d`` and ``3d``, on the CPU too. The input has the shape
+    ``(batch, num_features, ...)``; batch sizes may differ between ranks, and a rank's batch may be empty.
 
     Args:
-        num_features, eps, momentum, affine, track_running_stats: as for ``torch.nn.BatchNorm2d``.
-        process_set: the ranks whose batches belong together.
+        num_features: number of channels, the input's second dimension.
+        eps: added to the variance before its square root is taken.
+        momentum: weight of a new batch in the running statistics; None: their cumulative average.
+        affine: whether to have a learnable weight and bias per channel.
+        track_running_stats: whether to keep running statistics for evaluation.
+        process_set: the ranks over whose batches mean and variance are computed.
     """
 
     def __init__(
@@ -40,7 +45,14 @@ class SyncBatchNorm(_BatchNorm):
             raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name for it
-        """Normalize; a collective while training, so all ranks must be here."""
+        """Normalize a batch. In training mode this is a collective: all ranks must call it.
+
+        Args:
+            input: shape ``(batch, num_features, ...)``.
+
+        Returns:
+            a tensor of the input's shape and dtype.
+        """
         own_statistics = self.training or self.running_mean is None
         if not own_statistics or api.size() == 1:
             result: torch.Tensor = super().forward(input)
@@ -59,7 +71,7 @@ class SyncBatchNorm(_BatchNorm):
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """What statistics are computed in."""
+    """The dtype in which statistics are computed."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
@@ -68,12 +80,12 @@ def _reduced_dims(tensor: torch.Tensor) -> List[int]:
 
 
 def _spread(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """One number per channel, in a shape that goes with a batch."""
+    """One number per channel, in a shape that broadcasts with a batch."""
     return values.view(1, -1, *([1] * (like.dim() - 2)))
 
 
 class _Normalize(torch.autograd.Function):
-    """The computation and its gradient, each with one exchange of a few numbers per channel."""
+    """The normalization and its gradient; each runs one collective with a few numbers per channel."""
 
     @staticmethod
     def forward(
@@ -126,7 +138,7 @@ class _Normalize(torch.autograd.Function):
 
 
 def _statistics(batch: torch.Tensor, process_set: ProcessSet) -> Any:
-    """Mean and variance per channel over all ranks (float64), and how many numbers they are of."""
+    """Mean and variance per channel over all ranks (float64), and the number of elements per channel."""
     dims = _reduced_dims(batch)
     channels = batch.shape[1]
     count = batch.numel() // channels if channels else 0
@@ -134,11 +146,12 @@ def _statistics(batch: torch.Tensor, process_set: ProcessSet) -> Any:
     deviations = (batch - _spread(mean, batch)).square().sum(dims)
     mine = torch.cat([mean.double(), deviations.double(), mean.new_tensor([count], dtype=torch.float64)])
     handle = handles.allgather_async(mine.unsqueeze(0), "sync_batch_norm.forward", process_set, urgent=True)
-    everybody = handles.synchronize(handle)
-    counts = everybody[:, -1:]
-    means, squares = everybody[:, :channels], everybody[:, channels:-1]
+    gathered = handles.synchronize(handle)
+    counts = gathered[:, -1:]
+    means, squares = gathered[:, :channels], gathered[:, channels:-1]
     total = float(counts.sum())
-    # Squares of deviations from each rank's own mean, moved to the common one: nothing large cancels.
+    # Sums of squared deviations from each rank's own mean, corrected to the common mean: this avoids the
+    # cancellation of large numbers.
     common = (means * counts).sum(0) / max(total, 1.0)
     variance = (squares + counts * (means - common).square()).sum(0) / max(total, 1.0)
     return common, variance, total

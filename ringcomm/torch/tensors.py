@@ -1,6 +1,6 @@
-"""Tensors as the flat NumPy arrays that the engine works on, and back.
+"""Converts tensors to the flat NumPy arrays of the engine, and back.
 
-On the CPU both share their memory. Tensors elsewhere are staged in host memory, pinned if that helps.
+On the CPU both share memory. Tensors on other devices are staged in host memory (pinned for CUDA).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def flat_array(tensor: torch.Tensor) -> Array:
     """The elements of a contiguous CPU tensor, sharing its memory.
 
     Raises:
-        UnsupportedDtypeError: NumPy has nothing like them.
+        UnsupportedDtypeError: NumPy has no such dtype.
     """
     flat = tensor.detach().view(-1)
     if flat.dtype == torch.bfloat16:
@@ -32,13 +32,13 @@ def flat_array(tensor: torch.Tensor) -> Array:
 
 
 def bytes_of(tensor: torch.Tensor) -> Array:
-    """All bytes of a dense tensor, wherever it is and whatever its elements are."""
+    """All bytes of a dense tensor of any device and dtype, as uint8."""
     flat: Array = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy()
     return flat
 
 
 def tensor_of(array: Array, like: torch.Tensor) -> torch.Tensor:
-    """An array that the engine has made as a tensor, on the device of another one."""
+    """A tensor of an array's elements, on the device of another tensor."""
     shape = array.shape
     flat = array.reshape(-1)
     if array.dtype.name == "bfloat16":
@@ -49,15 +49,17 @@ def tensor_of(array: Array, like: torch.Tensor) -> torch.Tensor:
 
 
 def plain(tensor: Any, what: str) -> torch.Tensor:
-    """The tensor without its history, for a collective.
+    """The tensor, detached from autograd.
+
+    Args:
+        tensor: what the caller has passed.
+        what: the collective, for error texts.
 
     Raises:
-        ConfigError: it is none, or not a dense one.
+        ConfigError: it is not a tensor, or not dense.
     """
     if not isinstance(tensor, torch.Tensor):
-        raise ConfigError(
-            f"{what} works on tensors, not on {type(tensor).__name__}; torch.as_tensor() may make one of it."
-        )
+        raise ConfigError(f"{what} works on tensors, not on {type(tensor).__name__}; use torch.as_tensor().")
     if tensor.layout != torch.strided:
         raise ConfigError(
             f"{what} works on dense tensors, not on {tensor.layout}: use sparse_allreduce_async() or "
@@ -70,7 +72,7 @@ def plain(tensor: Any, what: str) -> torch.Tensor:
 
 
 def on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A dense tensor in host memory and in C order: itself if it is that."""
+    """A dense tensor in host memory and in C order, without a copy if possible."""
     if tensor.device.type == "cpu":
         return tensor.contiguous()
     return _staged(tensor)
@@ -93,8 +95,12 @@ def _staged(tensor: torch.Tensor) -> torch.Tensor:
 class InPlace:
     """A tensor that is to be overwritten.
 
+    Args:
+        tensor: a dense tensor on any device.
+        what: the collective, for error texts.
+
     Attributes:
-        host: its elements in host memory and in C order; the tensor's own memory if it is like that.
+        host: its elements in host memory and in C order; the tensor's own memory if possible.
     """
 
     def __init__(self, tensor: Any, what: str) -> None:
@@ -106,19 +112,19 @@ class InPlace:
         )
 
     def finish(self) -> Any:
-        """Write staged elements back; the caller's own tensor."""
+        """Write staged elements back, and return the caller's own tensor."""
         if self._target is not None:
             self._target.copy_(self.host)
         return self.tensor
 
 
 def back_to(device: torch.device, host: torch.Tensor) -> torch.Tensor:
-    """A result in host memory where its caller wants it."""
+    """A result in host memory, moved to a device."""
     return host if device.type == "cpu" else host.to(device)
 
 
 def shapes_of(tensors: Sequence[torch.Tensor]) -> Sequence[Any]:
-    """Their shapes as tuples."""
+    """The tensors' shapes as tuples."""
     return [tuple(tensor.shape) for tensor in tensors]
 
 

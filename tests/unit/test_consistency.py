@@ -1,4 +1,4 @@
-"""Which array differs first, and who is in the minority."""
+"""The first array that differs, and the ranks in the minority."""
 
 from __future__ import annotations
 

@@ -3,15 +3,15 @@
     import ringcomm.torch.distributed
     torch.distributed.init_process_group("ringcomm")
 
-Importing this module registers the backend, and two ways for processes that ``ringrun`` has started to
-find each other: ``init_method="ringcomm://"``, and PyTorch's default where its variables are not set.
+Importing this module registers the backend, and two rendezvous methods for processes started by ``ringrun``:
+``init_method="ringcomm://"``, and PyTorch's default if its variables are not set.
 """
 
 from __future__ import annotations
 
 import torch.distributed as _dist
 
-from . import _version  # noqa: F401 - it tells what others would only stumble over
+from . import _version  # noqa: F401 - first: it checks PyTorch's version
 
 # isort: split
 from ._group import ProcessGroupRingcomm, create

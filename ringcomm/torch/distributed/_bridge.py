@@ -16,10 +16,10 @@ _PLAIN = frozenset(
         torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128,
     )
 )  # fmt: skip
-"""The types that NumPy has too."""
+"""The dtypes that NumPy has, too."""
 
-_CARRIER: Dict[int, torch.dtype] = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""As what other types travel, by their size: NumPy need not understand what it only moves."""
+_DTYPE_OF_SIZE: Dict[int, torch.dtype] = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""The dtype by which other dtypes are moved, by their size in bytes: only their bytes matter."""
 
 
 class Flat:
@@ -27,18 +27,18 @@ class Flat:
 
     Args:
         tensor: on the CPU, of any layout but sparse.
-        arithmetic: whether numbers are needed, not only their bytes.
+        arithmetic: whether the elements are computed with, not only moved.
 
     Attributes:
         array: shares the tensor's memory if that is contiguous; otherwise :meth:`finish` copies it back.
-        carried: the elements' type where the array has another of the same size; otherwise empty.
+        moved_as: the tensor's dtype if the array has another dtype of the same size; otherwise empty.
 
     Raises:
         Misuse: the tensor is not on the CPU, or is sparse.
-        UnsupportedDtypeError: arithmetic is asked for, and NumPy cannot compute with the elements.
+        UnsupportedDtypeError: ``arithmetic``, and NumPy cannot compute with the elements.
     """
 
-    __slots__ = ("_copy", "_tensor", "array", "carried")
+    __slots__ = ("_copy", "_tensor", "array", "moved_as")
 
     def __init__(self, tensor: torch.Tensor, arithmetic: bool = False) -> None:
         if tensor.requires_grad:
@@ -47,16 +47,16 @@ class Flat:
         self._copy = None
         if not tensor.is_cpu or tensor.layout is not torch.strided:
             raise Misuse(
-                f"The backend 'ringcomm' carries dense tensors in the CPU's memory; this one is on "
+                f"The backend 'ringcomm' supports dense tensors in the CPU's memory; this one is on "
                 f"{tensor.device} with layout {tensor.layout}."
             )
         if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
             tensor = self._copy = tensor.resolve_conj().resolve_neg().contiguous()
         self.array: Array = _array_of(tensor.view(-1), arithmetic)
-        self.carried = "" if arithmetic or tensor.dtype in _PLAIN else str(tensor.dtype)
+        self.moved_as = "" if arithmetic or tensor.dtype in _PLAIN else str(tensor.dtype)
 
     def finish(self) -> None:
-        """Write a copy back, if it was one."""
+        """Write the copy back, if there is one."""
         if self._copy is not None:
             self._tensor.copy_(self._copy)
 
@@ -69,16 +69,16 @@ def _array_of(flat: torch.Tensor, arithmetic: bool) -> Array:
     elif dtype == torch.bfloat16 and arithmetic:
         array = flat.view(torch.int16).numpy().view(dtype_named("bfloat16"))
     else:
-        carrier = _CARRIER.get(dtype.itemsize)
-        if arithmetic or carrier is None:
-            what = "reduced" if carrier else "sent"
+        moved_as = _DTYPE_OF_SIZE.get(dtype.itemsize)
+        if arithmetic or moved_as is None:
+            what = "reduced" if moved_as else "sent"
             raise UnsupportedDtypeError(f"elements of type {dtype} cannot be {what}.")
-        array = flat.view(carrier).numpy()
+        array = flat.view(moved_as).numpy()
     return array
 
 
 def flat_array(tensor: torch.Tensor, arithmetic: bool = False) -> Array:
-    """The same for a tensor that is only read."""
+    """A tensor's elements as a flat array in C order, to be read only."""
     return Flat(tensor, arithmetic).array
 
 
@@ -86,7 +86,7 @@ def even_parts(count: int, size: int) -> Tuple[int, ...]:
     """Boundaries of ``size`` equal parts.
 
     Raises:
-        Misuse: there are none.
+        Misuse: the elements cannot be divided equally.
     """
     if count % size:
         raise Misuse(f"{count} elements cannot be divided equally among the {size} ranks of this group.")

@@ -1,4 +1,4 @@
-"""PyTorch's collectives on tensors, carried out over a group's links. Everything here blocks."""
+"""PyTorch's collectives on tensors, executed over a group's links. All functions block."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Tensors = Sequence[torch.Tensor]
 _Item = TypeVar("_Item")
 
 _KEPT_BYTES = 64 * 1024 * 1024
-"""Working space up to this size stays for the next operation."""
+"""Scratch memory up to this size is kept for the next operation."""
 _FUSE_BYTES = 256 * 1024
-"""Of several tensors to be reduced at once, those up to this size travel as one."""
+"""Of several tensors to be reduced at once, those up to this size are fused."""
 _REDUCE_ALL_BYTES = 64 * 1024
-"""Up to this size all ranks learn what one of them wants: a round less is worth more than the bytes."""
+"""Up to this size a reduce runs as an all-reduce: fewer rounds matter more than fewer bytes."""
 
 
 class Collectives:
@@ -42,19 +42,19 @@ class Collectives:
         self._space: List[Array] = [np.empty(0, np.uint8), np.empty(0, np.uint8)]
 
     def _scratch(self, count: int, dtype: np.dtype[Any], index: int = 0) -> Array:
-        """Working space that is valid until the next operation asks for it."""
-        wanted = count * dtype.itemsize
+        """Scratch memory, valid until the next operation."""
+        nbytes = count * dtype.itemsize
         space = self._space[index]
-        if space.size < wanted:
-            space = np.empty(wanted, np.uint8)
-            if wanted <= _KEPT_BYTES:
+        if space.size < nbytes:
+            space = np.empty(nbytes, np.uint8)
+            if nbytes <= _KEPT_BYTES:
                 self._space[index] = space
-        return space[:wanted].view(dtype)
+        return space[:nbytes].view(dtype)
 
     # ---- reductions --------------------------------------------------------------------------
 
     def all_reduce(self, tensor: torch.Tensor, how: Reduction) -> None:
-        """Every rank gets the reduction, in place."""
+        """Reduce a tensor over all ranks, in place."""
         if tensor.is_sparse:
             self._all_reduce_sparse(tensor, how)
             return
@@ -75,7 +75,7 @@ class Collectives:
         self.runner.all_gather(data, bounds, intent=intent)
 
     def _fold(self, source: Array, bounds: Tuple[int, ...], how: Reduction, intent: Intent) -> Array:
-        """This rank's chunk, reduced by a function that the runner does not know."""
+        """This rank's chunk, reduced by a function that the runner does not have."""
         assert how.ufunc is not None
         count = bounds[self.rank + 1] - bounds[self.rank]
         pieces = self._scratch(count * self.size, source.dtype, 1)
@@ -85,7 +85,7 @@ class Collectives:
         return result
 
     def all_reduce_all(self, tensors: Tensors, how: Reduction) -> None:
-        """Reduce several tensors; small ones of one type travel together."""
+        """Reduce several tensors; small ones of one dtype are fused."""
         small = [t for t in tensors if not t.is_sparse and t.numel() * t.element_size() <= _FUSE_BYTES]
         together = len({t.dtype for t in small}) == 1 and len(small) > 1
         alone = [t for t in tensors if not together or not any(t is item for item in small)]
@@ -104,9 +104,9 @@ class Collectives:
             flat.finish()
 
     def for_each(self, items: Sequence[_Item], act: Callable[[_Item, str], None]) -> None:
-        """Call ``act`` with each of an operation's tensors and a label that says which of how many it is.
+        """Call ``act`` with each of an operation's tensors and a label (its number, and the count).
 
-        So ranks that have different numbers of tensors do not take one's for another's.
+        The label makes different numbers of tensors on different ranks an error.
         """
         if not items:
             self.runner.barrier("no tensors")
@@ -114,26 +114,26 @@ class Collectives:
             act(item, f"tensor {number} of {len(items)}" if len(items) > 1 else "")
 
     def _all_reduce_sparse(self, tensor: torch.Tensor, how: Reduction) -> None:
-        """Gather everybody's entries and add them up; their number may differ."""
+        """Gather the entries of all ranks and add them; their number may differ."""
         if how.op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
             raise Misuse("sparse tensors can be summed and averaged only.")
         mine = tensor.coalesce()
         values, indices = mine.values(), mine.indices()
         how.prepare(flat_array(values, arithmetic=True))
         flat = Flat(values)
-        label = " ".join(filter(None, ("sparse", f"in {mine.sparse_dim()} dimensions", flat.carried)))
+        label = " ".join(filter(None, ("sparse", f"in {mine.sparse_dim()} dimensions", flat.moved_as)))
         rows = self.runner.exchange(
             [indices.shape[1]], Collective.ALLREDUCE, flat.array.dtype, label, tuple(tensor.shape), how.code
         )[:, 0]
         all_values = values.new_empty((int(rows.sum()), *values.shape[1:]))
-        # One entry's indices after the other, so that a rank's are one piece.
+        # Entry by entry, so that each rank's indices are contiguous.
         all_indices = indices.new_empty((int(rows.sum()), indices.shape[0]))
         self._gather_rows(all_values, values, rows)
         self._gather_rows(all_indices, indices.t().contiguous(), rows)
         total = torch.sparse_coo_tensor(all_indices.t(), all_values, tensor.shape).coalesce()
         if how.op == ReduceOp.AVERAGE:
             total = total / self.size
-        with torch.no_grad():  # a detached sparse tensor would get entries of its own
+        with torch.no_grad():  # detaching would give the tensor separate entries
             tensor.copy_(total)
 
     def _gather_rows(self, output: torch.Tensor, own: torch.Tensor, rows: Array) -> None:
@@ -145,7 +145,7 @@ class Collectives:
         self.runner.all_gather(data, bounds, intent=intent)
 
     def reduce(self, tensor: torch.Tensor, root: int, how: Reduction) -> None:
-        """The root gets the reduction, in place; the others' tensors stay as they are."""
+        """Reduce a tensor to the root, in place; the other ranks' tensors do not change."""
         flat = Flat(tensor, arithmetic=True)
         data = flat.array
         intent = Intent(Collective.REDUCE, how.code, root, how.name, text=_count_text(data))
@@ -164,7 +164,7 @@ class Collectives:
             flat.finish()
 
     def reduce_scatter(self, output: torch.Tensor, inputs: Tensors, how: Reduction) -> None:
-        """Rank r gets the reduction of everybody's ``inputs[r]``; these may differ in size."""
+        """Rank r gets the reduction of all ranks' ``inputs[r]``; the inputs may differ in size."""
         bounds = _bounds_of(inputs)
         source = self._joined(inputs, bounds, arithmetic=True)
         self._reduce_scatter(output, source, bounds, how)
@@ -172,7 +172,7 @@ class Collectives:
     def reduce_scatter_single(
         self, output: torch.Tensor, source: torch.Tensor, how: Reduction, label: str = ""
     ) -> None:
-        """The same with one tensor that is divided equally."""
+        """Reduce one tensor; every rank gets an equal part of the result."""
         flat = flat_array(source, arithmetic=True)
         bounds = even_parts(flat.size, self.size)
         data = self._scratch(flat.size, flat.dtype)
@@ -198,24 +198,24 @@ class Collectives:
     # ---- movement ----------------------------------------------------------------------------
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
-        """Everybody gets the root's tensor."""
+        """Copy the root's tensor to all ranks."""
         flat = Flat(tensor)
-        self.runner.broadcast(flat.array, root, flat.carried, flat.array.shape)
+        self.runner.broadcast(flat.array, root, flat.moved_as, flat.array.shape)
         if self.rank != root:
             flat.finish()
 
     def all_gather(self, outputs: Tensors, source: torch.Tensor, label: str = "") -> None:
-        """``outputs[r]`` becomes rank r's tensor; these may differ in size."""
+        """Copy every rank's tensor to all ranks: rank r's to ``outputs[r]``; sizes may differ."""
         flat = Flat(source)
         own, bounds = flat.array, self._bounds(outputs, source)
         _check_room(own, bounds[self.rank + 1] - bounds[self.rank], own.dtype, "input")
         data = self._scratch(bounds[-1], own.dtype)
         data[bounds[self.rank] : bounds[self.rank + 1]] = own
         self.runner.all_gather(data, bounds, intent=_gathering(bounds, flat, label))
-        self._deal_out(data, outputs, bounds)
+        self._copy_out(data, outputs, bounds)
 
     def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, label: str = "") -> None:
-        """The same into one tensor, straight to its memory."""
+        """Copy every rank's tensor into one tensor, without scratch memory."""
         own, target = flat_array(source), Flat(output)
         _check_room(target.array, own.size * self.size, own.dtype, "output")
         bounds = even_parts(target.array.size, self.size)
@@ -224,28 +224,28 @@ class Collectives:
         target.finish()
 
     def gather(self, outputs: Tensors, source: torch.Tensor, root: int) -> None:
-        """On the root ``outputs[r]`` becomes rank r's tensor; elsewhere there are no outputs."""
+        """Copy rank r's tensor to ``outputs[r]`` on the root; the other ranks have no outputs."""
         flat = Flat(source)
         own, bounds = flat.array, self._bounds(outputs, source) if self.rank == root else ()
         text = sizes_text(bounds) if bounds else _count_text(own)
-        intent = Intent(Collective.GATHER, NO_OP, root, flat.carried, text=text)
+        intent = Intent(Collective.GATHER, NO_OP, root, flat.moved_as, text=text)
         if not bounds:
             self._to_root(own, None, bounds, intent)
             return
         _check_room(own, bounds[root + 1] - bounds[root], own.dtype, "input")
         data = self._scratch(bounds[-1], own.dtype)
         self._to_root(own, data, bounds, intent)
-        self._deal_out(data, outputs, bounds)
+        self._copy_out(data, outputs, bounds)
 
     def _to_root(self, own: Array, data: Any, bounds: Tuple[int, ...], intent: Intent) -> None:
-        """Send this rank's piece to the root, where they are put together in ``data``."""
+        """Send this rank's part to the root, which receives all parts in ``data``."""
         send = _only(intent.root, own.size, self.size)
         if data is None:
             data, bounds = np.empty(0, own.dtype), (0,) * (self.size + 1)
         self.runner.all_to_all(own, data, send, bounds, intent=intent)
 
     def scatter(self, output: torch.Tensor, inputs: Tensors, root: int) -> None:
-        """Rank r gets the root's ``inputs[r]``; elsewhere there are no inputs."""
+        """Send the root's ``inputs[r]`` to rank r; the other ranks have no inputs."""
         target = Flat(output)
         dtype = target.array.dtype
         source, send, text = np.empty(0, dtype), (0,) * (self.size + 1), _count_text(target.array)
@@ -254,23 +254,23 @@ class Collectives:
             source, text = self._joined(inputs, send), sizes_text(send)
             _check_room(target.array, send[root + 1] - send[root], source.dtype, "output")
         into = _only(root, target.array.size, self.size)
-        intent = Intent(Collective.SCATTER, NO_OP, root, target.carried, text=text)
+        intent = Intent(Collective.SCATTER, NO_OP, root, target.moved_as, text=text)
         self.runner.all_to_all(source, target.array, send, into, intent=intent)
         target.finish()
 
     def all_to_all(self, outputs: Tensors, inputs: Tensors) -> None:
-        """``outputs[r]`` becomes what rank r has as its input for this rank; sizes may differ."""
+        """Send ``inputs[r]`` to rank r, and receive rank r's tensor in ``outputs[r]``; sizes may differ."""
         self._check_number(inputs)
         send, into = self._bounds(inputs, inputs[0]), self._bounds(outputs, inputs[0])
         source = self._joined(inputs, send)
         data = self._scratch(into[-1], source.dtype, 1)
         self.runner.all_to_all(source, data, send, into, intent=_exchanging(send, into, Flat(inputs[0])))
-        self._deal_out(data, outputs, into)
+        self._copy_out(data, outputs, into)
 
     def all_to_all_single(
         self, output: torch.Tensor, source: torch.Tensor, into: Sequence[int], send: Sequence[int]
     ) -> None:
-        """The same with one tensor each, divided by rows; without numbers of rows, equally."""
+        """Exchange parts of one tensor: rows by the given counts, or equal parts."""
         target, own = Flat(output), flat_array(source)
         to, come = self._row_bounds(source, send), self._row_bounds(output, into)
         own_count = to[self.rank + 1] - to[self.rank]
@@ -290,20 +290,20 @@ class Collectives:
         return (0, *(int(bound) * width for bound in np.cumsum(rows)))
 
     def _bounds(self, tensors: Tensors, like: torch.Tensor) -> Tuple[int, ...]:
-        """Where each rank's tensor starts when they lie one after another."""
+        """The offsets of the ranks' tensors in a concatenation."""
         self._check_number(tensors)
         _check_types(tensors, like)
         return _bounds_of(tensors)
 
     def _joined(self, tensors: Tensors, bounds: Tuple[int, ...], arithmetic: bool = False) -> Array:
-        """Several tensors one after another, in working space."""
+        """Several tensors concatenated in scratch memory."""
         self._check_number(tensors)
         _check_types(tensors, tensors[0])
         pieces = [flat_array(tensor, arithmetic) for tensor in tensors]
         joined = self._scratch(bounds[-1], pieces[0].dtype)
         return np.concatenate(pieces, out=joined)
 
-    def _deal_out(self, data: Array, outputs: Tensors, bounds: Tuple[int, ...]) -> None:
+    def _copy_out(self, data: Array, outputs: Tensors, bounds: Tuple[int, ...]) -> None:
         self._check_number(outputs)
         for tensor, start, stop in zip(outputs, bounds, bounds[1:]):
             target = Flat(tensor)
@@ -317,7 +317,7 @@ class Collectives:
 
 
 def _bounds_of(tensors: Tensors) -> Tuple[int, ...]:
-    """Where each tensor starts when they lie one after another."""
+    """The offsets of tensors in a concatenation."""
     bounds = [0]
     for tensor in tensors:
         bounds.append(bounds[-1] + tensor.numel())
@@ -330,13 +330,13 @@ def _check_types(tensors: Tensors, like: torch.Tensor) -> None:
 
 
 def _gathering(bounds: Tuple[int, ...], flat: Flat, label: str) -> Intent:
-    name = f"{flat.carried} {label}".strip()
+    name = f"{flat.moved_as} {label}".strip()
     return Intent(Collective.ALLGATHER, NO_OP, NO_ROOT, name, bounds, sizes_text(bounds))
 
 
 def _exchanging(send: Tuple[int, ...], into: Tuple[int, ...], flat: Flat) -> Intent:
     text = f"sending {sizes_text(send)}, receiving {sizes_text(into)}"
-    return Intent(Collective.ALLTOALL, name=flat.carried, text=text)
+    return Intent(Collective.ALLTOALL, name=flat.moved_as, text=text)
 
 
 def _count_text(data: Array) -> str:
@@ -344,7 +344,7 @@ def _count_text(data: Array) -> str:
 
 
 def _only(place: int, count: int, size: int) -> Tuple[int, ...]:
-    """Boundaries of chunks that are empty but for one."""
+    """Boundaries of chunks of which only one is not empty."""
     return (0,) * (place + 1) + (count,) * (size - place)
 
 

@@ -1,4 +1,4 @@
-"""Numbers that stand for PyTorch's element types in the heads of messages."""
+"""Codes of PyTorch's dtypes in message headers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 
 @lru_cache(maxsize=None)
 def type_code(dtype: torch.dtype) -> int:
-    """The code of a type: 32 bits that are the same in all versions of PyTorch, and never 0."""
+    """The code of a dtype: 32 bits, the same in all versions of PyTorch, never 0."""
     return zlib.crc32(str(dtype).encode()) or 1
 
 
 def type_name(code: int) -> str:
-    """The type with this code, like ``float32``."""
+    """The name of the dtype with this code, for example ``float32``."""
     for dtype in vars(torch).values():
         if isinstance(dtype, torch.dtype) and type_code(dtype) == code:
             return str(dtype).replace("torch.", "")

@@ -1,4 +1,4 @@
-"""What PyTorch wants to know of a process group besides its collectives."""
+"""The attributes of a process group that PyTorch requires besides the collectives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class GroupFace(dist.ProcessGroup):
     """
 
     def __init__(self, rank: int, size: int, name: str, store: Any) -> None:
-        # With the store, the base class would not be one whose methods C++ finds overridden.
+        # Without the store: with it, C++ would not call the methods that Python overrides.
         super().__init__(rank, size)
         self._name, self._desc = name, "undefined"
         self._store = store
@@ -39,7 +39,7 @@ class GroupFace(dist.ProcessGroup):
 
     @property
     def group_desc(self) -> str:
-        """What the group is for."""
+        """The group's description."""
         return self._desc
 
     def getGroupName(self) -> str:  # noqa: N802
@@ -47,15 +47,15 @@ class GroupFace(dist.ProcessGroup):
         return self._name
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
-        """Name the group, from C++."""
+        """Set the group's name, from C++."""
         self._name = name
 
     def getGroupDesc(self) -> str:  # noqa: N802
-        """What the group is for, for C++."""
+        """The group's description, for C++."""
         return self._desc
 
     def setGroupDesc(self, desc: str) -> None:  # noqa: N802
-        """Say what the group is for, from C++."""
+        """Set the group's description, from C++."""
         self._desc = desc
 
     _set_group_name, _set_group_desc = setGroupName, setGroupDesc
@@ -70,7 +70,7 @@ class GroupFace(dist.ProcessGroup):
     supports_splitting = supports_coalescing = supports_time_estimate = False
 
     def supports_tensor_alloc(self, device: Any) -> bool:
-        """Whether it has memory of its own for tensors: no."""
+        """Always False: the backend allocates no tensors."""
         return False
 
     def get_group_store(self) -> Any:

@@ -1,4 +1,4 @@
-"""A group's other ranks: the links to them, and what watches over those."""
+"""A process group's transport: its links, its failure detector and its timeline."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from ...transport.tcp import SocketFabric
 from ._store import Meeting, meet
 from ._trace import write_here
 
-_companies: weakref.WeakSet[Company] = weakref.WeakSet()
-_companies_lock = threading.Lock()
+_transports: weakref.WeakSet[Company] = weakref.WeakSet()
+_transports_lock = threading.Lock()
 
 
 class Company:
-    """Meets the other ranks of a group.
+    """Connects the ranks of a group, and monitors the links.
 
     Args:
         store: the group's part of PyTorch's store.
         rank: this process's rank in the group.
         ranks: the ranks of the whole job that the group consists of.
         name: the group's name.
-        settings: in force for the group.
+        settings: of the group.
         default: whether it is the group of all ranks.
 
     Attributes:
-        lanes: the links.
-        watch: interrupts waits on them.
+        lanes: the links, by channel (direct, background, control).
+        watch: aborts waits on the links.
         generation: membership epoch.
-        host: this rank's.
-        spin_s: how long to poll before sleeping.
+        host: the name of this rank's host.
+        spin_s: how long to poll before sleeping, in seconds.
 
     Raises:
-        StartupError: (or one of its kinds) the group could not be put together.
+        StartupError: (or a subclass) the ranks of the group did not connect.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Company:
         self._default = default
         self._settings = settings
         self._meeting: Optional[Meeting] = None
-        self._vigil: Optional[Vigil] = None
+        self._detector: Optional[Vigil] = None
         self._recording: Optional[Recording] = None
         self._progress: Callable[[], Progress] = Progress
         control = None
@@ -74,58 +74,63 @@ class Company:
             fabric.make_wakeable()
 
     def watch_over(self, progress: Callable[[], Progress]) -> None:
-        """Give heartbeats from now on, and expect them; write the timeline if one is wanted.
+        """Start the failure detector (heartbeats), and the timeline if it is configured.
 
         Args:
-            progress: how far this rank is in its collectives.
+            progress: returns this rank's progress in its collectives.
         """
         if self._meeting is None:
             self._write_timeline(OwnTrace(), [self.host])
             return
         self._progress = progress
-        with _companies_lock:
-            _companies.add(self)
+        with _transports_lock:
+            _transports.add(self)
         settings, hosts = self._settings, [peer.host for peer in self._meeting.joined.peers]
-        # Who does not come is given up by the operation's own limit, which the program may have set.
+        # A late rank is reported by the operation's own time limit, which the program may have set.
         limits = Limits(settings.dead_after_s, settings.stall_warning_s, 0.0)
-        # Not bound to this object, so that the thread does not keep a forgotten group alive.
-        failed = _ending(self.watch, self.lanes)
-        self._vigil = Vigil(
+        # Not a bound method: the detector's thread must not keep an unused group alive.
+        failed = _failure_handler(self.watch, self.lanes)
+        self._detector = Vigil(
             self.lanes.orders, hosts, limits, self.watch, progress, failed, self._name, _waits_for
         )
-        self._write_timeline(self._vigil, hosts)
+        self._write_timeline(self._detector, hosts)
 
     def waits_for(self) -> str:
-        """The call in which this rank waits for others of the group; empty if it does not."""
+        """The call in which this rank waits for the group's other ranks; empty if it does not wait."""
         progress = self._progress()
         if not progress.doing:
             return ""
         return f"in {self._name}: {progress.doing}, call number {progress.number}"
 
-    def _write_timeline(self, bearer: Union[Vigil, OwnTrace], hosts: Sequence[str]) -> None:
+    def _write_timeline(self, source: Union[Vigil, OwnTrace], hosts: Sequence[str]) -> None:
         if self._default:
-            write_here(bearer)
+            write_here(source)
             if self._settings.timeline and not api.is_initialized():
-                self._recording = Recording(bearer, hosts)
+                self._recording = Recording(source, hosts)
                 self._recording.start(self._settings.timeline, self._settings.timeline_mark_cycles)
 
     def say_goodbye(self, reason: str, ok: bool) -> None:
-        """Tell the others that this rank leaves; every wait here ends."""
+        """Report to the other ranks that this rank leaves, and end all waits of this rank.
+
+        Args:
+            reason: appears in the other ranks' errors.
+            ok: False after a failure.
+        """
         self._failed = not ok or self.watch.verdict is not None
         if ok and self._recording is not None:
             self._recording.finish()
-        if self._vigil is not None:
-            self._vigil.stop()
+        if self._detector is not None:
+            self._detector.stop()
         if self._meeting is not None:
             self._meeting.joined.control.leave(reason, ok)
         self.lanes.calls.wake()
         self.lanes.engine.wake()
 
     def close(self, wait: bool) -> None:
-        """Close the links. The rank that serves the rendezvous goes on serving until all others have left.
+        """Close the links. The rank that serves the rendezvous serves it until all other ranks have left.
 
         Args:
-            wait: until then.
+            wait: whether to wait for that.
         """
         self.lanes.close()
         if self._recording is not None:
@@ -135,13 +140,13 @@ class Company:
 
 
 def _waits_for() -> str:
-    """What this process waits for in any group; not in the one that asks, to whose call it has not come."""
-    with _companies_lock:  # a thread of another group's may ask while this one is made
-        companies = list(_companies)
-    return "; ".join(filter(None, (company.waits_for() for company in companies)))
+    """The calls in which this process waits, in all groups: reported to a group that waits for this rank."""
+    with _transports_lock:  # another group's thread may read it while this group is made
+        transports = list(_transports)
+    return "; ".join(filter(None, (transport.waits_for() for transport in transports)))
 
 
-def _ending(watch: GroupWatch, lanes: Lanes) -> Callable[[RingcommError], None]:
+def _failure_handler(watch: GroupWatch, lanes: Lanes) -> Callable[[RingcommError], None]:
     def failed(error: RingcommError) -> None:
         watch.end(error)
         lanes.calls.wake()

@@ -1,4 +1,4 @@
-"""The order in which a group's collectives run: one after another, as they were called."""
+"""Runs a group's collectives one after another, in the order of the calls."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from ._work import RingcommWork
 class Lane:
     """A queue of works and the thread that runs them.
 
-    All ranks call collectives in the same order, so this order is all that has to be kept. Nobody is
-    woken without need: a caller that would only wait runs its operation itself if nothing is queued, and
-    whoever waits for a queued one runs what is queued before it, unless another thread is at it.
+    All ranks call collectives in the same order, and the queue keeps that order. To avoid wake-ups, a
+    synchronous caller runs its own work if nothing is queued, and a thread that waits for a queued work runs
+    the works before it, unless another thread is running one.
 
-    What is submitted by the thread that is running a work, because something hangs on that work's
-    future, runs at once, before anything else that is queued: so it comes at the same place on all ranks.
+    A work that is submitted by the thread that is running a work (from a callback of that work's future)
+    runs at once, before anything queued: so its position in the order is the same on all ranks.
+
+    Args:
+        name: the thread's name.
     """
 
     def __init__(self, name: str) -> None:
@@ -33,7 +36,7 @@ class Lane:
         self._closed: Optional[str] = None
 
     def submit(self, work: RingcommWork, inline: bool) -> RingcommWork:
-        """Run a work now if ``inline`` and nothing is before it; otherwise when it is its turn.
+        """Run a work now if ``inline`` and the queue is empty; otherwise append it to the queue.
 
         Raises:
             NotInitializedError: the group has been shut down.
@@ -51,7 +54,7 @@ class Lane:
         if nested:
             work.perform()
         else:
-            work.waiters += 1  # its caller is waiting for it, right here
+            work.waiters += 1  # its caller waits for it in this call
             self._perform(work)
         return work
 
@@ -75,7 +78,7 @@ class Lane:
                     self._idle.notify_all()
 
     def help(self, work: RingcommWork) -> None:
-        """Run what is queued, up to and including this work, unless another thread is running something."""
+        """Run the queue up to and including this work, unless another thread is running a work."""
         me = threading.get_ident()
         while not work.is_completed():
             with self._lock:
@@ -102,7 +105,7 @@ class Lane:
             del work
 
     def drain(self, deadline: Deadline) -> None:
-        """Sleep until nothing runs and nothing is queued, or the time is over."""
+        """Wait until no work runs and none is queued, or the deadline has expired."""
         with self._lock:
             while (self._queue or self._runner is not None) and not deadline.expired():
                 if self._runner == threading.get_ident():
@@ -110,7 +113,7 @@ class Lane:
                 self._idle.wait(min(deadline.remaining_s(), 3600.0))
 
     def close(self, why: str, error: RingcommError) -> None:
-        """Take no more works; what is queued fails with ``error``."""
+        """Accept no more works; queued works fail with ``error``."""
         with self._lock:
             self._closed = self._closed or why
             left = list(self._queue)

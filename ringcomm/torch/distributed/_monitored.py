@@ -1,4 +1,4 @@
-"""A barrier that tells who does not come."""
+"""A barrier that reports the ranks that do not reach it in time."""
 
 from __future__ import annotations
 
@@ -14,21 +14,26 @@ from ._post import PostOffice
 from ._work import RingcommWork
 
 _OURS = 1
-"""Marks messages between groups, so that a user's with the same tag are others."""
+"""Owner of the barrier's tags: they do not match the user's messages."""
 
 
 def monitored_barrier(
     group: Any = None, timeout: Union[timedelta, float, None] = None, wait_all_ranks: bool = False
 ) -> None:
-    """What ``torch.distributed.monitored_barrier`` is for Gloo, which refuses all other backends by name.
+    """Wait until every rank of a group has called it; report the ranks that do not within a time limit.
+
+    Replaces ``torch.distributed.monitored_barrier``, which accepts the Gloo backend only.
+
+    Example: ``monitored_barrier(timeout=60, wait_all_ranks=True)``.
 
     Args:
-        group: of this backend; the default group if none is given.
-        timeout: how long rank 0 waits for the others; the group's if none is given.
-        wait_all_ranks: name all that are missing, not only the first.
+        group: a process group of the backend ``"ringcomm"``; by default the default group.
+        timeout: how long rank 0 waits for the other ranks: seconds, or a ``timedelta``; by default the
+            group's timeout.
+        wait_all_ranks: report all missing ranks, not only the first.
 
     Raises:
-        PeerStalledError: somebody has not come in time.
+        PeerStalledError: (on every rank) a rank has not called it in time.
     """
     chosen = dist.group.WORLD if group is None else group
     if chosen == dist.GroupMember.NON_GROUP_MEMBER:
@@ -38,12 +43,12 @@ def monitored_barrier(
 
 
 class MonitoredBarrier:
-    """The two halves of it: everybody reports to rank 0, which judges, and then tells the others.
+    """Every rank reports to rank 0, which waits for all reports and replies to each rank.
 
     Args:
-        post: carries the reports.
-        watch: is told who is missing.
-        ranks: the group's members, as the whole job numbers them.
+        post: sends and receives the reports.
+        watch: aborts the group if a rank is missing.
+        ranks: the group's members, by their ranks in the whole job.
     """
 
     def __init__(self, post: PostOffice, watch: GroupWatch, ranks: Sequence[int]) -> None:
@@ -52,21 +57,29 @@ class MonitoredBarrier:
         self._ranks = ranks
 
     def report(self, limit_s: float) -> None:
-        """What ranks other than 0 do."""
+        """Run the barrier on a rank other than 0.
+
+        Args:
+            limit_s: the barrier's time limit in seconds.
+        """
         self._token(self._post.send, 0, limit_s)
-        # Rank 0 judges first, and everybody hears of it.
+        # Longer than rank 0's limit, so that its error arrives first.
         self._token(self._post.receive, 0, 2 * limit_s + 10.0).wait()
 
     def judge(self, limit_s: float, wait_all_ranks: bool) -> None:
-        """What rank 0 does.
+        """Run the barrier on rank 0.
+
+        Args:
+            limit_s: the time limit in seconds.
+            wait_all_ranks: wait for all ranks even if one is missing.
 
         Raises:
-            PeerStalledError: somebody has not come in time.
+            PeerStalledError: a rank has not reported in time.
         """
         deadline = Deadline(limit_s)
         missing: List[int] = []
-        here = [(peer, self._token(self._post.receive, peer, None)) for peer in range(1, len(self._ranks))]
-        for peer, work in here:
+        reports = [(peer, self._token(self._post.receive, peer, None)) for peer in range(1, len(self._ranks))]
+        for peer, work in reports:
             if not work.is_completed() and missing and not wait_all_ranks:
                 break
             try:
@@ -79,13 +92,13 @@ class MonitoredBarrier:
             )
             several = "s" if len(missing) > 1 else ""
             names = ", ".join(str(self._ranks[peer]) for peer in missing)
-            # The words that Gloo has for it: people and programs look for them.
+            # Gloo's words: programs search for them.
             raise PeerStalledError(
                 f"Rank {self._ranks[0]} timed out in monitoredBarrier after {limit_s:g} s: "
                 f"Rank{several} {names} failed to pass monitoredBarrier in that time.",
                 rank=self._ranks[missing[0]],
             )
-        for peer, _ in here:
+        for peer, _ in reports:
             self._token(self._post.send, peer, limit_s)
 
     def _token(self, act: Callable[..., None], peer: int, limit_s: Optional[float]) -> RingcommWork:

@@ -1,4 +1,4 @@
-"""Point-to-point messages of one group: a thread of its own on links of its own."""
+"""Point-to-point messages of one group: a thread with its own links."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ...transport.base import Fabric, LinkClosed
 from ._elements import type_name
 from ._work import RingcommWork
 
-_LONGEST_WAIT_S = 3600.0
-_LEAST_WAIT_S = 1e-3
+_MAX_WAIT_S = 3600.0
+_MIN_WAIT_S = 1e-3
 
 
-class _Order(NamedTuple):
-    """Something that a thread of the user's wants to be done."""
+class _Request(NamedTuple):
+    """An operation that a user's thread has posted."""
 
     work: RingcommWork
     limit_s: Optional[float]
@@ -31,10 +31,10 @@ class PostOffice:
     """Sends and receives tensors' bytes, matched by peer and tag.
 
     Args:
-        fabric: the links; nobody else uses them.
-        reporter: tells everybody of a lost peer.
-        spin_s: how long to poll before sleeping while somebody waits.
-        name: of the thread.
+        fabric: the links, for this thread only.
+        reporter: reports a lost peer to the group.
+        spin_s: how long to poll before sleeping while a caller waits, in seconds.
+        name: the thread's name.
     """
 
     def __init__(self, fabric: Fabric, reporter: Any, spin_s: float, name: str) -> None:
@@ -50,13 +50,13 @@ class PostOffice:
         }
         self._gone: Dict[int, str] = {}
         self._lock = threading.Lock()
-        self._posted: List[_Order] = []
+        self._posted: List[_Request] = []
         self._limits: Dict[RingcommWork, Tuple[Deadline, Optional[int]]] = {}
         self._thread: Optional[threading.Thread] = None
         self._failure: Optional[BaseException] = None
         self._stopping = False
 
-    # ---- for all threads ---------------------------------------------------------------------
+    # ---- called by any thread ----------------------------------------------------------------
 
     def send(
         self,
@@ -67,10 +67,15 @@ class PostOffice:
         limit_s: Optional[float],
         elements: int = 0,
     ) -> None:
-        """Send bytes; they must stay as they are until the work is finished.
+        """Start sending bytes; they must not change until the work is finished.
 
         Args:
-            elements: code of their type, which the receive must have, too.
+            peer: the receiver.
+            address: the tag.
+            view: the bytes.
+            work: is finished when they have been sent.
+            limit_s: the longest time without progress, in seconds; None: no limit.
+            elements: code of the elements' type; the receive must have the same.
         """
         self._post(work, limit_s, peer, lambda: self._channel(peer).send(address, view, work, elements))
 
@@ -83,7 +88,7 @@ class PostOffice:
         limit_s: Optional[float],
         elements: int = 0,
     ) -> None:
-        """Receive exactly as many bytes as fit, from a peer or (None) from anybody."""
+        """Start receiving exactly ``view.nbytes`` bytes, from a peer or (None) from any peer."""
         self._post(work, limit_s, peer, lambda: self._take(Receive(peer, address, view, work, elements)))
 
     def _post(
@@ -92,7 +97,7 @@ class PostOffice:
         with self._lock:
             failure = self._failure
             if failure is None:
-                self._posted.append(_Order(work, limit_s, peer, do))
+                self._posted.append(_Request(work, limit_s, peer, do))
                 if self._thread is None:
                     self._thread = threading.Thread(target=self._main, name=self._name, daemon=True)
                     self._thread.start()
@@ -102,7 +107,7 @@ class PostOffice:
             work.finish(failure)
 
     def close(self, error: RingcommError) -> None:
-        """End the thread; what has not been delivered fails with ``error``."""
+        """End the thread; unfinished operations fail with ``error``."""
         with self._lock:
             self._stopping = True
             self._failure = self._failure or error
@@ -117,34 +122,34 @@ class PostOffice:
     def _main(self) -> None:
         try:
             while not self._stopping:
-                if not self._turn():
+                if not self._cycle():
                     self._sleep()
         except RingcommError as error:
             self._fail_all(error)
         except Disagreement as difference:
             text = f"rank {self._fabric.rank}: {difference}"
             self._fail_all(self._reporter.report_mismatch(difference.peer, text))
-        except Exception as error:  # noqa: BLE001 - whatever it is, all who wait must learn of it
+        except Exception as error:  # noqa: BLE001 - all pending operations must fail
             self._fail_all(BrokenInvariantError(f"{self._name} failed: {type(error).__name__}: {error}"))
 
     def _fail_all(self, error: BaseException) -> None:
         with self._lock:
             self._failure = self._failure or error
-            works = [*self._limits, *(order.work for order in self._posted)]
+            works = [*self._limits, *(request.work for request in self._posted)]
             self._posted, self._limits = [], {}
-        # Their callers may overwrite what peers have not read.
+        # Callers may overwrite memory that peers have not read yet.
         self._fabric.revoke()
         for work in works:
             work.finish(self._failure)
 
-    def _turn(self) -> bool:
+    def _cycle(self) -> bool:
         with self._lock:
             posted, self._posted = self._posted, []
-        for order in posted:
-            self._limits[order.work] = (Deadline(order.limit_s), order.peer)
-        for order in posted:
+        for request in posted:
+            self._limits[request.work] = (Deadline(request.limit_s), request.peer)
+        for request in posted:
             try:
-                order.do()
+                request.do()
             except LinkClosed as closed:
                 self._give_up(closed.peer, closed.reason)
         moved = bool(posted)
@@ -162,7 +167,7 @@ class PostOffice:
         if any(work.waiters for work in self._limits):
             until = time.perf_counter() + self._spin_s
             while time.perf_counter() < until:
-                if self._posted or self._turn():
+                if self._posted or self._cycle():
                     return
                 give_way()
         timeout_s = self._check_limits()
@@ -176,17 +181,17 @@ class PostOffice:
             self._fabric.watch.check()
 
     def _check_limits(self) -> float:
-        """Seconds until the first operation has waited too long; deals with those that have."""
-        first_s = _LONGEST_WAIT_S
+        """Fail operations whose limit has expired; returns the seconds until the next limit expires."""
+        first_s = _MAX_WAIT_S
         for work, (deadline, peer) in self._limits.items():
             if deadline.expired() and not work.is_completed() and not self._still_moves(work, deadline):
                 self._give_up_waiting(work, peer, f"not done within {deadline.timeout_s:g} s")
             else:
-                first_s = min(first_s, max(deadline.remaining_s(), _LEAST_WAIT_S))
+                first_s = min(first_s, max(deadline.remaining_s(), _MIN_WAIT_S))
         return first_s
 
     def _still_moves(self, work: RingcommWork, deadline: Deadline) -> bool:
-        """Whether its bytes, or others before them, have moved within its limit; then it begins anew."""
+        """Whether its bytes, or bytes before them, have moved within its limit; then the limit restarts."""
         for channel in self._channels.values():
             if monotonic() - channel.moved_s < (deadline.timeout_s or 0.0) and channel.in_transit(work):
                 deadline.restart()
@@ -199,7 +204,7 @@ class PostOffice:
         for receive in self._matcher.receives():
             if receive.work is work:
                 self._matcher.withdraw(receive)
-        work.finish(PeerStalledError(f"{work.what}: nobody has sent anything; {why}."))
+        work.finish(PeerStalledError(f"{work.what}: no peer has sent a message; {why}."))
 
     # ---- peers -------------------------------------------------------------------------------
 
@@ -213,18 +218,18 @@ class PostOffice:
         if arrival is not None:
             if arrival.content is None:
                 self._channel(arrival.peer)
-            self._channels_or_past(arrival.peer).serve(receive, arrival)
+            self._channel_or_closed(arrival.peer).serve(receive, arrival)
         elif receive.peer is not None:
             self._channel(receive.peer)
         elif not self._channels:
             raise LinkClosed(*next(iter(self._gone.items())))
 
-    def _channels_or_past(self, peer: int) -> Channel:
-        """The peer's channel, or one that is only good for handing out what it has sent before."""
+    def _channel_or_closed(self, peer: int) -> Channel:
+        """The peer's channel; for a closed link, one that only delivers messages received before."""
         return self._channels.get(peer) or Channel(self._fabric.link(peer), self._matcher, type_name)
 
     def _lose(self, peer: int, reason: str) -> None:
-        """A peer has hung up: that matters if anybody still needs it."""
+        """A peer has closed its link: fail if an operation still needs the peer."""
         needed = bool(self._channels.pop(peer).unfinished())
         self._gone[peer] = reason
         for receive in self._matcher.receives():

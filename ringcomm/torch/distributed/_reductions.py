@@ -1,4 +1,4 @@
-"""PyTorch's reductions, in terms of those that ringcomm has."""
+"""Maps PyTorch's reduction operations to ringcomm's."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _BITWISE: Dict[Any, Tuple[Bitwise, Callable[..., Any]]] = {
 
 
 class Reduction(NamedTuple):
-    """How contributions become one.
+    """A reduction operation.
 
     Attributes:
-        op: the reduction that ringcomm has for it, or None.
-        ufunc: what combines two contributions, if there is none.
-        factor: multiplies this rank's contribution before.
-        code: what stands for it in headers.
-        name: what headers add to that.
+        op: ringcomm's operation, or None if it has none.
+        code: its number in message headers.
+        ufunc: combines two contributions, if ``op`` is None.
+        factor: this rank's contribution is multiplied by it.
+        name: appended to the code in message headers.
     """
 
     op: Optional[ReduceOp]
@@ -47,22 +47,22 @@ class Reduction(NamedTuple):
 
     @classmethod
     def of(cls, op: Any) -> Reduction:
-        """The reduction that PyTorch's ``ReduceOp`` stands for.
+        """The reduction for a ``ReduceOp`` of PyTorch.
 
         Raises:
-            Misuse: there is none.
+            Misuse: the backend has none.
         """
         kind = getattr(op, "op", op)
         found = _KNOWN.get(kind)
         if found is not None:
             return found
         if kind == _KIND.PREMUL_SUM:
-            # All ranks must multiply; by what, each may decide for itself.
+            # All ranks must multiply; the factors may differ.
             return cls(ReduceOp.SUM, int(ReduceOp.SUM), None, _number(op.factor), "PREMUL_SUM")
-        raise Misuse(f"{op!r} is no reduction that the backend 'ringcomm' knows.")
+        raise Misuse(f"{op!r} is not a reduction that the backend 'ringcomm' supports.")
 
     def labelled(self, label: str) -> Reduction:
-        """The same, with a label that headers add to its name."""
+        """The same reduction with a label appended to its name."""
         return self._replace(name=f"{self.name} {label}".strip())
 
     def prepare(self, contribution: Array) -> None:
@@ -71,7 +71,7 @@ class Reduction(NamedTuple):
             kernel(ReduceOp.SUM, contribution.dtype, 1, self.factor).prepare(contribution)
 
     def check(self, dtype: np.dtype[Any]) -> None:
-        """Raise UnsupportedDtypeError if it has no meaning for these elements."""
+        """Raise UnsupportedDtypeError if it is not defined for this dtype."""
         if self.ufunc is not None and dtype.kind not in "biu":
             raise UnsupportedDtypeError(f"bitwise reductions need integers or booleans, not {dtype}.")
 
@@ -84,5 +84,5 @@ _KNOWN: Dict[Any, Reduction] = {
 
 def _number(factor: Any) -> float:
     if getattr(factor, "numel", lambda: 1)() != 1:
-        raise Misuse("PREMUL_SUM needs one factor for the whole tensor, not a tensor of them.")
+        raise Misuse("PREMUL_SUM needs one factor for the whole tensor, not a tensor of factors.")
     return float(factor)

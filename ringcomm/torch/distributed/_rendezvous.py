@@ -1,8 +1,8 @@
 """How ``init_process_group`` finds the other processes when ``ringrun`` has started them.
 
-PyTorch wants a store, so rank 0 serves one, on one address, and tells the others where: over the job's own
-links, or at the job's rendezvous if nothing else has made such links. Groups do not meet by that store
-(:mod:`._store`), so whoever reaches it can end the job, and neither join nor change it.
+PyTorch requires a store, so rank 0 serves one on one address, and sends that address to the other ranks: over
+the job's own links, or through the job's rendezvous if there are no links. Groups do not connect through that
+store (:mod:`._store`), so a process that reaches it can end the job, but neither join nor change it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,21 @@ from ._store import adopt
 logger = logging.getLogger("ringcomm.torch")
 
 SCHEME = "ringcomm"
-_turns = 0
+_stores_made = 0
 _TIMEOUT = timedelta(minutes=30)
 Found = Tuple[Any, int, int]
 
 
 def ringcomm_rendezvous(url: str, timeout: timedelta = _TIMEOUT, **_: Any) -> Iterator[Found]:
-    """The handler of ``ringcomm://``: a store, this process's rank, and the number of ranks."""
+    """The handler of ``ringcomm://``.
+
+    Args:
+        url: the ``init_method``; not used.
+        timeout: of the store.
+
+    Yields:
+        a store, this process's rank, and the number of ranks.
+    """
     api.init()
     context = api.context()
     if context.size == 1:
@@ -51,10 +59,10 @@ def ringcomm_rendezvous(url: str, timeout: timedelta = _TIMEOUT, **_: Any) -> It
 
 def _launchers_rendezvous(membership: Membership, rank: int, timeout: timedelta) -> Found:
     """A store for the ranks of a job of ``ringrun``, found at the job's rendezvous."""
-    global _turns
+    global _stores_made
     one_host, master = torchrun_from_environment(membership.size)
-    entry = f"store of torch.distributed, turn {_turns}"
-    _turns += 1
+    entry = f"store of torch.distributed, turn {_stores_made}"
+    _stores_made += 1
     if rank == 0:
         address = "127.0.0.1" if one_host else master if _is_numeric(master) else ""
         store, where = _serve_store(address, membership.size, timeout)
@@ -67,7 +75,7 @@ def _launchers_rendezvous(membership: Membership, rank: int, timeout: timedelta)
 
 
 def _serve_store(address: str, size: int, timeout: timedelta) -> Tuple[Any, Tuple[str, int]]:
-    """A store on one address, and where that is; on all addresses, and "", if it cannot listen there."""
+    """A store that listens on one address, and its endpoint; on all addresses, and "", if that fails."""
     try:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listener = socket.create_server((address, 0), family=family) if address else None
@@ -85,7 +93,7 @@ def _serve_store(address: str, size: int, timeout: timedelta) -> Tuple[Any, Tupl
 
 
 def _is_numeric(host: str) -> bool:
-    """Whether this is an address; a name might mean the loopback on the host that has it."""
+    """Whether this is an address; a name may resolve to the loopback on the host of that name."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -98,7 +106,7 @@ def _reach_store(where: Tuple[str, int], otherwise: str, size: int, timeout: tim
 
 
 def _own_address(context: Context) -> str:
-    """The address by which the others reach rank 0, which this is; "" if they use several."""
+    """On rank 0, the address that the other ranks' links use; "" if they use several."""
     links = [getattr(context._lanes.calls.link(peer), "sock", None) for peer in range(1, context.size)]
     across = {sock.getsockname()[0] for sock in links if sock is not None and sock.family != socket.AF_UNIX}
     addresses = {str(item).split("%")[0] for item in across if "%" not in str(item)}
@@ -108,7 +116,7 @@ def _own_address(context: Context) -> str:
 
 
 def _address_of_rank_0(context: Context) -> str:
-    """The address by which this rank's own link reaches rank 0."""
+    """The address of rank 0 in this rank's own link."""
     sock: Any = getattr(context._lanes.calls.link(0), "sock", None)
     if sock is None or sock.family == socket.AF_UNIX:
         return "localhost"
@@ -116,9 +124,9 @@ def _address_of_rank_0(context: Context) -> str:
 
 
 def register() -> None:
-    """Make ``ringcomm://`` known, and let ``env://`` fall back on it in jobs of ``ringrun``."""
+    """Register ``ringcomm://`` with PyTorch, and as a fallback of ``env://`` in jobs of ``ringrun``."""
     dist.register_rendezvous_handler(SCHEME, ringcomm_rendezvous)
-    # There is no public way to add to a scheme. Without it, init_method="ringcomm://" does the same.
+    # PyTorch has no public function to extend a scheme. init_method="ringcomm://" works without it.
     handlers: Any = getattr(import_module("torch.distributed.rendezvous"), "_rendezvous_handlers", {})
     if "env" in handlers:
         handlers["env"] = _with_fallback(handlers["env"])
@@ -127,14 +135,14 @@ def register() -> None:
 def _with_fallback(usual: Callable[..., Iterator[Found]]) -> Callable[..., Iterator[Found]]:
     def env_rendezvous(url: str, timeout: timedelta = _TIMEOUT, **rest: Any) -> Iterator[Found]:
         rank = launchers_rank_from_environment()
-        if rank is not None and "?" not in url:  # nothing is said about ranks in the program
+        if rank is not None and "?" not in url:  # the program does not set ranks itself
             yield _launchers_rendezvous(Membership.from_environment(), rank, timeout)
             return
         found = usual(url, timeout=timeout, **rest)
         try:
             first = next(found)
         except ValueError:
-            # RANK, WORLD_SIZE, MASTER_ADDR or MASTER_PORT is not set. In a job of ringcomm's it need not be.
+            # RANK, WORLD_SIZE, MASTER_ADDR or MASTER_PORT is not set. In a job of ringcomm that is allowed.
             if Membership.from_environment().size == 1:
                 raise
             found = ringcomm_rendezvous(url, timeout)

@@ -1,8 +1,8 @@
-"""How the ranks of a group find each other.
+"""Connects the ranks of a process group.
 
-Rank 0 of the group serves a rendezvous on an address of its own and says where. In a job of ``ringrun`` it
-posts that at the job's own rendezvous, which only the job's ranks can reach. Elsewhere it writes a signed
-entry into the store that ``init_process_group`` has; the store itself is trusted with nothing.
+Rank 0 of the group serves a rendezvous and publishes its address. In a job of ``ringrun`` it posts the
+address at the job's own rendezvous, which only the job's ranks can use. Otherwise it writes a signed
+entry to the store of ``init_process_group``; the store itself is not trusted.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ logger = logging.getLogger("ringcomm.torch")
 
 _DEFAULT_TIMEOUT_S = 1800.0
 _SILENCE_S = 600.0
-"""What PyTorch passes if the user says nothing."""
-_FAREWELL_NAME = "ringcomm-farewell"
+"""The time limit of operations if the user sets none, in seconds."""
+_STOP_THREAD_NAME = "ringcomm-farewell"
 _ENTRY = "ringcomm/rendezvous"
 _LOOK_AGAIN_S = 0.25
 _warned = False
 _job_stores: List[Tuple[Any, Membership]] = []
-"""The store that has come from the job itself, if one has, and the job."""
-_met: Counter[str] = Counter()
-"""How often this process has met the others of a group, by its entry."""
+"""The store that the job itself has made, if there is one, and the job."""
+_connections: Counter[str] = Counter()
+"""The number of connections that this process has made, by the title of the group."""
 
 Notice = Dict[str, Any]
-"""Where a group's rendezvous is: ``job``, ``endpoints``, ``machine``; ``key`` if nothing else gives one."""
+"""A group's rendezvous: ``job``, ``endpoints``, ``machine``, and ``key`` if no key is configured."""
 
 
 class Meeting(NamedTuple):
-    """A group that has come together.
+    """A group whose ranks are connected.
 
     Attributes:
-        joined: this rank's place and links.
-        settings: in force for the group.
+        joined: this rank's links, and its peers.
+        settings: of the group.
         embedded: the rendezvous, on the rank that serves it.
     """
 
@@ -65,36 +65,36 @@ class Meeting(NamedTuple):
     embedded: Optional[EmbeddedRendezvous]
 
     def end(self, wait: bool = False, failed: bool = False) -> None:
-        """The rank that serves the rendezvous goes on serving until all have said goodbye.
+        """On the rank that serves the rendezvous, stop it when all ranks have left.
 
         Args:
-            wait: until then; otherwise a thread sees to it, for which the program's end waits.
-            failed: whether the group has failed. Then not all may be able to.
+            wait: whether to wait for that; otherwise a thread does, and the program's end waits for it.
+            failed: whether the group has failed: then some ranks may be unable to leave.
         """
         if self.embedded is None:
             return
         if wait:
             self.embedded.stop(failed)
         else:
-            threading.Thread(target=self.embedded.stop, args=(failed,), name=_FAREWELL_NAME).start()
+            threading.Thread(target=self.embedded.stop, args=(failed,), name=_STOP_THREAD_NAME).start()
 
 
 def group_settings(timeout: timedelta) -> Settings:
-    """The settings for a group to which PyTorch has given this timeout."""
+    """The settings of a group with this timeout."""
     settings = Settings.from_environment()
     timeout_s = timeout.total_seconds()
-    # PyTorch's own default is half an hour; whoever leaves it gets what RINGCOMM_TIMEOUT says.
+    # PyTorch's default is half an hour; then RINGCOMM_TIMEOUT applies.
     silence_s = (settings.timeout_s or _SILENCE_S) if timeout_s == _DEFAULT_TIMEOUT_S else timeout_s
     return replace(settings, timeout_s=silence_s, start_timeout_s=max(timeout_s, 1.0))
 
 
 def adopt(store: Any, membership: Membership) -> None:
-    """This store has been made for all ranks of a job: groups that have it meet at the job's rendezvous."""
+    """Mark a store as made by a job for all its ranks: its groups connect at the job's rendezvous."""
     _job_stores[:] = [(store, membership)]
 
 
 def _job_of(store: Any) -> Optional[Membership]:
-    """The job whose ranks all have this store; None if it may be anybody's."""
+    """The job that has made this store for its ranks; None for any other store."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return next((membership for own, membership in _job_stores if own is store), None)
@@ -105,27 +105,27 @@ class JobEntry:
 
     Args:
         membership: of the job.
-        title: says which group it is, on all its ranks alike.
+        title: identifies the group; the same on all its ranks.
     """
 
     patience_s = 0.0
 
     def __init__(self, membership: Membership, title: str) -> None:
         self._membership = membership
-        # All processes of a job live as long as the job, so each one counts alike.
-        self._entry = f"{title}, turn {_met[title]}"
-        _met[title] += 1
+        # All processes of a job live as long as the job, so their counts are equal.
+        self._entry = f"{title}, turn {_connections[title]}"
+        _connections[title] += 1
 
     def write(self, text: str, settings: Settings) -> None:
-        """Post it."""
+        """Post the entry."""
         post(self._membership, self._entry, text, settings.start_timeout_s)
 
     def read(self, settings: Settings) -> str:
-        """Wait for it."""
+        """Wait for the entry."""
         return await_entry(self._membership, self._entry, settings.start_timeout_s)
 
     def moved(self) -> bool:
-        """Whether rank 0 has written another one since: it has not, each turn has its own."""
+        """Whether rank 0 has replaced the entry since: never, every connection has its own entry."""
         return False
 
 
@@ -134,9 +134,9 @@ class StoreEntry:
 
     Args:
         store: the group's part of it.
-        title: says which group it is, on all its ranks alike.
-        key: the job's, by which the entry is signed; b"": there is none.
-        patience_s: how long an entry may be there that rank 0 has not signed.
+        title: identifies the group; the same on all its ranks.
+        key: the job's key, which signs the entry; b"": there is none.
+        patience_s: how long to wait while the entry is not signed by rank 0, in seconds.
     """
 
     def __init__(self, store: Any, title: str, key: bytes, patience_s: float) -> None:
@@ -147,15 +147,15 @@ class StoreEntry:
         self._current = b""
 
     def write(self, text: str, settings: Settings) -> None:
-        """Write it, signed."""
+        """Write the signed entry."""
         signature = "" if self._signer is None else self._signer.sign(text.encode(), self._title).hex()
         self._store.set(_ENTRY, json.dumps({"text": text, "signature": signature}))
 
     def read(self, settings: Settings) -> str:
-        """Wait for one that rank 0 has signed.
+        """Wait for an entry that rank 0 has signed.
 
         Raises:
-            StartupError: there is none in time, or another one stays there.
+            StartupError: there is none in time, or an entry with an invalid signature stays there.
         """
         deadline, patience = Deadline(settings.start_timeout_s), Deadline(self.patience_s)
         pause = threading.Event()
@@ -173,18 +173,18 @@ class StoreEntry:
                 return text
             if deadline.expired() or patience.expired():
                 raise StartupError(
-                    f"The entry of PyTorch's store by which {self._title} meets ({_ENTRY}) is not signed "
+                    f"The entry of PyTorch's store of {self._title} ({_ENTRY}) is not signed "
                     "with this job's key. Another process has written it, or rank 0 has another key file."
                 )
             pause.wait(_LOOK_AGAIN_S)
 
     def moved(self) -> bool:
-        """Whether rank 0 has written another one since: a quicker rank has read that of the last time."""
+        """Whether rank 0 has replaced the entry since it was read: then it was of an earlier group."""
         latest = bytes(self._store.get(_ENTRY))
         return latest != self._current and self._text_of(latest) is not None
 
     def _text_of(self, data: bytes) -> Optional[str]:
-        """What rank 0 has written; None if this is something else."""
+        """The text that rank 0 has signed; None if the signature is not valid."""
         try:
             found = json.loads(data)
             text, signature = str(found["text"]), bytes.fromhex(found["signature"])
@@ -199,17 +199,18 @@ Entry = Union[JobEntry, StoreEntry]
 
 
 def meet(store: Any, rank: int, ranks: Sequence[int], name: str, settings: Settings) -> Meeting:
-    """Link up with the other ranks of a group. All of them call it.
+    """Connect to the other ranks of a group. All of them must call it.
 
     Args:
         store: the group's own part of PyTorch's store.
         rank: this process's rank in the group.
         ranks: the ranks of the whole job that the group consists of.
         name: the group's name.
+        settings: of the group.
 
     Raises:
-        StartupError: (or one of its kinds) the group could not be put together.
-        ConfigError: it shall be encrypted, but nobody has handed a certificate to the ranks.
+        StartupError: (or a subclass) the ranks did not connect.
+        ConfigError: encryption is on, but there is no key file with a certificate.
     """
     secret = key_from_environment()
     if secret is None and settings.encrypt:
@@ -243,7 +244,7 @@ def meet(store: Any, rank: int, ranks: Sequence[int], name: str, settings: Setti
                 join(membership, left, watched=Watched(entry.moved, entry.patience_s)), settings, None
             )
         except Moved:
-            continue  # That was the entry of a group that has ended.
+            continue  # The entry was of a group that has ended.
 
 
 def _membership(
@@ -266,7 +267,7 @@ def _membership(
 def _serve(
     entry: Entry, size: int, name: str, secret: Optional[Tuple[bytes, str]], settings: Settings
 ) -> Tuple[EmbeddedRendezvous, Notice]:
-    """Start the rendezvous and say where it is, or why there is none."""
+    """Start the rendezvous and publish its address, or the error."""
     job = f"torch-{name}-{secrets.token_hex(8)}"
     notice: Notice = {"job": job, "machine": machine()}
     if secret is None:
@@ -292,7 +293,7 @@ def _serve(
 
 
 def _numeric(host: str) -> List[str]:
-    """The addresses by which other hosts may know a host; none if there is no such host."""
+    """A host's addresses except the loopback; none if the name does not resolve."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM) if host else []
     except OSError:
@@ -307,7 +308,7 @@ def _warn_of_open_store() -> None:
         _warned = True
         logger.warning(
             "no key was given (RINGCOMM_KEY_FILE, or ringrun), so one was agreed upon over PyTorch's store: "
-            "whoever can read or write the store can join this job and change its numbers."
+            "any process that can read or write the store can join this job and change its data."
         )
 
 
@@ -323,5 +324,5 @@ def _notice_of(text: str, title: str) -> Notice:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         usable = False
     if not usable:
-        raise StartupError(f"What {title} meets by is not what ringcomm writes: {text[:200]!r}")
+        raise StartupError(f"The entry of {title} has not been written by ringcomm: {text[:200]!r}")
     return notice

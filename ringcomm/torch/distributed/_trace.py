@@ -1,7 +1,7 @@
-"""Process groups in the timeline: each sort of collective is a row, from the call to its end.
+"""Process groups in the timeline: each kind of collective is a row, from the call to its end.
 
-All groups of a process write into one timeline: that of the job, if ``ringrun`` (or the program) has put
-this process into one, and otherwise that of the default group.
+All groups of a process write to one timeline: the job's if this process is in a job of ringcomm, otherwise
+the default group's.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from ...engine.heartbeat import Vigil
 from ...engine.observer import Observer
 from ...engine.single_rank import OwnTrace
 
-_home: Optional[weakref.ref[Union[Vigil, OwnTrace]]] = None
+_default_source: Optional[weakref.ref[Union[Vigil, OwnTrace]]] = None
 _lock = threading.Lock()
 _open: Dict[str, Set[int]] = {}
 
 
-def write_here(bearer: Union[Vigil, OwnTrace]) -> None:
-    """From now on collectives are told to whoever observes this one, unless the process is in a job."""
-    global _home
-    _home = weakref.ref(bearer)
+def write_here(source: Union[Vigil, OwnTrace]) -> None:
+    """Report collectives to the observer of this failure detector, unless the process is in a job."""
+    global _default_source
+    _default_source = weakref.ref(source)
 
 
 def observer() -> Optional[Observer]:
-    """Who is told of collectives, if anybody is."""
+    """The observer of this process's collectives, if there is one."""
     if api.is_initialized():
         return api.context().engine.observer
-    bearer = _home() if _home is not None else None
-    return None if bearer is None else bearer.observer
+    source = _default_source() if _default_source is not None else None
+    return None if source is None else source.observer
 
 
 class Traced:
     """One collective in the timeline. A context manager around its execution.
 
     Args:
-        observer: is told.
+        observer: receives the events.
         group: the group's name.
-        what: like ``allreduce``.
-        result: the tensors, in lists or not.
+        what: the collective, for example ``allreduce``.
+        result: a tensor, or (nested) lists of tensors.
     """
 
     def __init__(self, observer: Observer, group: str, what: str, result: Any) -> None:
@@ -53,7 +53,7 @@ class Traced:
         self._observer = observer
         self._activity = what.upper()
         self._row = f"group {group}: {what}" + (f", {elements} x {types}" if tensors else "")
-        with _lock:  # Two that are on their way at the same time must not share a row.
+        with _lock:  # Two simultaneous collectives must not share a row.
             taken = _open.setdefault(self._row, set())
             self._place = min(set(range(len(taken) + 1)) - taken)
             taken.add(self._place)
@@ -61,11 +61,11 @@ class Traced:
         observer.call_made(self._label)
 
     def __enter__(self) -> None:
-        """It is its turn."""
+        """Record the start."""
         self._observer.call_started(self._label, self._activity)
 
     def __exit__(self, *_: Any) -> None:
-        """It is done, or has failed."""
+        """Record the end, also of a failure."""
         self._observer.call_ended(self._label)
         with _lock:
             _open[self._row].discard(self._place)

@@ -1,4 +1,4 @@
-"""Whether this PyTorch has what a backend in Python needs: asked before anything else is imported."""
+"""Checks the version of PyTorch, before the modules that need it are imported."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Tuple
 import torch
 
 OLDEST = (2, 4)
-NEWEST_TRIED = (2, 13)
+NEWEST_TESTED = (2, 13)
 
 
 def check(version: str) -> None:
-    """Say so if PyTorch is too old for the backend, or newer than any that it was tried with.
+    """Warn of a version of PyTorch that is newer than any tested one.
 
     Raises:
-        ImportError: it is too old.
+        ImportError: it is too old for a backend in Python.
     """
     found = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if found < OLDEST:
@@ -26,10 +26,10 @@ def check(version: str) -> None:
             f"it ({sys.executable} -m pip install -U torch), or train with ringcomm.torch, which works from "
             "PyTorch 2.0 on."
         )
-    if found > NEWEST_TRIED:
+    if found > NEWEST_TESTED:
         warnings.warn(
-            f"PyTorch {version} is newer than any that ringcomm.torch.distributed was tried with "
-            f"({_text(NEWEST_TRIED)}). If something fails, a newer ringcomm or an older PyTorch may help.",
+            f"PyTorch {version} is newer than any that ringcomm.torch.distributed was tested with "
+            f"({_text(NEWEST_TESTED)}). If something fails, a newer ringcomm or an older PyTorch may help.",
             RuntimeWarning,
             stacklevel=2,
         )

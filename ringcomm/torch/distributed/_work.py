@@ -1,4 +1,4 @@
-"""An operation on its way, as PyTorch sees it."""
+"""The ``torch.distributed.Work`` of the backend: a pending operation and its future."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from ...collective.call_sites import Site, site_text
 from ...errors import PeerStalledError, RingcommError
 
 Helper = Callable[["RingcommWork"], None]
-"""What a thread that has to wait for a work may do instead of sleeping."""
+"""Called by a thread that waits for a work, before it sleeps: it may run queued works."""
 
 
 class RingcommWork(dist.Work):
-    """A collective or a message: run once, by whichever thread, and waited for by any number.
+    """A collective or a point-to-point message. Any thread may run it, once; any number may wait for it.
 
     Args:
-        what: its name, for messages.
+        what: its name, for error texts.
         result: the tensors that hold the result when it is done.
-        run: carries it out, in the thread that calls :meth:`perform`.
-        helper: called by whoever waits, before it sleeps.
+        run: executes it, in the thread that calls :meth:`perform`.
+        helper: called by each waiting thread before it sleeps.
 
     Attributes:
-        waiters: how many threads are waiting for it.
-        source: who sent it, if it was received.
-        epilogue: called when it has succeeded, before anybody learns of that.
-        site: where it was called, if that is known.
+        waiters: the number of threads that wait for it.
+        source: the sender's rank, of a received message.
+        epilogue: called when it has succeeded, before waiting threads are woken.
+        site: the call's place in the user's program, if known.
     """
 
     def __init__(
@@ -49,30 +49,34 @@ class RingcommWork(dist.Work):
         self._run = run
         self._helper = helper
         self._lock = threading.Lock()
-        self._bell: Optional[threading.Event] = None
+        self._completed_event: Optional[threading.Event] = None
         self._root: Any = None
         self._future: Any = None
         self._done = False
         self._error: Optional[BaseException] = None
 
-    # ---- for those who carry it out ----------------------------------------------------------
+    # ---- called by the executing thread ------------------------------------------------------
 
     def perform(self) -> None:
-        """Run it, and finish with what comes of it."""
+        """Run it, and finish it with success or its error."""
         run, self._run = self._run, None
         assert run is not None
         try:
             run(self)
-        except Exception as error:  # noqa: BLE001 - whatever it is belongs to whoever waits
+        except Exception as error:  # noqa: BLE001 - raised in the waiting threads
             self.finish(error)
         except BaseException as error:
             self.finish(error)
-            raise  # Ctrl-C reached the thread that lent itself
+            raise  # Ctrl-C in a user's thread that runs the work
         else:
             self.finish()
 
     def finish(self, error: Optional[BaseException] = None) -> None:
-        """It is done, or has failed: wake whoever waits, and run what hangs on its future."""
+        """Mark it as done or failed: wake waiting threads, and run its future's callbacks.
+
+        Args:
+            error: the failure, or None.
+        """
         if error is None and self.epilogue is not None and not self._done:
             self.epilogue()
         with self._lock:
@@ -81,26 +85,30 @@ class RingcommWork(dist.Work):
             self._error = error
             self._done = True
             self._helper = None
-            bell, root = self._bell, self._root
-        if bell is not None:
-            bell.set()
+            completed, root = self._completed_event, self._root
+        if completed is not None:
+            completed.set()
         if root is not None:
             root.set_result(None)
 
     def where(self) -> str:
-        """Where it was called, for messages; empty if that is not known."""
+        """The place of the call, for error texts; empty if unknown."""
         return "" if self.site is None else f" at {site_text(self.site)}"
 
-    # ---- for those who wait for it -----------------------------------------------------------
+    # ---- called by waiting threads -----------------------------------------------------------
 
     def wait(self, timeout: Optional[timedelta] = None) -> bool:
-        """Sleep until it is done.
+        """Wait until it is done.
 
         Args:
-            timeout: at most so long; None or zero: as long as its own limit lets it last.
+            timeout: the longest wait; None or zero: until its own time limit.
+
+        Returns:
+            True.
 
         Raises:
-            RingcommError: what made it fail.
+            RingcommError: it failed.
+            PeerStalledError: it is not done within ``timeout``.
         """
         if not self._done:
             self._block(timeout.total_seconds() if timeout else None)
@@ -109,7 +117,7 @@ class RingcommWork(dist.Work):
 
     def _raise_error(self) -> None:
         if isinstance(self._error, RingcommError):
-            # The message says it all; where inside ringcomm it was composed helps nobody.
+            # The message has all facts; a traceback through ringcomm's own code adds none.
             raise self._error.with_traceback(None)
         if self._error is not None:
             raise self._error
@@ -123,28 +131,28 @@ class RingcommWork(dist.Work):
             with self._lock:
                 if self._done:
                     return
-                if self._bell is None:
-                    self._bell = threading.Event()
-                bell = self._bell
-            if not bell.wait(timeout_s):
-                raise PeerStalledError(f"{self.what} has not come to its end within {timeout_s:g} s.")
+                if self._completed_event is None:
+                    self._completed_event = threading.Event()
+                completed = self._completed_event
+            if not completed.wait(timeout_s):
+                raise PeerStalledError(f"{self.what} is not done within {timeout_s:g} s.")
         finally:
             self.waiters -= 1
 
     def is_completed(self) -> bool:
-        """Whether it is done, well or not."""
+        """Whether it is done or has failed."""
         return self._done
 
     def is_success(self) -> bool:
-        """Whether it is done well."""
+        """Whether it is done without an error."""
         return self._done and self._error is None
 
     def exception(self) -> Optional[BaseException]:
-        """What made it fail, if anything did."""
+        """Its error, if it has failed."""
         return self._error
 
     def synchronize(self) -> None:
-        """Like :meth:`wait`."""
+        """Wait until it is done, without a time limit of its own."""
         self.wait()
 
     def result(self) -> List[torch.Tensor]:
@@ -152,7 +160,7 @@ class RingcommWork(dist.Work):
         return self._result  # type: ignore[no-any-return]
 
     def source_rank(self) -> int:
-        """Who sent it, in the group's numbering, if it was received from anybody."""
+        """The sender's rank in the group, of a received message; -1 otherwise."""
         return self.source
 
     _source_rank = source_rank
@@ -160,8 +168,8 @@ class RingcommWork(dist.Work):
     def get_future(self) -> Any:
         """A ``torch.futures.Future`` of the result.
 
-        What hangs on it runs in the thread that carries the operation out, before the next one, so
-        collectives that are started there come at the same place on every rank.
+        Its callbacks run in the thread that executes the operation, before the next operation, so collectives
+        that they start have the same position in the order on every rank.
         """
         with self._lock:
             if self._future is None:
@@ -178,7 +186,7 @@ class RingcommWork(dist.Work):
 
 
 class Together(RingcommWork):
-    """Several works as one: done when all are."""
+    """Several works as one: done when all are done."""
 
     def __init__(self, works: List[RingcommWork]) -> None:
         super().__init__("a group of operations", [work.result() for work in works])
@@ -196,7 +204,7 @@ class Together(RingcommWork):
         return all(work.is_completed() for work in self._works)
 
     def is_success(self) -> bool:
-        """Whether all are done well."""
+        """Whether all are done without an error."""
         return all(work.is_success() for work in self._works)
 
     def exception(self) -> Optional[BaseException]:
@@ -204,5 +212,5 @@ class Together(RingcommWork):
         return next((work.exception() for work in self._works if work.exception() is not None), None)
 
     def get_future(self) -> Any:
-        """A future that is complete when the last of them is."""
+        """A future that is complete when all works are."""
         return torch.futures.collect_all([work.get_future() for work in self._works])

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 import ringcomm.torch as hvd
-from tests.adapters.torch.harness import close, dawdle, everybodys, numbers, same_everywhere
+from tests.adapters.torch.harness import all_inputs, close, dawdle, numbers, same_everywhere
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
@@ -32,14 +32,14 @@ def check_who_is_who() -> None:
     assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
 
 
-def expected_reduction(op: int, everybody: torch.Tensor) -> torch.Tensor:
+def expected_reduction(op: int, per_rank: torch.Tensor) -> torch.Tensor:
     if op == hvd.Average:
-        return everybody.sum(0) / len(everybody)
+        return per_rank.sum(0) / len(per_rank)
     if op == hvd.Sum:
-        return everybody.sum(0)
+        return per_rank.sum(0)
     if op == hvd.Product:
-        return everybody.prod(0)
-    return everybody.amin(0) if op == hvd.Min else everybody.amax(0)
+        return per_rank.prod(0)
+    return per_rank.amin(0) if op == hvd.Min else per_rank.amax(0)
 
 
 def check_allreduce_of_every_type_and_op() -> None:
@@ -54,7 +54,7 @@ def check_allreduce_of_every_type_and_op() -> None:
                 before = mine.clone()
                 dawdle(late)
                 result = hvd.allreduce(mine, op=op)
-                expected = expected_reduction(op, everybodys(shape, dtype, salt))
+                expected = expected_reduction(op, all_inputs(shape, dtype, salt))
                 close(result, expected)
                 assert result.dtype == dtype and torch.equal(mine, before)
                 results.append(result.double().view(-1))
@@ -65,17 +65,17 @@ def check_allreduce_of_every_type_and_op() -> None:
 
 def check_scale_factors() -> None:
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int32):
-        everybody = everybodys((6,), dtype)
+        per_rank = all_inputs((6,), dtype)
         mine = numbers(hvd.rank(), (6,), dtype)
         result = hvd.allreduce(mine, op=hvd.Sum, prescale_factor=2.0, postscale_factor=0.5)
-        close(result, everybody.sum(0))
+        close(result, per_rank.sum(0))
         result = hvd.allreduce(mine, op=hvd.Average, postscale_factor=3.0)
-        close(result, everybody.sum(0) * 3 / hvd.size())
+        close(result, per_rank.sum(0) * 3 / hvd.size())
 
 
 def check_bool_and_complex() -> None:
     flags = numbers(hvd.rank(), (9,), torch.bool)
-    assert torch.equal(hvd.allreduce(flags, op=hvd.Max), everybodys((9,), torch.bool).amax(0).bool())
+    assert torch.equal(hvd.allreduce(flags, op=hvd.Max), all_inputs((9,), torch.bool).amax(0).bool())
     mine = torch.complex(torch.ones(3), torch.full((3,), float(hvd.rank())))
     total = hvd.allreduce(mine.conj(), op=hvd.Sum)
     assert total.tolist() == [complex(hvd.size(), -sum(range(hvd.size())))] * 3
@@ -83,7 +83,7 @@ def check_bool_and_complex() -> None:
 
 def check_layouts() -> None:
     mine = numbers(hvd.rank(), (4, 6), torch.float32)
-    expected = everybodys((4, 6), torch.float32).sum(0)
+    expected = all_inputs((4, 6), torch.float32).sum(0)
     for view in (mine.t(), mine[:, ::2], mine[1:3]):
         whole = hvd.allreduce(view, op=hvd.Sum)
         same = {6: expected.t(), 4: expected[:, ::2], 2: expected[1:3]}[view.shape[0]]
@@ -92,14 +92,14 @@ def check_layouts() -> None:
     assert hvd.allreduce_(column, op=hvd.Sum) is column
     close(mine[:, 1], expected[:, 1])
     images = numbers(hvd.rank(), (2, 3, 4, 4), torch.float32).contiguous(memory_format=torch.channels_last)
-    close(hvd.allreduce(images, op=hvd.Sum), everybodys((2, 3, 4, 4), torch.float32).sum(0))
+    close(hvd.allreduce(images, op=hvd.Sum), all_inputs((2, 3, 4, 4), torch.float32).sum(0))
 
 
 def check_grouped() -> None:
     mine = [
         numbers(hvd.rank(), shape, dtype, 5) for shape in SHAPES for dtype in (torch.float32, torch.int64)
     ]
-    expected = [everybodys(item.shape, item.dtype, 5) for item in mine]
+    expected = [all_inputs(item.shape, item.dtype, 5) for item in mine]
     for result, all_of_it in zip(hvd.grouped_allreduce(mine, op=hvd.Sum, name="group"), expected):
         close(result, all_of_it.sum(0))
     handle = hvd.grouped_allreduce_async(mine, op=hvd.Max)
@@ -126,7 +126,7 @@ def check_many_in_any_order() -> None:
     for number in order:
         result = hvd.synchronize(handles[number])
         assert hvd.poll(handles[number])
-        close(result, everybodys((number % 7 + 1, 3), FLOATS[number % 4], number).sum(0))
+        close(result, all_inputs((number % 7 + 1, 3), FLOATS[number % 4], number).sum(0))
     assert pending or hvd.size() == 1, "poll() was always true"
     assert hvd.synchronize(12345) is None
 
@@ -183,18 +183,18 @@ def check_reducescatter() -> None:
     size, rank = hvd.size(), hvd.rank()
     for dtype in FLOATS + [torch.int32]:
         for rows in (0, 1, size, 2 * size + 1) if dtype == torch.float32 else (size + 1,):
-            everybody = everybodys((rows, 3), dtype)
+            per_rank = all_inputs((rows, 3), dtype)
             bounds = np.cumsum([0] + [rows // size + (item < rows % size) for item in range(size)])
             own = slice(int(bounds[rank]), int(bounds[rank + 1]))
             mine = numbers(rank, (rows, 3), dtype)
-            close(hvd.reducescatter(mine), (everybody.sum(0) / size)[own])
-            close(hvd.reducescatter(mine, op=hvd.Sum, prescale_factor=2.0), 2 * everybody.sum(0)[own])
+            close(hvd.reducescatter(mine), (per_rank.sum(0) / size)[own])
+            close(hvd.reducescatter(mine, op=hvd.Sum, prescale_factor=2.0), 2 * per_rank.sum(0)[own])
             one, two = hvd.grouped_reducescatter([mine, mine], op=hvd.Max)
-            close(one, everybody.amax(0)[own])
+            close(one, per_rank.amax(0)[own])
             assert torch.equal(one, two)
-            close(hvd.synchronize(hvd.reducescatter_async(mine, name="rs")), (everybody.sum(0) / size)[own])
+            close(hvd.synchronize(hvd.reducescatter_async(mine, name="rs")), (per_rank.sum(0) / size)[own])
             handle = hvd.grouped_reducescatter_async([mine], op=hvd.Min)
-            close(hvd.synchronize(handle)[0], everybody.amin(0)[own])
+            close(hvd.synchronize(handle)[0], per_rank.amin(0)[own])
 
 
 def check_compression() -> None:
@@ -203,7 +203,7 @@ def check_compression() -> None:
         result = hvd.allreduce(mine, op=hvd.Sum, compression=compression)
         assert result.dtype == torch.float32
         torch.testing.assert_close(
-            result, everybodys((50,), torch.float32).sum(0).float(), rtol=1e-2, atol=1e-2
+            result, all_inputs((50,), torch.float32).sum(0).float(), rtol=1e-2, atol=1e-2
         )
         (grouped,) = hvd.grouped_allreduce([mine], op=hvd.Sum, compression=compression)
         assert torch.equal(grouped, result)
@@ -250,7 +250,7 @@ def check_sparse() -> None:
     size, rank = hvd.size(), hvd.rank()
     for op in (hvd.Average, hvd.Sum):
         for dtype in (torch.float32, torch.float64, torch.bfloat16):
-            count = rank % 3  # somebody has no entries at all
+            count = rank % 3  # some ranks have no entries
             indices = torch.stack([torch.arange(count), torch.full((count,), rank)])
             mine = torch.sparse_coo_tensor(indices, torch.ones(count, dtype=dtype), (4, size),
                                            check_invariants=True)  # fmt: skip
@@ -269,8 +269,8 @@ def check_objects() -> None:
         got = hvd.broadcast_object(value, root)
         assert got["rank"] == root and got["deep"][2]() in range(hvd.size())
     assert hvd.broadcast_object(None, 0, name="nothing") is None
-    everybody = hvd.allgather_object("x" * hvd.rank() * 1000, name="texts")
-    assert [len(item) for item in everybody] == [1000 * item for item in range(hvd.size())]
+    per_rank = hvd.allgather_object("x" * hvd.rank() * 1000, name="texts")
+    assert [len(item) for item in per_rank] == [1000 * item for item in range(hvd.size())]
 
 
 def check_process_sets() -> None:

@@ -149,9 +149,7 @@ def check_warnings_and_mistakes_with_the_optimizer() -> None:
     )
     with_errors(
         ValueError,
-        lambda: hvd.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.1), [("a", model.weight)]
-        ),
+        lambda: hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), [("a", model.weight)]),
         "not named",
     )
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))

@@ -141,8 +141,8 @@ def check_elastic_state() -> None:
     taken = hvd.allgather_object(list(sampler))
     assert len({len(item) for item in taken}) == 1
     sampler.load_state_dict(sampler.state_dict())
-    everybody = [index for item in hvd.allgather_object(list(sampler)) for index in item]
-    assert set(everybody) == set(sampler.remaining_indices) and len(sampler.remaining_indices) == 2 * size + 1
+    per_rank = [index for item in hvd.allgather_object(list(sampler)) for index in item]
+    assert set(per_rank) == set(sampler.remaining_indices) and len(sampler.remaining_indices) == 2 * size + 1
     state.on_hosts_updated(1.0, 1)
     with_errors(hvd.HostsUpdatedInterrupt, state.check_host_updates)
     calls: List[int] = []
@@ -154,7 +154,7 @@ def check_elastic_state() -> None:
         calls.append(state.epoch)
         if len(calls) == 1:
             state.epoch = 50
-            raise rc.PeerLostError("somebody is gone")
+            raise rc.PeerLostError("a rank is gone")
         if len(calls) == 2:
             state.epoch = 51
             raise hvd.HostsUpdatedInterrupt(False)

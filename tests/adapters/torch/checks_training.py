@@ -1,4 +1,4 @@
-"""What every rank checks about training: it is what one process with everybody's data would do."""
+"""What every rank checks about training: it is what one process with the data of all ranks would do."""
 
 from __future__ import annotations
 
@@ -363,9 +363,9 @@ def check_a_process_set_trains_by_itself() -> None:
         optimizer.zero_grad()
         loss_of(model, step, hvd.rank()).backward()
         optimizer.step()
-    everybody = hvd.allgather(model[0].weight.detach().view(1, -1))
-    assert torch.equal(everybody[0], everybody[-1]) == (hvd.size() > 2)
-    assert not torch.equal(everybody[0], everybody[1])
+    per_rank = hvd.allgather(model[0].weight.detach().view(1, -1))
+    assert torch.equal(per_rank[0], per_rank[-1]) == (hvd.size() > 2)
+    assert not torch.equal(per_rank[0], per_rank[1])
     hvd.remove_process_set(group)
 
 

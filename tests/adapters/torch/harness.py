@@ -79,7 +79,7 @@ def numbers(rank: int, shape: Any, dtype: torch.dtype, salt: int = 0) -> torch.T
     return whole.to(dtype) / 4 if dtype.is_floating_point else whole.to(dtype)
 
 
-def everybodys(shape: Any, dtype: torch.dtype, salt: int = 0) -> torch.Tensor:
+def all_inputs(shape: Any, dtype: torch.dtype, salt: int = 0) -> torch.Tensor:
     """All contributions, in float64, stacked."""
     return torch.stack([numbers(rank, shape, dtype, salt).double() for rank in range(hvd.size())])
 

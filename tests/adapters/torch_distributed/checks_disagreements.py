@@ -408,7 +408,7 @@ def problem_with(texts: List[str], at_once: List[bool], words: List[str]) -> str
         return f"{missing} not in: {texts[0]}"
     if f"{__file__}:" not in texts[0]:
         return f"where it was called is not in: {texts[0]}"
-    return "" if any(at_once) else "nobody was told at the call"
+    return "" if any(at_once) else "no rank got an error at the call"
 
 
 def check_ranks_that_disagree(on: Ranks) -> None:
@@ -424,8 +424,7 @@ def check_ranks_that_disagree(on: Ranks) -> None:
             batch = cases[start : start + AT_ONCE]
             groups = [dist.new_group(timeout=LIMIT) for _ in batch]
             mine = [
-                pool.submit(told, group, act, on.rank == 1, n)
-                for group, (_, _, act, n) in zip(groups, batch)
+                pool.submit(told, group, act, on.rank == 1, n) for group, (_, _, act, n) in zip(groups, batch)
             ]
             on.store.set(f"{start} {on.rank}", json.dumps([future.result() for future in mine]))
             seen = [json.loads(on.store.get(f"{start} {rank}")) for rank in range(on.size)]

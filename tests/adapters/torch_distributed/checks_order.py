@@ -102,15 +102,15 @@ def check_messages_with_one_tag_keep_their_order(on: Ranks) -> None:
         assert [float(place[0]) for place in places] == [0, 1, 2, 3, 4]
 
 
-def check_messages_from_anybody(on: Ranks) -> None:
+def check_messages_from_any_peer(on: Ranks) -> None:
     if on.rank == 0:
         seen = set()
         for count in (2, 40_000):
             for _ in range(on.size - 1):
                 got = torch.zeros(count)
-                who = dist.recv(got, tag=count)
-                assert bool((got == who).all())
-                seen.add((count, who))
+                source = dist.recv(got, tag=count)
+                assert bool((got == source).all())
+                seen.add((count, source))
         assert len(seen) == 2 * (on.size - 1)
     else:
         for count in (2, 40_000):

@@ -62,10 +62,10 @@ def check_all_reduce(on: Ranks) -> None:
     for dtype in [torch.bool, *INTEGERS, *FLOATS]:
         for op in ops_for(dtype):
             for count in COUNTS:
-                everybody = [numbers(rank, count, dtype) for rank in range(on.size)]
-                mine = everybody[on.rank].clone()
+                per_rank = [numbers(rank, count, dtype) for rank in range(on.size)]
+                mine = per_rank[on.rank].clone()
                 dist.all_reduce(mine, getattr(REDUCE, op))
-                close(mine, by_hand(op, everybody), (dtype, op, count))
+                close(mine, by_hand(op, per_rank), (dtype, op, count))
 
 
 def check_all_reduce_like_gloo(on: Ranks) -> None:
@@ -82,41 +82,41 @@ def check_all_reduce_like_gloo(on: Ranks) -> None:
 def check_all_reduce_of_complex_numbers(on: Ranks) -> None:
     for dtype in (torch.complex64, torch.complex128):
         for op in ("SUM", "AVG"):
-            everybody = [
+            per_rank = [
                 torch.complex(
                     torch.arange(5.0, dtype=torch.float64) + rank, torch.ones(5, dtype=torch.float64)
                 ).to(dtype)
                 for rank in range(on.size)
             ]
-            mine = everybody[on.rank].clone()
+            mine = per_rank[on.rank].clone()
             dist.all_reduce(mine, getattr(REDUCE, op))
-            close(mine, sum(everybody) / (on.size if op == "AVG" else 1), (dtype, op))
-        pieces = [everybody[0].conj() for _ in range(on.size)]  # not computed yet
+            close(mine, sum(per_rank) / (on.size if op == "AVG" else 1), (dtype, op))
+        pieces = [per_rank[0].conj() for _ in range(on.size)]  # not computed yet
         got = [torch.empty_like(mine) for _ in range(on.size)]
         on.ring.alltoall(got, pieces).wait()
-        close(got[0], everybody[0].conj().resolve_conj(), "conjugated")
+        close(got[0], per_rank[0].conj().resolve_conj(), "conjugated")
 
 
 def check_unsigned_numbers(on: Ranks) -> None:
     """PyTorch itself cannot add them up."""
     for dtype in (torch.uint16, torch.uint32, torch.uint64):
         for op in ("SUM", "AVG", "MIN", "MAX", "PRODUCT", "BAND", "BOR", "BXOR"):
-            everybody = [numbers(rank, 9, torch.int64) for rank in range(on.size)]
-            mine = everybody[on.rank].to(dtype)
+            per_rank = [numbers(rank, 9, torch.int64) for rank in range(on.size)]
+            mine = per_rank[on.rank].to(dtype)
             dist.all_reduce(mine, getattr(REDUCE, op))
-            close(mine, by_hand(op, everybody).to(dtype), (dtype, op))
+            close(mine, by_hand(op, per_rank).to(dtype), (dtype, op))
             share = torch.empty(9, dtype=dtype)
-            whole = torch.cat([everybody[on.rank].to(dtype)] * on.size)
+            whole = torch.cat([per_rank[on.rank].to(dtype)] * on.size)
             dist.reduce_scatter_tensor(share, whole, getattr(REDUCE, op))
             close(share, mine, (dtype, op))
 
 
 def check_premultiplied_sum(on: Ranks) -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.int64):
-        everybody = [numbers(rank, 9, dtype) for rank in range(on.size)]
-        mine = everybody[on.rank].clone()
+        per_rank = [numbers(rank, 9, dtype) for rank in range(on.size)]
+        mine = per_rank[on.rank].clone()
         dist.all_reduce(mine, dist._make_nccl_premul_sum(2.0))
-        close(mine, sum(everybody) * 2, dtype)
+        close(mine, sum(per_rank) * 2, dtype)
         share, whole = torch.empty(9, dtype=dtype), mine.repeat(on.size)
         dist.reduce_scatter_tensor(share, whole.clone(), dist._make_nccl_premul_sum(3.0))
         close(share, mine * 3 * on.size, dtype)
@@ -150,10 +150,10 @@ def check_reduce(on: Ranks) -> None:
         for root in range(on.size):
             for op in ("SUM", "MAX", "BXOR", "AVG"):
                 dtype = torch.int32 if op == "BXOR" else torch.float32
-                everybody = [numbers(rank, count, dtype) for rank in range(on.size)]
-                mine = everybody[on.rank].clone()
+                per_rank = [numbers(rank, count, dtype) for rank in range(on.size)]
+                mine = per_rank[on.rank].clone()
                 dist.reduce(mine, root, getattr(REDUCE, op))
-                expected = by_hand(op, everybody) if on.rank == root else everybody[on.rank]
+                expected = by_hand(op, per_rank) if on.rank == root else per_rank[on.rank]
                 close(mine, expected, (count, root, op))
 
 

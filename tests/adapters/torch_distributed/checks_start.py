@@ -57,5 +57,5 @@ def check_by_device(on: Ranks) -> None:
 
 
 def check_leaving_without_a_word(on: Ranks) -> None:
-    """The program ends now, and nobody has called destroy_process_group()."""
+    """The program ends without a call of destroy_process_group()."""
     dist.new_group(backend="ringcomm")

@@ -232,9 +232,9 @@ def check_distributed_sampler(on: Ranks) -> None:
     data = TensorDataset(torch.arange(10.0))
     sampler = DistributedSampler(data, shuffle=False, drop_last=False)
     mine = torch.cat([items for (items,) in DataLoader(data, batch_size=2, sampler=sampler)])
-    everybody = [torch.empty_like(mine) for _ in range(on.size)]
-    dist.all_gather(everybody, mine)
-    assert set(torch.cat(everybody).tolist()) == set(range(10))
+    per_rank = [torch.empty_like(mine) for _ in range(on.size)]
+    dist.all_gather(per_rank, mine)
+    assert set(torch.cat(per_rank).tolist()) == set(range(10))
 
 
 def check_overlap(on: Ranks) -> None:

@@ -113,7 +113,7 @@ def main() -> None:
         problem, started = "", time.perf_counter()
         try:
             check(Ranks(rank, size, ring, gloo, dist.PrefixStore("checks", store), name))
-        except Exception:  # noqa: BLE001 - it is told to whoever started this
+        except Exception:  # noqa: BLE001 - it is reported to the parent process
             problem = traceback.format_exc()
         print(f"{name}: {time.perf_counter() - started:.2f} s", file=sys.stderr)
         print("@" + json.dumps([name, problem]), flush=True)

@@ -1,4 +1,4 @@
-"""Meet by a store of somebody else's, and add ones up: prints the sum, or the error.
+"""Connect through a given store, and sum ones: prints the sum, or the error.
 
 python meets.py RANK SIZE PORT
 """

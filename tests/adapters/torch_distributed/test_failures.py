@@ -1,4 +1,4 @@
-"""Ranks that die, freeze, disagree or leave: everybody is told, with the culprit's name."""
+"""Ranks that die, freeze, disagree or leave: every rank gets an error that names the failed rank."""
 
 from __future__ import annotations
 

@@ -72,11 +72,11 @@ class TestMatcher:
         assert matcher._arrivals == matcher._receives == {}
 
     def test_the_receive_that_was_posted_first_gets_it(self):
-        matcher, anybody, one = Matcher(), receive(None, 4), receive(1, 4)
-        matcher.post(anybody)
+        matcher, any_peer, one = Matcher(), receive(None, 4), receive(1, 4)
+        matcher.post(any_peer)
         matcher.post(one)
-        assert [item is anybody for item in matcher.receives()] == [True, False]
-        assert matcher.match(1, TAG) is anybody
+        assert [item is any_peer for item in matcher.receives()] == [True, False]
+        assert matcher.match(1, TAG) is any_peer
         matcher.withdraw(one)
         assert matcher.receives() == []
 
@@ -235,11 +235,11 @@ class TestLimits:
         monkeypatch.setattr(_post, "monotonic", lambda: office._channels[1].moved_s)
         return office
 
-    def test_what_fails_is_told_to_the_work_whose_time_is_over_too(self, office):
+    def test_what_fails_fails_the_work_whose_limit_has_expired_too(self, office):
         works = [RingcommWork(f"recv {tag}", []) for tag in range(2)]
         for tag, work in enumerate(works):
             office.receive(1, (0, tag), memoryview(bytearray(4)), work, 0.0 if tag else None)
-        office._turn()
+        office._cycle()
         with pytest.raises(PeerStalledError, match="recv 1.*not done within 0 s") as caught:
             office._check_limits()
         office._fail_all(caught.value)
@@ -248,18 +248,18 @@ class TestLimits:
     def test_a_message_that_moves_has_time(self, office):
         moving, waiting = RingcommWork("send 0", []), RingcommWork("send 1", [])
         office.send(1, TAG, memoryview(bytes(1000)), moving, 1e-9)
-        office._turn()
+        office._cycle()
         assert office._check_limits() < 1
         office.send(1, TAG, memoryview(bytes(SHORT_BYTES + 1)), waiting, 1e-9)
-        office._turn()
+        office._cycle()
         with pytest.raises(PeerStalledError, match="send 1.*not done within 1e-09 s"):
             office._check_limits()
         assert not moving.is_completed()
 
-    def test_a_receive_from_anybody_ends_alone(self, office):
-        work = RingcommWork("recv from anybody", [])
+    def test_a_receive_from_any_peer_ends_alone(self, office):
+        work = RingcommWork("recv from any peer", [])
         office.receive(None, TAG, memoryview(bytearray(4)), work, 0.0)
-        office._turn()
+        office._cycle()
         office._check_limits()
         assert isinstance(work.exception(), PeerStalledError)
         assert office._matcher.receives() == []

@@ -28,7 +28,7 @@ ENTRIES = [f"{start}0//cpu//ringcomm/rendezvous" for start in ("", "default_pg/"
 
 
 class Open:
-    """A store that anybody can reach, and two ranks that are told to meet by it."""
+    """A store that any process can reach, and two ranks that connect through it."""
 
     def __init__(self, stack, encrypt):
         self.store = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=30), wait_for_workers=False)

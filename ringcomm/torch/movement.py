@@ -1,0 +1,180 @@
+"""Asynchronous collectives that move rows of tensors: allgather, broadcast and alltoall.
+
+Functions without a trailing underscore copy their input before they return, so the caller may change it at
+once (except with ``urgent``: then the caller waits). Functions with one overwrite the caller's own tensor.
+"""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional, Sequence
+
+import torch
+
+from .. import api
+from .._adapter.arguments import row_counts, wire_name
+from ..docstrings import documented
+from ..engine.request import Handle
+from ..errors import ConfigError
+from ..process_set import ProcessSet, global_process_set, number_of
+from .submit import start_allgather, start_broadcast
+from .tensors import InPlace, back_to, flat_array, host_copy, on_host, plain, tensor_of
+
+
+@documented
+def allgather_async(
+    tensor: torch.Tensor,
+    name: Optional[str] = None,
+    process_set: ProcessSet = global_process_set,
+    urgent: bool = False,
+) -> Handle:
+    """Start concatenating every rank's tensor along the first dimension, in rank order.
+
+    Args:
+        {tensor_rows}
+        {matching}
+        {urgent}
+
+    Returns:
+        a handle; ``synchronize(handle)`` returns a new tensor. The number of rows may differ from rank to
+        rank.
+
+    Raises:
+        ConfigError: it is not a dense tensor.
+        {start_errors}
+    """
+    return start_allgather([tensor], name, process_set, urgent, False)
+
+
+@documented
+def grouped_allgather_async(
+    tensors: Sequence[torch.Tensor],
+    name: Optional[str] = None,
+    process_set: ProcessSet = global_process_set,
+    urgent: bool = False,
+) -> Handle:
+    """Start concatenating several tensors of every rank along the first dimension, as one operation.
+
+    Args:
+        {tensors_rows}
+        {matching}
+        {urgent}
+
+    Returns:
+        a handle; ``synchronize(handle)`` returns a list of new tensors.
+
+    Raises:
+        ConfigError: it is not a dense tensor.
+        {start_errors}
+    """
+    return start_allgather(tensors, name, process_set, urgent, True)
+
+
+@documented
+def broadcast_async(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: Optional[str] = None,
+    process_set: ProcessSet = global_process_set,
+    urgent: bool = False,
+) -> Handle:
+    """Start copying the root's tensor to every rank, as a new tensor.
+
+    Args:
+        {tensor_in}
+        {root_rank}
+        {matching}
+        {urgent}
+
+    Returns:
+        a handle; ``synchronize(handle)`` returns a new tensor with the root's elements.
+
+    Raises:
+        ConfigError: it is not a dense tensor.
+        {start_errors}
+    """
+    host = host_copy(plain(tensor, "broadcast"))
+    return start_broadcast(host, root_rank, name, process_set, urgent, lambda: back_to(tensor.device, host))
+
+
+@documented
+def broadcast_async_(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: Optional[str] = None,
+    process_set: ProcessSet = global_process_set,
+    urgent: bool = False,
+) -> Handle:
+    """Start overwriting a tensor on every rank with the root's.
+
+    Args:
+        {tensor_pending}
+        {root_rank}
+        {matching}
+        {urgent}
+
+    Returns:
+        a handle; ``synchronize(handle)`` returns ``tensor`` itself.
+
+    Raises:
+        ConfigError: it is not a dense tensor.
+        {start_errors}
+    """
+    target = InPlace(tensor, "broadcast_")
+    return start_broadcast(target.host, root_rank, name, process_set, urgent, target.finish)
+
+
+@documented
+def alltoall_async(
+    tensor: torch.Tensor,
+    splits: Any = None,
+    name: Optional[str] = None,
+    process_set: ProcessSet = global_process_set,
+    urgent: bool = False,
+) -> Handle:
+    """Start sending a part of the rows to every rank, and receiving a part of the rows of every rank.
+
+    Args:
+        {tensor_rows}
+        {splits_tensor}
+        {matching}
+        {urgent}
+
+    Returns:
+        a handle; ``synchronize(handle)`` returns a pair: the received rows in rank order, and the number of
+        rows from each rank (int32).
+
+    Raises:
+        ConfigError: it is not a dense tensor, or the splits do not fit it.
+        {start_errors}
+    """
+    host = (on_host if urgent else host_copy)(plain(tensor, "alltoall"))
+    engine = api.context().engine
+    number = number_of(process_set)
+    members = len(engine.sets.check_member(number))
+    shape = tuple(host.shape)
+    counts = row_counts(shape[0], _listed(splits), members) if shape else [0] * members
+
+    def convert(result: Any) -> Any:
+        rows, received = result
+        counted = torch.from_numpy(received)
+        return tensor_of(rows, tensor), counted.to(splits.device) if _is_tensor(splits) else counted
+
+    return engine.alltoall(
+        flat_array(host), shape, counts, wire_name("alltoall", name), number, urgent, convert
+    )
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _listed(splits: Any) -> Optional[List[int]]:
+    if splits is None:
+        return None
+    numbers = splits if _is_tensor(splits) else torch.as_tensor(splits)
+    if numbers.dim() != 1 or numbers.dtype not in (torch.int32, torch.int64, torch.int16, torch.uint8):
+        raise ConfigError(
+            f"alltoall expects splits to contain 32-bit integer elements in one dimension, not {splits!r}."
+        )
+    listed: List[int] = numbers.tolist()
+    return listed
