@@ -6,8 +6,9 @@ A docstring may hold lines like ``{name}`` below ``Args:``. :func:`documented` r
 
 from __future__ import annotations
 
+import inspect
 import re
-from typing import Any, Callable, Dict, TypeVar
+from typing import Any, Callable, Dict, List, TypeVar
 
 Documented = TypeVar("Documented", bound=Callable[..., Any])
 
@@ -45,6 +46,17 @@ SHARED: Dict[str, str] = {
     summed locally before one reduction and one step.""",
     "tf_average_aggregated_gradients": """average_aggregated_gradients: divide the local sums by
     ``backward_passes_per_step``.""",
+    "keras_compression": """compression: no effect; accepted because Horovod's function has it.""",
+    "keras_filepath": """filepath: path of the saved model.""",
+    "keras_custom_optimizers": """custom_optimizers: the user's optimizer classes that the file
+    names.""",
+    "keras_custom_objects": """custom_objects: other classes and functions that the file names, by name.""",
+    "keras_legacy_opts": """legacy_opts: no effect; accepted because Horovod's function has it.""",
+    "keras_steps_per_epoch": """steps_per_epoch: number of batches per epoch; None: the number that Keras
+    reports.""",
+    "keras_epoch": """epoch: index of the epoch, from 0.""",
+    "keras_batch": """batch: index of the batch in the epoch, from 0.""",
+    "keras_logs": """logs: metrics by name.""",
 }
 """By placeholder: the lines that replace it, as below ``Args:`` (continuation lines indented by 4)."""
 
@@ -73,7 +85,11 @@ def compose(text: str) -> str:
 
 
 def documented(function: Documented) -> Documented:
-    """Decorator for a function or a class: returns it with its own docstring composed."""
-    if function.__doc__:
-        function.__doc__ = compose(function.__doc__)
+    """Decorator for a function or a class: composes its docstring, and those of a class's methods."""
+    parts: List[Any] = [function]
+    if isinstance(function, type):
+        parts += [item for item in vars(function).values() if inspect.isfunction(item)]
+    for part in parts:
+        if part.__doc__:
+            part.__doc__ = compose(part.__doc__)
     return function

@@ -1,4 +1,4 @@
-"""Gradients of Keras on JAX."""
+"""Reduces Keras gradients on the JAX backend."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from .reduction_options import How
 
 
 def reduce(how: How, gradients: Sequence[Any], variables: Sequence[Any]) -> List[Any]:
-    """See :func:`.backends.reduce`.
+    """Reduce gradients (JAX arrays) over all ranks in one ordered host callback.
 
-    All gradients go to one callback, and JAX runs ordered callbacks one after another, in the order of the
-    program, which is the same on all ranks.
+    JAX runs ordered callbacks one after another in program order, which is the same on all ranks.
     """
     pairs = [how.compression.compress(gradient) for gradient in gradients]
     travelling = [compressed for compressed, _ in pairs]
