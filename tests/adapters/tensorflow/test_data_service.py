@@ -148,28 +148,28 @@ def test_the_configuration_on_disk(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("{", "is no JSON"),
-        ("[]", "holds no configuration"),
-        ('{"key": "", "timeout": 1}', "lacks dispatchers, workers_per_dispatcher, dispatcher_side"),
+        ("{", "is not JSON"),
+        ("[]", "is not a data service configuration"),
+        ('{"key": "", "timeout": 1}', "has no dispatchers, workers_per_dispatcher, dispatcher_side"),
     ],
 )
-def test_what_is_no_configuration(tmp_path: Path, text: str, complaint: str) -> None:
+def test_an_invalid_configuration_file_is_refused(tmp_path: Path, text: str, complaint: str) -> None:
     (tmp_path / "compute.json").write_text(text)
     with pytest.raises(ConfigError, match=complaint):
         config().read(str(tmp_path / "compute.json"))
 
 
-def test_values_that_make_no_sense() -> None:
+def test_invalid_values_are_refused() -> None:
     for changes in ({"dispatcher_side": "elsewhere"}, {"dispatchers": 0}, {"timeout": -1}):
         with pytest.raises(ConfigError, match=next(iter(changes))):
             dataclasses.replace(config(), **changes)
     for changes in ({"key": "no hex digits"}, {"addresses": {"lo": [1]}}, {"dispatchers": None}):
-        with pytest.raises(ConfigError, match="no configuration of a data service"):
+        with pytest.raises(ConfigError, match="not a data service configuration"):
             config().from_dict({**config().to_dict(), **changes})
 
 
 def test_waiting_for_the_file_ends(tmp_path: Path) -> None:
-    with pytest.raises(StartTimeoutError, match=r"Nobody has written .*compute.json within 0.3 s"):
+    with pytest.raises(StartTimeoutError, match=r"compute.json was not written within 0.3 s"):
         config().read(str(tmp_path / "compute.json"), wait_for_file_creation=True, timeout=0.3)
     with pytest.raises(FileNotFoundError):
         config().read(str(tmp_path / "compute.json"))
