@@ -195,7 +195,7 @@ def test_a_service_that_is_incomplete_is_named(monkeypatch: pytest.MonkeyPatch) 
         with pytest.raises(NotOfferedError, match="with tf_data_service"):
             dataset.send_to_data_service(on_this_side, 0)
         monkeypatch.setenv("RINGCOMM_ENCRYPT", "1")
-        with pytest.raises(ConfigError, match="TensorFlow's data service cannot"):
+        with pytest.raises(ConfigError, match="TensorFlow's data service does not support"):
             send_to_data_service(dataset, config(**here), 0)
     finally:
         service.shutdown()
