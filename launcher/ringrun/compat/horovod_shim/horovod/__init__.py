@@ -1,6 +1,6 @@
-"""Horovod's modules for scripts that were written for it, with ringcomm behind them.
+"""Horovod's modules for scripts written for it, implemented by ringcomm.
 
-It is found only where ``ringrun --horovod`` has put its folder into ``PYTHONPATH``. A module like
+The package is found only where ``ringrun --horovod`` has added its folder to ``PYTHONPATH``. A module like
 ``horovod.torch`` *is* ringcomm's adapter, under another name.
 """
 
@@ -13,10 +13,10 @@ from ._forward import Forwarder
 from .runner import run
 
 __version__ = "0.28.1"
-"""The version of Horovod whose interface this follows; ``ringcomm.__version__`` is the real one."""
+"""The version of Horovod whose interface this implements; ringcomm's own is ``ringcomm.__version__``."""
 
 if not any(isinstance(finder, Forwarder) for finder in sys.meta_path):
-    # First: a module that stands for another has that one's path, where the usual finders would look.
+    # First: an alias has the path of ringcomm's module, in which the standard finders would search.
     sys.meta_path.insert(0, Forwarder())
 
 if from_program not in setting_aliases.sources:

@@ -1,4 +1,4 @@
-"""Finds ``horovod.torch`` and the like, which are ringcomm's modules under other names."""
+"""Import hook that maps ``horovod.torch`` and the like to ringcomm's modules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TARGETS: Dict[str, Tuple[str, ...]] = {
     "mxnet": ("ringcomm.mxnet",),
     "common.elastic": ("ringcomm.elastic", "ringcomm.elastic.state"),
 }
-"""What stands for which of Horovod's modules: the first one that this version of ringcomm has."""
+"""By Horovod's module: ringcomm's counterparts, of which the first existing one is used."""
 
 TITLES = {
     "tensorflow.keras": "Keras", "tensorflow": "TensorFlow", "torch": "PyTorch", "keras": "Keras",
@@ -29,19 +29,27 @@ PARTS = (
     "mpi_ops", "functions", "compression", "optimizer", "sync_batch_norm", "util", "gradient_aggregation",
     "sampler", "state",
 )  # fmt: skip
-"""Modules inside Horovod's. Where ringcomm has none of that name, its whole package has those names."""
+"""Submodules of Horovod's packages. If ringcomm has no such submodule, its package itself is the alias."""
 
 
 class Forwarder(MetaPathFinder):
-    """Answers for everything below ``horovod`` that has no file in this package."""
+    """Finds every module below ``horovod`` that has no file in this package."""
 
     def find_spec(
         self, fullname: str, path: Optional[Sequence[str]] = None, target: Optional[ModuleType] = None
     ) -> Optional[ModuleSpec]:
-        """The spec of a module of ringcomm's under Horovod's name.
+        """The spec of ringcomm's module for a module name of Horovod.
+
+        Args:
+            fullname: Horovod's module name.
+            path: not used.
+            target: not used.
+
+        Returns:
+            the spec; None if another finder is responsible.
 
         Raises:
-            ModuleNotFoundError: there is nothing that could stand for it; the message says what there is.
+            ModuleNotFoundError: ringcomm has no counterpart; the message lists the existing ones.
         """
         top, _, rest = fullname.partition(".")
         if top != "horovod" or rest.split(".")[0] in ("", "_forward", "runner"):
@@ -61,7 +69,7 @@ class Forwarder(MetaPathFinder):
 
 
 class _Alias(Loader):
-    """Loads a module by importing another."""
+    """Loader that imports ringcomm's module in place of Horovod's."""
 
     def __init__(self, fullname: str, name: str, prefix: str) -> None:
         self.fullname, self.name, self.prefix = fullname, name, prefix
@@ -83,20 +91,20 @@ class _Alias(Loader):
         return module
 
     def get_code(self, fullname: str) -> CodeType:
-        """For ``python -m horovod.…``: run the other module as the program that it is."""
+        """For ``python -m horovod.…``: code that runs ringcomm's module as a program."""
         start = f"import runpy\nrunpy.run_module({self.name!r}, run_name='__main__', alter_sys=True)\n"
         return compile(start, f"<{fullname} by ringcomm>", "exec")
 
     def exec_module(self, module: ModuleType) -> None:
-        # It has run already, under its own name, and keeps what the import system has just replaced.
+        # The module was executed under its own name; restore the spec that the import system has replaced.
         module.__spec__ = self.spec
-        if not hasattr(module, "__path__"):  # a plain file here where Horovod has a package
+        if not hasattr(module, "__path__"):  # a module in ringcomm, a package in Horovod
             for part in PARTS:
                 sys.modules.setdefault(f"{self.fullname}.{part}", module)
 
 
 def _existing(candidates: Sequence[str], tail: str) -> Optional[str]:
-    """The module that stands for one: of the same name inside a package, or else the whole package."""
+    """The counterpart: the existing submodule of the same name, or the package itself; None if neither."""
     for package in candidates:
         name = package + tail
         while name != package and not _is_there(name):

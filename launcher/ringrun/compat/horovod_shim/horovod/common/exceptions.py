@@ -1,4 +1,4 @@
-"""Horovod's exceptions. The first two are what ringcomm really raises."""
+"""Horovod's exceptions. ringcomm raises the first two."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ringcomm.errors import HorovodInternalError, HostsUpdatedInterrupt
 
 
 class HorovodVersionMismatchError(ImportError):
-    """There for ``except`` clauses; ringcomm is not tied to the version of a framework."""
+    """Exists for ``except`` clauses; never raised: ringcomm is not built for one framework version."""
 
 
 __all__ = ["HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedInterrupt"]

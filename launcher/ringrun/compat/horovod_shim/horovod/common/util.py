@@ -1,4 +1,4 @@
-"""Small helpers of Horovod's that scripts and tests use."""
+"""Horovod's helper functions that scripts and tests use."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from ringcomm._adapter import basics
 
 
 def gloo_built(verbose: bool = False) -> bool:
-    """See :func:`ringcomm._adapter.basics.gloo_built`; so for the others."""
+    """Whether Horovod's Gloo interface exists: True, ringcomm takes its place."""
     return basics.gloo_built()
 
 
 def mpi_built(verbose: bool = False) -> bool:
-    """Whether there is MPI."""
+    """Whether MPI support exists: False."""
     return basics.mpi_built()
 
 
 def nccl_built(verbose: bool = False) -> int:
-    """The version of NCCL, or 0."""
+    """The version of NCCL: 0, there is none."""
     return basics.nccl_built()
 
 
 def ddl_built(verbose: bool = False) -> bool:
-    """Whether there is DDL."""
+    """Whether DDL support exists: False."""
     return basics.ddl_built()
 
 
 def ccl_built(verbose: bool = False) -> bool:
-    """Whether there is oneCCL."""
+    """Whether oneCCL support exists: False."""
     return basics.ccl_built()
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether ringcomm has an adapter for a framework and the framework is there."""
+    """Whether ringcomm has an adapter for a framework and the framework is installed."""
     try:
         return find_spec(ext_base_name) is not None and find_spec(f"ringcomm.{ext_base_name}") is not None
     except (ImportError, ValueError):
@@ -46,21 +46,21 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
-    """Make sure that there is an adapter.
+    """Check that an adapter exists.
 
     Raises:
-        ImportError: there is none.
+        ImportError: ringcomm has no adapter for the framework, or the framework is not installed.
     """
     if not extension_available(ext_name.rpartition(".")[2]):
         raise ImportError(f"{ext_name}: ringcomm has no adapter for it, or the framework is not installed.")
 
 
 def check_installed_version(name: str, version: str, exception: Any = None) -> None:
-    """Nothing: ringcomm is not tied to the version of a framework."""
+    """Do nothing: ringcomm is not built for one version of a framework."""
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether a framework sees a GPU."""
+    """Whether a framework has a GPU."""
     if ext_base_name == "torch":
         return bool(import_module("torch").cuda.is_available())
     if ext_base_name == "tensorflow":
@@ -69,7 +69,7 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def _cache(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Call a function once for each set of arguments, and remember what it returned."""
+    """Decorator: call a function once for each set of arguments and cache its result."""
     known: Dict[Any, Any] = {}
 
     @functools.wraps(f)
@@ -84,7 +84,7 @@ def _cache(f: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def env(**kwargs: Any) -> Iterator[None]:
-    """Set variables for a while; None takes one away."""
+    """Set environment variables within a ``with`` block; None removes one."""
     before = {name: os.environ.get(name) for name in kwargs}
     _put(kwargs)
     try:

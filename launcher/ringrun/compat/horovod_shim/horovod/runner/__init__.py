@@ -1,4 +1,4 @@
-"""``horovod.run``: a function as a job."""
+"""``horovod.run``: runs a function as a job."""
 
 from __future__ import annotations
 
@@ -24,16 +24,38 @@ def run(
     use_gloo: Optional[bool] = None,
     **others: Any,
 ) -> List[Any]:
-    """Call a function on every rank, and return what each returned; see ``ringcomm.run``.
+    """Start a job that calls a function on every rank, and return the results in rank order.
+
+    Args:
+        func: the function; it and its arguments are pickled.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        num_proc: number of ranks.
+        hosts: ``host:slots,...``.
+        hostfile: path of a file with one host per line.
+        start_timeout: seconds until all ranks must have started.
+        ssh_port: port of the SSH servers.
+        ssh_identity_file: private key for SSH.
+        output_filename: directory for the output of each rank.
+        verbose: log how the job is started.
+        network_interfaces: network interfaces to use, comma-separated.
+        executable: the Python interpreter.
+        np: older name of ``num_proc``.
+        disable_cache: no effect.
+        use_gloo: no effect.
+        others: further options of Horovod; an error if one is set.
+
+    Returns:
+        the return values of all ranks.
 
     Raises:
         NotImplementedError: an option belongs to MPI or to elastic training.
     """
     from ringrun.function import run_function
 
-    asked = sorted(name for name, value in others.items() if value)
-    if asked:
-        raise NotImplementedError(f"horovod.run has no {', '.join(asked)} with ringcomm.")
+    unsupported = sorted(name for name, value in others.items() if value)
+    if unsupported:
+        raise NotImplementedError(f"horovod.run has no {', '.join(unsupported)} with ringcomm.")
     return run_function(
         func, args, kwargs, np=num_proc or np or 1, hosts=hosts, hostfile=hostfile,
         start_timeout_s=start_timeout, ssh_port=ssh_port, ssh_identity_file=ssh_identity_file,

@@ -1,4 +1,4 @@
-"""What the environment says about a process, before ``hvd.init()``."""
+"""Rank and size from environment variables, before ``hvd.init()``."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from typing import Tuple
 
 
 def get_env_rank_and_size() -> Tuple[int, int]:
-    """Rank and size as the launcher has set them; of a process alone if there was none."""
+    """Rank and size from the launcher's variables; 0 and 1 in a process without a launcher."""
     return int(os.environ.get("HOROVOD_RANK", "0")), int(os.environ.get("HOROVOD_SIZE", "1"))
