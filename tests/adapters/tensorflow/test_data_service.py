@@ -1,4 +1,4 @@
-"""TensorFlow's data service: a job that prepares data for another one that trains."""
+"""TensorFlow's data service: a compute job runs the input pipeline of a training job."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ with tf_data_service(config, hvd.rank()) as address:
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("side", ["compute", "training"])
-def test_a_training_job_that_crashes_is_missed(tmp_path: Path, side: str) -> None:
+def test_the_loss_of_a_training_job_ends_the_compute_job(tmp_path: Path, side: str) -> None:
     (tmp_path / "train.py").write_text(CRASHING)
     program = [sys.executable, "-m", "ringcomm.tensorflow.data.compute_worker", "compute.json"]
     options = ["--dispatcher-side", side, "--timeout", "30"]
@@ -111,8 +111,8 @@ def test_a_training_job_that_crashes_is_missed(tmp_path: Path, side: str) -> Non
     finally:
         compute.process.kill()
         training.process.kill()
-    told = [line for line in compute.err.splitlines() if "The job that trained is gone" in line]
-    assert len(told) == 1 and "30 s ago" in told[0], compute.err
+    reports = [line for line in compute.err.splitlines() if "The job that trained is gone" in line]
+    assert len(reports) == 1 and "30 s ago" in reports[0], compute.err
     assert not (tmp_path / "compute.json").exists()
 
 
