@@ -9,8 +9,8 @@ training run are the lines marked with "<---". The digits are 1797 small ones th
 with --mnist DIRECTORY it reads MNIST's own four files there. Every process goes through its share of the
 images, or with --whole through all of them, in an order of its own, as Horovod's example does.
 
-Training ends when the validation accuracy reaches --target. Every process then has told how long each
-of its epochs took; with --log FILE.csv rank 0 writes that down, and examples/plot_training.py draws it.
+Training ends when the validation accuracy reaches --target. With --log FILE.csv rank 0 then collects the
+durations of every rank's epochs and writes them to the file; examples/plot_training.py draws it.
 """
 
 import argparse
@@ -150,7 +150,7 @@ def main():
     model.fit(images, labels, batch_size=args.batch_size, epochs=args.epochs, verbose=0,
               validation_data=validation, callbacks=callbacks)  # fmt: skip
 
-    everybody = hvd.allgather_object(record.rows)
+    all_rows = hvd.allgather_object(record.rows)
     if hvd.rank() == 0:
         reached = record.rows[-1][-1]
         print(f"{len(record.rows)} epochs, {time.perf_counter() - started:.1f} s; "
@@ -159,7 +159,7 @@ def main():
             with open(args.log, "w", newline="") as file:
                 writer = csv.writer(file)
                 writer.writerow(["rank", "host", "epoch", "seconds", "accuracy"])
-                writer.writerows(row for rows in everybody for row in rows)
+                writer.writerows(row for rows in all_rows for row in rows)
         if args.save:
             model.save(args.save)
 

@@ -37,7 +37,7 @@ def split(flat):
 
 
 def forward(weights, images):
-    """What the hidden layer says, and the probability of each digit."""
+    """The activations of the hidden layer, and the probability of each digit."""
     w1, b1, w2, b2 = split(weights)
     hidden = np.maximum(images @ w1 + b1, 0)
     scores = hidden @ w2 + b2
@@ -85,7 +85,7 @@ def main():
     weights = np.zeros(sum(int(np.prod(shape)) for shape in SHAPES))
     for part in split(weights)[::2]:
         part[...] = random.normal(0, np.sqrt(2 / len(part)), part.shape)
-    rc.broadcast_(weights, root_rank=0)  # <--- everybody starts from the same weights
+    rc.broadcast_(weights, root_rank=0)  # <--- all ranks start from the same weights
 
     if rc.rank() == 0:
         print(f"{rc.size()} process(es) on {rc.cross_size()} host(s), {len(training)} images, "
@@ -102,7 +102,7 @@ def main():
             # Parts may be uneven. So: divide by the size of the whole batch, and sum. The result is
             # what a single process would have computed for the whole batch.
             gradient /= len(batch)
-            rc.allreduce_(gradient, op=rc.Sum)  # <--- add up everybody's gradients
+            rc.allreduce_(gradient, op=rc.Sum)  # <--- sum the gradients of all ranks
             momentum *= 0.9
             momentum += gradient
             weights -= args.lr * momentum

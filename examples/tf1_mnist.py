@@ -53,7 +53,7 @@ def main():
     accuracy = tf.reduce_mean(tf.cast(tf.equal(tf.argmax(logits, 1), truth), tf.float32))
 
     optimizer = tf.train.AdagradOptimizer(args.lr * hvd.size())  # <--- together they take larger steps
-    optimizer = hvd.DistributedOptimizer(optimizer)  # <--- everybody's gradients, averaged
+    optimizer = hvd.DistributedOptimizer(optimizer)  # <--- the gradients of all ranks, averaged
     step = tf.train.get_or_create_global_step()
     train = optimizer.minimize(loss, global_step=step)
 

@@ -6,8 +6,8 @@ Two commands, in two terminals and in any order; the second ends the first:
     ringrun -np 2 examples/tf2_data_service.py compute.json                           train
 
 Both take -H for other machines; compute.json must then be in a directory that they share (or be copied). It
-holds a key. TensorFlow's data service listens on all addresses and asks nobody who they are: use it in a
-network that you trust. With `--dispatcher-side training` for the first command the dispatchers run in the
+contains a key. TensorFlow's data service listens on all addresses without authentication: use it in a
+trusted network. With `--dispatcher-side training` for the first command the dispatchers run in the
 second; with `--dispatchers 2` every training process has its own. The digits come with scikit-learn.
 """
 

@@ -53,7 +53,7 @@ def main():
     def step(batch, truth):
         with tf.GradientTape() as tape:
             loss = loss_of(truth, model(batch, training=True))
-        tape = hvd.DistributedGradientTape(tape)  # <--- everybody's gradients, averaged
+        tape = hvd.DistributedGradientTape(tape)  # <--- the gradients of all ranks, averaged
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables))
         return loss

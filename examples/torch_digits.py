@@ -4,8 +4,8 @@
     ringrun -np 2 examples/torch_digits.py                                   two on this machine
     ringrun -np 3 -H localhost,jetson1,jetson2 examples/torch_digits.py      three machines
 
-Every process runs this same program. What makes them one training run are the lines marked with
-"<---". ringcomm knows NumPy arrays, and ``tensor.numpy()`` is one that shares the tensor's memory,
+Every process runs this program. The lines marked with "<---" make them one training run.
+ringcomm's functions take NumPy arrays; ``tensor.numpy()`` returns one that shares the tensor's memory,
 so nothing is copied. The images are part of scikit-learn; nothing is downloaded.
 """
 
@@ -73,7 +73,7 @@ def main():
     torch.manual_seed(args.seed + rc.rank())
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
     for parameter in model.parameters():
-        rc.broadcast_(parameter.detach().numpy(), root_rank=0)  # <--- everybody starts from the same weights
+        rc.broadcast_(parameter.detach().numpy(), root_rank=0)  # <--- all ranks start from the same weights
     gradients = gradients_in_one_piece(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     add_losses = torch.nn.CrossEntropyLoss(reduction="sum")
@@ -92,7 +92,7 @@ def main():
             # what a single process would have computed for the whole batch.
             loss = add_losses(model(images[mine]), labels[mine]) / len(batch)
             loss.backward()
-            rc.allreduce_(gradients.numpy(), op=rc.Sum)  # <--- add up everybody's gradients
+            rc.allreduce_(gradients.numpy(), op=rc.Sum)  # <--- sum the gradients of all ranks
             optimizer.step()
             total += loss.item() * len(batch)
         total = float(rc.allreduce(total, op=rc.Sum)) / len(order)  # <--- only to show it

@@ -22,7 +22,7 @@ import numpy as np
 try:
     import torch
     from torch import nn
-    from torch.nn import functional as F  # noqa: N812 - everybody calls it that
+    from torch.nn import functional as F  # noqa: N812 - the usual name
     from torch.utils.data import DataLoader, TensorDataset
     from torch.utils.data.distributed import DistributedSampler
 except ModuleNotFoundError as missing:
@@ -157,7 +157,7 @@ def main():
         op=hvd.Adasum if args.use_adasum else hvd.Average,
     )
 
-    # 6. Everybody starts from rank 0's weights.
+    # 6. All ranks start from rank 0's weights.
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 

@@ -16,7 +16,7 @@ import time
 try:
     import torch
     from torch import nn
-    from torch.nn import functional as F  # noqa: N812 - everybody calls it that
+    from torch.nn import functional as F  # noqa: N812 - the usual name
 except ModuleNotFoundError as missing:
     raise SystemExit(
         f"This example needs {missing.name}, which is missing here. "
@@ -130,9 +130,9 @@ def main():
             print(f"iteration {number}: {rates[-1]:.1f} images/s per process")
     mine = statistics.median(rates)
     print(f"rank {hvd.rank()}: {mine:.1f} images/s")
-    everybody = hvd.allgather(torch.tensor([mine]), name="rates")
+    all_rates = hvd.allgather(torch.tensor([mine]), name="rates")
     if hvd.rank() == 0:
-        print(f"total on {hvd.size()} process(es): {everybody.sum().item():.1f} images/s")
+        print(f"total on {hvd.size()} process(es): {all_rates.sum().item():.1f} images/s")
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""What the adapters share: everything about them that is not a framework's affair. Imports none."""
+"""Framework-independent code of the adapters. Imports no framework."""

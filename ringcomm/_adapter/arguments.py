@@ -1,4 +1,4 @@
-"""What callers say, checked and translated for the engine; the same words in every adapter."""
+"""Checks the arguments of collectives and converts them for the engine, in the same way in every adapter."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ..ops import ReduceOp, op_of
 
 
 def reduction(op: Any, average: Optional[bool]) -> ReduceOp:
-    """The reduction meant by Horovod's two arguments, of which ``average`` is the older one.
+    """The reduction that Horovod's arguments ``op`` and the older ``average`` select.
 
     Raises:
         ConfigError: both are given.
-        Misuse: there is no such reduction.
+        Misuse: ``op`` is not a reduction.
     """
     if average is None:
         return ReduceOp.AVERAGE if op is None else op_of(op)
     if op is not None:
-        raise ConfigError("average and op say the same in two ways: leave average out.")
+        raise ConfigError("average and op both select the reduction: pass op only.")
     warnings.warn(
         "average=... is deprecated: use op=Average or op=Sum", DeprecationWarning, stacklevel=_outside()
     )
@@ -28,11 +28,11 @@ def reduction(op: Any, average: Optional[bool]) -> ReduceOp:
 
 
 def scattered_reduction(op: Any) -> ReduceOp:
-    """The reduction that a reducescatter shall do.
+    """The reduction of a reducescatter.
 
     Raises:
         NotOfferedError: it is Adasum, which needs whole tensors.
-        Misuse: there is no such reduction.
+        Misuse: ``op`` is not a reduction.
     """
     chosen = op_of(op)
     if chosen == ReduceOp.ADASUM:
@@ -41,7 +41,7 @@ def scattered_reduction(op: Any) -> ReduceOp:
 
 
 def _outside() -> int:
-    """The stack level of the caller's own code, whatever function of an adapter it has called."""
+    """The stack level of the first caller outside ringcomm."""
     package = __name__.partition(".")[0] + "."
     frame = sys._getframe(1)
     level = 1
@@ -52,28 +52,28 @@ def _outside() -> int:
 
 
 def wire_name(kind: str, name: Optional[str]) -> str:
-    """An operation's name among the ranks: operations of two kinds may have the same name.
+    """The name by which the ranks match an operation: the kind and the caller's name.
 
-    Without a name they are matched by their order.
+    Without a name it is empty: operations are matched by their order.
     """
     return f"{kind}.{name}" if name else ""
 
 
 def row_counts(rows: int, splits: Optional[Sequence[Any]], members: int) -> List[int]:
-    """How many rows of an alltoall go to each member.
+    """The number of rows of an alltoall for each member of the process set.
 
     Args:
-        rows: how many there are.
-        splits: what the caller says, or None to deal them out evenly.
-        members: of the process set.
+        rows: number of rows of the tensor.
+        splits: the caller's numbers, or None to divide the rows evenly.
+        members: number of members of the process set.
 
     Raises:
-        ConfigError: that does not work out.
+        ConfigError: the numbers do not match the rows or the members.
     """
     if splits is None:
         if rows % members:
             raise ConfigError(
-                f"alltoall without splits deals out rows evenly, but {rows} is not an even multiple of the "
+                f"alltoall without splits divides rows evenly, but {rows} is not an even multiple of the "
                 f"number of workers ({members}). Pass splits=[...], one number per rank."
             )
         return [rows // members] * members
@@ -91,17 +91,17 @@ def row_counts(rows: int, splits: Optional[Sequence[Any]], members: int) -> List
             f"({rows}), or one of them is negative."
         )
     if sum(counts) < rows:
-        raise ConfigError(f"alltoall: the splits {counts} leave rows over: the tensor has {rows}.")
+        raise ConfigError(f"alltoall: splits {counts} have sum {sum(counts)}, the tensor {rows} rows.")
     return counts
 
 
 def predivided(op: ReduceOp, factor: float) -> Tuple[float, float]:
     """Prescale and postscale factors that divide an average in two steps.
 
-    Before the sum by ``factor`` and after it by what remains: sums of half types stay small then.
+    It is divided by ``factor`` before the sum and by the rest after it, so that float16 sums stay in range.
 
     Raises:
-        ConfigError: it is not an average.
+        ConfigError: the op is not Average.
     """
     if factor == 1.0:
         return 1.0, 1.0

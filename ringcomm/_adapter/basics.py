@@ -1,4 +1,4 @@
-"""Joining a job as Horovod's scripts do it, and their questions about what was built in."""
+"""Horovod's ``init()`` and ``start_timeline()``, and its functions that report built-in libraries."""
 
 from __future__ import annotations
 
@@ -10,26 +10,25 @@ from ..process_set import ProcessSet, add_process_set
 
 
 def init(comm: Any = None, process_sets: Union[str, Sequence[Any], None] = None) -> None:
-    """Join the job. A second call does nothing but register process sets that are new.
+    """Connect to all ranks of the job. A second call only registers process sets that are new.
 
     Args:
-        comm: None. (Horovod takes an MPI communicator or the ranks of a part of the job here; of a
-            list of ranks only that of all ranks can be taken.)
-        process_sets: groups of ranks to register, as :class:`ProcessSet` or lists of ranks. Groups may
-            be added later too; ``"dynamic"``, by which Horovod is told so, changes nothing.
+        comm: None, or the list of all ranks. (Horovod accepts an MPI communicator or some of the ranks.)
+        process_sets: groups of ranks to register, as :class:`ProcessSet` or lists of ranks. Groups can be
+            added later too. ``"dynamic"``, which Horovod requires for that, has no effect.
 
     Raises:
         ConfigError: a group is listed twice, or ``comm`` is something else.
-        StartupError: the job could not be put together.
+        StartupError: the ranks could not connect.
     """
-    wanted = _listed(process_sets)
+    requested = _listed(process_sets)
     api.init()
     if comm is not None and list(_ranks_of(comm)) not in ([], list(range(api.size()))):
         raise ConfigError(
-            f"init(comm={comm!r}): the job is what ringrun has started, all of it. Use process_sets=[...] "
+            f"init(comm={comm!r}): a job has all ranks that ringrun has started. Use process_sets=[...] "
             "for collectives among some of the ranks."
         )
-    for item in wanted:
+    for item in requested:
         if item.process_set_id is None:
             add_process_set(item)
 
@@ -38,76 +37,116 @@ def _listed(process_sets: Union[str, Sequence[Any], None]) -> List[ProcessSet]:
     if process_sets is None or process_sets == "dynamic":
         return []
     if isinstance(process_sets, (str, ProcessSet)):
-        raise ConfigError(f"process_sets={process_sets!r}: a list of ProcessSet is needed.")
+        raise ConfigError(f"process_sets={process_sets!r}: must be a list of ProcessSet.")
     given: Sequence[Any] = process_sets
-    wanted = [item if isinstance(item, ProcessSet) else ProcessSet(item) for item in given]
-    for number, item in enumerate(wanted, start=1):
-        if any(item.ranks == other.ranks for other in wanted[: number - 1]):
+    requested = [item if isinstance(item, ProcessSet) else ProcessSet(item) for item in given]
+    for number, item in enumerate(requested, start=1):
+        if any(item.ranks == other.ranks for other in requested[: number - 1]):
             raise ConfigError(f"process_sets: entry number {number} is a duplicate: {item}.")
-    return wanted
+    return requested
 
 
 def _ranks_of(comm: Any) -> Sequence[int]:
     if not isinstance(comm, (list, tuple, range)):
-        raise ConfigError(f"init(comm={comm!r}): there are no MPI communicators here.")
+        raise ConfigError(f"init(comm={comm!r}): ringcomm has no MPI communicators.")
     return comm
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Write from now on what every rank does; see :func:`ringcomm.start_timeline`.
+    """Start recording the operations of all ranks in a timeline file (Chrome trace format).
 
     Args:
-        file_path: written on rank 0's host.
-        mark_cycles: also mark when the engine takes up work.
+        file_path: path of the file, on rank 0's host.
+        mark_cycles: also mark the beginning of each engine cycle.
     """
     api.start_timeline(file_path, mark_cycles)
 
 
 def gloo_built() -> bool:
-    """True: scripts ask this to learn that nothing but the network is needed."""
+    """Whether Horovod's Gloo interface exists.
+
+    Returns:
+        True: ringcomm takes the place of Gloo, which needs nothing but the network.
+    """
     return True
 
 
 def gloo_enabled() -> bool:
-    """True, like :func:`gloo_built`."""
+    """Whether collectives run over the network without MPI.
+
+    Returns:
+        True.
+    """
     return True
 
 
 def mpi_built() -> bool:
-    """False: there is no MPI here."""
+    """Whether MPI support exists.
+
+    Returns:
+        False: ringcomm has no MPI.
+    """
     return False
 
 
 def mpi_enabled() -> bool:
-    """False: there is no MPI here."""
+    """Whether MPI is used.
+
+    Returns:
+        False: ringcomm has no MPI.
+    """
     return False
 
 
 def mpi_threads_supported() -> bool:
-    """False: there is no MPI here. (Collectives may be submitted from any thread nevertheless.)"""
+    """Whether MPI supports calls from several threads.
+
+    Returns:
+        False: ringcomm has no MPI. (Collectives can be submitted from any thread.)
+    """
     return False
 
 
 def nccl_built() -> int:
-    """0: there is no NCCL here."""
+    """The version of NCCL that collectives use.
+
+    Returns:
+        0: ringcomm has no NCCL.
+    """
     return 0
 
 
 def ddl_built() -> bool:
-    """False: there is no DDL here."""
+    """Whether DDL support exists.
+
+    Returns:
+        False: ringcomm has no DDL.
+    """
     return False
 
 
 def ccl_built() -> bool:
-    """False: there is no oneCCL here."""
+    """Whether oneCCL support exists.
+
+    Returns:
+        False: ringcomm has no oneCCL.
+    """
     return False
 
 
 def cuda_built() -> bool:
-    """False: nothing here is compiled. (Tensors on GPUs can be used; they travel through host memory.)"""
+    """Whether CUDA support was compiled in.
+
+    Returns:
+        False: ringcomm is pure Python. (Tensors on GPUs are copied through host memory.)
+    """
     return False
 
 
 def rocm_built() -> bool:
-    """False: nothing here is compiled."""
+    """Whether ROCm support was compiled in.
+
+    Returns:
+        False: ringcomm is pure Python.
+    """
     return False

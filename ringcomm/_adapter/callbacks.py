@@ -1,4 +1,4 @@
-"""What callbacks compute, without the framework that calls them."""
+"""Framework-independent computations of training callbacks: learning rate schedules, averaged metrics."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ class Schedule:
     """A learning rate as a function of the epoch.
 
     Args:
-        initial_lr: what the multiplier multiplies.
+        initial_lr: the learning rate that is multiplied.
         multiplier: a number, or a function of the epoch (with fractions unless ``staircase``).
-        start_epoch, end_epoch: it applies from the one on and before the other.
-        staircase: change it at the beginning of an epoch only, not with every batch.
-        steps_per_epoch: batches per epoch, needed without ``staircase``.
+        start_epoch: the first epoch in which the schedule applies.
+        end_epoch: the first epoch in which it does not apply any more; None: it applies to the end.
+        staircase: change the learning rate at the beginning of each epoch only, not with every batch.
+        steps_per_epoch: number of batches per epoch, needed without ``staircase``.
 
     Raises:
-        ConfigError: there is no initial learning rate.
+        ConfigError: ``initial_lr`` is None.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class Schedule:
         steps_per_epoch: Optional[int] = None,
     ) -> None:
         if initial_lr is None:
-            raise ConfigError("initial_lr is needed: the learning rate that the multiplier applies to.")
+            raise ConfigError("initial_lr is required: the learning rate that the multiplier applies to.")
         self.initial_lr = float(initial_lr)
         self.start_epoch = start_epoch
         self.end_epoch = end_epoch
@@ -47,10 +48,10 @@ class Schedule:
         self._multiplier = multiplier
 
     def rate(self, epoch: int, batch: int) -> Optional[float]:
-        """The learning rate for a batch; None if it stays what it is.
+        """The learning rate for a batch; None if it does not change.
 
         Raises:
-            ConfigError: nobody said how many batches an epoch has.
+            ConfigError: the number of batches per epoch is needed and not known.
         """
         if epoch < self.start_epoch or self.end_epoch is not None and epoch >= self.end_epoch:
             return None
@@ -60,7 +61,7 @@ class Schedule:
             return self.initial_lr * self._multiplier(epoch) if batch == 0 else None
         if not self.steps_per_epoch:
             raise ConfigError(
-                "steps_per_epoch is needed: it could not be found out how many batches there are."
+                "steps_per_epoch is required: Keras does not report the number of batches per epoch."
             )
         return self.initial_lr * self._multiplier(epoch + float(batch) / self.steps_per_epoch)
 
@@ -68,8 +69,8 @@ class Schedule:
 def warmup(size: int, warmup_epochs: float) -> Callable[[float], float]:
     """The multiplier that rises from 1/size to 1 over some epochs.
 
-    Training on many ranks starts with the learning rate of one, and ends up at ``initial_lr``, which is
-    that of one multiplied by their number (Goyal et al., "Accurate, Large Minibatch SGD", 2017).
+    Training starts with the learning rate of one rank and reaches ``initial_lr``, which is that of one rank
+    multiplied by the number of ranks (Goyal et al., "Accurate, Large Minibatch SGD", 2017).
     """
 
     def multiplier(epoch: float) -> float:
@@ -81,13 +82,13 @@ def warmup(size: int, warmup_epochs: float) -> Callable[[float], float]:
 
 
 def averaged(logs: Dict[str, Any], process_set: ProcessSet = global_process_set) -> Dict[str, float]:
-    """The averages over all ranks of what is a number among some metrics, in one operation."""
+    """The averages over all ranks of those metrics that are numbers, in one operation."""
     names = sorted(name for name, value in logs.items() if np.ndim(value) == 0 and _is_number(value))
     if not names or process_set.size() == 1:
         return {name: float(logs[name]) for name in names}
     values = np.array([float(logs[name]) for name in names], np.float64)
     how = graph_callbacks.average(process_set, ReduceOp.AVERAGE)
-    # The names are in the name: ranks with other metrics get an error, not another metric's average.
+    # The operation's name contains the metrics' names: ranks with different metrics get an error.
     operation = graph_callbacks.Allreduce(how, f"metrics: {', '.join(names)}")
     (means,) = graph_callbacks.Batch([operation]).run([values])
     return {name: float(mean) for name, mean in zip(names, means)}

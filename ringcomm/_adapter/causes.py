@@ -1,4 +1,4 @@
-"""Errors of callbacks: frameworks pass on their text inside an error of their own, but not the error."""
+"""Errors raised in graph callbacks: frameworks keep their text in an error of their own, not the object."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _KEPT = 32
 
 _lock = threading.Lock()
 _recorded: Deque[Tuple[Any, RingcommError]] = deque(maxlen=_KEPT)
-"""Each with a reference to the context in which it was raised."""
+"""Errors, each with a reference to the context in which it was raised."""
 
 
 def record_cause(error: RingcommError) -> None:
-    """Remember an error that a callback is about to raise. For any thread."""
+    """Remember an error that a callback is about to raise. May be called from any thread."""
     job = weakref.ref(api.context()) if api.is_initialized() else _no_job
     with _lock:
         _recorded.append((job, error))
 
 
 def cause_of(error: BaseException) -> Optional[RingcommError]:
-    """What made a callback fail, if that is what an error of the framework is about.
+    """The recorded error of a callback whose text a framework's error contains, or None.
 
-    Only errors of the present job count: what a program quotes of an earlier one has been dealt with. Of
-    several whose text is in the error it is the one with the longest.
+    Only errors of the present context are considered: an error that quotes an earlier context's has been
+    handled. If several texts are contained, the longest is chosen.
     """
     text = str(error)
     job = api.context() if api.is_initialized() else None

@@ -1,4 +1,4 @@
-"""Every so many steps of an optimizer: do all ranks still have the same parameters?"""
+"""Compares the parameters of all ranks every ``RINGCOMM_CHECK_EVERY`` optimizer steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Named = Sequence[Tuple[str, Any]]
 
 
 class StepCheck:
-    """Counts steps; where ``RINGCOMM_CHECK_EVERY`` says so, compares what all ranks hold then.
+    """Counts steps and compares the parameters of all ranks every ``RINGCOMM_CHECK_EVERY`` steps.
 
     Args:
         process_set: the ranks that train together.
@@ -23,13 +23,13 @@ class StepCheck:
         self._steps = 0
 
     def stepped(self, named: Callable[[], Named]) -> None:
-        """A step has been made.
+        """Count a step, and compare the parameters if it is time.
 
         Args:
-            named: gives all parameters as arrays, with names, in the same order on all ranks.
+            named: returns all parameters as pairs (name, array), in the same order on all ranks.
 
         Raises:
-            DesyncError: they differ.
+            DesyncError: they differ between ranks.
         """
         context = api.context()
         every = context.settings.check_every

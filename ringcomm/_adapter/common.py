@@ -1,4 +1,4 @@
-"""What every adapter offers under the same name, whatever its framework."""
+"""The names that every adapter exports."""
 
 from ..api import (
     cross_rank,

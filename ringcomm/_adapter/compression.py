@@ -1,25 +1,25 @@
-"""Tensors in fewer bytes: what ``compression=`` takes, the same for every framework."""
+"""The compressors for ``compression=``, for every framework."""
 
 from __future__ import annotations
 
 from typing import Any, Callable, List, Optional, Tuple, Type
 
 WIRE_DTYPES = {"none": None, "fp16": "float16", "bf16": "bfloat16"}
-"""The compressions that exist, and what numbers become on the way."""
+"""The dtype in which floating-point numbers are sent, by the name of the compression."""
 
 _WIDE = ("float32", "float64")
 
 
 def wire_dtype(compression: str, dtype: str) -> Optional[str]:
-    """As what elements of a type travel; None if they stay what they are.
+    """The dtype in which elements of a dtype are sent; None: their own.
 
-    Only floating-point numbers are made smaller, and only to something smaller.
+    Only float32 and float64 are converted.
     """
     return WIRE_DTYPES[compression] if dtype in _WIDE else None
 
 
 def dtype_name(tensor: Any) -> str:
-    """The name of a tensor's element type, as NumPy has it."""
+    """NumPy's name of a tensor's dtype."""
     dtype = tensor.dtype
     return str(getattr(dtype, "name", None) or str(dtype).rpartition(".")[2])
 
@@ -30,9 +30,9 @@ _casts: List[Tuple[type, Cast]] = []
 
 
 def register_cast(kind: type, cast: Cast) -> None:
-    """Tell how tensors of a kind are changed to another element type, named or their framework's own.
+    """Register the function that converts tensors of a class to another dtype, given by name or object.
 
-    Those of other kinds have a method ``astype()``, as NumPy's do.
+    Tensors of unregistered classes must have a method ``astype()``, as NumPy's arrays do.
     """
     _casts.append((kind, cast))
 
@@ -45,50 +45,86 @@ def _cast(tensor: Any, dtype: Any) -> Any:
 
 
 class Compressor:
-    """How a tensor travels. Derive from it for a way of your own."""
+    """Base class of compressors, which convert a tensor before it is sent and back after it was received."""
 
     @classmethod
     def compress(cls, tensor: Any) -> Tuple[Any, Any]:
-        """What is to travel, and what :meth:`decompress` needs to know."""
+        """Compress a tensor.
+
+        Args:
+            tensor: a tensor of the adapter's framework.
+
+        Returns:
+            the tensor to send, and a context for :meth:`decompress`.
+        """
         raise NotImplementedError
 
     @classmethod
     def decompress(cls, tensor: Any, ctx: Any) -> Any:
-        """The tensor again, from what has travelled."""
+        """Restore a tensor from the reduced compressed one.
+
+        Args:
+            tensor: the received tensor.
+            ctx: the context from :meth:`compress`.
+
+        Returns:
+            the tensor with its original dtype.
+        """
         raise NotImplementedError
 
 
 class NoneCompressor(Compressor):
-    """Tensors travel as they are."""
+    """Sends tensors in their own dtype."""
 
     kind = "none"
 
     @classmethod
     def compress(cls, tensor: Any) -> Tuple[Any, Any]:
-        """See :meth:`Compressor.compress`."""
+        """Convert a float32 or float64 tensor to this compressor's dtype, if it has one.
+
+        Args:
+            tensor: a tensor of the adapter's framework.
+
+        Returns:
+            the tensor to send, and its original dtype, or None if it was not converted.
+        """
         smaller = wire_dtype(cls.kind, dtype_name(tensor))
         return (tensor, None) if smaller is None else (_cast(tensor, smaller), tensor.dtype)
 
     @classmethod
     def decompress(cls, tensor: Any, ctx: Any) -> Any:
-        """See :meth:`Compressor.decompress`."""
+        """Convert a tensor back to its original dtype.
+
+        Args:
+            tensor: the received tensor.
+            ctx: the original dtype, or None.
+
+        Returns:
+            the tensor with its original dtype.
+        """
         return tensor if ctx is None else _cast(tensor, ctx)
 
 
 class FP16Compressor(NoneCompressor):
-    """Floating-point numbers travel as float16: 11 bits precise, up to 65504."""
+    """Sends float32 and float64 as float16: 11 bits of precision, largest value 65504."""
 
     kind = "fp16"
 
 
 class BF16Compressor(NoneCompressor):
-    """Floating-point numbers travel as bfloat16: 8 bits precise, as large as float32."""
+    """Sends float32 and float64 as bfloat16: 8 bits of precision, the range of float32."""
 
     kind = "bf16"
 
 
 class Compression:
-    """The compressions that exist."""
+    """The compressors for ``compression=``.
+
+    Attributes:
+        none: sends tensors in their own dtype.
+        fp16: sends float32 and float64 as float16.
+        bf16: sends float32 and float64 as bfloat16.
+    """
 
     none = NoneCompressor
     fp16 = FP16Compressor
@@ -96,5 +132,5 @@ class Compression:
 
 
 def is_elementwise(compression: Type[Any]) -> bool:
-    """Whether it may be applied to several tensors side by side: whether it is one of ours."""
+    """Whether a compressor can be applied to several concatenated tensors: true for ringcomm's own."""
     return compression in (NoneCompressor, FP16Compressor, BF16Compressor)

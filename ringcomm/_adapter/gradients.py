@@ -1,6 +1,6 @@
-"""Gradients on their way to being reduced: which travel together, and when they are ready.
+"""Gradient buckets: which gradients are reduced together, and when a bucket is complete.
 
-Parameters are known by their numbers here, in the order in which the optimizer has them.
+Parameters are identified by their indices, in the order of the optimizer.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from ..ops import ReduceOp
 from ..process_set import ProcessSet
 
 FIRST_BYTES = 1 << 20
-"""Size of the bucket that is ready first: it should leave early, while most of the pass is still to come."""
+"""Size of the bucket that is complete first: its reduction should start early in the backward pass."""
 BUCKET_BYTES = 8 << 20
-"""Size of the others: large enough to use the network well, small enough that several overlap."""
+"""Size of the other buckets: large enough to use the network well, small enough that several overlap."""
 
 
 class Reduction(NamedTuple):
-    """How gradients become one."""
+    """The parameters of a reduction: op, factors and process set."""
 
     op: ReduceOp
     prescale: float
@@ -28,11 +28,11 @@ class Reduction(NamedTuple):
 
 
 class Gradient(NamedTuple):
-    """What decides about a gradient's bucket.
+    """The properties of a gradient that determine its bucket.
 
     Attributes:
-        nbytes: its size.
-        kind: element type and device; only gradients of one kind can lie side by side.
+        nbytes: size in bytes.
+        kind: dtype and device; all gradients of a bucket are of one kind.
     """
 
     nbytes: int
@@ -42,9 +42,9 @@ class Gradient(NamedTuple):
 def plan_buckets(
     gradients: Sequence[Gradient], first_bytes: int = FIRST_BYTES, bucket_bytes: int = BUCKET_BYTES
 ) -> List[List[int]]:
-    """Divide gradients into buckets, in the order in which a backward pass produces them: last first.
+    """Divide gradients into buckets, in the order in which a backward pass computes them: last first.
 
-    It depends on nothing but the arguments, so all ranks get the same.
+    The result depends on the arguments only, so it is the same on all ranks.
     """
     buckets: List[List[int]] = []
     open_buckets: Dict[Hashable, List[int]] = {}
@@ -65,10 +65,10 @@ Groups = Union[int, Sequence[Sequence[Any]], None]
 
 
 def chosen_groups(groups: Groups, num_groups: int, parameter_type: type) -> Groups:
-    """The caller's own division, checked.
+    """Check the caller's ``groups`` or ``num_groups``.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: ``groups`` is neither a positive number nor lists of distinct parameters.
     """
     if groups is None:
         groups = num_groups or None
@@ -92,7 +92,7 @@ def chosen_groups(groups: Groups, num_groups: int, parameter_type: type) -> Grou
 
 
 def plan_groups(parameters: Sequence[Any], groups: Union[int, Sequence[Sequence[Any]]]) -> List[List[int]]:
-    """Buckets as the caller wants them; parameters in no group are alone."""
+    """Divide parameters into the caller's groups; a parameter in no group gets a bucket of its own."""
     count = len(parameters)
     order = list(reversed(range(count)))
     if isinstance(groups, int):
@@ -112,11 +112,11 @@ def names_of(
 
     Args:
         groups: the optimizer's parameters, by parameter group.
-        named: pairs of names and parameters, as the caller gives them, or None.
+        named: the caller's pairs (name, parameter), or None.
         everything_named: whether parameters without a name are an error.
 
     Raises:
-        ConfigError: they are no such pairs, a name stands twice, or a parameter has none.
+        ConfigError: ``named`` has other items than pairs, a name occurs twice, or a parameter has no name.
     """
     own = {
         id(item): f"noname.{number}.{place}"
@@ -148,25 +148,25 @@ def names_of(
 
 
 def bucket_name(names: Sequence[str], shapes: Sequence[Sequence[int]]) -> str:
-    """What a bucket is called among the ranks, like ``b[10]..w[8, 10] (4 tensors, 1a2b3c4d)``.
+    """The name of a bucket's operation, for example ``b[10]..w[8, 10] (4 tensors, 1a2b3c4d)``.
 
-    Another content gives another name. With the shapes, ranks whose models differ see where: mostly it is
-    the layer at one end.
+    The checksum of names and shapes makes ranks with different models fail with a mismatch. The first and the
+    last shape are in the text because models mostly differ in a layer at one end.
     """
     if len(names) == 1:
         return names[0]
     content = [(name, [int(length) for length in shape]) for name, shape in zip(names, shapes)]
     (first, first_shape), *_, (last, last_shape) = content
-    mark = zlib.crc32(repr(content).encode())
-    return f"{first}{first_shape}..{last}{last_shape} ({len(names)} tensors, {mark:08x})"
+    checksum = zlib.crc32(repr(content).encode())
+    return f"{first}{first_shape}..{last}{last_shape} ({len(names)} tensors, {checksum:08x})"
 
 
 class Arrivals:
-    """Which gradients have been computed since the last step.
+    """Tracks which gradients have been computed since the last step.
 
     Args:
-        buckets: numbers of the parameters in each bucket.
-        passes: how many backward passes go into one step.
+        buckets: indices of the parameters in each bucket.
+        passes: number of backward passes per step.
     """
 
     def __init__(self, buckets: Sequence[Sequence[int]], passes: int = 1) -> None:
@@ -177,7 +177,7 @@ class Arrivals:
         self.reset()
 
     def reset(self, passes: Optional[int] = None) -> None:
-        """A step has been made; from now on with another number of passes if one is given."""
+        """Start the next step, with another number of passes if one is given."""
         if passes is not None:
             self.passes = passes
         self.started = False
@@ -185,10 +185,13 @@ class Arrivals:
         self._missing = list(self._sizes)
 
     def arrived(self, index: int) -> Optional[int]:
-        """A backward pass has computed a gradient; the number of the bucket that this completes, if any.
+        """Record that a backward pass has computed a gradient.
+
+        Returns:
+            the index of the bucket that this completes, or None.
 
         Raises:
-            AssertionError: there were more passes than announced.
+            AssertionError: there were more than ``passes`` backward passes.
         """
         left = self._passes_left[index]
         if left <= 0:
@@ -200,7 +203,7 @@ class Arrivals:
         self._passes_left[index] = left - 1
         if left > 1:
             return None
-        return self._less(self._bucket_of[index])
+        return self._decrement(self._bucket_of[index])
 
     def complete(self, index: int) -> bool:
         """Whether all passes have computed this gradient."""
@@ -211,26 +214,26 @@ class Arrivals:
         return self._bucket_of[index]
 
     def alone(self, index: int) -> Optional[int]:
-        """Take a gradient that has not arrived out of its bucket, into a new one of its own.
+        """Move a gradient that has not been computed from its bucket to a new bucket of its own.
 
         Returns:
-            the bucket that it leaves if nothing is missing there any more and something is left in it.
+            the index of its former bucket if that is now complete and not empty, else None.
         """
         old = self._bucket_of[index]
         self._bucket_of[index] = len(self._sizes)
         self._sizes.append(1)
         self._missing.append(1)
         self._sizes[old] -= 1
-        return self._less(old) if self._sizes[old] else None
+        return self._decrement(old) if self._sizes[old] else None
 
     def extend(self, indices: Sequence[int]) -> None:
-        """More gradients, which form a bucket of their own."""
+        """Add gradients, which form a new bucket."""
         for index in indices:
             self._bucket_of[index] = len(self._sizes)
             self._passes_left[index] = self.passes
         self._sizes.append(len(indices))
         self._missing.append(len(indices))
 
-    def _less(self, bucket: int) -> Optional[int]:
+    def _decrement(self, bucket: int) -> Optional[int]:
         self._missing[bucket] -= 1
         return None if self._missing[bucket] else bucket

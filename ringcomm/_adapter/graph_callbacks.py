@@ -1,14 +1,14 @@
-"""Collectives on NumPy arrays, as frameworks call them back from their graphs.
+"""Collectives on NumPy arrays, for callbacks from the graphs of frameworks.
 
-**No deadlock by order.** A framework that runs a graph may run what is independent in any order, on as
-few threads as it likes: two callbacks that each wait for another rank can hold the only threads of two
-ranks for ever, each waiting for what the other has not come to yet. Three things prevent that here:
+**Deadlock avoidance.** A framework may execute independent nodes of a graph in any order, on few threads. Two
+callbacks that each block for another rank can occupy the only threads of two ranks for ever, if each waits
+for an operation that the other rank has not submitted. This module prevents it as follows:
 
-1. A :class:`Batch` submits *all* of its operations before it waits for any. A step's gradients are one.
-2. Operations are matched by name, so submitting them in another order than other ranks does no harm.
-3. :meth:`Batch.start` only submits, and never waits for another rank; :meth:`Batch.finish` waits. Where a
+1. A :class:`Batch` submits *all* of its operations before it waits for any. A step's gradients are one batch.
+2. Operations are matched by name, so ranks may submit them in different orders.
+3. :meth:`Batch.start` only submits and never waits for another rank; :meth:`Batch.finish` waits. Where a
    graph has several batches without an order between them, an adapter makes two callbacks of each, and
-   must see to it that those that wait do not take the threads that those that start need.
+   must ensure that waiting callbacks do not occupy the threads that submitting callbacks need.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from .gradients import Reduction
 
 
 class Allreduce(NamedTuple):
-    """Reduces so many arrays together, all of them or none."""
+    """Reduces ``inputs`` arrays in one operation."""
 
     how: Reduction
     name: Optional[str] = None
     inputs: int = 1
 
     def start(self, arrays: Sequence[Array], urgent: bool = False) -> Handle:
-        """Submit it; the handle gives new arrays."""
+        """Submit it; the handle returns new arrays."""
         flats, shapes = _side_by_side(arrays)
         return api.context().engine.allreduce(
             flats, self.how.op, wire_name("allreduce", self.name), shapes, self.how.prescale,
@@ -49,14 +49,14 @@ class Allreduce(NamedTuple):
 
 
 class Reducescatter(NamedTuple):
-    """Reduces arrays, of which every rank gets its rows."""
+    """Reduces arrays; every rank gets its part of the rows."""
 
     how: Reduction
     name: Optional[str] = None
     inputs: int = 1
 
     def start(self, arrays: Sequence[Array], urgent: bool = False) -> Handle:
-        """Submit it; the handle gives new arrays."""
+        """Submit it; the handle returns new arrays."""
         flats, shapes = _side_by_side(arrays)
         return api.context().engine.reducescatter(
             flats, shapes, self.how.op, wire_name("reducescatter", self.name), self.how.prescale,
@@ -65,14 +65,14 @@ class Reducescatter(NamedTuple):
 
 
 class Allgather(NamedTuple):
-    """Collects everybody's rows of each array."""
+    """Concatenates the rows of all ranks, for each array."""
 
     process_set: ProcessSet
     name: Optional[str] = None
     inputs: int = 1
 
     def start(self, arrays: Sequence[Array], urgent: bool = False) -> Handle:
-        """Submit it; the handle gives new arrays."""
+        """Submit it; the handle returns new arrays."""
         pairs = [flat_copy(array) for array in arrays]
         return api.context().engine.allgather(
             [flat for flat, _ in pairs], [shape for _, shape in pairs], wire_name("allgather", self.name),
@@ -81,7 +81,7 @@ class Allgather(NamedTuple):
 
 
 class Broadcast(NamedTuple):
-    """Gives all ranks the root's arrays."""
+    """Sends the root's arrays to all ranks."""
 
     root_rank: int
     process_set: ProcessSet
@@ -89,7 +89,7 @@ class Broadcast(NamedTuple):
     inputs: int = 1
 
     def start(self, arrays: Sequence[Array], urgent: bool = False) -> Handle:
-        """Submit it; the handle gives new arrays."""
+        """Submit it; the handle returns new arrays."""
         flats, shapes = _side_by_side(arrays)
         return api.context().engine.broadcast(
             flats, self.root_rank, wire_name("broadcast", self.name), shapes, number_of(self.process_set),
@@ -98,14 +98,14 @@ class Broadcast(NamedTuple):
 
 
 class Alltoall(NamedTuple):
-    """Sends rows to everybody. The second input says how many to each; empty for equally many."""
+    """Sends rows to every rank. The second input is their number by rank; empty: the same number for each."""
 
     process_set: ProcessSet
     name: Optional[str] = None
     inputs: int = 2
 
     def start(self, arrays: Sequence[Array], urgent: bool = False) -> Handle:
-        """Submit it; the handle gives the received rows, and how many came from whom (int32)."""
+        """Submit it; the handle returns the received rows and their number by source rank (int32)."""
         flat, shape = flat_copy(arrays[0])
         splits = np.asarray(arrays[1])
         engine = api.context().engine
@@ -120,14 +120,14 @@ class Alltoall(NamedTuple):
 
 
 class Barrier(NamedTuple):
-    """Done once all ranks have come to it."""
+    """Completes once all ranks have submitted it."""
 
     process_set: ProcessSet
     name: Optional[str] = None
     inputs: int = 0
 
     def start(self, arrays: Sequence[Array], urgent: bool = False) -> Handle:
-        """Submit it; the handle gives nothing."""
+        """Submit it; the handle returns None."""
         engine = api.context().engine
         return engine.barrier(wire_name("barrier", self.name), number_of(self.process_set), urgent)
 
@@ -136,10 +136,10 @@ Operation = Union[Allreduce, Reducescatter, Allgather, Broadcast, Alltoall, Barr
 
 
 def check_sets(operations: Sequence[Operation]) -> None:
-    """See that there are the process sets that operations name, before a graph has them in it.
+    """Check that the process sets of operations exist, before the operations are added to a graph.
 
     Raises:
-        UnknownProcessSetError: one of them is not registered.
+        UnknownProcessSetError: a process set is not registered.
     """
     for operation in operations:
         if isinstance(operation, (Allreduce, Reducescatter)):
@@ -150,10 +150,10 @@ def check_sets(operations: Sequence[Operation]) -> None:
 
 
 class Batch:
-    """Operations that a rank submits all at once.
+    """Operations that a rank submits together.
 
     Args:
-        operations: each takes its number of inputs.
+        operations: each takes its ``inputs`` of the arrays, in order.
     """
 
     def __init__(self, operations: Sequence[Operation]) -> None:
@@ -164,15 +164,15 @@ class Batch:
         self._lock = threading.Lock()
 
     def run(self, arrays: Sequence[Any]) -> List[Array]:
-        """Submit all operations, then wait for all; their results one after another.
+        """Submit all operations, then wait for all; returns their results in order.
 
         Raises:
-            RingcommError: something failed; what could be finished is finished.
+            RingcommError: an operation failed; it is raised after all operations have ended.
         """
         return self._wait(self._submit(arrays, urgent=True))
 
     def start(self, arrays: Sequence[Any]) -> int:
-        """Submit all operations; a number for :meth:`finish`. Waits for no other rank's next step."""
+        """Submit all operations and return a number for :meth:`finish`. Does not wait for other ranks."""
         handles = self._submit(arrays, urgent=False)
         with self._lock:
             number = next(self._numbers)
@@ -180,18 +180,18 @@ class Batch:
         return number
 
     def finish(self, number: int) -> List[Array]:
-        """Wait for what :meth:`start` has submitted; the results one after another."""
+        """Wait for the operations of a :meth:`start`; returns their results in order."""
         with self._lock:
             handles = self._started.pop(int(number))
         for handle in handles:
-            # Not wait(): that may conclude from all threads waiting that nothing more will be started.
-            # Here the framework's own threads may be computing what comes next.
+            # Not wait(): it reports a deadlock when all Python threads wait, but the framework's own threads
+            # may be computing the input of the next operation.
             handle.block(None)
         return self._wait(handles)
 
     def _submit(self, arrays: Sequence[Any], urgent: bool) -> List[Handle]:
-        # The same part of a graph may come round again before its last round is over, and a name can
-        # be in use only once. The last round was submitted, so it ends.
+        # A framework may run this batch again before its last run has ended, and a name can be in use only
+        # once. The last run was submitted, so it ends.
         for handle in self._latest:
             handle.block(None)
         handles: List[Handle] = []
@@ -224,30 +224,30 @@ class Batch:
 
 
 def _side_by_side(arrays: Sequence[Array]) -> Tuple[List[Array], List[Tuple[int, ...]]]:
-    """Flat copies of arrays, those of one type next to each other in memory, and the shapes.
+    """Flat copies of arrays, contiguous in memory per dtype, and the shapes.
 
-    The engine reduces neighbours as one, without packing them first. The arrays that a graph passes to
-    a callback belong to the framework, so they must be copied in any case.
+    The engine reduces contiguous arrays as one without packing them. The arrays that a graph passes to a
+    callback belong to the framework, so they must be copied in any case.
     """
     if len(arrays) == 1:
         flat, shape = flat_copy(arrays[0])
         return [flat], [shape]
     pairs = [flat_view(array) for array in arrays]
-    room = {
+    buffers = {
         dtype: np.empty(sum(flat.size for flat, _ in pairs if flat.dtype == dtype), dtype)
         for dtype in {flat.dtype for flat, _ in pairs}
     }
-    taken = dict.fromkeys(room, 0)
+    filled = dict.fromkeys(buffers, 0)
     flats = []
     for flat, _ in pairs:
-        start = taken[flat.dtype]
-        taken[flat.dtype] = stop = start + flat.size
-        target = room[flat.dtype][start:stop]
+        start = filled[flat.dtype]
+        filled[flat.dtype] = stop = start + flat.size
+        target = buffers[flat.dtype][start:stop]
         target[:] = flat
         flats.append(target)
     return flats, [shape for _, shape in pairs]
 
 
 def average(process_set: ProcessSet, op: ReduceOp = ReduceOp.AVERAGE) -> Reduction:
-    """A plain reduction, without factors."""
+    """A reduction without factors, by default an average."""
     return Reduction(op, 1.0, 1.0, process_set)

@@ -1,4 +1,4 @@
-"""The object through which Horovod's own modules ask about a process and its job."""
+"""The object from which Horovod's own modules read rank, size and the like (``_basics``)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from . import common
 
 
 class HorovodBasics:
-    """What every adapter offers about a process and its job, as attributes of one object.
+    """The functions that every adapter exports (``rank()``, ``size()``, ...), as attributes of one object.
 
     Args:
-        pkg_path, args: without effect; in Horovod they name a compiled library.
+        pkg_path: no effect; in Horovod it names a compiled library.
+        args: no effect.
     """
 
     def __init__(self, pkg_path: str = "", *args: Any) -> None:
-        """Takes Horovod's arguments."""
+        """Accept Horovod's arguments."""
 
     def __getattr__(self, name: str) -> Any:
         if name in common.__all__:

@@ -1,4 +1,4 @@
-"""What variables are called among the ranks."""
+"""Names of variables by which the ranks match operations."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ _COUNTED = re.compile(r"_\d+(?=/|$)")
 
 
 def variable_name(variable: Any) -> str:
-    """What a variable is called, without the numbers that frameworks append to names in use already.
+    """A variable's name without the numbers that frameworks append to make names unique.
 
-    A rank that has made another model before has other numbers than the rest.
+    On a rank that has created another model before, those numbers differ from the other ranks'.
     """
     name = getattr(variable, "path", None) or getattr(variable, "name", None) or "variable"
     return _COUNTED.sub("", str(name).replace(":0", ""))
 
 
 def group_name(variables: Sequence[Any], scope: str) -> str:
-    """What an operation on the gradients of all of these variables is called."""
+    """The name of one operation on the gradients of all given variables."""
     names = [variable_name(variable) for variable in variables]
     shapes = [tuple(-1 if length is None else int(length) for length in item.shape) for item in variables]
     return f"{scope}/{bucket_name(names, shapes)}"

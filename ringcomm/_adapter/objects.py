@@ -1,4 +1,4 @@
-"""Python objects among the ranks of a process set, by name, over the engine."""
+"""Broadcast and allgather of Python objects among the ranks of a process set, by the engine."""
 
 from __future__ import annotations
 
@@ -7,24 +7,32 @@ from typing import Any, List, Optional
 import numpy as np
 
 from .. import api
+from ..docstrings import documented
 from ..engine.engine import Engine
 from ..process_set import ProcessSet, number_of
 from .arguments import wire_name
 
 
+@documented
 def broadcast_object(
     obj: Any = None,
     root_rank: int = 0,
     name: Optional[str] = None,
     process_set: Optional[ProcessSet] = None,
 ) -> Any:
-    """Send any object (pickled by cloudpickle) from the root to all; what others pass is ignored.
+    """Send a Python object from the root to all ranks, pickled by cloudpickle.
 
     Args:
-        root_rank: a rank of the job, which must belong to the process set.
+        obj: the object; used on the root only.
+        root_rank: the rank (of the job, not of the process set) that sends; a member of the process set.
+        {name}
+        {process_set}
 
     Returns:
-        the root's own object on the root, an equal copy elsewhere.
+        on the root the object itself, on all other ranks an equal copy.
+
+    Raises:
+        PeerLostError: a rank was lost.
     """
     context = api.context()
     engine, objects = context.engine, context.objects
@@ -41,10 +49,23 @@ def broadcast_object(
     return obj if root else objects.unpack(data, root_rank, "broadcast_object", matched)
 
 
+@documented
 def allgather_object(
     obj: Any, name: Optional[str] = None, process_set: Optional[ProcessSet] = None
 ) -> List[Any]:
-    """Collect any object (pickled by cloudpickle) from every rank: a list in rank order."""
+    """Collect one Python object from every rank, pickled by cloudpickle.
+
+    Args:
+        obj: this rank's object.
+        {name}
+        {process_set}
+
+    Returns:
+        the objects of all ranks, in rank order, the same list on every rank.
+
+    Raises:
+        PeerLostError: a rank was lost.
+    """
     context = api.context()
     engine, objects = context.engine, context.objects
     number = number_of(process_set)

@@ -1,4 +1,4 @@
-"""Nested state taken apart into what travels as arrays and the rest, and put together again."""
+"""Splits nested state into its arrays and the remaining structure, and joins them again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, Callable, List, NamedTuple, Sequence, Tuple
 
 
 class Leaf(NamedTuple):
-    """Stands for the array with this number."""
+    """Placeholder for the array with this index."""
 
     number: int
 
@@ -29,7 +29,7 @@ def take_apart(tree: Any, is_array: Callable[[Any], bool]) -> Tuple[Any, List[An
 
 
 def put_together(tree: Any, arrays: Sequence[Any]) -> Any:
-    """The opposite of :func:`take_apart`."""
+    """The inverse of :func:`take_apart`: the structure with its arrays."""
     if isinstance(tree, Leaf):
         return arrays[tree.number]
     if isinstance(tree, dict):

@@ -1,1 +1,1 @@
-"""What ``ringcomm.tensorflow`` and ``ringcomm.keras`` share: collectives in TensorFlow, and gradients."""
+"""Code shared by ``ringcomm.tensorflow`` and ``ringcomm.keras``: collectives and gradient reduction."""

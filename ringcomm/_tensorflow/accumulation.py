@@ -1,4 +1,4 @@
-"""Adds up the gradients of several batches before a step is made, eagerly and in ``tf.function``."""
+"""Sums the gradients of several batches before each optimizer step, in eager mode and ``tf.function``."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class Accumulator:
     """The sums of gradients since the last step, one for each variable.
 
     Args:
-        passes: how many batches make a step.
+        passes: number of batches per step.
         average: divide the sums by that number.
-        sparse_as_dense: whether ``tf.IndexedSlices`` are taken, as dense tensors.
+        sparse_as_dense: convert ``tf.IndexedSlices`` to dense tensors; otherwise they are refused.
 
     Attributes:
-        counter: how many batches the sums have, from 0 to ``passes - 1`` between two calls.
+        counter: number of batches in the sums, from 0 to ``passes - 1`` between two calls.
     """
 
     def __init__(self, passes: int, average: bool, sparse_as_dense: bool) -> None:
@@ -32,12 +32,12 @@ class Accumulator:
             self.counter = tf.Variable(0, trainable=False, dtype=tf.int64)
 
     def step(self, pairs: Pairs, apply: Callable[[Pairs], Any], otherwise: Callable[[], Any]) -> None:
-        """Add gradients; if these are the last of a step, apply the sums and start again from zero.
+        """Add gradients; if these are the last of a step, apply the sums and reset them to zero.
 
         Args:
-            pairs: gradients with their variables.
-            apply: is given the sums with their variables.
-            otherwise: called where no step is made.
+            pairs: pairs (gradient, variable).
+            apply: called with pairs (sum, variable) to make a step.
+            otherwise: called if no step is made.
 
         Raises:
             ConfigError: a gradient is sparse, and ``sparse_as_dense`` is False.
@@ -64,7 +64,7 @@ class Accumulator:
     def _dense(self, gradient: Any) -> Any:
         if isinstance(gradient, tf.IndexedSlices) and not self._sparse_as_dense:
             raise ConfigError(
-                "backward_passes_per_step adds up dense gradients only; this one is tf.IndexedSlices: use "
+                "backward_passes_per_step sums dense gradients only; this one is tf.IndexedSlices: use "
                 "sparse_as_dense=True."
             )
         return tf.convert_to_tensor(gradient)

@@ -1,19 +1,19 @@
-"""Runs collectives on NumPy arrays from TensorFlow: eagerly, in ``tf.function``, and in graphs of version 1.
+"""Runs collectives on NumPy arrays from TensorFlow: in eager mode, ``tf.function`` and TensorFlow 1 graphs.
 
-What has to be run is a :class:`~ringcomm._adapter.graph_callbacks.Batch`, and how depends on where:
+How a :class:`~ringcomm._adapter.graph_callbacks.Batch` is run depends on the mode:
 
-Eagerly it is called.
+In eager mode it is called.
 
 In a ``tf.function`` it is one stateful ``tf.numpy_function``. TensorFlow runs those in program order, one
 at a time, so all ranks run the same ones in the same order.
 
-In a graph of version 1 there is no order, and a callback that waits holds one of a few threads (the
-inter-op pool, by default as many as the machine has cores). With two threads and three allreduces, one
-rank may wait for the first two while the other waits for the last two: for ever. So a batch is two
-callbacks there. The first only submits, and holds no thread. The second waits, and does so on a thread of
-its own: it is the only step of a data set of one element, and TensorFlow gives the computation of an
-element (``get_single_element``) a thread that is not the pool's. Thus every callback that submits
-gets its turn, whatever waits, and what all ranks have submitted is done in the end.
+In a TensorFlow 1 graph there is no order, and a waiting callback occupies one of a few threads (the inter-op
+pool, by default as many as the machine has cores). With two threads and three allreduces, one rank may wait
+for the first two and another for the last two: a deadlock. A batch is therefore two callbacks there. The
+first only submits and does not block. The second waits, on a thread of its own: it is the only map step of a
+``tf.data`` dataset of one element, and TensorFlow computes that element (``get_single_element``) on a thread
+outside the pool. Every submitting callback can run while others wait, so every operation that all ranks have
+submitted completes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..errors import ConfigError, HorovodInternalError, Misuse, RingcommError
 
 try:
     from tensorflow.python.eager.record import could_possibly_record as _is_recorded
-except ImportError:  # it is not in TensorFlow's public interface
+except ImportError:  # not part of TensorFlow's public interface
 
     def _is_recorded() -> bool:
         return True
@@ -45,12 +45,13 @@ def run(
     """Run collectives, all submitted before any is waited for.
 
     Args:
-        operations: what to do.
-        inputs: tensors for all of them.
-        dtypes, shapes: of the results; None stands for a length that is not known beforehand.
+        operations: the collectives.
+        inputs: the input tensors of all operations, in order.
+        dtypes: of the results.
+        shapes: of the results; None for a length that is unknown when the graph is built.
 
     Returns:
-        the results of all of them, one after another.
+        the results of all operations, in order.
     """
     batch = Batch(operations)
     if tf.executing_eagerly():
@@ -58,7 +59,7 @@ def run(
     try:
         check_sets(operations)
     except UnknownProcessSetError as error:
-        # AutoGraph passes on plain errors of Python only; of others it makes an error of its own.
+        # AutoGraph re-raises built-in errors of Python only; it replaces others by an error of its own.
         raise ValueError(str(error)) from error
     if tf.inside_function():
         call = _reporting(lambda *arrays: batch.run(arrays), dtypes)
@@ -71,10 +72,10 @@ def run(
 
 
 def differentiable(forward: Callable[..., Any], inputs: Sequence[Any]) -> Any:
-    """The results of a function that also gives its gradient's; see ``tf.custom_gradient``.
+    """Apply ``tf.custom_gradient`` to a function and call it.
 
-    Without a tape that might ask for gradients it is called alone: what TensorFlow does around it takes as
-    long as a small collective.
+    If no tape records, the function is called directly: ``tf.custom_gradient`` takes as long as a small
+    collective.
     """
     if tf.executing_eagerly() and not _is_recorded():
         outputs, _ = forward(*inputs)
@@ -83,10 +84,10 @@ def differentiable(forward: Callable[..., Any], inputs: Sequence[Any]) -> Any:
 
 
 def unique_name(name: str) -> str:
-    """The name, with a number behind it if this graph has it already.
+    """The name, with a number appended if this graph has it already.
 
-    Not by the graph's own ``unique_name()``: that puts the scope before it, of which the number depends
-    on what has been built before, which need not be in the same order on all ranks.
+    The graph's own ``unique_name()`` is not used: it prepends the name scope, whose number depends on what
+    was built before, which may be in different orders on the ranks.
     """
     if tf.executing_eagerly():
         return name
@@ -99,9 +100,9 @@ _taken: weakref.WeakKeyDictionary[Any, Dict[str, int]] = weakref.WeakKeyDictiona
 
 
 def name_of(name: Optional[str], kind: str, tensors: Sequence[Any]) -> Optional[str]:
-    """What an operation is called: as the caller says, or by its place in the graph.
+    """An operation's name: the caller's, or one from its place in the graph.
 
-    Without a graph nothing has a name, and what has none is matched by its order.
+    In eager mode an operation without the caller's name has none; it is matched by its order.
     """
     if name is not None or tf.executing_eagerly():
         return name
@@ -120,9 +121,9 @@ def _run_eagerly(batch: Batch, inputs: Sequence[Any], dtypes: Sequence[Any]) -> 
 def _array(tensor: Any) -> Any:
     if tensor.dtype == tf.string:
         raise ConfigError(
-            "tensors of strings cannot be sent; there are broadcast_object and allgather_object."
+            "collectives do not support tf.string tensors; use broadcast_object or allgather_object."
         )
-    # Its own memory, where .numpy() would copy; but a number has no memory that NumPy takes.
+    # np.asarray() shares the tensor's memory, .numpy() copies; a scalar has no buffer to share.
     return np.asarray(tensor) if tensor.shape.rank else tensor.numpy()
 
 
@@ -135,7 +136,7 @@ def _run_in_graph(batch: Batch, inputs: Sequence[Any], dtypes: Sequence[Any]) ->
         return tuple(tf.numpy_function(_reporting(batch.finish, dtypes), [number], [tf.string, *dtypes]))
 
     options = tf.data.Options()
-    # The step itself shall not go to the pool either.
+    # The map step itself must not run in the inter-op pool either.
     options.threading.private_threadpool_size = 1
     options.autotune.enabled = False
     element = tf.data.Dataset.from_tensors(token).map(step).with_options(options).get_single_element()
@@ -148,10 +149,11 @@ _NO_ERROR = b"/dev/null"
 
 
 def _reporting(call: Callable[..., List[Any]], dtypes: Sequence[Any]) -> Callable[..., List[Any]]:
-    """A callback that gives one result more, before the others: a path for :func:`_checked`.
+    """A callback with one more result, before the others: a path for :func:`_checked`.
 
-    Whatever a callback raises becomes UnknownError, or InvalidArgumentError if it is a ValueError. Programs
-    expect FailedPreconditionError where ranks disagree, so that is passed on as a result.
+    TensorFlow turns every error of a callback into UnknownError, or InvalidArgumentError if it is a
+    ValueError. Programs expect FailedPreconditionError if ranks disagree, so that error is returned as a
+    result.
     """
 
     def report(*arrays: Any) -> List[Any]:
@@ -168,15 +170,15 @@ def _reporting(call: Callable[..., List[Any]], dtypes: Sequence[Any]) -> Callabl
 
 
 _PATH_BYTES = 3900
-"""A path has 4096 at most."""
+"""Longest error text in a path; the operating system accepts 4096 bytes for the whole path."""
 
 
 def _checked(results: Sequence[tf.Tensor]) -> List[tf.Tensor]:
-    """The results behind the first, which come to FailedPreconditionError if that is not an empty file.
+    """The results after the first; they fail with FailedPreconditionError if the first reports an error.
 
-    Of TensorFlow's own operations only a few fail like that, and but for reading a file below one that is no
-    folder none says a text of our choice. The assertion is there because it has a side effect: a reader
-    alone is optimized away.
+    The first is the path of an empty file, or for an error a path below that file with the error's text.
+    Reading the latter is the only operation of TensorFlow that fails with FailedPreconditionError and a text
+    of our choice. The assertion keeps the read from being optimized away, because it has a side effect.
     """
     path, *outputs = results
     path.set_shape([])
@@ -190,7 +192,7 @@ _translated: Dict[Type[RingcommError], Type[Any]] = {}
 
 
 def translated(error: RingcommError) -> BaseException:
-    """The same error, as an error of TensorFlow's too: what Horovod's users catch."""
+    """The same error as an instance of TensorFlow's error class too, which programs for Horovod catch."""
     kind = type(error)
     if kind not in _translated:
         counterpart, code = _counterpart(error)

@@ -1,4 +1,4 @@
-"""Tensors in fewer bytes: what ``compression=`` takes."""
+"""The compressors for ``compression=``, with TensorFlow's cast registered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reduces the gradients of one step: all of them are submitted before any is waited for."""
+"""Reduces the gradients of one step over all ranks: all are submitted before any is waited for."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ Name = Callable[[Any], str]
 
 
 class GradientReducer:
-    """How the gradients of a model become those of all ranks.
+    """Reduces the gradients of a model over all ranks.
 
     Args:
-        compression: how they travel.
-        sparse_as_dense: make ``tf.IndexedSlices`` dense tensors first.
-        op, gradient_predivide_factor: the reduction.
-        num_groups, groups: which ones are reduced together, if not all of them.
+        compression: a compressor class.
+        sparse_as_dense: convert ``tf.IndexedSlices`` to dense tensors first.
+        op: Average, Sum or Adasum.
+        gradient_predivide_factor: with Average, the factor to divide by before the sum.
+        num_groups: number of groups, each reduced as one operation; 0: one group.
+        groups: the number of groups, or lists of variables.
         process_set: the ranks that take part.
         scale_local_gradients: divide gradients of local variables by the number of ranks.
     """
@@ -51,15 +53,15 @@ class GradientReducer:
         self._local: Dict[int, Any] = {}
 
     def register_local(self, variable: Any) -> None:
-        """The gradient of this variable is this rank's own affair: a part of the model only it has."""
+        """Exclude the gradient of a variable from the reduction, because only this rank has the variable."""
         self._local[id(variable)] = variable
 
     def is_local(self, variable: Any) -> bool:
-        """Whether :meth:`register_local` was told so."""
+        """Whether the variable was passed to :meth:`register_local`."""
         return id(variable) in self._local
 
     def active(self) -> bool:
-        """Whether there is anybody to reduce with."""
+        """Whether this rank is in the process set and the set has more than one rank."""
         return self.how.process_set.included() and self.how.process_set.size() > 1
 
     def reduce(
@@ -69,14 +71,19 @@ class GradientReducer:
         scope: str = "gradients",
         name: Optional[Name] = None,
     ) -> List[Any]:
-        """Reduced gradients, in the same order; None stays None.
+        """Reduce gradients over all ranks.
 
-        The order of the variables need not be the same on all ranks if their names differ: gradients
-        travel in the order of names.
+        Gradients are reduced in the order of the variables' names. If these are distinct, the variables may
+        be in different orders on the ranks.
 
         Args:
-            scope: tells apart what one program reduces in different places.
-            name: what a variable is called.
+            gradients: tensors, ``tf.IndexedSlices`` or None.
+            variables: the variables, in the same order.
+            scope: prefix of the operations' names, to distinguish several reductions of one program.
+            name: function that returns the name of a variable.
+
+        Returns:
+            the reduced gradients in the same order; None where the gradient is None.
         """
         if not self.active():
             factor = self.how.prescale * self.how.postscale
@@ -140,14 +147,14 @@ class GradientReducer:
 
     def _dense(self, indices: List[int], tensors: List[Any], label: str) -> Bundle:
         pairs = [self.compression.compress(tensor) for tensor in tensors]
-        travelling = [compressed for compressed, _ in pairs]
+        compressed = [tensor for tensor, _ in pairs]
 
         def finish(results: Sequence[Any], into: List[Any]) -> None:
             for index, result, (_, context) in zip(indices, results, pairs):
                 into[index] = self.compression.decompress(result, context)
 
-        operation = graph_callbacks.Allreduce(self.how, label, len(travelling))
-        return Bundle(operation, travelling, [tensor.shape for tensor in travelling], finish)
+        operation = graph_callbacks.Allreduce(self.how, label, len(compressed))
+        return Bundle(operation, compressed, [tensor.shape for tensor in compressed], finish)
 
     def _sparse(self, index: int, slices: Any, label: str) -> Bundle:
         if self.how.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
@@ -171,12 +178,16 @@ class GradientReducer:
 
 
 class ReducingOptimizer:
-    """What distributed optimizers have in common: variables of this rank alone, and the reduction."""
+    """Mixin of the distributed optimizers: local variables, and the reduction."""
 
     _reducer: GradientReducer
 
     def register_local_var(self, var: Any) -> None:
-        """The gradient of this variable is not reduced: it belongs to a part only this rank has."""
+        """Exclude the gradient of a variable from the reduction, because only this rank has the variable.
+
+        Args:
+            var: the variable.
+        """
         self._reducer.register_local(var)
 
     def _reduced(self, pairs: Any, scope: str) -> Any:
@@ -186,11 +197,13 @@ class ReducingOptimizer:
 
 
 class Bundle(NamedTuple):
-    """Gradients that are one operation among the ranks.
+    """Gradients that are reduced by one operation.
 
     Attributes:
-        operation: takes the tensors, and gives as many of these shapes.
-        finish: puts the results where they belong.
+        operation: the collective.
+        tensors: its inputs.
+        shapes: of its results.
+        finish: stores the results in a list of all gradients.
     """
 
     operation: graph_callbacks.Operation

@@ -11,25 +11,34 @@ _classes: Dict[Any, Any] = {}
 
 
 class _Distributed(ReducingOptimizer):
-    """What a distributed optimizer of Keras 2 has besides what the user's own has.
+    """Mixin that adds the reduction to the class of the user's Keras 2 optimizer.
 
-    ``apply_gradients()`` is what both ``model.fit`` and training loops of users' own come to. Gradients are
-    clipped behind it, after the reduction (but by optimizers of ``tf_keras.optimizers.legacy`` before it).
-    Methods that compute gradients return reduced ones, as in Horovod, and what is applied next is not
-    reduced again. With several passes per step sums are reduced instead, where they are applied.
+    Both ``model.fit`` and custom training loops call ``apply_gradients()``. It reduces gradients before they
+    are clipped (optimizers of ``tf_keras.optimizers.legacy`` clip them before). Methods that compute
+    gradients return reduced ones, as in Horovod, and the next ``apply_gradients()`` does not reduce them
+    again. With several passes per step the sums are reduced, in ``apply_gradients()``.
     """
 
     _agg_helper: Optional[Accumulator] = None
     _gradients_are_reduced = False
 
     def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> Any:
-        """Like the optimizer's own, then reduced over all ranks."""
+        """Compute gradients with the optimizer's own method and reduce them over all ranks.
+
+        Args:
+            loss: the loss, a tensor or a function that returns it.
+            var_list: the variables.
+            tape: the tape that has recorded the loss, if it is a tensor.
+
+        Returns:
+            a list of pairs (gradient, variable).
+        """
         return self._compute_gradients(loss, var_list, None, tape)
 
     def _compute_gradients(
         self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None
     ) -> List[Any]:
-        """The same, under the name that it has in older optimizers."""
+        """The method of older optimizers for the same purpose."""
         own: Any = super()
         if hasattr(own, "_compute_gradients"):
             pairs = own._compute_gradients(loss, var_list, grad_loss, tape)
@@ -38,12 +47,29 @@ class _Distributed(ReducingOptimizer):
         return self._reduced_once(list(pairs))
 
     def get_gradients(self, loss: Any, params: Any) -> List[Any]:
-        """Like the optimizer's own, then reduced over all ranks."""
+        """Compute gradients with the optimizer's own method and reduce them over all ranks.
+
+        Args:
+            loss: the loss tensor.
+            params: the variables.
+
+        Returns:
+            the reduced gradients, in the order of ``params``.
+        """
         gradients = super().get_gradients(loss, params)  # type: ignore[misc]
         return [gradient for gradient, _ in self._reduced_once(list(zip(gradients, params)))]
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        """Like the optimizer's own, with the gradients of all ranks."""
+        """Reduce gradients over all ranks, unless they are reduced already, and apply them.
+
+        Args:
+            grads_and_vars: pairs (gradient, variable).
+            args: further arguments of the optimizer's own method.
+            kwargs: the same, passed by keyword.
+
+        Returns:
+            the result of the optimizer's own method; with several passes per step its step counter.
+        """
         pairs = list(grads_and_vars)
         own = super().apply_gradients  # type: ignore[misc]
         if self._agg_helper is not None:
@@ -71,12 +97,19 @@ def make_distributed(
     in_place: bool = False,
     accumulator: Optional[Accumulator] = None,
 ) -> Any:
-    """A distributed optimizer with the configuration of another one, or that one itself, with its state."""
+    """Create a distributed optimizer with the configuration of another one.
+
+    Args:
+        optimizer: the user's optimizer.
+        reducer: reduces the gradients.
+        in_place: change the class of ``optimizer`` itself, which keeps its state.
+        accumulator: sums the gradients of several batches; None: every batch is a step.
+    """
     own = type(optimizer)
     if own not in _classes:
-        # With the same names: what is saved with a model names Keras's own class.
-        facts = {"__doc__": own.__doc__, "__module__": own.__module__}
-        new = own if issubclass(own, _Distributed) else type(own.__name__, (_Distributed, own), facts)
+        # The same class and module name, so that a saved model names Keras's own class.
+        namespace = {"__doc__": own.__doc__, "__module__": own.__module__}
+        new = own if issubclass(own, _Distributed) else type(own.__name__, (_Distributed, own), namespace)
         _classes[own] = new
     if in_place:
         optimizer.__class__ = _classes[own]
@@ -89,5 +122,5 @@ def make_distributed(
 
 
 def _set(optimizer: Any, name: str, value: Any) -> None:
-    # Past TensorFlow's bookkeeping, which would take it for something to save.
+    # Without TensorFlow's tracking of attributes, which would save it with the model.
     object.__setattr__(optimizer, name, value)

@@ -1,1 +1,1 @@
-"""State that survives a change of the job's ranks, and the loop that starts again from it."""
+"""Elastic training: state that survives a change of the job's ranks, and the loop that restarts from it."""

@@ -1,4 +1,4 @@
-"""States that consist of parts, each of which is kept and made the same in its own way."""
+"""Elastic states made of parts, each with its own way to save, restore and synchronize."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .state import ObjectState, Part
 
 
 class PartsState(ObjectState):
-    """Parts, and plain values besides: all are attributes.
+    """Elastic state of parts and plain Python values, each an attribute of the state.
 
     Args:
-        parts: by the names of the attributes.
-        kwargs: plain values.
+        parts: the parts by the names of their attributes.
+        kwargs: initial values of further attributes, which must be picklable.
     """
 
     def __init__(self, parts: Dict[str, Part], **kwargs: Any) -> None:
@@ -23,19 +23,23 @@ class PartsState(ObjectState):
         super().__init__(**kwargs)
 
     def save(self) -> None:
-        """Keep everything in memory."""
+        """Save all parts and values in memory."""
         for part in self._handlers.values():
             part.save()
         super().save()
 
     def restore(self) -> None:
-        """Go back to what was kept last."""
+        """Restore all parts and values from the last save."""
         for part in self._handlers.values():
             part.restore()
         super().restore()
 
     def sync(self) -> None:
-        """Give all ranks what rank 0 has, and keep it."""
+        """Broadcast all parts and values from rank 0 to all ranks, then save them.
+
+        Raises:
+            PeerLostError: a rank was lost.
+        """
         for part in self._handlers.values():
             part.sync()
         super().sync()
@@ -48,13 +52,13 @@ class PartsState(ObjectState):
 
 
 class VariablesPart(Part):
-    """Something with variables of a framework: their values are what is kept.
+    """A part that saves the values of a framework's variables.
 
     Args:
         value: a model, an optimizer, or a list of variables.
-        read: copies of the values of some variables.
-        assign: gives some variables some values.
-        send: gives some variables the values that they have on rank 0.
+        read: returns copies of the values of given variables.
+        assign: assigns given values to given variables.
+        send: assigns rank 0's values to given variables, on all ranks.
     """
 
     def __init__(
@@ -69,15 +73,15 @@ class VariablesPart(Part):
         self.save()
 
     def save(self) -> None:
-        """See :meth:`Part.save`."""
+        """Save copies of the values of all variables."""
         self._saved = self._read(self._variables())
 
     def restore(self) -> None:
-        """See :meth:`Part.restore`. Variables that were not there yet stay what they are."""
+        """Assign the saved values. Variables created after the save keep their values."""
         self._assign(self._variables()[: len(self._saved)], self._saved)
 
     def sync(self) -> None:
-        """See :meth:`Part.sync`."""
+        """Assign rank 0's values to the variables of all ranks, then save them."""
         self._send(self._variables())
         self.save()
 
@@ -86,19 +90,23 @@ class VariablesPart(Part):
 
 
 def variables_of(thing: Any) -> List[Any]:
-    """The variables of a model or an optimizer, be they an attribute or, as once, a method's result."""
+    """The variables of a model or an optimizer: ``variables`` is an attribute, in older versions a method."""
     listed = getattr(thing, "variables", thing)
     return list(listed() if callable(listed) else listed)
 
 
 def check_built(model: Any, optimizer: Any) -> Any:
-    """A model's optimizer, with all its variables made, so that there is something to keep.
+    """A model's optimizer, after creating its variables, so that they can be saved.
 
     Args:
-        optimizer: if the model was not compiled with one.
+        model: the model.
+        optimizer: the optimizer; None: the one that the model was compiled with.
+
+    Returns:
+        the optimizer, or None if there is none.
 
     Raises:
-        ConfigError: the model's shapes are not known yet.
+        ConfigError: the model is not built, so its variables do not exist yet.
     """
     if not getattr(model, "built", True):
         raise ConfigError("The model must be built first: model.build(input_shape), or call it once.")
@@ -109,6 +117,6 @@ def check_built(model: Any, optimizer: Any) -> Any:
 
 
 def build(optimizer: Any, model: Any) -> None:
-    """Make an optimizer's variables, if they are not there yet and it can."""
+    """Create an optimizer's variables if it has not done so yet and has a method for it."""
     if not getattr(optimizer, "built", getattr(optimizer, "_built", True)):
         optimizer.build(model.trainable_variables)

@@ -1,4 +1,4 @@
-"""Which samples a rank takes, when ranks may come and go in the middle of an epoch."""
+"""Divides samples among ranks when the number of ranks may change in the middle of an epoch."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import List, NamedTuple
 
 
 class Share(NamedTuple):
-    """A rank's part of what is left of an epoch.
+    """A rank's part of the remaining samples of an epoch.
 
     Attributes:
-        remaining: all samples that nobody has taken yet, in the order of the epoch.
-        indices: those for this rank. Every rank has as many: some are taken twice if it must be.
+        remaining: indices of all samples that no rank has processed yet, in the order of the epoch.
+        indices: indices of the samples for this rank. All ranks get the same number; samples are repeated
+            where the division leaves a remainder.
     """
 
     remaining: List[int]
@@ -21,11 +22,16 @@ class Share(NamedTuple):
 def plan_share(
     count: int, rank: int, size: int, epoch: int = 0, seed: int = 0, shuffle: bool = True, processed: int = 0
 ) -> Share:
-    """Divide what is left of an epoch.
+    """Divide the remaining samples of an epoch.
 
     Args:
-        count: how many samples the data set has.
-        processed: how many of this epoch have been taken, by all ranks together.
+        count: number of samples in the data set.
+        rank: this process's rank.
+        size: number of ranks.
+        epoch: index of the epoch; it determines the order together with ``seed``.
+        seed: of the shuffle, the same on all ranks.
+        shuffle: shuffle the samples of each epoch.
+        processed: number of samples of this epoch that all ranks together have processed.
     """
     order = list(range(count))
     if shuffle:
@@ -34,6 +40,6 @@ def plan_share(
     each = -(-len(remaining) // size)
     padded = list(remaining)
     while len(padded) < each * size:
-        # More than once around, if fewer are left than there are ranks.
+        # Repeat more than once if fewer samples remain than there are ranks.
         padded += remaining[: each * size - len(padded)]
     return Share(remaining, padded[rank::size])

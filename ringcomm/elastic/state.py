@@ -1,4 +1,4 @@
-"""State that survives the loss of a rank, and the loop that starts again from it."""
+"""State that survives the loss of a rank, and the loop that restarts training from it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from .._adapter.objects import broadcast_object
 from ..errors import HostsUpdatedInterrupt, Recoverable, RingcommError
 
 REMOVED = 2
-"""What :meth:`State.on_hosts_updated` is told if hosts are only going (1: some come; 3: both)."""
+"""``update_res`` of :meth:`State.on_hosts_updated` if hosts were only removed (1: only added; 3: both)."""
 
 
 class State:
-    """What training goes on from. Derive from it, or use :class:`ObjectState` or an adapter's own kind.
+    """Base class of the state from which training continues after a loss.
+
+    Subclasses implement :meth:`save`, :meth:`restore` and :meth:`sync`; :class:`ObjectState` and the states
+    of the adapters do.
 
     Args:
-        bcast_object: sends an object from rank 0 to all.
-        get_rank: tells this process's rank.
+        bcast_object: function that sends a Python object from rank 0 to all ranks and returns it.
+        get_rank: function that returns this process's rank.
     """
 
     def __init__(
@@ -36,31 +39,46 @@ class State:
         self._reset_callbacks: List[Callable[[], Any]] = []
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], Any]]) -> None:
-        """Call these after ranks have come or gone, for example to scale learning rates."""
+        """Register functions that are called after the number of ranks may have changed.
+
+        Args:
+            callbacks: functions without arguments, for example to scale the learning rate.
+        """
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """There is a new job, perhaps of another size."""
+        """Called after the ranks have connected again: calls :meth:`reset` and the registered functions."""
         self._host_messages = queue.Queue()
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """Hosts have come or are going; any thread may say so."""
+        """Report that hosts were added or removed. May be called from any thread.
+
+        Args:
+            timestamp: time of the change in seconds; older reports are ignored.
+            update_res: 1: hosts were added; 2: removed; 3: both.
+        """
         self._host_messages.put((timestamp, update_res))
 
     def commit(self) -> None:
-        """Keep the present state as the one to go back to, and look whether hosts have changed.
+        """Save the state as the one to restore after a loss, and check for changed hosts.
 
         Raises:
-            HostsUpdatedInterrupt: they have.
+            HostsUpdatedInterrupt: hosts were added or removed.
+            PeerLostError: a rank was lost.
         """
         self.save()
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Raise HostsUpdatedInterrupt, on all ranks alike, if rank 0 has heard that hosts have changed."""
+        """Raise HostsUpdatedInterrupt on all ranks if rank 0 has received a report of changed hosts.
+
+        Raises:
+            HostsUpdatedInterrupt: hosts were added or removed.
+            PeerLostError: a rank was lost.
+        """
         before = newest = self._last_updated_timestamp
         changes = 0
         while not self._host_messages.empty():
@@ -74,23 +92,33 @@ class State:
             raise HostsUpdatedInterrupt(changes == REMOVED)
 
     def save(self) -> None:
-        """Keep the present state in memory."""
+        """Save the state in memory."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Go back to the state that was kept last."""
+        """Restore the state from the last save."""
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Give all ranks the state of rank 0, and keep it."""
+        """Broadcast the state of rank 0 to all ranks, then save it.
+
+        Raises:
+            PeerLostError: a rank was lost.
+        """
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Prepare for a job of another size, before :meth:`sync`."""
+        """Prepare for another number of ranks; called before :meth:`sync`. Does nothing by default."""
 
 
 class ObjectState(State):
-    """Plain Python values, which are attributes of the state: ``ObjectState(epoch=0, batch=0)``."""
+    """Elastic state of plain Python values, which are its attributes: ``ObjectState(epoch=0, batch=0)``.
+
+    Args:
+        bcast_object: function that sends a Python object from rank 0 to all ranks and returns it.
+        get_rank: function that returns this process's rank.
+        kwargs: initial values of the attributes, which must be picklable.
+    """
 
     def __init__(
         self,
@@ -100,62 +128,72 @@ class ObjectState(State):
     ) -> None:
         super().__init__(bcast_object, get_rank)
         self._saved_state: Dict[str, Any] = kwargs
-        self._show()
+        self._set_attributes()
 
     def save(self) -> None:
-        """See :meth:`State.save`."""
+        """Save the values of the attributes (references, not copies)."""
         self._saved_state = {name: getattr(self, name) for name in self._saved_state}
 
     def restore(self) -> None:
-        """See :meth:`State.restore`."""
-        self._show()
+        """Set the attributes to their saved values."""
+        self._set_attributes()
 
     def sync(self) -> None:
-        """See :meth:`State.sync`."""
+        """Set the attributes of all ranks to rank 0's present values, then save them.
+
+        Raises:
+            PeerLostError: a rank was lost.
+        """
         if self._saved_state:
-            # What is now, not what was kept: ranks that go on have not made everything undone.
+            # The present values, not the saved ones: after HostsUpdatedInterrupt nothing was restored.
             self.save()
             self._saved_state = self._bcast_object(self._saved_state)
-            self._show()
+            self._set_attributes()
 
-    def _show(self) -> None:
+    def _set_attributes(self) -> None:
         for name, value in self._saved_state.items():
             setattr(self, name, value)
 
 
 class Part:
-    """Something in a state that is kept and made the same in its own way.
+    """A member of a state with its own way to save, restore and synchronize.
 
     Args:
-        value: the thing itself.
+        value: the object, for example a model.
     """
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
     def save(self) -> None:
-        """Keep how it is now."""
+        """Save the object's present state in memory."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Make it as it was kept."""
+        """Restore the object's saved state."""
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Make it as it is on rank 0."""
+        """Give the object of every rank the state of rank 0's, then save it."""
         raise NotImplementedError
 
     def set_value(self, value: Any) -> None:
-        """Another thing takes its place."""
+        """Replace the object and save the state of the new one.
+
+        Args:
+            value: the new object.
+        """
         self.value = value
         self.save()
 
 
 class DictPart(Part):
-    """A thing with ``state_dict()`` and ``load_state_dict()``.
+    """A part whose object has ``state_dict()`` and ``load_state_dict()``.
 
     Args:
-        send: makes every rank's thing that of rank 0.
+        value: the object.
+        send: function that gives the object of every rank the state of rank 0's; None: its ``state_dict()``
+            is broadcast as a Python object.
     """
 
     def __init__(self, value: Any, send: Optional[Callable[[Any], None]] = None) -> None:
@@ -165,16 +203,16 @@ class DictPart(Part):
         self.save()
 
     def save(self) -> None:
-        """See :meth:`Part.save`."""
+        """Save a deep copy of the object's ``state_dict()``."""
         self._saved = copy.deepcopy(self.value.state_dict())
 
     def restore(self) -> None:
-        """See :meth:`Part.restore`."""
-        # A copy, because what is loaded may be trained on in place.
+        """Load the saved ``state_dict()`` into the object."""
+        # A copy: the object may use the loaded tensors themselves, which training changes in place.
         self.value.load_state_dict(copy.deepcopy(self._saved))
 
     def sync(self) -> None:
-        """See :meth:`Part.sync`."""
+        """Load rank 0's ``state_dict()`` into the object of every rank, then save it."""
         if self._send is None:
             self.value.load_state_dict(broadcast_object(self.value.state_dict()))
         else:
@@ -183,11 +221,18 @@ class DictPart(Part):
 
 
 def run(func: Callable[..., Any], reset: Optional[Callable[[], None]] = None) -> Callable[..., Any]:
-    """Decorate a training function, whose first argument is a :class:`State`, to go on after a loss.
+    """Decorate a training function: it is called again after a loss, with the restored state.
 
-    If a rank is lost, the state goes back to the last commit, and if hosts have changed it stays as it
-    is; the job is put together again, rank 0's state goes to all, and the function is called again.
-    Mistakes of the program itself (:class:`~ringcomm.errors.Misuse`) are raised: they would come back.
+    If a rank is lost, the state is restored from the last commit; if hosts have changed, it stays as it is.
+    Then the ranks connect again, rank 0's state is broadcast, and the function is called again. Errors of
+    the program itself (:class:`~ringcomm.errors.Misuse`) are raised, because they would occur again.
+
+    Args:
+        func: the training function; its first argument is a :class:`State`.
+        reset: function that connects the ranks again; None: ``shutdown()`` and ``init()``.
+
+    Returns:
+        a function with the arguments and the result of ``func``.
     """
     restart = _restart if reset is None else reset
 
@@ -202,8 +247,8 @@ def run(func: Callable[..., Any], reset: Optional[Callable[[], None]] = None) ->
             except Recoverable:
                 state.restore()
                 skip_sync = False
-            except HostsUpdatedInterrupt as news:
-                skip_sync = news.skip_sync
+            except HostsUpdatedInterrupt as update:
+                skip_sync = update.skip_sync
             restart()
             state.on_reset()
 
@@ -211,7 +256,7 @@ def run(func: Callable[..., Any], reset: Optional[Callable[[], None]] = None) ->
 
 
 def _with_causes(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call it; an error of a framework in whose graph a collective failed becomes that collective's."""
+    """Call a function; replace a framework's error about a failed collective by that collective's error."""
     try:
         return func(*args, **kwargs)
     except (RingcommError, HostsUpdatedInterrupt):

@@ -1,4 +1,4 @@
-"""Keras 3 on any number of ranks, on TensorFlow, PyTorch or JAX, with Horovod's interface.
+"""Distributed training with Keras 3 on TensorFlow, PyTorch or JAX, with Horovod's interface.
 
 ::
 
@@ -9,7 +9,7 @@
     model.compile(optimizer=optimizer, loss=..., metrics=[...])
     model.fit(..., callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
 
-Every rank gets its share of the data from the program; everything else stays as it is.
+The program divides the data among the ranks; the rest of it stays as for one process.
 """
 
 from .._adapter import common

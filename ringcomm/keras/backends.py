@@ -1,4 +1,4 @@
-"""Gradients of Keras on whatever backend it has."""
+"""Reduces Keras gradients on the present backend."""
 
 from __future__ import annotations
 
@@ -10,10 +10,18 @@ from .reduction_options import How
 
 
 def reduce(how: How, gradients: Sequence[Any], variables: Sequence[Any]) -> List[Any]:
-    """The gradients of all ranks as one, all submitted before any is waited for; none may be None.
+    """Reduce gradients over all ranks; all are submitted before any is waited for.
+
+    Args:
+        how: the reduction, compression and groups.
+        gradients: tensors of the backend; none may be None.
+        variables: the Keras variables, in the same order; their names match gradients between ranks.
+
+    Returns:
+        the reduced gradients, in the same order.
 
     Raises:
-        NotImplementedError: no adapter knows the backend.
+        NotImplementedError: there is no adapter for the backend.
     """
     backend = keras.backend.backend()
     if backend == "tensorflow":
@@ -24,6 +32,6 @@ def reduce(how: How, gradients: Sequence[Any], variables: Sequence[Any]) -> List
         from .on_jax import reduce as run
     else:
         raise NotImplementedError(
-            f"Keras runs on {backend} here; gradients can be reduced on tensorflow, torch and jax."
+            f"The backend of Keras is {backend}; gradients can be reduced on tensorflow, torch and jax."
         )
     return run(how, gradients, variables)

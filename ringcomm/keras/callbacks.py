@@ -1,4 +1,4 @@
-"""Callbacks for ``model.fit``, on every backend of Keras."""
+"""Callbacks for ``model.fit``, for every backend of Keras."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import keras
 from .. import api
 from .._adapter.callbacks import Multiplier, Schedule, averaged, warmup
 from .._adapter.checking import StepCheck
+from ..docstrings import documented
 from ..elastic.parts import build, variables_of
 from ..process_set import ProcessSet, global_process_set
 from .collectives import broadcast_variables
@@ -20,8 +21,8 @@ _logger = logging.getLogger(__name__)
 Logs = Optional[Dict[str, Any]]
 
 
-class _AskedByKeras2:
-    """What Keras 2 asks callbacks besides what Keras 3 does: with it one class serves both."""
+class _Keras2Interface:
+    """The attributes and methods that Keras 2 requires of callbacks and Keras 3 does not."""
 
     _supports_tf_logs = False
     _chief_worker_only = None
@@ -35,20 +36,21 @@ class _AskedByKeras2:
     _implements_predict_batch_hooks = _implements_test_batch_hooks
 
 
-class Callback(_AskedByKeras2, keras.callbacks.Callback):
-    """What the callbacks here derive from: one of Keras 3 that Keras 2 takes as well."""
+class Callback(_Keras2Interface, keras.callbacks.Callback):
+    """Base class of the callbacks here: a callback of Keras 3 that Keras 2 accepts too."""
 
 
+@documented
 class BroadcastGlobalVariablesCallback(Callback):
-    """Gives all ranks the weights, and the optimizer's state, of one when training begins.
+    """Broadcasts the model's weights and the optimizer's state from one rank when training begins.
 
-    So they start from the same ones, be they random or loaded. Horovod does this after the first batch,
-    because there were variables then that were made by it; Keras 3 makes them before.
+    All ranks then start from the same values, initialized or loaded. A model that is not built yet is
+    broadcast after its first batch, which creates its variables.
 
     Args:
-        root_rank: the rank whose variables are taken.
-        device: without effect; Horovod has it.
-        local_variables: variables that every rank keeps its own of.
+        {root_rank}
+        device: no effect; accepted because Horovod's class has it.
+        local_variables: variables that are not broadcast.
     """
 
     def __init__(self, root_rank: int = 0, device: str = "", local_variables: Any = None) -> None:
@@ -58,21 +60,46 @@ class BroadcastGlobalVariablesCallback(Callback):
         self._local = {id(variable) for variable in local_variables or ()}
 
     def register_local_var(self, variable: Any) -> None:
-        """Leave this variable as it is on every rank."""
+        """Exclude a variable from the broadcast.
+
+        Args:
+            variable: the variable; call this before training begins.
+        """
         self._local.add(id(variable))
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """See the class."""
+        """Broadcast the variables if the model is built.
+
+        Args:
+            {keras_logs}
+
+        Raises:
+            MismatchError: the models of the ranks differ in their variables.
+            PeerLostError: a rank was lost.
+        """
         if self.model.built:
             self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Late, for models of which nobody could know the shapes before."""
+        """Broadcast the variables after the first batch if the model was not built before.
+
+        Args:
+            {keras_batch}
+            {keras_logs}
+        """
         if not self.broadcast_done:
             self._broadcast()
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Make sure that what has begun together has gone on together."""
+        """Check that the optimizer, if distributed, has reduced gradients in this epoch.
+
+        Args:
+            {keras_epoch}
+            {keras_logs}
+
+        Raises:
+            BrokenInvariantError: Keras has not called the method that reduces gradients.
+        """
         check_reached(self.model.optimizer)
 
     def _broadcast(self) -> None:
@@ -87,13 +114,14 @@ class BroadcastGlobalVariablesCallback(Callback):
         self.broadcast_done = True
 
 
+@documented
 class CheckSameCallback(Callback):
-    """Compares what the ranks train, bit by bit, after as many batches as ``RINGCOMM_CHECK_EVERY`` says.
+    """Compares the trainable variables of all ranks bit by bit every ``RINGCOMM_CHECK_EVERY`` batches.
 
-    ``fit`` ends with :class:`ringcomm.DesyncError` on all ranks if it is not the same.
+    If they differ, ``fit`` ends with :class:`ringcomm.DesyncError` on all ranks.
 
     Args:
-        process_set: the ranks that train together.
+        {process_set}
     """
 
     def __init__(self, process_set: ProcessSet = global_process_set) -> None:
@@ -101,48 +129,71 @@ class CheckSameCallback(Callback):
         self._check = StepCheck(process_set)
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """See the class."""
+        """Count the batch and compare the variables if it is time.
+
+        Args:
+            {keras_batch}
+            {keras_logs}
+
+        Raises:
+            DesyncError: the variables differ between ranks.
+        """
         self._check.stepped(self._weights)
 
     def _weights(self) -> List[Tuple[str, Any]]:
         if hasattr(self.model, "jax_state_sync"):
-            self.model.jax_state_sync()  # JAX keeps them elsewhere during an epoch
+            self.model.jax_state_sync()  # on JAX the variables have old values during an epoch
         weights = self.model.trainable_variables
         return [(item.path, keras.ops.convert_to_numpy(item)) for item in weights]
 
 
+@documented
 class MetricAverageCallback(Callback):
     """Replaces metrics by their averages over all ranks at the end of each epoch.
 
-    Put it before callbacks that look at metrics, such as ``ReduceLROnPlateau`` and ``EarlyStopping``:
-    these then decide the same on all ranks.
+    Place it before callbacks that read metrics, such as ``ReduceLROnPlateau`` and ``EarlyStopping``: these
+    then decide the same on all ranks.
 
     Args:
-        device: without effect; Horovod has it.
+        device: no effect; accepted because Horovod's class has it.
     """
 
     def __init__(self, device: str = "") -> None:
         super().__init__()
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """See the class."""
+        """Average the metrics in ``logs``, in place.
+
+        Args:
+            {keras_epoch}
+            {keras_logs}
+
+        Raises:
+            MismatchError: the ranks have different metrics.
+            PeerLostError: a rank was lost.
+        """
         if logs:
             logs.update(averaged(logs))
 
 
+@documented
 class LearningRateScheduleCallback(Callback):
     """Sets the learning rate to ``initial_lr * multiplier(epoch)``.
 
     Args:
-        initial_lr: what is multiplied.
-        multiplier: a number, or a function of the epoch.
-        start_epoch, end_epoch: it applies from the one on and before the other.
-        staircase: change it at the beginning of an epoch only; else with every batch, and the function gets
-            fractions of epochs.
+        initial_lr: the learning rate that is multiplied.
+        multiplier: a number, or a function of the epoch that returns one.
+        start_epoch: the first epoch in which the schedule applies.
+        end_epoch: the first epoch in which it does not apply any more; None: it applies to the end.
+        staircase: change the learning rate at the beginning of each epoch only. Otherwise it changes with
+            every batch, and the multiplier is called with fractions of epochs.
         momentum_correction: scale the momentum for one batch when the learning rate changes (Goyal et al.,
-            2017), where it is a number that is read in every step: on PyTorch, and with
-            ``run_eagerly=True``. Elsewhere Keras compiles it in.
-        steps_per_epoch: batches per epoch, if Keras cannot tell.
+            2017). It has an effect where Keras reads the momentum in every step: on PyTorch, and with
+            ``run_eagerly=True``. Otherwise Keras compiles the number in.
+        {keras_steps_per_epoch}
+
+    Raises:
+        ConfigError: ``initial_lr`` is None.
     """
 
     def __init__(
@@ -162,16 +213,33 @@ class LearningRateScheduleCallback(Callback):
         self._momentum: Optional[float] = None
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Find out how many batches there are."""
+        """Take the number of batches per epoch from Keras if it was not given.
+
+        Args:
+            {keras_logs}
+        """
         if not self.schedule.steps_per_epoch:
             self.schedule.steps_per_epoch = (self.params or {}).get("steps")
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Remember the epoch."""
+        """Remember the epoch.
+
+        Args:
+            {keras_epoch}
+            {keras_logs}
+        """
         self.current_epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
-        """Set the learning rate."""
+        """Set the learning rate, and the corrected momentum.
+
+        Args:
+            {keras_batch}
+            {keras_logs}
+
+        Raises:
+            ConfigError: the number of batches per epoch is needed and neither given nor known to Keras.
+        """
         rate = self.schedule.rate(self.current_epoch, batch)
         if rate is None:
             return
@@ -188,24 +256,40 @@ class LearningRateScheduleCallback(Callback):
         return isinstance(momentum, float) and momentum > 0 and each_step
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Put the momentum back."""
+        """Restore the momentum.
+
+        Args:
+            {keras_batch}
+            {keras_logs}
+        """
         if self._momentum is not None:
             self.model.optimizer.momentum, self._momentum = self._momentum, None
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Report the learning rate."""
+        """Add the learning rate to the metrics as ``lr``.
+
+        Args:
+            {keras_epoch}
+            {keras_logs}
+        """
         if logs is not None:
             logs["lr"] = float(self.model.optimizer.learning_rate)
 
 
+@documented
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Raises the learning rate from ``initial_lr / size`` to ``initial_lr`` over some epochs.
+    """Raises the learning rate linearly from ``initial_lr / size`` to ``initial_lr`` (Goyal et al., 2017).
 
     Args:
-        initial_lr: where it ends: the learning rate for one rank, multiplied by their number.
-        warmup_epochs: how long that takes.
-        momentum_correction, steps_per_epoch: see :class:`LearningRateScheduleCallback`.
-        verbose: 1 to log (level INFO) when it is over.
+        initial_lr: the learning rate at the end: that of one rank, multiplied by the number of ranks.
+        warmup_epochs: duration of the warm-up in epochs.
+        momentum_correction: scale the momentum for one batch when the learning rate changes. It has an effect
+            on PyTorch, and with ``run_eagerly=True``.
+        {keras_steps_per_epoch}
+        verbose: 1: rank 0 logs (level INFO) when the warm-up is over.
+
+    Raises:
+        ConfigError: ``initial_lr`` is None.
     """
 
     def __init__(
@@ -228,7 +312,15 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.verbose = verbose
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
-        """Set the learning rate; in the first batch after the warm-up to what was to be reached."""
+        """Set the learning rate; in the first batch after the warm-up to ``initial_lr``.
+
+        Args:
+            {keras_batch}
+            {keras_logs}
+
+        Raises:
+            ConfigError: the number of batches per epoch is needed and neither given nor known to Keras.
+        """
         super().on_train_batch_begin(batch, logs)
         if self.current_epoch == self.schedule.end_epoch and batch == 0:
             self.model.optimizer.learning_rate = self.schedule.initial_lr
@@ -236,12 +328,16 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
                 _logger.info("Warm-up is over: the learning rate is %g.", self.schedule.initial_lr)
 
 
-class BestModelCheckpoint(_AskedByKeras2, keras.callbacks.ModelCheckpoint):
-    """Keeps the best model so far in a file, which rank 0 writes.
+@documented
+class BestModelCheckpoint(_Keras2Interface, keras.callbacks.ModelCheckpoint):
+    """Saves the best model so far to a file, on rank 0 only.
 
     Args:
-        monitor, verbose, mode, save_freq: see ``keras.callbacks.ModelCheckpoint``.
-        filepath: of the file; ``{epoch}`` and metrics in braces are filled in.
+        monitor: the metric that is compared.
+        verbose: 1: print a line when the model is saved.
+        mode: ``"min"``, ``"max"`` or ``"auto"``: which values of the metric are better.
+        save_freq: ``"epoch"``, or the number of batches between comparisons.
+        filepath: of the file; Keras replaces ``{epoch}`` and names of metrics in braces by their values.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The collectives on values: whatever a Keras backend or NumPy calls an array, outside of graphs."""
+"""The collectives on numbers, NumPy arrays and tensors of the Keras backend, for eager mode."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from .. import api
 from .._adapter import graph_callbacks
 from .._adapter.arguments import reduction
 from .._adapter.gradients import Reduction
+from ..docstrings import documented
 from ..ops import ReduceOp, op_of
 from ..process_set import ProcessSet, global_process_set
 
 
+@documented
 def allreduce(
     value: Any,
     name: Optional[str] = None,
@@ -25,37 +27,103 @@ def allreduce(
     compression: Any = None,
     process_set: ProcessSet = global_process_set,
 ) -> np.ndarray[Any, Any]:
-    """Reduce a value of the same shape and type from every rank; every rank gets the result.
+    """Reduce a value over all ranks; every rank gets the result.
 
     Args:
-        op: Average (the default), Sum, Min, Max, Product or Adasum; ``average`` is its deprecated form.
-        compression: without effect; Horovod has it.
+        value: a number, an array or a tensor, of the same shape and dtype on all ranks.
+        {name}
+        {tf_average}
+        {prescale_factor}
+        {postscale_factor}
+        {op}
+        {keras_compression}
+        {process_set}
+
+    Returns:
+        a new NumPy array of the value's shape and dtype, bit-identical on all ranks.
+
+    Raises:
+        ConfigError: both ``op`` and ``average`` are given.
+        UnsupportedDtypeError: the op does not support the dtype.
+        MismatchError: shapes, dtypes, ops or factors differ between ranks.
+        PeerLostError: a rank was lost.
     """
     how = Reduction(reduction(op, average), prescale_factor, postscale_factor, process_set)
     return _run(graph_callbacks.Allreduce(how, name), value)
 
 
+@documented
 def reducescatter(
     value: Any,
     name: Optional[str] = None,
     op: ReduceOp = ReduceOp.AVERAGE,
     process_set: ProcessSet = global_process_set,
 ) -> np.ndarray[Any, Any]:
-    """Reduce a value of which every rank gets its rows only: the first ranks one more if uneven."""
+    """Reduce a value over all ranks; every rank gets its part of the rows of the result.
+
+    Rows are divided evenly; where that leaves a remainder of r rows, the first r ranks get one row more.
+
+    Args:
+        value: an array or a tensor with at least one dimension, of the same shape and dtype on all ranks.
+        {name}
+        op: Average (the default), Sum, Min, Max or Product.
+        {process_set}
+
+    Returns:
+        a new NumPy array of the value's dtype with this rank's rows.
+
+    Raises:
+        ShapeError: the value has no dimensions.
+        UnsupportedDtypeError: the op is Adasum, or the dtype cannot be reduced.
+        MismatchError: shapes, dtypes or ops differ between ranks.
+        PeerLostError: a rank was lost.
+    """
     return _run(graph_callbacks.Reducescatter(Reduction(op_of(op), 1.0, 1.0, process_set), name), value)
 
 
+@documented
 def allgather(
     value: Any, name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> np.ndarray[Any, Any]:
-    """Collect every rank's rows, in rank order; how many there are may differ from rank to rank."""
+    """Concatenate the values of all ranks along the first dimension, in rank order.
+
+    Args:
+        value: an array or a tensor with at least one dimension. The first dimension may differ between ranks;
+            all other dimensions and the dtype may not.
+        {name}
+        {process_set}
+
+    Returns:
+        a new NumPy array, the same on all ranks.
+
+    Raises:
+        ShapeError: the value has no dimensions.
+        MismatchError: dtypes or other dimensions than the first differ between ranks.
+        PeerLostError: a rank was lost.
+    """
     return _run(graph_callbacks.Allgather(process_set, name), value)
 
 
+@documented
 def broadcast(
     value: Any, root_rank: int, name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> np.ndarray[Any, Any]:
-    """The root's value, on every rank."""
+    """Send the root's value to all ranks.
+
+    Args:
+        value: a number, an array or a tensor, of the same shape and dtype on all ranks; only the root's
+            content is used.
+        {root_rank}
+        {name}
+        {process_set}
+
+    Returns:
+        a new NumPy array with the root's content.
+
+    Raises:
+        MismatchError: shapes, dtypes or roots differ between ranks.
+        PeerLostError: a rank was lost.
+    """
     return _run(graph_callbacks.Broadcast(root_rank, process_set, name), value)
 
 
@@ -65,16 +133,28 @@ def _run(operation: graph_callbacks.Operation, value: Any) -> np.ndarray[Any, An
 
 
 def as_array(value: Any) -> np.ndarray[Any, Any]:
-    """What a Keras backend, TensorFlow or NumPy calls an array, as NumPy's."""
+    """Convert a number, array, variable or tensor of the Keras backend to a NumPy array."""
     if keras.ops.is_tensor(value) or isinstance(value, keras.Variable):
         value = keras.ops.convert_to_numpy(value)
     return np.asarray(value)
 
 
+@documented
 def broadcast_variables(
     variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set
 ) -> None:
-    """Give Keras variables the root's values, all in one operation."""
+    """Assign the root's values to Keras variables on all ranks, in one operation.
+
+    Args:
+        variables: Keras variables, of the same shapes and dtypes in the same order on all ranks, for example
+            ``model.weights``.
+        {root_rank}
+        {process_set}
+
+    Raises:
+        MismatchError: numbers, shapes, dtypes or roots differ between ranks.
+        PeerLostError: a rank was lost.
+    """
     listed = list(variables)
     if not listed or process_set.size() == 1:
         return

@@ -1,9 +1,10 @@
-"""Training that goes on after a rank is lost, on every backend of Keras: ``hvd.elastic``."""
+"""Elastic state and callbacks for Keras: training continues after the loss of a rank (``hvd.elastic``)."""
 
 from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Sequence
 
+from ..docstrings import documented
 from ..elastic.parts import PartsState, VariablesPart, check_built
 from ..elastic.state import ObjectState, State, run
 from .callbacks import Callback
@@ -18,19 +19,19 @@ Logs = Optional[Dict[str, Any]]
 
 
 class KerasState(PartsState):
-    """A model and its optimizer, and plain values: all are attributes.
+    """Elastic state of a Keras model, its optimizer and plain Python values, each an attribute of the state.
 
     ::
 
         state = hvd.elastic.KerasState(model, batch=0, epoch=0)
 
     Args:
-        model: a built one.
-        optimizer: if the model was not compiled with one.
-        kwargs: plain values.
+        model: a built model.
+        optimizer: the optimizer; None: the one that the model was compiled with.
+        kwargs: initial values of further attributes, which must be picklable.
 
     Raises:
-        ConfigError: the model is not built yet.
+        ConfigError: the model is not built, so its variables do not exist yet.
     """
 
     def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
@@ -55,13 +56,14 @@ def _send(variables: List[Any]) -> None:
     broadcast_variables(variables, root_rank=0)
 
 
+@documented
 class CommitStateCallback(Callback):
-    """Commits the state after every so many batches, and at the end of each epoch.
+    """Commits the elastic state every ``batches_per_commit`` batches and at the end of each epoch.
 
     Args:
-        state: of this training.
-        batches_per_commit: a commit copies the whole model; with more batches there are fewer copies,
-            and more to do again after a loss.
+        state: the elastic state of this training.
+        batches_per_commit: number of batches between commits. A commit copies the whole model in memory; a
+            larger number means fewer copies and more batches to repeat after a loss.
     """
 
     def __init__(self, state: State, batches_per_commit: int = 1) -> None:
@@ -71,31 +73,54 @@ class CommitStateCallback(Callback):
         self.batches_remaining = batches_per_commit
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Count from here, on all ranks alike."""
+        """Start counting batches.
+
+        Args:
+            {keras_logs}
+        """
         self.batches_remaining = self.batches_per_commit
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Commit if it is time."""
+        """Commit after every ``batches_per_commit`` batches.
+
+        Args:
+            {keras_batch}
+            {keras_logs}
+
+        Raises:
+            HostsUpdatedInterrupt: the hosts of the job have changed.
+        """
         self.batches_remaining -= 1
         if self.batches_remaining == 0:
             self._commit()
             self.batches_remaining = self.batches_per_commit
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Commit."""
+        """Commit.
+
+        Args:
+            {keras_epoch}
+            {keras_logs}
+
+        Raises:
+            HostsUpdatedInterrupt: the hosts of the job have changed.
+        """
         self._commit()
 
     def _commit(self) -> None:
-        # On JAX variables get their new values when a callback asks for the model.
+        # On JAX, Keras writes the new values to the variables when a callback reads self.model.
         assert self.model is not None
         self.state.commit()
 
 
+@documented
 class UpdateBatchStateCallback(Callback):
-    """Keeps ``state.batch`` at the last batch of the epoch that is done; 0 between epochs.
+    """Sets ``state.batch`` to the index of the last completed batch, and to 0 between epochs.
+
+    Place it before :class:`CommitStateCallback` in the list of callbacks.
 
     Args:
-        state: with an attribute ``batch``. Put this callback before :class:`CommitStateCallback`.
+        state: an elastic state with an attribute ``batch``.
     """
 
     def __init__(self, state: Any) -> None:
@@ -103,21 +128,33 @@ class UpdateBatchStateCallback(Callback):
         self.state = state
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """See the class."""
+        """Set ``state.batch``.
+
+        Args:
+            {keras_batch}
+            {keras_logs}
+        """
         self.state.batch = batch
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """See the class."""
+        """Set ``state.batch`` to 0.
+
+        Args:
+            {keras_epoch}
+            {keras_logs}
+        """
         self.state.batch = 0
 
 
+@documented
 class UpdateEpochStateCallback(Callback):
-    """Keeps ``state.epoch`` at the number of epochs that are done, those before the last loss included.
+    """Sets ``state.epoch`` to the number of completed epochs, including those before a restart.
 
-    So train with ``model.fit(..., epochs=epochs - state.epoch)``.
+    Train with ``model.fit(..., epochs=epochs - state.epoch)``. Place it before :class:`CommitStateCallback`
+    in the list of callbacks.
 
     Args:
-        state: with an attribute ``epoch``. Put this callback before :class:`CommitStateCallback`.
+        state: an elastic state with an attribute ``epoch``.
     """
 
     def __init__(self, state: Any) -> None:
@@ -126,9 +163,18 @@ class UpdateEpochStateCallback(Callback):
         self.initial_epoch = state.epoch
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Keras counts from 0 each time."""
+        """Remember ``state.epoch``: Keras counts epochs from 0 in every call of ``fit``.
+
+        Args:
+            {keras_logs}
+        """
         self.initial_epoch = self.state.epoch
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """See the class."""
+        """Set ``state.epoch``.
+
+        Args:
+            {keras_epoch}
+            {keras_logs}
+        """
         self.state.epoch = self.initial_epoch + epoch + 1

@@ -1,4 +1,4 @@
-"""Models from files."""
+"""Loads saved models with distributed optimizers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import keras
 
 from .._adapter.compression import Compression
 from .._adapter.gradients import Reduction
+from ..docstrings import documented
 from ..ops import ReduceOp
 from ..process_set import global_process_set
 from .optimizer import make_distributed
 from .reduction_options import How
 
 
+@documented
 def load_model(
     filepath: Any,
     custom_optimizers: Optional[Sequence[type]] = None,
@@ -21,13 +23,17 @@ def load_model(
     compression: Any = Compression.none,
     legacy_opts: bool = False,
 ) -> Any:
-    """Load a model as ``keras.models.load_model`` does; its optimizer, with its state, is distributed then.
+    """Load a saved model by ``keras.models.load_model`` and make its optimizer distributed.
 
     Args:
-        custom_optimizers: optimizer classes of your own that the file may name.
-        custom_objects: other classes and functions, by name.
-        compression: how gradients travel.
-        legacy_opts: without effect; Horovod has it.
+        {keras_filepath}
+        {keras_custom_optimizers}
+        {keras_custom_objects}
+        {compression}
+        {keras_legacy_opts}
+
+    Returns:
+        the model. Its optimizer, with its saved state, reduces gradients over all ranks.
     """
     model = load_by(keras.models.load_model, filepath, custom_optimizers, custom_objects)
     if getattr(model, "optimizer", None) is not None:
@@ -42,6 +48,6 @@ def load_by(
     custom_optimizers: Optional[Sequence[type]],
     custom_objects: Optional[Dict[str, Any]],
 ) -> Any:
-    """Load a model by some Keras's own function, which is told the user's classes."""
+    """Load a model by the given function of Keras, passing it the user's classes."""
     known = {kind.__name__: kind for kind in custom_optimizers or ()}
     return load(filepath, custom_objects={**known, **(custom_objects or {})})

@@ -1,4 +1,4 @@
-"""Gradients of Keras on JAX."""
+"""Reduces Keras gradients on the JAX backend."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from .reduction_options import How
 
 
 def reduce(how: How, gradients: Sequence[Any], variables: Sequence[Any]) -> List[Any]:
-    """See :func:`.backends.reduce`.
+    """Reduce gradients (JAX arrays) over all ranks in one ordered host callback.
 
-    All gradients go to one callback, and JAX runs ordered callbacks one after another, in the order of the
-    program, which is the same on all ranks.
+    JAX runs ordered callbacks one after another in program order, which is the same on all ranks.
     """
     pairs = [how.compression.compress(gradient) for gradient in gradients]
-    travelling = [compressed for compressed, _ in pairs]
+    compressed = [tensor for tensor, _ in pairs]
     name = group_name(variables, "keras")
-    batch = graph_callbacks.Batch([graph_callbacks.Allreduce(how.reduction, name, len(travelling))])
-    shapes = [jax.ShapeDtypeStruct(item.shape, item.dtype) for item in travelling]
+    batch = graph_callbacks.Batch([graph_callbacks.Allreduce(how.reduction, name, len(compressed))])
+    shapes = [jax.ShapeDtypeStruct(item.shape, item.dtype) for item in compressed]
     results = io_callback(
-        lambda *arrays: batch.run([np.asarray(array) for array in arrays]), shapes, *travelling, ordered=True
+        lambda *arrays: batch.run([np.asarray(array) for array in arrays]), shapes, *compressed, ordered=True
     )
     return [how.compression.decompress(result, context) for result, (_, context) in zip(results, pairs)]

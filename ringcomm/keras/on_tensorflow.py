@@ -1,4 +1,4 @@
-"""Gradients of Keras on TensorFlow."""
+"""Reduces Keras gradients on the TensorFlow backend."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .reduction_options import How
 
 
 def reduce(how: How, gradients: Sequence[Any], variables: Sequence[Any]) -> List[Any]:
-    """See :func:`.backends.reduce`."""
+    """Reduce gradients (TensorFlow tensors or ``tf.IndexedSlices``) over all ranks."""
     reducer = GradientReducer(how.compression, how.sparse_as_dense, groups=how.groups)
     reducer.how = how.reduction
     return reducer.reduce(gradients, variables, "keras")

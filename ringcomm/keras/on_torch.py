@@ -1,4 +1,4 @@
-"""Gradients of Keras on PyTorch."""
+"""Reduces Keras gradients on the PyTorch backend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .reduction_options import How
 
 
 def reduce(how: How, gradients: Sequence[Any], variables: Sequence[Any]) -> List[Any]:
-    """See :func:`.backends.reduce`."""
+    """Reduce gradients (PyTorch tensors, made dense) over all ranks in one grouped allreduce."""
     op, prescale, postscale, process_set = how.reduction
     with torch.no_grad():
         dense = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients]

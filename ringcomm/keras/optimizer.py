@@ -1,4 +1,4 @@
-"""Keras optimizers whose gradients are those of all ranks, on every backend."""
+"""Keras optimizers that reduce gradients over all ranks, on every backend."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from .._adapter.arguments import predivided
 from .._adapter.compression import Compression
 from .._adapter.gradients import Groups, Reduction, chosen_groups
 from ..collective.call_sites import look_through
+from ..docstrings import documented
 from ..errors import BrokenInvariantError, ConfigError
 from ..ops import ReduceOp, op_of
 from ..process_set import ProcessSet, global_process_set
@@ -22,10 +23,10 @@ _classes: Dict[type, type] = {}
 
 
 class _Distributed:
-    """What a distributed optimizer has besides what the user's own has.
+    """Mixin that adds the reduction to the class of the user's optimizer.
 
-    ``apply()`` is the one method that ``model.fit`` reaches on every backend; ``apply_gradients()`` is
-    passed by on PyTorch and JAX, where a model would be trained without any reduction and without a word.
+    ``model.fit`` calls ``apply()`` on every backend. It does not call ``apply_gradients()`` on PyTorch and
+    JAX: a reduction there would silently be skipped.
     """
 
     _ringcomm_how: How
@@ -35,7 +36,7 @@ class _Distributed:
     _ringcomm_reached = False
 
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
-        """Like the optimizer's own, with the gradients of all ranks."""
+        """Reduce gradients over all ranks, then apply them with the optimizer's own method."""
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)  # type: ignore[attr-defined]
         own = super().apply  # type: ignore[misc]
         if self._accumulates():
@@ -48,7 +49,7 @@ class _Distributed:
     def stateless_apply(
         self, optimizer_variables: Any, grads: Sequence[Any], trainable_variables: Any
     ) -> Any:
-        """What JAX calls; it comes to :meth:`apply`, but for optimizers that scale losses."""
+        """The method that JAX calls. It calls :meth:`apply`, except in optimizers that scale losses."""
         if isinstance(self, keras.optimizers.LossScaleOptimizer):
             grads = self._reduced(grads, self.inner_optimizer._trainable_variables)
         return super().stateless_apply(optimizer_variables, grads, trainable_variables)  # type: ignore[misc]
@@ -59,7 +60,7 @@ class _Distributed:
         )
 
     def _clip_gradients(self, grads: Sequence[Any]) -> Any:
-        """Where Keras comes with what has been accumulated."""
+        """Keras calls this with the accumulated gradients; they are reduced here."""
         if self._accumulates():
             grads = self._reduced(grads, self._ringcomm_variables)
         return super()._clip_gradients(grads)  # type: ignore[misc]
@@ -90,21 +91,25 @@ class _Distributed:
         return results
 
     def register_local_var(self, var: Any) -> None:
-        """The gradient of this variable is not reduced: it belongs to a part only this rank has."""
+        """Exclude the gradient of a variable from the reduction, because only this rank has the variable.
+
+        Args:
+            var: the variable.
+        """
         self._ringcomm_local[id(var)] = var
 
 
 def distributed_class(kind: type) -> type:
-    """The class of optimizers like these that reduce gradients. It has the same name.
+    """The subclass of an optimizer's class that reduces gradients. It has the same name.
 
-    So what is saved with a model names Keras's own class, and can be loaded where ringcomm is not
-    installed, by ``keras.models.load_model``; :func:`ringcomm.keras.load_model` wraps it again.
+    A saved model therefore names Keras's own class: ``keras.models.load_model`` can load it where ringcomm is
+    not installed, and :func:`ringcomm.keras.load_model` makes the optimizer distributed again.
     """
     if issubclass(kind, _Distributed):
         return kind
     if kind not in _classes:
         exported = getattr(keras.optimizers, kind.__name__, None)
-        # Where the class is for every backend: on PyTorch kind is one that only this backend has.
+        # The public class if there is one: on PyTorch, kind is a subclass that only this backend has.
         public = isinstance(exported, type) and issubclass(kind, exported)
         module = "keras.optimizers" if public else kind.__module__
         _classes[kind] = type(
@@ -114,22 +119,30 @@ def distributed_class(kind: type) -> type:
 
 
 def check_reached(optimizer: Any) -> None:
-    """Called after an epoch: whether Keras has taken the way on which gradients are reduced.
+    """Check after an epoch that Keras has called the method that reduces gradients.
 
     Raises:
-        BrokenInvariantError: it has not, and ranks would train models of their own from here on.
+        BrokenInvariantError: it has not, so the models of the ranks have diverged.
     """
     if isinstance(optimizer, _Distributed) and not optimizer._ringcomm_reached:
         raise BrokenInvariantError(
             f"Keras {keras.__version__} on {keras.backend.backend()} has trained with "
-            f"{type(optimizer).__name__} without reducing gradients: ringcomm does not know this version."
+            f"{type(optimizer).__name__} without reducing gradients: ringcomm does not support this version."
         )
 
 
 def make_distributed(
     optimizer: Any, how: How, passes: int = 1, scale_local: bool = True, in_place: bool = False
 ) -> Any:
-    """A distributed optimizer with the configuration of another one, or that one itself, with its state."""
+    """Create a distributed optimizer with the configuration of another one.
+
+    Args:
+        optimizer: the user's optimizer.
+        how: the options of the reduction.
+        passes: number of batches per reduction.
+        scale_local: divide gradients of local variables by the number of ranks.
+        in_place: change the class of ``optimizer`` itself, which keeps its state.
+    """
     kind = distributed_class(type(optimizer))
     if in_place:
         optimizer.__class__ = kind
@@ -139,7 +152,7 @@ def make_distributed(
         if passes > 1:
             if config.get("gradient_accumulation_steps"):
                 raise ConfigError(
-                    "backward_passes_per_step and gradient_accumulation_steps are the same: give one."
+                    "backward_passes_per_step and gradient_accumulation_steps mean the same: pass only one."
                 )
             config["gradient_accumulation_steps"] = passes
         distributed = kind.from_config(config)  # type: ignore[attr-defined]
@@ -148,12 +161,13 @@ def make_distributed(
 
 
 def _attach(optimizer: Any, how: How, scale_local: bool) -> None:
-    # Past Keras's bookkeeping, which would take what is set for something to save.
+    # Without Keras's tracking of attributes, which would save these with the model.
     object.__setattr__(optimizer, "_ringcomm_how", how)
     object.__setattr__(optimizer, "_ringcomm_scale_local", scale_local)
     object.__setattr__(optimizer, "_ringcomm_local", {})
 
 
+@documented
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
     optimizer: Any, name: Optional[str] = None, device_dense: str = "", device_sparse: str = "",
     compression: Any = Compression.none, sparse_as_dense: bool = False,
@@ -162,30 +176,41 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     num_groups: int = 0, groups: Groups = None, process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:  # fmt: skip
-    """An optimizer that averages gradients over all ranks before it applies them.
+    """Wrap a Keras optimizer: it reduces gradients over all ranks before it applies them.
 
     ::
 
         model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.Adam(0.001 * hvd.size())), ...)
 
     Args:
-        optimizer: any of Keras 3, or of ``tf_keras``.
-        compression: how gradients travel.
-        sparse_as_dense: on TensorFlow, reduce ``tf.IndexedSlices`` as dense tensors (elsewhere all are).
-        gradient_predivide_factor: divide an average by so much before the sum, by the rest after it.
-        op: Average (the default), Sum or Adasum.
-        backward_passes_per_step: add up the gradients of so many batches before they are reduced. Keras
-            3 calls this ``gradient_accumulation_steps``. Sparse gradients need ``sparse_as_dense`` in
-            ``tf_keras``.
-        average_aggregated_gradients: divide what has been added up by the number of passes.
-        num_groups, groups: on TensorFlow, reduce gradients in so many groups, or in these (lists of
-            variables). Elsewhere all travel together.
-        process_set: the ranks that take part.
-        scale_local_gradients: divide gradients of local variables by the number of ranks.
-        name, device_dense, device_sparse: without effect; Horovod has them.
+        optimizer: an optimizer of Keras 3 or of ``tf_keras``.
+        name: no effect; accepted because Horovod's function has it.
+        {tf_device_dense}
+        {tf_device_sparse}
+        {compression}
+        sparse_as_dense: on TensorFlow, convert ``tf.IndexedSlices`` to dense tensors before they are reduced.
+            On other backends all gradients are dense.
+        {tf_gradient_predivide_factor}
+        {tf_gradient_op}
+        backward_passes_per_step: number of batches of which gradients are summed locally before one reduction
+            and one step; ``gradient_accumulation_steps`` of Keras 3. With ``tf_keras``, sparse gradients then
+            need ``sparse_as_dense``.
+        {tf_average_aggregated_gradients}
+        num_groups: on TensorFlow, split the gradients into this number of groups, each reduced as one
+            operation; 0: one group. On other backends there is always one group.
+        groups: on TensorFlow, the number of groups, or a list of lists of variables that are reduced
+            together.
+        {process_set}
+        {tf_scale_local_gradients}
+
+    Returns:
+        a new optimizer with the configuration of ``optimizer``, of a class derived from its class. Its
+        ``register_local_var(variable)`` excludes a variable's gradient from the reduction.
 
     Raises:
-        ConfigError: it is no optimizer of Keras, or the arguments make no sense.
+        ConfigError: ``optimizer`` is not a Keras optimizer, ``backward_passes_per_step`` is less than 1,
+            ``groups`` is neither a number nor lists of variables, or ``gradient_predivide_factor`` is given
+            with an op other than Average.
     """
     if backward_passes_per_step < 1:
         raise ConfigError("backward_passes_per_step must be at least 1")
@@ -195,7 +220,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             op, gradient_predivide_factor, num_groups, groups, process_set, scale_local_gradients,
         )  # fmt: skip
     if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise ConfigError(f"DistributedOptimizer needs an optimizer of Keras, not {type(optimizer)}.")
+        raise ConfigError(f"DistributedOptimizer requires a Keras optimizer, not {type(optimizer)}.")
     if _losses_are_scaled() and not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         # What compile() would do otherwise, the other way round: then each rank would decide by its own
         # gradients whether to make a step, and only some of them would come to the reduction.
@@ -215,7 +240,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
 
 def is_keras_2(thing: Any) -> bool:
-    """Whether something is of ``tf_keras``, which need not be installed."""
+    """Whether an object is of a class of ``tf_keras``, which need not be installed."""
     return any(kind.__module__.partition(".")[0] == "tf_keras" for kind in type(thing).__mro__)
 
 
@@ -237,10 +262,20 @@ def _losses_are_scaled() -> bool:
 def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
     optimizer: Any, *args: Any, local_layers: Any = None, **kwargs: Any
 ) -> Any:
-    """Like :func:`DistributedOptimizer`, for models of which some layers are this rank's own.
+    """Wrap a Keras optimizer: it reduces gradients over all ranks, except those of some layers.
 
     Args:
-        local_layers: a layer or several (built), whose gradients are not reduced.
+        optimizer: an optimizer of Keras 3 or of ``tf_keras``.
+        args: further arguments of :func:`DistributedOptimizer`.
+        local_layers: one layer or several (built), whose gradients are not reduced because every rank has
+            its own weights of them.
+        kwargs: further arguments of :func:`DistributedOptimizer`, by keyword.
+
+    Returns:
+        a new optimizer with the configuration of ``optimizer``, of a class derived from its class.
+
+    Raises:
+        ConfigError: ``optimizer`` is not a Keras optimizer, or an argument is invalid.
     """
     distributed = DistributedOptimizer(optimizer, *args, **kwargs)
     layers = local_layers if isinstance(local_layers, (list, tuple, set)) else [local_layers]

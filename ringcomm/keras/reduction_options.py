@@ -1,4 +1,4 @@
-"""How gradients are reduced, on every backend."""
+"""The options of a gradient reduction, for every backend."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from .._adapter.gradients import Groups, Reduction
 
 
 class How(NamedTuple):
-    """How gradients are reduced.
+    """The options of a gradient reduction.
 
     Attributes:
-        reduction: how they become one.
-        compression: how they travel.
-        sparse_as_dense: make ``tf.IndexedSlices`` dense.
-        groups: which ones travel together.
+        reduction: op, factors and process set.
+        compression: a compressor class.
+        sparse_as_dense: convert ``tf.IndexedSlices`` to dense tensors first.
+        groups: the number of groups, or lists of variables; None: one group.
     """
 
     reduction: Reduction

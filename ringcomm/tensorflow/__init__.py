@@ -1,4 +1,4 @@
-"""TensorFlow on any number of ranks, with Horovod's interface.
+"""Distributed training with TensorFlow, with Horovod's interface.
 
 ::
 
@@ -12,8 +12,8 @@
     if first_batch:
         hvd.broadcast_variables(model.variables, root_rank=0)
 
-Works eagerly, in ``tf.function`` and in graphs of TensorFlow 1 (``tf.compat.v1``), but not in functions
-compiled with ``jit_compile=True``, which cannot call anything outside.
+Works in eager mode, in ``tf.function`` and in graphs of TensorFlow 1 (``tf.compat.v1``), but not in functions
+compiled with ``jit_compile=True``: XLA cannot call Python.
 """
 
 from .._adapter import common

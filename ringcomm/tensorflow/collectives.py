@@ -1,4 +1,4 @@
-"""The collectives on tensors, as programs call them."""
+"""The public collectives on TensorFlow tensors."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from .._adapter.gradients import Reduction
 from .._tensorflow import bridge
 from .._tensorflow.compression import Compression
 from ..collective.call_sites import look_through
+from ..docstrings import documented
 from ..ops import ReduceOp, op_of
 from ..process_set import ProcessSet, global_process_set
 from . import flow
@@ -21,6 +22,7 @@ look_through(tf)
 Tensor = Union[tf.Tensor, tf.IndexedSlices]
 
 
+@documented
 def allreduce(
     tensor: Any,
     average: Optional[bool] = None,
@@ -34,25 +36,35 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
 ) -> Tensor:
-    """Reduce a tensor of the same shape and type from every rank; every rank gets the result.
+    """Reduce a tensor over all ranks; every rank gets the result.
 
-    Of ``tf.IndexedSlices`` the result has everybody's slices, divided by the number of ranks for Average.
+    For ``tf.IndexedSlices`` the result has the slices of all ranks (divided by the number of ranks for
+    Average), which are gathered and not added up.
 
     Args:
-        average: deprecated; use ``op``.
-        compression: how the tensor travels.
-        op: Average (the default), Sum, Min, Max, Product or Adasum.
-        prescale_factor: multiplies every contribution before, ``postscale_factor`` the result after.
-        name: what the operation is called; ranks' operations of one name belong together. Without it those
-            in the same place of the graph do, and outside of graphs those that come at the same turn.
-        process_set: the ranks that take part.
-        device_dense, device_sparse, ignore_name_scope: without effect; Horovod has them.
+        tensor: a tensor, a variable or an array, of the same shape and dtype on all ranks; or
+            ``tf.IndexedSlices``, whose numbers of slices may differ.
+        {tf_average}
+        {tf_device_dense}
+        {tf_device_sparse}
+        {compression}
+        {op}
+        {prescale_factor}
+        {postscale_factor}
+        {tf_name}
+        {process_set}
+        {tf_ignore_name_scope}
 
     Returns:
-        a new tensor, bit-identical on all ranks, through which gradients flow.
+        a new tensor of the input's shape and dtype, bit-identical on all ranks. It is differentiable; the
+        gradient is the same reduction of the ranks' gradients.
 
     Raises:
-        NotImplementedError: there is no such reduction of ``tf.IndexedSlices``.
+        NotImplementedError: ``tf.IndexedSlices`` with an op other than Average and Sum, or with factors.
+        ConfigError: both ``op`` and ``average`` are given.
+        UnsupportedDtypeError: the op does not support the dtype.
+        MismatchError: shapes, dtypes, ops or factors differ between ranks.
+        PeerLostError: a rank was lost.
     """
     how = Reduction(reduction(op, average), float(prescale_factor), float(postscale_factor), process_set)
     if isinstance(tensor, tf.IndexedSlices):
@@ -61,6 +73,7 @@ def allreduce(
     return result
 
 
+@documented
 def grouped_allreduce(
     tensors: Sequence[Any],
     average: Optional[bool] = None,
@@ -74,7 +87,33 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: Optional[str] = None,
 ) -> List[Tensor]:
-    """Like :func:`allreduce` for several tensors, all of them or none."""
+    """Reduce several tensors over all ranks in one operation, which succeeds or fails as a whole.
+
+    Args:
+        tensors: tensors, variables, arrays or ``tf.IndexedSlices``; all ranks pass the same number of them,
+            with the same shapes and dtypes, in the same order.
+        {tf_average}
+        {tf_device_dense}
+        {tf_device_sparse}
+        {compression}
+        {op}
+        {prescale_factor}
+        {postscale_factor}
+        {process_set}
+        {tf_ignore_name_scope}
+        {tf_name}
+
+    Returns:
+        new tensors in the order of the inputs, with their shapes and dtypes, bit-identical on all ranks and
+        differentiable.
+
+    Raises:
+        NotImplementedError: ``tf.IndexedSlices`` with an op other than Average and Sum, or with factors.
+        ConfigError: both ``op`` and ``average`` are given.
+        UnsupportedDtypeError: the op does not support the dtype.
+        MismatchError: shapes, dtypes, ops or factors differ between ranks.
+        PeerLostError: a rank was lost.
+    """
     how = Reduction(reduction(op, average), float(prescale_factor), float(postscale_factor), process_set)
     results: List[Any] = list(tensors)
     dense = [index for index, item in enumerate(results) if not isinstance(item, tf.IndexedSlices)]
@@ -117,6 +156,7 @@ def _reduce_slices(
     return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)
 
 
+@documented
 def reducescatter(
     tensor: Any,
     device_dense: str = "",
@@ -128,13 +168,39 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> tf.Tensor:
-    """Reduce a tensor of which every rank gets its rows only: the first ranks one more if uneven."""
+    """Reduce a tensor over all ranks; every rank gets its part of the rows of the result.
+
+    Rows are divided evenly; where that leaves a remainder of r rows, the first r ranks get one row more.
+
+    Args:
+        tensor: a dense tensor with at least one dimension, of the same shape and dtype on all ranks.
+        {tf_device_dense}
+        {compression}
+        op: Average (the default), Sum, Min, Max or Product.
+        {tf_name}
+        {process_set}
+        {tf_ignore_name_scope}
+        {prescale_factor}
+        {postscale_factor}
+
+    Returns:
+        a new tensor of the input's dtype with this rank's rows; all dimensions but the first are the input's.
+        It is differentiable.
+
+    Raises:
+        NotImplementedError: the tensor is ``tf.IndexedSlices``.
+        UnsupportedDtypeError: the op is Adasum, or the dtype cannot be reduced.
+        ShapeError: the tensor has no dimensions.
+        MismatchError: shapes, dtypes, ops or factors differ between ranks.
+        PeerLostError: a rank was lost.
+    """
     (result,) = grouped_reducescatter(
         [tensor], device_dense, compression, op, process_set, prescale_factor, postscale_factor, name
     )
     return result
 
 
+@documented
 def grouped_reducescatter(
     tensors: Sequence[Any],
     device_dense: str = "",
@@ -145,7 +211,31 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
     name: Optional[str] = None,
 ) -> List[tf.Tensor]:
-    """Like :func:`reducescatter` for several tensors, all of them or none."""
+    """Reduce several tensors in one operation; every rank gets its part of the rows of each result.
+
+    Rows are divided evenly; where that leaves a remainder of r rows, the first r ranks get one row more.
+
+    Args:
+        tensors: dense tensors with at least one dimension; all ranks pass the same number of them, with the
+            same shapes and dtypes, in the same order.
+        {tf_device_dense}
+        {compression}
+        op: Average (the default), Sum, Min, Max or Product.
+        {process_set}
+        {prescale_factor}
+        {postscale_factor}
+        {tf_name}
+
+    Returns:
+        new tensors in the order of the inputs with this rank's rows of each. They are differentiable.
+
+    Raises:
+        NotImplementedError: one of them is ``tf.IndexedSlices``.
+        UnsupportedDtypeError: the op is Adasum, or the dtype cannot be reduced.
+        ShapeError: one of them has no dimensions.
+        MismatchError: shapes, dtypes, ops or factors differ between ranks.
+        PeerLostError: a rank was lost.
+    """
     how = Reduction(op_of(op), float(prescale_factor), float(postscale_factor), process_set)
     given = _dense(tensors, "reducescatter")
     pairs = [compression.compress(item) for item in given]
@@ -154,28 +244,66 @@ def grouped_reducescatter(
     return [compression.decompress(item, context) for item, (_, context) in zip(reduced, pairs)]
 
 
+@documented
 def allgather(
     tensor: Any,
     name: Optional[str] = None,
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
-    """Collect every rank's rows, in rank order; how many there are may differ from rank to rank."""
+    """Concatenate the tensors of all ranks along the first dimension, in rank order.
+
+    Args:
+        tensor: a dense tensor with at least one dimension. The first dimension may differ between ranks; all
+            other dimensions and the dtype may not.
+        {tf_name}
+        {tf_ignore_name_scope}
+        {process_set}
+
+    Returns:
+        a new tensor, the same on all ranks. It is differentiable; the gradient is this rank's rows of the
+        averaged gradients.
+
+    Raises:
+        NotImplementedError: the tensor is ``tf.IndexedSlices``.
+        ShapeError: the tensor has no dimensions.
+        MismatchError: dtypes or other dimensions than the first differ between ranks.
+        PeerLostError: a rank was lost.
+    """
     (result,) = grouped_allgather([tensor], name, ignore_name_scope, process_set)
     return result
 
 
+@documented
 def grouped_allgather(
     tensors: Sequence[Any],
     name: Optional[str] = None,
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> List[tf.Tensor]:
-    """Like :func:`allgather` for several tensors, all of them or none."""
+    """Concatenate several tensors of all ranks, each along its first dimension, in one operation.
+
+    Args:
+        tensors: dense tensors with at least one dimension; all ranks pass the same number of them. The first
+            dimensions may differ between ranks; all other dimensions and the dtypes may not.
+        {tf_name}
+        {tf_ignore_name_scope}
+        {process_set}
+
+    Returns:
+        new tensors in the order of the inputs, the same on all ranks. They are differentiable.
+
+    Raises:
+        NotImplementedError: one of them is ``tf.IndexedSlices``.
+        ShapeError: one of them has no dimensions.
+        MismatchError: dtypes or other dimensions than the first differ between ranks.
+        PeerLostError: a rank was lost.
+    """
     given = _dense(tensors, "allgather")
     return flow.gather(process_set, bridge.name_of(name, "allgather", given), given)
 
 
+@documented
 def broadcast(
     tensor: Any,
     root_rank: int,
@@ -183,16 +311,30 @@ def broadcast(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
-    """The root's tensor, on every rank; all pass one of the same shape and type.
+    """Send the root's tensor to all ranks.
 
     Args:
-        root_rank: a rank of the job, also if only a process set takes part.
+        tensor: a dense tensor, of the same shape and dtype on all ranks; only the root's values are used.
+        {root_rank}
+        {tf_name}
+        {tf_ignore_name_scope}
+        {process_set}
+
+    Returns:
+        a new tensor with the root's values. It is differentiable; the root gets the averaged gradients, all
+        other ranks zeros.
+
+    Raises:
+        NotImplementedError: the tensor is ``tf.IndexedSlices``.
+        MismatchError: shapes, dtypes or roots differ between ranks.
+        PeerLostError: a rank was lost.
     """
     given = _dense([tensor], "broadcast")
     (result,) = flow.spread(root_rank, process_set, bridge.name_of(name, "broadcast", given), given)
     return result
 
 
+@documented
 def alltoall(
     tensor: Any,
     splits: Any = None,
@@ -200,14 +342,27 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Send rows to every rank and receive rows from every rank.
+    """Send rows of a tensor to every rank and receive rows from every rank.
 
     Args:
-        splits: how many rows go to each rank; without it they are dealt out evenly.
+        tensor: a dense tensor with at least one dimension. The first dimension may differ between ranks; all
+            other dimensions and the dtype may not.
+        splits: int32 tensor or list with the number of rows for each rank, in rank order; its sum is the
+            number of rows. None: every rank gets the same number.
+        {tf_name}
+        {tf_ignore_name_scope}
+        {process_set}
 
     Returns:
-        the received rows in rank order; with ``splits`` a pair, the second of which says how many came
-        from each rank.
+        the received rows in rank order; with ``splits`` a pair of these rows and an int32 tensor with the
+        number of rows from each rank. The rows are differentiable.
+
+    Raises:
+        NotImplementedError: the tensor is ``tf.IndexedSlices``.
+        ConfigError: ``splits`` does not match the tensor or the number of ranks, or rows cannot be divided
+            evenly without it.
+        MismatchError: dtypes or other dimensions than the first differ between ranks.
+        PeerLostError: a rank was lost.
     """
     given = _dense([tensor], "alltoall")
     counts = tf.convert_to_tensor(flow.NO_SPLITS if splits is None else splits)
@@ -216,8 +371,16 @@ def alltoall(
     return rows if splits is None else (rows, received)
 
 
+@documented
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Wait until every rank has come here. Outside of graphs only."""
+    """Block until all ranks have called this function. For eager mode only, not in graphs.
+
+    Args:
+        {process_set}
+
+    Raises:
+        PeerLostError: a rank was lost.
+    """
     graph_callbacks.Batch([graph_callbacks.Barrier(process_set)]).run([])
 
 

@@ -1,4 +1,4 @@
-"""Training that goes on after a rank is lost: ``hvd.elastic``."""
+"""Elastic states for TensorFlow: training continues after the loss of a rank (``hvd.elastic``)."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ tf1 = tf.compat.v1
 
 
 class TensorFlowState(PartsState):
-    """Variables of TensorFlow, and plain values: all are attributes.
+    """Elastic state of TensorFlow variables and plain Python values, each an attribute of the state.
 
     ::
 
         state = hvd.elastic.TensorFlowState(variables=variables, epoch=0)
 
     Args:
-        variables: a list; in a graph of version 1 all of its variables if none are given.
-        session: of such a graph; the present one if none is given.
-        kwargs: plain values.
+        variables: list of ``tf.Variable``, in the same order on all ranks. None: all variables of the present
+            TensorFlow 1 graph.
+        session: in a TensorFlow 1 graph the session that holds the values; None: the default session.
+        kwargs: initial values of further attributes, which must be picklable.
     """
 
     def __init__(self, variables: Optional[Sequence[Any]] = None, session: Any = None, **kwargs: Any) -> None:
@@ -38,16 +39,20 @@ class TensorFlowState(PartsState):
 
 
 class TensorFlowKerasState(PartsState):
-    """A model of ``tf.keras`` and its optimizer, and plain values: all are attributes.
+    """Elastic state of a ``tf.keras`` model, its optimizer and plain Python values, each an attribute.
+
+    ::
+
+        state = hvd.elastic.TensorFlowKerasState(model, epoch=0, batch=0)
 
     Args:
-        model: a built one.
-        optimizer: if the model was not compiled with one.
-        backend: without effect; Horovod has it.
-        kwargs: plain values.
+        model: a built model.
+        optimizer: the optimizer; None: the one that the model was compiled with.
+        backend: no effect; accepted because Horovod's class has it.
+        kwargs: initial values of further attributes, which must be picklable.
 
     Raises:
-        ConfigError: the model is not built yet.
+        ConfigError: the model is not built, so its variables do not exist yet.
     """
 
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
@@ -68,11 +73,11 @@ def _eager_part(value: Any) -> VariablesPart:
 
 
 def _session_part(variables: List[Any], session: Any) -> VariablesPart:
-    # Made once: each would be another operation in the graph, which may not even take one any more.
+    # Created once: every call would add operations to the graph, which may be finalized by then.
     send = broadcast_variables(variables, root_rank=0)
 
     def assign(listed: List[Any], values: Sequence[Any]) -> None:
-        # By the operation that every variable has anyway, fed with another value.
+        # Feed each variable's existing initializer with the saved value: the graph may be finalized.
         session.run(
             [variable.initializer for variable in listed],
             {variable.initializer.inputs[1]: saved for variable, saved in zip(listed, values)},

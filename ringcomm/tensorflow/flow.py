@@ -1,4 +1,4 @@
-"""The collectives on lists of dense tensors, with their gradients."""
+"""Differentiable collectives on lists of dense tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Tensors = List[tf.Tensor]
 
 
 def reduce(how: Reduction, name: Optional[str], tensors: Sequence[tf.Tensor]) -> Tensors:
-    """Reduce all or none. The gradient of a reduction is the same reduction of the gradients."""
+    """Reduce tensors in one operation. Its gradient is the same reduction of the gradients."""
 
     def forward(*inputs: tf.Tensor) -> Any:
         operation = graph_callbacks.Allreduce(how, name, len(inputs))
@@ -29,9 +29,10 @@ def reduce(how: Reduction, name: Optional[str], tensors: Sequence[tf.Tensor]) ->
 
 
 def scatter(how: Reduction, name: Optional[str], tensors: Sequence[tf.Tensor]) -> Tensors:
-    """Reduce, and keep this rank's rows.
+    """Reduce tensors and keep this rank's rows (reducescatter).
 
-    Everybody needs the gradients of all rows; of a sum that of all ranks, as losses are averaged.
+    The gradient is an allgather of the ranks' gradients. For Sum it is multiplied by the number of ranks,
+    because losses are averaged over ranks.
     """
 
     def forward(*inputs: tf.Tensor) -> Any:
@@ -51,7 +52,7 @@ def scatter(how: Reduction, name: Optional[str], tensors: Sequence[tf.Tensor]) -
 
 
 def gather(process_set: ProcessSet, name: Optional[str], tensors: Sequence[tf.Tensor]) -> Tensors:
-    """Collect everybody's rows. The gradient is a rank's own rows of the averaged gradients."""
+    """Concatenate all ranks' rows (allgather). The gradient is this rank's rows of the averaged gradients."""
 
     def forward(*inputs: tf.Tensor) -> Any:
         operation = graph_callbacks.Allgather(process_set, name, len(inputs))
@@ -61,8 +62,8 @@ def gather(process_set: ProcessSet, name: Optional[str], tensors: Sequence[tf.Te
             averaged = reduce(graph_callbacks.average(process_set), _of(name), gradients)
             rows = tf.stack([tf.shape(item, tf.int64)[0] for item in inputs])
             label = None if name is None else bridge.unique_name(f"{name}.rows")
-            (everybody,) = gather(process_set, label, [rows[tf.newaxis]])
-            before = tf.reduce_sum(everybody[: process_set.rank()], axis=0)
+            (all_rows,) = gather(process_set, label, [rows[tf.newaxis]])
+            before = tf.reduce_sum(all_rows[: process_set.rank()], axis=0)
             return [part[before[index] : before[index] + rows[index]] for index, part in enumerate(averaged)]
 
         return outputs, backward
@@ -73,7 +74,7 @@ def gather(process_set: ProcessSet, name: Optional[str], tensors: Sequence[tf.Te
 def spread(
     root_rank: int, process_set: ProcessSet, name: Optional[str], tensors: Sequence[tf.Tensor]
 ) -> Tensors:
-    """Give all the root's tensors. It gets the averaged gradients; the others' tensors were not used."""
+    """Send the root's tensors to all ranks (broadcast). Its gradient is the average on the root, else 0."""
 
     def forward(*inputs: tf.Tensor) -> Any:
         operation = graph_callbacks.Broadcast(root_rank, process_set, name, len(inputs))
@@ -91,9 +92,9 @@ def spread(
 def exchange(
     process_set: ProcessSet, name: Optional[str], tensor: tf.Tensor, splits: tf.Tensor
 ) -> Tuple[tf.Tensor, tf.Tensor]:
-    """Send rows to everybody; the received rows, and how many came from whom.
+    """Send rows to every rank (alltoall); returns the received rows and their number by source rank.
 
-    Gradients go back the way that the rows came.
+    The gradient is the alltoall in the opposite direction.
     """
 
     def forward(rows: tf.Tensor, counts: tf.Tensor) -> Any:
@@ -118,7 +119,7 @@ def _list(outputs: Any) -> Tensors:
 
 
 def _of(name: Optional[str]) -> Optional[str]:
-    """What the gradient of an operation is called. It may be asked for more than once."""
+    """The name of the gradient's operation; unique, because a gradient may be computed more than once."""
     return None if name is None else bridge.unique_name(f"{name}.gradient")
 
 
@@ -138,4 +139,4 @@ def _rows_unknown(tensors: Sequence[tf.Tensor]) -> List[Any]:
 
 
 NO_SPLITS = np.zeros(0, np.int32)
-"""Rows are dealt out evenly."""
+"""The value of ``splits`` that means: every rank gets the same number of rows."""

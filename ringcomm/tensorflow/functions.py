@@ -1,4 +1,4 @@
-"""Variables, objects and questions about the job, eagerly and in graphs."""
+"""Broadcast of variables and objects, and operations that return rank and size, in eager mode and graphs."""
 
 from __future__ import annotations
 
@@ -10,26 +10,35 @@ import tensorflow as tf
 from .. import api
 from .._adapter import graph_callbacks, objects
 from .._tensorflow import bridge
+from ..docstrings import documented
 from ..errors import Misuse
 from ..process_set import ProcessSet, global_process_set
 
 tf1 = tf.compat.v1
 
 
+@documented
 def broadcast_variables(
     variables: Iterable[Any],
     root_rank: int,
     process_set: ProcessSet = global_process_set,
     inplace: bool = False,
 ) -> Any:
-    """Give variables the root's values, all in one operation.
+    """Assign the root's values to variables on all ranks, in one operation.
 
     Args:
-        variables: those of TensorFlow or of Keras; in the same order on all ranks.
-        inplace: without effect; Horovod has it.
+        variables: variables of TensorFlow or Keras, of the same shapes and dtypes in the same order on all
+            ranks.
+        {root_rank}
+        {process_set}
+        inplace: no effect; accepted because Horovod's function has it.
 
     Returns:
-        in a graph, an operation to run; else None, when it is done.
+        in a graph an operation that must be run; in eager mode None, after the assignment.
+
+    Raises:
+        MismatchError: numbers, shapes, dtypes or roots differ between ranks.
+        PeerLostError: a rank was lost.
     """
     listed = list(variables)
     if not listed:
@@ -45,13 +54,29 @@ def broadcast_variables(
     return None if tf.executing_eagerly() else tf.group(*assigned)
 
 
+@documented
 def broadcast_(
     variables: Iterable[Any],
     root_rank: int,
     name: Optional[str] = None,
     process_set: ProcessSet = global_process_set,
 ) -> List[Any]:
-    """Like :func:`broadcast_variables`; the variables."""
+    """Assign the root's values to variables on all ranks, in one operation, and return the variables.
+
+    Args:
+        variables: variables of TensorFlow or Keras, of the same shapes and dtypes in the same order on all
+            ranks.
+        {root_rank}
+        name: no effect; accepted because Horovod's function has it.
+        {process_set}
+
+    Returns:
+        in eager mode the variables; in a graph tensors with their new values.
+
+    Raises:
+        MismatchError: numbers, shapes, dtypes or roots differ between ranks.
+        PeerLostError: a rank was lost.
+    """
     listed = list(variables)
     done = broadcast_variables(listed, root_rank, process_set)
     if done is None:
@@ -60,28 +85,37 @@ def broadcast_(
         return [tf.identity(variable) for variable in listed]
 
 
+@documented
 def broadcast_global_variables(root_rank: int) -> Any:
-    """In a graph of version 1: an operation that gives all its variables the root's values.
+    """Create an operation that assigns the root's values to all variables of a TensorFlow 1 graph.
+
+    Args:
+        {root_rank}
+
+    Returns:
+        the operation; run it in a session once the variables have been initialized.
 
     Raises:
-        RuntimeError: there is no graph.
+        RuntimeError: called in eager mode, where TensorFlow has no list of all variables.
     """
     if tf.executing_eagerly():
         raise RuntimeError(
-            "broadcast_global_variables() needs a graph of TensorFlow 1. Where operations run at once, there "
-            "is broadcast_variables(model.variables, root_rank=0)."
+            "broadcast_global_variables() needs a graph of TensorFlow 1. In eager mode use "
+            "broadcast_variables(model.variables, root_rank=0)."
         )
     return broadcast_variables(tf1.global_variables(), root_rank)
 
 
+@documented
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
-    """Gives all variables the root's values when a ``MonitoredTrainingSession`` has made or loaded them.
+    """Session hook that assigns the root's values to all variables when a session has been created.
 
-    So ranks start from the same ones, be they random or from a checkpoint.
+    With ``MonitoredTrainingSession`` all ranks then start from the same values, initialized or restored from
+    a checkpoint.
 
     Args:
-        root_rank: the rank whose values are taken.
-        device: without effect; Horovod has it.
+        {root_rank}
+        device: no effect; accepted because Horovod's class has it.
     """
 
     def __init__(self, root_rank: int, device: str = "") -> None:
@@ -90,15 +124,21 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
         self.bcast_op: Any = None
 
     def begin(self) -> None:
-        """The graph is about to be finished."""
+        """Add the broadcast operation to the graph, before TensorFlow finalizes it."""
         if self.bcast_op is None or self.bcast_op.graph != tf1.get_default_graph():
             self.bcast_op = broadcast_global_variables(self.root_rank)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """The variables have values."""
+        """Run the broadcast in a new session, whose variables are initialized.
+
+        Args:
+            session: the session.
+            coord: its coordinator of threads; not used.
+        """
         session.run(self.bcast_op)
 
 
+@documented
 def broadcast_object(
     obj: Any,
     root_rank: int = 0,
@@ -106,68 +146,146 @@ def broadcast_object(
     name: Optional[str] = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Send any object (pickled by cloudpickle) from the root to all; what others pass is ignored.
+    """Send a Python object from the root to all ranks, pickled by cloudpickle. Runs at once, not in graphs.
 
     Args:
-        session: not needed; Horovod has it.
+        obj: the object; used on the root only.
+        {root_rank}
+        session: no effect; accepted because Horovod's function has it.
+        {name}
+        {process_set}
+
+    Returns:
+        on the root the object itself, on all other ranks an equal copy.
+
+    Raises:
+        PeerLostError: a rank was lost.
     """
     return objects.broadcast_object(obj, root_rank, name, process_set)
 
 
+@documented
 def broadcast_object_fn(
     root_rank: int = 0,
     session: Any = None,
     name: Optional[str] = None,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[Any], Any]:
-    """:func:`broadcast_object` as a function of the object alone."""
+    """Create a function of one argument that broadcasts a Python object from the root to all ranks.
+
+    Args:
+        {root_rank}
+        session: no effect; accepted because Horovod's function has it.
+        {name}
+        {process_set}
+
+    Returns:
+        a function that all ranks call with an object and that returns the root's object.
+    """
     return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
 
 
+@documented
 def allgather_object(
     obj: Any,
     session: Any = None,
     name: Optional[str] = None,
     process_set: ProcessSet = global_process_set,
 ) -> List[Any]:
-    """Collect any object (pickled by cloudpickle) from every rank: a list in rank order."""
+    """Collect one Python object from every rank, pickled by cloudpickle. Runs at once, not in graphs.
+
+    Args:
+        obj: this rank's object.
+        session: no effect; accepted because Horovod's function has it.
+        {name}
+        {process_set}
+
+    Returns:
+        the objects of all ranks, in rank order, the same list on every rank.
+
+    Raises:
+        PeerLostError: a rank was lost.
+    """
     return objects.allgather_object(obj, name, process_set)
 
 
-# ---- questions that a graph asks each time it runs -------------------------------------------
+# ---- facts about the job, read each time a graph runs ----------------------------------------
 
 
 def size_op(process_set_id: int = 0, name: Optional[str] = None) -> tf.Tensor:
-    """How many ranks a process set has."""
-    return _asked(lambda: len(_members(process_set_id)), name)
+    """The number of ranks of a process set, as an operation that reads it each time it runs.
+
+    Args:
+        process_set_id: of the process set; 0 is all ranks.
+        name: of the tensor in the graph.
+
+    Returns:
+        an int32 scalar tensor.
+
+    Raises:
+        Misuse: there is no process set with this id.
+    """
+    return _evaluated(lambda: len(_members(process_set_id)), name)
 
 
 def process_set_included_op(process_set_id: int = 0, name: Optional[str] = None) -> tf.Tensor:
-    """1 if this rank belongs to a process set, 0 if not."""
-    return _asked(lambda: int(api.rank() in _members(process_set_id)), name)
+    """Whether this rank belongs to a process set, as an operation that reads it each time it runs.
+
+    Args:
+        process_set_id: of the process set; 0 is all ranks.
+        name: of the tensor in the graph.
+
+    Returns:
+        an int32 scalar tensor, 1 if it does and 0 if not.
+
+    Raises:
+        Misuse: there is no process set with this id.
+    """
+    return _evaluated(lambda: int(api.rank() in _members(process_set_id)), name)
 
 
 def rank_op(name: Optional[str] = None) -> tf.Tensor:
-    """This process's number."""
-    return _asked(api.rank, name)
+    """The rank of this process, as an operation that reads it each time it runs.
+
+    Args:
+        name: of the tensor in the graph.
+
+    Returns:
+        an int32 scalar tensor.
+    """
+    return _evaluated(api.rank, name)
 
 
 def local_rank_op(name: Optional[str] = None) -> tf.Tensor:
-    """This process's number on its host."""
-    return _asked(api.local_rank, name)
+    """The rank of this process among those of its host, as an operation that reads it each time it runs.
+
+    Args:
+        name: of the tensor in the graph.
+
+    Returns:
+        an int32 scalar tensor.
+    """
+    return _evaluated(api.local_rank, name)
 
 
 def local_size_op(name: Optional[str] = None) -> tf.Tensor:
-    """How many processes of the job run on this host."""
-    return _asked(api.local_size, name)
+    """The number of processes of the job on this host, as an operation that reads it each time it runs.
+
+    Args:
+        name: of the tensor in the graph.
+
+    Returns:
+        an int32 scalar tensor.
+    """
+    return _evaluated(api.local_size, name)
 
 
-def _asked(question: Callable[[], int], name: Optional[str]) -> tf.Tensor:
+def _evaluated(read: Callable[[], int], name: Optional[str]) -> tf.Tensor:
     if tf.executing_eagerly():
-        return tf.constant(question(), tf.int32, name=name)
-    answer = tf.numpy_function(lambda: np.int32(question()), [], tf.int32, name=name)
-    answer.set_shape([])
-    return answer
+        return tf.constant(read(), tf.int32, name=name)
+    value = tf.numpy_function(lambda: np.int32(read()), [], tf.int32, name=name)
+    value.set_shape([])
+    return value
 
 
 def _members(process_set_id: int) -> Any:

@@ -1,4 +1,4 @@
-"""The collectives under the module name that programs written for Horovod import."""
+"""The collectives under Horovod's module name, ``horovod.tensorflow.mpi_ops``."""
 
 from .._adapter.common import *  # noqa: F403
 from .._adapter.horovod_basics import HorovodBasics

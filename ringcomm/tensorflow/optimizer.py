@@ -1,4 +1,4 @@
-"""Optimizers whose gradients are those of all ranks."""
+"""Optimizers that reduce gradients over all ranks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import tensorflow as tf
 from .._adapter.gradients import Groups
 from .._tensorflow.compression import Compression
 from .._tensorflow.gradients import GradientReducer, ReducingOptimizer
+from ..docstrings import documented
 from ..errors import ConfigError
 from ..ops import ReduceOp
 from ..process_set import ProcessSet, global_process_set
@@ -19,13 +20,23 @@ _classes: Dict[Any, Any] = {}
 
 
 class _Distributed(ReducingOptimizer):
-    """What a distributed optimizer of version 1 has besides what the user's own has."""
+    """Mixin that adds the reduction to the class of the user's ``tf.compat.v1.train`` optimizer."""
 
     _passes: int
     _factor: float
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        """Like the optimizer's own, then reduced over all ranks."""
+        """Compute gradients with the optimizer's own method and reduce them over all ranks.
+
+        With ``backward_passes_per_step`` > 1 they are not reduced here but in :meth:`apply_gradients`.
+
+        Args:
+            args: arguments of the optimizer's own method.
+            kwargs: the same, passed by keyword.
+
+        Returns:
+            a list of pairs (gradient, variable).
+        """
         pairs = super().compute_gradients(*args, **kwargs)  # type: ignore[misc]
         if self._passes > 1:
             return pairs
@@ -34,7 +45,16 @@ class _Distributed(ReducingOptimizer):
     def apply_gradients(
         self, grads_and_vars: Any, global_step: Any = None, name: Optional[str] = None
     ) -> Any:
-        """Like the optimizer's own; with several passes per step only after the last of them."""
+        """Apply gradients; with ``backward_passes_per_step`` > 1 add them up and apply every n-th sum.
+
+        Args:
+            grads_and_vars: pairs (gradient, variable) from :meth:`compute_gradients`.
+            global_step: variable that is incremented with every step.
+            name: of the operation.
+
+        Returns:
+            the operation that applies the gradients.
+        """
         pairs = list(grads_and_vars)
         own = super().apply_gradients  # type: ignore[misc]
         if self._passes == 1:
@@ -45,7 +65,7 @@ class _Distributed(ReducingOptimizer):
 
 
 class _Accumulator:
-    """Adds up gradients over several runs of a graph."""
+    """Sums gradients over several runs of a graph."""
 
     def __init__(self, pairs: List[Any], passes: int, factor: float) -> None:
         self._passes = passes
@@ -65,7 +85,7 @@ class _Accumulator:
             )  # fmt: skip
 
     def then(self, step: Any) -> Any:
-        """What adds these gradients, and makes a step of the sums when they are complete."""
+        """An operation that adds the gradients, and calls ``step`` with the sums when they are complete."""
         added = [
             total.assign_add(gradient, read_value=False)
             for total, (gradient, _) in zip(self._sums, self._pairs)
@@ -84,6 +104,7 @@ class _Accumulator:
         return tf1.cond(tf.equal(count, self._passes), make_step, lambda: tf.constant(False)).op
 
 
+@documented
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
     optimizer: Any,
     name: Optional[str] = None,
@@ -101,28 +122,43 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """An optimizer that averages gradients over all ranks before it applies them.
+    """Wrap an optimizer: it reduces gradients over all ranks before it applies them.
+
+    ::
+
+        optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.AdamOptimizer(0.001 * hvd.size()))
+        train_step = optimizer.minimize(loss)
 
     Args:
-        optimizer: of ``tf.compat.v1.train``, or of Keras.
-        name: for it; ``use_locking``, ``device_dense`` and ``device_sparse`` are without effect.
-        compression: how gradients travel.
-        sparse_as_dense: reduce ``tf.IndexedSlices`` as dense tensors.
-        backward_passes_per_step: add up the gradients of so many batches before they are reduced.
-        op: Average (the default), Sum or Adasum.
-        gradient_predivide_factor: divide an average by so much before the sum, by the rest after it.
-        average_aggregated_gradients: divide what has been added up by the number of passes.
-        num_groups, groups: reduce gradients in so many groups, or in these (lists of variables).
-        process_set: the ranks that take part.
-        scale_local_gradients: divide gradients of local variables by the number of ranks.
+        optimizer: an optimizer of ``tf.compat.v1.train`` or of Keras.
+        name: of the returned optimizer; None: that of ``optimizer``.
+        use_locking: no effect; accepted because Horovod's function has it.
+        {tf_device_dense}
+        {tf_device_sparse}
+        {compression}
+        {tf_sparse_as_dense}
+        {tf_backward_passes_per_step}
+        {tf_gradient_op}
+        {tf_gradient_predivide_factor}
+        {tf_average_aggregated_gradients}
+        {tf_num_groups}
+        {tf_groups}
+        {process_set}
+        {tf_scale_local_gradients}
+
+    Returns:
+        an optimizer of a class derived from that of ``optimizer``. Its ``register_local_var(variable)``
+        excludes a variable's gradient from the reduction.
 
     Raises:
-        ConfigError: it is neither, or the arguments make no sense.
+        ConfigError: ``optimizer`` is of another kind, ``backward_passes_per_step`` is less than 1, ``groups``
+            is neither a number nor lists of variables, or ``gradient_predivide_factor`` is given with an op
+            other than Average.
     """
     if backward_passes_per_step < 1:
         raise ConfigError("backward_passes_per_step must be at least 1")
     if not isinstance(optimizer, tf1.train.Optimizer):
-        # Keras is another package, with adapters of its own, which use this one.
+        # Imported here: Keras need not be installed.
         from ..keras.optimizer import DistributedOptimizer as for_keras
 
         return for_keras(
@@ -141,7 +177,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     )  # fmt: skip
     distributed._passes = backward_passes_per_step
     distributed._factor = 1.0 / backward_passes_per_step if average_aggregated_gradients else 1.0
-    distributed._optimizer = optimizer  # where Horovod's users look for their own
+    distributed._optimizer = optimizer  # Horovod keeps the wrapped optimizer in this attribute
     if name is not None:
         distributed._name = name
     return distributed

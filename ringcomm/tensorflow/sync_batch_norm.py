@@ -1,4 +1,4 @@
-"""Batch normalization over the batches of all ranks, as if they were one."""
+"""Batch normalization with the statistics of the batches of all ranks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from .._adapter.gradients import Reduction
 from .._tensorflow import bridge
+from ..docstrings import documented
 from ..ops import ReduceOp
 from ..process_set import ProcessSet, global_process_set
 from . import flow
@@ -15,15 +16,21 @@ from . import flow
 _KERAS_2 = tf.keras.Model.__module__.partition(".")[0] == "tf_keras"
 
 
+@documented
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
-    """Like ``keras.layers.BatchNormalization``, with the mean and variance of all ranks' batches together.
+    """Batch normalization layer that computes mean and variance over the batches of all ranks.
 
-    For Keras on TensorFlow, and ``tf_keras``. Batches may differ in size.
+    For Keras 3 on TensorFlow and for ``tf_keras``. Inputs have the shapes and dtypes of
+    ``keras.layers.BatchNormalization``; batch sizes may differ between ranks. A forward pass in training
+    performs two allreduces.
 
     Args:
-        fused: False; Horovod's scripts say so, and Keras 3 knows nothing else.
-        process_set: the ranks whose batches belong together.
-        kwargs: those of ``keras.layers.BatchNormalization``.
+        fused: must be False; accepted because Horovod's class has it.
+        {process_set}
+        kwargs: arguments of ``keras.layers.BatchNormalization``, such as ``axis`` and ``momentum``.
+
+    Raises:
+        ValueError: ``fused`` is True or None.
     """
 
     def __init__(
@@ -37,16 +44,18 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
         self._process_set = process_set
 
     def _moments(self, inputs: Any, *details: Any, **named: Any) -> Any:
-        """What Keras normalizes with while it trains.
+        """The mean and variance that Keras normalizes with during training.
 
         Args:
-            details, named: of Keras 3 the mask; of Keras 2 the axes, whether to keep them, and the mask.
+            inputs: the batch of this rank.
+            details: in Keras 3 the mask; in Keras 2 the axes, whether to keep them, and the mask.
+            named: the same, passed by keyword.
         """
         if self._process_set.size() == 1:
             return super()._moments(inputs, *details, **named)
         if not _KERAS_2:
             return self._common_moments(inputs, self._reduction_axes, *details, **named)
-        axes, keep_dims, mask = _asked_by_keras_2(*details, **named)
+        axes, keep_dims, mask = _keras_2_arguments(*details, **named)
         moments = self._common_moments(inputs, axes, mask)
         return [tf.reshape(moment, _lengths(inputs, axes)) for moment in moments] if keep_dims else moments
 
@@ -61,7 +70,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
         )
         count = tf.stop_gradient(count)
         mean = tf.math.divide_no_nan(total, count)
-        # From the common mean, in a second exchange: a difference of two large sums would lose digits.
+        # Deviations from the common mean, in a second allreduce: a difference of large sums loses precision.
         deviations = tf.square(inputs - tf.reshape(mean, _lengths(inputs, axes))) * weights
         (squares,) = flow.reduce(
             how,
@@ -71,10 +80,10 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
         return mean, tf.math.divide_no_nan(squares, count)
 
 
-def _asked_by_keras_2(reduction_axes: Any, keep_dims: bool, mask: Any = None) -> Any:
+def _keras_2_arguments(reduction_axes: Any, keep_dims: bool, mask: Any = None) -> Any:
     return reduction_axes, keep_dims, mask
 
 
 def _lengths(inputs: Any, reduced: Any) -> Any:
-    """The shape of moments that is broadcast against the inputs."""
+    """The shape in which moments broadcast against the inputs."""
     return [1 if axis in reduced else inputs.shape[axis] for axis in range(inputs.shape.rank)]

@@ -1,4 +1,4 @@
-"""Gradient tapes whose gradients are those of all ranks."""
+"""Gradient tapes that reduce gradients over all ranks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import tensorflow as tf
 from .._adapter.gradients import Groups
 from .._tensorflow.compression import Compression
 from .._tensorflow.gradients import GradientReducer
+from ..docstrings import documented
 from ..errors import ConfigError
 from ..ops import ReduceOp
 from ..process_set import ProcessSet, global_process_set
@@ -17,7 +18,7 @@ _classes: Dict[Any, Any] = {}
 
 
 class _Distributed:
-    """What a distributed tape has besides what the user's own has."""
+    """Mixin that adds the reduction to the class of the user's tape."""
 
     _reducer: GradientReducer
 
@@ -29,7 +30,23 @@ class _Distributed:
         use_generic_names: bool = False,
         **options: Any,
     ) -> Any:
-        """Like the tape's own, then reduced over all ranks."""
+        """Compute gradients from what the tape has recorded and reduce them over all ranks.
+
+        Args:
+            target: the tensor, or nested structure of tensors, to differentiate.
+            sources: the variables to differentiate with respect to: one or a nested structure.
+            output_gradients: gradients with respect to ``target``, one per element.
+            use_generic_names: match gradients between ranks by their place in ``sources`` and not by the
+                names of the variables.
+            options: further arguments of ``tf.GradientTape.gradient``.
+
+        Returns:
+            the reduced gradients, in the structure of ``sources``; None where there is no gradient.
+
+        Raises:
+            MismatchError: ranks differ in the variables, their shapes or dtypes.
+            PeerLostError: a rank was lost.
+        """
         computed = super().gradient(target, sources, output_gradients, **options)  # type: ignore[misc]
         flat = tf.nest.flatten(sources)
         numbers = {id(source): index for index, source in enumerate(flat)}
@@ -38,7 +55,11 @@ class _Distributed:
         return tf.nest.pack_sequence_as(sources, reduced)
 
     def register_local_source(self, source: Any) -> None:
-        """The gradient of this variable is not reduced: it belongs to a part only this rank has."""
+        """Exclude the gradient of a variable from the reduction, because only this rank has the variable.
+
+        Args:
+            source: the variable.
+        """
         self._reducer.register_local(source)
 
     def get_local_and_global_gradients(
@@ -48,16 +69,24 @@ class _Distributed:
         output_gradients: Any = None,
         use_generic_names: bool = False,
     ) -> Tuple[List[Tuple[Any, Any]], List[Tuple[Any, Any]]]:
-        """What :meth:`gradient` gives, as pairs of a source and its gradient.
+        """Compute and reduce gradients, and return those of local sources separately.
+
+        Args:
+            target: the tensor, or nested structure of tensors, to differentiate.
+            sources: the variables to differentiate with respect to.
+            output_gradients: gradients with respect to ``target``, one per element.
+            use_generic_names: match gradients between ranks by their place in ``sources`` and not by the
+                names of the variables.
 
         Returns:
-            the pairs of local sources, and those of all others.
+            two lists of pairs (source, gradient), first the local sources, then all others.
         """
         pairs = list(zip(sources, self.gradient(target, sources, output_gradients, use_generic_names)))
         local = [pair for pair in pairs if self._reducer.is_local(pair[0])]
         return local, [pair for pair in pairs if not self._reducer.is_local(pair[0])]
 
 
+@documented
 def DistributedGradientTape(  # noqa: N802 - Horovod's name
     gradtape: tf.GradientTape,
     device_dense: str = "",
@@ -71,7 +100,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """A tape whose ``gradient()`` gives the gradients of all ranks together.
+    """Wrap a gradient tape: the returned tape's ``gradient()`` reduces the gradients over all ranks.
 
     ::
 
@@ -81,15 +110,25 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         gradients = tape.gradient(loss, model.trainable_variables)
 
     Args:
-        gradtape: what has recorded.
-        compression: how gradients travel.
-        sparse_as_dense: reduce ``tf.IndexedSlices`` as dense tensors.
-        op: Average (the default), Sum or Adasum.
-        gradient_predivide_factor: divide an average by so much before the sum, by the rest after it.
-        num_groups, groups: reduce gradients in so many groups, or in these (lists of variables).
-        process_set: the ranks that take part.
-        scale_local_gradients: divide gradients of local sources by the number of ranks.
-        device_dense, device_sparse: without effect; Horovod has them.
+        gradtape: the tape that has recorded the computation.
+        {tf_device_dense}
+        {tf_device_sparse}
+        {compression}
+        {tf_sparse_as_dense}
+        {tf_gradient_op}
+        {tf_gradient_predivide_factor}
+        {tf_num_groups}
+        {tf_groups}
+        {process_set}
+        {tf_scale_local_gradients}
+
+    Returns:
+        a tape with the recorded computation of ``gradtape`` and the methods of its class, and besides
+        ``register_local_source(variable)``, which excludes a variable's gradient from the reduction.
+
+    Raises:
+        ConfigError: ``groups`` is neither a number nor lists of variables, or
+            ``gradient_predivide_factor`` is given with an op other than Average.
     """
     kind: Any = type(gradtape)
     if kind not in _classes:
@@ -104,6 +143,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     return tape
 
 
+@documented
 def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     gradtape: tf.GradientTape,
     device_dense: str = "",
@@ -118,18 +158,34 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Like :func:`DistributedGradientTape`, for models of which some layers are this rank's own.
+    """Wrap a gradient tape: gradients are reduced over all ranks, except those of some layers.
 
     Args:
-        local_layers: a layer or several, whose gradients are not reduced.
+        gradtape: the tape that has recorded the computation.
+        {tf_device_dense}
+        {tf_device_sparse}
+        {compression}
+        {tf_sparse_as_dense}
+        {tf_gradient_op}
+        {tf_gradient_predivide_factor}
+        {tf_num_groups}
+        {tf_groups}
+        {process_set}
+        local_layers: one layer or several (built), whose gradients are not reduced because every rank has
+            its own weights of them.
+        {tf_scale_local_gradients}
+
+    Returns:
+        a tape with the recorded computation of ``gradtape`` and the methods of its class.
 
     Raises:
-        ConfigError: one of them is no layer.
+        ConfigError: an entry of ``local_layers`` is not a Keras layer, ``groups`` is neither a number nor
+            lists of variables, or ``gradient_predivide_factor`` is given with an op other than Average.
     """
     layers = local_layers if local_layers is not None else []
     listed = list(layers) if isinstance(layers, (list, tuple, set)) else [layers]
     if not all(hasattr(layer, "trainable_weights") for layer in listed):
-        raise ConfigError(f"local_layers must be layers of Keras, not {listed}.")
+        raise ConfigError(f"local_layers must be Keras layers, not {listed}.")
     tape = DistributedGradientTape(
         gradtape, device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor,
         num_groups, groups, process_set, scale_local_gradients,

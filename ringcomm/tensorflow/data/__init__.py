@@ -1,1 +1,1 @@
-"""Data that other processes prepare: ``horovod.tensorflow.data``."""
+"""Input pipelines that run in other processes: the counterpart of ``horovod.tensorflow.data``."""

@@ -1,9 +1,9 @@
-"""TensorFlow's data service, run by the ranks of one job (the compute job) for those of another that trains.
+"""TensorFlow's data service, run by the ranks of one job (the compute job) for those of a training job.
 
 ::
 
-    ringrun -np 4 python -m ringcomm.tensorflow.data.compute_worker compute.json  # they prepare data
-    ringrun -np 2 train.py compute.json                                           # and these train
+    ringrun -np 4 python -m ringcomm.tensorflow.data.compute_worker compute.json  # the compute job
+    ringrun -np 2 train.py compute.json                                           # the training job
 
     compute_config = TfDataServiceConfig.read("compute.json", wait_for_file_creation=True)
     dataset = dataset.map(...).batch(32).send_to_data_service(compute_config, hvd.rank(), hvd.size())
@@ -11,10 +11,11 @@
     if hvd.rank() == 0:
         compute_config.compute_client().shutdown()  # training is over: the compute job ends
 
-What comes before ``send_to_data_service`` is done there, and what comes after it here. Who prepares data for
-whom is settled in a registry that rank 0 of the compute job serves; it is authenticated, like all of
-ringcomm. TensorFlow's own connections are not: its dispatchers and workers listen on all addresses of their
-hosts, and whoever reaches them can have them run a dataset. Use them in networks that you trust.
+The transformations before ``send_to_data_service`` run in the compute job, those after it in the training
+job. A registry in rank 0 of the compute job assigns workers to dispatchers; its connections are
+authenticated, like all of ringcomm's. TensorFlow's own connections are not: its dispatchers and workers
+listen on all addresses of their hosts, and every process that can connect to them can make them execute a
+dataset. Use them in trusted networks only.
 """
 
 from __future__ import annotations
@@ -43,26 +44,26 @@ __all__ = ["TfDataServiceConfig", "compute_worker_fn", "send_to_data_service", "
 logger = logging.getLogger("ringcomm.tensorflow")
 
 SIDES = ("compute", "training")
-_LOOK_EVERY_S = 0.2
+_POLL_INTERVAL_S = 0.2
 _HEARTBEAT_MS = 1000
-_shared = itertools.count()
+_shared_jobs = itertools.count()
 
 
 @dataclasses.dataclass(frozen=True)
 class TfDataServiceConfig:
-    """How a compute job is laid out and where its registry is.
+    """The layout of a compute job and the addresses of its registry.
 
     Attributes:
-        dispatchers: 1 for all training ranks, or else as many as there are training ranks.
-        workers_per_dispatcher: how many ranks of the compute job work for each.
-        dispatcher_side: which job runs the dispatchers, ``"compute"`` or ``"training"``.
-        addresses: where the registry listens, by network interface.
-        key: what everybody proves to the registry. Whoever knows it can take part.
-        timeout: seconds that everybody waits for everybody else to be set up, and the compute job for another
-            training process when all that there were are gone.
+        dispatchers: number of dispatchers: 1, or the number of training ranks.
+        workers_per_dispatcher: number of ranks of the compute job that work for each dispatcher.
+        dispatcher_side: the job that runs the dispatchers, ``"compute"`` or ``"training"``.
+        addresses: addresses and ports of the registry, by network interface.
+        key: secret by which both jobs authenticate to the registry. Every process that has it can take part.
+        timeout: seconds that dispatchers, workers and training ranks wait for each other to start, and that
+            the compute job waits for another training process after the last one has disconnected.
 
     Raises:
-        ConfigError: the numbers or the side make no sense.
+        ConfigError: a number is not positive, or ``dispatcher_side`` is none of the two.
     """
 
     dispatchers: int
@@ -80,24 +81,34 @@ class TfDataServiceConfig:
                 raise ConfigError(f"{name} must be larger than 0, not {getattr(self, name)!r}.")
 
     def compute_client(self, verbose: int = 1) -> ComputeClient:
-        """What asks the registry; ``compute_client().shutdown()`` ends the compute job."""
+        """Create a client of the registry; ``compute_client().shutdown()`` ends the compute job.
+
+        Args:
+            verbose: no effect on results; Horovod's level of log output.
+
+        Returns:
+            the client, which connects when it is first used.
+        """
         return ComputeClient(self.addresses, self.key, verbose=verbose)
 
     def to_dict(self) -> Dict[str, Any]:
-        """Plain values, as they are written to a file."""
+        """The configuration as a dictionary that can be written as JSON; the key is hexadecimal."""
         return {**self.__dict__, "key": self.key.hex()}
 
     @staticmethod
     def from_dict(config: Mapping[str, Any]) -> TfDataServiceConfig:
-        """The inverse of :meth:`to_dict`.
+        """Create a configuration from the result of :meth:`to_dict`.
+
+        Args:
+            config: all attributes by name.
 
         Raises:
-            ConfigError: something is missing or of another type.
+            ConfigError: an attribute is missing or has a wrong type.
         """
         names = [item.name for item in dataclasses.fields(TfDataServiceConfig)]
         missing = [name for name in names if name not in config]
         if missing:
-            raise ConfigError(f"This is no configuration of a data service: it lacks {', '.join(missing)}.")
+            raise ConfigError(f"This is not a data service configuration: it has no {', '.join(missing)}.")
         try:
             addresses = {
                 str(name): [(str(address), int(port)) for address, port in pairs]
@@ -112,16 +123,21 @@ class TfDataServiceConfig:
                 timeout=int(config["timeout"]),
             )
         except (AttributeError, TypeError, ValueError) as problem:
-            raise ConfigError(f"This is no configuration of a data service: {problem}.") from None
+            raise ConfigError(f"This is not a data service configuration: {problem}.") from None
 
     def write(self, filename: str) -> None:
-        """Write it to a file that only its owner may read; the file is there at once and complete.
+        """Write the configuration to a JSON file that only its owner may read.
+
+        The file is renamed into place: a reader never finds an incomplete one.
+
+        Args:
+            filename: path of the file.
 
         Raises:
             OSError: the file cannot be written.
         """
         path = Path(filename)
-        # mkstemp's files may be read by nobody else, from the first moment.
+        # mkstemp creates the file with mode 0600, so the key is never readable for other users.
         descriptor, partial = tempfile.mkstemp(dir=str(path.parent), prefix=path.name)
         try:
             with open(descriptor, "w", encoding="utf-8") as file:
@@ -135,54 +151,62 @@ class TfDataServiceConfig:
     def read(
         filename: str, wait_for_file_creation: bool = False, timeout: Optional[float] = None
     ) -> TfDataServiceConfig:
-        """Read what a compute job has written.
+        """Read the configuration that a compute job has written.
 
         Args:
-            wait_for_file_creation: whether to wait until it has.
-            timeout: for how many seconds; None: without a limit, with a line in the log now and then.
+            filename: path of the file.
+            wait_for_file_creation: wait until the file exists.
+            timeout: seconds to wait for it; None: no limit, with a log line (WARNING) every 10 s.
+
+        Returns:
+            the configuration.
 
         Raises:
-            ConfigError: the file holds something else.
-            StartTimeoutError: it has not been written in time.
-            OSError: it cannot be read.
+            ConfigError: the file is not a data service configuration.
+            StartTimeoutError: the file did not exist within ``timeout``.
+            OSError: the file cannot be read.
         """
         path, deadline, remind = Path(filename), Deadline(timeout), Deadline(10.0)
         while wait_for_file_creation and not path.exists():
             if deadline.expired():
                 raise StartTimeoutError(
-                    f"Nobody has written {filename} within {timeout:g} s. The compute job does, once all of "
-                    "its ranks have started: is it running, with the same path, and is that on a file system "
-                    "that this host shares? Otherwise copy the file."
+                    f"{filename} was not written within {timeout:g} s. The compute job writes it once all of "
+                    "its ranks have started. Check that the job is running with the same path and that both "
+                    "hosts share the file system; otherwise copy the file."
                 )
             if remind.expired():
                 logger.warning("still waiting for the compute job to write %s", filename)
                 remind.restart()
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_POLL_INTERVAL_S)
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as problem:
-            raise ConfigError(f"{filename} is no JSON: {problem}.") from None
+            raise ConfigError(f"{filename} is not JSON: {problem}.") from None
         if not isinstance(found, dict):
-            raise ConfigError(f"{filename} holds no configuration of a data service: it is no JSON object.")
+            raise ConfigError(f"{filename} is not a data service configuration: it is not a JSON object.")
         return TfDataServiceConfig.from_dict(found)
 
 
 @contextmanager
 def tf_data_service(compute_config: TfDataServiceConfig, rank: int) -> Iterator[str]:
-    """The dispatcher of a training rank, and all of its workers, ready to be used.
+    """Context manager that waits until the dispatcher of a training rank and its workers are ready.
 
-    Gives the dispatcher's address, for ``tf.data.experimental.service.distribute``. If the training side runs
-    the dispatchers, this rank's ends with the ``with`` block; if there is one for all, it is rank 0's, so the
-    ranks should leave the block together.
+    The context value is the dispatcher's address, for ``tf.data.experimental.service.distribute``. If the
+    training side runs the dispatchers, this rank's dispatcher ends with the ``with`` block. With one
+    dispatcher for all ranks, rank 0 runs it, so the ranks must leave the block together.
 
     Args:
+        compute_config: the configuration of the compute job.
         rank: this training rank.
 
+    Yields:
+        the dispatcher's address with its protocol.
+
     Raises:
-        StartTimeoutError: dispatcher or workers are not there in time; the message says which.
-        RefusedError: there are more training ranks than dispatchers, or they are somebody else's.
+        StartTimeoutError: the dispatcher or a worker was not ready in time; the message names it.
+        RefusedError: there are more training ranks than dispatchers, or another training job uses them.
         AuthenticationError: the configuration is that of another compute job.
-        ConfigError: the job encrypts, which TensorFlow's data service does not.
+        ConfigError: the job has ``--encrypt``, which TensorFlow's data service does not support.
     """
     _refuse_encryption()
     compute = compute_config.compute_client(verbose=2)
@@ -194,7 +218,7 @@ def tf_data_service(compute_config: TfDataServiceConfig, rank: int) -> Iterator[
         if compute_config.dispatcher_side == "training" and number == rank:
             server = _start_dispatcher(compute, number, compute_config.timeout)
         address = compute.wait_for_dispatcher_registration(
-            number, compute_config.timeout, _maker(compute_config, number)
+            number, compute_config.timeout, _dispatcher_process(compute_config, number)
         )
         compute.wait_for_dispatcher_worker_registration(number, compute_config.timeout)
         yield address
@@ -212,47 +236,56 @@ def send_to_data_service(
     reuse_dataset: bool = False,
     round_robin: bool = False,
 ) -> Any:
-    """Have a dataset prepared by the compute job. Also a method of ``tf.data.Dataset``.
+    """Run a dataset in the compute job. Also a method of ``tf.data.Dataset``.
 
     Args:
-        rank, size: of the training job. With ``reuse_dataset`` all ranks send the same datasets, in the same
-            order.
-        processing_mode: ``"distributed_epoch"``: a dispatcher's workers share the dataset's elements;
-            ``"parallel_epochs"``: each of them goes through all elements, in an order of its own.
-        reuse_dataset: whether the training ranks share what comes (of one dispatcher), first come, first
-            served: with a distributed epoch every element then goes to one rank, otherwise to every rank.
-        round_robin: with ``reuse_dataset``: the ranks are served in turn. The dataset must have no end.
+        dataset: the ``tf.data.Dataset`` that the workers of the compute job run.
+        compute_config: the configuration of the compute job.
+        rank: this rank of the training job.
+        size: number of ranks of the training job; needed with ``round_robin``.
+        processing_mode: ``"distributed_epoch"``: the workers of a dispatcher share the dataset's elements;
+            ``"parallel_epochs"``: each worker iterates over all elements, in its own order.
+        reuse_dataset: the training ranks of one dispatcher share the results, first come, first served. With
+            a distributed epoch every element then goes to one rank, otherwise to every rank. All ranks must
+            send the same datasets in the same order.
+        round_robin: with ``reuse_dataset``, results go to the ranks in rotation. The dataset must be
+            infinite.
 
     Returns:
-        the dataset of what the compute job prepares.
+        a ``tf.data.Dataset`` of the elements that the compute job produces, with the same element spec.
 
     Raises:
         NotOfferedError: the training side runs the dispatchers: use :func:`tf_data_service`.
+        StartTimeoutError: the dispatcher or a worker was not ready in time; the message names it.
+        RefusedError: there are more training ranks than dispatchers, or another training job uses them.
+        AuthenticationError: the configuration is that of another compute job.
+        ConfigError: the job has ``--encrypt``, which TensorFlow's data service does not support.
     """
     if compute_config.dispatcher_side == "training":
         raise NotOfferedError(
-            "The dispatchers run on the training side here, and must stay until the data has been read: use "
-            "`with tf_data_service(compute_config, rank) as address:` and tf.data's own distribute()."
+            "The dispatchers run on the training side and must run until the data has been read: use "
+            "`with tf_data_service(compute_config, rank) as address:` and "
+            "tf.data.experimental.service.distribute()."
         )
-    in_turn = reuse_dataset and round_robin
+    rotates = reuse_dataset and round_robin
     with tf_data_service(compute_config, rank) as address:
         return dataset.apply(
             tf.data.experimental.service.distribute(
                 processing_mode=processing_mode,
                 service=address,
                 job_name=_shared_name() if reuse_dataset else None,
-                consumer_index=rank if in_turn else None,
-                num_consumers=size if in_turn else None,
+                consumer_index=rank if rotates else None,
+                num_consumers=size if rotates else None,
             )
         )
 
 
 def _shared_name() -> str:
-    """The next name of a job of TensorFlow's that the training ranks share.
+    """The next name of a data service job that the training ranks share.
 
-    If two datasets had the same, the second would be refused; a dataset sent again would be at its end.
+    TensorFlow refuses a second dataset under the same name, and the same dataset would be at its end.
     """
-    number = next(_shared)
+    number = next(_shared_jobs)
     return f"job-{number}" if number else "job"
 
 
@@ -260,12 +293,15 @@ tf.data.Dataset.send_to_data_service = send_to_data_service
 
 
 def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
-    """What every rank of the compute job does, from start to end: a worker, and for some a dispatcher.
+    """Run one rank of the compute job until it is shut down: a worker, and on some ranks a dispatcher.
+
+    Args:
+        compute_config: the configuration of this compute job.
 
     Raises:
-        StartTimeoutError: the worker's dispatcher is not there in time.
-        PeerLostError: the registry has gone.
-        ConfigError: the job encrypts, which TensorFlow's data service does not.
+        StartTimeoutError: the worker's dispatcher was not ready in time.
+        PeerLostError: the connection to the registry was lost.
+        ConfigError: the job has ``--encrypt``, which TensorFlow's data service does not support.
     """
     _refuse_encryption()
     init()
@@ -277,13 +313,14 @@ def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
     try:
         if compute_config.dispatcher_side == "compute" and place == 0:
             servers.append(_start_dispatcher(compute, number, timeout))
-        address = compute.wait_for_dispatcher_registration(number, timeout, _maker(compute_config, number))
+        process = _dispatcher_process(compute_config, number)
+        address = compute.wait_for_dispatcher_registration(number, timeout, process)
         servers.insert(0, _start_worker(address, compute.own_address(timeout), timeout))
         compute.register_worker_for_dispatcher(number, index)
         logger.info("worker %d serves dispatcher %d at %s", index, number, address)
-        why = compute.wait_for_shutdown()
-        if why and index == 0:
-            logger.warning("%s", why)
+        reason = compute.wait_for_shutdown()
+        if reason and index == 0:
+            logger.warning("%s", reason)
     finally:
         for server in servers:
             _stop(server)
@@ -292,7 +329,7 @@ def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
 def _start_dispatcher(compute: ComputeClient, number: int, timeout: int) -> Any:
     server = tf.data.experimental.service.DispatchServer()
     try:
-        # It names itself localhost, which is of no use on other hosts.
+        # The target has the host localhost, which other hosts cannot connect to.
         protocol, _, local = server.target.partition("://")
         address = format_endpoint(compute.own_address(timeout), int(local.rpartition(":")[2]))
         compute.register_dispatcher(number, f"{protocol}://{address}")
@@ -304,7 +341,7 @@ def _start_dispatcher(compute: ComputeClient, number: int, timeout: int) -> Any:
 
 
 def _start_worker(dispatcher: str, host: str, timeout: int) -> Any:
-    # TensorFlow puts the port in that the system has chosen.
+    # TensorFlow replaces %port% by the port that the system has chosen.
     shown = f"[{host}]" if ":" in host else host
     config = tf.data.experimental.service.WorkerConfig(
         dispatcher_address=dispatcher.partition("://")[2],
@@ -320,8 +357,8 @@ def _stop(server: Any) -> None:
     server.join()
 
 
-def _maker(config: TfDataServiceConfig, number: int) -> str:
-    """Who is to run a dispatcher."""
+def _dispatcher_process(config: TfDataServiceConfig, number: int) -> str:
+    """The process that runs a dispatcher, for messages."""
     if config.dispatcher_side == "training":
         return f"training rank {number}"
     return f"rank {number * config.workers_per_dispatcher} of the compute job"
@@ -330,7 +367,7 @@ def _maker(config: TfDataServiceConfig, number: int) -> str:
 def _refuse_encryption() -> None:
     if Settings.from_environment().encrypt or Membership.from_environment().certificate:
         raise ConfigError(
-            "This job encrypts (--encrypt), and TensorFlow's data service cannot: samples would cross the "
-            "network in plain text. Leave --encrypt out, in a network that you trust or over WireGuard; or "
+            "This job has --encrypt, and TensorFlow's data service does not support encryption: samples "
+            "would be sent in plain text. Leave out --encrypt in a trusted network or over WireGuard, or "
             "prepare the data in the training ranks."
         )

@@ -1,6 +1,7 @@
-"""The program that prepares data: ``ringrun -np 4 python -m ringcomm.tensorflow.data.compute_worker FILE``.
+"""The compute job's program: ``ringrun -np 4 python -m ringcomm.tensorflow.data.compute_worker FILE``.
 
-It writes to FILE how training finds it, and removes the file when training is over, or gone.
+It writes its configuration to FILE, from which training ranks read its addresses, and removes the file when
+training has ended or its processes are lost.
 """
 
 from __future__ import annotations
@@ -22,27 +23,29 @@ from .compute_service import SIDES, TfDataServiceConfig, compute_worker_fn
 
 
 def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int) -> None:
-    """Run one rank of a compute job until training is over.
+    """Run one rank of a compute job until training ends.
 
     Args:
-        dispatchers: 1, or as many as there will be training ranks. It must divide the number of ranks.
-        dispatcher_side: which job runs them, ``"compute"`` or ``"training"``.
-        configfile: where rank 0 writes the configuration.
-        timeout: seconds that everybody waits for everybody else to be set up, and this job for another
-            training process when all that there were are gone.
+        dispatchers: number of dispatchers: 1, or the number of training ranks. It must divide the number of
+            ranks of this job.
+        dispatcher_side: the job that runs the dispatchers, ``"compute"`` or ``"training"``.
+        configfile: path to which rank 0 writes the configuration.
+        timeout: seconds that dispatchers, workers and training ranks wait for each other to start, and that
+            this job waits for another training process after the last one has disconnected.
 
     Raises:
-        ConfigError: the arguments make no sense.
+        ConfigError: ``dispatchers`` does not divide the number of ranks, or an argument is invalid.
     """
     init()
     if dispatchers < 1 or size() % dispatchers:
         raise ConfigError(
-            f"Every dispatcher gets as many workers: {size()} processes cannot be shared by {dispatchers}."
+            f"--dispatchers {dispatchers} does not divide the {size()} ranks of this job: every dispatcher "
+            "needs the same number of workers."
         )
     workers = size() // dispatchers
     service: Optional[ComputeService] = None
     written = False
-    # The key itself does not travel: all ranks make it of the job's.
+    # The key itself is not sent: all ranks derive it from the job's key.
     salt = broadcast_object(secrets.token_bytes(32), name="TfDataServiceConfig.salt")
     key = hmac.new(Membership.from_environment().key, b"tf.data service\0" + salt, hashlib.sha256).digest()
     try:
@@ -56,7 +59,7 @@ def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int) 
             config.write(configfile)
             written = True
         compute_worker_fn(config)
-        barrier()  # nobody still has to be told that training is over
+        barrier()  # the registry must run until all ranks have received the shutdown
     finally:
         if service is not None:
             service.shutdown()
@@ -65,22 +68,23 @@ def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int) 
 
 
 def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line; None: that of this process."""
     parser = argparse.ArgumentParser(
         prog="python -m ringcomm.tensorflow.data.compute_worker",
         description="Prepare data for training ranks. Start it with ringrun.",
     )
-    parser.add_argument("configfile", help="where to write what training needs to know")
+    parser.add_argument("configfile", help="file for the configuration that training ranks read")
     parser.add_argument(
-        "--dispatchers", type=int, default=1, help="1, or as many as there are training ranks [1]"
-    )
+        "--dispatchers", type=int, default=1,
+        help="number of dispatchers: 1, or the number of training ranks [1]",
+    )  # fmt: skip
     parser.add_argument(
         "--dispatcher-side", choices=SIDES, default="compute", help="which job runs the dispatchers [compute]"
     )
     parser.add_argument(
         "--timeout", type=int, default=60,
-        help="seconds that all wait for each other to be set up, and this job for another training process "
-        "when all are gone [60]",
+        help="seconds to wait for all processes to start, and for another training process after the last "
+        "one has disconnected [60]",
     )  # fmt: skip
     return parser.parse_args(arguments)
 

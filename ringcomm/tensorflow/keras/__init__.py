@@ -1,4 +1,4 @@
-"""``ringcomm.keras`` under the name that scripts with ``tf.keras`` look for: everything is the same."""
+"""``ringcomm.keras`` for ``tf.keras``, under Horovod's module name ``horovod.tensorflow.keras``."""
 
 from ...keras import *  # noqa: F403
 from ...keras import __all__ as __all__

@@ -1,4 +1,4 @@
-"""The callbacks, which are those of :mod:`ringcomm.keras.callbacks`, under Horovod's other name."""
+"""The callbacks of :mod:`ringcomm.keras.callbacks`, under the name ``horovod.tensorflow.keras.callbacks``."""
 
 from ...keras.callbacks import (
     BestModelCheckpoint,

@@ -1,4 +1,4 @@
-"""The elastic states and callbacks of :mod:`ringcomm.keras.elastic`, under Horovod's other name."""
+"""The contents of :mod:`ringcomm.keras.elastic`, under the name ``horovod.tensorflow.keras.elastic``."""
 
 from ...keras.elastic import (
     CommitStateCallback,

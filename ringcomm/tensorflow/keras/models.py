@@ -1,4 +1,4 @@
-"""Models from files, by whatever Keras ``tf.keras`` is."""
+"""Loads saved models with the version of Keras that ``tf.keras`` is."""
 
 from __future__ import annotations
 
@@ -9,16 +9,29 @@ import tensorflow as tf
 from ..._adapter.compression import Compression
 from ..._tensorflow.gradients import GradientReducer
 from ..._tensorflow.legacy import make_distributed
+from ...docstrings import documented
 from ...keras import models
 from ...keras.optimizer import is_keras_2
 
 
+@documented
 def load_model(
     filepath: Any, custom_optimizers: Optional[Sequence[type]] = None,
     custom_objects: Optional[Dict[str, Any]] = None, compression: Any = Compression.none,
     legacy_opts: bool = False,
 ) -> Any:  # fmt: skip
-    """Load a model as ``tf.keras.models.load_model`` does; see :func:`ringcomm.keras.load_model`."""
+    """Load a saved model by ``tf.keras.models.load_model`` and make its optimizer distributed.
+
+    Args:
+        {keras_filepath}
+        {keras_custom_optimizers}
+        {keras_custom_objects}
+        {compression}
+        {keras_legacy_opts}
+
+    Returns:
+        the model. Its optimizer, with its saved state, reduces gradients over all ranks.
+    """
     if not is_keras_2(tf.keras.Sequential()):
         return models.load_model(filepath, custom_optimizers, custom_objects, compression)
     model = models.load_by(tf.keras.models.load_model, filepath, custom_optimizers, custom_objects)

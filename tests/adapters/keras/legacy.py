@@ -103,7 +103,7 @@ def callbacks(images: Any, labels: Any) -> None:
 
 def accumulation() -> None:
     """Steps are made of sums or averages over several batches, of other gradients on each rank."""
-    everybody = sum(range(hvd.size())) / hvd.size()
+    mean_rank = sum(range(hvd.size())) / hvd.size()
     for kind in (keras.optimizers.SGD, keras.optimizers.legacy.SGD):
         for average in (False, True):
             for wrap in (tf.function, lambda function: function):
@@ -125,7 +125,7 @@ def accumulation() -> None:
                     step()
                     done = number // 3 * 3 + (3 if number % 3 == 2 else 0)
                     total, factor = sum(range(done)), 1 / 3 if average else 1.0
-                    theirs = -(total + done * everybody) * factor
+                    theirs = -(total + done * mean_rank) * factor
                     np.testing.assert_allclose(common.numpy(), theirs, rtol=1e-5)
                     mine = -(total + done * hvd.rank()) * factor / hvd.size()
                     np.testing.assert_allclose(own.numpy(), [mine, mine], rtol=1e-5, atol=1e-6)
@@ -149,7 +149,7 @@ def accumulation() -> None:
 
 
 def gradients_that_are_asked_for() -> None:
-    """They come reduced, and are not reduced again when they are applied: a sum would be one too many."""
+    """They are reduced, and not reduced again when they are applied, which a sum would show."""
     for kind in (keras.optimizers.SGD, keras.optimizers.legacy.SGD):
         optimizer = hvd.DistributedOptimizer(kind(1.0), op=hvd.Sum)
         variable = tf.Variable(1.0)
@@ -181,8 +181,8 @@ def parts_of_one_rank() -> None:
     local, shared = partial.get_local_and_global_gradients(loss, model.trainable_weights)
     assert [id(item) for item, _ in local] == [id(item) for item in layers[0].trainable_weights]
     pairs = optimizer._compute_gradients(loss, model.trainable_weights, tape=tape)
-    asked = [gradient for gradient, _ in pairs]
-    for gradients in (asked, [item for _, item in [*local, *shared]]):
+    computed = [gradient for gradient, _ in pairs]
+    for gradients in (computed, [item for _, item in [*local, *shared]]):
         for gradient, own in zip(gradients[:2], plain[:2]):
             np.testing.assert_allclose(gradient.numpy(), own.numpy() / hvd.size(), rtol=1e-6)
         for gradient, own in zip(gradients[2:], plain[2:]):

@@ -1,4 +1,4 @@
-"""The examples for Keras and TensorFlow, run as their own text says."""
+"""The examples for Keras and TensorFlow, run with the commands in their docstrings."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def ringrun(ranks: int, example: Union[str, Path], *options: Any, **environment:
 
 
 @pytest.mark.timeout(200)
-def test_what_the_readme_shows(tmp_path: Path) -> None:
+def test_the_script_in_the_documentation_runs(tmp_path: Path) -> None:
     (script,) = re.findall(
         r"```python\n(# keras_train.py\n.*?)```", (ROOT / "docs" / "tensorflow.md").read_text(), re.DOTALL
     )
@@ -53,7 +53,7 @@ def accuracy(output: str) -> float:
 
 
 @pytest.mark.timeout(200)
-def test_keras_stops_at_the_target_and_tells_times_of_every_rank(tmp_path: Path) -> None:
+def test_keras_stops_at_the_target_and_records_times_of_every_rank(tmp_path: Path) -> None:
     log = tmp_path / "training.csv"
     output = ringrun(2, "keras_mnist.py", "--target", 0.95, "--log", log)
     assert accuracy(output) >= 0.95

@@ -63,7 +63,7 @@ def come_apart() -> str:
 @pytest.mark.timeout(240)
 @pytest.mark.smoke
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_weights_that_come_apart_are_found(backend: str) -> None:
+def test_diverged_weights_are_found(backend: str) -> None:
     if find_spec(backend) is None:
         pytest.skip(f"{backend} is not installed")
     found = run(come_apart, (), 2, KERAS_BACKEND=backend, RINGCOMM_CHECK_EVERY="4")

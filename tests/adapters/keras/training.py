@@ -1,4 +1,4 @@
-"""What every rank does with a Keras model, on the backend that the environment names."""
+"""The checks that every rank runs with a Keras model, on the backend that the environment names."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def my_part() -> Tuple[Any, Any]:
 
 
 def make(optimizer: Any, **options: Any) -> Any:
-    """A model that is another one on every rank, until rank 0's weights come."""
+    """A model with different weights on every rank, until rank 0's are broadcast."""
     model = keras.Sequential([
         keras.Input((64,)), keras.layers.Dense(32, activation="relu"), keras.layers.Dense(10)
     ])  # fmt: skip
@@ -87,7 +87,7 @@ def trained(images: Any, labels: Any) -> Tuple[List[float], List[float], Any]:
 
 
 def saved_and_loaded(model: Any, images: Any, labels: Any) -> None:
-    """What is saved is Keras's own; what ringcomm loads is distributed again, and goes on where it was."""
+    """A saved optimizer is Keras's own; loaded by ringcomm it is distributed again, with its state."""
     with tempfile.TemporaryDirectory() as directory:
         path = str(Path(directory) / "model.keras")
         model.save(path)
@@ -119,7 +119,7 @@ def accumulated_sums(images: Any, labels: Any) -> None:
 
 
 def clipped(images: Any, labels: Any) -> List[float]:
-    """Clipped by the norm of everybody's gradient, not by that of each rank's own."""
+    """Gradients are clipped by the norm of the averaged gradient, not by that of each rank's own."""
     optimizer = hvd.DistributedOptimizer(
         keras.optimizers.SGD(0.5, momentum=0.9, global_clipnorm=0.3), gradient_predivide_factor=2.0
     )
@@ -136,7 +136,7 @@ def compressed(images: Any, labels: Any) -> None:
 
 
 def half_precision(images: Any, labels: Any) -> None:
-    """A step with a gradient that is no number on one rank is left out by all."""
+    """If a gradient is NaN on one rank, all ranks skip the step."""
     keras.config.set_dtype_policy("mixed_float16")
     try:
         model = make(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
@@ -205,7 +205,7 @@ def best_model(images: Any, labels: Any) -> None:
 
 
 class Loses(keras.callbacks.Callback):
-    """Loses a rank, as all are told, in the third batch of the second epoch, a batch after a commit."""
+    """Raises PeerLostError on all ranks in the third batch of the second epoch, a batch after a commit."""
 
     def __init__(self, state: Any) -> None:
         super().__init__()
@@ -218,7 +218,7 @@ class Loses(keras.callbacks.Callback):
             self.kept = everything_of(self.model)
         if self.state.epoch == 1 and batch == 2 and not self.lost:
             self.lost = True
-            raise PeerLostError("somebody is gone")
+            raise PeerLostError("a rank is lost")
 
 
 def everything_of(model: Any) -> List[Any]:
@@ -226,7 +226,7 @@ def everything_of(model: Any) -> List[Any]:
 
 
 def elastic(images: Any, labels: Any) -> None:
-    """After a loss everything is as it was committed, and training goes on from there."""
+    """After a loss the committed state is restored, and training continues from it."""
     model = make(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9)))
     state = hvd.elastic.KerasState(model, batch=0, epoch=0)
     assert state.model is model and state.optimizer is model.optimizer

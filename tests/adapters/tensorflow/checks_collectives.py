@@ -40,11 +40,11 @@ def rows_of(rank: int) -> int:
 def check_who_is_who() -> None:
     assert hvd.is_initialized() and hvd.is_homogeneous() and hvd.gloo_built() and not hvd.mpi_built()
     for mode in MODES:
-        asked = mode(
+        values = mode(
             lambda: [hvd.size_op(), hvd.rank_op(), hvd.local_rank_op(), hvd.local_size_op(),
                      hvd.process_set_included_op()], []
         )  # fmt: skip
-        assert asked == [hvd.size(), hvd.rank(), hvd.local_rank(), hvd.local_size(), 1]
+        assert values == [hvd.size(), hvd.rank(), hvd.local_rank(), hvd.local_size(), 1]
 
 
 def check_allreduce_of_every_type_and_op() -> None:
@@ -78,7 +78,7 @@ def check_movement_of_every_type() -> None:
         mine = numbers(rank, shape, dtype, salt)
         ragged = numbers(rank, (rows_of(rank), 3), dtype, salt)
         even = numbers(rank, (size * 2, 2), dtype, salt)
-        everybody = np.concatenate(
+        all_rows = np.concatenate(
             [numbers(other, (rows_of(other), 3), dtype, salt) for other in range(size)]
         )
         for mode in MODES:
@@ -86,7 +86,7 @@ def check_movement_of_every_type() -> None:
                 lambda a, b, c: [hvd.allgather(a), hvd.broadcast(b, size - 1), hvd.alltoall(c)],
                 [ragged, mine, even],
             )
-            assert np.array_equal(gathered, everybody)
+            assert np.array_equal(gathered, all_rows)
             assert np.array_equal(sent, numbers(size - 1, shape, dtype, salt))
             parts = [
                 numbers(other, (size * 2, 2), dtype, salt)[rank * 2 : rank * 2 + 2] for other in range(size)
@@ -98,7 +98,7 @@ def check_reducescatter_and_splits() -> None:
     size, rank = hvd.size(), hvd.rank()
     rows = 2 * size + 1
     mine = numbers(rank, (rows, 2), np.float32, 5)
-    everybody = everybodys((rows, 2), np.float32, 5)
+    all_rows = everybodys((rows, 2), np.float32, 5)
     start = rank * 2 + min(rank, 1)
     own = slice(start, start + 2 + (rank == 0))
     splits = np.arange(1, size + 1, dtype=np.int32)
@@ -117,10 +117,10 @@ def check_reducescatter_and_splits() -> None:
 
     for mode in MODES:
         average, half, largest, doubled, received, counts = mode(function, [mine, sent])
-        close(average, everybody.mean(0)[own])
-        close(half, everybody.sum(0)[own] / 2)
-        close(largest, everybody.max(0)[own])
-        close(doubled, everybody.max(0)[own] * 2)
+        close(average, all_rows.mean(0)[own])
+        close(half, all_rows.sum(0)[own] / 2)
+        close(largest, all_rows.max(0)[own])
+        close(doubled, all_rows.max(0)[own] * 2)
         assert np.array_equal(received, expected)
         assert counts.tolist() == [rank + 1] * size
 

@@ -49,7 +49,7 @@ def _on_the_training_side(config: TfDataServiceConfig, share: bool) -> List[int]
             "distributed_epoch", address, job_name="shared" if share else None
         )
         found = _read(tf.data.Dataset.range(40).batch(4).apply(service))
-        hvd.allgather_object(None, name="nobody reads any more")
+        hvd.allgather_object(None, name="all ranks have read")
     return found
 
 

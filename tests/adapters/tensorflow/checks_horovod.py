@@ -68,14 +68,14 @@ def check_gradients_with_process_sets() -> None:
             raises(
                 errors, lambda mode=mode, op=operation: mode(lambda item: op(item, other), [start]), "member"
             )
-    asked = in_a_graph(
+    values = in_a_graph(
         lambda: [
             hvd.size_op(mine.process_set_id), hvd.process_set_included_op(mine.process_set_id),
             hvd.process_set_included_op(other.process_set_id),
         ],
         [],
     )  # fmt: skip
-    assert asked == [members, 1, 0]
+    assert values == [members, 1, 0]
     assert hvd.allgather_object(hvd.rank(), process_set=mine) == mine.ranks
     assert hvd.broadcast_object(hvd.rank(), root, process_set=mine) == root
     assert hvd.broadcast_object_fn(root, process_set=mine)(hvd.rank()) == root

@@ -1,4 +1,4 @@
-"""What every rank checks about training: the same as one process with everybody's data."""
+"""The checks of training that every rank runs: equal to one process with the data of all ranks."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def kept_and_restored(state: Any, read: Any, assign: Any) -> None:
 
 
 def check_elastic_training_goes_on_after_a_loss_inside_a_graph() -> None:
-    """TensorFlow tells the error of a collective in a graph as one of its own, with the text."""
+    """TensorFlow reports the error of a collective in a graph as an error of its own, with the text."""
     model = tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(2)])
     try:
         hvd.elastic.TensorFlowKerasState(tf.keras.Sequential([tf.keras.layers.Dense(2)]))

@@ -10,7 +10,7 @@ import tensorflow as tf
 tf1 = tf.compat.v1
 
 FEW_THREADS = tf1.ConfigProto(inter_op_parallelism_threads=1, intra_op_parallelism_threads=1)
-"""What would hang for ever if a callback that waits held the thread that another one needs."""
+"""Thread pools of one thread: a waiting callback that occupied it would deadlock."""
 
 
 def eagerly(function: Callable[..., Any], arrays: Sequence[Any]) -> List[Any]:

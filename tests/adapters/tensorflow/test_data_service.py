@@ -1,4 +1,4 @@
-"""TensorFlow's data service: a job that prepares data for another one that trains."""
+"""TensorFlow's data service: a compute job runs the input pipeline of a training job."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ with tf_data_service(config, hvd.rank()) as address:
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("side", ["compute", "training"])
-def test_a_training_job_that_crashes_is_missed(tmp_path: Path, side: str) -> None:
+def test_the_loss_of_a_training_job_ends_the_compute_job(tmp_path: Path, side: str) -> None:
     (tmp_path / "train.py").write_text(CRASHING)
     program = [sys.executable, "-m", "ringcomm.tensorflow.data.compute_worker", "compute.json"]
     options = ["--dispatcher-side", side, "--timeout", "30"]
@@ -111,8 +111,8 @@ def test_a_training_job_that_crashes_is_missed(tmp_path: Path, side: str) -> Non
     finally:
         compute.process.kill()
         training.process.kill()
-    told = [line for line in compute.err.splitlines() if "The job that trained is gone" in line]
-    assert len(told) == 1 and "30 s ago" in told[0], compute.err
+    reports = [line for line in compute.err.splitlines() if "The job that trained is gone" in line]
+    assert len(reports) == 1 and "30 s ago" in reports[0], compute.err
     assert not (tmp_path / "compute.json").exists()
 
 
@@ -148,28 +148,28 @@ def test_the_configuration_on_disk(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("{", "is no JSON"),
-        ("[]", "holds no configuration"),
-        ('{"key": "", "timeout": 1}', "lacks dispatchers, workers_per_dispatcher, dispatcher_side"),
+        ("{", "is not JSON"),
+        ("[]", "is not a data service configuration"),
+        ('{"key": "", "timeout": 1}', "has no dispatchers, workers_per_dispatcher, dispatcher_side"),
     ],
 )
-def test_what_is_no_configuration(tmp_path: Path, text: str, complaint: str) -> None:
+def test_an_invalid_configuration_file_is_refused(tmp_path: Path, text: str, complaint: str) -> None:
     (tmp_path / "compute.json").write_text(text)
     with pytest.raises(ConfigError, match=complaint):
         config().read(str(tmp_path / "compute.json"))
 
 
-def test_values_that_make_no_sense() -> None:
+def test_invalid_values_are_refused() -> None:
     for changes in ({"dispatcher_side": "elsewhere"}, {"dispatchers": 0}, {"timeout": -1}):
         with pytest.raises(ConfigError, match=next(iter(changes))):
             dataclasses.replace(config(), **changes)
     for changes in ({"key": "no hex digits"}, {"addresses": {"lo": [1]}}, {"dispatchers": None}):
-        with pytest.raises(ConfigError, match="no configuration of a data service"):
+        with pytest.raises(ConfigError, match="not a data service configuration"):
             config().from_dict({**config().to_dict(), **changes})
 
 
 def test_waiting_for_the_file_ends(tmp_path: Path) -> None:
-    with pytest.raises(StartTimeoutError, match=r"Nobody has written .*compute.json within 0.3 s"):
+    with pytest.raises(StartTimeoutError, match=r"compute.json was not written within 0.3 s"):
         config().read(str(tmp_path / "compute.json"), wait_for_file_creation=True, timeout=0.3)
     with pytest.raises(FileNotFoundError):
         config().read(str(tmp_path / "compute.json"))
@@ -195,7 +195,7 @@ def test_a_service_that_is_incomplete_is_named(monkeypatch: pytest.MonkeyPatch) 
         with pytest.raises(NotOfferedError, match="with tf_data_service"):
             dataset.send_to_data_service(on_this_side, 0)
         monkeypatch.setenv("RINGCOMM_ENCRYPT", "1")
-        with pytest.raises(ConfigError, match="TensorFlow's data service cannot"):
+        with pytest.raises(ConfigError, match="TensorFlow's data service does not support"):
             send_to_data_service(dataset, config(**here), 0)
     finally:
         service.shutdown()

@@ -11,11 +11,11 @@ CHECKS = ["tests.adapters.tensorflow.checks_collectives", "tests.adapters.tensor
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.smoke), 3])
-def test_every_rank_finds_everything_in_order(ranks: int) -> None:
+def test_collectives_and_training_on_every_rank(ranks: int) -> None:
     run_on(ranks, CHECKS)
 
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_programs_written_for_horovod_find_what_they_rely_on(ranks: int) -> None:
+def test_behaviour_that_programs_for_horovod_rely_on(ranks: int) -> None:
     run_on(ranks, ["tests.adapters.tensorflow.checks_horovod"])

@@ -22,7 +22,7 @@ SPACE = (tokenize.NL, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT, tokeni
 
 
 def shapes(source: str) -> List[Line]:
-    """The lines that say something, with their numbers: names, strings and numbers are all alike in them.
+    """The lines with code, with their line numbers; all names, strings and numbers are replaced by one token.
 
     Comments, imports, and lines with nothing but punctuation or an item of a list of strings do not count.
     """

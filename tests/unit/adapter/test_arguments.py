@@ -1,4 +1,4 @@
-"""What callers of adapters say, and what is made of it."""
+"""Checks and conversions of the arguments of the adapters' functions."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_only_wide_floats_are_compressed():
         assert wire_dtype(kind, dtype) is None
 
 
-def test_compressors_come_back_to_the_type_that_there_was():
+def test_decompression_restores_the_dtype():
     numbers = np.array([0.5, 1.25], np.float64)
     small, context = Compression.fp16.compress(numbers)
     assert small.dtype == np.float16
@@ -86,7 +86,7 @@ def test_trees():
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 @pytest.mark.parametrize("processed", [0, 5, 9, 10, 12])
-def test_everybody_gets_as_many_samples_and_none_is_left_out(size, processed):
+def test_every_rank_gets_the_same_number_of_samples_and_none_is_left_out(size, processed):
     shares = [plan_share(10, rank, size, 1, 2, True, processed) for rank in range(size)]
     assert len({len(share.indices) for share in shares}) == 1
     left = set(shares[0].remaining)

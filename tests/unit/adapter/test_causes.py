@@ -29,14 +29,14 @@ def test_it_is_found_by_its_text(job):
     assert cause_of(RuntimeError("another mistake")) is None
 
 
-def test_what_another_callback_reads_afterwards_is_not_taken_for_it(job):
+def test_an_error_of_another_callback_is_not_taken_for_it(job):
     lost = rc.PeerLostError(LOST)
     record_cause(lost)
     record_cause(rc.Misuse("The operation 'loss' was called twice"))
     assert cause_of(of_a_framework(lost)) is lost
 
 
-def test_the_one_that_says_most_is_meant(job):
+def test_the_error_with_the_longest_text_is_chosen(job):
     lost, misuse = rc.PeerLostError(LOST), rc.Misuse(f"This job has failed before. The failure was: {LOST}")
     for error in (lost, misuse, rc.Misuse("")):
         record_cause(error)
@@ -44,7 +44,7 @@ def test_the_one_that_says_most_is_meant(job):
     assert cause_of(RuntimeError("")) is None
 
 
-def test_what_failed_in_an_earlier_job_is_over(job):
+def test_errors_of_an_earlier_job_are_ignored(job):
     """Otherwise a program that quotes it would be started again for ever."""
     record_cause(rc.PeerLostError(LOST))
     rc.shutdown()

@@ -1,4 +1,4 @@
-"""Which gradients travel together, and when they are ready; no framework needed."""
+"""Gradient buckets: their contents and when they are complete; no framework needed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_gradient_larger_than_a_bucket_is_alone():
     assert plan_buckets(sizes(1, 50, 1), 10, 10) == [[2], [1], [0]]
 
 
-def test_kinds_do_not_mix_but_look_past_each_other():
+def test_a_bucket_has_one_kind_and_kinds_may_alternate():
     mixed = [Gradient(1, "a"), Gradient(1, "b"), Gradient(1, "a"), Gradient(1, "b")]
     assert plan_buckets(mixed, 10, 10) == [[3, 1], [2, 0]]
 
@@ -53,8 +53,8 @@ def test_a_number_of_groups(count, groups):
 
 def test_groups_by_hand_leave_the_others_alone():
     items = [object() for _ in range(5)]
-    stranger = object()
-    assert plan_groups(items, [[items[1], items[3], stranger], [], [stranger]]) == [[1, 3], [4], [2], [0]]
+    foreign = object()
+    assert plan_groups(items, [[items[1], items[3], foreign], [], [foreign]]) == [[1, 3], [4], [2], [0]]
 
 
 def test_what_groups_may_be():
@@ -76,7 +76,7 @@ def test_names():
             names_of([[a, b]], bad)
 
 
-def test_a_bucket_is_called_after_its_content():
+def test_the_name_of_a_bucket_depends_on_its_content():
     assert bucket_name(["w"], [(2, 3)]) == "w"
     one = bucket_name(["w", "v", "u"], [(2, 3), (4,), ()])
     assert one.startswith("w[2, 3]..u[] (3 tensors")
@@ -117,7 +117,7 @@ def test_a_member_may_leave():
     assert [arrivals.arrived(index) for index in (0, 2, 1)] == [None, 0, 1]
 
 
-def test_the_last_one_that_is_missing_may_leave():
+def test_the_last_missing_member_may_leave():
     arrivals = Arrivals([[0, 1]])
     assert arrivals.arrived(0) is None
     assert arrivals.alone(1) == 0

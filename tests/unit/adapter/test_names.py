@@ -1,4 +1,4 @@
-"""What variables are called among ranks that may have made other models before."""
+"""Names of variables are equal on ranks that may have created other models before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State that survives, and the loop that starts again from it."""
+"""Elastic states, and the loop that restarts training from them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Counter:
         (self.count,) = state["count"]
 
 
-def test_values_are_attributes_that_can_be_kept_and_restored():
+def test_values_are_attributes_that_can_be_saved_and_restored():
     kept = state(epoch=1, name="a")
     kept.epoch = 2
     kept.restore()
@@ -44,7 +44,7 @@ def test_rank_0_decides():
     assert other.epoch == 7
 
 
-def test_news_of_hosts_interrupt_once():
+def test_changed_hosts_interrupt_once():
     kept = state(epoch=0)
     kept.check_host_updates()
     kept.on_hosts_updated(5.0, 2)
@@ -75,7 +75,7 @@ def test_parts():
     assert part.value.count == 0
 
 
-def test_a_loss_goes_back_to_the_last_commit_and_news_do_not():
+def test_a_loss_restores_the_last_commit_and_changed_hosts_do_not():
     kept, seen, resets = state(step=0), [], []
 
     def train(kept, end):
@@ -95,7 +95,7 @@ def test_a_loss_goes_back_to_the_last_commit_and_news_do_not():
     assert resets == ["reset", "callback"] * 2
 
 
-def test_mistakes_are_not_tried_again():
+def test_errors_of_the_program_are_not_retried():
     calls = []
 
     @run

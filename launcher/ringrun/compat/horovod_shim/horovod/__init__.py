@@ -13,7 +13,7 @@ from ._forward import Forwarder
 from .runner import run
 
 __version__ = "0.28.1"
-"""The version of Horovod whose interface this follows; ``ringcomm.__version__`` is the real one."""
+"""The version of Horovod whose interface this implements; ringcomm's own is ``ringcomm.__version__``."""
 
 if not any(isinstance(finder, Forwarder) for finder in sys.meta_path):
     # First: an alias has the other module's path, in which the usual finders would search.

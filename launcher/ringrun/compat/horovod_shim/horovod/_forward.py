@@ -38,7 +38,15 @@ class Forwarder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Optional[Sequence[str]] = None, target: Optional[ModuleType] = None
     ) -> Optional[ModuleSpec]:
-        """The spec of a module of ringcomm's under Horovod's name.
+        """The spec of ringcomm's module for a module name of Horovod.
+
+        Args:
+            fullname: Horovod's module name.
+            path: not used.
+            target: not used.
+
+        Returns:
+            the spec; None if another finder is responsible.
 
         Raises:
             ModuleNotFoundError: ringcomm has no module for it; the message lists the modules that exist.
@@ -90,7 +98,7 @@ class _Alias(Loader):
     def exec_module(self, module: ModuleType) -> None:
         # The module was executed under its own name: restore the spec that the import system has replaced.
         module.__spec__ = self.spec
-        if not hasattr(module, "__path__"):  # a plain file here where Horovod has a package
+        if not hasattr(module, "__path__"):  # a module in ringcomm, a package in Horovod
             for part in PARTS:
                 sys.modules.setdefault(f"{self.fullname}.{part}", module)
 

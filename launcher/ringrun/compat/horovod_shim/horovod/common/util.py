@@ -23,7 +23,7 @@ def mpi_built(verbose: bool = False) -> bool:
 
 
 def nccl_built(verbose: bool = False) -> int:
-    """The version of NCCL, or 0."""
+    """The version of NCCL: 0, there is none."""
     return basics.nccl_built()
 
 
@@ -60,7 +60,7 @@ def check_installed_version(name: str, version: str, exception: Any = None) -> N
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether a framework sees a GPU."""
+    """Whether a framework has a GPU."""
     if ext_base_name == "torch":
         return bool(import_module("torch").cuda.is_available())
     if ext_base_name == "tensorflow":

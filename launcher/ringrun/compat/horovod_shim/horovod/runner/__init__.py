@@ -1,4 +1,4 @@
-"""``horovod.run``: a function as a job."""
+"""``horovod.run``: runs a function as a job."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def run(
     """
     from ringrun.function import run_function
 
-    asked = sorted(name for name, value in others.items() if value)
-    if asked:
-        raise NotImplementedError(f"horovod.run has no {', '.join(asked)} with ringcomm.")
+    unsupported = sorted(name for name, value in others.items() if value)
+    if unsupported:
+        raise NotImplementedError(f"horovod.run has no {', '.join(unsupported)} with ringcomm.")
     return run_function(
         func, args, kwargs, np=num_proc or np or 1, hosts=hosts, hostfile=hostfile,
         start_timeout_s=start_timeout, ssh_port=ssh_port, ssh_identity_file=ssh_identity_file,
