@@ -36,7 +36,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "transport.encryption", "transport.huge_pages", "transport.tcp", "transport.views",
             "transport.framed", "transport.shm", "transport.process_memory", "transport.carriers",
             "transport.local", "transport.kinds", "transport.nics", "transport.routes", "transport.pace",
-            "transport.reactor", "transport.rate_limit", "transport.connect",
+            "transport.reactor", "transport.rate_limit", "transport.refusals", "transport.connect",
             "transport.accept",
         ],
     ],

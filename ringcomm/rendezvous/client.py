@@ -167,6 +167,9 @@ class _Joiner:
             else:
                 self.reactor.turn(self._deadline.remaining_s())
         if self._failure is not None:
+            if mesh.refusals.total:
+                text = f"{self._failure} This process turned away {mesh.refusals} meanwhile."
+                self._failure.args = (text,)
             raise self._failure
         assert self._assignment is not None and self._go is not None
         rank = int(self._assignment["rank"])

@@ -22,6 +22,7 @@ from ..transport.nics import Interface, interface_of, machine, own_addresses
 from ..transport.pace import Expected
 from ..transport.rate_limit import Allowance
 from ..transport.reactor import READ, Reactor
+from ..transport.refusals import Refusals
 from ..transport.routes import Attempt, not_dialled
 from ..transport.secure import Encryption
 from ..wire.auth import Claim, Purpose
@@ -76,6 +77,7 @@ class Mesh:
         self.rank = -1
         self.chosen: List[Expected] = []
         self.generation = 0
+        self.refusals = Refusals()
         self._tell = tell
         self._listeners: List[Tuple[Interface, socket.socket]] = []
         for interface in self.interfaces:
@@ -92,7 +94,7 @@ class Mesh:
             key,
             job,
             self._arrived,
-            self._turned_away,
+            self.refusals.add,
             encryption,
             Allowance(_STRANGERS_PER_S, _STRANGERS_PER_S),
             forwarded,
@@ -127,9 +129,6 @@ class Mesh:
         early, self._early = self._early, []
         for item in early:
             self._arrived(*item)
-
-    def _turned_away(self, origin: str, reason: str) -> None:
-        logger.debug("turned away a connection from %s: %s", origin, reason)
 
     def _arrived(self, sock: socket.socket, claim: Claim, session: Session) -> None:
         if self.rank < 0:

@@ -87,11 +87,12 @@ class WaitingRoom:
         """Whether the first has waited for long enough."""
         return self._since_s is not None and now_s >= self._since_s + self._start_timeout_s - _ROUNDING_S
 
-    def giving_up(self, again: bool) -> Tuple[str, Optional[int]]:
+    def giving_up(self, again: bool, turned_away: str = "") -> Tuple[str, Optional[int]]:
         """What to say if not all have come in time, and the first planned rank that is missing.
 
         Args:
             again: whether the job has run before.
+            turned_away: how many connections could not prove themselves, in words.
         """
         waiting = list(self._members.values())
         missing = self._missing()
@@ -99,7 +100,8 @@ class WaitingRoom:
         return (
             f"Only {len(waiting)} of {self._roster.size} ranks {called} within {self._start_timeout_s:g} s. "
             f"Missing: {self._roster.who_is_missing(waiting)}. "
-            "If they only need longer, raise --start-timeout (RINGCOMM_START_TIMEOUT).",
+            "If they only need longer, raise --start-timeout (RINGCOMM_START_TIMEOUT)."
+            + (f" The rendezvous turned away {turned_away}." if turned_away else ""),
             missing[0] if missing else None,
         )
 

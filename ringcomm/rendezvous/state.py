@@ -46,6 +46,9 @@ class Rendezvous:
         seats: in rank order, if a launcher planned the job.
         version: ringcomm's version; members must have the same.
         start_timeout_s: how long the first who joined waits for the last.
+
+    Attributes:
+        turned_away: how many connections could not prove themselves, in words.
     """
 
     def __init__(self, size: int, seats: Sequence[Seat], version: str, start_timeout_s: float) -> None:
@@ -55,6 +58,7 @@ class Rendezvous:
         self.phase = Phase.JOINING
         self.members: Dict[int, Member] = {}
         self.verdict: Optional[Message] = None
+        self.turned_away = ""
         self._had_started = False
         self._roster = Roster(size, seats, version)
         self._blame = Blame()
@@ -377,7 +381,7 @@ class Rendezvous:
             return self._listen(now_s)
         if self._waiting.is_over(now_s):
             again = self.generation > 0 or self.phase is not Phase.JOINING
-            return self._abort("timeout", *self._waiting.giving_up(again))
+            return self._abort("timeout", *self._waiting.giving_up(again, self.turned_away))
         return []
 
     def _condemn(self, verdict: Verdict) -> List[Action]:

@@ -11,6 +11,7 @@ and again while the ranks compute:
   Then nobody is let in until there is an allowance again: the system keeps a few waiting and lets the rest
   try again, which costs next to nothing. A stranger took 40 to 60 us on a server's core, so this is 2 % of
   it; one that had TLS answered took :data:`ENCRYPTED_COSTS` times as long, and counts so.
+* What another user of this machine connects to a Unix socket is closed unread.
 * When many have failed lately, all that is unproven is looked at :data:`LOOK_EVERY_S` apart instead of at
   once. To be waked up is the larger part of what a stranger costs those who compute, and so somebody who
   sends a byte at a time gets no more than one look for several.
@@ -31,7 +32,7 @@ from ..clock import monotonic
 from ..errors import AuthenticationError, ProtocolError
 from ..wire.auth import FIRST_BYTES, MAGIC, Claim, Responder, parting_answer, unencrypted_peer
 from ..wire.signing import Session
-from .connect import BACKLOG, place_here, trust
+from .connect import BACKLOG, check_user, place_here, trust
 from .rate_limit import Allowance
 from .reactor import READ, Reactor
 from .secure import UNENCRYPTED, Encryption, SecureSocket
@@ -42,6 +43,8 @@ GRACE_S = 0.5
 STRANGERS_PER_S = 400
 STRANGERS_AT_ONCE = 400
 ENCRYPTED_COSTS = 8
+CLOSED_COSTS = 0.2
+"""What is closed unread costs a fifth of what reading its first bytes does."""
 LOOK_EVERY_S = 0.1
 _UNNOTICED_PER_S = 50
 """So many failures in a second are taken for mishaps, and change nothing."""
@@ -233,6 +236,13 @@ class Acceptor:
                     self._out_of_breath_until_s = monotonic() + _BREATH_S
                 return
             sock.setblocking(False)
+            try:
+                check_user(sock)
+            except OSError as problem:
+                sock.close()
+                self._allowance.spend(CLOSED_COSTS)
+                self._refused("this host", str(problem.strerror))
+                continue
             if len(self._half_open) >= MOST_HALF_OPEN:
                 self._evict()
             half_open = _HalfOpen(self, sock, str(origin[0]) if origin else "this host")
