@@ -167,7 +167,7 @@ class _Joiner:
             else:
                 self.reactor.turn(self._deadline.remaining_s())
         if self._failure is not None:
-            if mesh.refusals.total:
+            if mesh.refusals:
                 text = f"{self._failure} This process turned away {mesh.refusals} meanwhile."
                 self._failure.args = (text,)
             raise self._failure

@@ -298,12 +298,12 @@ class MessageServer:
     def _count_refusal(self, origin: str, reason: str) -> None:
         """One log line a second at most, however many strangers there are."""
         self.refusals.add(origin, reason)
-        if not self._refused.total:
+        if not self._refused:
             self._reactor.after(_REFUSALS_EVERY_S, self._log_refusals)
         self._refused.add(origin, reason)
 
     def _log_refusals(self) -> None:
-        text = f"turned away at the {self._title}: {self._refused}"
+        text = f"turned away {self._refused} at the {self._title}"
         self._refused.clear()
         if self._acceptor is not None and self._acceptor.kept_waiting:
             self._acceptor.kept_waiting = False

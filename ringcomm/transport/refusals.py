@@ -31,6 +31,9 @@ class Refusals:
         self.total = 0
         self._kinds.clear()
 
+    def __bool__(self) -> bool:
+        return self.total > 0
+
     def __str__(self) -> str:
         """``12 connections (mostly 10.0.0.9: no answer)``, or "" if there was none."""
         if not self.total:
