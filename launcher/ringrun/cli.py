@@ -201,6 +201,7 @@ def _diagnose(words: List[str]) -> NoReturn:
     from ringcomm.errors import ConfigError
 
     from .diagnosis.diagnose import USAGE, diagnose_folder
+    from .show.visible import visible
 
     if len(words) != 1 or words[0] in ("-h", "--help"):
         wanted = words in (["-h"], ["--help"])
@@ -211,7 +212,7 @@ def _diagnose(words: List[str]) -> NoReturn:
     except ConfigError as problem:
         click.echo(f"ringrun: {problem}", err=True)
         raise SystemExit(2) from None
-    click.echo(text, nl=False)
+    click.echo(visible(text), nl=False)
     raise SystemExit(code)
 
 

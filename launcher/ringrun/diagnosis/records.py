@@ -17,7 +17,7 @@ from ringcomm.files import own_folder, read_file, write_file
 
 from ..plan.job import Job
 from .first_failure import Complaint, Exit
-from .reports import Report, read_report
+from .reports import Report, parse_record, read_report
 from .waiting import diagnose
 
 PATTERN = "flight.*.json"
@@ -44,10 +44,10 @@ class Records:
         What cannot be read is left out, and has none: the diagnosis says that it is not there.
         """
         try:
-            content = json.loads(data.decode())
+            content = parse_record(data)
             content.update(rank=rank, host=self._job.host_of(rank).name, size=self._job.plan.size)
             read_report(content)
-        except (ValueError, AttributeError, IndexError):
+        except (ValueError, IndexError):
             return ""
         if content["reason"] == "failure":
             told = str(content.get("error", "")), content.get("culprit"), str(content.get("because", ""))
@@ -226,10 +226,8 @@ def _read(path: Path) -> Any:
         data = read_file(path, FILE_LIMIT_BYTES + 1)
         if len(data) > FILE_LIMIT_BYTES:
             return f"it is longer than {FILE_LIMIT_BYTES >> 20} MiB"
-        return read_report(json.loads(data.decode()))
+        return read_report(parse_record(data))
     except OSError as problem:
         return (problem.strerror or str(problem)).lower()
-    except RecursionError:
-        return "it is nested too deeply"
     except ValueError as problem:
         return str(problem)

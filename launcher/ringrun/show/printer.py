@@ -9,6 +9,7 @@ from ringcomm.clock import Clock
 from ..plan.job import Job
 from .console import Console, OutputFiles
 from .output import Outputs
+from .visible import visible
 
 STDOUT, STDERR = 1, 2
 
@@ -66,8 +67,8 @@ class Printer:
 
     def say(self, text: str) -> None:
         """A word from ringrun itself."""
-        lines = [f"ringrun: {line}\n" for line in text.splitlines()]
-        self._console.write(STDERR, "".join(lines).encode("utf-8", "surrogateescape"))
+        lines = [f"ringrun: {visible(line)}\n" for line in text.splitlines()]
+        self._console.write(STDERR, "".join(lines).encode())
 
     def close(self) -> None:
         """Close the files."""
