@@ -5,7 +5,8 @@ encrypted), for :data:`HANDSHAKE_S` seconds. And all together have theirs, becau
 and again while the ranks compute:
 
 * At most :data:`MOST_HALF_OPEN` connections may be unproven at a time; the next one waits. Only while
-  strangers come one has to go for it: the oldest, rather one that has not named this job, and none that is
+  strangers come one has to go for it: the oldest, rather one that has not named this job, rather one of an
+  address that holds more than :data:`SHARE`, and none that is
   younger than :data:`GRACE_S`. A rank that got this far needs a moment of that, on a slow network too.
 * At most :data:`STRANGERS_PER_S` connections may fail in a second, after :data:`STRANGERS_AT_ONCE` at first.
   Then nobody is let in until there is an allowance again: the system keeps a few waiting and lets the rest
@@ -25,6 +26,7 @@ from __future__ import annotations
 import errno
 import selectors
 import socket
+from collections import Counter
 from functools import partial
 from typing import Callable, Dict, Optional, Sequence
 
@@ -39,6 +41,8 @@ from .secure import UNENCRYPTED, Encryption, SecureSocket
 
 HANDSHAKE_S = 2.0
 MOST_HALF_OPEN = 128
+SHARE = 32
+"""Where places are short, an address that holds more than so many gives one up first."""
 GRACE_S = 0.5
 STRANGERS_PER_S = 400
 STRANGERS_AT_ONCE = 400
@@ -261,9 +265,16 @@ class Acceptor:
             self._reactor.after(HANDSHAKE_S, self._sweep)
 
     def _oldest(self) -> Optional[_HalfOpen]:
-        """The oldest connection, one that has not named this job if possible."""
-        strangers = (item for item in self._half_open if not item.responder.challenged)
-        return next(strangers, None) or next(iter(self._half_open), None)
+        """The oldest connection, one that has not named this job if possible.
+
+        Of an address that holds more than its share, if there is one: who comes from elsewhere stays.
+        """
+        strangers = [item for item in self._half_open if not item.responder.challenged]
+        held = Counter(item.origin for item in strangers)
+        ((most, count),) = held.most_common(1) or [("", 0)]
+        if count > SHARE:
+            return next(item for item in strangers if item.origin == most)
+        return next(iter(strangers), None) or next(iter(self._half_open), None)
 
     def _room(self) -> bool:
         """Whether one more may come in, if need be in the place of another that has had its moment."""
