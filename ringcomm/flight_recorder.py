@@ -32,6 +32,7 @@ from .config import Settings, flight_channel_from_environment
 from .engine.engine import Engine
 from .engine.stacks import thread_stacks
 from .errors import MismatchError, NotInitializedError, PeerLostError, RingcommError, describe_error
+from .files import own_folder, write_file
 
 logger = logging.getLogger("ringcomm.flight_recorder")
 
@@ -216,10 +217,8 @@ def _write(directory: Path, content: Dict[str, Any]) -> None:
     """Write a record to a file that only this user can read."""
     path = directory / f"flight.{content['rank']}.json"
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            json.dump(content, file)
+        with own_folder(directory, 0o700) as folder:
+            write_file(folder, path.name, json.dumps(content).encode())
     except OSError as problem:
         logger.warning("the flight record %s cannot be written: %s", path, problem.strerror)
 

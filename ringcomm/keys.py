@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 from pathlib import Path
 from typing import Dict, Optional, Tuple
 
 from .errors import ConfigError
 
 _MOST_KEY_BYTES = 16384
+_OTHERS = 0o077
+_STDERR = 2
 _PEM = "-----BEGIN "
 _keys_from_pipes: Dict[int, bytes] = {}
 """A pipe can be read only once, but ``init()`` may be called again after ``shutdown()``."""
@@ -34,7 +37,7 @@ def read_key(descriptor: Optional[int], file: str, text: str) -> Tuple[bytes, st
         text: what ``RINGCOMM_KEY`` says, or "".
 
     Raises:
-        ConfigError: there is none, it cannot be read, or it is no key.
+        ConfigError: there is none, it cannot be read, others may read it, or it is no key.
     """
     if descriptor is not None:
         try:
@@ -47,10 +50,7 @@ def read_key(descriptor: Optional[int], file: str, text: str) -> Tuple[bytes, st
             ) from None
         return _decode_key(raw.decode("ascii", "replace"), "RINGCOMM_KEY_FD")
     if file:
-        try:
-            return _decode_key(Path(file).read_text("ascii", "replace"), f"the key file {file}")
-        except OSError as problem:
-            raise ConfigError(f"The key file {file} cannot be read: {problem.strerror}.") from None
+        return _decode_key(_read_key_file(file), f"the key file {file}")
     if text:
         return _decode_key(text, "RINGCOMM_KEY")
     raise ConfigError(
@@ -60,7 +60,25 @@ def read_key(descriptor: Optional[int], file: str, text: str) -> Tuple[bytes, st
     )
 
 
+def _read_key_file(file: str) -> str:
+    """The text of a file that only its owner can read; ssh asks the same of private keys."""
+    try:
+        facts = Path(file).stat()
+        text = Path(file).read_text("ascii", "replace")
+    except OSError as problem:
+        raise ConfigError(f"The key file {file} cannot be read: {problem.strerror}.") from None
+    if facts.st_uid == os.geteuid() and facts.st_mode & _OTHERS:
+        raise ConfigError(
+            f"The key file {file} is refused: its mode is {facts.st_mode & 0o777:04o}, so other users of "
+            f"this machine may have the key. Run chmod 600 {shlex.quote(file)}; if there are others, make a "
+            "new key."
+        )
+    return text
+
+
 def _read_descriptor(descriptor: int) -> bytes:
+    if descriptor > _STDERR:
+        os.set_inheritable(descriptor, False)  # programs that this process starts have no use for the key
     try:
         return os.pread(descriptor, _MOST_KEY_BYTES, 0)
     except OSError as problem:

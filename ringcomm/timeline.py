@@ -20,6 +20,7 @@ from .engine.heartbeat import Vigil
 from .engine.observer import Observer, now_us
 from .engine.single_rank import OwnTrace
 from .errors import ConfigError, Misuse, RingcommError
+from .files import open_named
 
 logger = logging.getLogger("ringcomm")
 
@@ -39,7 +40,7 @@ class TraceFile:
 
     def __init__(self, path: Union[str, Path]) -> None:
         try:
-            self._file: IO[bytes] = open(path, "wb")  # noqa: SIM115 - open until close()
+            self._file: IO[bytes] = open(open_named(path), "wb")  # noqa: SIM115 - open until close()
         except OSError as problem:
             raise ConfigError(f"The timeline {path} cannot be written: {problem.strerror}.") from None
         self._end = 0

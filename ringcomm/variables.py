@@ -14,8 +14,8 @@ MEMBERSHIP_VARIABLES = (
      "machines do not dial addresses of the rendezvous that are their own too (like docker0's)."),
     ("RANK", "The rank this process asks for. Unset: the rendezvous assigns one."),
     ("KEY_FILE", "A file that holds the job's key in hex digits, the same on every host; "
-     "`python -m ringcomm.newkey FILE` makes one. If a certificate is in it too, all TCP connections are "
-     "encrypted."),
+     "`python -m ringcomm.newkey FILE` makes one. Only its owner may be able to read it. If a "
+     "certificate is in it too, all TCP connections are encrypted."),
     ("KEY", "The key itself. A file is better: other users may see environments."),
     ("KEY_FD", "A descriptor that holds the key; `ringrun` passes it."),
     ("JOB", "The job's name. Ranks of another job are refused."),

@@ -16,7 +16,8 @@ LEVELS: Dict[int, List[List[str]]] = {
     # Each list is one family of siblings, every one of which may import those before it.
     0: [
         [
-            "version", "errors", "ops", "dtypes", "certificate", "keys", "newkey", "endpoints", "parsing",
+            "version", "errors", "ops", "dtypes", "files", "certificate", "keys", "newkey", "endpoints",
+            "parsing",
             "unknown_settings", "setting_aliases", "variables", "config", "clock", "docstrings",
         ],
     ],
@@ -35,7 +36,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "transport.encryption", "transport.huge_pages", "transport.tcp", "transport.views",
             "transport.framed", "transport.shm", "transport.process_memory", "transport.carriers",
             "transport.local", "transport.kinds", "transport.nics", "transport.routes", "transport.pace",
-            "transport.reactor", "transport.rate_limit", "transport.connect",
+            "transport.reactor", "transport.rate_limit", "transport.refusals", "transport.connect",
             "transport.accept",
         ],
     ],

@@ -203,6 +203,7 @@ def _diagnose(words: List[str]) -> NoReturn:
     from ringcomm.errors import ConfigError
 
     from .diagnosis.diagnose import USAGE, diagnose_folder
+    from .show.visible import visible
 
     if len(words) != 1 or words[0] in ("-h", "--help"):
         is_help = words in (["-h"], ["--help"])
@@ -213,7 +214,7 @@ def _diagnose(words: List[str]) -> NoReturn:
     except ConfigError as problem:
         click.echo(f"ringrun: {problem}", err=True)
         raise SystemExit(2) from None
-    click.echo(text, nl=False)
+    click.echo(visible(text), nl=False)
     raise SystemExit(code)
 
 

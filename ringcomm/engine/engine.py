@@ -19,6 +19,7 @@ from ..collective.runner import Runner
 from ..config import Settings
 from ..dtypes import Array, code_of
 from ..errors import ConfigError, Misuse, ShapeError, UnsupportedDtypeError
+from ..files import open_named
 from ..ops import Collective, ReduceOp, factor_of, name_of
 from ..schedule.select import Selector
 from ..transport.base import Fabric, Lanes
@@ -123,7 +124,7 @@ class Engine:
 
     def _autotune(self, coordinator: Coordinator, log: str) -> None:
         try:
-            self._log = open(log, "w") if log else None  # noqa: SIM115 - open until stop()
+            self._log = open(open_named(log), "w") if log else None  # noqa: SIM115 - open until stop()
         except OSError as problem:
             raise ConfigError(f"The autotuning log {log} cannot be written: {problem.strerror}.") from None
         file = self._log

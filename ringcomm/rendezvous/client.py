@@ -177,6 +177,9 @@ class _Joiner:
             else:
                 self.reactor.run_once(self._deadline.remaining_s())
         if self._failure is not None:
+            if setup.refusals:
+                text = f"{self._failure} This process turned away {setup.refusals} meanwhile."
+                self._failure.args = (text,)
             raise self._failure
         assert self._assignment is not None and self._go is not None
         rank = int(self._assignment["rank"])

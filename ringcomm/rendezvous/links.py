@@ -22,6 +22,7 @@ from ..transport.nics import Interface, interface_of, machine, own_addresses
 from ..transport.pace import Expected
 from ..transport.rate_limit import TokenBucket
 from ..transport.reactor import READ, Reactor
+from ..transport.refusals import Refusals
 from ..transport.routes import Attempt, not_dialled
 from ..transport.secure import Encryption
 from ..wire.auth import Claim, Purpose
@@ -79,6 +80,7 @@ class LinkSetup:
         self.rank = -1
         self.chosen: List[Expected] = []
         self.generation = 0
+        self.refusals = Refusals()
         self._send = send
         self._listeners: List[Tuple[Interface, socket.socket]] = []
         for interface in self.interfaces:
@@ -95,7 +97,7 @@ class LinkSetup:
             key,
             job,
             self._arrived,
-            self._refused,
+            self.refusals.add,
             encryption,
             TokenBucket(_UNAUTHENTICATED_PER_S, _UNAUTHENTICATED_PER_S),
             forwarded,
@@ -130,9 +132,6 @@ class LinkSetup:
         early, self._early = self._early, []
         for item in early:
             self._arrived(*item)
-
-    def _refused(self, origin: str, reason: str) -> None:
-        logger.debug("refused a connection from %s: %s", origin, reason)
 
     def _arrived(self, sock: socket.socket, claim: Claim, session: Session) -> None:
         if self.rank < 0:

@@ -6,7 +6,6 @@ import logging
 import queue
 import socket
 import threading
-from collections import Counter
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from ..clock import Deadline
@@ -14,6 +13,7 @@ from ..errors import ProtocolError, StartupError
 from ..transport.accept import Acceptor
 from ..transport.connect import listen
 from ..transport.reactor import READ, WRITE, Reactor
+from ..transport.refusals import Refusals
 from ..transport.secure import Encryption
 from ..wire.auth import Claim, Purpose, job_digest
 from ..wire.messages import MAX_REPORT_BYTES, Message, MessageReader, encode
@@ -91,6 +91,9 @@ class MessageServer:
         port: fixed port for every address; 0 lets the system choose.
         encryption: how connections are encrypted; None: not at all.
         forwarded: see :class:`~ringcomm.transport.accept.Acceptor`.
+
+    Attributes:
+        refusals: connections that were turned away; for the thread that serves.
     """
 
     def __init__(
@@ -115,7 +118,8 @@ class MessageServer:
         self._encryption = encryption
         self._connections: Dict[int, _Connection] = {}
         self._numbers = 0
-        self._refused: Counter[str] = Counter()
+        self._refused = Refusals()
+        self.refusals = Refusals()
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._reactor = Reactor()
         self._wake_in, self._wake_out = socket.socketpair()
@@ -293,16 +297,14 @@ class MessageServer:
 
     def _count_refusal(self, origin: str, reason: str) -> None:
         """Count a refusal for the log, which gets at most one line a second."""
+        self.refusals.add(origin, reason)
         if not self._refused:
             self._reactor.after(_REFUSALS_EVERY_S, self._log_refusals)
-        self._refused[f"{origin}: {reason}"] += 1
+        self._refused.add(origin, reason)
 
     def _log_refusals(self) -> None:
-        total = sum(self._refused.values())
-        (what, _), *others = self._refused.most_common(1)
+        text = f"refused {self._refused} at the {self._title}"
         self._refused.clear()
-        connections = f"{total} connection{'s' if total > 1 else ''}"
-        text = f"refused {connections} at the {self._title} (mostly {what})"
         if self._acceptor is not None and self._acceptor.kept_waiting:
             self._acceptor.kept_waiting = False
             text += "; their rate is limited, so a new rank may have to wait for some seconds"

@@ -92,11 +92,12 @@ class PendingMembers:
         """Whether the start timeout has passed."""
         return self._since_s is not None and now_s >= self._since_s + self._start_timeout_s - _ROUNDING_S
 
-    def timeout_text(self, again: bool) -> Tuple[str, Optional[int]]:
+    def timeout_text(self, again: bool, refused: str = "") -> Tuple[str, Optional[int]]:
         """The error text if not all ranks have joined in time, and the first planned rank that is missing.
 
         Args:
             again: whether the job has run before.
+            refused: the connections that failed to authenticate, as text.
         """
         waiting = list(self._members.values())
         missing = self._missing()
@@ -104,7 +105,8 @@ class PendingMembers:
         return (
             f"Only {len(waiting)} of {self._ranks.size} ranks {called} within {self._start_timeout_s:g} s. "
             f"Missing: {self._ranks.describe_missing(waiting)}. "
-            "If they only need longer, raise --start-timeout (RINGCOMM_START_TIMEOUT).",
+            "If they only need longer, raise --start-timeout (RINGCOMM_START_TIMEOUT)."
+            + (f" The rendezvous turned away {refused}." if refused else ""),
             missing[0] if missing else None,
         )
 

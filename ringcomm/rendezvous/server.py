@@ -150,4 +150,5 @@ class RendezvousServer(MessageServer):
                 self._notify(action)
 
     def _tick(self) -> None:
+        self._state.turned_away = str(self.refusals)
         self._act(self._state.tick(monotonic()))

@@ -52,6 +52,7 @@ class Rendezvous:
     Attributes:
         members: by the number of their control connection.
         abort_message: what was sent to every rank when the job failed; None as long as it has not.
+        turned_away: the connections that failed to authenticate, as text; empty if none did.
     """
 
     def __init__(self, size: int, seats: Sequence[Seat], version: str, start_timeout_s: float) -> None:
@@ -61,6 +62,7 @@ class Rendezvous:
         self.phase = Phase.JOINING
         self.members: Dict[int, Member] = {}
         self.abort_message: Optional[Message] = None
+        self.turned_away = ""
         self._had_started = False
         self._ranks = RankAssignment(size, seats, version)
         self._analysis = RootCauseAnalysis()
@@ -391,7 +393,7 @@ class Rendezvous:
             return self._listen(now_s)
         if self._waiting.is_over(now_s):
             again = self.generation > 0 or self.phase is not Phase.JOINING
-            return self._abort("timeout", *self._waiting.timeout_text(again))
+            return self._abort("timeout", *self._waiting.timeout_text(again, self.turned_away))
         return []
 
     def _abort_for(self, cause: RootCause) -> List[Action]:

@@ -5,7 +5,8 @@ encrypted), for :data:`HANDSHAKE_S` seconds. There are limits for all connection
 peer without the key may connect again and again while the ranks compute:
 
 * At most :data:`MOST_HALF_OPEN` connections may be unauthenticated at a time; the next one waits. While many
-  are refused, one is closed for it: the oldest, preferably one that has not named this job, and none that
+  are refused, one is closed for it: the oldest, preferably one that has not named this job, and of an address
+  that holds more than :data:`SHARE` if there is one, but none that
   is younger than :data:`GRACE_S`. A rank needs less than that for its handshake, on a slow network too.
 * At most :data:`REFUSALS_PER_S` connections may fail in a second, after :data:`REFUSALS_AT_ONCE` at first.
   Then none is accepted until there are tokens again: the system keeps a few in its backlog and lets the rest
@@ -14,6 +15,7 @@ peer without the key may connect again and again while the ranks compute:
 * When many have failed lately, unauthenticated connections are served every :data:`LOOK_EVERY_S` seconds
   instead of at once. Wake-ups are the larger part of the cost for ranks that compute, so a peer that
   sends a byte at a time causes one for several bytes.
+* A connection of another user of this machine to a Unix socket is closed unread.
 
 An authenticated connection costs no tokens. So ranks that connect at the same time, however many, do not
 wait; only while many connections are refused they may have to try again, which :class:`~.connect.Dial` does.
@@ -24,6 +26,7 @@ from __future__ import annotations
 import errno
 import selectors
 import socket
+from collections import Counter
 from functools import partial
 from typing import Callable, Dict, Optional, Sequence
 
@@ -31,17 +34,21 @@ from ..clock import monotonic
 from ..errors import AuthenticationError, ProtocolError
 from ..wire.auth import FIRST_BYTES, MAGIC, Claim, Responder, parting_answer, unencrypted_peer
 from ..wire.signing import Session
-from .connect import BACKLOG, place_here, trust
+from .connect import BACKLOG, check_user, place_here, trust
 from .rate_limit import TokenBucket
 from .reactor import READ, Reactor
 from .secure import UNENCRYPTED, Encryption, SecureSocket
 
 HANDSHAKE_S = 2.0
 MOST_HALF_OPEN = 128
+SHARE = 32
+"""Where places are short, an address that holds more than so many gives one up first."""
 GRACE_S = 0.5
 REFUSALS_PER_S = 400
 REFUSALS_AT_ONCE = 400
 ENCRYPTED_COSTS = 8
+CLOSED_COSTS = 0.2
+"""What is closed unread costs a fifth of what reading its first bytes does."""
 LOOK_EVERY_S = 0.1
 _TOLERATED_PER_S = 50
 """This many failures in a second may be accidents, and change nothing."""
@@ -234,6 +241,13 @@ class Acceptor:
                     self._no_descriptors_until_s = monotonic() + _NO_DESCRIPTORS_S
                 return
             sock.setblocking(False)
+            try:
+                check_user(sock)
+            except OSError as problem:
+                sock.close()
+                self._allowance.spend(CLOSED_COSTS)
+                self._refused("this host", str(problem.strerror))
+                continue
             if len(self._half_open) >= MOST_HALF_OPEN:
                 self._evict()
             half_open = _HalfOpen(self, sock, str(origin[0]) if origin else "this host")
@@ -252,9 +266,16 @@ class Acceptor:
             self._reactor.after(HANDSHAKE_S, self._sweep)
 
     def _oldest(self) -> Optional[_HalfOpen]:
-        """The oldest connection, one that has not named this job if possible."""
-        without_job = (item for item in self._half_open if not item.responder.challenged)
-        return next(without_job, None) or next(iter(self._half_open), None)
+        """The oldest connection, one that has not named this job if possible.
+
+        If an address holds more than its share, the oldest of that address.
+        """
+        without_job = [item for item in self._half_open if not item.responder.challenged]
+        held = Counter(item.origin for item in without_job)
+        ((most, count),) = held.most_common(1) or [("", 0)]
+        if count > SHARE:
+            return next(item for item in without_job if item.origin == most)
+        return next(iter(without_job), None) or next(iter(self._half_open), None)
 
     def _room(self) -> bool:
         """Whether one more may be accepted, if need be in the place of one older than :data:`GRACE_S`."""

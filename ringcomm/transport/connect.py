@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import struct
 from typing import Any, Callable, List, Optional, Tuple
 
 from ..errors import AuthenticationError, ProtocolError
@@ -16,6 +17,7 @@ from .secure import Encryption, SecureSocket
 
 ASK_AGAIN_S = 0.25
 """After how many seconds without a connection another attempt to connect begins."""
+_CREDENTIALS = struct.Struct("iII")
 BACKLOG = 512
 """How many connections the system keeps for a listener until they are accepted."""
 
@@ -42,6 +44,21 @@ def place_here(sock: socket.socket) -> bytes:
     if isinstance(name, bytes) and name.startswith(b"\0"):
         return place_of("@" + name[1:].decode("utf-8", "replace"), 0)
     return NOWHERE
+
+
+def check_user(sock: socket.socket) -> None:
+    """Refuse the other end of a Unix socket if it belongs to another user of this machine.
+
+    Raises:
+        PermissionError: it does. What has listened counts, and what has connected, not what holds it now.
+    """
+    if sock.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
+        return
+    _, user, _ = _CREDENTIALS.unpack(
+        sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    )
+    if user != os.geteuid():
+        raise PermissionError(errno.EPERM, f"it belongs to another user (number {user})")
 
 
 def listen(address: str, scope: int = 0, port: int = 0) -> socket.socket:
@@ -170,6 +187,7 @@ class Dial:
             self.give_up(os.strerror(problem).lower())
             return
         try:
+            check_user(sock)
             if _connected_to_itself(sock):
                 raise ConnectionRefusedError(errno.ECONNREFUSED, "connection refused")
             if self._family != socket.AF_UNIX:

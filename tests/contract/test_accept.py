@@ -154,6 +154,31 @@ def test_a_crowd_is_thinned_out_but_who_named_the_job_stays(reactor):
         door.turn_until(lambda: door.arrived)
 
 
+def test_an_address_that_holds_many_places_gives_up_its_own(reactor):
+    """The oldest of all comes from elsewhere and has not said anything yet, over a slow network."""
+    with ExitStack() as stack:
+        street = Street(reactor, stack, most=1000)
+        door = street.door
+        for _ in range(200):
+            street.stranger(b"?")
+        door.turn_until(lambda: len(door.refused) == 200)
+        slow = stack.enter_context(socket.create_connection(door.address, 5.0, ("127.0.0.2", 0)))
+        door.turn_until(lambda: len(door.acceptor._half_open) == 1)
+        for number in range(2 * MOST_HALF_OPEN):
+            street.stranger()
+            if number % 16 == 0:
+                door.reactor.run_once(0.0)
+        door.refused.clear()
+        door.turn_until(lambda: len(door.refused) > MOST_HALF_OPEN / 2)
+        assert set(door.refused) == {"too many unproven connections at once"}
+        assert "127.0.0.2" in {item.origin for item in door.acceptor._half_open}
+        initiator = Initiator(KEY, CLAIM, place=place_of(*door.address))
+        slow.sendall(initiator.greeting)
+        door.turn_until(lambda: any(item.responder.challenged for item in door.acceptor._half_open))
+        slow.sendall(initiator.receive(slow.recv(initiator.needs)))
+        door.turn_until(lambda: door.arrived)
+
+
 def test_nobody_has_to_go_for_others_while_no_strangers_come(reactor):
     """A crowd of ranks on slow machines, as far as anybody can tell: the next one waits for its turn."""
     with ExitStack() as stack:

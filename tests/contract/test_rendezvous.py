@@ -565,6 +565,7 @@ def served(tmp_path, no_leaks):
     """``python -m ringcomm.rendezvous`` for three ranks, and how to start those."""
     key = tmp_path / "key"
     key.write_text("5a" * 32)
+    key.chmod(0o600)
     variables = {
         "RINGCOMM_RENDEZVOUS": f"127.0.0.1:{free_port()}",
         "RINGCOMM_SIZE": "3",

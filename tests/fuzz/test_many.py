@@ -7,6 +7,7 @@ Hypothesis finds the odd case, and takes a millisecond or more for each. Here it
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
@@ -20,9 +21,14 @@ from ringcomm.wire import frames, messages
 from ringcomm.wire.auth import Initiator, Responder
 from ringcomm.wire.messages import MessageReader, encode, validate
 from ringrun.agent import agent
+from ringrun.diagnosis.records import Records, explain, has_operations
+from ringrun.diagnosis.reports import parse_record, read_report
+from ringrun.diagnosis.waiting import diagnose
+from ringrun.job.launch import Options, prepare
 from ringrun.plan import setting_sources
 from ringrun.plan.hosts import parse_hostfile, parse_hosts
 from ringrun.reach.protocol import FrameReader, event_facts
+from ringrun.show.visible import visible
 from tests.fuzz.cases import CASES, at_most
 from tests.fuzz.test_wire import DIALLING, JOB, KEY, RIGHT, challenge
 
@@ -42,6 +48,19 @@ AGENTS = (
     + agent.TO_LAUNCHER.pack(1, 1, 2)
     + b"hi"
 )
+FLIGHT = {
+    "type": "record", "format": 1, "reason": "asked", "rank": 0, "size": 2, "host": "h", "error": "x",
+    "culprit": 1, "generation": 1, "stacks": "Thread 0x1\n  File \"a.py\", line 3 in f", "state": "S",
+    "threads": [{"name": "MainThread", "main": True, "frames": [["/home/me/train.py", 88, "train"]]}],
+    "lanes": [{
+        "name": "calls", "ordered": True, "members": [0, 1], "sets": {"1": [0, 1]}, "paused": "",
+        "operations": [{
+            "op": 8, "kind": "allreduce", "name": "g", "what": "allreduce", "at": 1.0, "set": 0, "count": 1,
+            "site": "/home/me/train.py:88", "state": "running", "moved": 0,
+        }],
+    }],
+}  # fmt: skip
+PLANNED = prepare(Options(np=2), ["true"])
 ODD = [
     0,
     -1,
@@ -140,8 +159,40 @@ def files(rng: random.Random) -> None:
     setting_sources.effective([setting_sources.from_file(text, "f")])
 
 
-PARSERS = [handshake, control_message, header, rendezvous, agents, files]
-REFUSING = (handshake, control_message, agents, files)
+def flight_record(rng: random.Random) -> None:
+    """What ranks tell when a job fails, and ``ringrun diagnose`` reads from files: damaged, or odd inside."""
+    content = json.loads(json.dumps(FLIGHT))
+    places = [content, content["threads"][0], content["lanes"][0], content["lanes"][0]["operations"][0]]
+    for _ in range(rng.randrange(3)):
+        place = rng.choice(places)
+        place[rng.choice(list(place))] = rng.choice([*ODD, "\ud800", "1e999", 1 << 70])
+    data = json.dumps(content).encode()
+    if rng.randrange(2):
+        data = damage(rng, data)
+    records = Records(PLANNED)
+    told = [records.take(rank, data) for rank in (0, 1, 0)]
+    records.explanations({0: ["x"]})
+    contents = records.complete({})
+    assert told[0] == told[1] and has_operations(contents) in (True, False)
+    visible(explain(contents)).encode()
+    try:
+        reports = {rank: read_report({**parse_record(data), "rank": rank}) for rank in range(2)}
+    except ValueError as problem:
+        raise ProtocolError(str(problem)) from None
+    visible("\n".join(diagnose(reports))).encode()
+
+
+def words_of_ringrun(rng: random.Random) -> None:
+    """Text from anywhere, as it is printed."""
+    text = "".join(chr(rng.randrange(0x110000)) for _ in range(rng.randrange(20)))
+    shown = visible(text).encode().decode()
+    assert not any(ord(character) < 32 and character not in "\t\n" for character in shown)
+
+
+PARSERS = [
+    handshake, control_message, header, rendezvous, agents, files, flight_record, words_of_ringrun,
+]  # fmt: skip
+REFUSING = (handshake, control_message, agents, files, flight_record)
 """Of these some cases must be refused and some taken, or what is made is not worth trying."""
 
 

@@ -238,6 +238,7 @@ def test_the_programs_own_handler_stays(folder: Path, when: str) -> None:
 
 def test_without_ringrun_ranks_write_their_own(folder: Path) -> None:
     (folder / "key").write_text("ab" * 32)
+    (folder / "key").chmod(0o600)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -78,6 +78,7 @@ def test_without_ringrun(tmp_path: Path) -> None:
     }  # fmt: skip
     (tmp_path / "train.py").write_text(block("# train.py\nimport"))
     (tmp_path / "job.key").write_text(secrets.token_hex(32) + "\n")
+    (tmp_path / "job.key").chmod(0o600)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     env = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -12,13 +13,15 @@ from pathlib import Path
 from typing import Any, Container, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ringcomm.errors import ConfigError
+from ringcomm.files import own_folder, read_file, write_file
 
 from ..plan.job import Job
 from .first_failure import Complaint, Exit
-from .reports import Report, read_report
+from .reports import Report, parse_record, read_report
 from .waiting import diagnose, different_lines
 
 PATTERN = "flight.*.json"
+_WRITTEN = re.compile(r"flight\.\d+\.json")
 PREFIX = "ringrun-flight-"
 KEPT_FOLDERS = 10
 """So many temporary folders of records stay, this job's included."""
@@ -41,10 +44,10 @@ class Records:
         What cannot be read is left out, and has none: the diagnosis says that it is not there.
         """
         try:
-            content = json.loads(data.decode())
+            content = parse_record(data)
             content.update(rank=rank, host=self._job.host_of(rank).name, size=self._job.plan.size)
             read_report(content)
-        except (ValueError, AttributeError, IndexError):
+        except (ValueError, IndexError):
             return ""
         if content["reason"] == "failure":
             told = str(content.get("error", "")), content.get("culprit"), str(content.get("because", ""))
@@ -145,7 +148,6 @@ def keep_records(job: Job, contents: Mapping[int, Mapping[str, Any]]) -> Tuple[P
     wanted = Path(job.settings.diagnose_dir) if job.settings.diagnose_dir else job.output_dir
     if wanted is not None:
         try:
-            wanted.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_records(wanted, contents)
             return wanted, ""
         except OSError as problem:
@@ -194,14 +196,14 @@ def write_records(folder: Path, contents: Mapping[int, Mapping[str, Any]]) -> No
     """One file per rank, for nobody else to read; what a job before left there goes.
 
     Raises:
-        OSError: a file cannot be written.
+        OSError: a file cannot be written, or the folder belongs to another user.
     """
-    for old in folder.glob(PATTERN):
-        old.unlink()
-    for rank, content in contents.items():
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        with open(os.open(folder / f"flight.{rank}.json", flags, 0o600), "w", encoding="utf-8") as file:
-            json.dump(content, file)
+    with own_folder(folder, 0o700) as opened:
+        for name in os.listdir(opened):  # noqa: PTH208  by its descriptor
+            if _WRITTEN.fullmatch(name):
+                os.unlink(name, dir_fd=opened)
+        for rank, content in contents.items():
+            write_file(opened, f"flight.{rank}.json", json.dumps(content).encode())
 
 
 def read_records(folder: Path) -> Tuple[Dict[int, Report], List[str]]:
@@ -230,14 +232,11 @@ def read_records(folder: Path) -> Tuple[Dict[int, Report], List[str]]:
 def _read(path: Path) -> Any:
     """A report, or what is wrong with the file."""
     try:
-        with path.open("rb") as file:
-            data = file.read(FILE_LIMIT_BYTES + 1)
+        data = read_file(path, FILE_LIMIT_BYTES + 1)
         if len(data) > FILE_LIMIT_BYTES:
             return f"it is longer than {FILE_LIMIT_BYTES >> 20} MiB"
-        return read_report(json.loads(data.decode()))
+        return read_report(parse_record(data))
     except OSError as problem:
         return (problem.strerror or str(problem)).lower()
-    except RecursionError:
-        return "it is nested too deeply"
     except ValueError as problem:
         return str(problem)

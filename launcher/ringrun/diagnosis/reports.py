@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -107,6 +109,25 @@ class Report:
     lanes: Tuple[Lane, ...] = field(default=())
 
 
+def parse_record(data: bytes) -> Dict[str, Any]:
+    """The JSON of a flight record.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        content = json.loads(data.decode(), parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not isinstance(content, dict):
+        raise ValueError("it is not a flight record")  # noqa: TRY004  as for all that is no record
+    return content
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number")
+
+
 def read_report(content: Any) -> Report:
     """The report in a record that was JSON.
 
@@ -116,6 +137,8 @@ def read_report(content: Any) -> Report:
     try:
         if content["type"] != "record" or content["format"] != 1:
             raise ValueError("it is not a flight record of a version that this ringrun knows")
+        if not isinstance(content.get("generation", 0), int):
+            raise TypeError("generation")
         frames = _main_frames(content)
         main, blocked = _whereabouts(frames)
         culprit = content.get("culprit")
@@ -128,7 +151,7 @@ def read_report(content: Any) -> Report:
             state=str(content.get("state", "")), main=main, blocked=blocked, paused=paused,
             left=str(content.get("left", "")), lanes=lanes,
         )  # fmt: skip
-    except (KeyError, TypeError, AttributeError, IndexError) as problem:
+    except (KeyError, TypeError, AttributeError, IndexError, OverflowError) as problem:
         raise ValueError(f"something is missing in it or has the wrong form ({problem!r})") from None
 
 
@@ -152,8 +175,15 @@ def _operation(row: Mapping[str, Any]) -> Operation:
         int(row["op"]), f"{kind} `{name}`" if name else kind,
         (int(row.get("set", 0)), name, int(row.get("count", 0))), str(row["what"]),
         short_place(str(row["site"])), str(row["state"]), None if moved is None else int(moved),
-        float(row["at"]),
+        _finite(row["at"]),
     )  # fmt: skip
+
+
+def _finite(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{number} is no time")
+    return number
 
 
 def short_place(site: str) -> str:

@@ -8,6 +8,7 @@ from typing import Dict, Iterable, List, Mapping, Optional
 from ..diagnosis import failure_report
 from ..diagnosis.first_failure import Cause, Exit, Verdict
 from ..plan.job import Job
+from ..show.visible import visible
 
 BROKEN_PIPE = 141
 """The exit code when nobody reads the output any more: as a shell counts SIGPIPE."""
@@ -41,7 +42,7 @@ def not_started(job: Job, problems: Mapping[int, str], ready: Iterable[int]) -> 
     told = {job.hosts[index].name: text for index, text in sorted(problems.items())}
     known = {*problems, *ready}
     silent = [host.name for host in job.hosts if host.index not in known]
-    return Outcome(1, failure_report.problems_box(told, silent, len(job.hosts)), "start")
+    return Outcome(1, visible(failure_report.problems_box(told, silent, len(job.hosts))), "start")
 
 
 def ended(
@@ -71,4 +72,4 @@ def ended(
         rank for rank, tail in tails.items()
         if cause is not None and rank == cause.rank and not failure_report.is_shown_whole(tail)
     ]  # fmt: skip
-    return Outcome(verdict.exit_code(), text, "failure", cause, exits, to_show=in_part)
+    return Outcome(verdict.exit_code(), visible(text), "failure", cause, exits, to_show=in_part)

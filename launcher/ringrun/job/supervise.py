@@ -10,6 +10,7 @@ import time
 from typing import Any, Dict, List, Mapping, Optional, Set, Tuple
 
 from ringcomm.clock import Clock, monotonic
+from ringcomm.errors import ProtocolError
 
 from ..agent import agent, processes, threads
 from ..diagnosis import failure_report
@@ -63,6 +64,7 @@ class Supervisor:
         self._verdict = Verdict()
         self._agents = Agents(job, self._loop, self)
         self._inquiry = Inquiry(job, self._agents.links, self._loop, self._printer.say, self._verdict.exits)
+        self._ranks = [{place.rank for place in job.plan.on_host(host.index)} for host in job.hosts]
         self._ready: Dict[int, Dict[str, Any]] = {}  # by host, what its agent found
         self._done: Set[int] = set()
         self._problems: Dict[int, str] = {}
@@ -171,7 +173,13 @@ class Supervisor:
                 self._printer.say(f"{host.name}: {line.decode('utf-8', 'replace')}")
 
     def heard(self, host: HostJob, frame: Frame) -> None:
-        """An agent says something."""
+        """An agent says something.
+
+        Raises:
+            ProtocolError: it has no business to say that.
+        """
+        if frame.rank not in self._ranks[host.index] and (frame.kind, frame.rank) != (agent.EVENT, -1):
+            raise ProtocolError(f"it speaks of rank {frame.rank}, which does not run there")
         if frame.kind in (agent.STDOUT, agent.STDERR):
             self._printer.printed(frame.rank, STDOUT if frame.kind == agent.STDOUT else STDERR, frame.data)
         elif frame.kind == agent.RESULT:
@@ -186,6 +194,8 @@ class Supervisor:
 
     def _event(self, host: HostJob, rank: int, facts: Dict[str, Any]) -> None:
         name = facts["event"]
+        if (rank < 0) is (name in ("exit", "started")):
+            raise ProtocolError(f"an event {name!r} of rank {rank}")
         if name == "ready":
             self._ready[host.index] = facts
             if len(self._ready) == len(self.job.hosts) and not self._ending:
@@ -193,8 +203,11 @@ class Supervisor:
             elif self._problems and len(self._problems) + len(self._ready) == len(self.job.hosts):
                 self._end("start", END)
         elif name == "problem":
-            install = install_for(host)
-            self._problem(host, failure_report.host_problem(host.name, facts, host.is_local, install))
+            try:
+                text = failure_report.host_problem(host.name, facts, host.is_local, install_for(host))
+            except (LookupError, TypeError) as problem:
+                raise ProtocolError(f"a problem that makes no sense: {problem!r}") from None
+            self._problem(host, text)
         elif name == "exit":
             self._rank_exited(rank, facts)
         elif name == "asked":  # somebody has sent a rank SIGUSR1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Tuple
 
 from ringcomm.errors import ProtocolError
 
@@ -66,11 +66,19 @@ def payload_header(length: int) -> bytes:
     return agent.TO_AGENT.pack(agent.PAYLOAD, length)
 
 
-_FACTS: Dict[str, Tuple[str, ...]] = {
-    "ready": ("limits",), "problem": ("problem",), "exit": ("code", "signal", "sent"), "done": (),
-    "started": ("pid",), "asked": (),
+_NUMBER, _MAYBE = (int,), (int, type(None))
+_FACTS: Dict[str, Dict[str, Tuple[type, ...]]] = {
+    "ready": {"limits": (dict,)}, "problem": {"problem": (str,)}, "done": {}, "asked": {},
+    "exit": {"code": _MAYBE, "signal": _MAYBE, "sent": _NUMBER}, "started": {"pid": _NUMBER},
 }  # fmt: skip
 """The required fields of each kind of event."""
+_LIMITS: Dict[str, Tuple[type, ...]] = {
+    "threads": _NUMBER, "cores": (int, float), "ranks": _NUMBER, "kept": (dict,),
+}  # fmt: skip
+_OPTIONAL: Dict[str, Tuple[type, ...]] = {
+    "port": _NUMBER, "login": (str,), "found": (dict,), "path": (str,), "why": (str,), "text": (str,),
+    "option": (str,), "wanted": (str,),
+}  # fmt: skip
 
 
 def event_facts(data: bytes) -> Dict[str, Any]:
@@ -80,13 +88,30 @@ def event_facts(data: bytes) -> Dict[str, Any]:
         ProtocolError: the data is not an event, or lacks a required field.
     """
     try:
-        facts = json.loads(data.decode())
-        missing = [name for name in _FACTS[facts["event"]] if name not in facts]
+        facts = json.loads(data.decode(), parse_constant=_no_constant)
+        wanted = _FACTS[facts["event"]]
     except (ValueError, TypeError, LookupError, RecursionError) as problem:
         raise ProtocolError(f"an invalid event: {problem!r}") from None
-    if missing or not isinstance(facts, dict):
+    if not isinstance(facts, dict):
+        raise ProtocolError("an invalid event: not an object")
+    missing = [name for name in wanted if name not in facts]
+    if missing:
         raise ProtocolError(f"an event {facts['event']!r} without {', '.join(missing)}")
+    given = {name: types for name, types in _OPTIONAL.items() if name in facts}
+    _check_types(facts, {**given, **wanted})
+    if "limits" in wanted:
+        _check_types(facts["limits"], _LIMITS)
     return facts
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number")
+
+
+def _check_types(facts: Mapping[str, Any], wanted: Mapping[str, Tuple[type, ...]]) -> None:
+    for name, types in wanted.items():
+        if not isinstance(facts.get(name), types):
+            raise ProtocolError(f"an event in which {name} is {facts.get(name)!r:.40}")
 
 
 class FrameReader:

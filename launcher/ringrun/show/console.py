@@ -10,10 +10,11 @@ import sys
 import threading
 from collections import deque
 from pathlib import Path
-from typing import BinaryIO, Callable, Deque, Dict, Mapping, Optional, Set, Tuple
+from typing import Callable, Deque, Dict, Mapping, Optional, Set, Tuple
 
 from ringcomm.clock import Deadline
 from ringcomm.errors import ConfigError
+from ringcomm.files import new_file, own_folder
 
 from .output import wants_colour
 
@@ -171,14 +172,16 @@ class OutputFiles:
     """
 
     def __init__(self, folder: Path, ranks: int) -> None:
-        self._files: Dict[Tuple[int, int], BinaryIO] = {}
+        self._files: Dict[Tuple[int, int], Tuple[Path, int]] = {}
         self.problem = ""
         try:
+            with own_folder(folder):
+                pass  # or it would be another user who decides what is below it
             for rank in range(ranks):
                 place = folder / f"rank.{rank}"
-                place.mkdir(parents=True, exist_ok=True)
-                for stream, name in ((1, "stdout"), (2, "stderr")):
-                    self._files[rank, stream] = (place / name).open("wb", buffering=0)
+                with own_folder(place) as opened:
+                    for stream, name in ((1, "stdout"), (2, "stderr")):
+                        self._files[rank, stream] = place / name, new_file(opened, name, 0o666)
         except OSError as problem:
             self.close()
             raise ConfigError(
@@ -191,14 +194,15 @@ class OutputFiles:
         file = self._files.get((rank, stream))
         if file is not None:
             try:
-                file.write(data)
+                os.write(file[1], data)
             except OSError as problem:
-                self.problem = f"{file.name}: {problem.strerror}; further output is not written to it."
+                self.problem = f"{file[0]}: {problem.strerror}; further output is not written to it."
+                os.close(file[1])
                 del self._files[rank, stream]
 
     def close(self) -> None:
         """Close all files."""
-        for file in self._files.values():
+        for _, descriptor in self._files.values():
             with contextlib.suppress(OSError):
-                file.close()
+                os.close(descriptor)
         self._files.clear()

@@ -9,6 +9,7 @@ from ringcomm.clock import Clock
 from ..plan.job import Job
 from .console import Console, OutputFiles
 from .output import Outputs
+from .visible import visible
 
 STDOUT, STDERR = 1, 2
 
@@ -71,9 +72,9 @@ class Printer:
         self._write(self._outputs.settle(shown))
 
     def say(self, text: str) -> None:
-        """Write a message of ringrun to stderr."""
-        lines = [f"ringrun: {line}\n" for line in text.splitlines()]
-        self._console.write(STDERR, "".join(lines).encode("utf-8", "surrogateescape"))
+        """Write a message of ringrun to stderr; control characters become visible."""
+        lines = [f"ringrun: {visible(line)}\n" for line in text.splitlines()]
+        self._console.write(STDERR, "".join(lines).encode())
 
     def close(self) -> None:
         """Close the files."""

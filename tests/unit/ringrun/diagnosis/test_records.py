@@ -241,3 +241,34 @@ def test_files_that_are_no_good(tmp_path: Path) -> None:
     (tmp_path / "flight.4.json").write_text(json.dumps(good))
     text, code = diagnose_folder(tmp_path)
     assert code == 1 and text.startswith("Rank 4 (pc) has called nothing yet.")
+
+
+BAD_LANE = {"name": "calls", "ordered": True, "members": [0, 1], "operations": [{
+    "op": 1, "kind": "allreduce", "name": "x", "what": "y", "site": "t.py:1", "state": "running",
+}]}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b'{"type": "record", "format": 1, "reason": "asked", "rank": Infinity, "host": "h"}',
+        record(generation=float("nan")),  # type: ignore[arg-type]
+        record(culprit=1e999),
+        record(rank=0, host="h", culprit=0).replace(b'"culprit": 0', b'"culprit": 1e999'),
+        record(generation="newest"),  # type: ignore[arg-type]
+        record(lanes=[{**BAD_LANE, "operations": [{**BAD_LANE["operations"][0], "at": 1}], "members": 7}]),
+        record(lanes=[BAD_LANE]).replace(b'"op": 1', b'"op": 1, "at": 1e999'),
+        record(lanes=7), record(threads=7), record(threads=[7]),
+        b"[" * 100_000, b"7", b"null", b"\xff", b'{"rank": 0',
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_left_out_with_a_sentence(
+    records: Records, tmp_path: Path, said: bytes
+) -> None:
+    assert records.take(0, record("asked", generation=0)) == "asked"
+    assert records.take(0, said) == ""
+    assert records.take(0, record("asked", generation=1)) == "asked"
+    (tmp_path / "flight.0.json").write_bytes(said)
+    text, code = diagnose_folder(tmp_path)
+    assert code == 1 and text.startswith(f"{tmp_path}/flight.0.json cannot be read: ")
+    assert len(text.splitlines()) == 1

@@ -1,0 +1,42 @@
+"""Counts connections that were turned away, for messages. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+_MOST_KINDS = 64
+"""Of so many origins and reasons each is counted by itself; what a stranger says must not fill the memory."""
+
+
+class Refusals:
+    """How many connections were turned away, and why most of them.
+
+    Attributes:
+        total: how many there were.
+    """
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._kinds: Counter[str] = Counter()
+
+    def add(self, origin: str, reason: str) -> None:
+        """One more connection from there was turned away."""
+        self.total += 1
+        kind = f"{origin}: {reason}"
+        if kind in self._kinds or len(self._kinds) < _MOST_KINDS:
+            self._kinds[kind] += 1
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self.total = 0
+        self._kinds.clear()
+
+    def __bool__(self) -> bool:
+        return self.total > 0
+
+    def __str__(self) -> str:
+        """``12 connections (mostly 10.0.0.9: no answer)``, or "" if there was none."""
+        if not self.total:
+            return ""
+        ((what, _),) = self._kinds.most_common(1)
+        return f"{self.total} connection{'s' if self.total > 1 else ''} (mostly {what})"
