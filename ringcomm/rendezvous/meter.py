@@ -26,6 +26,8 @@ CLEARLY_SLOWER = 8.0
 """A wire that carried less than this part of another one's speed, with its burst, need not go on."""
 _WINDOW_BYTES = 256 * 1024
 _WINDOW_S = 0.02
+_PACKET_BYTES = 64 * 1024
+"""Within a machine, and from a shaper, segments arrive in pieces of this size."""
 _LEAST_ACKED_BYTES = 128 * 1024
 _TICK_S = 0.004
 """Systems count the time for which a connection is active in such steps."""
@@ -90,7 +92,9 @@ class Meter:
             return max(self._best_window(now_s), self._at_least(), self._told_behind)
         half_s = (self._points[0][0] + now_s) / 2  # what comes until then may be a burst
         from_s, before = max(point for point in self._points if point[0] <= half_s)
-        return (self._points[-1][1] - before) / max(now_s - from_s, 1e-6)
+        total = self._points[-1][1]
+        # If nothing has come, one packet may be on its way all the time: what is slow is not dead.
+        return max(total - before, min(total, _PACKET_BYTES)) / max(now_s - from_s, 1e-6)
 
     def _at_least(self) -> float:
         """Whatever a burst has added: what came beyond one came in the time that all of it took.

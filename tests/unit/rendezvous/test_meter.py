@@ -118,6 +118,15 @@ def test_a_wire_through_which_nothing_comes():
     assert now_s - 100.0 == pytest.approx(LEAST_S, abs=0.001)
 
 
+@pytest.mark.parametrize("arrived, rate", [(64 * KB, 64 * KB / 0.05), (8 * KB, 8 * KB / 0.05), (0, 0.0)])
+def test_a_wire_on_which_a_packet_may_be_on_its_way_is_not_dead(arrived, rate):
+    """Packets of 64 KB come every 26 ms at 20 Mbit/s."""
+    meter = Meter(0.0)
+    for at_s in (0.001, 0.05):
+        meter.arrived(at_s, arrived)
+    assert meter.rate(0.1) == pytest.approx(rate)
+
+
 def test_nobody_is_called_slow_while_a_burst_may_still_hide_it():
     """100 Mbit/s beside 20 Mbit/s with a burst: the slow one looks faster for a long time."""
     slow, free = Wire(SLOW, 1024 * KB), Wire(12.5 * MB)
