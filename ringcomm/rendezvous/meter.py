@@ -20,6 +20,9 @@ TAIL_S = 0.06
 LIMIT_BYTES = BURST_BYTES + TAIL_BYTES
 """More is never sent in one measurement, each way."""
 LIMIT_S = 0.35
+"""A measurement takes no longer if enough is known of one wire,"""
+LONGEST_S = 0.7
+"""and no longer than this in any case: on a busy machine nothing may be known by then."""
 LEAST_S = 0.05
 """A wire is called slow after such a time at the earliest."""
 CLEARLY_SLOWER = 8.0
@@ -138,7 +141,7 @@ class Lap(NamedTuple):
 def is_over(laps: Sequence[Lap], elapsed_s: float, now_s: float) -> bool:
     """Whether a measurement of several wires at the same time has told which of them are fast."""
     going = [lap for lap in laps if not lap.done(now_s)]
-    if not going or elapsed_s >= LIMIT_S:
+    if not going or elapsed_s >= (LIMIT_S if len(going) < len(laps) else LONGEST_S):
         return True
     if len(going) == len(laps) or elapsed_s < LEAST_S:
         return False

@@ -19,7 +19,7 @@ from ..transport.secure import Encryption
 from ..wire.auth import Claim
 from ..wire.messages import MessageReader
 from .echo import BLOCK, READ_BYTES, REQUEST, acknowledged, check_echo, keep_queue_short
-from .meter import LEAST_S, LIMIT_BYTES, LIMIT_S, Lap, Meter, is_over
+from .meter import LEAST_S, LIMIT_BYTES, LONGEST_S, Lap, Meter, is_over
 
 logger = logging.getLogger("ringcomm.rendezvous")
 
@@ -80,7 +80,7 @@ class Race:
             runner.ask_system()
         laps = [runner.lap for runner in self._runners if runner.lap is not None]
         elapsed_s = now_s - self._start_s
-        if elapsed_s < LIMIT_S and (late or not is_over(laps, elapsed_s, now_s)):
+        if elapsed_s < LONGEST_S and (late or not is_over(laps, elapsed_s, now_s)):
             # After a time without a processor, first read and send what could not be meanwhile.
             wait_s = _LOOK_S if elapsed_s < 2 * LEAST_S else 2 * _LOOK_S
             self._due_s = now_s + wait_s
