@@ -20,12 +20,17 @@ TAIL_S = 0.06
 LIMIT_BYTES = BURST_BYTES + TAIL_BYTES
 """More is never sent in one measurement, each way."""
 LIMIT_S = 0.35
+"""A measurement takes no longer if enough is known of one wire,"""
+LONGEST_S = 0.7
+"""and no longer than this in any case: on a busy machine nothing may be known by then."""
 LEAST_S = 0.05
 """A wire is called slow after such a time at the earliest."""
 CLEARLY_SLOWER = 8.0
 """A wire that carried less than this part of another one's speed, with its burst, need not go on."""
 _WINDOW_BYTES = 256 * 1024
 _WINDOW_S = 0.02
+_PACKET_BYTES = 64 * 1024
+"""Within a machine, and from a shaper, segments arrive in pieces of this size."""
 _LEAST_ACKED_BYTES = 128 * 1024
 _TICK_S = 0.004
 """Systems count the time for which a connection is active in such steps."""
@@ -90,7 +95,9 @@ class Meter:
             return max(self._best_window(now_s), self._at_least(), self._told_behind)
         half_s = (self._points[0][0] + now_s) / 2  # what comes until then may be a burst
         from_s, before = max(point for point in self._points if point[0] <= half_s)
-        return (self._points[-1][1] - before) / max(now_s - from_s, 1e-6)
+        total = self._points[-1][1]
+        # If nothing has come, one packet may be on its way all the time: what is slow is not dead.
+        return max(total - before, min(total, _PACKET_BYTES)) / max(now_s - from_s, 1e-6)
 
     def _at_least(self) -> float:
         """Whatever a burst has added: what came beyond one came in the time that all of it took.
@@ -134,7 +141,7 @@ class Lap(NamedTuple):
 def is_over(laps: Sequence[Lap], elapsed_s: float, now_s: float) -> bool:
     """Whether a measurement of several wires at the same time has told which of them are fast."""
     going = [lap for lap in laps if not lap.done(now_s)]
-    if not going or elapsed_s >= LIMIT_S:
+    if not going or elapsed_s >= (LIMIT_S if len(going) < len(laps) else LONGEST_S):
         return True
     if len(going) == len(laps) or elapsed_s < LEAST_S:
         return False

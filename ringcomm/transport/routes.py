@@ -8,7 +8,8 @@ rank dials an address that its own machine has too, unless the other rank is on 
 A *wire* is a pair of interfaces. Where several connect two hosts, all are measured at the same time, in
 both directions, and the slower direction counts. Wired ones come before wireless ones before virtual ones,
 and the first of equal ones wins. A measurement overrules that order only if the difference is large and a
-second one says the same.
+second one says the same. Two are needed as well to tell wires of the same kind apart: nothing else tells
+which of them is slow, and a moment without a processor makes a fast one look slow.
 """
 
 from __future__ import annotations
@@ -136,7 +137,8 @@ def choose(wires: Sequence[Attempt], measured: Sequence[Mapping[Wire, float]]) -
     if len(wires) == 1:
         return 0
     votes = [_fastest(wires, speeds) for speeds in measured]
-    if len(votes) == 1 and votes[0] == 0 and not _implausible(wires, measured[0]):
+    alike = any(item.kind == wires[0].kind for item in wires[1:])
+    if votes == [0] and not alike and not _implausible(wires, measured[0]):
         return 0
     for vote in votes:
         if votes.count(vote) > 1:

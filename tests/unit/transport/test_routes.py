@@ -100,11 +100,19 @@ def test_where_there_is_no_choice_nothing_is_measured(attempts):
 @pytest.mark.parametrize(
     "attempts, speeds, winner",
     [
+        # of one kind, nothing but two measurements that agree tells which is slow
+        ((WIRE, SECOND_WIRE), [(100.0, 100.0)], None),
+        ((WIRE, SECOND_WIRE), [(100.0, 2.5)], None),
+        ((WIRE, SECOND_WIRE), [(4.5, 1.0)], None),  # the fast one had no processor for a moment
+        ((WIRE, SECOND_WIRE), [(4.5, 1.0), (2.5, 900.0)], None),
+        ((WIRE, SECOND_WIRE), [(4.5, 1.0), (2.5, 900.0), (2.5, 900.0)], SECOND_WIRE),
+        ((WIRE, SECOND_WIRE, WIFI), [(100.0, 2.5, 2.5)], None),
+        ((WIRE, WIFI, tried("192.168.7.2", "wlan1", "wlan1")), [(100.0, 2.5, 2.5)], WIRE),
         # equal, or nearly so: the fixed order
-        ((WIRE, SECOND_WIRE), [(100.0, 100.0)], WIRE),
-        ((WIRE, SECOND_WIRE), [(100.0, 159.0)], WIRE),
-        ((WIRE, SECOND_WIRE), [(100.0, 10.0)], WIRE),
-        ((WIRE, SECOND_WIRE), [(700.0, 9000.0)], WIRE),  # there it is the processor that is measured
+        ((WIRE, SECOND_WIRE), [(100.0, 100.0)] * 2, WIRE),
+        ((WIRE, SECOND_WIRE), [(100.0, 159.0)] * 2, WIRE),
+        ((WIRE, SECOND_WIRE), [(100.0, 10.0)] * 2, WIRE),
+        ((WIRE, SECOND_WIRE), [(700.0, 9000.0)] * 2, WIRE),  # there it is the processor that is measured
         # faster: only if a second measurement says so
         ((WIRE, SECOND_WIRE), [(100.0, 161.0)], None),
         ((WIRE, SECOND_WIRE), [(100.0, 161.0)] * 2, SECOND_WIRE),
