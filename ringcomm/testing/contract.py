@@ -21,7 +21,6 @@ from .driving import (
     LIMIT_S,
     after,
     arrived,
-    check_deadline,
     closed,
     drain,
     exchange,
@@ -29,6 +28,7 @@ from .driving import (
     left,
     numbered,
     pass_on,
+    raise_if_expired,
     recv_exactly,
     send_all,
     wakes,
@@ -84,7 +84,7 @@ def check_no_more_than_arrived(one: Fabric, other: Fabric) -> None:
     deadline = Deadline(LIMIT_S)
     while got < 3:
         got += other.link(0).recv([memoryview(buffer)[got:]])
-        check_deadline(deadline)
+        raise_if_expired(deadline)
     assert (got, bytes(buffer)) == (3, b"abc.......")
 
 
@@ -148,7 +148,7 @@ def check_sent_buffer_may_change(one: Fabric, other: Fabric) -> None:
         unsent[:taken] = b"\xff" * taken
         unsent = unsent[taken:]
         got += scratch[: other.link(0).recv([scratch])]
-        check_deadline(deadline)
+        raise_if_expired(deadline)
     assert got == data
 
 
@@ -219,15 +219,15 @@ def check_what_was_read_counts_as_sent(one: Fabric, other: Fabric) -> None:
     while left(unfilled):
         unsent = after(unsent, one.link(1).send(unsent)) if unsent else []
         unfilled = after(unfilled, other.link(0).recv(unfilled))
-        check_deadline(deadline)
+        raise_if_expired(deadline)
     send_all(other.link(0), b"done")
     while not other.link(0).settled():
-        check_deadline(deadline)
+        raise_if_expired(deadline)
     assert recv_exactly(one.link(1), 4) == b"done"
     other.close()
     while unsent:
         unsent = after(unsent, one.link(1).send(unsent))
-        check_deadline(deadline)
+        raise_if_expired(deadline)
     assert target == data
 
 

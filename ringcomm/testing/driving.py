@@ -12,7 +12,7 @@ LIMIT_S = 20.0
 """After this long without an end, a check has failed."""
 
 
-def check_deadline(deadline: Deadline) -> None:
+def raise_if_expired(deadline: Deadline) -> None:
     """Fail if a check has no end."""
     assert not deadline.expired(), f"no end within {deadline.timeout_s:g} s"
 
@@ -35,7 +35,7 @@ def pass_on(one: Fabric, other: Fabric, views: Iterable[memoryview], targets: It
         else:
             one.link(1).settled()
         unfilled = after(unfilled, other.link(0).recv(unfilled))
-        check_deadline(deadline)
+        raise_if_expired(deadline)
 
 
 def send_all(link: Link, data: bytes) -> None:
@@ -44,9 +44,9 @@ def send_all(link: Link, data: bytes) -> None:
     deadline = Deadline(LIMIT_S)
     while unsent:
         unsent = after(unsent, link.send(unsent))
-        check_deadline(deadline)
+        raise_if_expired(deadline)
     while not link.settled():
-        check_deadline(deadline)
+        raise_if_expired(deadline)
 
 
 def left(views: Sequence[memoryview]) -> bool:
@@ -73,7 +73,7 @@ def recv_exactly(link: Link, count: int) -> bytes:
     deadline = Deadline(LIMIT_S)
     while left(unfilled):
         unfilled = after(unfilled, link.recv(unfilled))
-        check_deadline(deadline)
+        raise_if_expired(deadline)
     return bytes(buffer)
 
 
@@ -96,7 +96,7 @@ def exchange(one: Fabric, other: Fabric, streams: Sequence[bytes], piece: Callab
             # Bytes may be on their way inside the system; a wait may not miss their arrival.
             fabrics[0].wait([links[0]], [links[0]] if unsent[0] else [], 0.01)
             fabrics[1].wait([links[1]], [links[1]] if unsent[1] else [], 0.01)
-        check_deadline(deadline)
+        raise_if_expired(deadline)
     return [bytes(item) for item in got]
 
 
@@ -112,7 +112,7 @@ def fill_up(link: Link) -> Tuple[bytes, memoryview]:
         taken += block[start : start + count]
         if count:
             quiet.restart()
-        check_deadline(deadline)
+        raise_if_expired(deadline)
     return bytes(taken), block[start:]
 
 
@@ -133,7 +133,7 @@ def closed(action: Callable[[], int]) -> LinkClosed:
             action()
         except LinkClosed as problem:
             return problem
-        check_deadline(deadline)
+        raise_if_expired(deadline)
 
 
 def arrived(fabric: Fabric) -> bool:
@@ -156,7 +156,7 @@ def wakes(
     try:
         while not done():
             fabric.wait([] if writing else [link], [link] if writing else [], timeout_s)
-            check_deadline(deadline)
+            raise_if_expired(deadline)
     finally:
         timer.join()
     assert deadline.elapsed_s() < LIMIT_S / 2, "it did not wake, but timed out"
