@@ -96,7 +96,7 @@ def test_silent_connections_of_another_user_are_closed_at_once_and_take_no_place
     many, ends = 2 * MOST_HALF_OPEN, []
     try:
         with another_user(CONNECTS, name[1:], many) as stranger:
-            Dial(reactor, (name, 0), KEY, CLAIM, ends.append, 1.0)
+            Dial(reactor, (name, 0), KEY, CLAIM, ends.append, 10.0)
             door.turn_until(lambda: ends and door.arrived)
             assert ends[0].reason == ""
             door.turn_until(lambda: len(door.refused) == many)
