@@ -336,7 +336,7 @@ def test_a_link_that_is_reset_is_named_and_neither_of_its_ranks(pair, busy):
     for error in errors:
         assert type(error) is LinkLostError
         assert (error.ranks, error.rank) == (pair, None)
-        assert f"rank {pair[0]} (localhost) and rank {pair[1]} (localhost) live" in str(error)
+        assert f"rank {pair[0]} (localhost) and rank {pair[1]} (localhost) are running" in str(error)
     assert max(noticed_s) < 5.0  # a second for the verdict, the rest for a slow machine
 
 

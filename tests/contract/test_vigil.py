@@ -72,7 +72,7 @@ def test_a_rank_that_says_nothing_is_given_up(sides):
     sides[0].begin(Limits(0.6, 0.0, 0.0))
     assert sides[0].failed.wait(10)
     assert isinstance(sides[0].failure, PeerStalledError) and sides[0].failure.rank == 1
-    assert "not a heartbeat" in str(sides[0].failure)
+    assert "no heartbeat" in str(sides[0].failure)
 
 
 def test_ranks_that_only_live_are_not(sides):
