@@ -29,7 +29,8 @@ def test_what_ranks_are_told(harness):
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_that_disagree_are_told_the_same(harness, size):
-    assert harness.run_checks("checks_disagreements.py", size) == {"check_ranks_that_disagree": ""}
+    found = harness.run_checks("checks_disagreements.py", size)
+    assert found == {"check_ranks_that_disagree": ""}, "\n".join(found.values())
 
 
 def start(command, **variables):
