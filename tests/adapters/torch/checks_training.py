@@ -125,13 +125,13 @@ class OwnWay:
 
 def check_what_older_versions_of_torch_lack() -> None:
     """Before 2.1 there are no hooks after accumulation; and the memory's use count is not official."""
-    hook, counter = reducer._when_accumulated, buckets._count_users
-    reducer._when_accumulated, buckets._count_users = reducer._OnAccumulator, None
+    hook, counter = reducer._when_accumulated, buckets._count_references
+    reducer._when_accumulated, buckets._count_references = reducer._OnAccumulator, None
     try:
         alike(alone(sgd), together(sgd))
         check_gradients_that_somebody_keeps(memory_is_kept=False)
     finally:
-        reducer._when_accumulated, buckets._count_users = hook, counter
+        reducer._when_accumulated, buckets._count_references = hook, counter
 
 
 def check_lists_of_parameters_as_groups() -> None:
