@@ -108,7 +108,7 @@ system_packages() { # for tests/hosts: several hosts on this machine
 tests() { # ENVIRONMENT NAME PYTEST-ARGUMENTS...: run pytest; NAME is for the table of the slowest tests
     local environment=$1 name=$2
     shift 2
-    "$environment/bin/python" -m pytest -q -rs --no-header --durations=0 --durations-min=1e9 \
+    "$environment/bin/python" -m pytest -q -rs --no-header \
         --junitxml="$results/$stage.$name.xml" "$@"
 }
 
