@@ -126,7 +126,7 @@ class TfDataServiceConfig:
                 timeout=int(config["timeout"]),
                 machine=str(config.get("machine", "")),
             )
-        except (AttributeError, TypeError, ValueError) as problem:
+        except (AttributeError, OverflowError, TypeError, ValueError) as problem:
             raise ConfigError(f"This is not a data service configuration: {problem}.") from None
 
     def write(self, filename: str) -> None:
@@ -184,7 +184,7 @@ class TfDataServiceConfig:
             time.sleep(_POLL_INTERVAL_S)
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as problem:
+        except (ValueError, RecursionError) as problem:
             raise ConfigError(f"{filename} is not JSON: {problem}.") from None
         if not isinstance(found, dict):
             raise ConfigError(f"{filename} is not a data service configuration: it is not a JSON object.")

@@ -151,6 +151,7 @@ def test_the_configuration_on_disk(tmp_path: Path) -> None:
     ("text", "complaint"),
     [
         ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
         ("[]", "is not a data service configuration"),
         ('{"key": "", "timeout": 1}', "has no dispatchers, workers_per_dispatcher, dispatcher_side"),
     ],
