@@ -24,7 +24,7 @@ from ..errors import (
 from ..rendezvous.actions import Timer
 from ..rendezvous.connect_server import DIAL_S, reach
 from ..rendezvous.message_server import MessageServer
-from ..transport.nics import own_addresses
+from ..transport.nics import machine, own_addresses
 from ..transport.reactor import Reactor
 from ..wire.auth import Claim, Purpose, job_digest
 from ..wire.messages import MAX_REPORT_BYTES, Message, MessageReader, encode
@@ -88,6 +88,10 @@ class ComputeService(MessageServer):
         """Where it can be reached: addresses and ports by interface."""
         return {name: list(pairs) for name, pairs in self._where.items()}
 
+    def machine(self) -> str:
+        """An identifier of the machine on which it runs."""
+        return machine()
+
     def shutdown(self) -> None:
         """Notify all clients that wait for the end of training, and stop serving."""
         self.order(lambda: self._take(0, {"type": "finish"}))
@@ -128,11 +132,19 @@ class ComputeClient:
         compute_addresses: the result of :meth:`ComputeService.addresses`.
         key: the service's.
         verbose: without effect; Horovod has it.
+        compute_machine: the result of :meth:`ComputeService.machine`. On another machine than that one, no
+            address is dialled that this machine has itself. "": not known, all are dialled.
     """
 
-    def __init__(self, compute_addresses: Addresses, key: bytes, verbose: int = 1) -> None:
+    def __init__(
+        self, compute_addresses: Addresses, key: bytes, verbose: int = 1, compute_machine: str = ""
+    ) -> None:
         self._endpoints = [(host, port) for pairs in compute_addresses.values() for host, port in pairs]
         self._key = key
+        self._elsewhere = compute_machine not in ("", machine())
+
+    def _connect(self, deadline: Deadline) -> _Connection:
+        return _Connection(self._endpoints, self._key, deadline, self._elsewhere)
 
     def register_dispatcher(self, dispatcher_id: int, dispatcher_address: str) -> None:
         """Register a dispatcher and its address.
@@ -197,7 +209,7 @@ class ComputeClient:
         Returns:
             "" if a process has reported that, otherwise the reason: all training processes are gone.
         """
-        with _Connection(self._endpoints, self._key, Deadline(_ANSWER_S)) as connection:
+        with self._connect(Deadline(_ANSWER_S)) as connection:
             connection.send({"type": "attend"})
             message = connection.receive("over", Deadline(None))
         return "" if message is None else str(message["reason"])
@@ -211,7 +223,7 @@ class ComputeClient:
         with _training_lock:
             if self._key not in _training_connections:
                 deadline = Deadline(timeout)
-                connection = _Connection(self._endpoints, self._key, deadline)
+                connection = self._connect(deadline)
                 connection.ask({"type": "train"}, deadline)
                 _training_connections[self._key] = connection
                 atexit.register(connection.close)
@@ -225,7 +237,7 @@ class ComputeClient:
         Args:
             timeout: for reaching the registry, in seconds.
         """
-        with _Connection(self._endpoints, self._key, Deadline(timeout)) as connection:
+        with self._connect(Deadline(timeout)) as connection:
             here, there = connection.ends()
         if here == there:
             usable = own_addresses(Settings.from_environment().iface)
@@ -234,7 +246,7 @@ class ComputeClient:
 
     def _send(self, message: Message) -> None:
         deadline = Deadline(_ANSWER_S)
-        with _Connection(self._endpoints, self._key, deadline) as connection:
+        with self._connect(deadline) as connection:
             connection.ask(message, deadline)
 
     def _watch(
@@ -245,7 +257,7 @@ class ComputeClient:
         complaint: Callable[[Message], str],
     ) -> Message:
         deadline = Deadline(timeout_s)
-        with _Connection(self._endpoints, self._key, deadline) as connection:
+        with self._connect(deadline) as connection:
             connection.send({"type": "watch", "dispatcher": dispatcher_id})
             progress = connection.receive("standing", deadline)
             while progress is not None and not enough(progress):
@@ -263,8 +275,10 @@ class ComputeClient:
 class _Connection:
     """An authenticated connection to the registry, for one request."""
 
-    def __init__(self, endpoints: Sequence[Tuple[str, int]], key: bytes, deadline: Deadline) -> None:
-        self._sock, self._session = _dial(endpoints, key, deadline)
+    def __init__(
+        self, endpoints: Sequence[Tuple[str, int]], key: bytes, deadline: Deadline, elsewhere: bool
+    ) -> None:
+        self._sock, self._session = _dial(endpoints, key, deadline, elsewhere)
         self._reader = MessageReader(MAX_REPORT_BYTES, self._session)
         self._messages: List[Message] = []
         self.where = f"The registry of data workers at {self._sock.getpeername()[0]}"
@@ -333,13 +347,14 @@ _training_lock = threading.Lock()
 
 
 def _dial(
-    endpoints: Sequence[Tuple[str, int]], key: bytes, deadline: Deadline
+    endpoints: Sequence[Tuple[str, int]], key: bytes, deadline: Deadline, elsewhere: bool
 ) -> Tuple[socket.socket, Optional[Session]]:
     claim = Claim(Purpose.COMPUTE, job_digest(JOB))
     reactor = Reactor()
     try:
         while True:
-            found = reach(reactor, endpoints, key, claim, None, min(DIAL_S, max(0.5, deadline.remaining_s())))
+            timeout_s = min(DIAL_S, max(0.5, deadline.remaining_s()))
+            found = reach(reactor, endpoints, key, claim, None, timeout_s, elsewhere=elsewhere)
             if found.sock is not None:
                 _notice_silence(found.sock)
                 return found.sock, found.session

@@ -84,12 +84,15 @@ class Watched(NamedTuple):
 
     Attributes:
         moved: whether the store holds another address by now.
-        patience_s: for how many seconds the rendezvous at this address may refuse this process before that is
-            an error, in case that the address is about to change.
+        patience_s: for how many seconds the rendezvous at this address may refuse this process or not answer
+            before that is an error, in case that the address is about to change; 0: it does not change, and
+            a rendezvous that does not answer has the whole start timeout.
+        hint: what to try if it does not answer, for the error.
     """
 
     moved: Callable[[], bool]
     patience_s: float
+    hint: str = ""
 
 
 def join(
@@ -287,11 +290,14 @@ class _Joiner:
                     + "\nIs ringrun (or the process that serves the rendezvous) still running, and does a "
                     "firewall allow this host to reach it?"
                     + (f" --iface {iface} (RINGCOMM_IFACE) is set: is it the right network?" if iface else "")
+                    + (self._watched.hint if self._watched is not None else "")
                 )
             self._pause()
 
     def _refused_for_long(self, found: Reached) -> bool:
-        """Whether every address has refused connections for a while, although the launcher serves first."""
+        """Whether no answer is to be expected: the server serves before its address is published."""
+        if self._watched is not None and self._watched.patience_s:
+            return self._patience.expired()
         refused = self.membership.slot is not None and not found.silent
         return refused and self._deadline.elapsed_s() >= _PATIENCE_S
 

@@ -11,6 +11,7 @@ from typing import Any, Callable, Iterator
 
 import pytest
 
+from ringcomm.data_service import service as module
 from ringcomm.data_service.service import ComputeClient, ComputeService
 from ringcomm.errors import (
     AuthenticationError,
@@ -151,6 +152,18 @@ def test_garbage_and_messages_for_others_do_not_disturb_it(service: ComputeServi
             with socket.create_connection((address, port)) as stranger:
                 stranger.sendall(b"GET / HTTP/1.0\r\n\r\n" * 20)
     client_of(service).register_dispatcher(0, "grpc://here:1")
+
+
+def test_an_address_of_this_machine_does_not_lead_to_another(
+    service: ComputeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The configuration says where the registry runs; without that, every address is dialled."""
+    monkeypatch.setattr(module, "_PATIENCE_S", 0.0)
+    away = ComputeClient(service.addresses(), KEY, compute_machine="another one")
+    with pytest.raises(StartTimeoutError, match="not dialled, because this machine has that address itself"):
+        away.register_dispatcher(0, "grpc://here:1")
+    for where in ("", service.machine()):
+        ComputeClient(service.addresses(), KEY, compute_machine=where).register_dispatcher(0, "grpc://a:1")
 
 
 def test_it_listens_on_single_addresses_and_where_it_may(monkeypatch: pytest.MonkeyPatch) -> None:

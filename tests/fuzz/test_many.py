@@ -15,6 +15,7 @@ import pytest
 from ringcomm.config import Slot
 from ringcomm.errors import AuthenticationError, ConfigError, ProtocolError
 from ringcomm.rendezvous.actions import Seat
+from ringcomm.rendezvous.board import Board
 from ringcomm.rendezvous.server import HANDLERS
 from ringcomm.rendezvous.state import Rendezvous
 from ringcomm.wire import frames, messages
@@ -60,6 +61,16 @@ FLIGHT = {
         }],
     }],
 }  # fmt: skip
+COMPUTE = {
+    "dispatchers": 1, "workers_per_dispatcher": 2, "dispatcher_side": "compute", "key": "00" * 32,
+    "addresses": {"lo": [["127.0.0.1", 1]]}, "timeout": 60, "machine": "m",
+}  # fmt: skip
+POSTED = [
+    {"type": "post", "entry": "a", "text": "x"},
+    {"type": "post", "entry": "b", "text": "x" * 70_000},
+    {"type": "await", "entry": "a"},
+    {"type": "await", "entry": "c"},
+]
 PLANNED = prepare(Options(np=2), ["true"])
 ODD = [
     0,
@@ -141,6 +152,34 @@ def rendezvous(rng: random.Random) -> None:
             state.disconnected(connection, float(now))
 
 
+def board(rng: random.Random) -> None:
+    """Entries that ranks post and wait for: each answer is a message that may be sent."""
+    entries = Board()
+    for _ in range(rng.randrange(2, 9)):
+        message = dict(rng.choice(POSTED))
+        if rng.randrange(9) == 0:
+            message[rng.choice(list(message))] = rng.choice([*ODD, "\ud800"])
+        connection = rng.randrange(3)
+        kind = validate(message)["type"]
+        if kind not in ("post", "await"):
+            raise ProtocolError("the rendezvous gives it to others")
+        for action in (entries.posted if kind == "post" else entries.awaited)(connection, message):
+            assert validate(action.message)["type"] == "entry" and encode(action.message)
+        if rng.randrange(3) == 0:
+            entries.left(connection)
+
+
+def data_service(rng: random.Random) -> None:
+    """The configuration of TensorFlow's data service, read from a file."""
+    from ringcomm.tensorflow.data.compute_service import TfDataServiceConfig as config
+
+    content = json.loads(json.dumps(COMPUTE))
+    for _ in range(rng.randrange(3)):
+        content[rng.choice(list(content))] = rng.choice([*ODD, "\ud800", [["a", 1 << 70]], float("inf")])
+    made = config.from_dict(content)
+    assert config.from_dict(made.to_dict()) == made
+
+
 def agents(rng: random.Random) -> None:
     """What comes from another host through ssh."""
     for frame in FrameReader().feed(damage(rng, AGENTS)):
@@ -190,14 +229,18 @@ def words_of_ringrun(rng: random.Random) -> None:
 
 
 PARSERS = [
-    handshake, control_message, header, rendezvous, agents, files, flight_record, words_of_ringrun,
+    handshake, control_message, header, rendezvous, board, data_service, agents, files, flight_record,
+    words_of_ringrun,
 ]  # fmt: skip
-REFUSING = (handshake, control_message, agents, files, flight_record)
+REFUSING = (handshake, control_message, board, data_service, agents, files, flight_record)
 """Of these some cases must be refused and some taken, or what is made is not worth trying."""
 
 
 @pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.__name__)
 def test_many(parser):
+    if parser is data_service:
+        pytest.importorskip("tensorflow")
+        import ringcomm.tensorflow.data.compute_service  # noqa: F401  (its memory is not measured)
     rng = random.Random(parser.__name__)
     count = max(100, CASES // len(PARSERS))
     refused = 0

@@ -61,6 +61,8 @@ class TfDataServiceConfig:
         key: secret by which both jobs authenticate to the registry. Every process that has it can take part.
         timeout: seconds that dispatchers, workers and training ranks wait for each other to start, and that
             the compute job waits for another training process after the last one has disconnected.
+        machine: identifies the machine on which the registry runs; "": not known. On another machine, no
+            address is dialled that that machine has itself: docker0's, for example, leads to no other one.
 
     Raises:
         ConfigError: a number is not positive, or ``dispatcher_side`` is none of the two.
@@ -72,6 +74,7 @@ class TfDataServiceConfig:
     addresses: Mapping[str, Sequence[Tuple[str, int]]]
     key: bytes = dataclasses.field(repr=False)
     timeout: int = 60
+    machine: str = ""
 
     def __post_init__(self) -> None:
         if self.dispatcher_side not in SIDES:
@@ -89,7 +92,7 @@ class TfDataServiceConfig:
         Returns:
             the client, which connects when it is first used.
         """
-        return ComputeClient(self.addresses, self.key, verbose=verbose)
+        return ComputeClient(self.addresses, self.key, verbose=verbose, compute_machine=self.machine)
 
     def to_dict(self) -> Dict[str, Any]:
         """The configuration as a dictionary that can be written as JSON; the key is hexadecimal."""
@@ -100,13 +103,13 @@ class TfDataServiceConfig:
         """Create a configuration from the result of :meth:`to_dict`.
 
         Args:
-            config: all attributes by name.
+            config: all attributes by name; ``machine`` may be missing.
 
         Raises:
             ConfigError: an attribute is missing or has a wrong type.
         """
         names = [item.name for item in dataclasses.fields(TfDataServiceConfig)]
-        missing = [name for name in names if name not in config]
+        missing = [name for name in names if name not in config and name != "machine"]
         if missing:
             raise ConfigError(f"This is not a data service configuration: it has no {', '.join(missing)}.")
         try:
@@ -121,8 +124,9 @@ class TfDataServiceConfig:
                 addresses=addresses,
                 key=bytes.fromhex(config["key"]),
                 timeout=int(config["timeout"]),
+                machine=str(config.get("machine", "")),
             )
-        except (AttributeError, TypeError, ValueError) as problem:
+        except (AttributeError, OverflowError, TypeError, ValueError) as problem:
             raise ConfigError(f"This is not a data service configuration: {problem}.") from None
 
     def write(self, filename: str) -> None:
@@ -180,7 +184,7 @@ class TfDataServiceConfig:
             time.sleep(_POLL_INTERVAL_S)
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as problem:
+        except (ValueError, RecursionError) as problem:
             raise ConfigError(f"{filename} is not JSON: {problem}.") from None
         if not isinstance(found, dict):
             raise ConfigError(f"{filename} is not a data service configuration: it is not a JSON object.")

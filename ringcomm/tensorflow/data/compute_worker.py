@@ -49,12 +49,12 @@ def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int) 
     salt = broadcast_object(secrets.token_bytes(32), name="TfDataServiceConfig.salt")
     key = hmac.new(Membership.from_environment().key, b"tf.data service\0" + salt, hashlib.sha256).digest()
     try:
-        addresses = None
+        where = None
         if rank() == 0:
             service = ComputeService(dispatchers, workers, key, patience_s=timeout)
-            addresses = service.addresses()
-        addresses = broadcast_object(addresses, name="TfDataServiceConfig.addresses")
-        config = TfDataServiceConfig(dispatchers, workers, dispatcher_side, addresses, key, timeout)
+            where = service.addresses(), service.machine()
+        addresses, machine = broadcast_object(where, name="TfDataServiceConfig.addresses")
+        config = TfDataServiceConfig(dispatchers, workers, dispatcher_side, addresses, key, timeout, machine)
         if service is not None:
             config.write(configfile)
             written = True

@@ -109,6 +109,7 @@ class JobEntry:
     """
 
     patience_s = 0.0
+    hint = ""
 
     def __init__(self, membership: Membership, title: str) -> None:
         self._membership = membership
@@ -141,6 +142,10 @@ class StoreEntry:
 
     def __init__(self, store: Any, title: str, key: bytes, patience_s: float) -> None:
         self.patience_s = patience_s
+        self.hint = (
+            f" The address is that of the entry {_ENTRY} in PyTorch's store, which may be left from an "
+            "earlier start: does rank 0 of this start run, and with the same store?"
+        )
         self._store = store
         self._title = title
         self._signer = Signer(key, "process groups of torch.distributed") if key else None
@@ -239,10 +244,9 @@ def meet(store: Any, rank: int, ranks: Sequence[int], name: str, settings: Setti
     while True:
         left = replace(settings, start_timeout_s=max(1.0, deadline.remaining_s()))
         membership = _membership(_notice_of(entry.read(left), title), rank, ranks, secret)
+        watched = Watched(entry.moved, entry.patience_s, entry.hint)
         try:
-            return Meeting(
-                join(membership, left, watched=Watched(entry.moved, entry.patience_s)), settings, None
-            )
+            return Meeting(join(membership, left, watched=watched), settings, None)
         except Moved:
             continue  # The entry was of a group that has ended.
 

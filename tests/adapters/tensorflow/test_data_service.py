@@ -135,11 +135,13 @@ def test_the_configuration_on_disk(tmp_path: Path) -> None:
     path = tmp_path / "compute.json"
     path.write_text("an older one")
     path.chmod(0o644)
-    before = config()
+    before = config(machine="a machine")
     before.write(str(path))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert type(before).read(str(path)) == before == type(before).from_dict(before.to_dict())
     assert "key" not in repr(before)
+    older = {name: value for name, value in before.to_dict().items() if name != "machine"}
+    assert type(before).from_dict(older) == dataclasses.replace(before, machine="")
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(OSError, match="No such file"):
         before.write(str(tmp_path / "nowhere" / "compute.json"))
@@ -149,6 +151,7 @@ def test_the_configuration_on_disk(tmp_path: Path) -> None:
     ("text", "complaint"),
     [
         ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
         ("[]", "is not a data service configuration"),
         ('{"key": "", "timeout": 1}', "has no dispatchers, workers_per_dispatcher, dispatcher_side"),
     ],

@@ -39,11 +39,12 @@ class Open:
             "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1",
         }  # fmt: skip
 
-    def start(self, rank):
-        command = [sys.executable, str(HERE / "meets.py"), str(rank), "2", str(self.store.port)]
+    def start(self, rank, *options):
+        command = [sys.executable, str(HERE / "meets.py"), str(rank), "2", str(self.store.port), *options]
         process = subprocess.Popen(
-            command, env=self.variables, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+            command, env=self.variables, cwd=ROOT, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
         self.stack.callback(process.communicate)
         self.stack.callback(process.kill)
         return process
@@ -88,6 +89,57 @@ def test_an_entry_that_leads_elsewhere_is_refused(meeting):
     assert one.startswith("StartupError") and "is not signed with this job's key" in one, one
 
 
+@pytest.mark.parametrize("attack", ["changed", "of another group"])
+def test_a_new_group_of_a_running_job_is_not_led_elsewhere(meeting, attack):
+    """A relay's address in its entry, or the signed entry of the group of all ranks in its place."""
+    here = meeting()
+    if not hasattr(here.store, "list_keys"):
+        pytest.skip("this version of PyTorch does not list a store's keys")
+    ranks = [here.start(rank, "later") for rank in range(2)]
+    assert [rank.stdout.readline() for rank in ranks] == ["sum 2.0\n"] * 2
+
+    def entries():
+        return {name for name in here.store.list_keys() if name.endswith("ringcomm/rendezvous")}
+
+    before = entries()
+    (first,) = before
+    ranks[0].stdin.write("\n")
+    ranks[0].stdin.flush()
+    assert eventually(lambda: entries() > before, 60)
+    (name,) = entries() - before
+    written = here.store.get(name)
+    with Relay(tuple(endpoints(written)[0])) as relay:
+        changed = with_other_endpoints(written, relay.at)
+        here.store.set(name, changed if attack == "changed" else here.store.get(first))
+        one = ranks[1].communicate("\n", timeout=60)[0]
+        assert relay.came == 0
+    assert one.startswith("StartupError") and "is not signed with this job's key" in one, one
+
+
+OPEN = """
+import torch, torch.distributed as dist
+import ringcomm.torch.distributed
+dist.init_process_group("ringcomm")
+ones = torch.ones(3)
+dist.all_reduce(ones, group=dist.new_group([0, 1]))
+print("sum", ones[0].item(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_torchrun_without_a_key_gives_one_warning(tmp_path):
+    (tmp_path / "open.py").write_text(OPEN)
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("RINGCOMM_")}
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "open.py"]
+    done = subprocess.run(
+        [sys.executable, *command], env={**variables, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        cwd=tmp_path, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    # The ranks share the output: a line may stand inside the other's.
+    assert done.returncode == 0 and done.stdout.count("2.0") == 2, done.stdout + done.stderr
+    assert done.stderr.count("any process that can read or write the store can join") == 1, done.stderr
+
+
 def test_an_entry_of_another_start_is_refused(meeting):
     """It is signed with the same key; what listens now where it leads is a relay to the new rendezvous."""
     before, here = meeting(), meeting()
@@ -106,6 +158,16 @@ def test_an_entry_of_another_start_is_refused(meeting):
     assert one.startswith("AuthenticationError") and f"127.0.0.1:{where[1]}" in one, one
 
 
+def test_an_entry_of_a_start_that_has_ended_ends_the_wait(meeting):
+    """It is signed with the same key, no process listens there, and rank 0 does not come again."""
+    here = meeting()
+    ranks = [here.start(rank) for rank in range(2)]
+    assert [said(rank) for rank in ranks] == ["sum 2.0", "sum 2.0"]
+    here.entry()
+    one = here.start(1).communicate(timeout=60)[0]
+    assert one.startswith("StartTimeoutError") and "may be left from an earlier start" in one, one
+
+
 def test_what_was_counted_in_the_store_changes_nothing(meeting):
     here = meeting()
     for name in ENTRIES:
@@ -117,6 +179,7 @@ def test_what_was_counted_in_the_store_changes_nothing(meeting):
 def test_who_reads_an_old_entry_first_reads_the_new_one_later(meeting):
     """One store for two starts: rank 1 comes to the second one before rank 0 does."""
     here = meeting()
+    here.variables["RINGCOMM_START_TIMEOUT"] = "60"  # rank 0 may need long to come, on a busy machine
     for turn in range(2):
         first, second = (here.start(rank) for rank in ((1, 0) if turn else (0, 1)))
         assert [said(first), said(second)] == ["sum 2.0", "sum 2.0"]
