@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
+
+pytestmark = pytest.mark.full
 pytest.importorskip("sklearn")
 
 ROOT = Path(__file__).resolve().parents[3]

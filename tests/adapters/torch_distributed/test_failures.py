@@ -15,6 +15,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = ROOT / "tests" / "adapters" / "torch_distributed" / "program.py"
 

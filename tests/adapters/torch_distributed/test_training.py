@@ -6,6 +6,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+pytestmark = pytest.mark.full
+
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_training_gives_the_same_numbers_as_over_gloo(harness, size):
