@@ -92,6 +92,10 @@ def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 @click.option("-i", "--ssh-identity-file", metavar="FILE", help="The private key for ssh.")
 @click.option("--horovod", is_flag=True,
               help="'import horovod.torch' imports ringcomm on all ranks; HOROVOD_* apply.")  # fmt: skip
+@click.option("--ship-self/--no-ship-self", default=True,
+              help="Send this machine's ringcomm to the other hosts, unless they have it [yes].")  # fmt: skip
+@click.option("--provision", is_flag=True,
+              help="Send the wheels of numpy and psutil to hosts that lack them.")  # fmt: skip
 @click.option("--config-file", metavar="FILE", help="Settings, as lines like 'timeout: 300'.")
 @click.option("--verbose", is_flag=True, help="Log the job's progress, and show the table of links.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and the command lines; start nothing.")
@@ -138,6 +142,7 @@ def _options(given: Any) -> Options:
         restarts=given["restarts"],
         setting_values=setting_values, config_file=given["config_file"],
         horovod=given["horovod"], verbose=given["verbose"],
+        ship_self=given["ship_self"], provision=given["provision"],
         ssh=SshOptions(given["ssh"], given["ssh_port"], given["ssh_identity_file"]),
     )  # fmt: skip
 

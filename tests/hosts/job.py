@@ -25,18 +25,28 @@ class Job:
 
     Args:
         arguments: everything after `ringrun`.
+        module_path: whether the ranks find ringcomm where it is here; else ringrun has to send it.
+        python: the interpreter that runs `ringrun`.
         inputs: more for :class:`subprocess.Popen`.
     """
 
-    def __init__(self, lab: Lab, *arguments: Any, **inputs: Any) -> None:
+    def __init__(
+        self,
+        lab: Lab,
+        *arguments: Any,
+        module_path: bool = True,
+        python: str = sys.executable,
+        **inputs: Any,
+    ) -> None:
         self.lab = lab
         environment = {**os.environ, **lab.environ(), "PYTHONPATH": f"{ROOT}:{ROOT / 'launcher'}"}
         environment.pop("CI", None)
         records = tempfile.mkdtemp(prefix="ringrun-test-")  # of jobs that fail
         weakref.finalize(self, shutil.rmtree, records, ignore_errors=True)
         environment["RINGCOMM_DIAGNOSE_DIR"] = records
+        forwarded = ["-x", "PYTHONPATH"] if module_path else []
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "ringrun", "-x", "PYTHONPATH", *map(str, arguments)],
+            [python, "-m", "ringrun", *forwarded, *map(str, arguments)],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -87,9 +97,9 @@ class Job:
         return re.findall(pattern, self.output, re.MULTILINE)
 
 
-def ringrun(lab: Lab, *arguments: Any, timeout_s: float = 60.0) -> Job:
-    """A finished run."""
-    with Job(lab, *arguments) as job:
+def ringrun(lab: Lab, *arguments: Any, timeout_s: float = 60.0, module_path: bool = True) -> Job:
+    """A finished run; see :class:`Job`."""
+    with Job(lab, *arguments, module_path=module_path) as job:
         job.finish(timeout_s)
         return job
 

@@ -1,9 +1,9 @@
 """The agent: starts, monitors and ends the ranks of one host. The launcher sends this file over stdin.
 
-It uses the standard library and four modules that are sent with it, so that a host with only Python 3.8
+It uses the standard library and five modules that are sent with it, so that a host with only Python 3.8
 can report what it lacks. The agent reads frames (kind, length) from stdin: the job as JSON, a payload for the
-ranks if there is one, then commands. After :data:`MARKER` it writes frames (kind, rank, length) to stdout:
-the output of ranks, their results, and events as JSON.
+ranks if there is one, then commands and packages. After :data:`MARKER` it writes frames (kind, rank, length)
+to stdout: the output of ranks, their results, and events as JSON.
 
 When stdin ends (the launcher or its ssh died), the agent ends every process of the job: by process group, by
 descent (orphans become this process's children), and by the job's identifier in their environment. A guard,
@@ -22,13 +22,13 @@ import sys
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from ringrun.agent import checks, processes, recorders, threads
+from ringrun.agent import checks, processes, recorders, shipped, threads
 
 MARKER = b"\nringrun-agent/1\n"
 TO_LAUNCHER = struct.Struct("!BiI")  # kind, rank, length
 TO_AGENT = struct.Struct("!BQ")  # kind, length
 STDOUT, STDERR, RESULT, EVENT, RECORD = 1, 2, 3, 4, 5
-JSON, PAYLOAD = 1, 2
+JSON, PAYLOAD, PACKAGE = 1, 2, 3
 CHECK = -1  # in place of a rank: the trial import before the ranks start
 
 ENDING = ((signal.SIGTERM, 0.0), (signal.SIGKILL, 1.5))  # signals to all ranks, seconds from now
@@ -188,11 +188,15 @@ class Agent:
         self.last_command_s = time.monotonic()
         self.received += data
         while len(self.received) >= TO_AGENT.size:
-            _, length = TO_AGENT.unpack_from(self.received)
+            kind, length = TO_AGENT.unpack_from(self.received)
             if len(self.received) < TO_AGENT.size + length:
                 break
-            self.execute(json.loads(bytes(self.received[TO_AGENT.size : TO_AGENT.size + length]).decode()))
+            data = bytes(self.received[TO_AGENT.size : TO_AGENT.size + length])
             del self.received[: TO_AGENT.size + length]
+            if kind == PACKAGE:
+                self.prepare(data)
+            else:
+                self.execute(json.loads(data.decode()))
 
     def execute(self, command: Dict[str, Any]) -> None:
         if command["do"] == "go" and self.waiting:
@@ -203,6 +207,9 @@ class Agent:
         elif command["do"] == "stop":
             self.waiting = False
             self.schedule(command["steps"])
+        elif command["do"] == "use" and self.waiting:
+            self.config.update(package=command["package"], provision=False)
+            self.prepare()
         elif command["do"] == "diagnose":
             self.recorders.ask()
 
@@ -242,7 +249,17 @@ class Agent:
 
     # -- processes ----------------------------------------------------------------------------
 
-    def prepare(self) -> None:
+    def prepare(self, package: bytes = b"") -> None:
+        """Make the launcher's ringcomm importable, if ranks are to use it; then check what they need."""
+        facts = shipped.use(self.config["package"], package, self.env)
+        if facts is None:
+            self.check()
+        elif facts:
+            self.give_up(facts)
+        else:
+            self.event("lacks")
+
+    def check(self) -> None:
         """Check what the ranks need; report what is missing, or start the trial import."""
         program = self.argv[0]
         problem = checks.find_problem(self.config, program, self.cwd, self.env.get("PATH"))
@@ -264,6 +281,9 @@ class Agent:
         if self.waiting:
             self.scheduled_signals.clear()  # it contained the check's time limit only
         facts = checks.check_result(bytes(self.check_output), self.checked, self.config, how)
+        if self.waiting and checks.can_be_provisioned(facts, self.config):
+            self.event("needs", **facts)
+            return
         if "problem" in facts:
             self.give_up(facts)
             return

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import platform
 import shutil
 import socket
 from typing import Any, Dict, List, Mapping, Optional
@@ -31,6 +32,10 @@ except Exception:
     found["missing"], found["why"] = name, "%s: %s" % (sys.exc_info()[0].__name__, sys.exc_info()[1])
 sys.stdout.write("\\n" + json.dumps(found))
 """
+
+
+PROVISIONED = ("numpy", "psutil")
+"""What the launcher can send with ``--provision``."""
 
 
 def find_program(program: str, cwd: str, path: Optional[str]) -> Optional[str]:
@@ -101,8 +106,25 @@ def _import_folder(config: Mapping[str, Any], cwd: str) -> str:
 
 def check_argv(config: Mapping[str, Any], program: str, cwd: str) -> List[str]:
     """The command of the trial import, with the ranks' interpreter and module path."""
-    modules = ["numpy", "ringcomm", *(["ringrun"] if config["horovod"] else [])]
+    # An installed ringcomm came with what it needs; one that was sent did not.
+    modules = list(PROVISIONED) if config["package"] else ["numpy"]
+    modules += ["ringcomm", "ringrun"] if config["horovod"] else ["ringcomm"]
     return [program, "-c", CHECK_SOURCE, _import_folder(config, cwd), *modules]
+
+
+def can_be_provisioned(facts: Dict[str, Any], config: Mapping[str, Any]) -> bool:
+    """Whether the launcher is to send what the trial import lacked; adds ``machine`` and ``glibc`` then.
+
+    Args:
+        facts: the result of :func:`check_result`; may be changed.
+        config: the job's.
+    """
+    lacking = facts.get("problem") == "missing" and facts["found"]["missing"] in PROVISIONED
+    if lacking and config["provision"]:
+        libc, version = platform.libc_ver()
+        facts.update(machine=platform.machine(), glibc=version if libc == "glibc" else "")
+        return True
+    return False
 
 
 def prepend_horovod_shim(env: Dict[str, str], ringrun_at: str) -> None:
@@ -113,6 +135,11 @@ def prepend_horovod_shim(env: Dict[str, str], ringrun_at: str) -> None:
         ringrun_at: the file of the package ``ringrun`` on this host.
     """
     folder = os.path.join(os.path.dirname(ringrun_at), "compat", "horovod_shim")
+    prepend_module_path(env, folder)
+
+
+def prepend_module_path(env: Dict[str, str], folder: str) -> None:
+    """Make Python look into a directory first, by an entry in ``PYTHONPATH``."""
     before = env.get("PYTHONPATH")
     env["PYTHONPATH"] = folder + os.pathsep + before if before else folder
 

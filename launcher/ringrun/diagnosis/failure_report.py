@@ -6,6 +6,7 @@ import re
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ..agent.agent import CHECK_LIMIT_S
+from ..agent.checks import PROVISIONED
 from ..reach.ssh import other_python
 from .first_failure import Cause, Exit, Verdict, signal_name
 from .hints import hint_of
@@ -293,6 +294,11 @@ def host_problem(host: str, facts: Dict[str, Any], is_local: bool, install: Call
         )
     if kind == "write":
         return f"{host}: {facts['option']}: {path} cannot be written: {facts['why']}. Name another file."
+    if kind == "package":
+        return (
+            f"{host}: what was sent to it could not be unpacked: {facts['why']}. Make room in one of these "
+            "directories, or install ringcomm and numpy there and start with --no-ship-self."
+        )
     if kind == "start":
         return f"{host}: {path} could not be started: {facts['why']}."
     return f"{host}: {_interpreter_problem(facts, install)} {other_python(host)}"
@@ -305,7 +311,8 @@ def _interpreter_problem(facts: Dict[str, Any], install: Callable[[str], str]) -
     if facts["problem"] == "old":
         return f"{path} is Python {found['version']}, and ringcomm needs 3.8 or newer."
     if facts["problem"] == "missing":
-        remedy = f"Install it there: `{python} -m pip install {found['missing']}`."
+        remedy = f"Install it there: `{python} -m pip install {found['missing']}`"
+        remedy += ", or let ringrun send it (--provision)." if found["missing"] in PROVISIONED else "."
         if found["missing"] in ("ringcomm", "ringrun"):
             remedy = install(python)
         return f"{python} cannot import {found['missing']} ({found['why']}). {remedy}"

@@ -227,6 +227,10 @@ class Agents:
                 if self.job.hosts[index].is_local:
                     processes.sweep(self.job.id, index)
 
+    def send_package(self, host: HostJob, archive: bytes) -> None:
+        """Send a package to the agent of a host, which has asked for it."""
+        self.links[host.index].send_package(archive)
+
     def send(self, host: HostJob, command: Dict[str, Any]) -> None:
         """Send a command to the agent of a host."""
         self.links[host.index].send(command)

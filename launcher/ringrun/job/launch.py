@@ -31,11 +31,14 @@ from ..plan.setting_sources import Effective
 from ..reach.local import find_local
 from ..reach.protocol import BOOT
 from ..reach.ssh import SshOptions, ssh_argv
+from ..ship.package import own_package
 from ..show.console import Console
 from .outcome import Outcome
 from .rendezvous import rendezvous_for
 from .supervise import Supervisor
 
+ANY_PYTHON = "python3"
+"""The interpreter of another host that does not have the one that runs ringrun."""
 SPARE_FILES = 64
 """Number of open files that a process needs in addition to its connections to ranks."""
 
@@ -48,6 +51,8 @@ class Options:
         pythons: ``[HOST=]PATH`` each; so are ``cwds``; ``ifaces`` are ``[HOST=]SPEC``.
         one_each: every host runs one rank, however many slots it has.
         setting_values: the settings given by flags.
+        ship_self: whether hosts get this machine's ringcomm; else they need the same version installed.
+        provision: whether hosts that lack numpy or psutil are sent their wheels.
     """
 
     np: Optional[int] = None
@@ -65,6 +70,8 @@ class Options:
     horovod: bool = False
     ssh: SshOptions = SshOptions()
     verbose: bool = False
+    ship_self: bool = True
+    provision: bool = False
 
 
 def prepare(
@@ -114,14 +121,21 @@ def prepare(
             env.update(local_env or {})
         argv = [python, "-c", BOOT] if is_local else ssh_argv(spec, python, options.ssh)
         own = with_interpreter(parsed, None if chosen else _found_python(parsed, environ))
-        hosts.append(HostJob(index, planned, is_local, python, cwd, own, env, tuple(argv)))
+        package = own_package().digest if options.ship_self and not (is_local and _is_own(python)) else ""
+        other = () if is_local or chosen else tuple(ssh_argv(spec, ANY_PYTHON, options.ssh))
+        hosts.append(HostJob(index, planned, is_local, python, cwd, own, env, tuple(argv), other, package))
     return Job(
         id=secrets.token_hex(8), key=secrets.token_bytes(32), plan=plan, hosts=tuple(hosts),
         settings=settings, command=parsed, version=own_version(), payload=payload, horovod=options.horovod,
         output_dir=None if options.output_dir is None else Path(options.output_dir),
         certificate=make_certificate() if settings.encrypt else "",
-        notes=tuple(not_forwarded(options.forward, environ)),
+        notes=tuple(not_forwarded(options.forward, environ)), provision=options.provision,
     )  # fmt: skip
+
+
+def _is_own(python: str) -> bool:
+    """Whether a path is that of the interpreter that runs ringrun; links are kept, they make environments."""
+    return os.path.abspath(python) == os.path.abspath(sys.executable)  # noqa: PTH100
 
 
 def _refuse_aliases(plan: Plan, are_local: Sequence[bool]) -> None:

@@ -28,6 +28,7 @@ from .event_loop import Loop
 from .inquiry import Inquiry
 from .outcome import Outcome, ended, not_started
 from .rendezvous import NoticeLike, OpenRendezvous, RendezvousLike, master_variables, rendezvous_variables
+from .supply import Supply
 
 GRACE_S = 2.0
 """After the first failure the others have this long to end by themselves, with a typed error."""
@@ -64,6 +65,7 @@ class Supervisor:
         self._verdict = Verdict()
         self._agents = Agents(job, self._loop, self)
         self._inquiry = Inquiry(job, self._agents.links, self._loop, self._printer.say, self._verdict.exits)
+        self._supply = Supply(self._agents, self._loop, self._printer.say, self._problem)
         self._ranks = [{place.rank for place in job.plan.on_host(host.index)} for host in job.hosts]
         self._ready: Dict[int, Dict[str, Any]] = {}  # by host, what its agent found
         self._done: Set[int] = set()
@@ -210,6 +212,10 @@ class Supervisor:
             self._problem(host, text)
         elif name == "exit":
             self._rank_exited(rank, facts)
+        elif name == "lacks":
+            self._supply.send(host)
+        elif name == "needs":
+            self._supply.provision(host, facts)
         elif name == "asked":  # somebody has sent a rank SIGUSR1
             self._inquiry.for_the_user()
         elif name == "done":
@@ -263,7 +269,13 @@ class Supervisor:
             self._problem(host, ssh.explain_loss(host.name, status, link.stderr_text, host.is_local))
         else:
             said = link.stderr_text or link.noise
-            failure = ssh.explain_start(host.name, host.argv, host.python, status, said, host.is_local)
+            second = link.argv == list(host.fallback)
+            tried = f"{host.python} or python3" if second else host.python
+            failure = ssh.explain_start(host.name, link.argv, tried, status, said, host.is_local)
+            if failure.no_python and host.fallback and not second:
+                self._printer.say(f"{host.name} has no {host.python}: using python3 there")
+                link.argv = list(host.fallback)
+                return True
             if failure.retry and link.attempt <= ssh.RETRIES:
                 return True
             self._problem(host, failure.text)

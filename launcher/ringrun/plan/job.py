@@ -32,6 +32,8 @@ class HostJob:
         command: what its ranks run.
         env: variables for all its ranks.
         argv: the command line that starts the agent.
+        fallback: the command line that is tried next if there is no such interpreter, or () for none.
+        package: the digest of the package with ringcomm that its ranks use, or "" for what is installed.
     """
 
     index: int
@@ -42,6 +44,8 @@ class HostJob:
     command: Command
     env: Dict[str, str] = field(repr=False)
     argv: Tuple[str, ...] = ()
+    fallback: Tuple[str, ...] = ()
+    package: str = ""
 
     @property
     def name(self) -> str:
@@ -68,6 +72,7 @@ class Job:
         notes: messages for the user before the job starts.
         attempt: how often it has been started before (:mod:`ringrun.job.restarts`).
         certificate: the job's TLS certificate with its private key, if its processes encrypt; or "".
+        provision: whether hosts that lack numpy or psutil are sent their wheels.
     """
 
     id: str
@@ -84,6 +89,7 @@ class Job:
     notes: Tuple[str, ...] = ()
     attempt: int = 0
     certificate: str = field(default="", repr=False)
+    provision: bool = False
 
     def host_of(self, rank: int) -> HostJob:
         """The host of a rank."""
@@ -137,6 +143,8 @@ class Job:
             "ranks": ranks,
             "payload": self.payload is not None,
             "version": self.version,
+            "package": host.package,
+            "provision": self.provision,
             "bytecode": self.bytecode,
             "silence_s": None if host.is_local else SILENCE_S,
             "horovod": self.horovod,

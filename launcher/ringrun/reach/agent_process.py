@@ -9,7 +9,7 @@ import subprocess
 from collections import deque
 from typing import Any, Deque, Dict, List, Optional, Sequence
 
-from .protocol import Frame, FrameReader, agent_source, json_frame, payload_header
+from .protocol import Frame, FrameReader, agent_source, json_frame, package_header, payload_header
 
 STDERR_LIMIT_BYTES = 16 * 1024
 
@@ -21,7 +21,7 @@ class Link:
         argv: the agent's command line, of an interpreter or of ssh.
 
     Attributes:
-        argv: the command line.
+        argv: the command line; may be changed before another start.
         attempt: how often it has been started.
         process: the last process started, or None.
         alive: whether its stdout is still open.
@@ -95,6 +95,12 @@ class Link:
         """Queue a command; it is dropped if stdin is closed."""
         if self.descriptor("stdin") >= 0:
             self._outgoing.append(memoryview(json_frame(command)))
+
+    def send_package(self, archive: bytes) -> None:
+        """Queue a package that the agent has asked for."""
+        if self.descriptor("stdin") >= 0:
+            self._outgoing.append(memoryview(package_header(len(archive))))
+            self._outgoing.append(memoryview(archive))
 
     @property
     def has_outgoing(self) -> bool:

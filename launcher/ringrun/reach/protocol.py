@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import zlib
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Tuple
 
 from ringcomm.errors import ProtocolError
 
-from ..agent import agent, checks, processes, recorders, threads
+from ..agent import agent, checks, processes, recorders, shipped, threads
 
 BOOT = (
     "import os,sys;v=sys.version_info;"
@@ -36,17 +37,17 @@ def agent_source() -> bytes:
     """The first data for the agent's stdin: a line for :data:`BOOT`, then the agent's program."""
     steps = ["import sys, types", "sys.modules['ringrun'] = types.ModuleType('ringrun')"]
     steps.append("package = sys.modules['ringrun.agent'] = types.ModuleType('ringrun.agent')")
-    for module in (processes, checks, recorders, threads):
+    for module in (processes, checks, recorders, shipped, threads):
         name, text = module.__name__, _text(module.__file__)
         steps.append(f"module = sys.modules[{name!r}] = types.ModuleType({name!r})")
         steps.append(f"exec(compile({text!r}, {name!r}, 'exec'), module.__dict__)")
         steps.append(f"package.{name.rpartition('.')[2]} = module")
     steps.append(f"exec(compile({_text(agent.__file__)!r}, {agent.__name__!r}, 'exec'))")
-    program = "\n".join(steps).encode()
+    program = zlib.compress("\n".join(steps).encode(), 9)
     loop = (
-        f"import os\ntext = b''\nwhile len(text) < {len(program)}:\n"
+        f"import os, zlib\ntext = b''\nwhile len(text) < {len(program)}:\n"
         f"    piece = os.read(0, {len(program)} - len(text))\n"
-        "    if not piece:\n        raise SystemExit\n    text += piece\nexec(text)"
+        "    if not piece:\n        raise SystemExit\n    text += piece\nexec(zlib.decompress(text))"
     )
     return f"exec({loop!r})\n".encode() + program
 
@@ -66,9 +67,15 @@ def payload_header(length: int) -> bytes:
     return agent.TO_AGENT.pack(agent.PAYLOAD, length)
 
 
+def package_header(length: int) -> bytes:
+    """The header of a frame with a package of this many bytes."""
+    return agent.TO_AGENT.pack(agent.PACKAGE, length)
+
+
 _NUMBER, _MAYBE = (int,), (int, type(None))
 _FACTS: Dict[str, Dict[str, Tuple[type, ...]]] = {
-    "ready": {"limits": (dict,)}, "problem": {"problem": (str,)}, "done": {}, "asked": {},
+    "ready": {"limits": (dict,)}, "problem": {"problem": (str,)}, "done": {}, "asked": {}, "lacks": {},
+    "needs": {"found": (dict,), "machine": (str,), "glibc": (str,)},
     "exit": {"code": _MAYBE, "signal": _MAYBE, "sent": _NUMBER}, "started": {"pid": _NUMBER},
 }  # fmt: skip
 """The required fields of each kind of event."""

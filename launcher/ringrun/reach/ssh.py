@@ -40,10 +40,12 @@ class Failure(NamedTuple):
     Attributes:
         text: one paragraph for the user.
         retry: whether a retry may succeed.
+        no_python: whether the host does not have the interpreter.
     """
 
     text: str
     retry: bool = False
+    no_python: bool = False
 
 
 LOGINS_AT_ONCE = 8
@@ -149,7 +151,7 @@ def explain_start(
         return _ssh_failure(host, hand.strip(), stderr, output)
     if status in (126, 127) or (status == 1 and re.search(r"not found|No such file", stderr, re.I)):
         text = f"{host}: there is no Python at {python} on that host ({output}). {other_python(host)}"
-        return Failure(text)
+        return Failure(text, no_python=True)
     how = "was ended by a signal" if status is not None and status < 0 else f"ended with status {status}"
     return Failure(
         f"{host}: {python} {how} before the agent started. Its output: {output}. "

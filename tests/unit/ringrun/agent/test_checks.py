@@ -93,8 +93,10 @@ def test_programs(tmp_path: Path) -> None:
     ("script", "folder"), [("sub/train.py", "/job/sub"), ("/abs/train.py", "/abs"), (None, "/job")]
 )
 def test_modules_are_looked_for_where_the_ranks_will(script: Optional[str], folder: str) -> None:
-    config = {"script": script, "horovod": False}
+    config = {"script": script, "horovod": False, "package": ""}
     assert check_argv(config, "/p", "/job")[3:] == [folder, "numpy", "ringcomm"]
+    sent = check_argv({**config, "package": "digest"}, "/p", "/job")
+    assert sent[3:] == [folder, "numpy", "psutil", "ringcomm"]
     assert check_argv({**config, "horovod": True}, "/p", "/job")[3:] == [
         folder,
         "numpy",

@@ -1,0 +1,73 @@
+"""Sends packages to the hosts that ask for them: ringcomm itself, and wheels with ``--provision``."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Callable, Dict, List, Mapping
+
+from ringcomm.errors import ConfigError
+
+from ..plan.job import HostJob
+from ..ship.package import Package, own_package
+from ..ship.wheels import Target, fetch_wheels
+from .agents import Agents
+from .event_loop import Loop
+
+
+class Supply:
+    """The packages of one job, and which of them each host uses now.
+
+    Args:
+        agents: the hosts' agents.
+        loop: the supervisor's event loop.
+        say: shows a line to the user.
+        problem: called with a host and a text if the host cannot get what it needs.
+    """
+
+    def __init__(
+        self, agents: Agents, loop: Loop, say: Callable[[str], None], problem: Callable[[HostJob, str], None]
+    ) -> None:
+        self._agents, self._loop, self._say, self._problem = agents, loop, say, problem
+        self._wheels: Dict[int, Package] = {}  # by host: the package that it uses after ringcomm's
+        self._waiting: Dict[Target, List[HostJob]] = {}  # hosts whose wheels are being downloaded
+
+    def send(self, host: HostJob) -> None:
+        """Send a host the package that it does not have."""
+        package = self._wheels.get(host.index) or own_package()
+        self._say(f"sending {package.name} to {host.name} ({len(package.archive) / 1e6:.1f} MB)")
+        self._agents.send_package(host, package.archive)
+
+    def provision(self, host: HostJob, facts: Mapping[str, Any]) -> None:
+        """Download the wheels for a host in a thread, once for all equal hosts, and have the host use them.
+
+        Args:
+            host: the host that lacks them.
+            facts: its agent's ``needs`` event.
+        """
+        version = str(facts["found"].get("version", "")).rpartition(".")[0]
+        target = Target(version, facts["machine"], facts["glibc"])
+        if target in self._waiting:
+            self._waiting[target].append(host)
+            return
+        self._waiting[target] = [host]
+        threading.Thread(target=self._download, args=(target,), daemon=True).start()
+
+    def _download(self, target: Target) -> None:
+        try:
+            package, lines = fetch_wheels(target)
+        except (ConfigError, OSError) as problem:
+            text = str(problem)
+            self._loop.call(lambda: self._not_downloaded(target, text))
+        else:
+            self._loop.call(lambda: self._downloaded(target, package, lines))
+
+    def _not_downloaded(self, target: Target, text: str) -> None:
+        for host in self._waiting.pop(target):
+            self._problem(host, f"{host.name}: {text}")
+
+    def _downloaded(self, target: Target, package: Package, lines: List[str]) -> None:
+        hosts = self._waiting.pop(target)
+        self._say(f"wheels for {', '.join(host.name for host in hosts)}: {'; '.join(lines)}")
+        for host in hosts:
+            self._wheels[host.index] = package
+            self._agents.send(host, {"do": "use", "package": package.digest})

@@ -1,0 +1,1 @@
+"""Sending packages to hosts: ringcomm itself, wheels, and the user's code."""

@@ -1,0 +1,171 @@
+"""Hosts that have Python 3.8 and nothing else: ringrun sends them ringcomm, and NumPy with --provision."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from typing import Dict, List
+
+import pytest
+
+from ringrun.agent.shipped import SHARED_PLACES
+from tests.hosts.job import Job, ringrun
+from tests.hosts.netlab import Lab
+from tests.proc.test_ringrun_local import _other_python
+
+PROGRAM = """
+import numpy as np
+import ringcomm as rc
+
+rc.init()
+total = rc.allreduce(np.arange(5.0), op=rc.Sum)
+print(rc.rank(), "of", rc.size(), total.tolist() == (3 * np.arange(5.0)).tolist(), rc.__file__, flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An interpreter without pip and without any package."""
+    folder = tmp_path_factory.mktemp("bare")
+    subprocess.run([_other_python("3.8"), "-m", "venv", "--without-pip", str(folder)], check=True)
+    return str(folder / "bin" / "python")
+
+
+class Boards:
+    """Two hosts whose interpreter sees caches of its own.
+
+    Args:
+        folder: for the caches and the program.
+        python: the interpreter.
+    """
+
+    def __init__(self, folder: Path, python: str) -> None:
+        self.folder, self.python = folder, python
+        self.places: Dict[str, Dict[str, str]] = {}
+        (folder / "train.py").write_text(PROGRAM)
+        for host in ("jetson1", "jetson2"):
+            self.places[host] = {
+                "XDG_CACHE_HOME": str(folder / host / "cache"),
+                "TMPDIR": str(folder / host / "temporary"),
+            }
+
+    def options(self) -> List[str]:
+        words = ["-H", "localhost,jetson1,jetson2", "--cwd", str(self.folder), "--provision"]
+        for host, variables in self.places.items():
+            script = self.folder / f"python-{host}"
+            assignments = " ".join(f"{name}={value}" for name, value in variables.items())
+            script.write_text(f'#!/bin/sh\n{assignments} exec {self.python} "$@"\n')
+            script.chmod(0o755)
+            words += ["--python", f"{host}={script}"]
+        return words
+
+    def run(self, lab: Lab, *more: str) -> Job:
+        job = ringrun(lab, *self.options(), *more, "train.py", module_path=False, timeout_s=150)
+        assert "Traceback" not in job.output, job.output
+        return job
+
+    def trained(self, job: Job) -> None:
+        assert sorted(job.values(r"\] (\d of 3 True)")) == ["0 of 3 True", "1 of 3 True", "2 of 3 True"], (
+            job.output
+        )
+
+
+@pytest.fixture
+def boards(bare: str, tmp_path: Path) -> Boards:
+    return Boards(tmp_path, bare)
+
+
+@pytest.mark.timeout(300)
+def test_a_bare_python_trains_and_the_second_start_sends_nothing(lab: Lab, boards: Boards) -> None:
+    job = boards.run(lab)
+    boards.trained(job)
+    for host in boards.places:
+        assert f"sending ringcomm 0.1.0 to {host}" in job.output
+        assert len(job.values(rf"^ringrun: sending numpy .*, psutil .* to {host}")) == 1
+    assert "sha256" in job.output
+    again = boards.run(lab)
+    boards.trained(again)
+    assert "sending" not in again.output
+
+
+@pytest.mark.timeout(300)
+def test_two_jobs_unpack_at_the_same_time(lab: Lab, boards: Boards) -> None:
+    words = [*boards.options(), "train.py"]
+    with Job(lab, *words, module_path=False) as first, Job(lab, *words, module_path=False) as second:
+        assert first.finish(150) == 0 and second.finish(150) == 0, first.output + second.output
+    boards.trained(first)
+    boards.trained(second)
+    for host in boards.places:
+        cache = Path(boards.places[host]["XDG_CACHE_HOME"]) / "ringcomm"
+        assert all(len(entry.name) == 32 for entry in cache.iterdir())  # nothing half unpacked is left
+
+
+@pytest.mark.timeout(300)
+def test_a_changed_cache_is_sent_again(lab: Lab, boards: Boards) -> None:
+    boards.trained(boards.run(lab))
+    changed = next((boards.folder / "jetson1" / "cache" / "ringcomm").glob("*/ringcomm/api.py"))
+    changed.write_text(changed.read_text() + "\nprint('tampered')\n")
+    job = boards.run(lab)
+    boards.trained(job)
+    assert "tampered" not in job.output
+    assert "sending ringcomm 0.1.0 to jetson1" in job.output and "to jetson2" not in job.output
+
+
+@pytest.mark.timeout(300)
+def test_a_read_only_home_and_a_full_disk(lab: Lab, boards: Boards) -> None:
+    boards.places["jetson1"]["XDG_CACHE_HOME"] = "/proc/nowhere"
+    temporary = boards.folder / "jetson1" / "temporary" / f"ringcomm-{os.getuid()}"
+    own = Path(boards.places["jetson2"]["XDG_CACHE_HOME"]) / "ringcomm"
+    shared = [Path(place) / f"ringcomm-{os.getuid()}" for place in SHARED_PLACES]
+    kept = [place for place in shared if place.exists()]
+    full = [own, Path(boards.places["jetson2"]["TMPDIR"]) / f"ringcomm-{os.getuid()}", *shared]
+    try:
+        for place in full:
+            lab.run("jetson2", ["mkdir", "-p", str(place)])
+            lab.run("jetson2", ["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "none", str(place)])
+        job = boards.run(lab)
+    finally:
+        for place in full:
+            lab.run("jetson2", ["umount", str(place)])
+        for place in set(shared) - set(kept):
+            if place.is_dir():
+                place.rmdir()
+    assert job.process.returncode == 1
+    for word in ["│ jetson2: ", "No space left on device", str(own), "--no-ship-self"]:
+        assert word in job.output, job.output
+    assert "│ jetson1" not in job.output
+    assert len(list(temporary.iterdir())) >= 1
+    boards.trained(boards.run(lab))
+
+
+def test_a_host_without_the_launchers_interpreter_runs_its_own(lab: Lab, tmp_path: Path) -> None:
+    """The launcher runs in a virtual environment that the hosts do not have."""
+    environment = tmp_path / "environment"
+    venv.create(environment, with_pip=False)
+    (site,) = environment.glob("lib/python*/site-packages")
+    (site / "here.pth").write_text("".join(f"{path}\n" for path in sys.path if path.endswith("packages")))
+    (tmp_path / "train.py").write_text(PROGRAM)
+    (tmp_path / "empty").mkdir()
+    hosts = ("jetson1", "jetson2")
+    try:
+        for host in hosts:
+            lab.run(host, ["mount", "--bind", str(tmp_path / "empty"), str(environment)])
+        python = str(environment / "bin" / "python")
+        words = ["-H", "localhost,jetson1,jetson2", "--cwd", tmp_path, "--provision", "train.py"]
+        with Job(lab, *words, python=python, module_path=False) as job:
+            assert job.finish(150) == 0, job.output
+    finally:
+        for host in hosts:
+            lab.run(host, ["umount", str(environment)])
+    for host in hosts:
+        assert f"{host} has no {python}: using python3 there" in job.output
+    assert len(job.values(r"\] (\d of 3 True)")) == 3
+
+
+def test_without_it_a_host_has_to_have_ringcomm(lab: Lab, boards: Boards) -> None:
+    job = ringrun(lab, *boards.options(), "--no-ship-self", "train.py", module_path=False)
+    assert job.process.returncode == 1
+    assert "cannot import ringcomm" in job.output and "jetson2" in job.output

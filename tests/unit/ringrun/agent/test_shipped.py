@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import io
+import os
+import zipfile
+from pathlib import Path
+from typing import Dict, List
+
+import pytest
+
+from ringrun.agent import shipped
+from ringrun.ship.package import Package, own_package
+
+FILES = {"a/__init__.py": b"x = 1\n", "a/b.py": b"", "data.txt": b"\x00\xff"}
+
+
+@pytest.fixture
+def package() -> Package:
+    return Package("example 1.0", FILES)
+
+
+@pytest.fixture
+def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dict[str, str]:
+    monkeypatch.setattr(shipped, "SHARED_PLACES", ())
+    return {"XDG_CACHE_HOME": str(tmp_path / "cache"), "TMPDIR": str(tmp_path / "temporary")}
+
+
+def contents(path: str) -> Dict[str, bytes]:
+    return {
+        file.relative_to(path).as_posix(): file.read_bytes()
+        for file in Path(path).rglob("*")
+        if file.is_file()
+    }
+
+
+def test_a_package_is_unpacked_once_and_found_afterwards(package: Package, environ: Dict[str, str]) -> None:
+    assert shipped.find(package.digest, environ) is None
+    path = shipped.unpack(package.archive, package.digest, environ)
+    assert contents(path) == FILES
+    assert shipped.find(package.digest, environ) == path
+    assert shipped.unpack(package.archive, package.digest, environ) == path  # by another job
+    assert Path(path).parent.stat().st_mode & 0o777 == 0o700
+    assert [entry.name for entry in Path(path).parent.iterdir()] == [package.digest]
+
+
+def test_the_digest_depends_on_names_and_contents_only(package: Package) -> None:
+    assert Package("another name", dict(reversed(list(FILES.items())))).digest == package.digest
+    assert Package("", {**FILES, "a/b.py": b" "}).digest != package.digest
+    assert Package("", {"a/c.py" if name == "a/b.py" else name: FILES[name] for name in FILES}).digest != (
+        package.digest
+    )
+
+
+@pytest.mark.parametrize("change", ["changed", "added", "removed"])
+def test_a_package_that_was_changed_is_not_used(
+    change: str, package: Package, environ: Dict[str, str]
+) -> None:
+    path = Path(shipped.unpack(package.archive, package.digest, environ))
+    if change == "changed":
+        (path / "a" / "b.py").write_text("import os")
+    elif change == "added":
+        (path / "numpy.py").write_text("")
+    else:
+        (path / "data.txt").unlink()
+    assert shipped.find(package.digest, environ) is None
+    assert contents(shipped.unpack(package.archive, package.digest, environ)) == FILES
+
+
+def test_the_bytecode_that_python_adds_is_no_change(package: Package, environ: Dict[str, str]) -> None:
+    path = Path(shipped.unpack(package.archive, package.digest, environ))
+    (path / "a" / "__pycache__").mkdir()
+    (path / "a" / "__pycache__" / "b.cpython-311.pyc").write_bytes(b"")
+    assert shipped.find(package.digest, environ) == str(path)
+
+
+def test_a_directory_that_others_can_write_is_not_used(
+    package: Package, environ: Dict[str, str], tmp_path: Path
+) -> None:
+    first = tmp_path / "cache" / "ringcomm"
+    shipped.unpack(package.archive, package.digest, environ)
+    first.chmod(0o777)
+    assert shipped.find(package.digest, environ) is None
+    path = shipped.unpack(package.archive, package.digest, environ)
+    assert path.startswith(f"{tmp_path}/temporary/ringcomm-{os.getuid()}/")
+    (tmp_path / "temporary").rename(tmp_path / "elsewhere")
+    (tmp_path / "temporary").symlink_to(tmp_path / "elsewhere")  # a link in the given path is the user's own
+    assert shipped.find(package.digest, environ) == path
+    (tmp_path / "elsewhere" / f"ringcomm-{os.getuid()}").rename(tmp_path / "real")
+    (tmp_path / "elsewhere" / f"ringcomm-{os.getuid()}").symlink_to(tmp_path / "real")
+    with pytest.raises(shipped.NoPlace, match=r"cache/ringcomm: other users may write it; .*not a directory"):
+        shipped.unpack(package.archive, package.digest, environ)
+
+
+def test_packages_without_use_are_removed(package: Package, environ: Dict[str, str]) -> None:
+    path = shipped.unpack(package.archive, package.digest, environ)
+    other = Package("other", {"b.py": b""})
+    os.utime(path, (0, 0))
+    shipped.unpack(other.archive, other.digest, environ)
+    assert [entry.name for entry in Path(path).parent.iterdir()] == [other.digest]
+
+
+def archive_of(*names: str) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name in names:
+            archive.writestr(name, b"")
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"nothing", "not a zip file"),
+        (archive_of("../a.py"), "contains the path '../a.py'"),
+        (archive_of("/a.py"), "contains the path '/a.py'"),
+        (archive_of("a/../../b.py"), "contains the path"),
+        (archive_of("a.py"), "not what the launcher announced"),
+    ],
+)
+def test_what_is_no_such_package_is_refused(data: bytes, why: str, environ: Dict[str, str]) -> None:
+    with pytest.raises(ValueError, match=why):
+        shipped.unpack(data, "0" * 32, environ)
+
+
+def test_use_adds_the_package_to_the_module_path(
+    package: Package, environ: Dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    env = {"PYTHONPATH": "/theirs"}
+    assert shipped.use("", b"", env) is None and env == {"PYTHONPATH": "/theirs"}
+    assert shipped.use(package.digest, b"", env) == {}  # the launcher must send it
+    assert shipped.use(package.digest, package.archive, env) is None
+    assert env["PYTHONPATH"] == f"{shipped.find(package.digest, environ)}:/theirs"
+    problem = shipped.use(package.digest, b"nothing", env)
+    assert problem is not None and problem["problem"] == "package" and "zip" in problem["why"]
+
+
+def test_the_own_package_has_all_that_ranks_import() -> None:
+    with zipfile.ZipFile(io.BytesIO(own_package().archive)) as archive:
+        names: List[str] = archive.namelist()
+    assert {"ringcomm/__init__.py", "ringrun/agent/worker.py", "cloudpickle/__init__.py"} < set(names)
+    assert not [name for name in names if "__pycache__" in name]
+    assert [name for name in names if name.startswith("ringrun/compat/horovod_shim/")]

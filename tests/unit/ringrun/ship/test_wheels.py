@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from ringcomm.errors import ConfigError
+from ringrun.ship.wheels import Target, download_argv, fetch_wheels, platform_tags
+
+BOARD = Target("3.8", "aarch64", "2.31")
+
+
+def test_platform_tags_go_down_from_the_hosts_c_library() -> None:
+    tags = platform_tags(BOARD)
+    assert tags[0] == "manylinux_2_31_aarch64"
+    assert "manylinux_2_17_aarch64" in tags and "manylinux2014_aarch64" in tags
+    assert "manylinux_2_32_aarch64" not in tags
+
+
+@pytest.mark.parametrize("glibc", ["", "3.1", "2.x"])
+def test_another_c_library_is_refused(glibc: str) -> None:
+    with pytest.raises(ConfigError, match=r"glibc only.*package manager"):
+        platform_tags(BOARD._replace(glibc=glibc))
+
+
+def test_pip_downloads_for_the_host_and_not_for_this_machine() -> None:
+    argv = download_argv(BOARD, "/folder", ["numpy"])
+    for option, value in [("--python-version", "3.8"), ("--implementation", "cp"), ("--dest", "/folder")]:
+        assert argv[argv.index(option) + 1] == value
+    assert "--only-binary=:all:" in argv and "--no-deps" in argv and argv[-1] == "numpy"
+
+
+def test_wheels_of_an_earlier_job_are_used_again(tmp_path: Path) -> None:
+    kept = tmp_path / "wheels-cp3.8-aarch64-glibc2.31"
+    kept.mkdir()
+    for name in ("numpy", "psutil"):
+        with zipfile.ZipFile(kept / f"{name}-1.0-cp38-cp38-linux_aarch64.whl", "w") as wheel:
+            wheel.writestr(f"{name}/__init__.py", "")
+            wheel.writestr(f"{name}/tests/test_it.py", "")
+    package, lines = fetch_wheels(BOARD, tmp_path)
+    assert package.name == "numpy 1.0, psutil 1.0"
+    assert [line.split()[0] for line in lines] == [file.name for file in sorted(kept.iterdir())]
+    assert all(len(line.split("sha256 ")[1]) == 65 for line in lines)
+
+
+def test_a_download_that_fails_says_why(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no wheels of numpy for Python 2.9 on vax with glibc 2.31"):
+        fetch_wheels(Target("2.9", "vax", "2.31"), tmp_path, ["numpy"])
