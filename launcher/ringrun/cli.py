@@ -96,6 +96,11 @@ def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
               help="Send this machine's ringcomm to the other hosts, unless they have it [yes].")  # fmt: skip
 @click.option("--provision", is_flag=True,
               help="Send the wheels of numpy and psutil to hosts that lack them.")  # fmt: skip
+@click.option("--ship", is_flag=True,
+              help="Send the current directory to the other hosts, where ranks run in a copy.")  # fmt: skip
+@click.option("--ship-from", metavar="DIR", help="Like --ship, with a directory above the current one.")
+@click.option("--fetch", multiple=True, metavar="PATTERN",
+              help="Bring files of these copies back at the end, to fetched/HOST; like 'out/*'.")  # fmt: skip
 @click.option("--config-file", metavar="FILE", help="Settings, as lines like 'timeout: 300'.")
 @click.option("--verbose", is_flag=True, help="Log the job's progress, and show the table of links.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and the command lines; start nothing.")
@@ -142,7 +147,8 @@ def _options(given: Any) -> Options:
         restarts=given["restarts"],
         setting_values=setting_values, config_file=given["config_file"],
         horovod=given["horovod"], verbose=given["verbose"],
-        ship_self=given["ship_self"], provision=given["provision"],
+        ship_self=given["ship_self"], provision=given["provision"], fetch=given["fetch"],
+        ship=given["ship_from"] or ("." if given["ship"] else None),
         ssh=SshOptions(given["ssh"], given["ssh_port"], given["ssh_identity_file"]),
     )  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 import venv
 from pathlib import Path
 from typing import Dict, List
@@ -169,3 +170,35 @@ def test_without_it_a_host_has_to_have_ringcomm(lab: Lab, boards: Boards) -> Non
     job = ringrun(lab, *boards.options(), "--no-ship-self", "train.py", module_path=False)
     assert job.process.returncode == 1
     assert "cannot import ringcomm" in job.output and "jetson2" in job.output
+
+
+@pytest.mark.timeout(300)
+def test_the_code_is_sent_and_results_come_back(lab: Lab, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    (project / "scripts").mkdir(parents=True)
+    first, second = time.time_ns(), time.time_ns() + 1  # contents that no cache has
+    (project / "helper.py").write_text(f"VALUE = {first}\n")
+    (project / "large.bin").write_bytes(bytes(1_000_000))
+    (project / ".ringignore").write_text("large.bin\n")
+    (project / "scripts" / "train.py").write_text(
+        "import os, sys\nsys.path.insert(0, '..')\nimport helper, ringcomm as rc\nrc.init()\n"
+        "os.makedirs('../out', exist_ok=True)\n"
+        "open(f'../out/rank{rc.rank()}', 'w').write(str(helper.VALUE))\n"
+        "print('in', os.getcwd(), os.path.exists('../large.bin'), flush=True)\n"
+    )
+    words = ["-H", "localhost,jetson1,jetson2", "--ship-from", project, "--fetch", "out/*", "train.py"]
+    with Job(lab, *words, cwd=project / "scripts") as job:
+        assert job.finish(120) == 0, job.output
+    assert f"[localhost:0] in {project}/scripts True" in job.output
+    for rank, host in enumerate(("jetson1", "jetson2"), 1):
+        (line,) = job.values(rf"^\[{host}:{rank}\] in (.*)$")
+        assert line.endswith("/scripts False") and not line.startswith(str(project))
+        assert rank == 2 or job.values(rf"^ringrun: sent (\d) of 3 files to {host}")  # they share a home
+        fetched = project / "scripts" / "fetched" / host / "out"
+        assert [file.name for file in fetched.iterdir()] == [f"rank{rank}"]
+        assert (fetched / f"rank{rank}").read_text() == str(first)
+    (project / "helper.py").write_text(f"VALUE = {second}\n")
+    with Job(lab, *words, cwd=project / "scripts") as job:
+        assert job.finish(120) == 0, job.output
+    assert "ringrun: sent 1 of 3 files to jetson1" in job.output
+    assert (project / "scripts" / "fetched" / "jetson1" / "out" / "rank1").read_text() == str(second)

@@ -1,6 +1,6 @@
 """The agent: starts, monitors and ends the ranks of one host. The launcher sends this file over stdin.
 
-It uses the standard library and five modules that are sent with it, so that a host with only Python 3.8
+It uses the standard library and the modules that are sent with it, so that a host with only Python 3.8
 can report what it lacks. The agent reads frames (kind, length) from stdin: the job as JSON, a payload for the
 ranks if there is one, then commands and packages. After :data:`MARKER` it writes frames (kind, rank, length)
 to stdout: the output of ranks, their results, and events as JSON.
@@ -20,15 +20,15 @@ import struct
 import subprocess
 import sys
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-from ringrun.agent import checks, processes, recorders, shipped, threads
+from ringrun.agent import preparation, processes, recorders, threads
 
 MARKER = b"\nringrun-agent/1\n"
 TO_LAUNCHER = struct.Struct("!BiI")  # kind, rank, length
 TO_AGENT = struct.Struct("!BQ")  # kind, length
-STDOUT, STDERR, RESULT, EVENT, RECORD = 1, 2, 3, 4, 5
-JSON, PAYLOAD, PACKAGE = 1, 2, 3
+STDOUT, STDERR, RESULT, EVENT, RECORD, FILE = 1, 2, 3, 4, 5, 6
+JSON, PAYLOAD, PACKAGE, CODE = 1, 2, 3, 4
 CHECK = -1  # in place of a rank: the trial import before the ranks start
 
 ENDING = ((signal.SIGTERM, 0.0), (signal.SIGKILL, 1.5))  # signals to all ranks, seconds from now
@@ -55,10 +55,12 @@ class Agent:
         self.key = processes.InheritedBytes(config["key"].encode(), libc)
         self.payload = None if payload is None else processes.InheritedBytes(payload, libc)
         self.argv: List[str] = [sys.executable if word is None else word for word in config["argv"]]
-        self.cwd = os.path.expanduser(config["cwd"])  # noqa: PTH111  no pathlib here
+        self.fetched: Optional[Iterator[bytes]] = None
         self.env = {name: value for name, value in os.environ.items() if name not in config["unset"]}
         self.env.update(config["env"])
-        self.limits = threads.limit(self.env, config["threads"], len(config["ranks"]))
+        limits = threads.limit(self.env, config["threads"], len(config["ranks"]))
+        cwd = os.path.expanduser(config["cwd"])  # noqa: PTH111  no pathlib here
+        self.preparation = preparation.Preparation(config, self.env, self.argv[0], cwd, limits)
         self.selector = selectors.DefaultSelector()
         self.recorders = recorders.Recorders(
             self.selector, lambda rank, line: self.send(RECORD, rank, line), lambda: self.event("asked")
@@ -66,8 +68,8 @@ class Agent:
         self.received, self.unsent = bytearray(), bytearray()
         self.children: Dict[int, Child] = {}
         self.pipes: Dict[int, Tuple[int, int]] = {}  # descriptor: (kind, rank)
-        self.checked, self.check_output = "", bytearray()
-        self.paused = self.lost = self.finished = self.end_requested = False
+        self.check_output = bytearray()
+        self.paused = self.lost = self.finished = self.end_requested = self.stopped = False
         self.waiting = True  # until the launcher says go
         self.scheduled_signals: List[Tuple[float, int]] = []  # (when, signal to all ranks)
         self.leftovers: List[Tuple[float, int]] = []  # (when, process group to kill)
@@ -83,7 +85,7 @@ class Agent:
         os.set_blocking(1, False)
         self.selector.register(0, selectors.EVENT_READ, self.read_commands)
         self.unsent += MARKER
-        self.prepare()
+        self.advance(self.preparation.use_package())
         self.flush()
         while not (self.finished and (self.lost or not self.unsent)):
             for key, _ in self.selector.select(self.wait_limit_s()):
@@ -157,8 +159,20 @@ class Agent:
             if spent >= LEFTOVER_S:
                 processes.kill(left, signal.SIGKILL)
         elif not self.pipes or self.lost or (not self.paused and spent > LEFTOVER_S + 1.5):
-            self.event("done")
-            self.finished = True
+            if self.fetched is None:
+                self.fetched = iter(()) if self.stopped else self.preparation.fetched()
+            if self.send_files(self.fetched):
+                self.event("done")
+                self.finished = True
+
+    def send_files(self, pieces: Iterator[bytes]) -> bool:
+        """Send what stdout will soon accept of the files to fetch; whether that was all."""
+        while len(self.unsent) < RESUME_BYTES:
+            piece = next(pieces, None)
+            if piece is None:
+                return True
+            self.send(FILE, -1, piece)
+        return self.lost
 
     def launcher_gone(self) -> None:
         """The launcher is lost: end all ranks without further commands."""
@@ -194,7 +208,9 @@ class Agent:
             data = bytes(self.received[TO_AGENT.size : TO_AGENT.size + length])
             del self.received[: TO_AGENT.size + length]
             if kind == PACKAGE:
-                self.prepare(data)
+                self.advance(self.preparation.use_package(data))
+            elif kind == CODE:
+                self.advance(self.preparation.place_code(data))
             else:
                 self.execute(json.loads(data.decode()))
 
@@ -205,11 +221,10 @@ class Agent:
             for rank in self.config["ranks"]:
                 self.start_rank(rank)
         elif command["do"] == "stop":
-            self.waiting = False
+            self.waiting, self.stopped = False, True
             self.schedule(command["steps"])
         elif command["do"] == "use" and self.waiting:
-            self.config.update(package=command["package"], provision=False)
-            self.prepare()
+            self.advance(self.preparation.use(command["package"]))
         elif command["do"] == "diagnose":
             self.recorders.ask()
 
@@ -249,47 +264,23 @@ class Agent:
 
     # -- processes ----------------------------------------------------------------------------
 
-    def prepare(self, package: bytes = b"") -> None:
-        """Make the launcher's ringcomm importable, if ranks are to use it; then check what they need."""
-        facts = shipped.use(self.config["package"], package, self.env)
-        if facts is None:
-            self.check()
-        elif facts:
-            self.give_up(facts)
-        else:
-            self.event("lacks")
-
-    def check(self) -> None:
-        """Check what the ranks need; report what is missing, or start the trial import."""
-        program = self.argv[0]
-        problem = checks.find_problem(self.config, program, self.cwd, self.env.get("PATH"))
-        if problem is not None:
-            self.give_up(problem)
-        elif self.config["python"] or self.config["horovod"]:
-            self.checked = program if self.config["python"] else sys.executable
-            self.start(CHECK, checks.check_argv(self.config, self.checked, self.cwd), self.env, ())
+    def advance(self, step: preparation.Step) -> None:
+        """Send the event of a step of the preparation, or start the trial import."""
+        name, facts = step
+        if name == preparation.CHECK:
+            self.start(CHECK, facts["argv"], self.env, ())
             self.scheduled_signals.append((time.monotonic() + CHECK_LIMIT_S, signal.SIGKILL))
-        else:
-            self.event("ready", **checks.master_facts(), limits=self.limits)
-
-    def give_up(self, facts: Dict[str, Any]) -> None:
-        self.waiting = False
-        self.event("problem", **facts)
+            return
+        if name == "problem":
+            self.waiting = False
+        self.event(name, **facts)
 
     def check_ended(self, how: Dict[str, Any]) -> None:
         """The trial import is over."""
         if self.waiting:
             self.scheduled_signals.clear()  # it contained the check's time limit only
-        facts = checks.check_result(bytes(self.check_output), self.checked, self.config, how)
-        if self.waiting and checks.can_be_provisioned(facts, self.config):
-            self.event("needs", **facts)
-            return
-        if "problem" in facts:
-            self.give_up(facts)
-            return
-        if self.config["horovod"]:
-            checks.prepend_horovod_shim(self.env, facts["found"]["ringrun_at"])
-        self.event("ready", **facts, **checks.master_facts(), limits=self.limits)
+        output, self.check_output = bytes(self.check_output), bytearray()
+        self.advance(self.preparation.checked(output, how))
 
     def start_rank(self, rank: Dict[str, Any]) -> None:
         env = dict(self.env, **rank["env"])
@@ -324,8 +315,8 @@ class Agent:
         (out, out_end), (err, err_end) = os.pipe(), os.pipe()
         try:
             process = subprocess.Popen(
-                argv, cwd=self.cwd, env=env, stdin=subprocess.DEVNULL, stdout=out_end, stderr=err_end,
-                pass_fds=inherited, start_new_session=True, preexec_fn=die_with_agent,
+                argv, cwd=self.preparation.cwd, env=env, stdin=subprocess.DEVNULL, stdout=out_end,
+                stderr=err_end, pass_fds=inherited, start_new_session=True, preexec_fn=die_with_agent,
             )  # fmt: skip
         finally:
             os.close(out_end)

@@ -65,7 +65,7 @@ def find(wanted: str, environ: Mapping[str, str]) -> Optional[str]:
     """
     for place in places(environ):
         path = os.path.join(place, wanted)
-        if not os.path.isdir(path) or _why_unsafe(place):
+        if not os.path.isdir(path) or why_unsafe(place):
             continue
         try:
             if digest(_files(path)) == wanted:
@@ -114,14 +114,14 @@ def unpack(data: bytes, wanted: str, environ: Mapping[str, str]) -> str:
         NoPlace: no directory can hold it.
         ValueError: the data is not that package.
     """
-    files = _unzip(data)
+    files = unzipped(data)
     if digest(files.items()) != wanted:
         raise ValueError("its content is not what the launcher announced")
     reasons = []
     for place in places(environ):
         try:
             os.makedirs(place, mode=0o700, exist_ok=True)
-            why = _why_unsafe(place)
+            why = why_unsafe(place)
             if not why:
                 return _place(files, place, wanted)
         except OSError as problem:
@@ -130,7 +130,12 @@ def unpack(data: bytes, wanted: str, environ: Mapping[str, str]) -> str:
     raise NoPlace("; ".join(reasons))
 
 
-def _unzip(data: bytes) -> Dict[str, bytes]:
+def unzipped(data: bytes) -> Dict[str, bytes]:
+    """The files in a zip archive, by their paths.
+
+    Raises:
+        ValueError: it is not a zip archive, or a path leaves the directory.
+    """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             files = {name: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
@@ -171,7 +176,7 @@ def _files(path: str) -> Iterator[Tuple[str, bytes]]:
                 yield os.path.relpath(whole, path).replace(os.sep, "/"), file.read()
 
 
-def _why_unsafe(place: str) -> str:
+def why_unsafe(place: str) -> str:
     """Why a directory cannot be trusted with code, or ""."""
     facts = os.lstat(place)
     if not stat.S_ISDIR(facts.st_mode):

@@ -227,9 +227,9 @@ class Agents:
                 if self.job.hosts[index].is_local:
                     processes.sweep(self.job.id, index)
 
-    def send_package(self, host: HostJob, archive: bytes) -> None:
-        """Send a package to the agent of a host, which has asked for it."""
-        self.links[host.index].send_package(archive)
+    def send_archive(self, host: HostJob, kind: int, archive: bytes) -> None:
+        """Send an archive to the agent of a host, which has asked for it."""
+        self.links[host.index].send_archive(kind, archive)
 
     def send(self, host: HostJob, command: Dict[str, Any]) -> None:
         """Send a command to the agent of a host."""

@@ -32,6 +32,7 @@ from ..reach.local import find_local
 from ..reach.protocol import BOOT
 from ..reach.ssh import SshOptions, ssh_argv
 from ..ship.package import own_package
+from ..ship.source_tree import SourceTree, position
 from ..show.console import Console
 from .outcome import Outcome
 from .rendezvous import rendezvous_for
@@ -53,6 +54,8 @@ class Options:
         setting_values: the settings given by flags.
         ship_self: whether hosts get this machine's ringcomm; else they need the same version installed.
         provision: whether hosts that lack numpy or psutil are sent their wheels.
+        ship: the directory whose files are sent to other hosts, or None.
+        fetch: patterns of files to bring back from them.
     """
 
     np: Optional[int] = None
@@ -72,6 +75,8 @@ class Options:
     verbose: bool = False
     ship_self: bool = True
     provision: bool = False
+    ship: Optional[str] = None
+    fetch: Tuple[str, ...] = ()
 
 
 def prepare(
@@ -123,14 +128,43 @@ def prepare(
         own = with_interpreter(parsed, None if chosen else _found_python(parsed, environ))
         package = own_package().digest if options.ship_self and not (is_local and _is_own(python)) else ""
         other = () if is_local or chosen else tuple(ssh_argv(spec, ANY_PYTHON, options.ssh))
-        hosts.append(HostJob(index, planned, is_local, python, cwd, own, env, tuple(argv), other, package))
+        own_cwd = spec.cwd or cwds.get(spec.name) or cwds.get(None)
+        hosts.append(
+            HostJob(
+                index, planned, is_local, python, cwd, own, env, tuple(argv), other, package,
+                gets_code=not is_local and not own_cwd,
+            )  # fmt: skip
+        )
+    tree, code_at = _tree(options, environ)
     return Job(
         id=secrets.token_hex(8), key=secrets.token_bytes(32), plan=plan, hosts=tuple(hosts),
         settings=settings, command=parsed, version=own_version(), payload=payload, horovod=options.horovod,
         output_dir=None if options.output_dir is None else Path(options.output_dir),
         certificate=make_certificate() if settings.encrypt else "",
-        notes=tuple(not_forwarded(options.forward, environ)), provision=options.provision,
+        notes=(*not_forwarded(options.forward, environ), *_left_out(tree, parsed)),
+        provision=options.provision, tree=tree, code_at=code_at, fetch=options.fetch,
     )  # fmt: skip
+
+
+def _tree(options: Options, environ: Mapping[str, str]) -> Tuple[Optional[SourceTree], str]:
+    """The files to send, and the working directory relative to them."""
+    if options.ship is None:
+        if options.fetch:
+            raise ConfigError(
+                "--fetch brings files back from the directories that --ship makes. Add --ship."
+            )
+        return None, "."
+    root = Path(options.ship)
+    return SourceTree(root), position(root, Path(_working_directory(environ)))
+
+
+def _left_out(tree: Optional[SourceTree], command: Command) -> List[str]:
+    """A line about modules that the program imports and that are not sent."""
+    missing = [] if tree is None else tree.left_out(command.script)
+    if not missing:
+        return []
+    files = ", ".join(missing)
+    return [f"--ship does not send {files}, which the program imports: git or .ringignore ignores it"]
 
 
 def _is_own(python: str) -> bool:

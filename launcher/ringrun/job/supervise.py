@@ -7,6 +7,7 @@ through a queue and a socket that wakes it.
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Set, Tuple
 
 from ringcomm.clock import Clock, monotonic
@@ -20,11 +21,13 @@ from ..reach import ssh
 from ..reach.agent_process import Link
 from ..reach.origin import install_for
 from ..reach.protocol import Frame, event_facts
+from ..ship.source_tree import FETCHED
 from ..show.console import Console
 from ..show.printer import STDERR, STDOUT, Printer
 from ..show.timeline_file import missing_timeline
 from .agents import PING_S, Agents, Steps
 from .event_loop import Loop
+from .fetch import FetchedFiles
 from .inquiry import Inquiry
 from .outcome import Outcome, ended, not_started
 from .rendezvous import NoticeLike, OpenRendezvous, RendezvousLike, master_variables, rendezvous_variables
@@ -65,6 +68,7 @@ class Supervisor:
         self._verdict = Verdict()
         self._agents = Agents(job, self._loop, self)
         self._inquiry = Inquiry(job, self._agents.links, self._loop, self._printer.say, self._verdict.exits)
+        self._fetched = FetchedFiles(Path(FETCHED))
         self._supply = Supply(self._agents, self._loop, self._printer.say, self._problem)
         self._ranks = [{place.rank for place in job.plan.on_host(host.index)} for host in job.hosts]
         self._ready: Dict[int, Dict[str, Any]] = {}  # by host, what its agent found
@@ -180,6 +184,9 @@ class Supervisor:
         Raises:
             ProtocolError: it has no business to say that.
         """
+        if frame.kind == agent.FILE:
+            self._fetched.take(host.name, frame.data)
+            return
         if frame.rank not in self._ranks[host.index] and (frame.kind, frame.rank) != (agent.EVENT, -1):
             raise ProtocolError(f"it speaks of rank {frame.rank}, which does not run there")
         if frame.kind in (agent.STDOUT, agent.STDERR):
@@ -213,7 +220,7 @@ class Supervisor:
         elif name == "exit":
             self._rank_exited(rank, facts)
         elif name == "lacks":
-            self._supply.send(host)
+            self._supply.send(host, facts)
         elif name == "needs":
             self._supply.provision(host, facts)
         elif name == "asked":  # somebody has sent a rank SIGUSR1
@@ -336,6 +343,8 @@ class Supervisor:
         outcome = ended(self.job, self._verdict, self._ending, self._signum, tails, *told, pythons)
         if outcome.reason != "interrupt":
             self._printer.settle(range(self.job.plan.size) if self.job.settings.verbose else outcome.to_show)
+        if self.job.fetch:
+            self._printer.say(self._fetched.describe(self.job))
         if outcome.reason == "done":
             self._printer.say(missing_timeline(self.job, self._began_s))
         outcome.results = {

@@ -1,4 +1,4 @@
-"""Sends packages to the hosts that ask for them: ringcomm itself, and wheels with ``--provision``."""
+"""Sends hosts what they ask for: ringcomm itself, wheels with ``--provision``, files with ``--ship``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any, Callable, Dict, List, Mapping
 
 from ringcomm.errors import ConfigError
 
+from ..agent import agent
 from ..plan.job import HostJob
 from ..ship.package import Package, own_package
+from ..ship.source_tree import describe_sent
 from ..ship.wheels import Target, fetch_wheels
 from .agents import Agents
 from .event_loop import Loop
@@ -31,11 +33,23 @@ class Supply:
         self._wheels: Dict[int, Package] = {}  # by host: the package that it uses after ringcomm's
         self._waiting: Dict[Target, List[HostJob]] = {}  # hosts whose wheels are being downloaded
 
-    def send(self, host: HostJob) -> None:
-        """Send a host the package that it does not have."""
+    def send(self, host: HostJob, facts: Mapping[str, Any]) -> None:
+        """Send a host what it does not have.
+
+        Args:
+            host: the host.
+            facts: its agent's ``lacks`` event; ``files`` are the digests of files, if it lacks those.
+        """
+        tree = self._agents.job.tree
+        if "files" in facts and tree is not None:
+            sent = Package("files", tree.contents(map(str, facts["files"])))
+            counts = len(facts["files"]), len(tree.files), len(sent.archive)
+            self._say(describe_sent(host.name, counts))
+            self._agents.send_archive(host, agent.CODE, sent.archive)
+            return
         package = self._wheels.get(host.index) or own_package()
         self._say(f"sending {package.name} to {host.name} ({len(package.archive) / 1e6:.1f} MB)")
-        self._agents.send_package(host, package.archive)
+        self._agents.send_archive(host, agent.PACKAGE, package.archive)
 
     def provision(self, host: HostJob, facts: Mapping[str, Any]) -> None:
         """Download the wheels for a host in a thread, once for all equal hosts, and have the host use them.

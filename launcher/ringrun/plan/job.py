@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Protocol, Sequence, Tuple
 
 from ringcomm.config import Settings, Slot
 from ringcomm.keys import key_text
@@ -17,6 +17,17 @@ from .signed import about_call, about_result, signed, verified
 
 SILENCE_S = 120.0
 """A remote agent that receives nothing for this long considers the launcher dead, and ends its ranks."""
+
+
+class Tree(Protocol):
+    """The user's files, for hosts that do not have them (:class:`ringrun.ship.source_tree.SourceTree`)."""
+
+    @property
+    def files(self) -> Sequence[Tuple[str, str, bool]]:
+        """The path, the digest of the content, and whether it is executable, of each file."""
+
+    def contents(self, digests: Iterable[str]) -> Dict[str, bytes]:
+        """The contents with these digests."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +44,7 @@ class HostJob:
         env: variables for all its ranks.
         argv: the command line that starts the agent.
         fallback: the command line that is tried next if there is no such interpreter, or () for none.
+        gets_code: whether it is sent the job's files, and its ranks run in a copy of them.
         package: the digest of the package with ringcomm that its ranks use, or "" for what is installed.
     """
 
@@ -46,6 +58,7 @@ class HostJob:
     argv: Tuple[str, ...] = ()
     fallback: Tuple[str, ...] = ()
     package: str = ""
+    gets_code: bool = False
 
     @property
     def name(self) -> str:
@@ -73,6 +86,9 @@ class Job:
         attempt: how often it has been started before (:mod:`ringrun.job.restarts`).
         certificate: the job's TLS certificate with its private key, if its processes encrypt; or "".
         provision: whether hosts that lack numpy or psutil are sent their wheels.
+        tree: the files to send to hosts, or None.
+        code_at: the working directory relative to the tree.
+        fetch: patterns of files to bring back from hosts that were sent the tree.
     """
 
     id: str
@@ -90,6 +106,9 @@ class Job:
     attempt: int = 0
     certificate: str = field(default="", repr=False)
     provision: bool = False
+    tree: Optional[Tree] = field(default=None, repr=False)
+    code_at: str = "."
+    fetch: Tuple[str, ...] = ()
 
     def host_of(self, rank: int) -> HostJob:
         """The host of a rank."""
@@ -145,6 +164,9 @@ class Job:
             "version": self.version,
             "package": host.package,
             "provision": self.provision,
+            "code": list(self.tree.files) if self.tree is not None and host.gets_code else [],
+            "code_at": self.code_at,
+            "fetch": list(self.fetch),
             "bytecode": self.bytecode,
             "silence_s": None if host.is_local else SILENCE_S,
             "horovod": self.horovod,

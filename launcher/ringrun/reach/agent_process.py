@@ -9,7 +9,7 @@ import subprocess
 from collections import deque
 from typing import Any, Deque, Dict, List, Optional, Sequence
 
-from .protocol import Frame, FrameReader, agent_source, json_frame, package_header, payload_header
+from .protocol import Frame, FrameReader, agent_source, archive_header, json_frame, payload_header
 
 STDERR_LIMIT_BYTES = 16 * 1024
 
@@ -96,10 +96,10 @@ class Link:
         if self.descriptor("stdin") >= 0:
             self._outgoing.append(memoryview(json_frame(command)))
 
-    def send_package(self, archive: bytes) -> None:
-        """Queue a package that the agent has asked for."""
+    def send_archive(self, kind: int, archive: bytes) -> None:
+        """Queue an archive that the agent has asked for (:func:`~ringrun.reach.protocol.archive_header`)."""
         if self.descriptor("stdin") >= 0:
-            self._outgoing.append(memoryview(package_header(len(archive))))
+            self._outgoing.append(memoryview(archive_header(kind, len(archive))))
             self._outgoing.append(memoryview(archive))
 
     @property

@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Tuple
 
 from ringcomm.errors import ProtocolError
 
-from ..agent import agent, checks, processes, recorders, shipped, threads
+from ..agent import agent, checks, job_folder, preparation, processes, recorders, shipped, threads
 
 BOOT = (
     "import os,sys;v=sys.version_info;"
@@ -26,7 +26,7 @@ FRAME_LIMIT_BYTES = 1 << 24
 
 
 class Frame(NamedTuple):
-    """One frame from an agent: ``kind`` is one of ``agent.STDOUT, STDERR, RESULT, EVENT, RECORD``."""
+    """One frame from an agent: ``kind`` is one of ``agent.STDOUT`` to ``agent.FILE``."""
 
     kind: int
     rank: int
@@ -37,7 +37,7 @@ def agent_source() -> bytes:
     """The first data for the agent's stdin: a line for :data:`BOOT`, then the agent's program."""
     steps = ["import sys, types", "sys.modules['ringrun'] = types.ModuleType('ringrun')"]
     steps.append("package = sys.modules['ringrun.agent'] = types.ModuleType('ringrun.agent')")
-    for module in (processes, checks, recorders, shipped, threads):
+    for module in (processes, checks, recorders, shipped, job_folder, preparation, threads):
         name, text = module.__name__, _text(module.__file__)
         steps.append(f"module = sys.modules[{name!r}] = types.ModuleType({name!r})")
         steps.append(f"exec(compile({text!r}, {name!r}, 'exec'), module.__dict__)")
@@ -67,9 +67,14 @@ def payload_header(length: int) -> bytes:
     return agent.TO_AGENT.pack(agent.PAYLOAD, length)
 
 
-def package_header(length: int) -> bytes:
-    """The header of a frame with a package of this many bytes."""
-    return agent.TO_AGENT.pack(agent.PACKAGE, length)
+def archive_header(kind: int, length: int) -> bytes:
+    """The header of a frame with an archive of this many bytes.
+
+    Args:
+        kind: ``agent.PACKAGE`` for a package, ``agent.CODE`` for the user's files.
+        length: of the archive.
+    """
+    return agent.TO_AGENT.pack(kind, length)
 
 
 _NUMBER, _MAYBE = (int,), (int, type(None))
@@ -84,7 +89,7 @@ _LIMITS: Dict[str, Tuple[type, ...]] = {
 }  # fmt: skip
 _OPTIONAL: Dict[str, Tuple[type, ...]] = {
     "port": _NUMBER, "login": (str,), "found": (dict,), "path": (str,), "why": (str,), "text": (str,),
-    "option": (str,), "wanted": (str,),
+    "option": (str,), "wanted": (str,), "files": (list,),
 }  # fmt: skip
 
 
@@ -143,7 +148,7 @@ class FrameReader:
         position = 0
         while len(self._buffer) - position >= header.size:
             kind, rank, length = header.unpack_from(self._buffer, position)
-            if not agent.STDOUT <= kind <= agent.RECORD or length > FRAME_LIMIT_BYTES:
+            if not agent.STDOUT <= kind <= agent.FILE or length > FRAME_LIMIT_BYTES:
                 raise ProtocolError(f"an invalid frame of kind {kind} and {length} bytes")
             end = position + header.size + length
             if len(self._buffer) < end:

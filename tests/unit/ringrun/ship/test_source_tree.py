@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ringcomm.errors import ConfigError
+from ringrun.ship import source_tree
+from ringrun.ship.source_tree import SourceTree, position
+
+
+def write(root: Path, *names: str, content: str = "") -> None:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(content)
+
+
+def paths(root: Path) -> list[str]:
+    return [file.path for file in SourceTree(root).files]
+
+
+def test_with_git_it_is_what_git_tracks_or_would_track(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    write(tmp_path, "train.py", "deleted.py", "a b/ü.py", "data/large.bin", "notes.txt")
+    write(tmp_path, ".gitignore", content="data/\n")
+    subprocess.run(["git", "-C", str(tmp_path), "add", "deleted.py", "train.py"], check=True)
+    (tmp_path / "deleted.py").unlink()
+    assert paths(tmp_path) == [".gitignore", "a b/ü.py", "notes.txt", "train.py"]
+    assert paths(tmp_path / "a b") == ["ü.py"]
+
+
+def test_without_git_it_is_all_but_junk(tmp_path: Path) -> None:
+    write(tmp_path, "fetched/jetson1/out", "lib/fetched")
+    write(tmp_path, "train.py", "lib/a.py", ".venv/bin/python", "lib/__pycache__/a.pyc", "b.pyc", ".hidden")
+    assert paths(tmp_path) == [".hidden", "lib/a.py", "lib/fetched", "train.py"]
+
+
+def test_ringignore_leaves_out_names_directories_and_patterns(tmp_path: Path) -> None:
+    write(tmp_path, "a.py", "b.csv", "deep/c.csv", "runs/1/model.bin", "lib/out/x", "out/x")
+    write(tmp_path, ".ringignore", content="# data\n*.csv\nruns/\nlib/out\n\n")
+    assert paths(tmp_path) == [".ringignore", "a.py", "out/x"]
+
+
+def test_digest_and_mode(tmp_path: Path) -> None:
+    write(tmp_path, "a.sh", "b.txt", content="same")
+    os.chmod(tmp_path / "a.sh", 0o755)  # noqa: PTH101
+    first, second = SourceTree(tmp_path).files
+    assert first.digest == second.digest and len(first.digest) == 32
+    assert (first.executable, second.executable) == (True, False)
+    assert SourceTree(tmp_path).contents([first.digest, "unknown"]) == {first.digest: b"same"}
+
+
+def test_too_large_names_the_ten_largest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_tree, "LIMIT_BYTES", 1000)
+    for number in range(12):
+        write(tmp_path, f"file{number:02}", content="x" * 100 * number)
+    with pytest.raises(ConfigError) as error:
+        SourceTree(tmp_path)
+    assert "12 files" in str(error.value) and "file11" in str(error.value) and "file02" in str(error.value)
+    assert "file01" not in str(error.value) and ".ringignore" in str(error.value)
+
+
+def test_a_link_out_of_the_tree_is_refused_and_one_inside_is_a_file(tmp_path: Path) -> None:
+    root = tmp_path / "tree"
+    write(root, "a.py", content="text")
+    (root / "inside.py").symlink_to("a.py")
+    assert [file.digest for file in SourceTree(root).files][0] == SourceTree(root).files[1].digest
+    write(tmp_path, "secret")
+    (root / "outside").symlink_to("../secret")
+    with pytest.raises(ConfigError, match=r"outside is a symbolic link that leads out of"):
+        SourceTree(root)
+
+
+def test_ignored_files_that_the_program_imports_are_named(tmp_path: Path) -> None:
+    write(tmp_path, "src/train.py", content="import numpy, models.net\nfrom secrets_local import KEY\n")
+    write(tmp_path, "src/broken.py", content="def")
+    write(tmp_path, "src/models/__init__.py", "src/secrets_local.py", "src/other.py")
+    write(tmp_path, ".ringignore", content="models\nsecrets_local.py\nother.py\n")
+    tree = SourceTree(tmp_path)
+    assert tree.left_out("src/train.py") == ["src/models/__init__.py", "src/secrets_local.py"]
+    assert tree.left_out(None) == []
+
+
+def test_the_working_directory_has_to_be_in_the_tree(tmp_path: Path) -> None:
+    write(tmp_path, "a/b/c", "d/e")
+    assert position(tmp_path / "a", tmp_path / "a") == "."
+    assert position(tmp_path, tmp_path / "a" / "b") == "a/b"
+    with pytest.raises(ConfigError, match="--ship-from"):
+        position(tmp_path / "d", tmp_path / "a")
+
+
+def test_no_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no directory"):
+        SourceTree(tmp_path / "none")
