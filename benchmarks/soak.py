@@ -175,7 +175,7 @@ class Rank:
                     self.event = facts
                 self.changed.notify_all()
 
-    def say(self, facts: Dict[str, Any]) -> None:
+    def report(self, facts: Dict[str, Any]) -> None:
         """Start it in a job."""
         self.event = {}
         assert self.process.stdin is not None
@@ -222,7 +222,7 @@ class Soak:
         where = self.server.start()
         self.generation += 1
         for rank in self.ranks:
-            rank.say({
+            rank.report({
                 "rendezvous": where, "key": key.hex(), "rank": rank.number, "size": size,
                 "pace_s": self.arguments.pace, "generation": self.generation, "every_s": self.arguments.every,
             })  # fmt: skip

@@ -17,7 +17,7 @@ from . import api
 from .arrays.bridge import flat_view
 from .context import Context
 from .dtypes import Array
-from .engine.process_sets import EVERYBODY
+from .engine.process_sets import GLOBAL_SET
 from .errors import BrokenInvariantError, DesyncError
 from .ops import ReduceOp
 from .process_set import ProcessSet, number_of
@@ -45,7 +45,7 @@ def check_same(arrays: Arrays, process_set: Optional[ProcessSet] = None) -> None
     compare(api.context(), [(str(name), array) for name, array in named], number_of(process_set))
 
 
-def compare(context: Context, named: Sequence[Tuple[str, Any]], process_set: int = EVERYBODY) -> None:
+def compare(context: Context, named: Sequence[Tuple[str, Any]], process_set: int = GLOBAL_SET) -> None:
     """Check that every member of a process set has the same arrays, in a given context.
 
     Args:

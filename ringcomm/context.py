@@ -30,7 +30,7 @@ from .rendezvous.embedded import EmbeddedRendezvous
 from .schedule.cost import CostModel
 from .schedule.select import Selector
 from .timeline import Recording
-from .transport.base import Lanes
+from .transport.base import Channels
 from .transport.framed import FramedLink
 from .transport.tcp import STREAMS, SocketFabric
 from .wire.signing import Signer
@@ -48,7 +48,7 @@ class Context(Collectives):
     matched by name.
 
     Args:
-        lanes: links to the other ranks.
+        channels: links to the other ranks.
         peers: all ranks, in rank order, this one included.
         settings: tunables.
         joined: the rendezvous' side of it, if there is one.
@@ -56,17 +56,17 @@ class Context(Collectives):
 
     def __init__(
         self,
-        lanes: Lanes,
+        channels: Channels,
         peers: Sequence[Peer],
         settings: Settings,
         joined: Optional[Joined] = None,
         embedded: Optional[EmbeddedRendezvous] = None,
     ) -> None:
-        rank, size = lanes.calls.rank, lanes.calls.size
+        rank, size = channels.direct.rank, channels.direct.size
         self.peers = tuple(peers)
         self.settings = settings
         self.generation = joined.generation if joined is not None else 0
-        self._lanes = lanes
+        self._channels = channels
         self._joined = joined
         self._embedded = embedded
         self._closed = False
@@ -83,23 +83,24 @@ class Context(Collectives):
         if joined is not None:
             reporter = joined.control
         elif size > 1:
-            lanes.calls.watch = lanes.engine.watch = reporter
+            channels.direct.watch = channels.background.watch = reporter
         if size > 1:
             # For a call that one thread is in while another one leaves the job.
-            self._leaving = lanes.calls.watch = StopWatch(lanes.calls.watch)
-            lanes.calls.make_wakeable()
+            self._leaving = channels.direct.watch = StopWatch(channels.direct.watch)
+            channels.direct.make_wakeable()
         hosts = [peer.host_index for peer in self.peers]
-        say = self._say if settings.verbose and rank == 0 else None
-        self._selector = Selector(rank, size, settings.algorithm or None, hosts, say)
-        runner = Runner(lanes.calls, settings, self.generation, spin_s, reporter, self._selector)
+        report = self._report if settings.verbose and rank == 0 else None
+        self._selector = Selector(rank, size, settings.algorithm or None, hosts, report)
+        runner = Runner(channels.direct, settings, self.generation, spin_s, reporter, self._selector)
         runner.sites = CallSites(partial(reporter.warn, "lines"), settings.check_calls)
         # Without a job there is no other process from which anything could come.
         signer = joined.signer if joined is not None else Signer(b"")
         super().__init__(runner, rank, size, Objects(signer, rank))
         names = [peer.host for peer in self.peers]
         self.engine = Engine(
-            lanes, settings, self.generation, spin_s, reporter, names, self._selector, self._runner.progress
-        )
+            channels, settings, self.generation, spin_s, reporter, names, self._selector,
+            self._runner.progress,
+        )  # fmt: skip
         try:
             self._recording = Recording(self.engine, names)
             facts = Facts(self.rank, self.size, self.host, self.generation, range(self.size))
@@ -121,7 +122,7 @@ class Context(Collectives):
         if membership.size == 1:
             _point_out_misspelt()
             alone = cls(
-                Lanes(*(SocketFabric(0, {}) for _ in Lanes._fields)),
+                Channels(*(SocketFabric(0, {}) for _ in Channels._fields)),
                 [Peer(0, membership.host or "localhost", 0, 0, os.getpid())],
                 settings,
             )
@@ -137,10 +138,10 @@ class Context(Collectives):
                 embedded.stop()
             raise
         try:
-            context = cls(joined.lanes, joined.peers, settings, joined, embedded)
+            context = cls(joined.channels, joined.peers, settings, joined, embedded)
         except BaseException as problem:
             joined.control.leave(describe_error(problem), ok=False)
-            joined.lanes.close()
+            joined.channels.close()
             if embedded is not None:
                 embedded.stop(failed=True)
             raise
@@ -149,7 +150,7 @@ class Context(Collectives):
                 _point_out_misspelt()
             if settings.verbose and joined.rank == 0:
                 logger.info("%s", joined.table)
-                context._say(_carriers(joined))
+                context._report(_carriers(joined))
             context._tune()
             context._compare_programs()
             if settings.timeline:
@@ -178,7 +179,7 @@ class Context(Collectives):
         scout = self._scout()
         crowded = self.local_size > usable_cores()
         alone = self.local_size == self.size
-        links = [self._lanes.calls.link(peer) for peer in range(self.size) if peer != self.rank]
+        links = [self._channels.direct.link(peer) for peer in range(self.size) if peer != self.rank]
         wanted = self.settings.measure and not (alone and crowded)
         oversubscribed = alone and crowded and all(link.carrier in STREAMS for link in links)
         wanted, oversubscribed = agreed(scout, [wanted, oversubscribed])
@@ -198,7 +199,7 @@ class Context(Collectives):
                 for text in self._joined.paces.compare(peer.rank, 1e-6 / byte_s):
                     logger.warning("%s", text)
 
-    def _say(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         """Tell whoever asked for details: through logging, and at the launcher."""
         logger.info("%s", text)
         if self._joined is not None and self._embedded is None:
@@ -222,10 +223,10 @@ class Context(Collectives):
         self.engine.stop()
         if self._joined is not None:
             self._joined.control.leave(reason, ok)
-        self._lanes.close()
+        self._channels.close()
         self._recording.close()
         if self._embedded is not None:
-            failed = not ok or (self._joined is not None and self._joined.control.verdict is not None)
+            failed = not ok or (self._joined is not None and self._joined.control.abort_error is not None)
             self._embedded.stop(failed)
 
     def __enter__(self) -> Context:
@@ -265,9 +266,9 @@ def _carriers(joined: Joined) -> str:
     """What rank 0 exchanges data through with each rank, in one line."""
     ways: Dict[str, List[int]] = {}
     for peer in range(1, len(joined.peers)):
-        ways.setdefault(joined.lanes.calls.link(peer).carrier, []).append(peer)
+        ways.setdefault(joined.channels.direct.link(peer).carrier, []).append(peer)
     told = (f"{way} with rank {', '.join(str(peer) for peer in peers)}" for way, peers in ways.items())
-    links = [joined.lanes.calls.link(peer) for peer in range(1, len(joined.peers))]
+    links = [joined.channels.direct.link(peer) for peer in range(1, len(joined.peers))]
     sizes = [f" ({link.carriers.describe()})" for link in links if isinstance(link, FramedLink)]
     return "rank 0 exchanges data through " + ", ".join(told) + "".join(sizes[:1])
 

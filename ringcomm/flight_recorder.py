@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 from .clock import Deadline, monotonic
-from .collective.call_history import CallJournal, Row
+from .collective.call_history import CallHistory, Row
 from .collective.call_sites import CallSites
 from .collective.runner import Runner
 from .config import Settings, flight_channel_from_environment
@@ -53,7 +53,7 @@ class Facts(NamedTuple):
         host: the name of this rank's host.
         generation: membership epoch.
         members: ranks of the whole job that take part in the operations.
-        lane: the name of the channel of direct calls in records.
+        channel: the name of the channel of direct calls in records.
     """
 
     rank: int
@@ -61,7 +61,7 @@ class Facts(NamedTuple):
     host: str
     generation: int
     members: Sequence[int]
-    lane: str = "calls"
+    channel: str = "calls"
 
 
 class FlightRecorder:
@@ -90,35 +90,35 @@ class FlightRecorder:
         self._pid = os.getpid()
         self._reported = False
         self._runner = runner
-        self._calls: Optional[CallJournal] = None
+        self._calls: Optional[CallHistory] = None
         self._channel: Optional[Channel] = None
         if settings.flight_recorder:
-            self._calls = runner.journal = CallJournal(settings.flight_recorder)
+            self._calls = runner.history = CallHistory(settings.flight_recorder)
             self._calls.on_failure = self.failed
-            if engine is not None and engine.journal is not None:
-                engine.journal.on_failure = self.failed
+            if engine is not None and engine.history is not None:
+                engine.history.on_failure = self.failed
             self._channel = Channel.of_this_process()
             if self._channel is not None:
                 self._channel.add(self)
 
-    def lanes(self) -> List[Dict[str, Any]]:
+    def channels(self) -> List[Dict[str, Any]]:
         """The operations by channel; in an ``ordered`` channel their numbers are comparable between ranks."""
         found: List[Dict[str, Any]] = []
         members = list(self.facts.members)
         if self._calls is not None:
             rows = [_dated(row) for row in self._runner.rows()]
             found.append({
-                "name": self.facts.lane, "ordered": True, "members": members, "operations": rows,
+                "name": self.facts.channel, "ordered": True, "members": members, "operations": rows,
                 "lines": _lines(self._runner.sites, members),
             })  # fmt: skip
-        if self._engine is not None and self._engine.journal is not None:
-            journal, process_sets = self._engine.journal, self._engine.sets
+        if self._engine is not None and self._engine.history is not None:
+            history, process_sets = self._engine.history, self._engine.sets
             coordinator = self._engine.coordinator
             sets = {str(number): list(process_sets.members(number)) for number in process_sets.numbers()}
-            rows = [_dated(row) for row in journal.rows()]
+            rows = [_dated(row) for row in history.rows()]
             found.append({
                 "name": "engine", "ordered": False, "members": members, "sets": sets, "operations": rows,
-                "paused": journal.paused,
+                "paused": history.paused,
                 "lines": _lines(None if coordinator is None else coordinator.sites, members),
             })  # fmt: skip
         return found
@@ -161,8 +161,8 @@ class FlightRecorder:
         # Break the reference cycle between histories and recorder, so that both are freed at once.
         if self._calls is not None:
             self._calls.on_failure = None
-        if self._engine is not None and self._engine.journal is not None:
-            self._engine.journal.on_failure = None
+        if self._engine is not None and self._engine.history is not None:
+            self._engine.history.on_failure = None
 
 
 def forget_what_is_closed() -> None:
@@ -187,12 +187,12 @@ def record(recorders: Sequence[FlightRecorder], reason: str, error: str = "") ->
         found.update(rank=facts.rank, size=facts.size, host=facts.host, generation=facts.generation)
         if all(recorder.left for recorder in recorders):
             found.update(left=recorders[-1].left)
-    lanes = [lane for recorder in recorders for lane in recorder.lanes()]
+    channels = [channel for recorder in recorders for channel in recorder.channels()]
     if reason == "ended":
-        for lane in lanes:
-            lane["operations"] = lane["operations"][-_ENDED_OPERATIONS:]
+        for channel in channels:
+            channel["operations"] = channel["operations"][-_ENDED_OPERATIONS:]
     threads = [] if reason == "ended" else thread_stacks()
-    found.update(pid=os.getpid(), at=round(time.time(), 6), threads=threads, lanes=lanes)
+    found.update(pid=os.getpid(), at=round(time.time(), 6), threads=threads, lanes=channels)
     return found
 
 

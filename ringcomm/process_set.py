@@ -6,7 +6,7 @@ from typing import Any, List, Optional, Sequence, Tuple, Union
 
 from . import api
 from .context import Context
-from .engine.process_sets import EVERYBODY, UnknownProcessSetError
+from .engine.process_sets import GLOBAL_SET, UnknownProcessSetError
 from .errors import Misuse
 
 
@@ -115,7 +115,7 @@ class _AllRanks(ProcessSet):
     @property
     def process_set_id(self) -> Optional[int]:
         """Always 0."""
-        return EVERYBODY
+        return GLOBAL_SET
 
     @process_set_id.setter
     def process_set_id(self, number: Optional[int]) -> None:
@@ -183,7 +183,7 @@ def number_of(process_set: Optional[ProcessSet]) -> int:
         UnknownProcessSetError: the set is not registered.
     """
     if process_set is None:
-        return EVERYBODY
+        return GLOBAL_SET
     if process_set.process_set_id is None:
         raise UnknownProcessSetError(
             f"{process_set} does not exist, or has not been registered: call add_process_set() first."

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Callable, Dict, List, Optional, Sequence, Set, Union
 
 from .engine.engine import Engine
-from .engine.heartbeat import Vigil
+from .engine.heartbeat import HeartbeatThread
 from .engine.observer import Observer, now_us
 from .engine.single_rank import OwnTrace
 from .errors import ConfigError, Misuse, RingcommError
@@ -161,7 +161,7 @@ class Recording:
         hosts: the name of every rank's host.
     """
 
-    def __init__(self, engine: Union[Engine, Vigil, OwnTrace], hosts: Sequence[str]) -> None:
+    def __init__(self, engine: Union[Engine, HeartbeatThread, OwnTrace], hosts: Sequence[str]) -> None:
         self._engine = engine
         self._hosts = hosts
         self._timeline: Optional[Timeline] = None

@@ -117,8 +117,8 @@ LEVELS: Dict[int, List[List[str]]] = {
         ],
         [
             "torch.distributed._version", "torch.distributed._bridge", "torch.distributed._work",
-            "torch.distributed._lane", "torch.distributed._elements",
-            "torch.distributed._post", "torch.distributed._reductions",
+            "torch.distributed._operation_queue", "torch.distributed._elements",
+            "torch.distributed._point_to_point", "torch.distributed._reductions",
             "torch.distributed._collectives", "torch.distributed._store", "torch.distributed._monitored",
             "torch.distributed._group_base", "torch.distributed._trace",
             "torch.distributed._group_transport", "torch.distributed._group",

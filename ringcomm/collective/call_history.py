@@ -23,7 +23,7 @@ SUBMITTED, RUNNING, DONE, FAILED = "submitted", "running", "done", "failed"
 """What may have become of an operation; ``submitted``: it waits for other ranks to submit it, too."""
 
 
-class CallJournal:
+class CallHistory:
     """What one runner has run.
 
     Args:

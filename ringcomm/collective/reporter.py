@@ -22,27 +22,27 @@ class Reporter(Watch):
     """Where failures are reported, and the common verdict comes from. This one has nobody to ask.
 
     Attributes:
-        who_is_heard, verdict: as in :class:`~ringcomm.rendezvous.control.ControlChannel`.
+        heard_and_silent, abort_error: as in :class:`~ringcomm.rendezvous.control.ControlChannel`.
     """
 
-    who_is_heard: Optional[Callable[[], Tuple[List[int], List[int]]]] = None
-    verdict: Optional[RingcommError] = None
+    heard_and_silent: Optional[Callable[[], Tuple[List[int], List[int]]]] = None
+    abort_error: Optional[RingcommError] = None
 
     def fileno(self) -> int:
         return -1
 
     def check(self) -> None:
-        if self.verdict is not None:
-            raise fresh_copy(self.verdict)
+        if self.abort_error is not None:
+            raise fresh_copy(self.abort_error)
 
     def report_lost(self, peer: int, doing: str, why: str, kind: str = "lost") -> RingcommError:
         """A peer is lost, or else silent, stalled or late: the error to raise."""
-        if self.verdict is None:
+        if self.abort_error is None:
             error = PeerLostError if kind == "lost" else PeerStalledError
             during = f" while this rank was in {doing}" if doing else ""
             text = f"rank {peer} was lost{during}: {why}."
-            self.verdict = error(text, rank=peer)
-        return fresh_copy(self.verdict)
+            self.abort_error = error(text, rank=peer)
+        return fresh_copy(self.abort_error)
 
     def report_mismatch(self, peer: int, text: str) -> RingcommError:
         """A peer is in a different call: the error to raise."""
@@ -54,8 +54,8 @@ class Reporter(Watch):
 
     def root_cause(self, otherwise: RingcommError) -> RingcommError:
         """What has ended the job, for a rank that has reported something without waiting for the answer."""
-        self.verdict = self.verdict or otherwise
-        return fresh_copy(self.verdict)
+        self.abort_error = self.abort_error or otherwise
+        return fresh_copy(self.abort_error)
 
     def note_closed(self, peer: int, why: str) -> None:
         """The link to a peer ended without a goodbye, while nobody waited for that peer."""

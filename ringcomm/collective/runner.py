@@ -31,7 +31,7 @@ from ..schedule.steps import Step, even_bounds
 from ..transport.base import Fabric, LinkClosed, Stopped
 from ..transport.huge_pages import LEAST_BYTES
 from ..wire.frames import NO_OP, NO_ROOT
-from .call_history import CallJournal, Row
+from .call_history import CallHistory, Row
 from .call_sites import CallSites, Site, call_site, find_site, site_text
 from .calls import Call, Intent, Plan
 from .drive import StoodStill, run
@@ -61,7 +61,7 @@ class Runner:
 
     Attributes:
         spin_s, may_poll, timeout_s: as for :func:`~.drive.run`; may be changed from call to call.
-        journal: is told of every call, if set.
+        history: is told of every call, if set.
         called_at: where the next call was made, if that was not in the thread that runs it.
         purpose: says what the calls are for, where they are not what the program has asked for.
         sites: is told of calls that other ranks make at other lines, if set; otherwise nothing is compared.
@@ -94,7 +94,7 @@ class Runner:
         self._stopped = False
         self._broken: Optional[BaseException] = None
         self._interrupted: Optional[RingcommError] = None
-        self.journal: Optional[CallJournal] = None
+        self.history: Optional[CallHistory] = None
         self.called_at: Optional[Site] = None
         self.sites: Optional[CallSites] = None
         self.purpose: Optional[Callable[[], str]] = None
@@ -114,11 +114,11 @@ class Runner:
         return Progress(sequence, part.moved_bytes, doing, waits_for, exchanged)
 
     def rows(self) -> List[Row]:
-        """The last calls, for the flight recorder; empty without a journal. For any thread."""
-        if self.journal is None:
+        """The last calls, for the flight recorder; empty without a history. For any thread."""
+        if self.history is None:
             return []
         running = self._running
-        return self.journal.rows(running[1].moved_bytes if running is not None else None)
+        return self.history.rows(running[1].moved_bytes if running is not None else None)
 
     def twin(self, settings: Settings) -> Runner:
         """Another runner over the same links that chooses by rule: to measure with, before this one runs."""
@@ -314,11 +314,11 @@ class Runner:
                 )
             if data.nbytes >= LEAST_BYTES:
                 self._fabric.prepare(data.ctypes.data, data.nbytes)
-            journal, sites, number = self.journal, self.sites, 0
-            if journal is not None or sites is not None:
+            history, sites, number = self.history, self.sites, 0
+            if history is not None or sites is not None:
                 site = self.called_at or find_site(3, plan.site)  # inside are this method and its caller
-                if journal is not None:
-                    journal.begin(sequence, plan.call, site)
+                if history is not None:
+                    history.begin(sequence, plan.call, site)
                 if sites is not None:
                     number, execution.headers.checks_sites = plan.site_number(site), sites.strict
             execution.arm(sequence, data, source, number)
@@ -340,8 +340,8 @@ class Runner:
                 # The streams stop in the middle of a message: nothing can be sent on them any more.
                 self._broken = problem  # also if this thread is interrupted while it reports that
                 self._broken = self._translate(problem, execution, plan.call)
-                if journal is not None:
-                    journal.fail(self._broken, execution.moved_bytes)
+                if history is not None:
+                    history.fail(self._broken, execution.moved_bytes)
                 if self._broken is problem:
                     raise
                 raise self._broken from None
@@ -364,9 +364,9 @@ class Runner:
             # The others have been told at once; this rank reads the same at its next call.
             self._broken, self._interrupted = self._reporter.root_cause(self._interrupted), None
             raise fresh_copy(self._broken)
-        if self._broken is None and self._reporter.verdict is not None:
+        if self._broken is None and self._reporter.abort_error is not None:
             # Others know already that the job is over; so they will not come to this call.
-            self._broken = self._reporter.verdict
+            self._broken = self._reporter.abort_error
             raise fresh_copy(self._broken)
         if self._broken is not None:
             raise failed_before(self._broken) from self._broken
@@ -395,7 +395,7 @@ class Runner:
             moved = f"{execution.moved_bytes} bytes into it"
             why = f"not a byte for {self.timeout_s:g} s (the timeout is over), {moved}"
             error = self._reporter.report_lost(peer, doing, why, "stalled")
-        elif not isinstance(problem, Stopped) and self._reporter.verdict is None:
+        elif not isinstance(problem, Stopped) and self._reporter.abort_error is None:
             # Ctrl-C, or whatever else a signal handler has raised: no other rank could know.
             far = f"{doing}, {execution.moved_bytes} bytes into it"
             self._interrupted = self._reporter.note_interrupted(far, describe_error(problem))

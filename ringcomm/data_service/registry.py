@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Dict, List, Optional, Set, Union
 
 from ..errors import ProtocolError
-from ..rendezvous.actions import Tell, Timer
+from ..rendezvous.actions import Send, Timer
 from ..wire.messages import Message
 
 _MOST_ADDRESS_BYTES = 300
@@ -47,7 +47,7 @@ class Registry:
         self._watching: Dict[int, int] = {}
         self._awaiting_end: Set[int] = set()
 
-    def heard(self, connection: int, message: Message) -> List[Tell]:
+    def received(self, connection: int, message: Message) -> List[Send]:
         """Handle a message; the messages to send.
 
         Raises:
@@ -56,32 +56,32 @@ class Registry:
         kind = message["type"]
         if kind == "attend":
             self._awaiting_end.add(connection)
-            return [Tell(connection, self._end())] if self.over else []
+            return [Send(connection, self._end())] if self.over else []
         if kind == "finish":
             self.over = True
-            return [Tell(connection, {"type": "noted"}), *self._announce_end(connection)]
+            return [Send(connection, {"type": "noted"}), *self._announce_end(connection)]
         if kind == "train" and not self.over:
             self._training.add(connection)
             self._no_training_since_s = None
-            return [Tell(connection, {"type": "noted"})]
+            return [Send(connection, {"type": "noted"})]
         if kind == "train":
-            return [Tell(connection, {"type": "denied", "reason": _OVER})]
+            return [Send(connection, {"type": "denied", "reason": _OVER})]
         if kind not in ("dispatcher", "worker", "watch"):
             raise ProtocolError(f"the registry of data workers takes no {kind!r}")
         number = int(message["number" if kind == "dispatcher" else "dispatcher"])
         reason = self._objection(kind, number, message)
         if reason:
-            return [Tell(connection, {"type": "denied", "reason": reason})]
+            return [Send(connection, {"type": "denied", "reason": reason})]
         if kind == "watch":
             self._watching[connection] = number
-            return [Tell(connection, self._progress(number))]
+            return [Send(connection, self._progress(number))]
         if kind == "dispatcher":
             self._addresses[number] = str(message["address"])
         else:
             self._present.add(int(message["number"]))
-        return [Tell(connection, {"type": "noted"}), *self._announce(number)]
+        return [Send(connection, {"type": "noted"}), *self._announce(number)]
 
-    def lost(self, connection: int, now_s: float) -> List[Union[Tell, Timer]]:
+    def lost(self, connection: int, now_s: float) -> List[Union[Send, Timer]]:
         """A connection has ended; the actions to perform."""
         self._watching.pop(connection, None)
         self._awaiting_end.discard(connection)
@@ -93,7 +93,7 @@ class Registry:
         self._no_training_since_s = now_s
         return [Timer(self._patience_s)]
 
-    def tick(self, now_s: float) -> List[Tell]:
+    def tick(self, now_s: float) -> List[Send]:
         """Time has passed: end training if all training processes have been gone for long enough."""
         since_s = self._no_training_since_s
         if self.over or since_s is None or now_s - since_s < self._patience_s - _ROUNDING_S:
@@ -109,8 +109,8 @@ class Registry:
     def _end(self) -> Message:
         return {"type": "over", "reason": self._reason}
 
-    def _announce_end(self, but: int = -1) -> List[Tell]:
-        return [Tell(other, self._end()) for other in sorted(self._awaiting_end - {but})]
+    def _announce_end(self, but: int = -1) -> List[Send]:
+        return [Send(other, self._end()) for other in sorted(self._awaiting_end - {but})]
 
     def _objection(self, kind: str, number: int, message: Message) -> str:
         if self.over:
@@ -138,6 +138,6 @@ class Registry:
         missing = [worker for worker in self._workers_of(number) if worker not in self._present]
         return {"type": "standing", "address": self._addresses.get(number, ""), "missing": missing}
 
-    def _announce(self, number: int) -> List[Tell]:
+    def _announce(self, number: int) -> List[Send]:
         watching = sorted(connection for connection, other in self._watching.items() if other == number)
-        return [Tell(connection, self._progress(number)) for connection in watching]
+        return [Send(connection, self._progress(number)) for connection in watching]

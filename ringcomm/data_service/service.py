@@ -101,12 +101,12 @@ class ComputeService(MessageServer):
         """Enable keepalive for a new connection."""
         _notice_silence(self._connections[number].sock)
 
-    def heard(self, number: int, message: Message) -> None:
+    def received(self, number: int, message: Message) -> None:
         """Handle a message of a client."""
         self._take(number, message)
 
     def _take(self, number: int, message: Message) -> None:
-        for action in self._registry.heard(number, message):
+        for action in self._registry.received(number, message):
             self.tell(action.connection, action.message)
 
     def lost(self, number: int) -> None:

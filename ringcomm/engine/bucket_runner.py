@@ -43,7 +43,7 @@ class FusionBuffer:
         return room
 
 
-class Performer:
+class BucketRunner:
     """Carries out orders.
 
     Args:
@@ -269,15 +269,15 @@ def bucket_text(bucket: Sequence[Work]) -> str:
 
 
 _DO = {
-    Collective.ALLREDUCE: Performer._all_reduce,
-    Collective.ALLGATHER: Performer._all_gather,
-    Collective.REDUCESCATTER: Performer._reduce_scatter,
-    Collective.BROADCAST: Performer._broadcast,
-    Collective.ALLTOALL: Performer._all_to_all,
-    Collective.BARRIER: Performer._barrier,
-    Collective.PROCESS_SET: Performer._process_set,
+    Collective.ALLREDUCE: BucketRunner._all_reduce,
+    Collective.ALLGATHER: BucketRunner._all_gather,
+    Collective.REDUCESCATTER: BucketRunner._reduce_scatter,
+    Collective.BROADCAST: BucketRunner._broadcast,
+    Collective.ALLTOALL: BucketRunner._all_to_all,
+    Collective.BARRIER: BucketRunner._barrier,
+    Collective.PROCESS_SET: BucketRunner._process_set,
 }
-"""Unbound methods: a performer that refers to itself would keep its buffers until garbage is collected."""
+"""Unbound methods: an object that refers to itself would keep its buffers until garbage is collected."""
 
 
 def _nothing() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Collection, Dict, List, Optional, Set, Tuple
 
 from ..transport.base import Fabric, Link, LinkClosed
-from ..wire.messages import MAX_ORDERS_BYTES, Message, MessageReader, body_of, framed
+from ..wire.messages import MAX_RESPONSES_BYTES, Message, MessageReader, body_of, framed
 
 _READ_BYTES = 64 * 1024
 
 
-class Mailbox:
+class ControlMessages:
     """What is to be sent, and what has arrived. Nothing here waits.
 
     Args:
@@ -27,9 +27,9 @@ class Mailbox:
         self._links: Dict[int, Link] = {
             peer: fabric.link(peer) for peer in range(fabric.size) if peer != fabric.rank
         }
-        self._deaf: Set[int] = set()
+        self._end_found: Set[int] = set()
         self._readers = {
-            peer: MessageReader(MAX_ORDERS_BYTES, link.session) for peer, link in self._links.items()
+            peer: MessageReader(MAX_RESPONSES_BYTES, link.session) for peer, link in self._links.items()
         }
         self._unsent: Dict[int, bytearray] = {peer: bytearray() for peer in self._links}
         # What a link was given and has not taken. It may be lent to the peer, so it stays where it is.
@@ -38,16 +38,16 @@ class Mailbox:
 
     def send(self, message: Message, to: Optional[int] = None) -> None:
         """Send to one peer, or to the nearest ones as far as they are still there."""
-        self._post(message, self._nearest if to is None else (to,))
+        self._send_to(message, self._nearest if to is None else (to,))
 
     def send_all(self, message: Message) -> None:
         """Send to every peer that is still there."""
-        self._post(message, tuple(self._links))
+        self._send_to(message, tuple(self._links))
 
-    def _post(self, message: Message, peers: Collection[int]) -> None:
+    def _send_to(self, message: Message, peers: Collection[int]) -> None:
         body = body_of(message)
         for peer in peers:
-            if peer in self._links and peer not in self._deaf:
+            if peer in self._links and peer not in self._end_found:
                 self._unsent[peer] += framed(body, self._links[peer].session)
         self.flush()
 
@@ -62,7 +62,7 @@ class Mailbox:
                     taken = self._links[peer].send([self._given[peer]])
                 except LinkClosed:
                     # Receiving finds the end too, after what the peer had still to say.
-                    self._deaf.add(peer)
+                    self._end_found.add(peer)
                     self._forget(peer)
                     break
                 if not taken:

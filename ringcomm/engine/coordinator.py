@@ -49,14 +49,14 @@ class Tuning(NamedTuple):
 class _Entry:
     """An operation that some ranks have announced."""
 
-    __slots__ = ("carried", "first_s", "key", "reported_s", "signatures", "sites")
+    __slots__ = ("first_s", "key", "piggybacked", "reported_s", "signatures", "sites")
 
     def __init__(self, key: Key, now_s: float) -> None:
         self.key = key
         self.first_s = self.reported_s = now_s
         self.signatures: Dict[int, Signature] = {}
         self.sites: Dict[int, str] = {}
-        self.carried: Dict[int, str] = {}
+        self.piggybacked: Dict[int, str] = {}
 
 
 class Coordinator:
@@ -76,7 +76,7 @@ class Coordinator:
         warnings: texts to be logged; whoever logs them clears the list.
         paused: ranks that have said that they would be away for long, and why.
         to_explain: ranks to be asked for their stack; whoever asks them clears the list.
-        on_announce, on_complete, on_orders: told of what happens, if set.
+        on_announce, on_complete, on_responses: told of what happens, if set.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Coordinator:
         self.to_explain: List[int] = []
         self.on_announce: Optional[Callable[[Key, int, Signature], None]] = None
         self.on_complete: Optional[Callable[[Key], None]] = None
-        self.on_orders: Optional[Callable[[int, float], None]] = None
+        self.on_responses: Optional[Callable[[int, float], None]] = None
         self._hosts = hosts
         self._size = len(hosts)
         self._members = members
@@ -191,7 +191,7 @@ class Coordinator:
         entry.signatures[rank] = signature
         entry.sites[rank] = site
         if packed is not None:
-            entry.carried[rank] = packed
+            entry.piggybacked[rank] = packed
         self._last[rank] = (signature, key, now_s)
         self._complete(entry, now_s)
 
@@ -220,8 +220,8 @@ class Coordinator:
                 f"Mismatched lines for the operation {entry.key}, and RINGCOMM_CHECK_CALLS is on: "
                 f"{calls_text(entry.signatures, entry.sites, self._hosts)}.",
             )
-        elif len(entry.carried) == len(members):
-            self._settled.append((entry.key, first, settle(first, members, entry.carried)))
+        elif len(entry.piggybacked) == len(members):
+            self._settled.append((entry.key, first, settle(first, members, entry.piggybacked)))
         else:
             if not self._ready:
                 self._ready_since_s = now_s
@@ -257,8 +257,8 @@ class Coordinator:
             ready, self._ready, self._urgent = self._ready, [], False
         elif not self._settled:
             return None
-        if self.on_orders is not None and ready:
-            self.on_orders(sum(signature.nbytes for _, signature in ready), now_s)
+        if self.on_responses is not None and ready:
+            self.on_responses(sum(signature.nbytes for _, signature in ready), now_s)
         fresh: List[List[Any]] = []
         members = [Member(self._number(signature, fresh), key.number, signature) for key, signature in ready]
         buckets = plan_buckets(members, self.tuning.fusion_bytes)

@@ -11,11 +11,11 @@ from ..clock import Clock
 from ..errors import MismatchError, NotInitializedError, PeerStalledError, ProtocolError, RingcommError
 from ..transport.base import Fabric, Link, Stopped
 from ..wire.messages import Message
-from .bucket_runner import Performer
+from .bucket_runner import BucketRunner
 from .coordinator import Coordinator
 from .observer import labels_of
-from .operation_history import OperationJournal, began, finish
-from .peer_channels import Lines, StopWatch
+from .operation_history import OperationHistory, began, finish
+from .peer_channels import PeerChannels, StopWatch
 from .pending import Pending, Work
 from .piggyback import unpack
 from .request import Handle, Key
@@ -44,7 +44,7 @@ class Rest(NamedTuple):
     writing: Sequence[Link]
 
 
-class Turns:
+class EngineState:
     """The state of one rank's engine, and what is done with it.
 
     Any thread may change the state under :attr:`lock`. Everything but :meth:`sleep` is called by
@@ -52,8 +52,8 @@ class Turns:
 
     Args:
         fabric: the links that :meth:`sleep` waits on.
-        lines: to the other engines.
-        performer: runs buckets.
+        peers: to the other engines.
+        bucket_runner: runs buckets.
         coordinator: on rank 0.
         watch: interrupts waits.
         note_closed: told of a peer whose link ended without a goodbye while nobody here waits for it.
@@ -62,8 +62,8 @@ class Turns:
     def __init__(
         self,
         fabric: Fabric,
-        lines: Lines,
-        performer: Performer,
+        peers: PeerChannels,
+        bucket_runner: BucketRunner,
         coordinator: Optional[Coordinator],
         watch: StopWatch,
         note_closed: Callable[[int, str], None],
@@ -79,16 +79,16 @@ class Turns:
         self.urgent = False
         self.busy = True
         self.broken: Optional[BaseException] = None
-        self.obeyed = 0  # orders
-        self.journal: Optional[OperationJournal] = None
-        self.lines = lines
-        self.performer = performer
-        performer.may_poll = lambda: bool(self.waiters)  # otherwise the program computes
+        self.executed = 0  # responses
+        self.history: Optional[OperationHistory] = None
+        self.peers = peers
+        self.bucket_runner = bucket_runner
+        bucket_runner.may_poll = lambda: bool(self.waiters)  # otherwise the program computes
         self.coordinator = coordinator
         self._fabric = fabric
         self._watch = watch
         self._clock = clock
-        self._orders: List[Message] = []
+        self._responses: List[Message] = []
         self._noted: Set[int] = set()
 
     def fail_all(self, error: BaseException) -> None:
@@ -97,46 +97,46 @@ class Turns:
             self.broken = error
             requests = self.pending.take_all()
             join, self.join = self.join, None
-        if self.journal is not None and self.journal.on_failure is not None:
-            self.journal.on_failure(error)  # while those who wait still do
+        if self.history is not None and self.history.on_failure is not None:
+            self.history.on_failure(error)  # while those who wait still do
         for request in requests:
             finish(request, error=error)
         if join is not None:
             join.finish(error=error)
 
-    def turn(self) -> bool:
+    def cycle(self) -> bool:
         """Do what can be done now; whether anything was."""
         if self._watch.stopping:
             raise Stopped
         now_s = self._clock()
         moved = self._announce(now_s)
-        self.lines.pulse()
-        for peer, message in self.lines.take_received():
+        self.peers.pulse()
+        for peer, message in self.peers.take_received():
             moved = True
             self._take(peer, message, now_s)
         if self.coordinator is not None:
             self._coordinate(self.coordinator)
-        while self._orders:
+        while self._responses:
             moved = True
-            self._obey(self._orders.pop(0))
-        if self.lines.mailbox.gone:
+            self._execute(self._responses.pop(0))
+        if self.peers.messages.gone:
             self._check_gone()  # after what it had sent before it left
-        self.lines.tracing.flush(now_s)
+        self.peers.tracing.flush(now_s)
         return moved
 
     def _take(self, peer: int, message: Message, now_s: float) -> None:
         kind = message["type"]
         if kind == "explain":
-            self.lines.mailbox.send({"type": "stack", "text": main_stack()})
+            self.peers.messages.send({"type": "stack", "text": main_stack()})
         elif self.coordinator is None:
             if peer != 0 or kind != "orders":
                 raise ProtocolError(f"rank {peer} may not send {kind!r} to rank {self.rank}")
-            self._orders.append(message)
+            self._responses.append(message)
         else:
             self.coordinator.take(peer, message, now_s)
 
     def _coordinate(self, coordinator: Coordinator) -> None:
-        orders = coordinator.decide(self._clock())
+        responses = coordinator.decide(self._clock())
         self._look_for_late(coordinator)
         for text in coordinator.warnings:
             logger.warning("%s", text)
@@ -145,21 +145,21 @@ class Turns:
             if rank == self.rank:
                 coordinator.take(rank, {"type": "stack", "text": main_stack()}, self._clock())
             else:
-                self.lines.mailbox.send({"type": "explain"}, rank)
+                self.peers.messages.send({"type": "explain"}, rank)
         coordinator.to_explain.clear()
-        if orders is not None:
-            self.lines.mailbox.send(orders)
-            self._orders.append(orders)
+        if responses is not None:
+            self.peers.messages.send(responses)
+            self._responses.append(responses)
 
     def _look_for_late(self, coordinator: Coordinator) -> None:
         """Direct calls to which some ranks do not come. (What has a name is the coordinator's affair.)"""
-        late = self.lines.standing.late(coordinator.paused, self._clock())
+        late = self.peers.progress_reports.late(coordinator.paused, self._clock())
         if late is None:
             return
         if late.given_up:
             why = f"{late.text}, and is given up (RINGCOMM_LATE_AFTER sets the limit)"
             stack = coordinator.stack_of(late.ranks[0])
-            raise self.lines.lost(late.ranks[0], f"{why}. {stack}".rstrip(". "), "late")
+            raise self.peers.lost(late.ranks[0], f"{why}. {stack}".rstrip(". "), "late")
         coordinator.warnings.append(f"{late.text}.")
         coordinator.to_explain += [rank for rank in late.ranks if rank not in coordinator.to_explain]
 
@@ -173,13 +173,13 @@ class Turns:
         # last: an announcement says that this rank is not blocked, and one of them may say that it is.
         for message in messages:
             if message["type"] in ("trace", "clock"):
-                self.lines.tracing.deliver(message)
+                self.peers.tracing.deliver(message)
         messages = [message for message in messages if message["type"] not in ("trace", "clock")]
         if ready is not None:
             messages.insert(0, ready)
         for message in messages:
             if self.coordinator is None:
-                self.lines.mailbox.send(message)
+                self.peers.messages.send(message)
             else:
                 self.coordinator.take(0, message, now_s)
         return worked
@@ -187,17 +187,17 @@ class Turns:
     def settled(self) -> bool:
         """Whether nothing is on its way from this rank, or, on rank 0, from others. For any thread."""
         if self.coordinator is not None:
-            return self.lines.all_left()
+            return self.peers.all_left()
         with self.lock:
-            return not self.outbox and not self.lines.mailbox.has_unsent()
+            return not self.outbox and not self.peers.messages.has_unsent()
 
     def prepare_to_sleep(self, most_s: float = 3600.0) -> Rest:
         """What to wait for, and for how long (0.0: there is work). What is submitted later rings the bell."""
-        timeout_s = min(most_s, self.lines.alarm_s())
+        timeout_s = min(most_s, self.peers.alarm_s())
         if self.coordinator is not None:
             alarm_s = self.coordinator.next_alarm_s(self._clock())
             timeout_s = timeout_s if alarm_s is None else min(timeout_s, alarm_s)
-        reading, writing = self.lines.mailbox.waiting_for()
+        reading, writing = self.peers.messages.waiting_for()
         with self.lock:
             self.busy = False
             return Rest(0.0 if self._has_work() else timeout_s, reading, writing)
@@ -211,8 +211,8 @@ class Turns:
         """Begin a turn, after sleeping."""
         with self.lock:
             self.busy = True
-        self.lines.mailbox.flush()
-        self.lines.awake()
+        self.peers.messages.flush()
+        self.peers.awake()
         self._watch.check()
 
     def hand_over(self) -> None:
@@ -236,12 +236,12 @@ class Turns:
 
     def _check_gone(self) -> None:
         """A rank has hung up: that matters if anybody still waits for it, or if it left without a word."""
-        gone = self.lines.mailbox.gone
-        nearest = {peer: reason for peer, reason in gone.items() if peer in self.lines.nearest}
+        gone = self.peers.messages.gone
+        nearest = {peer: reason for peer, reason in gone.items() if peer in self.peers.nearest}
         if nearest and self._is_waiting(nearest):
             peer, reason = next(iter(nearest.items()))
-            raise self.lines.lost(peer, reason, "lost")
-        for peer in set(gone) - self.lines.said_goodbye - self._noted:
+            raise self.peers.lost(peer, reason, "lost")
+        for peer in set(gone) - self.peers.said_goodbye - self._noted:
             self._noted.add(peer)
             self._note_closed(peer, gone[peer])
 
@@ -253,42 +253,42 @@ class Turns:
 
     def doing(self) -> str:
         """What this rank is in the middle of, for messages; empty if it is not."""
-        running = self.lines.doing()
+        running = self.peers.doing()
         if running:
             return running
         with self.lock:
             waiting = self.pending.waiting()
         return f"{waiting[0].signature.describe()} {waiting[0].key}" if waiting else ""
 
-    # ---- orders ------------------------------------------------------------------------------
+    # ---- responses ----------------------------------------------------------------------------
 
-    def _obey(self, orders: Message) -> None:
-        if self.lines.tracing.observer is not None:
-            self.lines.tracing.observer.cycle()
+    def _execute(self, responses: Message) -> None:
+        if self.peers.tracing.observer is not None:
+            self.peers.tracing.observer.cycle()
         with self.lock, _making_sense():
-            self.pending.learn(orders["fresh"])
+            self.pending.learn(responses["fresh"])
             failures = [
                 (Key(int(number), str(name), int(count)), str(kind), str(text), [int(rank) for rank in late])
-                for (number, name, count), kind, text, late in orders["failed"]
+                for (number, name, count), kind, text, late in responses["failed"]
             ]
-            settled = [(int(number), int(count), str(text)) for number, count, text in orders["settled"]]
+            settled = [(int(number), int(count), str(text)) for number, count, text in responses["settled"]]
         for failure in failures:
             self._fail_one(*failure)
         for result in settled:
             self._settle(*result)
-        for run in orders["run"]:
+        for run in responses["run"]:
             self._run(run)
-        if orders["joined"] >= 0:
+        if responses["joined"] >= 0:
             with self.lock:
                 join, self.join = self.join, None
             if join is not None:
-                join.finish(orders["joined"])
+                join.finish(responses["joined"])
         with self.lock:
-            self.obeyed += 1  # what they have finished nobody waits for any more
-        if orders["forget"]:
+            self.executed += 1  # what they have finished nobody waits for any more
+        if responses["forget"]:
             with self.lock:
                 self.pending.ids.forget()
-                self.outbox.append({"type": "forgot", "epoch": orders["forget"]})
+                self.outbox.append({"type": "forgot", "epoch": responses["forget"]})
 
     def _fail_one(self, key: Key, kind: str, text: str, missing: Sequence[int]) -> None:
         with self.lock:
@@ -297,8 +297,8 @@ class Turns:
             error: RingcommError = MismatchError(text)
             if kind == "stalled":
                 error = PeerStalledError(text, rank=missing[0] if missing else None)
-                if self.journal is not None and self.journal.on_failure is not None:
-                    self.journal.on_failure(error)
+                if self.history is not None and self.history.on_failure is not None:
+                    self.history.on_failure(error)
             finish(request, error=error)
 
     def _settle(self, number: int, count: int, text: str) -> None:
@@ -308,7 +308,7 @@ class Turns:
         if request is None:
             return  # of a process set to which this rank does not belong
         began(request)
-        observer = self.lines.tracing.observer
+        observer = self.peers.tracing.observer
         if observer is not None:
             traced = labels_of([signature], [number, count])
             observer.started(traced)
@@ -333,21 +333,21 @@ class Turns:
     def _run(self, run: Sequence[int]) -> None:
         with self.lock, _making_sense():
             bucket = self.pending.take_bucket(run)
-        self.performer.next_bucket()
+        self.bucket_runner.next_bucket()
         with _making_sense():
-            members = self.performer.members(bucket[0][0].process_set)
+            members = self.bucket_runner.members(bucket[0][0].process_set)
         if self.rank not in members:
             return
         self._check_submitted(bucket)
         for _, request in bucket:
             began(request)
-        observer = self.lines.tracing.observer
+        observer = self.peers.tracing.observer
         traced = labels_of([signature for signature, _ in bucket], run) if observer is not None else []
         if observer is not None:
             observer.started(traced)
-            self.performer.on_activity = lambda name: observer.activity(traced, name)
+            self.bucket_runner.on_activity = lambda name: observer.activity(traced, name)
         try:
-            results = self.performer.run(bucket)
+            results = self.bucket_runner.run(bucket)
         except BaseException as problem:
             error = problem
             if isinstance(problem, Stopped):

@@ -10,7 +10,7 @@ import logging
 from contextlib import contextmanager
 from typing import IO, Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
-from ..collective.call_history import CallJournal
+from ..collective.call_history import CallHistory
 from ..collective.call_sites import call_site
 from ..collective.progress import Progress
 from ..collective.reduce import kernel
@@ -22,18 +22,18 @@ from ..errors import ConfigError, Misuse, ShapeError, UnsupportedDtypeError
 from ..files import open_named
 from ..ops import Collective, ReduceOp, factor_of, name_of
 from ..schedule.select import Selector
-from ..transport.base import Fabric, Lanes
+from ..transport.base import Channels, Fabric
 from ..wire.frames import NO_OP, NO_ROOT
 from .adasum import check_adasum
-from .bucket_runner import Performer
+from .bucket_runner import BucketRunner
 from .coordinator import Coordinator, Tuning
 from .observer import Observer
-from .operation_history import OperationJournal
+from .operation_history import OperationHistory
 from .peer_channels import Limits, StopWatch
-from .process_sets import EVERYBODY, ProcessSets
+from .process_sets import GLOBAL_SET, ProcessSets
 from .request import Handle, Request, Shape, Signature
-from .single_rank import Alone
-from .thread import Loop
+from .single_rank import SingleRank
+from .thread import EngineThread
 from .tracing import Sink
 from .tuning import Autotuner
 
@@ -46,7 +46,7 @@ class Engine:
     """The engine of one rank.
 
     Args:
-        lanes: the links of this rank.
+        channels: the links of this rank.
         settings: tunables.
         generation: membership epoch.
         spin_s: how long to poll while somebody waits.
@@ -56,12 +56,12 @@ class Engine:
         calls: how far this rank is in collectives that do not go through the engine.
 
     Attributes:
-        journal: the last operations, if they are recorded.
+        history: the last operations, if they are recorded.
     """
 
     def __init__(
         self,
-        lanes: Lanes,
+        channels: Channels,
         settings: Settings,
         generation: int = 0,
         spin_s: float = 0.0,
@@ -70,29 +70,29 @@ class Engine:
         selector: Optional[Selector] = None,
         calls: Callable[[], Progress] = Progress,
     ) -> None:
-        self.rank = lanes.engine.rank
-        self.size = lanes.engine.size
+        self.rank = channels.background.rank
+        self.size = channels.background.size
         self.sets = ProcessSets(self.rank, self.size)
         self.coordinator: Optional[Coordinator] = None
-        self.journal: Optional[OperationJournal] = None
-        self._loop: Optional[Loop] = None
+        self.history: Optional[OperationHistory] = None
+        self._thread: Optional[EngineThread] = None
         self._log: Optional[IO[str]] = None
         self._tuner: Optional[Autotuner] = None
         reporter = Reporter() if reporter is None else reporter
 
         def make_runner(fabric: Fabric) -> Runner:
-            everybody = fabric is lanes.engine
+            everybody = fabric is channels.background
             runner = Runner(fabric, settings, generation, spin_s, reporter, selector if everybody else None)
             if settings.flight_recorder:
-                runner.journal = CallJournal(1)  # of a bucket only how far it is; its members are remembered
+                runner.history = CallHistory(1)  # of a bucket only how far it is; its members are remembered
             return runner
 
-        self._performer = Performer(lanes.engine, make_runner, self.sets)
+        self._bucket_runner = BucketRunner(channels.background, make_runner, self.sets)
         if self.size == 1:
-            self._alone = Alone(self._performer)
+            self._single = SingleRank(self._bucket_runner)
             return
-        watch = StopWatch(lanes.engine.watch)
-        lanes.engine.watch = lanes.orders.watch = watch
+        watch = StopWatch(channels.background.watch)
+        channels.background.watch = channels.control.watch = watch
         if self.rank == 0:
             self.coordinator = Coordinator(
                 hosts,
@@ -105,22 +105,22 @@ class Engine:
             )
             if settings.autotune:
                 self._autotune(self.coordinator, settings.autotune_log)
-        self._loop = Loop(
-            lanes.orders,
-            lanes.engine,
-            self._performer,
+        self._thread = EngineThread(
+            channels.control,
+            channels.background,
+            self._bucket_runner,
             self.coordinator,
             watch,
             reporter,
             calls,
             hosts,
-            lanes.calls.wake,
+            channels.direct.wake,
             spin_s,
             Limits(settings.dead_after_s, settings.stall_warning_s, settings.late_after_s),
         )
         if settings.flight_recorder:
-            self.journal = OperationJournal(settings.flight_recorder, self._performer.moved_bytes)
-            self._loop.record(self.journal)
+            self.history = OperationHistory(settings.flight_recorder, self._bucket_runner.moved_bytes)
+            self._thread.record(self.history)
 
     def _autotune(self, coordinator: Coordinator, log: str) -> None:
         try:
@@ -140,12 +140,12 @@ class Engine:
             if tuner.ran(nbytes, now_s):
                 coordinator.tuning = tuner.tuning
 
-        coordinator.on_orders = ran
+        coordinator.on_responses = ran
 
     def stop(self) -> None:
         """End the thread; what is still on its way fails."""
-        if self._loop is not None:
-            self._loop.stop()
+        if self._thread is not None:
+            self._thread.stop()
         if self._tuner is not None:
             logger.warning("%s", self._tuner.result())
             self._tuner = None
@@ -153,25 +153,25 @@ class Engine:
             self._log.close()
 
     def settle(self, limit_s: float) -> None:
-        """Wait for what is on its way at the end; see :meth:`~.loop.Loop.settle`."""
-        if self._loop is not None:
-            self._loop.settle(limit_s)
+        """Wait for what is on its way at the end; see :meth:`~.thread.EngineThread.settle`."""
+        if self._thread is not None:
+            self._thread.settle(limit_s)
 
     @property
     def observer(self) -> Optional[Observer]:
         """Who is told what happens, if anybody is."""
-        return self._alone.trace.observer if self._loop is None else self._loop.observer
+        return self._single.trace.observer if self._thread is None else self._thread.observer
 
     def observe(self, observer: Optional[Observer], sink: Optional[Sink] = None) -> None:
-        """Tell an observer what happens from now on (None: nobody); see :meth:`~.loop.Loop.observe`."""
-        if self._loop is not None:
-            self._loop.observe(observer, sink)
+        """Report what happens from now on to an observer, or none: :meth:`~.thread.EngineThread.observe`."""
+        if self._thread is not None:
+            self._thread.observe(observer, sink)
         else:
-            self._alone.trace.observe(observer, sink)
+            self._single.trace.observe(observer, sink)
 
     def pending(self) -> List[Request]:
         """What is on its way, in the order of submission."""
-        return self._loop.pending() if self._loop is not None else []
+        return self._thread.pending() if self._thread is not None else []
 
     # ---- collectives -------------------------------------------------------------------------
 
@@ -183,7 +183,7 @@ class Engine:
         shapes: Optional[Sequence[Shape]] = None,
         prescale: float = 1.0,
         postscale: float = 1.0,
-        process_set: int = EVERYBODY,
+        process_set: int = GLOBAL_SET,
         urgent: bool = False,
         convert: Convert = None,
     ) -> Handle:
@@ -207,7 +207,7 @@ class Engine:
         name: Optional[str] = None,
         prescale: float = 1.0,
         postscale: float = 1.0,
-        process_set: int = EVERYBODY,
+        process_set: int = GLOBAL_SET,
         urgent: bool = False,
         convert: Convert = None,
     ) -> Handle:
@@ -226,7 +226,7 @@ class Engine:
         arrays: Sequence[Array],
         shapes: Sequence[Shape],
         name: Optional[str] = None,
-        process_set: int = EVERYBODY,
+        process_set: int = GLOBAL_SET,
         urgent: bool = False,
         convert: Convert = None,
     ) -> Handle:
@@ -244,14 +244,14 @@ class Engine:
         root: int,
         name: Optional[str] = None,
         shapes: Optional[Sequence[Shape]] = None,
-        process_set: int = EVERYBODY,
+        process_set: int = GLOBAL_SET,
         urgent: bool = False,
         convert: Convert = None,
     ) -> Handle:
         """Overwrite the arrays with those of the root, which is a rank of the job."""
         members = self.sets.check_member(process_set)
         if root not in members:
-            owner = "this job" if process_set == EVERYBODY else f"process set {process_set}"
+            owner = "this job" if process_set == GLOBAL_SET else f"process set {process_set}"
             raise ConfigError(f"root_rank={root}: {owner} has the ranks {', '.join(map(str, members))}.")
         return self._submit(
             Collective.BROADCAST, arrays, shapes, name, process_set, urgent, convert, root=int(root)
@@ -263,7 +263,7 @@ class Engine:
         shape: Shape,
         splits: Sequence[int],
         name: Optional[str] = None,
-        process_set: int = EVERYBODY,
+        process_set: int = GLOBAL_SET,
         urgent: bool = False,
         convert: Convert = None,
     ) -> Handle:
@@ -280,30 +280,30 @@ class Engine:
         )
 
     def barrier(
-        self, name: Optional[str] = None, process_set: int = EVERYBODY, urgent: bool = True
+        self, name: Optional[str] = None, process_set: int = GLOBAL_SET, urgent: bool = True
     ) -> Handle:
         """Done once every member has called it."""
         return self._submit(Collective.BARRIER, [], None, name, process_set, urgent, None)
 
     def join(self) -> Handle:
         """Say that this rank has no more data; done when all ranks have, giving the last one's number."""
-        if self._loop is None:
+        if self._thread is None:
             handle = Handle("join")
             handle.finish(0)
             return handle
-        return self._loop.join()
+        return self._thread.join()
 
     @contextmanager
     def pause(self, reason: str) -> Iterator[None]:
         """See :func:`ringcomm.pause`."""
-        if self._loop is None:
+        if self._thread is None:
             yield
             return
-        self._loop.pause(reason)
+        self._thread.pause(reason)
         try:
             yield
         finally:
-            self._loop.resume()
+            self._thread.resume()
 
     def add_process_set(self, ranks: Sequence[int]) -> int:
         """Make a group of ranks; every rank of the job must call it. Its number.
@@ -317,13 +317,13 @@ class Engine:
 
     def remove_process_set(self, number: int) -> bool:
         """Dissolve a group; every rank of the job must call it. Whether there was one."""
-        if number == EVERYBODY or number not in self.sets.numbers():
+        if number == GLOBAL_SET or number not in self.sets.numbers():
             return False
         self._change_sets(ProcessSets.change("remove", self.sets.members(number)))
         return True
 
     def _change_sets(self, change: str) -> int:
-        handle = self._submit(Collective.PROCESS_SET, [], None, change, EVERYBODY, True, None)
+        handle = self._submit(Collective.PROCESS_SET, [], None, change, GLOBAL_SET, True, None)
         number: int = handle.wait()
         return number
 
@@ -354,7 +354,7 @@ class Engine:
         rows: Sequence[int] = (),
         splits: Sequence[int] = (),
     ) -> Handle:
-        if process_set != EVERYBODY:
+        if process_set != GLOBAL_SET:
             self.sets.check_member(process_set)
         for array in arrays:
             code_of(array.dtype)
@@ -365,13 +365,13 @@ class Engine:
             tuple(array.shape for array in arrays) if shapes is None else tuple(map(tuple, shapes)),
             prescale, postscale,
         )  # fmt: skip
-        loop = self._loop
+        thread = self._thread
         label = name or kind.name.lower()
-        handle = Handle(label, None if loop is None else loop.wait, convert)
+        handle = Handle(label, None if thread is None else thread.wait, convert)
         request = Request(signature, arrays, handle, rows, splits, call_site())
-        if loop is not None:
-            return loop.submit(request, urgent)
-        handle.finish(self._alone.run(request))
+        if thread is not None:
+            return thread.submit(request, urgent)
+        handle.finish(self._single.run(request))
         return handle
 
 

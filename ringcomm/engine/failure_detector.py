@@ -34,7 +34,7 @@ class Liveness:
         self._spoken_s = now_s
         self._looked_s = now_s
 
-    def heard(self, peer: int, now_s: float) -> None:
+    def received(self, peer: int, now_s: float) -> None:
         """Something arrived from a peer."""
         if peer in self._heard_s:
             self._heard_s[peer] = now_s

@@ -18,7 +18,7 @@ from ..transport.base import Fabric, Stopped
 from ..wire.messages import Message
 from .mismatch import whereabouts
 from .observer import Observer
-from .peer_channels import Limits, Lines, StopWatch
+from .peer_channels import Limits, PeerChannels, StopWatch
 from .stacks import main_stack
 from .tracing import Sink
 
@@ -28,7 +28,7 @@ _LOOK_S = 0.002
 """How often to look whether all has been sent, at the end."""
 
 
-class Vigil:
+class HeartbeatThread:
     """A thread at the links on which ranks tell each other that they live. It sleeps nearly always.
 
     Args:
@@ -72,13 +72,13 @@ class Vigil:
         self._watch = fabric.watch = StopWatch(reporter)
 
         def lost(peer: int, why: str, kind: str) -> BaseException:
-            error: BaseException = reporter.report_lost(peer, self._lines.doing(), why, kind)
+            error: BaseException = reporter.report_lost(peer, self._peers.doing(), why, kind)
             return error
 
-        self._lines = Lines(fabric, hosts, limits, lost, lambda: (progress(), Progress()), clock)
-        reporter.who_is_heard = self._lines.divided
+        self._peers = PeerChannels(fabric, hosts, limits, lost, lambda: (progress(), Progress()), clock)
+        reporter.heard_and_silent = self._peers.divided
         fabric.make_wakeable()
-        self._thread = threading.Thread(target=self._main, name=f"ringcomm-vigil ({name})", daemon=True)
+        self._thread = threading.Thread(target=self._main, name=f"ringcomm-heartbeat ({name})", daemon=True)
         self._thread.start()
 
     # ---- for all threads ---------------------------------------------------------------------
@@ -86,7 +86,7 @@ class Vigil:
     @property
     def observer(self) -> Optional[Observer]:
         """Who is told what this rank does, if anybody is."""
-        return self._lines.tracing.observer
+        return self._peers.tracing.observer
 
     def observe(self, observer: Optional[Observer], sink: Optional[Sink] = None) -> None:
         """Bring what an observer collects to rank 0; None: send what the last one has, and no more.
@@ -95,7 +95,7 @@ class Vigil:
             sink: on rank 0, takes the events of all ranks.
         """
         with self._lock:
-            self._outbox += self._lines.tracing.attach(observer, sink)
+            self._outbox += self._peers.tracing.attach(observer, sink)
         self._fabric.wake()
 
     def settle(self, limit_s: float) -> None:
@@ -109,9 +109,9 @@ class Vigil:
 
     def _settled(self) -> bool:
         if self.rank == 0:
-            return self._lines.all_left()
+            return self._peers.all_left()
         with self._lock:
-            return not self._outbox and not self._lines.mailbox.has_unsent()
+            return not self._outbox and not self._peers.messages.has_unsent()
 
     def stop(self) -> None:
         """End the thread, and tell the others that this rank leaves in peace."""
@@ -119,8 +119,8 @@ class Vigil:
         self._fabric.wake()
         if threading.current_thread() is not self._thread:
             self._thread.join()
-        self._reporter.who_is_heard = None
-        self._lines.close()
+        self._reporter.heard_and_silent = None
+        self._peers.close()
 
     # ---- the thread --------------------------------------------------------------------------
 
@@ -128,8 +128,8 @@ class Vigil:
         try:
             while True:
                 self._turn()
-                reading, writing = self._lines.mailbox.waiting_for()
-                self._fabric.wait(reading, writing, 0.0 if self._outbox else self._lines.alarm_s())
+                reading, writing = self._peers.messages.waiting_for()
+                self._fabric.wait(reading, writing, 0.0 if self._outbox else self._peers.alarm_s())
         except Stopped:
             pass  # as it was told to
         except RingcommError as error:
@@ -145,46 +145,46 @@ class Vigil:
         self._failed(error)
 
     def _turn(self) -> None:
-        lines, now_s = self._lines, self._clock()
+        peers, now_s = self._peers, self._clock()
         with self._lock:
             outbox, self._outbox = self._outbox, []
         for message in outbox:
-            lines.tracing.deliver(message)
-        lines.mailbox.flush()
+            peers.tracing.deliver(message)
+        peers.messages.flush()
         self._watch.check()
-        lines.awake()
-        lines.pulse()
-        for peer, message in lines.take_received():
+        peers.awake()
+        peers.pulse()
+        for peer, message in peers.take_received():
             self._take(peer, message)
-        for peer in set(lines.mailbox.gone) - lines.said_goodbye - self._noted:
+        for peer in set(peers.messages.gone) - peers.said_goodbye - self._noted:
             self._noted.add(peer)
-            self._reporter.note_closed(peer, lines.mailbox.gone[peer])
+            self._reporter.note_closed(peer, peers.messages.gone[peer])
         if self.rank == 0:
             self._look_for_late()
-        lines.tracing.flush(now_s)
+        peers.tracing.flush(now_s)
 
     def _take(self, peer: int, message: Message) -> None:
         if message["type"] == "explain":
-            self._lines.mailbox.send({"type": "stack", "text": self._where()})
+            self._peers.messages.send({"type": "stack", "text": self._where()})
         elif message["type"] == "stack" and self.rank == 0:
-            self._tell_where(peer, str(message["text"]))
+            self._send_where(peer, str(message["text"]))
 
     def _look_for_late(self) -> None:
         """Say who does not come to a call, and where it is instead. The call's own limit gives it up."""
-        late = self._lines.standing.late((), self._clock())
+        late = self._peers.progress_reports.late((), self._clock())
         if late is None:
             return
         logger.warning("%s: %s.", self._name[:1].upper() + self._name[1:], late.text)
         for rank in late.ranks:
             if rank == self.rank:
-                self._tell_where(rank, self._where())
+                self._send_where(rank, self._where())
             else:
-                self._lines.mailbox.send({"type": "explain"}, rank)
+                self._peers.messages.send({"type": "explain"}, rank)
 
     def _where(self) -> str:
         """Where this rank is instead. If it waits itself, what it waits for says more than a stack."""
         elsewhere = self._elsewhere()
         return f"  {elsewhere}\n" if elsewhere else main_stack()
 
-    def _tell_where(self, rank: int, stack: str) -> None:
+    def _send_where(self, rank: int, stack: str) -> None:
         logger.warning("%s", whereabouts(rank, self._hosts[rank], stack))

@@ -27,7 +27,7 @@ class Operation:
         self.error = ""
 
 
-class OperationJournal:
+class OperationHistory:
     """What one engine has been given.
 
     Args:

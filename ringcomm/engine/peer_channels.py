@@ -9,9 +9,9 @@ from ..clock import Clock
 from ..collective.progress import Progress
 from ..transport.base import Fabric, Stopped, Watch
 from ..wire.messages import Message
-from .control_messages import Mailbox
+from .control_messages import ControlMessages
 from .failure_detector import BEATS, Liveness
-from .progress_reports import CALLS, ENGINE, Standing
+from .progress_reports import CALLS, ENGINE, ProgressReports
 from .tracing import Tracing
 
 logger = logging.getLogger("ringcomm.engine")
@@ -63,7 +63,7 @@ class Limits(NamedTuple):
         return min(MOST_INTERVAL_S, *limits_s) if limits_s else 3600.0
 
 
-class Lines:
+class PeerChannels:
     """To every other rank. Used by the engine's thread.
 
     Args:
@@ -85,10 +85,10 @@ class Lines:
         clock: Clock,
     ) -> None:
         self.nearest = nearest_of(fabric.rank, fabric.size)
-        self.mailbox = Mailbox(fabric, self.nearest)
-        self.tracing = Tracing(self.mailbox, fabric.rank)
+        self.messages = ControlMessages(fabric, self.nearest)
+        self.tracing = Tracing(self.messages, fabric.rank)
         self.interval_s = limits.interval_s
-        self.standing = Standing(fabric.rank, hosts, *limits, self.interval_s)
+        self.progress_reports = ProgressReports(fabric.rank, hosts, *limits, self.interval_s)
         self.said_goodbye: Set[int] = set()
         self.lost = lost
         peers = [peer for peer in range(fabric.size) if peer != fabric.rank]
@@ -116,36 +116,36 @@ class Lines:
         look = now_s >= self._next_look_s
         everybody = look or self._awake
         self._awake = False
-        for peer, message in self.mailbox.receive(everybody):
-            self._liveness.heard(peer, now_s)
-            self._hear(peer, message, now_s)
+        for peer, message in self.messages.receive(everybody):
+            self._liveness.received(peer, now_s)
+            self._receive(peer, message, now_s)
         if look:
             self._look(now_s)
 
-    def _hear(self, peer: int, message: Message, now_s: float) -> None:
+    def _receive(self, peer: int, message: Message, now_s: float) -> None:
         if message["type"] == "beat":
-            self.standing.report(peer, CALLS, Progress.from_json(message["calls"]), now_s)
-            self.standing.report(peer, ENGINE, Progress.from_json(message["engine"]), now_s)
+            self.progress_reports.report(peer, CALLS, Progress.from_json(message["calls"]), now_s)
+            self.progress_reports.report(peer, ENGINE, Progress.from_json(message["engine"]), now_s)
         elif message["type"] == "bye":
             self.said_goodbye.add(peer)
         elif not self.tracing.take(peer, message):
             self._received.append((peer, message))
 
     def _look(self, now_s: float) -> None:
-        for peer in self.mailbox.gone:
+        for peer in self.messages.gone:
             self._liveness.left(peer)
         calls, engine = self._progress()
-        self.standing.report(self._rank, CALLS, calls, now_s)
-        self.standing.report(self._rank, ENGINE, engine, now_s)
+        self.progress_reports.report(self._rank, CALLS, calls, now_s)
+        self.progress_reports.report(self._rank, ENGINE, engine, now_s)
         for text in self._slow_links() if self._slow_links is not None else ():
             logger.warning("%s", text)
         if self._liveness.due(now_s):
-            self.mailbox.send_all({"type": "beat", "calls": calls.to_json(), "engine": engine.to_json()})
+            self.messages.send_all({"type": "beat", "calls": calls.to_json(), "engine": engine.to_json()})
         self._next_look_s = now_s + min(self._liveness.alarm_s(now_s), self.interval_s / 2)
         silent = self._liveness.silent(now_s)
         if silent is not None:
             raise self._silent(*silent)
-        stuck = self.standing.stuck(now_s)
+        stuck = self.progress_reports.stuck(now_s)
         if stuck is not None:
             raise self.lost(stuck[0], stuck[1], "still")
 
@@ -173,19 +173,19 @@ class Lines:
     def divided(self) -> Tuple[List[int], List[int]]:
         """(who was heard lately, who was not, or has hung up without a word). For any thread."""
         heard, silent = self._liveness.divided(self._clock())
-        gone: Dict[int, str] = dict(self.mailbox.gone)
+        gone: Dict[int, str] = dict(self.messages.gone)
         return heard, sorted({*silent, *(peer for peer in gone if peer not in self.said_goodbye)})
 
     def close(self) -> None:
         """Say that this rank leaves in peace, so that nobody takes the end of its links for a cut."""
-        self.mailbox.send_all({"type": "bye"})
+        self.messages.send_all({"type": "bye"})
         # These keep the loop and a runner alive, and whatever those have.
         self._progress = _nowhere
         self.lost = _ended
 
     def all_left(self) -> bool:
         """Whether every other rank has said goodbye, or is gone."""
-        return len(self.said_goodbye | set(self.mailbox.gone)) == len(self._hosts) - 1
+        return len(self.said_goodbye | set(self.messages.gone)) == len(self._hosts) - 1
 
     def take_received(self) -> Sequence[Tuple[int, Message]]:
         """What has arrived for the engine itself."""

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from ..errors import DuplicateNameError
 from ..wire.messages import Message
 from .cache import KnownIds
-from .piggyback import may_ride, pack
+from .piggyback import may_piggyback, pack
 from .request import MOST_SITES, Key, Request, Signature
 
 Work = Tuple[Signature, Optional[Request]]
@@ -60,20 +60,21 @@ class Pending:
         if not self._unannounced:
             return None
         known: List[int] = []
-        carried: List[List[Any]] = []
+        piggybacked: List[List[Any]] = []
         fresh: List[List[Any]] = []
         sites: List[str] = []
         for request in self._unannounced:
             number = self.ids.id_of(request.signature)
             if number is None:
                 fresh.append([list(request.signature), request.key.number, self._site(request, sites)])
-            elif request.urgent and may_ride(request):
-                carried.append([number, request.key.number, self._site(request, sites), pack(request, rank)])
+            elif request.urgent and may_piggyback(request):
+                site = self._site(request, sites)
+                piggybacked.append([number, request.key.number, site, pack(request, rank)])
             else:
                 known += (number, request.key.number, self._site(request, sites))
         self._unannounced = []
         return {
-            "type": "ready", "known": known, "carried": carried, "fresh": fresh, "sites": sites,
+            "type": "ready", "known": known, "carried": piggybacked, "fresh": fresh, "sites": sites,
             "urgent": urgent,
         }  # fmt: skip
 

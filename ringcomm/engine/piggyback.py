@@ -19,18 +19,18 @@ from ..errors import ProtocolError
 from ..ops import Collective, ReduceOp
 from .request import Request, Signature
 
-CARRIED_BYTES = 512
+PIGGYBACK_BYTES = 512
 """The most that rides along. Rank 0 handles the bytes of all ranks, so this is for losses and accuracies."""
 
 _KINDS = (int(Collective.ALLREDUCE), int(Collective.BROADCAST), int(Collective.BARRIER))
 
 
-def may_ride(request: Request) -> bool:
+def may_piggyback(request: Request) -> bool:
     """Whether the numbers of an operation may travel with its announcement."""
     kind, arrays = request.signature.kind, request.arrays
     if kind not in _KINDS or request.signature.op == ReduceOp.ADASUM:
         return False
-    return len(arrays) <= 1 and sum(array.nbytes for array in arrays) <= CARRIED_BYTES
+    return len(arrays) <= 1 and sum(array.nbytes for array in arrays) <= PIGGYBACK_BYTES
 
 
 def pack(request: Request, rank: int) -> str:

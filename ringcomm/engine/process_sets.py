@@ -6,7 +6,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 from ..errors import ConfigError, Misuse
 
-EVERYBODY = 0
+GLOBAL_SET = 0
 """Number of the set of all ranks."""
 
 
@@ -24,7 +24,7 @@ class ProcessSets:
     def __init__(self, rank: int, size: int) -> None:
         self._rank = rank
         self._size = size
-        self._sets: Dict[int, Tuple[int, ...]] = {EVERYBODY: tuple(range(size))}
+        self._sets: Dict[int, Tuple[int, ...]] = {GLOBAL_SET: tuple(range(size))}
 
     def members(self, number: int) -> Tuple[int, ...]:
         """The ranks of a set, in ascending order.
@@ -76,7 +76,7 @@ class ProcessSets:
             )
         found = self.find(wanted)
         if found is not None:
-            instead = "use global_process_set" if found == EVERYBODY else "use the one that there is"
+            instead = "use global_process_set" if found == GLOBAL_SET else "use the one that there is"
             raise ConfigError(
                 f"Process set {found} has the ranks {', '.join(map(str, wanted))} already: {instead}."
             )

@@ -30,7 +30,7 @@ class Late(NamedTuple):
 
 
 class _Known:
-    """A rank's last report about one lane, and since when nothing in it has moved."""
+    """A rank's last report about one channel, and since when nothing in it has moved."""
 
     __slots__ = ("progress", "since_s")
 
@@ -39,7 +39,7 @@ class _Known:
         self.since_s = since_s
 
 
-class Standing:
+class ProgressReports:
     """How far everybody is.
 
     Args:
@@ -71,11 +71,11 @@ class Standing:
         self._behind_before: List[int] = []
         self._waited_since_s = self._warned_s = 0.0
 
-    def report(self, rank: int, lane: int, progress: Progress, now_s: float) -> None:
+    def report(self, rank: int, channel: int, progress: Progress, now_s: float) -> None:
         """A rank says how far it is."""
-        known = self._known[lane].get(rank)
+        known = self._known[channel].get(rank)
         if known is None or known.progress[:3] != progress[:3]:
-            self._known[lane][rank] = _Known(progress, now_s)
+            self._known[channel][rank] = _Known(progress, now_s)
         else:
             known.progress = progress
 
@@ -85,12 +85,12 @@ class Standing:
         """A peer to which this rank's transfer stands still although both are at it, and why that is so."""
         if not self._dead_after_s:
             return None
-        for lane in (CALLS, ENGINE):
-            mine = self._known[lane].get(self._rank)
+        for channel in (CALLS, ENGINE):
+            mine = self._known[channel].get(self._rank)
             if mine is None or not mine.progress.doing or now_s - mine.since_s < self._dead_after_s:
                 continue
             for peer in mine.progress.waits_for:
-                theirs = self._known[lane].get(peer)
+                theirs = self._known[channel].get(peer)
                 if theirs is None or now_s - theirs.since_s < self._dead_after_s:
                     continue
                 what = self._between(mine.progress, theirs.progress, peer)

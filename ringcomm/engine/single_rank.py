@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any, Optional
 
 from ..clock import Clock, monotonic
-from .bucket_runner import Performer
+from .bucket_runner import BucketRunner
 from .observer import Observer, label_of
 from .request import Request
 from .tracing import FLUSH_S, Sink
@@ -61,19 +61,19 @@ class OwnTrace:
             self._sink(0, events)
 
 
-class Alone:
+class SingleRank:
     """Runs requests, and tells an observer of them while there is one.
 
     Args:
-        performer: of a job of one rank.
+        bucket_runner: of a job of one rank.
 
     Attributes:
         trace: has the observer.
     """
 
-    def __init__(self, performer: Performer) -> None:
+    def __init__(self, bucket_runner: BucketRunner) -> None:
         self.trace = OwnTrace()
-        self._performer = performer
+        self._bucket_runner = bucket_runner
         self._lock = threading.Lock()
         self._unnamed: Counter[int] = Counter()
 
@@ -81,7 +81,7 @@ class Alone:
         """The result of an operation."""
         observer = self.trace.observer
         if observer is None:
-            return self._performer.run([(request.signature, request)])[0]
+            return self._bucket_runner.run([(request.signature, request)])[0]
         with self._lock:
             return self._run_observed(request, observer)
 
@@ -91,9 +91,9 @@ class Alone:
             self._unnamed[signature.process_set] += 1
         traced = [(label_of(signature, self._unnamed[signature.process_set]), signature)]
         observer.started(traced)
-        self._performer.on_activity = lambda name: observer.activity(traced, name)
+        self._bucket_runner.on_activity = lambda name: observer.activity(traced, name)
         try:
-            return self._performer.run([(signature, request)])[0]
+            return self._bucket_runner.run([(signature, request)])[0]
         finally:
-            self._performer.on_activity = None
+            self._bucket_runner.on_activity = None
             observer.ended(traced)

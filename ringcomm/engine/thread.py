@@ -27,12 +27,12 @@ from ..errors import (
 )
 from ..transport.base import Fabric, Stopped
 from ..wire.messages import Message
-from .bucket_runner import Performer
+from .bucket_runner import BucketRunner
 from .coordinator import Coordinator
-from .cycle import Turns
+from .cycle import EngineState
 from .observer import Observer
-from .operation_history import OperationJournal
-from .peer_channels import Limits, Lines, StopWatch
+from .operation_history import OperationHistory
+from .peer_channels import Limits, PeerChannels, StopWatch
 from .request import Handle, Request
 from .tracing import Sink
 from .waiters import Wait
@@ -47,28 +47,28 @@ _BACK_OFF_S = 0.002
 """How often the engine's thread looks whether those who did its work have stopped."""
 
 
-class Told(NamedTuple):
+class LastReport(NamedTuple):
     """What rank 0 knows of a rank that waits and does nothing else.
 
     Attributes:
-        obeyed: how many orders this rank had obeyed by then; -1: it has not been told.
+        executed: how many orders this rank had executed by then; -1: it has not been told.
         for_good: whether no thread is left that could submit anything.
     """
 
-    obeyed: int
+    executed: int
     for_good: bool
 
 
-NOT_TOLD = Told(-1, False)
+NOTHING_REPORTED = LastReport(-1, False)
 
 
-class Loop:
+class EngineThread:
     """Owns the thread.
 
     Args:
-        orders: the links to rank 0, or on rank 0 to everybody.
+        control: the links to rank 0, or on rank 0 to everybody.
         engine: the links for the collectives themselves.
-        performer: runs buckets over them.
+        bucket_runner: runs buckets over them.
         coordinator: on rank 0.
         watch: interrupts waits; set as the watch of both fabrics by the caller.
         reporter: tells the rendezvous of lost peers.
@@ -81,9 +81,9 @@ class Loop:
 
     def __init__(
         self,
-        orders: Fabric,
+        control: Fabric,
         engine: Fabric,
-        performer: Performer,
+        bucket_runner: BucketRunner,
         coordinator: Optional[Coordinator],
         watch: StopWatch,
         reporter: Any,
@@ -94,28 +94,28 @@ class Loop:
         limits: Limits = Limits(),  # noqa: B008 - a tuple of constants
         clock: Clock = monotonic,
     ) -> None:
-        self.rank = orders.rank
-        self._orders_fabric = orders
+        self.rank = control.rank
+        self._control = control
         self._engine_fabric = engine
         self._watch = watch
         self._spin_s = spin_s
 
         def lost(peer: int, why: str, kind: str) -> BaseException:
-            error: BaseException = reporter.report_lost(peer, self._turns.doing(), why, kind)
+            error: BaseException = reporter.report_lost(peer, self._state.doing(), why, kind)
             on_lost()
             return error
 
-        lines = Lines(orders, hosts, limits, lost, lambda: (calls(), performer.progress()), clock)
-        watch.pulse = lines.pulse
-        watch.interval_s = min(lines.interval_s, LOOK_S)
-        reporter.who_is_heard = lines.divided
+        peers = PeerChannels(control, hosts, limits, lost, lambda: (calls(), bucket_runner.progress()), clock)
+        watch.pulse = peers.pulse
+        watch.interval_s = min(peers.interval_s, LOOK_S)
+        reporter.heard_and_silent = peers.divided
         self._reporter = reporter
         note = reporter.note_closed
-        self._turns = Turns(orders, lines, performer, coordinator, watch, note, clock)
+        self._state = EngineState(control, peers, bucket_runner, coordinator, watch, note, clock)
         self._driving = threading.Lock()
         self._stopped = False
         self._pid = os.getpid()
-        orders.make_wakeable()
+        control.make_wakeable()
         engine.make_wakeable()
         self._thread = threading.Thread(target=self._main, name=f"ringcomm-engine-{self.rank}", daemon=True)
         self._thread.start()
@@ -132,63 +132,63 @@ class Loop:
             DuplicateNameError: its name is in use.
             Misuse: the engine has failed or ended.
         """
-        turns = self._turns
+        state = self._state
         request.urgent = urgent
-        with turns.lock:
+        with state.lock:
             self._check_usable()
-            turns.pending.add(request)
-            if turns.journal is not None:
-                turns.journal.submitted(request)
-            turns.urgent = turns.urgent or urgent
-            turns.waiters.submitted()
-            busy = turns.busy
+            state.pending.add(request)
+            if state.history is not None:
+                state.history.submitted(request)
+            state.urgent = state.urgent or urgent
+            state.waiters.submitted()
+            busy = state.busy
         if not busy and not urgent:
-            self._orders_fabric.wake()
+            self._control.wake()
         return request.handle
 
     def join(self) -> Handle:
         """Say that this rank has no more to submit; the handle gives the rank that joined last."""
         handle = Handle("join", self.wait)
-        with self._turns.lock:
+        with self._state.lock:
             self._check_usable()
-            if self._turns.join is not None:
+            if self._state.join is not None:
                 raise Misuse("join() was called while an earlier join() is still going on.")
-            self._turns.join = handle
-            self._turns.outbox.append({"type": "joined"})
-        self._orders_fabric.wake()
+            self._state.join = handle
+            self._state.outbox.append({"type": "joined"})
+        self._control.wake()
         return handle
 
     def pause(self, reason: str) -> None:
         """Say that this rank will be away for a while, on purpose."""
-        self._say({"type": "paused", "reason": reason})
-        if self._turns.journal is not None:
-            self._turns.journal.paused = reason
+        self._queue({"type": "paused", "reason": reason})
+        if self._state.history is not None:
+            self._state.history.paused = reason
 
     def resume(self) -> None:
         """Say that this rank is back."""
-        self._say({"type": "resumed"})
-        if self._turns.journal is not None:
-            self._turns.journal.paused = ""
+        self._queue({"type": "resumed"})
+        if self._state.history is not None:
+            self._state.history.paused = ""
 
-    def _say(self, message: Message) -> None:
-        with self._turns.lock:
+    def _queue(self, message: Message) -> None:
+        with self._state.lock:
             self._check_usable()
-            self._turns.outbox.append(message)
-        self._orders_fabric.wake()
+            self._state.outbox.append(message)
+        self._control.wake()
 
-    def record(self, journal: OperationJournal) -> None:
-        """Tell a journal of every operation. Called before the first."""
-        self._turns.journal = journal
+    def record(self, history: OperationHistory) -> None:
+        """Tell a history of every operation. Called before the first."""
+        self._state.history = history
 
     def pending(self) -> List[Request]:
         """What is on its way, in the order of submission."""
-        with self._turns.lock:
-            return self._turns.pending.waiting()
+        with self._state.lock:
+            return self._state.pending.waiting()
 
     @property
     def observer(self) -> Optional[Observer]:
         """Who is told what happens, if anybody is."""
-        return self._turns.lines.tracing.observer
+        return self._state.peers.tracing.observer
 
     def observe(self, observer: Optional[Observer], sink: Optional[Sink] = None) -> None:
         """Tell an observer what happens from now on; None: nobody, and send what the last one collected.
@@ -196,17 +196,17 @@ class Loop:
         Args:
             sink: on rank 0, takes the events of all ranks.
         """
-        turns, tracing = self._turns, self._turns.lines.tracing
-        coordinator = turns.coordinator
+        state, tracing = self._state, self._state.peers.tracing
+        coordinator = state.coordinator
         if coordinator is not None:
             coordinator.on_announce = None if observer is None else observer.announced
             coordinator.on_complete = None if observer is None else observer.negotiated
-        with turns.lock:
+        with state.lock:
             self._check_usable()
-            turns.outbox += tracing.attach(observer, sink)
+            state.outbox += tracing.attach(observer, sink)
             if observer is None:
-                turns.performer.on_activity = None
-        self._orders_fabric.wake()
+                state.bucket_runner.on_activity = None
+        self._control.wake()
 
     def settle(self, limit_s: float) -> None:
         """Wait until what this rank has to say is on its way; on rank 0, until all others have left.
@@ -214,23 +214,23 @@ class Loop:
         No other rank has to do anything for it, so none is held up. At most so long.
         """
         deadline = Deadline(limit_s)
-        while not deadline.expired() and self._turns.broken is None and not self._turns.settled():
+        while not deadline.expired() and self._state.broken is None and not self._state.settled():
             time.sleep(_BACK_OFF_S)
 
     def stop(self) -> None:
         """End the thread; what is still pending fails."""
         if os.getpid() != self._pid or self._stopped:
             return
-        with self._turns.lock:
+        with self._state.lock:
             self._stopped = True
             self._watch.stopping = True
-        self._orders_fabric.wake()
+        self._control.wake()
         self._engine_fabric.wake()
         if threading.current_thread() is not self._thread:
             self._thread.join()
-        self._reporter.who_is_heard = None
+        self._reporter.heard_and_silent = None
         self._watch.pulse = None
-        self._turns.lines.close()
+        self._state.peers.close()
 
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:
@@ -243,7 +243,7 @@ class Loop:
                 "ringcomm has been shut down (shutdown() was called), so there is nobody to talk to. Call "
                 "init() again first."
             )
-        broken = self._turns.broken
+        broken = self._state.broken
         if isinstance(broken, Recoverable):
             # Whoever submits may be the first of this rank's program to learn of the loss.
             raise fresh_copy(broken)
@@ -254,46 +254,46 @@ class Loop:
 
     def wait(self, handle: Handle, timeout_s: Optional[float]) -> None:
         """Wait until a handle is done, and notice if all of this rank's threads do nothing else."""
-        turns = self._turns
-        with turns.lock:
-            turns.waiters.enter(Wait(handle, timeout_s is not None))
+        state = self._state
+        with state.lock:
+            state.waiters.enter(Wait(handle, timeout_s is not None))
         told = False
         try:
             if timeout_s is None and self._driving.acquire(blocking=False):
                 try:
                     told = self._drive(handle)
                 finally:
-                    turns.hand_over()
+                    state.hand_over()
                     self._driving.release()
             else:
                 # Somebody is at it, who may have looked for work a moment before there was ours.
-                self._orders_fabric.wake()
+                self._control.wake()
                 told = self._block(handle, timeout_s)
         finally:
-            with turns.lock:
-                turns.waiters.leave()
+            with state.lock:
+                state.waiters.leave()
                 unfinished = told and not handle.done()
                 if unfinished:
-                    turns.outbox.append({"type": "unblocked"})
+                    state.outbox.append({"type": "unblocked"})
             if unfinished:
-                self._orders_fabric.wake()
+                self._control.wake()
 
     def _block(self, handle: Handle, timeout_s: Optional[float]) -> bool:
         """Sleep; whether rank 0 was told that this rank waits and does nothing else."""
-        deadline, told = Deadline(timeout_s), NOT_TOLD
+        deadline, told = Deadline(timeout_s), NOTHING_REPORTED
         while not handle.block(min(BLOCKED_S, deadline.remaining_s())) and not deadline.expired():
-            told = self._tell_if_blocked(told)
-        return told != NOT_TOLD
+            told = self._report_if_blocked(told)
+        return told != NOTHING_REPORTED
 
     def _drive(self, handle: Handle) -> bool:
         """Do the engine's work until a handle is done; otherwise as :meth:`_block`."""
-        turns = self._turns
+        state = self._state
         began_s = time.perf_counter()
-        moved_s, told = began_s, NOT_TOLD
-        with turns.lock:
-            turns.busy = True
-        while not handle.done() and turns.broken is None:
-            if self._guarded(turns.turn):
+        moved_s, told = began_s, NOTHING_REPORTED
+        with state.lock:
+            state.busy = True
+        while not handle.done() and state.broken is None:
+            if self._guarded(state.cycle):
                 moved_s = time.perf_counter()
                 continue
             now_s = time.perf_counter()
@@ -301,14 +301,14 @@ class Loop:
                 give_way()
                 continue
             if now_s - began_s >= BLOCKED_S:
-                told = self._tell_if_blocked(told)
+                told = self._report_if_blocked(told)
                 began_s = now_s
-            turns.sleep(turns.prepare_to_sleep(BLOCKED_S))
-            self._guarded(turns.wake_up)
+            state.sleep(state.prepare_to_sleep(BLOCKED_S))
+            self._guarded(state.wake_up)
         handle.block(None)
-        return told != NOT_TOLD
+        return told != NOTHING_REPORTED
 
-    def _tell_if_blocked(self, told: Told) -> Told:
+    def _report_if_blocked(self, told: LastReport) -> LastReport:
         """Tell rank 0 if this rank waits and does nothing else, once after every orders.
 
         Rank 0 may issue orders before it hears of that, and must know that they were not taken into
@@ -317,53 +317,53 @@ class Loop:
         Args:
             told: what it was told last; the result takes its place.
         """
-        turns = self._turns
-        with turns.lock:
-            if not turns.waiters.all_wait():
+        state = self._state
+        with state.lock:
+            if not state.waiters.all_wait():
                 return told
-            now = Told(turns.obeyed, turns.waiters.none_can_submit())
+            now = LastReport(state.executed, state.waiters.none_can_submit())
             if now == told:
                 return told
-            turns.outbox.append({"type": "blocked", "heard": now.obeyed, "for_good": now.for_good})
-        self._orders_fabric.wake()
+            state.outbox.append({"type": "blocked", "heard": now.executed, "for_good": now.for_good})
+        self._control.wake()
         return now
 
     # ---- the thread --------------------------------------------------------------------------
 
     def _main(self) -> None:
-        turns = self._turns
-        while turns.broken is None:
+        state = self._state
+        while state.broken is None:
             with self._driving:
-                self._guarded(turns.wake_up)
-                while turns.broken is None and self._guarded(turns.turn):
+                self._guarded(state.wake_up)
+                while state.broken is None and self._guarded(state.cycle):
                     pass
-                rest = turns.prepare_to_sleep()
-            if turns.broken is None:
-                turns.sleep(rest)
+                rest = state.prepare_to_sleep()
+            if state.broken is None:
+                state.sleep(rest)
             while self._driving.locked():
                 # A thread that waits does this one's work. It need not be disturbed by a second.
                 time.sleep(_BACK_OFF_S)
-                turns.ring_if_needed()
+                state.ring_if_needed()
 
     def _guarded(self, work: Any) -> bool:
         """Do a piece of the engine's work; if it fails, so does the engine."""
-        turns = self._turns
+        state = self._state
         try:
             return bool(work())
         except Stopped:
-            turns.fail_all(
+            state.fail_all(
                 NotInitializedError("ringcomm has been shut down while this operation was on its way.")
             )
         except RingcommError as error:
-            turns.fail_all(error)
+            state.fail_all(error)
         except Exception as error:  # noqa: BLE001 - whatever it is, all who wait must learn of it
             logger.exception("the engine of rank %d failed", self.rank)
-            self._reporter.note_interrupted(turns.doing(), describe_error(error))
-            turns.fail_all(
+            self._reporter.note_interrupted(state.doing(), describe_error(error))
+            state.fail_all(
                 BrokenInvariantError(f"engine of rank {self.rank} failed: {type(error).__name__}: {error}")
             )
         except BaseException as error:
             # An interrupt in the thread that was at work: streams may have stopped in mid-message.
-            turns.fail_all(self._reporter.note_interrupted(turns.doing(), describe_error(error)))
+            state.fail_all(self._reporter.note_interrupted(state.doing(), describe_error(error)))
             raise
         return False

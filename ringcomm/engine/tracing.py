@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Callable, List, Optional, Sequence
 
 from ..wire.messages import Message
-from .control_messages import Mailbox
+from .control_messages import ControlMessages
 from .observer import Observer, now_us
 
 Sink = Callable[[int, Sequence[Sequence[Any]]], None]
@@ -25,13 +25,13 @@ class Tracing:
     """One engine's part in the timeline. Used by the engine's thread, except for :attr:`observer`.
 
     Args:
-        mailbox: leads to rank 0, or from it to everybody.
+        messages: leads to rank 0, or from it to everybody.
     """
 
-    def __init__(self, mailbox: Mailbox, rank: int) -> None:
+    def __init__(self, messages: ControlMessages, rank: int) -> None:
         self.observer: Optional[Observer] = None
         self.sink: Optional[Sink] = None
-        self._mailbox = mailbox
+        self._messages = messages
         self._rank = rank
         self._asked = 0
         self._quickest_us = float("inf")
@@ -69,7 +69,7 @@ class Tracing:
         elif message["type"] != "clock":
             return False
         elif self._rank == 0:
-            self._mailbox.send({**message, "there_us": now_us()}, peer)
+            self._messages.send({**message, "there_us": now_us()}, peer)
         else:
             self._learn_time(message)
         return True
@@ -81,7 +81,7 @@ class Tracing:
             self._quickest_us = took_us
             self.observer.offset_us = float(answer["there_us"]) + took_us / 2.0 - now
         if self._asked < CLOCK_ASKS:
-            self._mailbox.send(self.ask_time())
+            self._messages.send(self.ask_time())
 
     def flush(self, now_s: float) -> None:
         """Send what was collected, if it is time."""
@@ -99,7 +99,7 @@ class Tracing:
     def deliver(self, message: Message) -> None:
         """Bring a message of :meth:`drain` or :meth:`attach` to rank 0."""
         if self._rank:
-            self._mailbox.send(message)
+            self._messages.send(message)
         elif self.sink is not None:
             self.sink(0, message["events"])
 

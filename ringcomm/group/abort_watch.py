@@ -9,7 +9,7 @@ from ..errors import RingcommError, fresh_copy
 from ..transport.base import Watch
 
 _Error = TypeVar("_Error", bound=BaseException)
-WhoIsHeard = Callable[[], Tuple[List[int], List[int]]]
+HeardAndSilent = Callable[[], Tuple[List[int], List[int]]]
 
 
 class GroupWatch(Watch):
@@ -51,25 +51,25 @@ class GroupWatch(Watch):
     def end(self, error: RingcommError) -> None:
         """Something that the rendezvous does not know of has ended the group on this rank."""
         self.failure = self.failure or error
-        if self._reporter.verdict is None:
+        if self._reporter.abort_error is None:
             self.abort(error)
 
     @property
-    def who_is_heard(self) -> Optional[WhoIsHeard]:
+    def heard_and_silent(self) -> Optional[HeardAndSilent]:
         """Says whom this rank has heard lately and whom not, when the rendezvous asks."""
-        return None if self._control is None else self._control.who_is_heard
+        return None if self._control is None else self._control.heard_and_silent
 
-    @who_is_heard.setter
-    def who_is_heard(self, ask: Optional[WhoIsHeard]) -> None:
+    @heard_and_silent.setter
+    def heard_and_silent(self, ask: Optional[HeardAndSilent]) -> None:
         """Ask somebody else, or (None) nobody."""
         if self._control is not None:
-            self._control.who_is_heard = ask
+            self._control.heard_and_silent = ask
 
     @property
-    def verdict(self) -> Optional[RingcommError]:
+    def abort_error(self) -> Optional[RingcommError]:
         """How the rendezvous says that the group has ended, once it has."""
-        verdict: Optional[RingcommError] = self._reporter.verdict
-        return None if verdict is None else self._noted(fresh_copy(verdict))
+        error: Optional[RingcommError] = self._reporter.abort_error
+        return None if error is None else self._noted(fresh_copy(error))
 
     def report_lost(self, peer: int, doing: str, why: str, kind: str = "lost") -> RingcommError:
         """A peer is lost: the error that all ranks raise."""

@@ -15,7 +15,7 @@ class Seat(NamedTuple):
     host: str
 
 
-class Tell(NamedTuple):
+class Send(NamedTuple):
     """Send a message to a connection."""
 
     connection: int
@@ -52,4 +52,4 @@ class Timer(NamedTuple):
     delay_s: float
 
 
-Action = Union[Tell, Drop, Notice, Timer]
+Action = Union[Send, Drop, Notice, Timer]

@@ -9,7 +9,7 @@ from typing import Dict, List, Set
 
 from ..errors import ProtocolError
 from ..wire.messages import Message
-from .actions import Tell
+from .actions import Send
 
 MOST_ENTRIES = 10_000
 MOST_ENTRY_BYTES = 64 * 1024
@@ -22,7 +22,7 @@ class Board:
         self._entries: Dict[str, str] = {}
         self._waiting: Dict[str, Set[int]] = {}
 
-    def posted(self, connection: int, message: Message) -> List[Tell]:
+    def posted(self, connection: int, message: Message) -> List[Send]:
         """A rank posts an entry; it is sent to the connections that wait for it.
 
         Raises:
@@ -36,7 +36,7 @@ class Board:
         own = _entry_message(connection, entry, text)
         return [own, *(_entry_message(number, entry, text) for number in waiting)]
 
-    def awaited(self, connection: int, message: Message) -> List[Tell]:
+    def awaited(self, connection: int, message: Message) -> List[Send]:
         """A rank asks for an entry: it is sent now, or when it is posted.
 
         Raises:
@@ -58,5 +58,5 @@ class Board:
                 del self._waiting[entry]
 
 
-def _entry_message(connection: int, entry: str, text: str) -> Tell:
-    return Tell(connection, {"type": "entry", "entry": entry, "text": text})
+def _entry_message(connection: int, entry: str, text: str) -> Send:
+    return Send(connection, {"type": "entry", "entry": entry, "text": text})

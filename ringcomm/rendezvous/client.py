@@ -19,7 +19,7 @@ from ..errors import (
     StartTimeoutError,
     StartupError,
 )
-from ..transport.base import Lanes
+from ..transport.base import Channels
 from ..transport.encryption import encryption_of
 from ..transport.kinds import LOOPBACK
 from ..transport.local import make_links
@@ -58,7 +58,7 @@ class Joined(NamedTuple):
         rank: this process's rank.
         generation: how many generations of the job have run before.
         peers: all ranks, this one among them, in rank order.
-        lanes: the links.
+        channels: the links.
         control: the connection to the rendezvous.
         table: the table of links, as text.
         paces: finds links that are far slower than the speed for which they were chosen.
@@ -68,7 +68,7 @@ class Joined(NamedTuple):
     rank: int
     generation: int
     peers: Tuple[Peer, ...]
-    lanes: Lanes
+    channels: Channels
     control: ControlChannel
     table: str
     paces: Paces
@@ -195,12 +195,12 @@ class _Joiner:
             for m in self._assignment["members"]
         )
         generation = int(self._assignment["generation"])
-        lanes = self._make_channels(rank, setup.take_links(), control)
-        paces = _paces(rank, peers, setup.chosen, lanes)
-        lanes.orders.slow_links = paces.look
+        channels = self._make_channels(rank, setup.take_links(), control)
+        paces = _paces(rank, peers, setup.chosen, channels)
+        channels.control.slow_links = paces.look
         signer = Signer(self.membership.key, self.membership.job, generation)
         return Joined(
-            rank, generation, peers, lanes, control, str(self._go["table"]), paces, signer
+            rank, generation, peers, channels, control, str(self._go["table"]), paces, signer
         )
 
     def _join_again(self, setup: LinkSetup) -> None:
@@ -223,15 +223,15 @@ class _Joiner:
             self.reactor.run_once(pause.remaining_s())
 
     def _make_channels(
-        self, rank: int, lanes: Dict[int, Dict[int, Proven]], control: ControlChannel
-    ) -> Lanes:
+        self, rank: int, channels: Dict[int, Dict[int, Proven]], control: ControlChannel
+    ) -> Channels:
         """Make the links of all three channels, each over the best transport that works for it."""
         size = self.membership.size
         settings = self.settings
         try:
             data = [
-                {peer: sock for peer, (sock, _) in lanes[purpose].items()}
-                for purpose in (Purpose.CALLS, Purpose.ENGINE)
+                {peer: sock for peer, (sock, _) in channels[purpose].items()}
+                for purpose in (Purpose.DIRECT, Purpose.BACKGROUND)
             ]
             calls, engine = (
                 SocketFabric(
@@ -242,10 +242,12 @@ class _Joiner:
                 )
                 for socks in data
             )
-            orders = {peer: SocketLink(peer, *link) for peer, link in lanes[Purpose.ORDERS].items()}
-            return Lanes(calls, engine, SocketFabric(rank, orders, control, size))
+            between_engines = {
+                peer: SocketLink(peer, *link) for peer, link in channels[Purpose.ENGINE_CONTROL].items()
+            }
+            return Channels(calls, engine, SocketFabric(rank, between_engines, control, size))
         except (OSError, StartupError) as problem:
-            for links in lanes.values():
+            for links in channels.values():
                 for sock, _ in links.values():
                     sock.close()
             raise StartupError(
@@ -385,7 +387,7 @@ class _Joiner:
             raise ProtocolError(f"the rendezvous may not send {kind!r}")
 
 
-def _paces(rank: int, peers: Sequence[Peer], chosen: Sequence[Expected], lanes: Lanes) -> Paces:
+def _paces(rank: int, peers: Sequence[Peer], chosen: Sequence[Expected], channels: Channels) -> Paces:
     """Watches the speed of those links to other hosts for which there was a choice of networks."""
     by_rank = {peer.rank: peer for peer in peers}
     own = by_rank[rank]
@@ -393,7 +395,7 @@ def _paces(rank: int, peers: Sequence[Peer], chosen: Sequence[Expected], lanes: 
     hosts = len({peer.host_index for peer in peers})
 
     def read(peer: int) -> List[Optional[Counted]]:
-        links = (lane.link(peer) for lane in (lanes.calls, lanes.engine))
+        links = (channel.link(peer) for channel in (channels.direct, channels.background))
         return [counted(link.sock) if isinstance(link, SocketLink) else None for link in links]
 
     def describe(item: Expected, mb_per_s: float, better: str) -> str:

@@ -50,9 +50,9 @@ class ControlChannel(Watch):
         session: authenticates the messages; None: there is no other process.
 
     Attributes:
-        who_is_heard: returns (ranks from which heartbeats have arrived lately, ranks from which none have);
-            called when the rendezvous pings, which it does when a rank reports a silent peer.
-        verdict: the root cause with which the job has been aborted; None as long as it runs.
+        heard_and_silent: returns (ranks from which heartbeats have arrived lately, ranks from which none
+            have); called when the rendezvous pings, which it does when a rank reports a silent peer.
+        abort_error: the root cause with which the job has been aborted; None as long as it runs.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class ControlChannel(Watch):
         hosts: Sequence[str] = (),
         session: Optional[Session] = None,
     ) -> None:
-        self.who_is_heard: Optional[Callable[[], Tuple[List[int], List[int]]]] = None
+        self.heard_and_silent: Optional[Callable[[], Tuple[List[int], List[int]]]] = None
         self._rank = rank
         self._hosts = tuple(hosts)
         self._sock = sock
         self._session = session
         self._reader = reader
-        self.verdict: Optional[RingcommError] = None
+        self.abort_error: Optional[RingcommError] = None
         self._lock = threading.RLock()
         self.open = True
 
@@ -79,11 +79,11 @@ class ControlChannel(Watch):
     def check(self) -> None:
         with self._lock:
             self._read()
-            if self.verdict is not None:
-                raise fresh_copy(self.verdict)
+            if self.abort_error is not None:
+                raise fresh_copy(self.abort_error)
 
     def _read(self) -> None:
-        if not self.open or self.verdict is not None:
+        if not self.open or self.abort_error is not None:
             return
         try:
             data = self._sock.recv(65536)
@@ -99,17 +99,17 @@ class ControlChannel(Watch):
         except ProtocolError as problem:
             reason = str(problem)
         self._close_socket()
-        self.verdict = self.verdict or PeerLostError(
+        self.abort_error = self.abort_error or PeerLostError(
             f"The rendezvous of this job is gone ({reason}): ringrun, or the process that served it, has "
             "ended. Without it failures cannot be reported to other ranks, so this rank stops."
         )
 
     def _take(self, message: Message) -> None:
         if message["type"] == "ping":
-            heard, silent = ([], []) if self.who_is_heard is None else self.who_is_heard()
+            heard, silent = ([], []) if self.heard_and_silent is None else self.heard_and_silent()
             self._send({"type": "pong", "heard": heard, "silent": silent})
-        elif message["type"] == "abort" and self.verdict is None:
-            self.verdict = error_from(message)
+        elif message["type"] == "abort" and self.abort_error is None:
+            self.abort_error = error_from(message)
             self._end_reads()
 
     def _end_reads(self) -> None:
@@ -156,7 +156,7 @@ class ControlChannel(Watch):
     def note_closed(self, peer: int, why: str) -> None:
         """Report to the rendezvous, without waiting for it, that a link ended while it was not in use."""
         with self._lock:
-            if self.open and self.verdict is None:
+            if self.open and self.abort_error is None:
                 self._send({"type": "closed", "peer": peer, "why": why})
 
     def report_mismatch(self, peer: int, text: str) -> RingcommError:
@@ -175,7 +175,7 @@ class ControlChannel(Watch):
             what to raise later if the rendezvous does not answer; see :meth:`root_cause`.
         """
         with self._lock:
-            if self.open and self.verdict is None:
+            if self.open and self.abort_error is None:
                 self._send({"type": "interrupted", "doing": doing, "why": why})
         name, host = self._named(self._rank)
         return PeerLostError(interruption_text(name, why, doing), rank=self._rank, host=host)
@@ -195,20 +195,20 @@ class ControlChannel(Watch):
 
     def _ask(self, message: Message, otherwise: RingcommError, limit_s: float) -> RingcommError:
         self._read()
-        sent = self.verdict is None and self._send(message)
+        sent = self.abort_error is None and self._send(message)
         return self._await_root_cause(otherwise, limit_s if sent else 0.0)
 
     def _await_root_cause(self, otherwise: RingcommError, limit_s: float) -> RingcommError:
         deadline = Deadline(limit_s)
-        while self.open and self.verdict is None and not deadline.expired():
+        while self.open and self.abort_error is None and not deadline.expired():
             self._sock.settimeout(max(0.01, deadline.remaining_s()))
             self._read()
         if self.open:
             self._sock.setblocking(False)
-        if self.verdict is None:
-            self.verdict = otherwise
+        if self.abort_error is None:
+            self.abort_error = otherwise
             self._end_reads()
-        return fresh_copy(self.verdict)
+        return fresh_copy(self.abort_error)
 
     def _send(self, message: Message) -> bool:
         try:

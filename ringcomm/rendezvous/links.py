@@ -40,7 +40,7 @@ _LINK_S = 10.0
 _UNAUTHENTICATED_PER_S = 4000
 """Ten times as many as at the rendezvous: all listeners close before the computation that unauthenticated
 peers could slow down begins, and a rank that is not accepted has only 5 s to try again."""
-_CHANNELS = (Purpose.CALLS, Purpose.ENGINE, Purpose.ORDERS)
+_CHANNELS = (Purpose.DIRECT, Purpose.BACKGROUND, Purpose.ENGINE_CONTROL)
 
 Channel = Tuple[int, int]
 """The purpose of a link, and the peer at the other end."""
@@ -348,7 +348,7 @@ class LinkSetup:
         links = []
         for purpose, peer in sorted(self._links):
             sock, _ = self._links[purpose, peer]
-            if purpose != Purpose.CALLS:
+            if purpose != Purpose.DIRECT:
                 continue  # The links of the other channels use the same route.
             local, remote, iface = "", "", "unix"
             if sock.family != socket.AF_UNIX:

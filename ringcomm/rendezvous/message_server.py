@@ -56,7 +56,7 @@ class _Connection:
             self.server.lose(self, "")
             return
         for message in self.reader.feed(data):
-            self.server.heard(self.number, message)
+            self.server.received(self.number, message)
 
     def tell(self, message: Message) -> None:
         self.outgoing += encode(message, self.session)
@@ -79,8 +79,8 @@ class _Connection:
 class MessageServer:
     """Listens in a thread of its own. Subclasses define what happens to messages.
 
-    :meth:`arrived`, :meth:`heard`, :meth:`lost` and :meth:`turned_away` are called in that thread, and
-    :meth:`tell`, :meth:`drop` and :meth:`after` may be called only there.
+    :meth:`arrived`, :meth:`received`, :meth:`lost` and :meth:`refused_connections` are called in that thread,
+    and :meth:`tell`, :meth:`drop` and :meth:`after` may be called only there.
 
     Args:
         title: the name of the service, for messages and for the thread.
@@ -132,7 +132,7 @@ class MessageServer:
     def arrived(self, number: int) -> None:
         """A peer has authenticated itself; its connection has this number from now on."""
 
-    def heard(self, number: int, message: Message) -> None:
+    def received(self, number: int, message: Message) -> None:
         """A message has arrived.
 
         Raises:
@@ -145,7 +145,7 @@ class MessageServer:
     def changed(self) -> None:
         """A connection has ended, for any reason."""
 
-    def turned_away(self, text: str) -> None:
+    def refused_connections(self, text: str) -> None:
         """Unauthenticated peers were refused; called at most once a second."""
 
     # ---- any thread --------------------------------------------------------------------------
@@ -309,4 +309,4 @@ class MessageServer:
             self._acceptor.kept_waiting = False
             text += "; their rate is limited, so a new rank may have to wait for some seconds"
         logger.info(text)
-        self.turned_away(text)
+        self.refused_connections(text)

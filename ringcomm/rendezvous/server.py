@@ -12,7 +12,7 @@ from ..transport.secure import Encryption
 from ..version import __version__
 from ..wire.auth import Purpose
 from ..wire.messages import Message
-from .actions import Action, Drop, Notice, Seat, Tell, Timer
+from .actions import Action, Drop, Notice, Seat, Send, Timer
 from .board import Board
 from .message_server import MessageServer
 from .state import Phase, Rendezvous
@@ -110,7 +110,7 @@ class RendezvousServer(MessageServer):
         """A process of the job has authenticated itself."""
         self._idle.clear()
 
-    def heard(self, number: int, message: Message) -> None:
+    def received(self, number: int, message: Message) -> None:
         """Give one message to the state machine and perform the actions that it returns."""
         if message["type"] in ("post", "await"):
             take = self._board.posted if message["type"] == "post" else self._board.awaited
@@ -134,13 +134,13 @@ class RendezvousServer(MessageServer):
         else:
             self._idle.clear()
 
-    def turned_away(self, text: str) -> None:
+    def refused_connections(self, text: str) -> None:
         """Report refused connections to the launcher."""
         self._notify(Notice("log", text))
 
     def _act(self, actions: Sequence[Action]) -> None:
         for action in actions:
-            if isinstance(action, Tell):
+            if isinstance(action, Send):
                 self.tell(action.connection, action.message)
             elif isinstance(action, Drop):
                 self.drop(action.connection)
@@ -150,5 +150,5 @@ class RendezvousServer(MessageServer):
                 self._notify(action)
 
     def _tick(self) -> None:
-        self._state.turned_away = str(self.refusals)
+        self._state.refused_connections = str(self.refusals)
         self._act(self._state.tick(monotonic()))

@@ -17,7 +17,7 @@ from ..config import Slot
 from ..errors import ProtocolError
 from ..transport.routes import Attempt
 from ..wire.messages import Message
-from .actions import Action, Drop, Notice, Seat, Tell, Timer
+from .actions import Action, Drop, Notice, Seat, Send, Timer
 from .link_table import link_rows, link_table
 from .membership import Member, RankAssignment, Refusal
 from .pending_members import PendingMembers
@@ -52,7 +52,7 @@ class Rendezvous:
     Attributes:
         members: by the number of their control connection.
         abort_message: what was sent to every rank when the job failed; None as long as it has not.
-        turned_away: the connections that failed to authenticate, as text; empty if none did.
+        refused_connections: the connections that failed to authenticate, as text; empty if none did.
     """
 
     def __init__(self, size: int, seats: Sequence[Seat], version: str, start_timeout_s: float) -> None:
@@ -62,7 +62,7 @@ class Rendezvous:
         self.phase = Phase.JOINING
         self.members: Dict[int, Member] = {}
         self.abort_message: Optional[Message] = None
-        self.turned_away = ""
+        self.refused_connections = ""
         self._had_started = False
         self._ranks = RankAssignment(size, seats, version)
         self._analysis = RootCauseAnalysis()
@@ -89,10 +89,10 @@ class Rendezvous:
         try:
             slot, host = self._ranks.place(message)
             if self.abort_message is not None and self._had_started:
-                return self._turn_away(connection, str(self.abort_message["text"]))
+                return self._refuse_after_failure(connection, str(self.abort_message["text"]))
             if self.abort_message is not None:
                 # It is too late for this job, but reports the same error as all other ranks.
-                return [Tell(connection, self.abort_message), Drop(connection)]
+                return [Send(connection, self.abort_message), Drop(connection)]
             # Only ranks that have left may join again, for the next generation.
             left = sum(member.left is not None for member in self.members.values())
             room = self.size if self.phase is Phase.JOINING else left
@@ -109,7 +109,7 @@ class Rendezvous:
             actions += self._abort_for_early_exits() or self._start_if_complete(now_s)
         return actions
 
-    def _turn_away(self, connection: int, failure: str) -> List[Action]:
+    def _refuse_after_failure(self, connection: int, failure: str) -> List[Action]:
         """Answer a rank that joins again after the job has failed."""
         if not self._ranks.seats:
             # The next job of these ranks is served by another rendezvous, which it finds if it tries again.
@@ -126,7 +126,7 @@ class Rendezvous:
 
     def _refuse(self, connection: int, reason: str) -> List[Action]:
         return [
-            Tell(connection, {"type": "refused", "reason": reason}),
+            Send(connection, {"type": "refused", "reason": reason}),
             Drop(connection),
             Notice("refused", f"refused a process that asked to join: {reason}"),
         ]
@@ -149,7 +149,7 @@ class Rendezvous:
         self.phase = Phase.PROBING
         for member in ordered:
             member.heard_s = now_s
-        actions: List[Action] = [Tell(member.connection, self._assignment(member)) for member in ordered]
+        actions: List[Action] = [Send(member.connection, self._assignment(member)) for member in ordered]
         return actions + self._listen(now_s) + (self._link() if len(self._leaders) == 1 else [])
 
     def _listen(self, now_s: float) -> List[Action]:
@@ -175,12 +175,12 @@ class Rendezvous:
                 silent.rank,
                 silent.host,
             )
-        return [*(Tell(member.connection, {"type": "ping"}) for member in here), Timer(limit_s / _PINGS)]
+        return [*(Send(member.connection, {"type": "ping"}) for member in here), Timer(limit_s / _PINGS)]
 
     def _census(self) -> List[Action]:
         """Ask every member from which peers it receives heartbeats, and from which it does not."""
         return [
-            Tell(member.connection, {"type": "ping"})
+            Send(member.connection, {"type": "ping"})
             for member in self.members.values()
             if member.left is None and member.gone is None
         ]
@@ -238,7 +238,7 @@ class Rendezvous:
             return self._link()
         self._measuring = set(wanted)
         orders = ((self._by_rank[rank], pairs) for rank, pairs in wanted.items())
-        return [Tell(item.connection, {"type": "measure", "pairs": pairs}) for item, pairs in orders]
+        return [Send(item.connection, {"type": "measure", "pairs": pairs}) for item, pairs in orders]
 
     def _link(self) -> List[Action]:
         try:
@@ -248,7 +248,7 @@ class Rendezvous:
         self.phase = Phase.LINKING
         members, speeds = list(self._by_rank.values()), self._routing.speeds()
         told = ((item, routes_of(item, members, self._routes, speeds)) for item in members)
-        return [Tell(item.connection, {"type": "link", "routes": routes}) for item, routes in told]
+        return [Send(item.connection, {"type": "link", "routes": routes}) for item, routes in told]
 
     def linked(self, connection: int, message: Message) -> List[Action]:
         """A rank has an authenticated link to every other."""
@@ -265,7 +265,7 @@ class Rendezvous:
         rows = link_rows(self._by_rank, self._links, self._routes)
         table = link_table(rows)
         actions: List[Action] = [
-            Tell(item.connection, {"type": "go", "table": table}) for item in self.members.values()
+            Send(item.connection, {"type": "go", "table": table}) for item in self.members.values()
         ]
         actions.append(Notice("started", table, detail={"links": rows, "generation": self.generation}))
         return actions
@@ -393,7 +393,7 @@ class Rendezvous:
             return self._listen(now_s)
         if self._waiting.is_over(now_s):
             again = self.generation > 0 or self.phase is not Phase.JOINING
-            return self._abort("timeout", *self._waiting.timeout_text(again, self.turned_away))
+            return self._abort("timeout", *self._waiting.timeout_text(again, self.refused_connections))
         return []
 
     def _abort_for(self, cause: RootCause) -> List[Action]:
@@ -416,7 +416,7 @@ class Rendezvous:
             self.abort_message["ranks"] = [member.rank for member in separated]
             self.abort_message["hosts"] = [member.host for member in separated]
         connections = list(self.members) + self._waiting.connections
-        actions: List[Action] = [Tell(connection, self.abort_message) for connection in connections]
+        actions: List[Action] = [Send(connection, self.abort_message) for connection in connections]
         member = self._by_rank.get(-1 if culprit is None else culprit)
         leaving = member is not None and member.left is not None
         actions.append(Notice("failed", text, culprit=culprit, detail={"kind": kind, "leaving": leaving}))

@@ -55,7 +55,7 @@ class Selector:
         size: number of ranks.
         override: the all-reduce that the user wants, if any.
         host_index: for each rank the number of its host; None if the hosts are not known.
-        say: called with a text about the choice and its reason, once for each kind of call.
+        report: called with a text about the choice and its reason, once for each kind of call.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class Selector:
         size: int,
         override: Optional[str] = None,
         host_index: Optional[Sequence[int]] = None,
-        say: Optional[Callable[[str], None]] = None,
+        report: Optional[Callable[[str], None]] = None,
     ) -> None:
         self._rank = rank
         self._size = size
         self._override = override
         self._grid: Optional[Hosts] = hosts_of(host_index) if host_index is not None else None
-        self._say = say
+        self._report = report
         self._model: Optional[CostModel] = None
         self._oversubscribed = False
         self._shares: Dict[str, Optional[List[float]]] = {}
@@ -89,8 +89,8 @@ class Selector:
         self._model = coarse_model(model) if model is not None and self._size <= MODEL_MAX_RANKS else None
         self._shares = _unequal_shares(model, self._grid) if model is not None else {}
         self._chosen.clear()
-        if self._say is not None and model is not None:
-            self._say(_describe(model))
+        if self._report is not None and model is not None:
+            self._report(_describe(model))
 
     def all_reduce(self, count: int, item_bytes: int, needs_single_fold: bool) -> Steps:
         """This rank's schedule for ``count`` elements.
@@ -187,8 +187,8 @@ class Selector:
             handicaps = {item.name: item.handicap for item in usable}
             name = min(costs, key=lambda name: costs[name] * handicaps[name]) if costs else rule
             self._chosen[key] = name
-            if self._say is not None:
-                self._say(_explain(collective, size_class, single, name, costs))
+            if self._report is not None:
+                self._report(_explain(collective, size_class, single, name, costs))
         return name
 
     def _predict(self, collective: str, name: str, count: int, item_bytes: int, pose: Pose) -> float:

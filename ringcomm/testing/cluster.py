@@ -17,7 +17,7 @@ from ..errors import RingcommError
 from ..rendezvous.actions import Notice, Seat
 from ..rendezvous.client import Peer
 from ..rendezvous.server import RendezvousServer
-from ..transport.base import Fabric, Lanes
+from ..transport.base import Channels, Fabric
 from ..transport.encryption import encryption_of
 from ..transport.memory import memory_channels
 
@@ -65,12 +65,12 @@ def run_ranks(
     if transport == "memory":
         jobs = memory_channels(size)
         if wrap is not None:
-            jobs = [Lanes(*(wrap(fabric) for fabric in lanes)) for lanes in jobs]
+            jobs = [Channels(*(wrap(fabric) for fabric in channels)) for channels in jobs]
         places = [divmod(rank, ranks_per_host) for rank in range(size)]
         peers = [
             Peer(rank, f"host{host}", host, local, os.getpid()) for rank, (host, local) in enumerate(places)
         ]
-        starters = [_starter(lanes, peers, settings) for lanes in jobs]
+        starters = [_starter(channels, peers, settings) for channels in jobs]
         return _run_threads(starters, function, timeout_s)
     settings = replace(settings, transport=transport)
     key = secrets.token_bytes(32)
@@ -96,8 +96,8 @@ def run_ranks(
         server.stop()
 
 
-def _starter(lanes: Lanes, peers: Sequence[Peer], settings: Settings) -> Callable[[], Context]:
-    return lambda: Context(lanes, peers, settings)
+def _starter(channels: Channels, peers: Sequence[Peer], settings: Settings) -> Callable[[], Context]:
+    return lambda: Context(channels, peers, settings)
 
 
 def _joiner(membership: Membership, settings: Settings) -> Callable[[], Context]:

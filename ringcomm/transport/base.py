@@ -189,19 +189,19 @@ class Fabric(ABC):
         """Close every link."""
 
 
-class Lanes(NamedTuple):
+class Channels(NamedTuple):
     """The three channels of one rank, so that none of the three kinds of traffic waits for another.
 
     Attributes:
-        calls: the direct channel: collectives that all ranks call in the same order, in the caller's thread.
-        engine: the background channel: collectives that the engine matches by name, in its own thread.
-        orders: the control channel between engines: requests to rank 0, its responses, and heartbeats among
+        direct: collectives that all ranks call in the same order, in the caller's thread.
+        background: collectives that the engine matches by name, in its own thread.
+        control: between engines: requests to rank 0, its responses, and heartbeats among
             all ranks.
     """
 
-    calls: Fabric
-    engine: Fabric
-    orders: Fabric
+    direct: Fabric
+    background: Fabric
+    control: Fabric
 
     def close(self) -> None:
         """Close every link."""

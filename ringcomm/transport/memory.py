@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Dict, List, Optional, Sequence, Tuple
 
-from .base import Fabric, Lanes, Link, LinkClosed, Views, Watch
+from .base import Channels, Fabric, Link, LinkClosed, Views, Watch
 
 
 class _Pipe:
@@ -144,7 +144,7 @@ def memory_fabrics(size: int, capacity_bytes: int = 1 << 20) -> List[MemoryFabri
     ]
 
 
-def memory_channels(size: int, capacity_bytes: int = 1 << 20) -> List[Lanes]:
+def memory_channels(size: int, capacity_bytes: int = 1 << 20) -> List[Channels]:
     """All that ``size`` ranks within this process need to be a job."""
-    channels = [memory_fabrics(size, capacity_bytes) for _ in Lanes._fields]
-    return [Lanes(*fabrics) for fabrics in zip(*channels)]
+    channels = [memory_fabrics(size, capacity_bytes) for _ in Channels._fields]
+    return [Channels(*fabrics) for fabrics in zip(*channels)]

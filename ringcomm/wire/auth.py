@@ -61,11 +61,11 @@ class Purpose(IntEnum):
     """From a rank to the rendezvous."""
     PROBE = 2
     """To find out which address leads to which rank, and how fast."""
-    CALLS = 3
+    DIRECT = 3
     """A link between two ranks, for the collectives that all ranks call in the same order."""
-    ENGINE = 4
+    BACKGROUND = 4
     """A link between two ranks, for the collectives that the engine matches by name."""
-    ORDERS = 5
+    ENGINE_CONTROL = 5
     """A control link between engines: requests to rank 0, its responses, and heartbeats."""
     COMPUTE = 6
     """From a process to the registry of dispatchers and workers that prepare data."""

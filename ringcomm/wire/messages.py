@@ -22,7 +22,7 @@ MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 """Cap for a message from the rendezvous (the table of a few hundred ranks)."""
 MAX_REPORT_BYTES = 256 * 1024
 """Cap for a message from a rank."""
-MAX_ORDERS_BYTES = 64 * 1024 * 1024
+MAX_RESPONSES_BYTES = 64 * 1024 * 1024
 """Cap for messages between engines: they may name every tensor of a large model at once."""
 _MOST_NAME_BYTES = 100
 

@@ -27,7 +27,7 @@ from ringcomm.transport.reactor import Reactor
 from ringcomm.wire.auth import Claim, Purpose, job_digest
 
 KEY, JOB = b"k" * 32, job_digest("job")
-CLAIM = Claim(Purpose.CALLS, JOB, 1, 2, 3)
+CLAIM = Claim(Purpose.DIRECT, JOB, 1, 2, 3)
 
 
 def opened() -> Any:

@@ -48,7 +48,7 @@ class Street:
         self.ends = []
         stack.callback(self.door.close)
 
-    def stranger(self, words=b""):
+    def unauthenticated(self, words=b""):
         sock = self.stack.enter_context(socket.socket())
         sock.setblocking(False)
         sock.connect_ex(self.door.address)
@@ -89,7 +89,7 @@ def test_many_ranks_at_once_cost_no_allowance(street):
 
 def test_nobody_is_let_in_when_the_allowance_is_spent(street):
     for _ in range(25):
-        street.stranger(b"GET / HTTP/1.1\r\n\r\n")
+        street.unauthenticated(b"GET / HTTP/1.1\r\n\r\n")
     street.door.turn_until(lambda: len(street.door.refused) >= 10)
     street.door.turn_for(0.2)
     assert len(street.door.refused) == 10
@@ -109,7 +109,7 @@ def test_who_was_let_in_before_goes_on(street):
     """The allowance is spent while somebody is about to prove itself."""
     street.rank()
     for _ in range(30):
-        street.stranger(b"?")
+        street.unauthenticated(b"?")
     street.door.turn_until(lambda: street.door.acceptor.shut)
     street.door.turn_until(lambda: street.door.arrived and street.ends == [""])
     assert len(street.door.refused) == 10
@@ -119,11 +119,11 @@ def test_an_answer_by_tls_counts_for_several(reactor):
     with ExitStack() as stack:
         street = Street(reactor, stack, most=100, encrypt=True)
         for _ in range(3):
-            street.stranger(HELLO).shutdown(socket.SHUT_WR)
+            street.unauthenticated(HELLO).shutdown(socket.SHUT_WR)
         street.door.turn_until(lambda: len(street.door.refused) == 3)
         assert street.allowance.left == 100 - 3 * ENCRYPTED_COSTS
-        street.stranger(FORGED_PRELUDE)
-        street.stranger(b"\x16\x03\x01\x02").shutdown(socket.SHUT_WR)
+        street.unauthenticated(FORGED_PRELUDE)
+        street.unauthenticated(b"\x16\x03\x01\x02").shutdown(socket.SHUT_WR)
         street.door.turn_until(lambda: len(street.door.refused) == 5)
         assert street.allowance.left == 100 - 3 * ENCRYPTED_COSTS - 2
 
@@ -135,14 +135,14 @@ def test_a_crowd_is_thinned_out_but_who_named_the_job_stays(reactor):
         door = street.door
         initiator = Initiator(KEY, CLAIM, place=place_of(*door.address))
         for _ in range(200):
-            street.stranger(b"?")
+            street.unauthenticated(b"?")
         door.turn_until(lambda: len(door.refused) == 200)
         door.refused.clear()
         knowing = stack.enter_context(socket.create_connection(door.address, 5.0))
         knowing.sendall(initiator.greeting)
         began_s = time.monotonic()
         for number in range(2 * MOST_HALF_OPEN):
-            street.stranger()
+            street.unauthenticated()
             if number % 16 == 0:
                 door.reactor.run_once(0.0)
         if time.monotonic() - began_s < GRACE_S / 2:
@@ -160,12 +160,12 @@ def test_an_address_that_holds_many_places_gives_up_its_own(reactor):
         street = Street(reactor, stack, most=1000)
         door = street.door
         for _ in range(200):
-            street.stranger(b"?")
+            street.unauthenticated(b"?")
         door.turn_until(lambda: len(door.refused) == 200)
         slow = stack.enter_context(socket.create_connection(door.address, 5.0, ("127.0.0.2", 0)))
         door.turn_until(lambda: len(door.acceptor._half_open) == 1)
         for number in range(2 * MOST_HALF_OPEN):
-            street.stranger()
+            street.unauthenticated()
             if number % 16 == 0:
                 door.reactor.run_once(0.0)
         door.refused.clear()
@@ -184,7 +184,7 @@ def test_nobody_has_to_go_for_others_while_no_strangers_come(reactor):
     with ExitStack() as stack:
         street = Street(reactor, stack, most=1000)
         for _ in range(MOST_HALF_OPEN):
-            street.stranger()
+            street.unauthenticated()
         street.door.turn_for(GRACE_S / 2)
         street.rank()
         street.door.turn_for(GRACE_S)

@@ -149,8 +149,8 @@ def test_what_it_refuses_is_raised(service: ComputeService) -> None:
 def test_garbage_and_messages_for_others_do_not_disturb_it(service: ComputeService) -> None:
     for pairs in service.addresses().values():
         for address, port in pairs:
-            with socket.create_connection((address, port)) as stranger:
-                stranger.sendall(b"GET / HTTP/1.0\r\n\r\n" * 20)
+            with socket.create_connection((address, port)) as unauthenticated:
+                unauthenticated.sendall(b"GET / HTTP/1.0\r\n\r\n" * 20)
     client_of(service).register_dispatcher(0, "grpc://here:1")
 
 

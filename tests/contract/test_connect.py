@@ -63,12 +63,12 @@ def test_waits_may_be_endless(reactor):
 
 
 def test_alarms_ring_once_and_in_order(reactor):
-    rung = []
+    fired = []
     for name, delay_s in (("c", 0.03), ("a", 0.0), ("b", 0.01)):
-        reactor.after(delay_s, lambda name=name: rung.append(name))
-    assert eventually(lambda: reactor.run_once(0.05) or len(rung) == 3)
+        reactor.after(delay_s, lambda name=name: fired.append(name))
+    assert eventually(lambda: reactor.run_once(0.05) or len(fired) == 3)
     reactor.run_once(0.01)
-    assert rung == ["a", "b", "c"]
+    assert fired == ["a", "b", "c"]
 
 
 def test_closing_closes_what_is_still_watched():

@@ -26,7 +26,7 @@ from ringcomm.wire.auth import Claim, Purpose, job_digest
 from tests.contract.service import eventually
 
 KEY, JOB = b"k" * 32, job_digest("job")
-CLAIM = Claim(Purpose.CALLS, JOB, 1, 2, 3)
+CLAIM = Claim(Purpose.DIRECT, JOB, 1, 2, 3)
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_the_certificate_alone_opens_nothing(house, certificate):
     assert house.arrived == []
 
 
-def stranger(address, certificate, **changes):
+def unauthenticated(address, certificate, **changes):
     """What becomes of somebody who speaks TLS as Python does it, in a thread: the exception."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -153,7 +153,7 @@ def test_strangers_who_speak_tls(house, certificate, tmp_path, who):
     if who == "with TLS 1.2":
         (tmp_path / "pem").write_text(certificate)
         changes = {"show": tmp_path / "pem", "newest": ssl.TLSVersion.TLSv1_2}
-    thread, problems = stranger(house.door(certificate), certificate, **changes)
+    thread, problems = unauthenticated(house.door(certificate), certificate, **changes)
     house.until(lambda: house.refused)
     thread.join(10.0)
     assert house.arrived == []

@@ -96,8 +96,8 @@ class TestNumbers:
     def test_small_ones_that_all_wait_for_need_no_collective(self, on_ranks, size):
         def work(context):
             engine, rank, runs = context.engine, context.rank, []
-            run = engine._performer.run
-            engine._performer.run = lambda bucket: runs.append(bucket) or run(bucket)
+            run = engine._bucket_runner.run
+            engine._bucket_runner.run = lambda bucket: runs.append(bucket) or run(bucket)
             results = []
             for step in range(4):
                 mean, last = values(rank, step, 5), values(rank, step + 50, 3)

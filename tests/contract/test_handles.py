@@ -231,16 +231,16 @@ def test_what_rank_0_orders_must_have_been_submitted():
     def work(context):
         context.engine.barrier("all are here").wait()
         if context.rank == 1:
-            turns = context.engine._loop._turns
+            state = context.engine._thread._state
             reduced(context, "x").wait()
-            with turns.lock:
+            with state.lock:
                 (number,) = [
                     item
-                    for item in turns.pending.ids.known()
-                    if turns.pending.ids.signature(item).name == "x"
+                    for item in state.pending.ids.known()
+                    if state.pending.ids.signature(item).name == "x"
                 ]
             with pytest.raises(ProtocolError, match="has not submitted"):
-                turns._run([number, 0])
+                state._run([number, 0])
         else:
             reduced(context, "x").wait()
         return True

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ringcomm as rc
-from ringcomm.engine.control_messages import Mailbox
+from ringcomm.engine.control_messages import ControlMessages
 from ringcomm.errors import StartupError
 from ringcomm.testing.cluster import run_ranks
 from ringcomm.transport import carriers, local, shm
@@ -89,7 +89,7 @@ def test_a_wish_that_cannot_be_granted_is_an_error_with_a_remedy(pair, wish, rem
 
 def test_where_many_ranks_share_a_host_none_has_a_ring_for_each(monkeypatch, no_leaks):
     def at_work(context):
-        link = context._lanes.calls.link(1 - context.rank)
+        link = context._channels.direct.link(1 - context.rank)
         x = np.full(1_000_000, context.rank + 1.0, np.float32)  # lent
         y = np.full(30_000, context.rank + 1.0, np.float32)  # between
         sums = (context.allreduce(x, rc.Sum)[-1], context.allreduce(y, rc.Sum)[-1])
@@ -186,7 +186,7 @@ def test_a_job_leaves_no_descriptor_and_no_mapping(no_leaks):
 @pytest.mark.parametrize("length", [100_000, 700_000, 3_000_000])
 def test_long_messages_of_engines_stay_where_they_were_lent(length):
     fabrics = without_rings()
-    ends = [Mailbox(fabric, {1 - fabric.rank}) for fabric in fabrics]
+    ends = [ControlMessages(fabric, {1 - fabric.rank}) for fabric in fabrics]
     try:
         for text in ("a" * length, "b" * length):
             ends[0].send({"type": "stack", "text": text})

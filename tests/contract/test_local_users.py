@@ -21,9 +21,9 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user"),
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="abstract sockets are Linux's"),
 ]
-STRANGER = 12345
+OTHER_USER = 12345
 # It may not be able to read the modules any more once it is another user.
-BECOMES = f"import os, socket, sys, time; os.setgid({STRANGER}); os.setuid({STRANGER})"
+BECOMES = f"import os, socket, sys, time; os.setgid({OTHER_USER}); os.setuid({OTHER_USER})"
 
 CONNECTS = """
 socks = [socket.socket(socket.AF_UNIX) for _ in range(int(sys.argv[2]))]
@@ -95,13 +95,13 @@ def test_silent_connections_of_another_user_are_closed_at_once_and_take_no_place
     door = Door(reactor, listen(name), allowance)
     many, ends = 2 * MOST_HALF_OPEN, []
     try:
-        with another_user(CONNECTS, name[1:], many) as stranger:
+        with another_user(CONNECTS, name[1:], many) as other_user:
             Dial(reactor, (name, 0), KEY, CLAIM, ends.append, 10.0)
             door.turn_until(lambda: ends and door.arrived)
             assert ends[0].reason == ""
             door.turn_until(lambda: len(door.refused) == many)
-            assert set(door.refused) == {f"it belongs to another user (number {STRANGER})"}
-            assert stranger.stdout.readline() == f"{many}\n", "closed, and not one byte to read"
+            assert set(door.refused) == {f"it belongs to another user (number {OTHER_USER})"}
+            assert other_user.stdout.readline() == f"{many}\n", "closed, and not one byte to read"
             assert allowance.left > 400 - many / 2
     finally:
         door.close()
@@ -111,13 +111,13 @@ def test_silent_connections_of_another_user_are_closed_at_once_and_take_no_place
 
 def test_a_socket_of_another_user_is_told_nothing(reactor, name):
     ends = []
-    with another_user(LISTENS, name[1:]) as stranger:
+    with another_user(LISTENS, name[1:]) as other_user:
         Dial(reactor, (name, 0), KEY, CLAIM, ends.append, 5.0)
         while not ends:
             reactor.run_once(0.1)
         assert ends[0].sock is None
-        assert ends[0].reason == f"it belongs to another user (number {STRANGER})"
-        assert stranger.stdout.readline() == "b''\n"
+        assert ends[0].reason == f"it belongs to another user (number {OTHER_USER})"
+        assert other_user.stdout.readline() == "b''\n"
 
 
 def test_a_failed_start_says_how_many_were_turned_away():
@@ -126,6 +126,6 @@ def test_a_failed_start_says_how_many_were_turned_away():
         with another_user(FLOODS, 30), pytest.raises(StartTimeoutError) as caught:
             service.start(0)
         assert "This process turned away " in str(caught.value)
-        assert f"(mostly this host: it belongs to another user (number {STRANGER}))" in str(caught.value)
+        assert f"(mostly this host: it belongs to another user (number {OTHER_USER}))" in str(caught.value)
     finally:
         service.server.stop()

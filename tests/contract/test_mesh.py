@@ -13,7 +13,7 @@ from ringcomm.wire.auth import Claim, Purpose, job_digest
 from tests.contract.service import eventually
 
 KEY, JOB = b"k" * 32, job_digest("job")
-RIGHT = Claim(Purpose.CALLS, JOB, generation=3, source=0, target=1)
+RIGHT = Claim(Purpose.DIRECT, JOB, generation=3, source=0, target=1)
 
 
 @pytest.fixture
@@ -43,18 +43,18 @@ def dialled(mesh, claim):
     sock.settimeout(5.0)
     for _ in range(3):
         mesh.reactor.run_once(0.01)
-    said = b"".join(iter(lambda: sock.recv(1000), b"")) if not lanes(mesh) else sock.recv(1000)
+    said = b"".join(iter(lambda: sock.recv(1000), b"")) if not connected(mesh) else sock.recv(1000)
     sock.close()
     return said
 
 
-def lanes(mesh):
+def connected(mesh):
     return sorted(mesh._links)
 
 
 def test_the_right_one_is_linked(mesh):
     assert b'"rank":1' in dialled(mesh, RIGHT)
-    assert lanes(mesh) == [(int(Purpose.CALLS), 0)]
+    assert connected(mesh) == [(int(Purpose.DIRECT), 0)]
 
 
 @pytest.mark.parametrize(
@@ -73,4 +73,4 @@ def test_the_right_one_is_linked(mesh):
 def test_others_of_the_same_job_are_sent_away(mesh, change):
     """They hold the key, and have come to the wrong door: an old start, or an address that two hosts have."""
     dialled(mesh, RIGHT._replace(**change))
-    assert lanes(mesh) == []
+    assert connected(mesh) == []

@@ -65,7 +65,7 @@ MANY_RANKS = CostModel(latency_s=50e-6, byte_s=8e-9, reduce_byte_s=0.1e-9)
 
 def test_it_is_selected_where_it_is_cheapest(halving):
     heard = []
-    first = Selector(0, 32, say=heard.append)
+    first = Selector(0, 32, report=heard.append)
     first.adopt(MANY_RANKS)
     others = [Selector(rank, 32, "halving") for rank in range(1, 32)]
     built = [selector.all_reduce(25_000, 4, False) for selector in (first, *others)]

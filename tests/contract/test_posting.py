@@ -35,9 +35,9 @@ def test_what_nobody_posts_ends_in_time(service):
 
 
 def test_who_has_no_key_posts_nothing(service):
-    stranger = service.membership(0, key=b"x" * 32)
+    unauthenticated = service.membership(0, key=b"x" * 32)
     with pytest.raises(StartupError, match="does not hold this job's key"):
-        post(stranger, "group 3", "elsewhere", 5.0)
+        post(unauthenticated, "group 3", "elsewhere", 5.0)
     with pytest.raises(StartTimeoutError):
         await_entry(service.membership(0), "group 3", 0.2)
 

@@ -222,7 +222,7 @@ class FakeRendezvous:
                 assert message["type"] == kind
                 return
 
-    def say(self, *messages):
+    def send(self, *messages):
         self.sock.sendall(b"".join(encode(message, self.session) for message in messages))
 
     def close(self):
@@ -260,7 +260,7 @@ def start_with(fake, pool):
 def test_an_abort_right_behind_the_go_is_not_lost(fake):
     with ThreadPoolExecutor(1) as pool:
         start = start_with(fake, pool)
-        fake.say(PROBE, LINK, GO, ABORT)
+        fake.send(PROBE, LINK, GO, ABORT)
         with pytest.raises(PeerLostError, match="rank 1 died young") as caught:
             start.result()
     assert (caught.value.rank, caught.value.host) == (1, "there")
@@ -294,9 +294,9 @@ def test_an_abort_in_the_middle_of_linking_leaves_nothing_behind(fake):
     with ThreadPoolExecutor(1) as pool:
         start = start_with(fake, pool)
         route = {"peer": 1, "dial": True, "addresses": [offer], "iface": "lo"}
-        fake.say(PROBE, {"type": "link", "routes": [route]})
+        fake.send(PROBE, {"type": "link", "routes": [route]})
         assert eventually(lambda: _connects(silent))
-        fake.say(ABORT)
+        fake.send(ABORT)
         with pytest.raises(PeerLostError):
             start.result()
     silent.close()
@@ -326,7 +326,7 @@ def channel(no_leaks, monkeypatch, request):
     outside.close()
 
 
-def test_the_verdict_of_the_rendezvous_counts(channel):
+def test_the_root_cause_of_the_rendezvous_counts(channel):
     channel, outside = channel
     outside.sendall(encode(ABORT))
     error = channel.report_lost(3, "allreduce", "connection reset")

@@ -319,12 +319,12 @@ def test_a_link_that_is_reset_is_named_and_neither_of_its_ranks(pair, busy):
         context.barrier()
         cut.wait(10)
         if context.rank == pair[0]:
-            sock = context._lanes.orders.link(pair[1]).sock
+            sock = context._channels.control.link(pair[1]).sock
             sock.shutdown(2)
             if not busy:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         began_s = time.monotonic()
-        while busy and time.monotonic() < began_s + 30 and context.engine._loop._turns.broken is None:
+        while busy and time.monotonic() < began_s + 30 and context.engine._thread._state.broken is None:
             sum(range(1000))  # the program computes, and asks for nothing
         noticed_s.append(time.monotonic() - began_s)
         for _ in range(1000):

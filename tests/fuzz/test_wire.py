@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ringcomm.certificate import make_certificate
 from ringcomm.config import Slot
 from ringcomm.data_service.registry import Registry
-from ringcomm.engine.control_messages import Mailbox
+from ringcomm.engine.control_messages import ControlMessages
 from ringcomm.engine.coordinator import Coordinator
 from ringcomm.engine.cycle import _making_sense
 from ringcomm.engine.pending import Pending
@@ -81,7 +81,7 @@ def test_who_accepts(first, then, sizes):
     assert not side.done
 
 
-DIALLING = Claim(Purpose.CALLS, JOB)
+DIALLING = Claim(Purpose.DIRECT, JOB)
 challenge = Responder(b"x" * 32, JOB, bytes).receive(Initiator(KEY, DIALLING, bytes).greeting)
 
 
@@ -134,7 +134,7 @@ def test_control_messages(data, sizes):
 @fuzz(st.lists(control_messages().map(encode), max_size=3).map(b"".join), st.binary(max_size=20), pieces)
 def test_messages_between_engines(data, noise, sizes):
     one, other = memory_fabrics(2)
-    control = Mailbox(other, [0])
+    control = ControlMessages(other, [0])
     try:
         for piece in portions(data + noise, sizes):
             unsent = memoryview(piece)
@@ -202,7 +202,7 @@ def test_the_registry_of_data_workers(steps):
     registry = Registry(2, 2, 60.0)
     for now, (connection, message) in enumerate(steps):
         try:
-            for action in [*registry.heard(connection, validate(message)), *registry.tick(20.0 * now)]:
+            for action in [*registry.received(connection, validate(message)), *registry.tick(20.0 * now)]:
                 assert validate(action.message) and len(encode(action.message)) < messages.MAX_REPORT_BYTES
         except ProtocolError:
             assert registry.lost(connection, 20.0 * now) in ([], [Timer(60.0)])
@@ -266,7 +266,7 @@ def test_the_coordinator(said):
         responses = coordinator.decide(now)
         if responses is not None:
             # Every other rank must be able to parse the response.
-            assert next(MessageReader(messages.MAX_ORDERS_BYTES).feed(encode(responses))) is not None
+            assert next(MessageReader(messages.MAX_RESPONSES_BYTES).feed(encode(responses))) is not None
 
 
 @fuzz(

@@ -60,8 +60,8 @@ BUGS = {
     ),
     "one abort not sent": Bug(
         "rendezvous/state.py",
-        "[Tell(connection, self.abort_message) for connection in connections]",
-        "[Tell(connection, self.abort_message) for connection in connections[1:]]",
+        "[Send(connection, self.abort_message) for connection in connections]",
+        "[Send(connection, self.abort_message) for connection in connections[1:]]",
         "tests/unit/rendezvous/test_state.py",
     ),
     "an off-by-one chunk": Bug(

@@ -16,7 +16,7 @@ from ringcomm.collective.flows import SegmentPool
 from ringcomm.collective.progress import Progress
 from ringcomm.collective.short import make_execution
 from ringcomm.dtypes import code_of
-from ringcomm.engine.peer_channels import Limits, Lines
+from ringcomm.engine.peer_channels import Limits, PeerChannels
 from ringcomm.errors import PeerLostError, PeerStalledError, RingcommError
 from ringcomm.ops import Collective
 from ringcomm.rendezvous.control import error_from
@@ -144,7 +144,7 @@ class Rank:
         self._noted: set[int] = set()
         self._part: Any = None
         hosts = [f"pc{number}" for number in range(job.plan.size)]
-        self.lines = Lines(
+        self.peers = PeerChannels(
             self.control, hosts, Limits(DEAD_AFTER_S), _Ask, lambda: (self.progress(), Progress()), job.clock
         )
 
@@ -160,14 +160,14 @@ class Rank:
         """Whether nothing more is to be expected of it."""
         return self.dead or self.error is not None
 
-    def turn(self) -> bool:
+    def step(self) -> bool:
         """Do what can be done now; whether anything was."""
         now_s = self.job.now_s
         arrived = [message for at_s, message in self.inbox if at_s <= now_s]
         self.inbox = [item for item in self.inbox if item[0] > now_s]
         for message in arrived:
             if message["type"] == "ping":
-                heard, silent = self.lines.divided()
+                heard, silent = self.peers.divided()
                 self.job.report(self.rank, {"type": "pong", "heard": heard, "silent": silent})
             elif message["type"] == "abort":
                 return self.end(error_from(message))
@@ -177,10 +177,10 @@ class Rank:
                 return self.end(self.own_view)
             return bool(arrived)
         try:
-            self.lines.awake()
-            self.lines.pulse()
-            self.lines.mailbox.flush()
-            for peer in set(self.lines.mailbox.gone) - self._noted:
+            self.peers.awake()
+            self.peers.pulse()
+            self.peers.messages.flush()
+            for peer in set(self.peers.messages.gone) - self._noted:
                 self._noted.add(peer)
                 self.job.report(self.rank, {"type": "closed", "peer": peer, "why": "it hung up"})
             return self._advance() or bool(arrived)
@@ -348,7 +348,7 @@ class Simulated:
             awake = [rank for rank in self.ranks if not rank.over and rank.frozen_until_s <= self.now_s]
             slow = self.plan.fault == "slow" and self.dice.random() < 0.9
             if awake and not (slow and len(awake) == self.plan.size and awake[0].rank == self.plan.victim):
-                moved = self.dice.choice(awake).turn() or moved
+                moved = self.dice.choice(awake).step() or moved
             idle = 0 if moved else idle + 1
             self.now_s += self.dice.random() * 0.002
             if idle > 60:
@@ -363,7 +363,7 @@ class Simulated:
         for rank in self.ranks:
             if not rank.over and rank.frozen_until_s <= self.now_s:
                 times += [at_s for at_s, _ in rank.inbox]
-                times += [self.now_s + rank.lines.alarm_s()]
+                times += [self.now_s + rank.peers.alarm_s()]
                 times += [] if rank.asking_until_s is None else [rank.asking_until_s]
             elif rank.frozen_until_s < float("inf"):
                 times.append(rank.frozen_until_s)

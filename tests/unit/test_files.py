@@ -15,7 +15,7 @@ from ringrun.diagnosis.diagnose import diagnose_folder
 from ringrun.diagnosis.records import write_records
 from ringrun.show.console import OutputFiles
 
-STRANGER = 12345
+OTHER_USER = 12345
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 
 
@@ -24,7 +24,7 @@ def theirs(tmp_path: Path) -> Path:
     """A directory that others may write to, and that belongs to another user."""
     folder = tmp_path / "theirs"
     folder.mkdir(mode=0o777)
-    os.chown(folder, STRANGER, STRANGER)
+    os.chown(folder, OTHER_USER, OTHER_USER)
     return folder
 
 
@@ -65,7 +65,7 @@ def test_folders_of_other_users_are_refused(tmp_path: Path, theirs: Path) -> Non
     link = tmp_path / "link"
     (tmp_path / "mine").mkdir()
     link.symlink_to(tmp_path / "mine")
-    os.chown(link, STRANGER, STRANGER, follow_symlinks=False)
+    os.chown(link, OTHER_USER, OTHER_USER, follow_symlinks=False)
     for folder in (theirs, link):
         with pytest.raises(OSError, match="another user"), own_folder(folder):
             pass
@@ -77,7 +77,7 @@ def test_flight_records_delete_nothing_through_another_users_link(tmp_path: Path
     mine.mkdir()
     (mine / "flight.3.json").write_text("precious")
     link.symlink_to(mine)
-    os.chown(link, STRANGER, STRANGER, follow_symlinks=False)
+    os.chown(link, OTHER_USER, OTHER_USER, follow_symlinks=False)
     with pytest.raises(OSError, match="another user"):
         write_records(link, {0: {}})
     assert (mine / "flight.3.json").read_text() == "precious"
@@ -95,7 +95,7 @@ def test_output_goes_to_no_folder_of_another_user(tmp_path: Path, theirs: Path) 
     inner = tmp_path / "out"
     inner.mkdir()
     (inner / "rank.0").mkdir()
-    os.chown(inner / "rank.0", STRANGER, STRANGER)
+    os.chown(inner / "rank.0", OTHER_USER, OTHER_USER)
     for folder, named in ((theirs, theirs), (inner, inner / "rank.0")):
         with pytest.raises(ConfigError, match=f"{re.escape(str(named))} cannot be written: it belongs"):
             OutputFiles(folder, 1)
@@ -135,10 +135,10 @@ def test_another_users_file_or_link_is_not_written(tmp_path: Path) -> None:
     precious, link = tmp_path / "precious", tmp_path / "link"
     precious.write_text("precious")
     link.symlink_to(precious)
-    os.chown(link, STRANGER, STRANGER, follow_symlinks=False)
+    os.chown(link, OTHER_USER, OTHER_USER, follow_symlinks=False)
     with pytest.raises(OSError, match="another user"):
         open_named(link)
-    os.chown(precious, STRANGER, STRANGER)
+    os.chown(precious, OTHER_USER, OTHER_USER)
     with pytest.raises(OSError, match="another user"):
         open_named(precious)
     assert precious.read_text() == "precious"

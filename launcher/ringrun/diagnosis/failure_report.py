@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from ..agent.agent import CHECK_LIMIT_S
 from ..agent.checks import PROVISIONED
 from ..reach.ssh import other_python
-from .first_failure import Cause, Exit, Verdict, signal_name
+from .first_failure import Cause, Exit, FirstFailure, signal_name
 from .hints import hint_of
 
 TRACEBACK_LINES = 40
@@ -96,8 +96,9 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def failure_box(
-    verdict: Verdict, hosts: Mapping[int, str], host_names: Sequence[str], tails: Mapping[int, Sequence[str]],
-    diagnosis: str = "", lines: str = "", pythons: Optional[Mapping[str, str]] = None,
+    failure: FirstFailure, hosts: Mapping[int, str], host_names: Sequence[str],
+    tails: Mapping[int, Sequence[str]], diagnosis: str = "", lines: str = "",
+    pythons: Optional[Mapping[str, str]] = None,
 ) -> str:  # fmt: skip
     """The one box: who failed first, where, how, with its last traceback; the others in one line.
 
@@ -109,9 +110,9 @@ def failure_box(
         lines: which calls came from different lines of the program, if any did: it may explain all the rest.
         pythons: by host's name, its interpreter where that is known.
     """
-    cause = verdict.cause()
+    cause = failure.cause()
     assert cause is not None
-    alike = _alike(verdict, cause, tails)
+    alike = _alike(failure, cause, tails)
     if alike and shared_error(tails.get(alike[0], ())).startswith(_MISMATCH):
         title = "the ranks do not make the same calls"
     elif cause.rank is None:
@@ -121,7 +122,7 @@ def failure_box(
             else "the job failed"
         )
     elif cause.exit is not None and cause.exit.ok:
-        waiting = sorted(verdict.secondary() - {cause.rank}) or sorted(set(hosts) - {cause.rank})
+        waiting = sorted(failure.secondary() - {cause.rank}) or sorted(set(hosts) - {cause.rank})
         verb = "waits" if len(waiting) == 1 else "wait"
         title = f"rank {cause.rank} has ended while {ranks_text(waiting)} still {verb} for it"
     else:
@@ -132,12 +133,12 @@ def failure_box(
         host = hosts[cause.rank]
         hint = missing_module_hint(tails.get(cause.rank, ()), host, (pythons or {}).get(host, ""))
         paragraphs += [hint] if hint else []
-    others = _others(verdict, cause, alike)
+    others = _others(failure, cause, alike)
     if others:
         paragraphs.append(others)
     if diagnosis:
         paragraphs.append(_without_repetition(diagnosis, paragraphs))
-    return box(title, paragraphs, f"exit code {verdict.exit_code()}")
+    return box(title, paragraphs, f"exit code {failure.exit_code()}")
 
 
 def _body(cause: Cause, tails: Mapping[int, Sequence[str]]) -> List[str]:
@@ -189,12 +190,12 @@ def missing_module_hint(lines: Sequence[str], host: str, python: str) -> str:
     )
 
 
-def _alike(verdict: Verdict, cause: Cause, tails: Mapping[int, Sequence[str]]) -> List[int]:
+def _alike(failure: FirstFailure, cause: Cause, tails: Mapping[int, Sequence[str]]) -> List[int]:
     """The other ranks that failed with the very error that the box shows: ringcomm's, or the same bug."""
     own = () if cause.rank is None else tails.get(cause.rank, ())
     error, bug = shared_error(own), _bug(own)
     found = []
-    for rank, end in verdict.exits.items():
+    for rank, end in failure.exits.items():
         tail = tails.get(rank, ())
         same = (error and shared_error(tail) == error) or (bug[0] and _bug(tail) == bug)
         if same and not end.ok and rank != cause.rank:
@@ -219,28 +220,28 @@ def _without_repetition(diagnosis: str, paragraphs: Sequence[str]) -> str:
     return "\n".join(mention(line) for line in diagnosis.splitlines())
 
 
-def _others(verdict: Verdict, cause: Cause, alike: Sequence[int]) -> str:
+def _others(failure: FirstFailure, cause: Cause, alike: Sequence[int]) -> str:
     """One line for those who stopped because of it, and one for those who failed by themselves.
 
     Args:
         alike: those who failed with the same error.
     """
     ended = {
-        rank for rank, end in verdict.exits.items()
-        if rank != cause.rank and not (end.ok and rank not in verdict.secondary())
+        rank for rank, end in failure.exits.items()
+        if rank != cause.rank and not (end.ok and rank not in failure.secondary())
     }  # fmt: skip
-    ended |= verdict.secondary() - {cause.rank}
+    ended |= failure.secondary() - {cause.rank}
     if cause.host_index is not None:
-        ended -= {rank for rank in ended if rank not in verdict.exits}
-    alone = {rank for rank in ended - verdict.secondary() if not verdict.exits[rank].sent}
+        ended -= {rank for rank in ended if rank not in failure.exits}
+    alone = {rank for rank in ended - failure.secondary() if not failure.exits[rank].sent}
     if cause.host_index is not None:
         alone = set()  # the rendezvous may not have had the time to say so
     lines = [f"{ranks_text(alike).capitalize()} failed with the same error."] if alike else []
     ended, alone = ended - set(alike), alone - set(alike)
     if ended - alone:
         lines.append(f"{ranks_text(sorted(ended - alone)).capitalize()} stopped because of it.")
-    for how in sorted({verdict.exits[rank].describe() for rank in alone}):
-        ranks = [rank for rank in alone if verdict.exits[rank].describe() == how]
+    for how in sorted({failure.exits[rank].describe() for rank in alone}):
+        ranks = [rank for rank in alone if failure.exits[rank].describe() == how]
         lines.append(f"{ranks_text(ranks).capitalize()} failed too: {how}.")
     return "\n".join(lines)
 

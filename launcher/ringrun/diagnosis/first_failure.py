@@ -58,7 +58,7 @@ class Cause(NamedTuple):
     exit: Optional[Exit] = None
 
 
-class Verdict:
+class FirstFailure:
     """Collects what happened; :meth:`cause` and :meth:`exit_code` say what it meant."""
 
     def __init__(self) -> None:
@@ -122,24 +122,24 @@ class Verdict:
         if link is not None:
             return Cause(None, None, link.text, "", self._any_status())
         secondary = self.secondary()
-        blamed = [
+        reported = [
             item.culprit for item in self._told
             if item.culprit is not None and item.culprit not in secondary
         ]  # fmt: skip
         first = [event for event in self._events if event.rank is None or event.rank not in secondary]
         # Somebody whom the others blame, and who did fail; then the first of the unexplained failures.
         for event in first:
-            if event.rank is None or event.rank in blamed or not blamed:
+            if event.rank is None or event.rank in reported or not reported:
                 return event._replace(detail=self._detail(event.rank))
-        if blamed:
-            return self._blamed(blamed[0])
+        if reported:
+            return self._cause_of(reported[0])
         if first or self._events:
             event = (first or self._events)[0]
             return event._replace(detail=self._detail(event.rank))
         complaint = self.complaints[0]
         return Cause(complaint.rank, None, "reported a failure", complaint.text, self._any_status())
 
-    def _blamed(self, rank: int) -> Cause:
+    def _cause_of(self, rank: int) -> Cause:
         """A rank that the others blame, although it did not end badly by itself."""
         end = self.exits.get(rank)
         if end is not None and end.ok:

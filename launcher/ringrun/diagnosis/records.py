@@ -117,7 +117,7 @@ class Records:
 def has_operations(contents: Mapping[int, Mapping[str, Any]]) -> bool:
     """Whether any rank has told of an operation, and not just as it ended: is there anything to compare?"""
     told = [content for content in contents.values() if content["reason"] != "ended"]
-    return any(lane["operations"] for content in told for lane in content.get("lanes", ()))
+    return any(channel["operations"] for content in told for channel in content.get("lanes", ()))
 
 
 def explain(contents: Mapping[int, Mapping[str, Any]]) -> str:

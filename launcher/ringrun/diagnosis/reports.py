@@ -17,7 +17,7 @@ class Operation(NamedTuple):
     """One operation of a rank.
 
     Attributes:
-        number: of the rank's operations in this lane.
+        number: of the rank's operations in this channel.
         label: kind, and the name that the program gave it, like "allreduce `conv3.grad`".
         key: by what ranks recognise the same operation where order says nothing.
         what: the call with all that ranks must agree on.
@@ -60,7 +60,7 @@ class Difference(NamedTuple):
     sites: Dict[int, str]
 
 
-class Lane(NamedTuple):
+class Channel(NamedTuple):
     """Operations that run on the same links.
 
     Attributes:
@@ -106,7 +106,7 @@ class Report:
     blocked: bool = False
     paused: str = ""
     left: str = ""
-    lanes: Tuple[Lane, ...] = field(default=())
+    channels: Tuple[Channel, ...] = field(default=())
 
 
 def parse_record(data: bytes) -> Dict[str, Any]:
@@ -142,25 +142,26 @@ def read_report(content: Any) -> Report:
         frames = _main_frames(content)
         main, blocked = _whereabouts(frames)
         culprit = content.get("culprit")
-        lanes = tuple(_lane(lane) for lane in content.get("lanes", ()))
-        paused = next((str(lane["paused"]) for lane in content.get("lanes", ()) if lane.get("paused")), "")
+        rows = content.get("lanes", ())
+        channels = tuple(_channel(row) for row in rows)
+        paused = next((str(row["paused"]) for row in rows if row.get("paused")), "")
         return Report(
             rank=int(content["rank"]), host=str(content["host"]), reason=str(content["reason"]),
             error=str(content.get("error", "")), culprit=None if culprit is None else int(culprit),
             end=str(content.get("end", "")),
             state=str(content.get("state", "")), main=main, blocked=blocked, paused=paused,
-            left=str(content.get("left", "")), lanes=lanes,
+            left=str(content.get("left", "")), channels=channels,
         )  # fmt: skip
     except (KeyError, TypeError, AttributeError, IndexError, OverflowError) as problem:
         raise ValueError(f"something is missing in it or has the wrong form ({problem!r})") from None
 
 
-def _lane(content: Mapping[str, Any]) -> Lane:
+def _channel(content: Mapping[str, Any]) -> Channel:
     sets = {int(number): tuple(map(int, ranks)) for number, ranks in content.get("sets", {}).items()}
     operations = tuple(_operation(row) for row in content["operations"])
     members = tuple(map(int, content["members"]))
     lines = tuple(_difference(row) for row in content.get("lines", ()))
-    return Lane(str(content["name"]), bool(content["ordered"]), members, sets, operations, lines)
+    return Channel(str(content["name"]), bool(content["ordered"]), members, sets, operations, lines)
 
 
 def _difference(row: Mapping[str, Any]) -> Difference:

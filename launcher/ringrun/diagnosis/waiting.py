@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from .failure_report import ranks_text
-from .reports import Lane, Operation, Report
+from .reports import Channel, Operation, Report
 
 MOST_LINES = 12
 MOST_DIFFERENCES = 3
@@ -31,19 +31,19 @@ UNCAUGHT = "uncaught "
 MISMATCH = "MismatchError: "
 """How a rank says that another one has made another call."""
 
-Place = Tuple[Lane, Operation]
+Place = Tuple[Channel, Operation]
 Waits = Dict[int, Set[int]]
 """For each rank that waits, for whom."""
 
 
 class Dispute(NamedTuple):
-    """Calls that should be the same on all ranks of a lane, and are not.
+    """Calls that should be the same on all ranks of a channel, and are not.
 
     Attributes:
         sides: for each of the calls, the ranks that made it; most ranks first.
     """
 
-    lane: Lane
+    channel: Channel
     sides: List[Tuple[Operation, List[int]]]
 
     @property
@@ -65,7 +65,7 @@ def diagnose(reports: Mapping[int, Report]) -> List[str]:
     lines += _alike(reports)
     for rank, report in sorted(reports.items()):
         if waiting[rank] is None and not _shares(report):
-            lines.append(_sentence(report, rank in wanted))
+            lines.append(_describe(report, rank in wanted))
     if len(lines) > MOST_LINES:
         lines = [*lines[:MOST_LINES], f"({len(lines) - MOST_LINES} more are in the files.)"]
     return [*lines, *_conclusions(reports, waits, quarrels)]
@@ -78,9 +78,9 @@ def different_lines(reports: Mapping[int, Report]) -> List[str]:
     """
     found: Dict[Any, Tuple[int, str, Dict[int, str]]] = {}
     for report in reports.values():
-        for lane in report.lanes:
-            for number, what, sites in lane.lines:
-                key = (lane[:3], number)
+        for channel in report.channels:
+            for number, what, sites in channel.lines:
+                key = (channel[:3], number)
                 found.setdefault(key, (number, what, {}))[2].update(sites)
     texts = []
     for number, what, sites in sorted(found.values(), key=lambda item: item[0])[:MOST_DIFFERENCES]:
@@ -99,18 +99,18 @@ def different_lines(reports: Mapping[int, Report]) -> List[str]:
 
 def disputes(reports: Mapping[int, Report]) -> List[Dispute]:
     """Where ranks that should make the same call have come with different ones."""
-    lanes: Dict[Any, Lane] = {}
-    meetings: Dict[Any, Dict[str, Tuple[Operation, List[int]]]] = {}
+    channels: Dict[Any, Channel] = {}
+    calls_made: Dict[Any, Dict[str, Tuple[Operation, List[int]]]] = {}
     for rank, report in sorted(reports.items()):
         place = _waits_in(report)
         if place is not None:
-            lane, operation = place
-            where = (*lane[:3], operation.number if lane.ordered else operation.key)
-            lanes[where] = lane
-            meetings.setdefault(where, {}).setdefault(operation.what, (operation, []))[1].append(rank)
+            channel, operation = place
+            where = (*channel[:3], operation.number if channel.ordered else operation.key)
+            channels[where] = channel
+            calls_made.setdefault(where, {}).setdefault(operation.what, (operation, []))[1].append(rank)
     return [
-        Dispute(lanes[where], sorted(sides.values(), key=lambda side: (-len(side[1]), side[1])))
-        for where, sides in meetings.items()
+        Dispute(channels[where], sorted(sides.values(), key=lambda side: (-len(side[1]), side[1])))
+        for where, sides in calls_made.items()
         if len(sides) > 1
     ]
 
@@ -123,15 +123,16 @@ def waits_for(reports: Mapping[int, Report]) -> Waits:
         place = _waits_in(report)
         if place is None or rank in at_odds or _has_met_another_call(report):
             continue
-        lane, operation = place
-        if lane.ordered:
-            missing = {other for other in lane.members if _behind(reports.get(other), lane, operation.number)}
+        channel, operation = place
+        if channel.ordered:
+            number = operation.number
+            missing = {other for other in channel.members if _behind(reports.get(other), channel, number)}
         elif operation.state == "submitted":
-            members = lane.sets.get(operation.key[0], lane.members)
-            missing = {other for other in members if _has_not_come(reports.get(other), lane, operation)}
+            members = channel.sets.get(operation.key[0], channel.members)
+            missing = {other for other in members if _has_not_come(reports.get(other), channel, operation)}
         else:
             missing = set()
-        away = {other for other in lane.members if other in reports and _is_away(reports[other])}
+        away = {other for other in channel.members if other in reports and _is_away(reports[other])}
         found[rank] = (missing or away) - {rank}
     return found
 
@@ -141,7 +142,8 @@ def _waits_in(report: Report) -> Optional[Place]:
     failed = report.reason == "failure"
     if report.error.startswith(UNCAUGHT) or _has_left(report):
         return None
-    last = [(lane, lane.operations[-1]) for lane in report.lanes if lane.ordered and lane.operations]
+    ordered = [channel for channel in report.channels if channel.ordered and channel.operations]
+    last = [(channel, channel.operations[-1]) for channel in ordered]
     for wanted in ("running", "failed"):
         # A group that has failed may have been given up, and others used since.
         places = [place for place in last if place[1].state == wanted]
@@ -149,32 +151,33 @@ def _waits_in(report: Report) -> Optional[Place]:
             return max(places, key=lambda place: place[1].at)
     if not (report.blocked or failed):
         return None  # what is on its way by name need not be waited for
-    named = [(lane, operation) for lane in report.lanes if not lane.ordered for operation in lane.operations]
+    by_name = [channel for channel in report.channels if not channel.ordered]
+    named = [(channel, operation) for channel in by_name for operation in channel.operations]
     for state in ("running", "submitted"):
-        for lane, operation in named:
+        for channel, operation in named:
             if operation.state == state:
-                return lane, operation
+                return channel, operation
     return next((place for place in reversed(named) if failed and place[1].state == "failed"), None)
 
 
-def _same_lane(report: Report, lane: Lane) -> Optional[Lane]:
-    return next((item for item in report.lanes if item[:3] == lane[:3]), None)
+def _same_channel(report: Report, channel: Channel) -> Optional[Channel]:
+    return next((item for item in report.channels if item[:3] == channel[:3]), None)
 
 
-def _behind(report: Optional[Report], lane: Lane, number: int) -> bool:
+def _behind(report: Optional[Report], channel: Channel, number: int) -> bool:
     """Whether a rank is known not to have come to a certain call."""
     if report is None or _is_silent(report) or report.error.startswith(UNCAUGHT):
         return report is not None
-    theirs = _same_lane(report, lane)
+    theirs = _same_channel(report, channel)
     if theirs is None or not theirs.operations:
         return True
     return theirs.operations[-1].number < number
 
 
-def _has_not_come(report: Optional[Report], lane: Lane, wanted: Operation) -> bool:
+def _has_not_come(report: Optional[Report], channel: Channel, wanted: Operation) -> bool:
     if report is None or _is_silent(report) or report.error.startswith(UNCAUGHT):
         return report is not None
-    theirs = _same_lane(report, lane)
+    theirs = _same_channel(report, channel)
     pending = [] if theirs is None else [item for item in theirs.operations if not item.over]
     return wanted.key not in [item.key for item in pending]
 
@@ -245,7 +248,7 @@ def _waiting_text(operation: Operation) -> str:
     return operation.text() + ("" if moved is None else f", {_bytes(moved)} moved")
 
 
-def _sentence(report: Report, is_wanted: bool) -> str:
+def _describe(report: Report, is_wanted: bool) -> str:
     """Where a rank is that does not wait, and perhaps is waited for."""
     last = _last(report)
     at = f"; its last operation was {last.text()}" if last is not None else ""
@@ -279,8 +282,8 @@ def _farewell(report: Report) -> str:
 
 
 def _last(report: Report) -> Optional[Operation]:
-    """What a rank has begun last, in whichever lane."""
-    found = [lane.operations[-1] for lane in report.lanes if lane.operations]
+    """What a rank has begun last, in whichever channel."""
+    found = [channel.operations[-1] for channel in report.channels if channel.operations]
     return max(found, key=lambda operation: operation.at, default=None)
 
 
@@ -322,7 +325,7 @@ def _conclusions(reports: Mapping[int, Report], waits: Waits, quarrels: Sequence
 
 def _dispute_lines(dispute: Dispute, everybody: int) -> List[str]:
     (usual, most), *others = dispute.sides
-    members = dispute.lane.members
+    members = dispute.channel.members
     group = f" in the group of {ranks_text(members)}" if len(members) != everybody else ""
     if len(most) == len(others[0][1]):
         who = ranks_text(sorted(dispute.ranks)).capitalize()

@@ -31,7 +31,7 @@ Steps = Sequence[Tuple[int, float]]
 class AgentHandler(Protocol):
     """Callbacks for frames, errors and ends of the agents' links."""
 
-    def heard(self, host: HostJob, frame: Frame) -> None:
+    def received(self, host: HostJob, frame: Frame) -> None:
         """An agent has sent a frame."""
 
     def chattered(self, host: HostJob, data: bytes) -> None:
@@ -146,7 +146,7 @@ class Agents:
             return
         try:
             for frame in link.read():
-                self._handler.heard(host, frame)
+                self._handler.received(host, frame)
         except ProtocolError as problem:
             self._take_down(host)
             self._handler.confused(host, f"{host.name}: its agent sent invalid data: {problem}.")

@@ -40,7 +40,7 @@ class Loop:
         self.wake()
 
     def wake(self) -> None:
-        """Make :meth:`turn` return now."""
+        """Make :meth:`run_once` return now."""
         try:
             self._wake_out.send(b"!")
         except OSError:  # full: the loop wakes anyway; or closed: the loop has ended
@@ -94,7 +94,7 @@ class Loop:
         for descriptor in descriptors:
             self.watch(descriptor, 0, lambda: None)
 
-    def turn(self, limit_s: float) -> None:
+    def run_once(self, limit_s: float) -> None:
         """One cycle: wait for a descriptor, a call or a timer, and run the actions that are due.
 
         Args:

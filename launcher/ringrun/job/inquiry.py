@@ -20,7 +20,7 @@ class Inquiry:
     Args:
         links: to the agents.
         loop: the supervisor's.
-        say: shows the user something.
+        print_text: shows the user a text.
         exits: how ranks have ended so far; grows.
     """
 
@@ -29,10 +29,10 @@ class Inquiry:
         job: Job,
         links: Sequence[Link],
         loop: Loop,
-        say: Callable[[str], None],
+        print_text: Callable[[str], None],
         exits: Mapping[int, Exit],
     ) -> None:
-        self._job, self._links, self._loop, self._say, self._exits = job, links, loop, say, exits
+        self._job, self._links, self._loop, self._print, self._exits = job, links, loop, print_text, exits
         self._records = Records(job)
         self._asked = False
 
@@ -46,7 +46,7 @@ class Inquiry:
     def for_the_user(self) -> None:
         """Somebody wants to know, and the job goes on."""
         if not self._job.settings.flight_recorder:
-            self._say("there is nothing to tell: the flight recorder is off (--flight-recorder 0).")
+            self._print("there is nothing to tell: the flight recorder is off (--flight-recorder 0).")
         elif not self._asked and not self._loop.is_set("inquiry"):
             self._records.forget()
             self._ask()
@@ -69,7 +69,7 @@ class Inquiry:
     def _show(self) -> None:
         contents = self._records.complete(self._exits)
         parts = explain_lines(contents), explain(contents), self._keep(contents)
-        self._say("\n".join(filter(None, parts)))
+        self._print("\n".join(filter(None, parts)))
 
     def _keep(self, contents: Mapping[int, Mapping[str, object]]) -> str:
         """Write the files; a sentence that says where they are, or why not."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Dict, Iterable, List, Mapping, Optional
 
 from ..diagnosis import failure_report
-from ..diagnosis.first_failure import Cause, Exit, Verdict
+from ..diagnosis.first_failure import Cause, Exit, FirstFailure
 from ..plan.job import Job
 from ..show.visible import visible
 
@@ -46,8 +46,8 @@ def not_started(job: Job, problems: Mapping[int, str], ready: Iterable[int]) -> 
 
 
 def ended(
-    job: Job, verdict: Verdict, ending: str, signum: int, tails: Mapping[int, List[str]], lines: str = "",
-    diagnosis: str = "", pythons: Optional[Mapping[str, str]] = None,
+    job: Job, failure: FirstFailure, ending: str, signum: int, tails: Mapping[int, List[str]],
+    lines: str = "", diagnosis: str = "", pythons: Optional[Mapping[str, str]] = None,
 ) -> Outcome:  # fmt: skip
     """The ranks had started.
 
@@ -57,19 +57,19 @@ def ended(
         diagnosis: who waited for whom.
         pythons: by host's name, its interpreter where that is known.
     """
-    exits = dict(verdict.exits)
+    exits = dict(failure.exits)
     if ending == "pipe":
         return Outcome(BROKEN_PIPE, "", "pipe", None, exits)
     if ending == "interrupt":
         return Outcome(128 + signum, "", "interrupt", None, exits)
-    if not verdict.failed:
+    if not failure.failed:
         return Outcome(0, "", "done", None, exits)
     hosts = {place.rank: job.hosts[place.host_index].name for place in job.plan.places}
     names = [host.name for host in job.hosts]
-    text = failure_report.failure_box(verdict, hosts, names, tails, diagnosis, lines, pythons)
-    cause = verdict.cause()
+    text = failure_report.failure_box(failure, hosts, names, tails, diagnosis, lines, pythons)
+    cause = failure.cause()
     in_part = [
         rank for rank, tail in tails.items()
         if cause is not None and rank == cause.rank and not failure_report.is_shown_whole(tail)
     ]  # fmt: skip
-    return Outcome(verdict.exit_code(), visible(text), "failure", cause, exits, to_show=in_part)
+    return Outcome(failure.exit_code(), visible(text), "failure", cause, exits, to_show=in_part)

@@ -15,7 +15,7 @@ from ringcomm.errors import ProtocolError
 
 from ..agent import agent, processes, threads
 from ..diagnosis import failure_report
-from ..diagnosis.first_failure import Complaint, Exit, Verdict, signal_name
+from ..diagnosis.first_failure import Complaint, Exit, FirstFailure, signal_name
 from ..plan.job import HostJob, Job
 from ..reach import ssh
 from ..reach.agent_process import Link
@@ -65,11 +65,11 @@ class Supervisor:
         self._patient = False
         self._open_rendezvous = open_rendezvous
         self._rendezvous: Optional[RendezvousLike] = None
-        self._verdict = Verdict()
+        self._failure = FirstFailure()
         self._agents = Agents(job, self._loop, self)
-        self._inquiry = Inquiry(job, self._agents.links, self._loop, self._printer.say, self._verdict.exits)
+        self._inquiry = Inquiry(job, self._agents.links, self._loop, self._printer.show, self._failure.exits)
         self._fetched = FetchedFiles(Path(FETCHED))
-        self._supply = Supply(self._agents, self._loop, self._printer.say, self._problem)
+        self._supply = Supply(self._agents, self._loop, self._printer.show, self._problem)
         self._ranks = [{place.rank for place in job.plan.on_host(host.index)} for host in job.hosts]
         self._ready: Dict[int, Dict[str, Any]] = {}  # by host, what its agent found
         self._done: Set[int] = set()
@@ -98,23 +98,23 @@ class Supervisor:
         self._console.on_change(self._loop.wake)
         try:
             for note in () if self.job.attempt else self.job.notes:
-                self._printer.say(note)
+                self._printer.show(note)
             self._loop.after("start", self.job.settings.start_timeout_s, self._start_timed_out)
             self._loop.after("ping", PING_S, self._agents.ping)
             while not self._agents.all_closed:
-                self._turn()
+                self._run_once()
         finally:
             self._tear_down()
         return self._outcome()
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         self._agents.go_on(reading=not self._console.full)
-        self._loop.turn(0.02 if self._agents.fading else 0.25 if self._printer.waiting else PING_S)
+        self._loop.run_once(0.02 if self._agents.fading else 0.25 if self._printer.waiting else PING_S)
         self._agents.look()
         self._printer.tick()
         if self._console.broken and not self._ending:
             self._end("pipe", END)
-        if self._verdict.failed and not self._ending and not self._loop.is_set("grace"):
+        if self._failure.failed and not self._ending and not self._loop.is_set("grace"):
             self._loop.after("grace", GRACE_S, self._grace_over)
             self._inquiry.after_failure()
 
@@ -150,7 +150,7 @@ class Supervisor:
         """Every host has what it needs: open the rendezvous and start the ranks."""
         self._going = True
         limits = {host.name: self._ready[host.index]["limits"] for host in self.job.hosts}
-        self._printer.say(threads.describe(limits, self.job.settings.threads))
+        self._printer.show(threads.describe(limits, self.job.settings.threads))
         self._loop.cancel("start")
         endpoints: List[Tuple[str, int]] = []
         if self._open_rendezvous is not None and self.job.plan.size > 1:
@@ -168,7 +168,7 @@ class Supervisor:
     def confused(self, host: HostJob, why: str) -> None:
         """What comes from that host is not an agent's."""
         if self._going:
-            self._printer.say(why)
+            self._printer.show(why)
         else:
             self._problem(host, why)
 
@@ -176,9 +176,9 @@ class Supervisor:
         """An agent or its ssh has something to tell whoever wants details."""
         if self.job.settings.verbose:
             for line in data.splitlines():
-                self._printer.say(f"{host.name}: {line.decode('utf-8', 'replace')}")
+                self._printer.show(f"{host.name}: {line.decode('utf-8', 'replace')}")
 
-    def heard(self, host: HostJob, frame: Frame) -> None:
+    def received(self, host: HostJob, frame: Frame) -> None:
         """An agent says something.
 
         Raises:
@@ -229,11 +229,11 @@ class Supervisor:
             self._done.add(host.index)
             self._agents.dismiss(host)
         elif name == "started" and self.job.settings.verbose:
-            self._printer.say(f"rank {rank} runs on {host.name} as process {facts['pid']}")
+            self._printer.show(f"rank {rank} runs on {host.name} as process {facts['pid']}")
 
     def _grace_over(self) -> None:
         """End the job, but let whoever failed first end by itself if it is about to."""
-        if self._leaving - set(self._verdict.exits) and not self._patient:
+        if self._leaving - set(self._failure.exits) and not self._patient:
             self._patient = True
             self._loop.after("grace", LEAVING_S, self._grace_over)
         else:
@@ -241,11 +241,11 @@ class Supervisor:
 
     def _rank_exited(self, rank: int, facts: Mapping[str, Any]) -> None:
         end = Exit(rank, facts["code"], facts["signal"], facts["sent"])
-        self._verdict.exited(end)
+        self._failure.exited(end)
         self._printer.ended(rank, end.ok)
         if self._rendezvous is not None:
             self._rendezvous.process_exited(self.job.slot_of(rank), end.describe(), end.ok)
-        if self._patient and self._loop.is_set("grace") and not self._leaving - set(self._verdict.exits):
+        if self._patient and self._loop.is_set("grace") and not self._leaving - set(self._failure.exits):
             self._loop.cancel("grace")
             self._end("failure", END)
 
@@ -253,16 +253,16 @@ class Supervisor:
         if notice.kind == "failed":
             if not self._ending:
                 link = notice.detail.get("kind") == "cut"
-                self._verdict.complained(Complaint(notice.rank, notice.culprit, notice.text, link))
+                self._failure.complained(Complaint(notice.rank, notice.culprit, notice.text, link))
                 if notice.culprit is not None and notice.detail.get("leaving"):
                     self._leaving.add(notice.culprit)
         elif notice.kind == "refused":
             self._refusals += 1
             if self._refusals <= REFUSALS_SHOWN:
                 more = " (further ones are not shown)" if self._refusals == REFUSALS_SHOWN else ""
-                self._printer.say(f"refused: {notice.text}{more}")
+                self._printer.show(f"refused: {notice.text}{more}")
         elif notice.kind == "warning" or (self.job.settings.verbose and notice.text):
-            self._printer.say(notice.text)
+            self._printer.show(notice.text)
 
     # -- links that end ------------------------------------------------------------------------
 
@@ -280,7 +280,7 @@ class Supervisor:
             tried = f"{host.python} or python3" if second else host.python
             failure = ssh.explain_start(host.name, link.argv, tried, status, said, host.is_local)
             if failure.no_python and host.fallback and not second:
-                self._printer.say(f"{host.name} has no {host.python}: using python3 there")
+                self._printer.show(f"{host.name} has no {host.python}: using python3 there")
                 link.argv = list(host.fallback)
                 return True
             if failure.retry and link.attempt <= ssh.RETRIES:
@@ -290,10 +290,10 @@ class Supervisor:
 
     def _host_lost(self, host: HostJob, text: str) -> None:
         ranks = [place.rank for place in self.job.plan.on_host(host.index)]
-        unfinished = [rank for rank in ranks if rank not in self._verdict.exits]
+        unfinished = [rank for rank in ranks if rank not in self._failure.exits]
         if host.is_local:
             processes.sweep(self.job.id, host.index)
-        self._verdict.host_lost(host.index, text)
+        self._failure.host_lost(host.index, text)
         for rank in unfinished:
             self._printer.ended(rank, False)
             if self._rendezvous is not None:
@@ -306,10 +306,10 @@ class Supervisor:
             self._end(self._ending, AT_ONCE)
             return
         self._signum = signum
-        if self._verdict.failed or self._ending:
+        if self._failure.failed or self._ending:
             self._end(self._ending or "failure", END)
         else:
-            self._printer.say(f"{signal_name(signum)}: ending all ranks on all hosts (once more: at once)")
+            self._printer.show(f"{signal_name(signum)}: ending all ranks on all hosts (once more: at once)")
             self._end("interrupt", INTERRUPT if signum == 2 else END)
 
     def _end(self, reason: str, steps: Steps) -> None:
@@ -323,7 +323,7 @@ class Supervisor:
             if not self._agents.all_closed:  # an exception: the caller's Ctrl-C, or a defect
                 self._end("abandoned", END)
                 while not self._agents.all_closed:
-                    self._turn()
+                    self._run_once()
         finally:
             self._agents.force()
             if self._rendezvous is not None:
@@ -335,18 +335,18 @@ class Supervisor:
     def _outcome(self) -> Outcome:
         if self._problems and self._ending in ("start", ""):
             return not_started(self.job, self._problems, set(self._ready))
-        failed = self._verdict.failed and self._ending not in ("pipe", "interrupt")
+        failed = self._failure.failed and self._ending not in ("pipe", "interrupt")
         told, tails = self._inquiry.conclude() if failed else ("", ""), self._printer.tails()
-        self._verdict.explained(self._inquiry.explanations(tails))
+        self._failure.explained(self._inquiry.explanations(tails))
         checked = {self.job.hosts[index].name: facts.get("found") for index, facts in self._ready.items()}
         pythons = {name: found["python"] for name, found in checked.items() if found}
-        outcome = ended(self.job, self._verdict, self._ending, self._signum, tails, *told, pythons)
+        outcome = ended(self.job, self._failure, self._ending, self._signum, tails, *told, pythons)
         if outcome.reason != "interrupt":
             self._printer.settle(range(self.job.plan.size) if self.job.settings.verbose else outcome.to_show)
         if self.job.fetch:
-            self._printer.say(self._fetched.describe(self.job))
+            self._printer.show(self._fetched.describe(self.job))
         if outcome.reason == "done":
-            self._printer.say(missing_timeline(self.job, self._began_s))
+            self._printer.show(missing_timeline(self.job, self._began_s))
         outcome.results = {
             rank: self.job.verified_result(rank, bytes(data)) if data else b""
             for rank, data in self._results.items()

@@ -29,7 +29,7 @@ class Supply:
     def __init__(
         self, agents: Agents, loop: Loop, say: Callable[[str], None], problem: Callable[[HostJob, str], None]
     ) -> None:
-        self._agents, self._loop, self._say, self._problem = agents, loop, say, problem
+        self._agents, self._loop, self._print, self._problem = agents, loop, say, problem
         self._wheels: Dict[int, Package] = {}  # by host: the package that it uses after ringcomm's
         self._waiting: Dict[Target, List[HostJob]] = {}  # hosts whose wheels are being downloaded
 
@@ -44,11 +44,11 @@ class Supply:
         if "files" in facts and tree is not None:
             sent = Package("files", tree.contents(map(str, facts["files"])))
             counts = len(facts["files"]), len(tree.files), len(sent.archive)
-            self._say(describe_sent(host.name, counts))
+            self._print(describe_sent(host.name, counts))
             self._agents.send_archive(host, agent.CODE, sent.archive)
             return
         package = self._wheels.get(host.index) or own_package()
-        self._say(f"sending {package.name} to {host.name} ({len(package.archive) / 1e6:.1f} MB)")
+        self._print(f"sending {package.name} to {host.name} ({len(package.archive) / 1e6:.1f} MB)")
         self._agents.send_archive(host, agent.PACKAGE, package.archive)
 
     def provision(self, host: HostJob, facts: Mapping[str, Any]) -> None:
@@ -81,7 +81,7 @@ class Supply:
 
     def _downloaded(self, target: Target, package: Package, lines: List[str]) -> None:
         hosts = self._waiting.pop(target)
-        self._say(f"wheels for {', '.join(host.name for host in hosts)}: {'; '.join(lines)}")
+        self._print(f"wheels for {', '.join(host.name for host in hosts)}: {'; '.join(lines)}")
         for host in hosts:
             self._wheels[host.index] = package
             self._agents.send(host, {"do": "use", "package": package.digest})

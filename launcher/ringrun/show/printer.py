@@ -50,7 +50,7 @@ class Printer:
             if self._files is not None:
                 self._files.write(rank, stream, data)
                 if self._files.problem:
-                    self.say(self._files.problem)
+                    self.show(self._files.problem)
                     self._files.problem = ""
             self._console.write(stream, self._outputs.feed(rank, stream, data, self._clock()))
 
@@ -71,7 +71,7 @@ class Printer:
         """Write delayed tracebacks; those that only name another rank are written for ranks in ``shown``."""
         self._write(self._outputs.settle(shown))
 
-    def say(self, text: str) -> None:
+    def show(self, text: str) -> None:
         """Write a message of ringrun to stderr; control characters become visible."""
         lines = [f"ringrun: {visible(line)}\n" for line in text.splitlines()]
         self._console.write(STDERR, "".join(lines).encode())

@@ -28,10 +28,10 @@ from ._bridge import Flat
 from ._collectives import Collectives, Tensors
 from ._elements import type_code
 from ._group_base import GroupFace
-from ._group_transport import Company
-from ._lane import Lane
+from ._group_transport import GroupTransport
 from ._monitored import MonitoredBarrier
-from ._post import PostOffice
+from ._operation_queue import OperationQueue
+from ._point_to_point import PointToPoint
 from ._reductions import Reduction
 from ._store import group_settings
 from ._trace import Traced, observer
@@ -66,17 +66,17 @@ class ProcessGroupRingcomm(GroupFace):
         self._ranks = tuple(ranks)
         settings = group_settings(timeout)
         self._timeout_s = settings.timeout_s
-        company = self._company = Company(store, rank, ranks, name, settings, default)
-        self._watch, lanes, spin_s = company.watch, company.lanes, company.spin_s
+        transport = self._transport = GroupTransport(store, rank, ranks, name, settings, default)
+        self._watch, channels, spin_s = transport.watch, transport.channels, transport.spin_s
         self._idleness = Idleness()
-        runner = Runner(lanes.calls, settings, company.generation, spin_s, self._watch)
+        runner = Runner(channels.direct, settings, transport.generation, spin_s, self._watch)
         runner.sites = CallSites(functools.partial(self._watch.warn, "lines"), settings.check_calls)
         self._ops = Collectives(runner)
-        facts = Facts(ranks[rank], len(ranks), company.host, company.generation, ranks, f"group {name}")
+        facts = Facts(ranks[rank], len(ranks), transport.host, transport.generation, ranks, f"group {name}")
         self._flight = FlightRecorder(facts, settings, runner)
-        self._lane = Lane(f"ringcomm-{name}")
-        self._post = PostOffice(lanes.engine, self._watch, spin_s, f"ringcomm-{name}-messages")
-        company.watch_over(runner.progress)
+        self._queue = OperationQueue(f"ringcomm-{name}")
+        self._messages = PointToPoint(channels.background, self._watch, spin_s, f"ringcomm-{name}-messages")
+        transport.watch_over(runner.progress)
         self._coalesced: Optional[List[RingcommWork]] = None
         self._started = 0
         self._left = False
@@ -99,11 +99,11 @@ class ProcessGroupRingcomm(GroupFace):
                 do()
 
         self._started += 1
-        work = RingcommWork(what, result, run, self._lane.help)
+        work = RingcommWork(what, result, run, self._queue.help)
         coalesced = self._coalesced
         if coalesced is not None:
             coalesced.append(work)
-        return self._lane.submit(work, inline=not getattr(opts, "asyncOp", True))
+        return self._queue.submit(work, inline=not getattr(opts, "asyncOp", True))
 
     def _limit_s(self, opts: Any) -> float:
         timeout_s: float = opts.timeout.total_seconds() if opts is not None else -1.0
@@ -237,7 +237,7 @@ class ProcessGroupRingcomm(GroupFace):
             PeerStalledError: somebody has not come in time.
         """
         limit_s = self._timeout_s if timeout is None else timeout.total_seconds()
-        barrier = MonitoredBarrier(self._post, self._watch, self._ranks)
+        barrier = MonitoredBarrier(self._messages, self._watch, self._ranks)
         if self.rank() == 0:
             barrier.judge(limit_s, wait_all_ranks)
         else:
@@ -253,7 +253,7 @@ class ProcessGroupRingcomm(GroupFace):
         work.epilogue = lambda: setattr(work, "kept", None)
         work.kept = flat  # a copy, if the tensor is not contiguous, must live until it has been sent
         view, elements = flat.array.view("u1").data, type_code(tensor.dtype)
-        self._post.send(peer, address, view, work, self._timeout_s, elements)
+        self._messages.send(peer, address, view, work, self._timeout_s, elements)
         return self._noted(work)
 
     def recv(self, tensors: Any, peer: int, tag: int = 0) -> RingcommWork:
@@ -270,7 +270,7 @@ class ProcessGroupRingcomm(GroupFace):
         work = RingcommWork(what, [tensor])
         work.epilogue, work.site = flat.finish, this_site()
         view, elements = flat.array.view("u1").data, type_code(tensor.dtype)
-        self._post.receive(peer, address, view, work, self._timeout_s, elements)
+        self._messages.receive(peer, address, view, work, self._timeout_s, elements)
         return self._noted(work)
 
     def _name_of(self, peer: int) -> int:
@@ -295,7 +295,7 @@ class ProcessGroupRingcomm(GroupFace):
     def shutdown(self) -> None:
         """Leave the group, after what has been started. Others that still need this rank are told."""
         if not self._left:
-            self._lane.drain(Deadline(self._timeout_s))
+            self._queue.drain(Deadline(self._timeout_s))
             self._leave("it called destroy_process_group()", ok=True)
 
     def abort(self) -> None:
@@ -313,10 +313,10 @@ class ProcessGroupRingcomm(GroupFace):
         if not ok:
             self._watch.abort(error)
         self._ops.runner.stop()  # first of all: another thread may be about to call
-        self._company.say_goodbye(reason, ok)
-        self._lane.close(why, error)
-        self._post.close(error)
-        self._company.close(wait)
+        self._transport.say_goodbye(reason, ok)
+        self._queue.close(why, error)
+        self._messages.close(error)
+        self._transport.close(wait)
 
     @property
     def failure(self) -> Optional[RingcommError]:

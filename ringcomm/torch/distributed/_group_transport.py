@@ -10,22 +10,22 @@ from ... import api
 from ...collective.progress import Progress
 from ...config import Settings
 from ...context import polling_s
-from ...engine.heartbeat import Vigil
+from ...engine.heartbeat import HeartbeatThread
 from ...engine.peer_channels import Limits
 from ...engine.single_rank import OwnTrace
 from ...errors import RingcommError
 from ...group.abort_watch import GroupWatch
 from ...timeline import Recording
-from ...transport.base import Lanes
+from ...transport.base import Channels
 from ...transport.tcp import SocketFabric
-from ._store import Meeting, meet
+from ._store import GroupRendezvous, meet
 from ._trace import write_here
 
-_transports: weakref.WeakSet[Company] = weakref.WeakSet()
+_transports: weakref.WeakSet[GroupTransport] = weakref.WeakSet()
 _transports_lock = threading.Lock()
 
 
-class Company:
+class GroupTransport:
     """Connects the ranks of a group, and monitors the links.
 
     Args:
@@ -37,7 +37,7 @@ class Company:
         default: whether it is the group of all ranks.
 
     Attributes:
-        lanes: the links, by channel (direct, background, control).
+        channels: the links, by channel (direct, background, control).
         watch: aborts waits on the links.
         generation: membership epoch.
         host: the name of this rank's host.
@@ -51,25 +51,25 @@ class Company:
         self, store: Any, rank: int, ranks: Sequence[int], name: str, settings: Settings, default: bool
     ) -> None:
         self.generation, self.spin_s, self.host = 0, 0.0, "localhost"
-        self.lanes = Lanes(*(SocketFabric(0, {}) for _ in Lanes._fields))
+        self.channels = Channels(*(SocketFabric(0, {}) for _ in Channels._fields))
         numbers = ", ".join(map(str, ranks))
         self._name = "the default process group" if default else f"process group {name} (ranks {numbers})"
         self._failed = False
         self._default = default
         self._settings = settings
-        self._meeting: Optional[Meeting] = None
-        self._detector: Optional[Vigil] = None
+        self._rendezvous: Optional[GroupRendezvous] = None
+        self._detector: Optional[HeartbeatThread] = None
         self._recording: Optional[Recording] = None
         self._progress: Callable[[], Progress] = Progress
         control = None
         if len(ranks) > 1:
-            self._meeting = meet(store, rank, ranks, name, settings)
-            joined = self._meeting.joined
-            self.generation, control, self.lanes = joined.generation, joined.control, joined.lanes
+            self._rendezvous = meet(store, rank, ranks, name, settings)
+            joined = self._rendezvous.joined
+            self.generation, control, self.channels = joined.generation, joined.control, joined.channels
             own, self.host = joined.peers[rank].host_index, joined.peers[rank].host
             self.spin_s = polling_s(settings, sum(peer.host_index == own for peer in joined.peers))
         self.watch = GroupWatch(control, ranks)
-        for fabric in (self.lanes.calls, self.lanes.engine):
+        for fabric in (self.channels.direct, self.channels.background):
             fabric.watch = self.watch
             fabric.make_wakeable()
 
@@ -79,19 +79,19 @@ class Company:
         Args:
             progress: returns this rank's progress in its collectives.
         """
-        if self._meeting is None:
+        if self._rendezvous is None:
             self._write_timeline(OwnTrace(), [self.host])
             return
         self._progress = progress
         with _transports_lock:
             _transports.add(self)
-        settings, hosts = self._settings, [peer.host for peer in self._meeting.joined.peers]
+        settings, hosts = self._settings, [peer.host for peer in self._rendezvous.joined.peers]
         # A late rank is reported by the operation's own time limit, which the program may have set.
         limits = Limits(settings.dead_after_s, settings.stall_warning_s, 0.0)
         # Not a bound method: the detector's thread must not keep an unused group alive.
-        failed = _failure_handler(self.watch, self.lanes)
-        self._detector = Vigil(
-            self.lanes.orders, hosts, limits, self.watch, progress, failed, self._name, _waits_for
+        failed = _failure_handler(self.watch, self.channels)
+        self._detector = HeartbeatThread(
+            self.channels.control, hosts, limits, self.watch, progress, failed, self._name, _waits_for
         )
         self._write_timeline(self._detector, hosts)
 
@@ -102,7 +102,7 @@ class Company:
             return ""
         return f"in {self._name}: {progress.doing}, call number {progress.number}"
 
-    def _write_timeline(self, source: Union[Vigil, OwnTrace], hosts: Sequence[str]) -> None:
+    def _write_timeline(self, source: Union[HeartbeatThread, OwnTrace], hosts: Sequence[str]) -> None:
         if self._default:
             write_here(source)
             if self._settings.timeline and not api.is_initialized():
@@ -116,15 +116,15 @@ class Company:
             reason: appears in the other ranks' errors.
             ok: False after a failure.
         """
-        self._failed = not ok or self.watch.verdict is not None
+        self._failed = not ok or self.watch.abort_error is not None
         if ok and self._recording is not None:
             self._recording.finish()
         if self._detector is not None:
             self._detector.stop()
-        if self._meeting is not None:
-            self._meeting.joined.control.leave(reason, ok)
-        self.lanes.calls.wake()
-        self.lanes.engine.wake()
+        if self._rendezvous is not None:
+            self._rendezvous.joined.control.leave(reason, ok)
+        self.channels.direct.wake()
+        self.channels.background.wake()
 
     def close(self, wait: bool) -> None:
         """Close the links. The rank that serves the rendezvous serves it until all other ranks have left.
@@ -132,11 +132,11 @@ class Company:
         Args:
             wait: whether to wait for that.
         """
-        self.lanes.close()
+        self.channels.close()
         if self._recording is not None:
             self._recording.close()
-        if self._meeting is not None:
-            self._meeting.end(wait, self._failed)
+        if self._rendezvous is not None:
+            self._rendezvous.end(wait, self._failed)
 
 
 def _waits_for() -> str:
@@ -146,10 +146,10 @@ def _waits_for() -> str:
     return "; ".join(filter(None, (transport.waits_for() for transport in transports)))
 
 
-def _failure_handler(watch: GroupWatch, lanes: Lanes) -> Callable[[RingcommError], None]:
+def _failure_handler(watch: GroupWatch, channels: Channels) -> Callable[[RingcommError], None]:
     def failed(error: RingcommError) -> None:
         watch.end(error)
-        lanes.calls.wake()
-        lanes.engine.wake()
+        channels.direct.wake()
+        channels.background.wake()
 
     return failed

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from ...clock import Deadline
 from ...errors import PeerStalledError
 from ...group.abort_watch import GroupWatch
-from ._post import PostOffice
+from ._point_to_point import PointToPoint
 from ._work import RingcommWork
 
 _OURS = 1
@@ -51,8 +51,8 @@ class MonitoredBarrier:
         ranks: the group's members, by their ranks in the whole job.
     """
 
-    def __init__(self, post: PostOffice, watch: GroupWatch, ranks: Sequence[int]) -> None:
-        self._post = post
+    def __init__(self, messages: PointToPoint, watch: GroupWatch, ranks: Sequence[int]) -> None:
+        self._messages = messages
         self._watch = watch
         self._ranks = ranks
 
@@ -62,9 +62,9 @@ class MonitoredBarrier:
         Args:
             limit_s: the barrier's time limit in seconds.
         """
-        self._token(self._post.send, 0, limit_s)
+        self._token(self._messages.send, 0, limit_s)
         # Longer than rank 0's limit, so that its error arrives first.
-        self._token(self._post.receive, 0, 2 * limit_s + 10.0).wait()
+        self._token(self._messages.receive, 0, 2 * limit_s + 10.0).wait()
 
     def judge(self, limit_s: float, wait_all_ranks: bool) -> None:
         """Run the barrier on rank 0.
@@ -78,7 +78,8 @@ class MonitoredBarrier:
         """
         deadline = Deadline(limit_s)
         missing: List[int] = []
-        reports = [(peer, self._token(self._post.receive, peer, None)) for peer in range(1, len(self._ranks))]
+        peers = range(1, len(self._ranks))
+        reports = [(peer, self._token(self._messages.receive, peer, None)) for peer in peers]
         for peer, work in reports:
             if not work.is_completed() and missing and not wait_all_ranks:
                 break
@@ -99,7 +100,7 @@ class MonitoredBarrier:
                 rank=self._ranks[missing[0]],
             )
         for peer, _ in reports:
-            self._token(self._post.send, peer, limit_s)
+            self._token(self._messages.send, peer, limit_s)
 
     def _token(self, act: Callable[..., None], peer: int, limit_s: Optional[float]) -> RingcommWork:
         work = RingcommWork("monitored_barrier", [])

@@ -107,7 +107,7 @@ def _reach_store(where: Tuple[str, int], otherwise: str, size: int, timeout: tim
 
 def _own_address(context: Context) -> str:
     """On rank 0, the address that the other ranks' links use; "" if they use several."""
-    links = [getattr(context._lanes.calls.link(peer), "sock", None) for peer in range(1, context.size)]
+    links = [getattr(context._channels.direct.link(peer), "sock", None) for peer in range(1, context.size)]
     across = {sock.getsockname()[0] for sock in links if sock is not None and sock.family != socket.AF_UNIX}
     addresses = {str(item).split("%")[0] for item in across if "%" not in str(item)}
     if len(addresses) < len(across):
@@ -117,7 +117,7 @@ def _own_address(context: Context) -> str:
 
 def _address_of_rank_0(context: Context) -> str:
     """The address of rank 0 in this rank's own link."""
-    sock: Any = getattr(context._lanes.calls.link(0), "sock", None)
+    sock: Any = getattr(context._channels.direct.link(0), "sock", None)
     if sock is None or sock.family == socket.AF_UNIX:
         return "localhost"
     return str(sock.getpeername()[0])

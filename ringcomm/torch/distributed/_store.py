@@ -51,7 +51,7 @@ Notice = Dict[str, Any]
 """A group's rendezvous: ``job``, ``endpoints``, ``machine``, and ``key`` if no key is configured."""
 
 
-class Meeting(NamedTuple):
+class GroupRendezvous(NamedTuple):
     """A group whose ranks are connected.
 
     Attributes:
@@ -203,7 +203,7 @@ class StoreEntry:
 Entry = Union[JobEntry, StoreEntry]
 
 
-def meet(store: Any, rank: int, ranks: Sequence[int], name: str, settings: Settings) -> Meeting:
+def meet(store: Any, rank: int, ranks: Sequence[int], name: str, settings: Settings) -> GroupRendezvous:
     """Connect to the other ranks of a group. All of them must call it.
 
     Args:
@@ -236,7 +236,7 @@ def meet(store: Any, rank: int, ranks: Sequence[int], name: str, settings: Setti
     if rank == 0:
         embedded, notice = _serve(entry, len(ranks), name, secret, settings)
         try:
-            return Meeting(join(_membership(notice, 0, ranks, secret), settings), settings, embedded)
+            return GroupRendezvous(join(_membership(notice, 0, ranks, secret), settings), settings, embedded)
         except BaseException:
             embedded.stop()
             raise
@@ -246,7 +246,7 @@ def meet(store: Any, rank: int, ranks: Sequence[int], name: str, settings: Setti
         membership = _membership(_notice_of(entry.read(left), title), rank, ranks, secret)
         watched = Watched(entry.moved, entry.patience_s, entry.hint)
         try:
-            return Meeting(join(membership, left, watched=watched), settings, None)
+            return GroupRendezvous(join(membership, left, watched=watched), settings, None)
         except Moved:
             continue  # The entry was of a group that has ended.
 

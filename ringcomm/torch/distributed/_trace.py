@@ -13,16 +13,16 @@ from typing import Any, Dict, List, Optional, Set, Union
 import torch
 
 from ... import api
-from ...engine.heartbeat import Vigil
+from ...engine.heartbeat import HeartbeatThread
 from ...engine.observer import Observer
 from ...engine.single_rank import OwnTrace
 
-_default_source: Optional[weakref.ref[Union[Vigil, OwnTrace]]] = None
+_default_source: Optional[weakref.ref[Union[HeartbeatThread, OwnTrace]]] = None
 _lock = threading.Lock()
 _open: Dict[str, Set[int]] = {}
 
 
-def write_here(source: Union[Vigil, OwnTrace]) -> None:
+def write_here(source: Union[HeartbeatThread, OwnTrace]) -> None:
     """Report collectives to the observer of this failure detector, unless the process is in a job."""
     global _default_source
     _default_source = weakref.ref(source)

@@ -16,10 +16,10 @@ from ringcomm.errors import PeerStalledError, ProtocolError
 from ringcomm.group import message_channel
 from ringcomm.group.message_channel import SHORT_BYTES, Channel, Disagreement
 from ringcomm.group.message_matching import Arrival, Matcher, Receive
-from ringcomm.torch.distributed import _post
+from ringcomm.torch.distributed import _point_to_point
 from ringcomm.torch.distributed._elements import type_code, type_name
-from ringcomm.torch.distributed._lane import Lane
-from ringcomm.torch.distributed._post import PostOffice
+from ringcomm.torch.distributed._operation_queue import OperationQueue
+from ringcomm.torch.distributed._point_to_point import PointToPoint
 from ringcomm.torch.distributed._work import RingcommWork
 from ringcomm.transport.memory import memory_fabrics
 
@@ -224,45 +224,45 @@ class TestFlowControl:
 
 
 class TestLimits:
-    """A post office whose thread is this one, with a limit that is over at once."""
+    """A point-to-point engine whose thread is this one, with a limit that is over at once."""
 
     @pytest.fixture
-    def office(self, monkeypatch):
+    def messages(self, monkeypatch):
         a, self.other = memory_fabrics(2, 100)
-        office = PostOffice(a, Reporter(), 0.0, "office")
-        office._thread = threading.current_thread()
+        messages = PointToPoint(a, Reporter(), 0.0, "messages")
+        messages._thread = threading.current_thread()
         # So the last byte moved just now, whenever it did.
-        monkeypatch.setattr(_post, "monotonic", lambda: office._channels[1].moved_s)
-        return office
+        monkeypatch.setattr(_point_to_point, "monotonic", lambda: messages._channels[1].moved_s)
+        return messages
 
-    def test_what_fails_fails_the_work_whose_limit_has_expired_too(self, office):
+    def test_what_fails_fails_the_work_whose_limit_has_expired_too(self, messages):
         works = [RingcommWork(f"recv {tag}", []) for tag in range(2)]
         for tag, work in enumerate(works):
-            office.receive(1, (0, tag), memoryview(bytearray(4)), work, 0.0 if tag else None)
-        office._cycle()
+            messages.receive(1, (0, tag), memoryview(bytearray(4)), work, 0.0 if tag else None)
+        messages._cycle()
         with pytest.raises(PeerStalledError, match="recv 1.*not done within 0 s") as caught:
-            office._check_limits()
-        office._fail_all(caught.value)
+            messages._check_limits()
+        messages._fail_all(caught.value)
         assert [work.exception() for work in works] == [caught.value] * 2
 
-    def test_a_message_that_moves_has_time(self, office):
+    def test_a_message_that_moves_has_time(self, messages):
         moving, waiting = RingcommWork("send 0", []), RingcommWork("send 1", [])
-        office.send(1, TAG, memoryview(bytes(1000)), moving, 1e-9)
-        office._cycle()
-        assert office._check_limits() < 1
-        office.send(1, TAG, memoryview(bytes(SHORT_BYTES + 1)), waiting, 1e-9)
-        office._cycle()
+        messages.send(1, TAG, memoryview(bytes(1000)), moving, 1e-9)
+        messages._cycle()
+        assert messages._check_limits() < 1
+        messages.send(1, TAG, memoryview(bytes(SHORT_BYTES + 1)), waiting, 1e-9)
+        messages._cycle()
         with pytest.raises(PeerStalledError, match="send 1.*not done within 1e-09 s"):
-            office._check_limits()
+            messages._check_limits()
         assert not moving.is_completed()
 
-    def test_a_receive_from_any_peer_ends_alone(self, office):
+    def test_a_receive_from_any_peer_ends_alone(self, messages):
         work = RingcommWork("recv from any peer", [])
-        office.receive(None, TAG, memoryview(bytearray(4)), work, 0.0)
-        office._cycle()
-        office._check_limits()
+        messages.receive(None, TAG, memoryview(bytearray(4)), work, 0.0)
+        messages._cycle()
+        messages._check_limits()
         assert isinstance(work.exception(), PeerStalledError)
-        assert office._matcher.receives() == []
+        assert messages._matcher.receives() == []
 
 
 def test_nonsense_is_not_taken_for_a_message():
@@ -273,37 +273,37 @@ def test_nonsense_is_not_taken_for_a_message():
         channel.advance()
 
 
-class TestLane:
-    def work(self, lane, log, name, inner=None):
+class TestOperationQueue:
+    def work(self, queue, log, name, inner=None):
         def run(work):
             if inner is not None:
-                lane.submit(inner, inline=False)
+                queue.submit(inner, inline=False)
             log.append(name)
 
-        return RingcommWork(name, [], run, lane.help)
+        return RingcommWork(name, [], run, queue.help)
 
     def test_what_a_work_starts_runs_before_what_is_queued(self):
-        lane, log = Lane("lane"), []
-        inner = self.work(lane, log, "inner")
-        works = [self.work(lane, log, "outer", inner), self.work(lane, log, "next")]
+        queue, log = OperationQueue("queue"), []
+        inner = self.work(queue, log, "inner")
+        works = [self.work(queue, log, "outer", inner), self.work(queue, log, "next")]
         for work in works:
-            lane.submit(work, inline=False)
+            queue.submit(work, inline=False)
         for work in reversed(works):
             work.wait()
         assert log == ["inner", "outer", "next"]
 
-    def test_an_idle_lane_runs_it_in_the_callers_thread(self):
-        lane, seen = Lane("lane"), []
-        work = RingcommWork("work", [], lambda _: seen.append(threading.get_ident()), lane.help)
-        assert lane.submit(work, inline=True).is_completed()
+    def test_an_idle_queue_runs_it_in_the_callers_thread(self):
+        queue, seen = OperationQueue("queue"), []
+        work = RingcommWork("work", [], lambda _: seen.append(threading.get_ident()), queue.help)
+        assert queue.submit(work, inline=True).is_completed()
         assert seen == [threading.get_ident()]
 
     def test_failures_belong_to_whoever_waits(self):
         def fail(_):
             raise KeyError("x")
 
-        lane = Lane("lane")
-        work = lane.submit(RingcommWork("work", [], fail, lane.help), inline=True)
+        queue = OperationQueue("queue")
+        work = queue.submit(RingcommWork("work", [], fail, queue.help), inline=True)
         assert not work.is_success() and isinstance(work.exception(), KeyError)
         with pytest.raises(KeyError):
             work.wait()

@@ -81,19 +81,19 @@ class Report(unittest.TestResult):
         super().startTest(test)
         self.began = time.monotonic()
 
-    def say(self, test: Any, outcome: str, why: str = "") -> None:
+    def report(self, test: Any, outcome: str, why: str = "") -> None:
         name = test.id().rpartition(".")[2]
         self.counts[outcome] += 1
         print(json.dumps([name, outcome, round(time.monotonic() - self.began, 2), why]), flush=True)
 
     def addSuccess(self, test: Any) -> None:  # noqa: N802
-        self.say(test, "passed")
+        self.report(test, "passed")
 
     def addSkip(self, test: Any, reason: str) -> None:  # noqa: N802
-        self.say(test, "skipped", reason)
+        self.report(test, "skipped", reason)
 
     def addError(self, test: Any, err: Any) -> None:  # noqa: N802
-        self.say(test, "failed", str(err[1]))
+        self.report(test, "failed", str(err[1]))
 
     addFailure = addError  # noqa: N815
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ringcomm.collective import call_sites
-from ringcomm.collective.call_history import CallJournal
+from ringcomm.collective.call_history import CallHistory
 from ringcomm.collective.call_sites import (
     call_site,
     find_site,
@@ -37,35 +37,35 @@ class Call:
         return "allreduce(x)"
 
 
-def begin(journal, number):
-    journal.begin(number, Call(), find_site(1, [0, None]))
+def begin(history, number):
+    history.begin(number, Call(), find_site(1, [0, None]))
 
 
 def test_the_last_ones_are_kept_in_order():
-    journal = CallJournal(3)
-    assert journal.rows() == []
+    history = CallHistory(3)
+    assert history.rows() == []
     for number in range(1, 6):
-        begin(journal, number)
-    assert [row["op"] for row in journal.rows()] == [3, 4, 5]
-    assert {row["state"] for row in journal.rows()} == {"done"}
+        begin(history, number)
+    assert [row["op"] for row in history.rows()] == [3, 4, 5]
+    assert {row["state"] for row in history.rows()} == {"done"}
 
 
 def test_one_that_runs_says_how_far_it_is():
-    journal = CallJournal(3)
-    begin(journal, 1)
-    begin(journal, 2)
-    first, second = journal.rows(moved_bytes=5)
+    history = CallHistory(3)
+    begin(history, 1)
+    begin(history, 2)
+    first, second = history.rows(moved_bytes=5)
     assert (first["state"], second["state"]) == ("done", "running")
     assert second["moved"] == 5 and "moved" not in first
 
 
 def test_one_that_fails_says_why_and_somebody_is_told():
-    journal, told = CallJournal(3), []
-    journal.on_failure = told.append
-    begin(journal, 1)
+    history, told = CallHistory(3), []
+    history.on_failure = told.append
+    begin(history, 1)
     error = ValueError("no")
-    journal.fail(error, 7)
-    (row,) = journal.rows()
+    history.fail(error, 7)
+    (row,) = history.rows()
     assert (row["state"], row["error"], row["moved"]) == ("failed", "ValueError: no", 7)
     assert told == [error]
 
@@ -73,7 +73,7 @@ def test_one_that_fails_says_why_and_somebody_is_told():
 def test_what_a_runner_writes_down():
     fabric, _ = memory_fabrics(2)
     runner = Runner(fabric, Settings(timeout_s=0.001))
-    runner.journal = CallJournal(10)
+    runner.history = CallHistory(10)
     with pytest.raises(PeerStalledError):
         runner.all_reduce(np.ones(4, np.float32), Sum, "conv")
     (row,) = runner.rows()
@@ -142,14 +142,14 @@ def test_packages_that_call_for_the_user_are_looked_through(tmp_path, monkeypatc
 
 
 def test_the_callers_variables_are_not_kept_alive():
-    journal = CallJournal(10)
+    history = CallHistory(10)
 
     def program():
         array = np.ones(4, np.float32)
-        begin(journal, 1)
+        begin(history, 1)
         return weakref.ref(array)
 
     array = program()
     gc.collect()
     assert array() is None
-    assert len(journal.rows()) == 1
+    assert len(history.rows()) == 1

@@ -45,20 +45,20 @@ def fail(runner):
 
 
 class Rendezvous:
-    """Hears reports, and gives the verdict."""
+    """Hears reports, and gives the root cause."""
 
-    verdict = None
+    abort_error = None
 
     def __init__(self):
         self.heard = []
 
     def report_lost(self, peer, doing, why, kind="lost"):
         self.heard.append((peer, doing, why, kind))
-        return PeerLostError("the verdict", rank=peer)
+        return PeerLostError("the root cause", rank=peer)
 
     def report_mismatch(self, peer, text):
         self.heard.append((peer, text))
-        return MismatchError("the verdict", peer=peer)
+        return MismatchError("the root cause", peer=peer)
 
 
 class TestCalls:
@@ -251,7 +251,7 @@ class TestFailures:
     def test_the_rendezvous_has_the_last_word(self, wire):
         rendezvous = Rendezvous()
         wire.hang_up()
-        with pytest.raises(PeerLostError, match="the verdict"):
+        with pytest.raises(PeerLostError, match="the root cause"):
             Runner(wire.fabric, NOW, reporter=rendezvous).all_reduce(ones(), Sum)
         ((peer, doing, why, kind),) = rendezvous.heard
         assert (peer, kind) == (1, "lost")
@@ -261,7 +261,7 @@ class TestFailures:
     def test_the_rendezvous_hears_of_mismatches(self, wire):
         rendezvous = Rendezvous()
         wire.put(bytes(HEADER_BYTES))
-        with pytest.raises(MismatchError, match="the verdict"):
+        with pytest.raises(MismatchError, match="the root cause"):
             Runner(wire.fabric, NOW, reporter=rendezvous).barrier("x")
         ((peer, text),) = rendezvous.heard
         assert peer == 1

@@ -11,15 +11,15 @@ from ringcomm.errors import ProtocolError
 from ringcomm.rendezvous.actions import Timer
 from ringcomm.wire.messages import validate
 
-Told = List[Tuple[int, Dict[str, Any]]]
+Sent = List[Tuple[int, Dict[str, Any]]]
 
 
-def say(registry: Registry, connection: int, kind: str, **fields: Any) -> Told:
-    told = registry.heard(connection, validate({"type": kind, **fields}))
+def receive(registry: Registry, connection: int, kind: str, **fields: Any) -> Sent:
+    told = registry.received(connection, validate({"type": kind, **fields}))
     return [(action.connection, validate(action.message)) for action in told]
 
 
-def standing(address: str, *missing: int) -> Dict[str, Any]:
+def progress(address: str, *missing: int) -> Dict[str, Any]:
     return {"type": "standing", "address": address, "missing": list(missing)}
 
 
@@ -28,34 +28,34 @@ NOTED, OVER = {"type": "noted"}, {"type": "over", "reason": ""}
 
 def test_who_watches_is_told_at_once_and_at_every_change() -> None:
     registry = Registry(2, 2, 60.0)
-    assert say(registry, 1, "watch", dispatcher=1) == [(1, standing("", 2, 3))]
-    assert say(registry, 2, "dispatcher", number=0, address="a:1") == [(2, NOTED)]
-    told = say(registry, 2, "dispatcher", number=1, address="b:1")
-    assert told == [(2, NOTED), (1, standing("b:1", 2, 3))]
-    assert say(registry, 3, "worker", dispatcher=1, number=3) == [(3, NOTED), (1, standing("b:1", 2))]
-    assert say(registry, 4, "watch", dispatcher=0) == [(4, standing("a:1", 0, 1))]
+    assert receive(registry, 1, "watch", dispatcher=1) == [(1, progress("", 2, 3))]
+    assert receive(registry, 2, "dispatcher", number=0, address="a:1") == [(2, NOTED)]
+    told = receive(registry, 2, "dispatcher", number=1, address="b:1")
+    assert told == [(2, NOTED), (1, progress("b:1", 2, 3))]
+    assert receive(registry, 3, "worker", dispatcher=1, number=3) == [(3, NOTED), (1, progress("b:1", 2))]
+    assert receive(registry, 4, "watch", dispatcher=0) == [(4, progress("a:1", 0, 1))]
     assert registry.lost(1, 0.0) == []
-    assert say(registry, 3, "worker", dispatcher=1, number=2) == [(3, NOTED)]
-    assert say(registry, 1, "watch", dispatcher=1) == [(1, standing("b:1"))]
+    assert receive(registry, 3, "worker", dispatcher=1, number=2) == [(3, NOTED)]
+    assert receive(registry, 1, "watch", dispatcher=1) == [(1, progress("b:1"))]
 
 
 def test_the_end_is_told_to_all_who_attend_now_or_later() -> None:
     registry = Registry(1, 1, 60.0)
-    assert say(registry, 1, "attend") == say(registry, 2, "attend") == []
+    assert receive(registry, 1, "attend") == receive(registry, 2, "attend") == []
     assert registry.lost(2, 0.0) == []
-    assert say(registry, 3, "finish") == [(3, NOTED), (1, OVER)]
+    assert receive(registry, 3, "finish") == [(3, NOTED), (1, OVER)]
     assert registry.over
-    assert say(registry, 4, "attend") == [(4, OVER)]
-    ((connection, answer),) = say(registry, 4, "watch", dispatcher=0)
+    assert receive(registry, 4, "attend") == [(4, OVER)]
+    ((connection, answer),) = receive(registry, 4, "watch", dispatcher=0)
     assert connection == 4
     assert "training has ended" in answer["reason"]
 
 
 def test_when_all_who_trained_are_gone_it_is_over_after_a_while() -> None:
     registry = Registry(1, 1, 60.0)
-    assert say(registry, 1, "attend") == []
-    assert say(registry, 2, "train") == [(2, NOTED)]
-    assert say(registry, 3, "train") == [(3, NOTED)]
+    assert receive(registry, 1, "attend") == []
+    assert receive(registry, 2, "train") == [(2, NOTED)]
+    assert receive(registry, 3, "train") == [(3, NOTED)]
     assert registry.lost(2, 5.0) == []
     assert registry.lost(3, 10.0) == [Timer(60.0)]
     assert registry.tick(69.0) == []
@@ -63,30 +63,30 @@ def test_when_all_who_trained_are_gone_it_is_over_after_a_while() -> None:
     assert told.connection == 1
     assert "hung up 60 s ago without saying that training is over" in validate(told.message)["reason"]
     assert registry.over and registry.tick(80.0) == []
-    assert say(registry, 4, "attend") == [(4, told.message)]
-    ((_, answer),) = say(registry, 5, "train")
+    assert receive(registry, 4, "attend") == [(4, told.message)]
+    ((_, answer),) = receive(registry, 5, "train")
     assert answer["type"] == "denied"
 
 
 def test_another_may_come_in_time_and_who_said_the_end_may_go() -> None:
     registry = Registry(1, 1, 60.0)
-    say(registry, 1, "attend")
-    say(registry, 2, "train")
+    receive(registry, 1, "attend")
+    receive(registry, 2, "train")
     assert registry.lost(2, 0.0) == [Timer(60.0)]
-    assert say(registry, 3, "train") == [(3, NOTED)]
+    assert receive(registry, 3, "train") == [(3, NOTED)]
     assert registry.tick(60.0) == registry.tick(1e9) == []
     assert registry.lost(3, 100.0) == [Timer(60.0)]
     assert registry.tick(110.0) == []
-    say(registry, 4, "train")
-    assert say(registry, 4, "finish") == [(4, NOTED), (1, OVER)]
+    receive(registry, 4, "train")
+    assert receive(registry, 4, "finish") == [(4, NOTED), (1, OVER)]
     assert registry.lost(4, 120.0) == []
     assert registry.tick(1e9) == []
 
 
 def test_nobody_has_trained_yet_and_nobody_is_in_a_hurry() -> None:
     registry = Registry(1, 1, 60.0)
-    say(registry, 1, "attend")
-    say(registry, 2, "watch", dispatcher=0)
+    receive(registry, 1, "attend")
+    receive(registry, 2, "watch", dispatcher=0)
     assert registry.lost(2, 0.0) == [] and registry.tick(1e9) == []
 
 
@@ -103,13 +103,13 @@ def test_nobody_has_trained_yet_and_nobody_is_in_a_hurry() -> None:
 )
 def test_what_makes_no_sense_is_denied(kind: str, fields: Dict[str, Any], reason: str) -> None:
     registry = Registry(2, 3, 60.0)
-    say(registry, 1, "dispatcher", number=1, address="here:1")
-    assert say(registry, 1, "dispatcher", number=1, address="here:1") == [(1, NOTED)]
-    ((connection, answer),) = say(registry, 5, kind, **fields)
+    receive(registry, 1, "dispatcher", number=1, address="here:1")
+    assert receive(registry, 1, "dispatcher", number=1, address="here:1") == [(1, NOTED)]
+    ((connection, answer),) = receive(registry, 5, kind, **fields)
     assert (connection, answer["type"]) == (5, "denied")
     assert reason in answer["reason"]
 
 
 def test_other_messages_end_the_connection() -> None:
     with pytest.raises(ProtocolError, match="takes no 'ping'"):
-        say(Registry(1, 1, 60.0), 1, "ping")
+        receive(Registry(1, 1, 60.0), 1, "ping")

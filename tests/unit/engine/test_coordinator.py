@@ -54,28 +54,28 @@ class Job:
         assert encode(message)
         self.coordinator.take(rank, message, self.now_s)
 
-    def orders(self) -> Optional[Dict[str, Any]]:
-        orders = self.coordinator.decide(self.now_s)
-        if orders is not None:
-            validate(orders)
-            for number, data in orders["fresh"]:
+    def responses(self) -> Optional[Dict[str, Any]]:
+        responses = self.coordinator.decide(self.now_s)
+        if responses is not None:
+            validate(responses)
+            for number, data in responses["fresh"]:
                 self.ids[Signature.from_json(data)] = number
-            if orders["forget"]:
+            if responses["forget"]:
                 self.ids.clear()
-        return orders
+        return responses
 
     def run(self) -> List[List[str]]:
         """Names by bucket of what is to be run now."""
-        orders = self.orders()
-        if orders is None:
+        responses = self.responses()
+        if responses is None:
             return []
-        assert not orders["failed"]
+        assert not responses["failed"]
         names = {number: item.name for item, number in self.ids.items()}
-        return [[names[number] for number in bucket[::2]] for bucket in orders["run"]]
+        return [[names[number] for number in bucket[::2]] for bucket in responses["run"]]
 
     def failures(self) -> List[Tuple[str, str]]:
-        orders = self.orders()
-        return [] if orders is None else [(key[1], text) for key, _, text, _ in orders["failed"]]
+        responses = self.responses()
+        return [] if responses is None else [(key[1], text) for key, _, text, _ in responses["failed"]]
 
 
 def test_runs_when_the_last_rank_has_announced():
@@ -98,7 +98,7 @@ def test_a_second_time_numbers_are_enough():
         assert job.run() == [["a"]]
     assert list(job.ids) == [sig("a")]
     job.ready(0, sig("a"))
-    assert job.orders() is None
+    assert job.responses() is None
 
 
 def test_a_set_needs_its_members_only():
@@ -175,9 +175,9 @@ def test_without_names_the_number_counts():
     for number in (1, 2):
         for rank in range(3):
             job.ready(rank, sig(shapes=((number,),)), number=number)
-    orders = job.orders()
-    assert orders is not None
-    assert sorted(tuple(bucket[1::2]) for bucket in orders["run"]) == [(1, 2)]
+    responses = job.responses()
+    assert responses is not None
+    assert sorted(tuple(bucket[1::2]) for bucket in responses["run"]) == [(1, 2)]
     job.ready(0, sig(), number=3)
     job.ready(1, sig(kind=int(Collective.BARRIER), op=NO_OP, shapes=(), dtypes=()), number=3)
     job.ready(2, sig(), number=3)
@@ -224,7 +224,7 @@ class TestLines:
             assert job.run() == [["x"]]
         job.ready(0, sig("x"), site="b.py:2")
         job.now_s += 11.0
-        assert job.orders() is None
+        assert job.responses() is None
         assert "at b.py:2 has waited" in job.coordinator.warnings[0]
 
 
@@ -236,12 +236,12 @@ class TestJoin:
         job.ready(2, sig("a"))
         assert job.run() == [["a"]]
         job.tell(0, {"type": "joined"})
-        assert job.orders() is None
+        assert job.responses() is None
         job.tell(2, {"type": "joined"})
-        orders = job.orders()
-        assert orders is not None and orders["joined"] == 2
+        responses = job.responses()
+        assert responses is not None and responses["joined"] == 2
         job.ready(0, sig("a"))
-        assert job.orders() is None
+        assert job.responses() is None
 
     def test_who_joins_late_completes_what_waits(self):
         job = Job()
@@ -266,25 +266,25 @@ class TestWaiting:
         for rank, name in enumerate("abb"):
             job.ready(rank, sig(name))
             job.tell(rank, {"type": "blocked", "heard": 0, "for_good": True})
-        assert job.orders() is None
+        assert job.responses() is None
         assert job.coordinator.next_alarm_s(job.now_s) == pytest.approx(DEADLOCK_S)
         job.now_s += DEADLOCK_S
         failures = dict(job.failures())
         assert set(failures) == {"a", "b"}
         assert "rank 0 (desk): allreduce" in failures["a"] and "named 'b'" in failures["a"]
-        assert job.orders() is None
+        assert job.responses() is None
 
     def test_one_who_had_not_heard_of_what_has_just_run_may_come_yet(self):
         job = Job(stall_warning_s=0, stall_limit_s=0)
         for rank in range(3):
             job.ready(rank, sig("a"))
-        assert job.orders()["run"]
+        assert job.responses()["run"]
         job.tell(2, {"type": "blocked", "heard": 0, "for_good": True})  # on its way when "a" was ordered
         for rank in range(2):
             job.ready(rank, sig("b"))
             job.tell(rank, {"type": "blocked", "heard": 1, "for_good": True})
         job.now_s += 100 * DEADLOCK_S
-        assert job.orders() is None and job.coordinator.next_alarm_s(job.now_s) is None
+        assert job.responses() is None and job.coordinator.next_alarm_s(job.now_s) is None
         job.tell(2, {"type": "blocked", "heard": 1, "for_good": True})
         job.now_s += DEADLOCK_S
         assert "every rank waits" in dict(job.failures())["b"]
@@ -295,7 +295,7 @@ class TestWaiting:
             job.ready(rank, sig(name))
             job.tell(rank, {"type": "blocked", "heard": 0, "for_good": rank != 2})
         job.now_s += 60
-        assert job.orders() is None and "'a'" in job.coordinator.warnings[0]
+        assert job.responses() is None and "'a'" in job.coordinator.warnings[0]
         job.tell(2, {"type": "stack", "text": "asked because of the warning"})  # says nothing new
         assert job.coordinator.next_alarm_s(job.now_s) == pytest.approx((PATIENCE - 1) * 60)
         job.now_s += (PATIENCE - 1) * 60
@@ -313,7 +313,7 @@ class TestWaiting:
         if "paused" in options:
             job.tell(options["paused"], {"type": "paused", "reason": "checkpoint"})
         job.now_s += 10_000
-        assert job.orders() is None
+        assert job.responses() is None
 
     def test_what_has_failed_may_be_what_a_rank_waited_for(self):
         job = Job(stall_warning_s=0, stall_limit_s=0)
@@ -322,7 +322,7 @@ class TestWaiting:
             job.tell(rank, {"type": "blocked", "heard": 0, "for_good": True})
         assert [name for name, _ in job.failures()] == ["a"]
         job.now_s += 100 * DEADLOCK_S  # what had waited for "a" computes now
-        assert job.orders() is None
+        assert job.responses() is None
 
     @pytest.mark.parametrize("change", ["unblocked", "ready", "nobody says so"])
     def test_somebody_may_still_come(self, change):
@@ -336,7 +336,7 @@ class TestWaiting:
         elif change == "ready":
             job.ready(0, sig("c"))
         job.now_s += 100 * DEADLOCK_S
-        assert job.orders() is None and job.coordinator.next_alarm_s(job.now_s) is None
+        assert job.responses() is None and job.coordinator.next_alarm_s(job.now_s) is None
 
     def test_warns_and_gives_up(self):
         job = Job(stall_warning_s=60, stall_limit_s=150)
@@ -344,35 +344,35 @@ class TestWaiting:
         job.ready(2, sig("a"))
         job.ready(0, sig("a"))
         job.now_s += 60
-        assert job.orders() is None
+        assert job.responses() is None
         early, warning = job.coordinator.warnings
         assert "waited for 60 s on ranks 0 (desk) and 2 (jetson2) for rank 1 (jetson1)" in warning
         assert "rank 1 last submitted allreduce" in warning and "'early', 60 s ago" in warning
         assert "rank 0 last submitted" in early
         job.coordinator.warnings.clear()
         job.now_s += 30
-        assert job.orders() is None and not job.coordinator.warnings
+        assert job.responses() is None and not job.coordinator.warnings
         job.now_s += 60
-        orders = job.orders()
-        assert orders is not None
-        assert [(kind, missing) for _, kind, _, missing in orders["failed"]] == [
+        responses = job.responses()
+        assert responses is not None
+        assert [(kind, missing) for _, kind, _, missing in responses["failed"]] == [
             ("stalled", [0, 2]),
             ("stalled", [1]),
         ]
-        assert "given up" in orders["failed"][1][2]
+        assert "given up" in responses["failed"][1][2]
 
     def test_a_second_warning_says_in_a_word_where_a_rank_was_at_the_first(self):
         job = Job(stall_warning_s=60, stall_limit_s=0)
         job.ready(0, sig("a"))
         job.now_s += 60
-        job.orders()
+        job.responses()
         assert job.coordinator.to_explain == [1, 2]
         stack = '  File "/x/train.py", line 7, in main\n    load()\n  File "/x/data.py", line 22, in load\n'
         job.tell(1, {"type": "stack", "text": f"{stack}    sleep(9)\n"})
         job.tell(2, {"type": "stack", "text": ""})
         job.coordinator.warnings.clear()
         job.now_s += 60
-        job.orders()
+        job.responses()
         [again] = job.coordinator.warnings
         assert again.endswith(
             "(rank 1 has submitted nothing yet; its main thread was last seen at /x/data.py:22; "
@@ -388,8 +388,8 @@ def test_cache_forgets_and_old_numbers_stay_good_until_all_have_confirmed():
     old = {"type": "ready", "known": [], "carried": [], "fresh": [], "sites": [], "urgent": False}
     assert job.run() == [["a", "b"]]
     numbers = dict(job.ids)
-    orders = job.orders()
-    assert orders is not None and orders["forget"] == 1
+    responses = job.responses()
+    assert responses is not None and responses["forget"] == 1
     # Rank 1 had not heard of it yet.
     job.tell(1, {**old, "known": [numbers[sig("a")], 0, 1]})
     job.tell(1, {"type": "forgot", "epoch": 1})

@@ -8,7 +8,7 @@ from ringcomm.engine.failure_detector import BEATS, Liveness
 def test_silence_means_death_after_the_limit():
     life = Liveness([1, 2], 30.0, 0.0)
     for second in range(1, 30):
-        life.heard(2, second)
+        life.received(2, second)
         assert life.silent(float(second)) is None
     assert life.silent(30.0) == (1, 30.0)
 
@@ -31,7 +31,7 @@ def test_who_was_frozen_itself_does_not_blame_others():
 def test_who_has_left_is_not_expected_to_speak():
     life = Liveness([1], 30.0, 0.0)
     life.left(1)
-    life.heard(1, 1.0)
+    life.received(1, 1.0)
     for second in range(1, 100, 5):
         assert life.silent(float(second)) is None
 

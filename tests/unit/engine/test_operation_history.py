@@ -6,7 +6,7 @@ import weakref
 
 import numpy as np
 
-from ringcomm.engine.operation_history import OperationJournal, began, finish
+from ringcomm.engine.operation_history import OperationHistory, began, finish
 from ringcomm.engine.request import Handle, Key, Request, Signature
 from ringcomm.errors import MismatchError
 from ringcomm.ops import Collective, ReduceOp
@@ -26,12 +26,12 @@ def request(name: str = "a") -> Request:
     return made
 
 
-def journal(capacity: int = 3) -> OperationJournal:
-    return OperationJournal(capacity, lambda process_set: 100 + process_set)
+def history(capacity: int = 3) -> OperationHistory:
+    return OperationHistory(capacity, lambda process_set: 100 + process_set)
 
 
 def test_from_submission_to_end():
-    kept = journal()
+    kept = history()
     done, running, waiting, failed = (request(name) for name in "abcd")
     for item in (done, running, waiting, failed):
         kept.submitted(item)
@@ -50,21 +50,21 @@ def test_from_submission_to_end():
 
 
 def test_without_a_name_the_count_tells_them_apart():
-    kept = journal()
+    kept = history()
     kept.submitted(request(""))
     assert kept.rows()[0]["count"] == 7
 
 
 def test_arrays_are_not_kept():
-    kept, item = journal(), request()
+    kept, item = history(), request()
     kept.submitted(item)
     array = weakref.ref(item.arrays[0])
     finish(item)
-    assert array() is None, "who kept the request, or the journal, would keep it too"
+    assert array() is None, "who kept the request, or the history, would keep it too"
     assert kept.rows()[0]["state"] == "done"
 
 
-def test_without_a_journal_a_request_just_ends():
+def test_without_a_history_a_request_just_ends():
     item = request()
     began(item)
     began(None)

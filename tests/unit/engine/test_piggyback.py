@@ -9,7 +9,7 @@ import pytest
 
 from ringcomm.engine.coordinator import Coordinator, Tuning
 from ringcomm.engine.pending import Pending
-from ringcomm.engine.piggyback import CARRIED_BYTES, may_ride, pack, settle, unpack
+from ringcomm.engine.piggyback import PIGGYBACK_BYTES, may_piggyback, pack, settle, unpack
 from ringcomm.engine.request import Handle, Request, Signature
 from ringcomm.errors import ProtocolError
 from ringcomm.ops import Collective, ReduceOp
@@ -66,19 +66,19 @@ def test_only_the_root_of_a_broadcast_has_something_to_say():
 
 def test_a_barrier_is_nothing_but_being_there():
     item = request(None, Collective.BARRIER)
-    assert may_ride(item) and pack(item, 0) == ""
+    assert may_piggyback(item) and pack(item, 0) == ""
     unpack(item, settle(item.signature, (0, 1), {0: "", 1: ""}))
 
 
 def test_what_may_not_ride():
-    most = CARRIED_BYTES // 8
-    assert may_ride(request(np.zeros(most)))
-    assert not may_ride(request(np.zeros(most + 1)))
-    assert not may_ride(request(np.zeros(2), op=int(ReduceOp.ADASUM)))
-    assert not may_ride(request(np.zeros(2), Collective.ALLGATHER))
+    most = PIGGYBACK_BYTES // 8
+    assert may_piggyback(request(np.zeros(most)))
+    assert not may_piggyback(request(np.zeros(most + 1)))
+    assert not may_piggyback(request(np.zeros(2), op=int(ReduceOp.ADASUM)))
+    assert not may_piggyback(request(np.zeros(2), Collective.ALLGATHER))
     grouped = request(np.zeros(2))
     grouped.arrays.append(np.zeros(2))
-    assert not may_ride(grouped)
+    assert not may_piggyback(grouped)
 
 
 def test_bytes_that_do_not_fit():
@@ -103,28 +103,28 @@ class Ranks:
         assert message is not None and encode(validate(message))
         self.coordinator.take(rank, message, 0.0)
 
-    def orders(self) -> Optional[Dict[str, Any]]:
-        orders = self.coordinator.decide(0.0)
-        if orders is not None:
-            validate(orders)
+    def responses(self) -> Optional[Dict[str, Any]]:
+        responses = self.coordinator.decide(0.0)
+        if responses is not None:
+            validate(responses)
             for pending in self.pending:
-                pending.learn(orders["fresh"])
-                for run in orders["run"]:
+                pending.learn(responses["fresh"])
+                for run in responses["run"]:
                     pending.take_bucket(run)
-                for number, count, text in orders["settled"]:
+                for number, count, text in responses["settled"]:
                     [(_, item)] = pending.take_bucket([number, count])
                     unpack(item, text)
-        return orders
+        return responses
 
 
 def test_from_the_second_time_on_if_all_wait():
     ranks = Ranks()
     for time in range(3):
         ranks.submit(1, 5.0, urgent=True)
-        assert ranks.orders() is None
+        assert ranks.responses() is None
         ranks.submit(0, 2.0, urgent=True)
-        orders = ranks.orders()
-        assert len(orders["run"]) == (1 if time == 0 else 0)
+        responses = ranks.responses()
+        assert len(responses["run"]) == (1 if time == 0 else 0)
         if time:
             assert [item.arrays[0][0] for item in ranks.requests] == [7.0, 7.0]
 
@@ -135,33 +135,33 @@ def test_if_one_does_not_wait_it_runs_as_any_other(first):
     for urgent in (True, False, True):
         ranks.submit(first, 5.0, urgent)
         ranks.submit(1 - first, 2.0, True)
-        orders = ranks.orders()
-    assert orders["run"] == []  # all of them waited the last time
+        responses = ranks.responses()
+    assert responses["run"] == []  # all of them waited the last time
     ranks.submit(first, 5.0, False)
     ranks.submit(1 - first, 2.0, True)
-    orders = ranks.orders()
-    assert len(orders["run"]) == 1 and orders["settled"] == []
+    responses = ranks.responses()
+    assert len(responses["run"]) == 1 and responses["settled"] == []
 
 
 def test_who_has_joined_sends_nothing_along():
     ranks = Ranks()
     for rank in (0, 1):
         ranks.submit(rank, 1.0, True)
-    ranks.orders()
+    ranks.responses()
     ranks.coordinator.take(1, {"type": "joined"}, 0.0)
     ranks.submit(0, 1.0, True)
-    orders = ranks.orders()
-    assert len(orders["run"]) == 1 and orders["settled"] == []
+    responses = ranks.responses()
+    assert len(responses["run"]) == 1 and responses["settled"] == []
 
 
 def test_numbers_that_were_withdrawn_meanwhile_are_issued_again():
     ranks = Ranks()
     for rank in (0, 1):
         ranks.submit(rank, 1.0, True)
-    ranks.orders()
+    ranks.responses()
     ranks.submit(0, 3.0, True)
     ranks.coordinator._ids.withdraw()
     ranks.submit(1, 4.0, True)
-    orders = ranks.orders()
-    assert len(orders["fresh"]) == 1
+    responses = ranks.responses()
+    assert len(responses["fresh"]) == 1
     assert [item.arrays[0][0] for item in ranks.requests] == [7.0, 7.0]

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from ringcomm.collective.progress import Progress
-from ringcomm.engine.progress_reports import CALLS, ENGINE, Standing
+from ringcomm.engine.progress_reports import CALLS, ENGINE, ProgressReports
 from ringcomm.errors import ProtocolError
 
 HOSTS = ("pc0", "pc1", "pc2")
 LIMIT_S, WARNING_S, LATE_S = 30.0, 60.0, 600.0
 
 
-def standing(rank=1):
-    return Standing(rank, HOSTS, LIMIT_S, WARNING_S, LATE_S, 5.0)
+def reports(rank=1):
+    return ProgressReports(rank, HOSTS, LIMIT_S, WARNING_S, LATE_S, 5.0)
 
 
 def calling(number, moved=0, *waits_for, exchanged=()):
@@ -25,23 +25,23 @@ def between(number):
 
 
 class TestStuck:
-    def stuck_at(self, mine, theirs, lane=CALLS, until=40.0):
+    def stuck_at(self, mine, theirs, channel=CALLS, until=40.0):
         """When rank 1 finds its transfer stuck, if nothing moves; and with whom."""
-        state = standing()
+        state = reports()
         for second in range(int(until)):
-            state.report(1, lane, mine, float(second))
+            state.report(1, channel, mine, float(second))
             for rank, progress in theirs.items():
-                state.report(rank, lane, progress, float(second))
+                state.report(rank, channel, progress, float(second))
             found = state.stuck(float(second))
             if found:
                 return second, found[0]
         return None
 
-    @pytest.mark.parametrize("lane", [CALLS, ENGINE])
-    def test_bytes_do_not_arrive(self, lane):
+    @pytest.mark.parametrize("channel", [CALLS, ENGINE])
+    def test_bytes_do_not_arrive(self, channel):
         others = {0: calling(4, 10, 2, exchanged=((1, 5, 5),)), 2: calling(4, 30, 1, exchanged=((1, 8, 8),))}
         own = calling(4, 20, 0, 2, exchanged=((0, 5, 5), (2, 8, 7)))
-        assert self.stuck_at(own, others, lane) == (30, 2)
+        assert self.stuck_at(own, others, channel) == (30, 2)
 
     def test_bytes_that_it_does_not_want_yet_are_not_missing(self):
         others = {0: calling(4, 10, 2, exchanged=((1, 5, 5),)), 2: calling(4, 30, 1, exchanged=((1, 8, 8),))}
@@ -66,14 +66,14 @@ class TestStuck:
         assert self.stuck_at(between(4), {0: calling(4, 0, 1)}) is None
 
     def test_slow_is_never_stuck(self):
-        state = standing()
+        state = reports()
         for second in range(0, 10_000, 20):
             state.report(1, CALLS, calling(4, second, 2), float(second))
             state.report(2, CALLS, calling(4, 7, 1), float(second))
             assert state.stuck(second + 19.0) is None
 
     def test_that_the_other_moves_is_enough(self):
-        state = standing()
+        state = reports()
         for second in range(0, 10_000, 20):
             state.report(1, CALLS, calling(4, 7, 2), float(second))
             state.report(2, CALLS, calling(4, second, 1), float(second))
@@ -84,7 +84,7 @@ class TestStuck:
         assert self.stuck_at(Progress(9, 20, "exchange()", (2,)), {2: between(4)}) is None
 
     def test_the_text_says_how_far_and_how_long(self):
-        state = standing()
+        state = reports()
         state.report(1, CALLS, calling(4, 96, 2, exchanged=((2, 64, 32),)), 0.0)
         state.report(2, CALLS, calling(4, 0, 1, exchanged=((1, 96, 64),)), 0.0)
         _, text = state.stuck(31.0)
@@ -95,7 +95,7 @@ class TestStuck:
 class TestLate:
     def watch(self, seconds, calls, paused=lambda second: ()):
         """What rank 0 says, and when, if everybody stays where it is."""
-        state, said = standing(0), []
+        state, said = reports(0), []
         for second in range(seconds):
             for rank, progress in calls.items():
                 state.report(rank, CALLS, progress, float(second))
@@ -132,7 +132,7 @@ class TestLate:
         assert [second for second, _ in said] == [155]
 
     def test_never(self):
-        state = Standing(0, HOSTS, 0.0, 0.0, 0.0, 3600.0)
+        state = ProgressReports(0, HOSTS, 0.0, 0.0, 0.0, 3600.0)
         for second in range(0, 100_000, 1000):
             state.report(0, CALLS, calling(4, 0, 1), float(second))
             state.report(1, CALLS, between(3), float(second))

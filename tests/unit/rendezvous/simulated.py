@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from ringcomm.config import Slot
-from ringcomm.rendezvous.actions import Drop, Notice, Seat, Tell, Timer
+from ringcomm.rendezvous.actions import Drop, Notice, Seat, Send, Timer
 from ringcomm.rendezvous.state import Phase, Rendezvous
 from ringcomm.wire.messages import encode, validate
 
@@ -66,7 +66,7 @@ class Job:
 
     def take(self, actions):
         for action in actions:
-            if isinstance(action, Tell):
+            if isinstance(action, Send):
                 encode(validate(action.message))  # whatever is told can travel
                 self.told[action.connection].append(action.message)
             elif isinstance(action, Drop):
@@ -177,10 +177,10 @@ class Job:
         assert len({str(message) for message in aborts.values()}) <= 1, aborts
         return aborts
 
-    def verdict(self):
+    def root_cause(self):
         """The one abort that everybody was told."""
-        (verdict,) = {str(message): message for message in self.aborts().values()}.values()
-        return verdict
+        (root_cause,) = {str(message): message for message in self.aborts().values()}.values()
+        return root_cause
 
     def notice(self, kind):
         """The only notice of this kind."""

@@ -6,7 +6,7 @@ import pytest
 
 from ringcomm.errors import ProtocolError
 from ringcomm.rendezvous import board
-from ringcomm.rendezvous.actions import Tell
+from ringcomm.rendezvous.actions import Send
 from ringcomm.rendezvous.board import Board
 
 
@@ -19,7 +19,7 @@ def wait(entry):
 
 
 def told(connection, entry, text):
-    return Tell(connection, {"type": "entry", "entry": entry, "text": text})
+    return Send(connection, {"type": "entry", "entry": entry, "text": text})
 
 
 def test_who_waits_is_told_when_it_is_posted_and_who_comes_later_at_once():

@@ -239,7 +239,7 @@ def test_limits_are_humane():
 # ---- links -------------------------------------------------------------------------------------
 
 
-def verdict_of(members, suspicions, hears):
+def root_cause_of(members, suspicions, hears):
     """The cause after a census: (heard, silent) of every rank that answered."""
     analysis = RootCauseAnalysis()
     for item in suspicions:
@@ -257,7 +257,7 @@ class TestLinks:
         hears = {0: ([1, 2, 3, 4], []), 1: ([0, 3, 4], [2]), 2: ([0, 3, 4], [1]), 3: ([0, 1, 2, 4], [])}
         for reports in itertools.permutations([loss(1, 2, "silent", SILENT), loss(2, 1, "silent", SILENT)]):
             for count in (1, 2):
-                cause = verdict_of(members, reports[:count], hears)
+                cause = root_cause_of(members, reports[:count], hears)
                 assert (cause.kind, cause.culprit) == ("cut", None)
                 assert [member.rank for member in cause.separated] == [1, 2]
                 both = "rank 1 (host1) and rank 2 (host2)"
@@ -267,30 +267,30 @@ class TestLinks:
         for member in members.values():
             member.host = "desk"
         hears = {0: ([1, 2, 3, 4], []), 1: ([0, 3, 4], [2]), 2: ([0, 3, 4], [1]), 3: ([0, 1, 2, 4], [])}
-        cause = verdict_of(members, [loss(1, 2, "silent", SILENT)], hears)
+        cause = root_cause_of(members, [loss(1, 2, "silent", SILENT)], hears)
         assert cause.kind == "cut" and "cable" not in cause.text
         assert "All of them are on desk: that host is overloaded" in cause.text
 
     @pytest.mark.parametrize("kind", ["lost", "closed", "still"])
     def test_a_link_that_breaks_between_two_that_live(self, members, kind):
         hears = {rank: ([], []) for rank in range(5)}
-        cause = verdict_of(members, [loss(1, 2, kind)], hears)
+        cause = root_cause_of(members, [loss(1, 2, kind)], hears)
         assert (cause.kind, [member.rank for member in cause.separated]) == ("cut", [1, 2])
 
     def test_who_does_not_answer_is_at_fault(self, members):
         hears = {rank: ([item for item in (0, 1, 3, 4) if item != rank], [2]) for rank in (0, 1, 3, 4)}
-        cause = verdict_of(members, [loss(3, 2, "silent", SILENT)], hears)
+        cause = root_cause_of(members, [loss(3, 2, "silent", SILENT)], hears)
         assert (cause.kind, cause.culprit) == ("stalled", members[2])
 
     def test_a_rank_heard_by_others_is_not_at_fault_although_the_rendezvous_does_not_hear_it(self, members):
         hears = {0: ([2, 3, 4], [1]), 2: ([0, 1, 3, 4], []), 3: ([0, 1, 2, 4], []), 4: ([0, 1, 2, 3], [])}
-        cause = verdict_of(members, [loss(0, 1, "silent", SILENT)], hears)
+        cause = root_cause_of(members, [loss(0, 1, "silent", SILENT)], hears)
         assert (cause.kind, [member.rank for member in cause.separated]) == ("cut", [0, 1])
 
     def test_one_that_nobody_hears_but_the_rendezvous_is_cut_off(self, members):
         hears = {rank: ([], [2]) for rank in (0, 1, 3, 4)}
         hears[2] = ([], [0, 1, 3, 4])
-        cause = verdict_of(members, [loss(3, 2, "silent", SILENT)], hears)
+        cause = root_cause_of(members, [loss(3, 2, "silent", SILENT)], hears)
         assert (cause.kind, cause.culprit) == ("stalled", members[2])
         assert "rank 2 (host2) is cut off from rank 0 (host0)" in cause.text
 
@@ -298,7 +298,7 @@ class TestLinks:
         members[3].host = "host2"
         hears = {rank: ([], [2, 3]) for rank in (0, 1, 4)}
         hears.update({rank: ([5 - rank], [0, 1, 4]) for rank in (2, 3)})
-        cause = verdict_of(members, [loss(0, 3, "silent", SILENT)], hears)
+        cause = root_cause_of(members, [loss(0, 3, "silent", SILENT)], hears)
         assert (cause.kind, cause.culprit) == ("stalled", members[2])
         assert "rank 2 (host2) and rank 3 (host2) are cut off from" in cause.text
 
@@ -306,22 +306,22 @@ class TestLinks:
         members[1].host, members[3].host = "host0", "host2"
         hears = {rank: ([4], [2, 3]) for rank in (0, 1)}
         hears.update({rank: ([4], [0, 1]) for rank in (2, 3)})
-        cause = verdict_of(members, [loss(0, 3, "silent", SILENT)], hears)
+        cause = root_cause_of(members, [loss(0, 3, "silent", SILENT)], hears)
         assert (cause.kind, [member.rank for member in cause.separated]) == ("cut", [0, 1, 2, 3])
         assert "between host0 and host2" in cause.text
 
     def test_a_limit_without_a_byte_accuses_although_the_accused_answers(self, members):
-        cause = verdict_of(members, [loss(0, 1, "stalled", "not a byte for 9 s")], {1: ([], [])})
+        cause = root_cause_of(members, [loss(0, 1, "stalled", "not a byte for 9 s")], {1: ([], [])})
         assert (cause.kind, cause.culprit) == ("stalled", members[1])
 
     def test_late_is_late_although_it_answers(self, members):
-        cause = verdict_of(members, [loss(0, 1, "late", "it has not come")], {1: ([], [])})
+        cause = root_cause_of(members, [loss(0, 1, "late", "it has not come")], {1: ([], [])})
         assert (cause.kind, cause.culprit) == ("stalled", members[1])
         assert "rank 1 (host1) is late" in cause.text
 
     def test_who_has_left_may_hang_up(self, members):
         members[1].left = "it called shutdown()"
-        assert verdict_of(members, [loss(0, 1, "closed")], {}) is None
+        assert root_cause_of(members, [loss(0, 1, "closed")], {}) is None
 
     def test_answers_from_before_the_first_report_do_not_count(self, members):
         analysis = RootCauseAnalysis()

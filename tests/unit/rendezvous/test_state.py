@@ -143,8 +143,8 @@ def test_two_want_the_same_rank():
     job.join(0, rank=1, hostname="a")
     job.join(1, rank=1, hostname="b")
     assert set(job.aborts()) == {0, 1}
-    assert job.verdict()["kind"] == "startup"
-    assert "two processes ask for rank 1" in job.verdict()["text"]
+    assert job.root_cause()["kind"] == "startup"
+    assert "two processes ask for rank 1" in job.root_cause()["text"]
 
 
 # ---- who is missing --------------------------------------------------------------------------
@@ -157,9 +157,9 @@ def test_start_timeout_names_the_missing():
     assert not job.aborts()
     job.pass_time(0.1)
     assert set(job.aborts()) == {5}
-    assert (job.verdict()["kind"], job.verdict()["rank"]) == ("timeout", 0)
-    assert "Only 1 of 3 ranks called ringcomm.init() within 30 s" in job.verdict()["text"]
-    assert "Missing: rank 0 (host0), rank 2 (host1)" in job.verdict()["text"]
+    assert (job.root_cause()["kind"], job.root_cause()["rank"]) == ("timeout", 0)
+    assert "Only 1 of 3 ranks called ringcomm.init() within 30 s" in job.root_cause()["text"]
+    assert "Missing: rank 0 (host0), rank 2 (host1)" in job.root_cause()["text"]
     assert job.notice("failed").culprit == 0
 
 
@@ -167,8 +167,8 @@ def test_start_timeout_without_a_plan_names_those_present():
     job = Job(3, start_timeout_s=30.0)
     job.join(5, hostname="pc", pid=7)
     job.pass_time(30.0)
-    assert "Missing: 2 more; these have joined: pc (process 7)" in job.verdict()["text"]
-    assert job.verdict()["rank"] is None
+    assert "Missing: 2 more; these have joined: pc (process 7)" in job.root_cause()["text"]
+    assert job.root_cause()["rank"] is None
 
 
 def test_no_timeout_once_all_are_here():
@@ -182,10 +182,10 @@ def test_process_that_ends_before_init_is_named_at_once():
     job = Job(3, seats_of(1, 2))
     job.join_seat(0, 0)
     job.exit(2, "exit code 0", ok=True)
-    assert (job.verdict()["kind"], job.verdict()["rank"]) == ("startup", 2)
+    assert (job.root_cause()["kind"], job.root_cause()["rank"]) == ("startup", 2)
     assert (
         "rank 2 (host1) ended (exit code 0) before it called ringcomm.init(), while 1 of 3 ranks were "
-        "waiting for it" in job.verdict()["text"]
+        "waiting for it" in job.root_cause()["text"]
     )
 
 
@@ -195,7 +195,7 @@ def test_process_that_ended_before_the_first_came_is_named_when_the_first_comes(
     assert not job.aborts()
     job.join_seat(0, 0)
     assert set(job.aborts()) == {0}
-    assert "rank 1 (host0) ended (killed by SIGSEGV)" in job.verdict()["text"]
+    assert "rank 1 (host0) ended (killed by SIGSEGV)" in job.root_cause()["text"]
 
 
 # ---- routes ----------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def test_probing_ends_when_the_first_rank_of_each_host_has_reported():
     assert job.state.phase is Phase.LINKING
 
 
-def routes_told(job, connection):
+def routes_sent(job, connection):
     (message,) = [message for message in job.told[connection] if message["type"] == "link"]
     return {
         route["peer"]: (route["dial"], [item["address"] for item in route["addresses"]])
@@ -236,7 +236,7 @@ def routes_told(job, connection):
 def test_exactly_one_end_of_each_pair_dials():
     job = three_hosts()
     report_all(job)
-    routes = {rank: routes_told(job, rank) for rank in range(4)}
+    routes = {rank: routes_sent(job, rank) for rank in range(4)}
     for one, other in itertools.combinations(range(4), 2):
         assert routes[one][other][0] != routes[other][one][0]
         dialler, target = (one, other) if routes[one][other][0] else (other, one)
@@ -250,8 +250,8 @@ def test_the_end_that_got_through_dials():
         job.join_seat(rank, rank, addresses=[offer(f"10.0.0.{rank}")])
     job.probed(0, attempt(0, 1, "10.0.0.1", "no route to host"))
     job.probed(1, attempt(1, 0, "10.0.0.0"))
-    assert routes_told(job, 1) == {0: (True, ["10.0.0.0"])}
-    assert routes_told(job, 0)[1][0] is False
+    assert routes_sent(job, 1) == {0: (True, ["10.0.0.0"])}
+    assert routes_sent(job, 0)[1][0] is False
 
 
 def test_a_report_about_somebody_else_counts_for_nobody():
@@ -261,7 +261,7 @@ def test_a_report_about_somebody_else_counts_for_nobody():
         job.join_seat(rank, rank, addresses=[offer(f"10.0.0.{rank}")])
     job.probed(0, attempt(1, 1, "10.0.0.1"), attempt(99, 98, "10.0.0.1"))
     job.probed(1)
-    assert routes_told(job, 0) == {1: (True, ["10.0.0.1"])}
+    assert routes_sent(job, 0) == {1: (True, ["10.0.0.1"])}
 
 
 # ---- measuring -------------------------------------------------------------------------------
@@ -320,13 +320,13 @@ def test_one_end_measures_where_there_is_a_choice():
     for _ in range(2):
         assert job.state.phase is Phase.PROBING
         job.measured(0, speed(1, "10.1.0.1", 110.0), speed(1, "10.2.0.1", 2.5))
-    assert routes_told(job, 0) == {1: (True, ["10.1.0.1"])}
+    assert routes_sent(job, 0) == {1: (True, ["10.1.0.1"])}
 
 
 def test_one_measurement_will_do_where_kinds_differ():
     job = measuring(("10.1", "10.3"))
     job.measured(0, speed(1, "10.1.0.1", 110.0), speed(1, "10.3.0.1", 2.5))
-    assert routes_told(job, 0) == {1: (True, ["10.1.0.1"])}
+    assert routes_sent(job, 0) == {1: (True, ["10.1.0.1"])}
 
 
 def test_what_overrules_the_order_is_measured_again():
@@ -334,7 +334,7 @@ def test_what_overrules_the_order_is_measured_again():
     for _ in range(2):
         assert asked(job, 0) == {1: ["10.1.0.1", "10.2.0.1"]}
         job.measured(0, speed(1, "10.1.0.1", 2.5), speed(1, "10.2.0.1", 110.0))
-    assert routes_told(job, 0) == {1: (True, ["10.2.0.1"])}
+    assert routes_sent(job, 0) == {1: (True, ["10.2.0.1"])}
     assert job.kinds(0).count("measure") == 2
 
 
@@ -348,7 +348,7 @@ def test_each_end_measures_what_only_it_can_dial():
         job.measured(0, speed(1, "10.1.0.1", 110.0))
         assert job.state.phase is Phase.PROBING
         job.measured(1, speed(0, "10.2.0.0", 2.5))
-    assert routes_told(job, 0) == {1: (True, ["10.1.0.1"])}
+    assert routes_sent(job, 0) == {1: (True, ["10.1.0.1"])}
 
 
 def test_hosts_take_turns_so_that_no_measurement_disturbs_another():
@@ -384,7 +384,7 @@ def test_a_wire_that_breaks_while_it_is_measured_is_not_used():
     job = measuring()
     for _ in range(2):
         job.measured(0, speed(1, "10.2.0.1", 1.0))
-    assert routes_told(job, 0) == {1: (True, ["10.2.0.1"])}
+    assert routes_sent(job, 0) == {1: (True, ["10.2.0.1"])}
 
 
 def test_the_table_shows_what_was_measured():
@@ -415,7 +415,7 @@ def test_speeds_that_nobody_asked_for_count_for_nothing():
         job.measured(
             0, speed(1, "10.1.0.1", 110.0), speed(1, "10.2.0.1", 2.5), speed(1, "10.9.0.1", 900.0, "eth9")
         )
-    assert routes_told(job, 0) == {1: (True, ["10.1.0.1"])}
+    assert routes_sent(job, 0) == {1: (True, ["10.1.0.1"])}
     job.measured(0, speed(1, "10.1.0.1", 1.0))
     assert job.state.phase is Phase.LINKING
 
@@ -427,10 +427,10 @@ def test_no_route_lists_what_was_tried():
     job = three_hosts()
     report_all(job, "connection refused")
     assert set(job.aborts()) == {0, 1, 2, 3}
-    assert job.verdict()["kind"] == "no_route"
-    assert "host0 and host1 cannot reach each other" in job.verdict()["text"]
-    assert "host0 -> host1 at 10.0.0.1 (eth0): connection refused" in job.verdict()["text"]
-    assert "host1 -> host0 at 10.0.0.0 (eth0): connection refused" in job.verdict()["text"]
+    assert job.root_cause()["kind"] == "no_route"
+    assert "host0 and host1 cannot reach each other" in job.root_cause()["text"]
+    assert "host0 -> host1 at 10.0.0.1 (eth0): connection refused" in job.root_cause()["text"]
+    assert "host1 -> host0 at 10.0.0.0 (eth0): connection refused" in job.root_cause()["text"]
 
 
 def test_malformed_report_is_a_breach():
@@ -463,7 +463,7 @@ def test_who_cannot_link_up_ends_it():
     job.pass_time(1.0)
     assert set(job.aborts()) == {0, 1, 2, 3}
     assert (
-        job.verdict()["text"]
+        job.root_cause()["text"]
         == "rank 2 (host1) could not connect to all ranks: rank 3 did not answer (10.0.0.3: timed out)."
     )
 
@@ -485,8 +485,8 @@ def test_vanished_rank_is_named_to_all_after_a_moment(seats):
     job.hang_up(1)
     assert not job.aborts()
     job.pass_time(EVIDENCE_S)
-    assert job.verdict()["rank"] == 1
-    assert VANISHED in job.verdict()["text"]
+    assert job.root_cause()["rank"] == 1
+    assert VANISHED in job.root_cause()["text"]
     assert {0, 2} <= set(job.aborts())
     failed = job.notice("failed")
     assert (failed.culprit, failed.detail) == (1, {"kind": "lost", "leaving": False})
@@ -499,16 +499,16 @@ def test_how_its_process_ended_is_known_a_little_later():
     job.lost(0, peer=1)
     job.pass_time(0.1)
     job.exit(1, "killed by SIGKILL")
-    assert "rank 1 (host0) was lost while others were in allreduce" in job.verdict()["text"]
-    assert "killed by SIGKILL" in job.verdict()["text"]
-    assert VANISHED not in job.verdict()["text"]
+    assert "rank 1 (host0) was lost while others were in allreduce" in job.root_cause()["text"]
+    assert "killed by SIGKILL" in job.root_cause()["text"]
+    assert VANISHED not in job.root_cause()["text"]
 
 
 def test_how_its_process_ended_is_known_before():
     job = Job(2, seats_of(2))
     job.run_on_one_host()
     job.exit(1, "exit code 3")
-    assert job.verdict()["text"] == "rank 1 (host0) was lost: exit code 3."
+    assert job.root_cause()["text"] == "rank 1 (host0) was lost: exit code 3."
     job.hang_up(1)
     job.pass_time(10.0)
     assert len(job.aborts()) == 2
@@ -529,7 +529,7 @@ def test_chain_of_losses(order):
         job.lost(reporter, peer=reporter + 1)
         job.pass_time(0.05)
     job.pass_time(EVIDENCE_S)
-    assert job.verdict()["rank"] == 3
+    assert job.root_cause()["rank"] == 3
 
 
 def test_stalled_rank():
@@ -537,8 +537,8 @@ def test_stalled_rank():
     job.run_on_one_host()
     job.lost(0, peer=2, kind="stalled", why="not a byte for 5 s, 100 bytes into it")
     job.pass_time(SETTLE_S)
-    assert (job.verdict()["kind"], job.verdict()["rank"]) == ("stalled", 2)
-    assert "not a byte for 5 s" in job.verdict()["text"]
+    assert (job.root_cause()["kind"], job.root_cause()["rank"]) == ("stalled", 2)
+    assert "not a byte for 5 s" in job.root_cause()["text"]
 
 
 def test_who_finishes_while_others_need_it():
@@ -549,20 +549,20 @@ def test_who_finishes_while_others_need_it():
     job.lost(0, peer=2)
     job.pass_time(SETTLE_S)
     assert set(job.aborts()) >= {0, 1}
-    assert "has finished (its program ended)" in job.verdict()["text"]
+    assert "has finished (its program ended)" in job.root_cause()["text"]
 
 
 def test_who_leaves_with_an_error_ends_it_for_all_at_once():
     job = Job(3)
     job.run_on_one_host()
     job.leave(2, "uncaught ValueError: boom", ok=False)
-    assert job.verdict()["text"] == "rank 2 (host0) was lost: uncaught ValueError: boom."
+    assert job.root_cause()["text"] == "rank 2 (host0) was lost: uncaught ValueError: boom."
 
 
 def test_who_leaves_during_the_start_ends_it_for_all():
     job = three_hosts()
     job.leave(2, "it was interrupted")
-    assert job.verdict()["rank"] == 2
+    assert job.root_cause()["rank"] == 2
     assert set(job.aborts()) >= {0, 1, 3}
 
 
@@ -585,9 +585,9 @@ class TestInterrupted:
         for connection in range(3):
             job.state.answered(connection, {"heard": [], "silent": []}, job.now_s)
         job.pass_time(SETTLE_S)
-        verdict = job.verdict()
-        assert (verdict["kind"], verdict["rank"]) == ("lost", 1)
-        assert verdict["text"] == (
+        root_cause = job.root_cause()
+        assert (root_cause["kind"], root_cause["rank"]) == ("lost", 1)
+        assert root_cause["text"] == (
             f"rank 1 (host0) was interrupted (KeyboardInterrupt) in {self.DOING}. A message to the other "
             "ranks was left unfinished, so the job cannot go on."
         )
@@ -595,15 +595,15 @@ class TestInterrupted:
     def test_one_that_ends_because_of_it_says_more(self):
         job = self.interrupted()
         job.leave(1, "uncaught KeyboardInterrupt", ok=False)
-        assert "rank 1 (host0) was lost" in job.verdict()["text"]
-        assert "uncaught KeyboardInterrupt" in job.verdict()["text"]
+        assert "rank 1 (host0) was lost" in job.root_cause()["text"]
+        assert "uncaught KeyboardInterrupt" in job.root_cause()["text"]
 
     def test_one_that_leaves_in_peace_was_interrupted_all_the_same(self):
         job = self.interrupted()
         job.leave(1)
         job.pass_time(SETTLE_S)
-        assert "was interrupted (KeyboardInterrupt)" in job.verdict()["text"]
-        assert job.verdict()["text"].endswith("it has left the job (it called shutdown()).")
+        assert "was interrupted (KeyboardInterrupt)" in job.root_cause()["text"]
+        assert job.root_cause()["text"].endswith("it has left the job (it called shutdown()).")
 
     def test_one_that_was_interrupted_because_it_had_lost_another_is_not_the_cause(self):
         job = Job(3)
@@ -613,7 +613,7 @@ class TestInterrupted:
         job.take(job.state.interrupted(1, message, job.now_s))
         job.hang_up(2)
         job.pass_time(EVIDENCE_S)
-        assert job.verdict()["rank"] == 2
+        assert job.root_cause()["rank"] == 2
 
 
 class TestComingBack:
@@ -649,8 +649,8 @@ def test_mismatch_carries_both_sides_words():
     job.mismatch(1, peer=0, text="rank 1 wanted a broadcast")
     job.mismatch(0, peer=1, text="rank 0 wanted an allreduce")
     job.pass_time(SETTLE_S)
-    assert (job.verdict()["kind"], job.verdict()["rank"]) == ("mismatch", None)
-    text = job.verdict()["text"]
+    assert (job.root_cause()["kind"], job.root_cause()["rank"]) == ("mismatch", None)
+    text = job.root_cause()["text"]
     assert text.index("rank 0 wanted an allreduce") < text.index("rank 1 wanted a broadcast")
 
 
@@ -676,7 +676,7 @@ def test_abort_happens_once():
     job = Job(3, seats_of(3))
     job.run_on_one_host()
     job.leave(2, "boom", ok=False)
-    first = job.verdict()
+    first = job.root_cause()
     job.lost(0, peer=1)
     job.mismatch(1, 0, "different")
     job.exit(0)
@@ -684,7 +684,7 @@ def test_abort_happens_once():
     job.unlinked(0)
     job.leave(0, "then another", ok=False)
     job.pass_time(1000.0)
-    assert job.verdict() is first
+    assert job.root_cause() is first
     job.notice("failed")
 
 
@@ -761,7 +761,7 @@ def test_a_process_that_ended_in_peace_is_missed_in_the_next_generation():
     job.leave(1)
     assert not job.aborts()
     job.join_seat(11, 1)
-    assert "rank 0 (host0) ended (exit code 0) before it called ringcomm.init()" in job.verdict()["text"]
+    assert "rank 0 (host0) ended (exit code 0) before it called ringcomm.init()" in job.root_cause()["text"]
 
 
 def test_rejoining_times_out_too():
@@ -771,7 +771,7 @@ def test_rejoining_times_out_too():
     job.leave(1)
     job.join_seat(10, 0)
     job.pass_time(20.0)
-    assert "called ringcomm.init() again within 20 s. Missing: rank 1 (host0)" in job.verdict()["text"]
+    assert "called ringcomm.init() again within 20 s. Missing: rank 1 (host0)" in job.root_cause()["text"]
 
 
 def test_who_waits_for_others_to_leave_and_return_waits_as_long_as_anybody():
@@ -896,15 +896,15 @@ def test_whatever_happens_everybody_is_told_exactly_once(seed):
 
 def test_the_storm_reaches_every_phase():
     """The property above is worth something: its events lead everywhere."""
-    phases, verdicts = set(), set()
+    phases, root_causes = set(), set()
     for seed in range(300):
         storm = Storm(seed)
         for _ in range(60):
             storm.step()
             phases.add(storm.job.state.phase)
-        verdicts |= {message["kind"] for message in storm.job.aborts().values()}
+        root_causes |= {message["kind"] for message in storm.job.aborts().values()}
     assert phases == set(Phase)
-    assert verdicts == {"lost", "stalled", "mismatch", "timeout", "no_route", "startup"}
+    assert root_causes == {"lost", "stalled", "mismatch", "timeout", "no_route", "startup"}
 
 
 def test_a_note_is_shown_if_a_member_wrote_it():

@@ -31,8 +31,8 @@ def selectors(model, heard=None, **options):
     """One for each rank."""
     found = []
     for rank in range(len(model.hosts)):
-        say = heard.append if heard is not None and rank == 0 else None
-        found.append(Selector(rank, len(model.hosts), host_index=model.hosts, say=say, **options))
+        report = heard.append if heard is not None and rank == 0 else None
+        found.append(Selector(rank, len(model.hosts), host_index=model.hosts, report=report, **options))
         found[-1].adopt(model)
     return found
 
@@ -118,7 +118,7 @@ class TestWithoutAModel:
 
     def test_a_grid_of_ranks_saves_the_wire(self):
         heard = []
-        selector = Selector(0, 4, host_index=[0, 0, 1, 1], say=heard.append)
+        selector = Selector(0, 4, host_index=[0, 0, 1, 1], report=heard.append)
         selector.all_reduce(MIB, 4, False)
         selector.reduce_scatter(even_bounds(MIB, 4), 4, False)
         selector.all_gather(even_bounds(MIB, 4), 4)

@@ -13,7 +13,7 @@ from ringcomm.wire.auth import Claim, Initiator, Purpose, Responder, job_digest,
 
 KEY, OTHER_KEY = b"k" * 32, b"x" * 32
 JOB, OTHER_JOB = job_digest("job"), job_digest("another")
-CLAIM = Claim(Purpose.CALLS, JOB, generation=7, source=2, target=5)
+CLAIM = Claim(Purpose.DIRECT, JOB, generation=7, source=2, target=5)
 REFUSALS = (AuthenticationError, ProtocolError)
 MOST_PRE_AUTH_BYTES = 256
 
@@ -309,12 +309,12 @@ def spoil(data, length, rng):
 
 
 def test_strangers_are_refused_at_their_first_wrong_byte():
-    for stranger in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01", b"SSH-2.0-OpenSSH", b"\0", b"ringcomX"):
-        wrong = next(i for i, byte in enumerate(stranger) if byte != auth.MAGIC[i])
+    for first in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01", b"SSH-2.0-OpenSSH", b"\0", b"ringcomX"):
+        wrong = next(i for i, byte in enumerate(first) if byte != auth.MAGIC[i])
         for side in (initiator(), responder()):
-            assert side.receive(stranger[:wrong]) == b""
+            assert side.receive(first[:wrong]) == b""
             with pytest.raises(ProtocolError):
-                side.receive(stranger[wrong : wrong + 1])
+                side.receive(first[wrong : wrong + 1])
 
 
 def test_job_digests_differ():

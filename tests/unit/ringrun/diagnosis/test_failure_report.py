@@ -12,7 +12,7 @@ from ringrun.diagnosis.failure_report import (
     ranks_text,
     signal_hint,
 )
-from ringrun.diagnosis.first_failure import Complaint, Exit, Verdict
+from ringrun.diagnosis.first_failure import Complaint, Exit, FirstFailure
 
 HOSTS = {0: "pc", 1: "pc", 2: "jetson1", 3: "jetson1"}
 TRACE = [
@@ -60,13 +60,13 @@ def test_a_long_traceback_is_shortened() -> None:
 
 
 def test_the_box() -> None:
-    verdict = Verdict()
-    verdict.exited(Exit(2, 3, None))
-    verdict.complained(Complaint(None, 2, "rank 2 was lost"))
+    failure = FirstFailure()
+    failure.exited(Exit(2, 3, None))
+    failure.complained(Complaint(None, 2, "rank 2 was lost"))
     for rank in (0, 1, 3):
-        verdict.exited(Exit(rank, 1, None))
+        failure.exited(Exit(rank, 1, None))
     text = failure_box(
-        verdict, HOSTS, ["pc", "jetson1"], {2: ["log", *TRACE], 0: [*TRACE[:3], "KeyError: 1"]}
+        failure, HOSTS, ["pc", "jetson1"], {2: ["log", *TRACE], 0: [*TRACE[:3], "KeyError: 1"]}
     )
     assert text.splitlines() == [
         "╭─ ringrun: rank 2 on jetson1 failed first: exit code 3",
@@ -78,28 +78,28 @@ def test_the_box() -> None:
 
 
 def test_the_box_says_what_helps_where_that_is_known() -> None:
-    verdict = Verdict()
-    verdict.exited(Exit(2, 1, None))
+    failure = FirstFailure()
+    failure.exited(Exit(2, 1, None))
     error = "AttributeError: 'Variable' object has no attribute 'ref'"
-    text = failure_box(verdict, HOSTS, ["pc", "jetson1"], {2: [*TRACE[:-1], error]})
+    text = failure_box(failure, HOSTS, ["pc", "jetson1"], {2: [*TRACE[:-1], error]})
     assert text.index(error) < text.index("-x TF_USE_LEGACY_KERAS=1")
 
 
 def test_the_box_without_a_traceback_shows_the_last_words_and_the_reason() -> None:
-    verdict = Verdict()
-    verdict.exited(Exit(0, None, 9))
-    verdict.exited(Exit(1, 0, None))
-    verdict.complained(Complaint(None, 0, "rank 0 was lost in allreduce"))
-    text = failure_box(verdict, HOSTS, ["pc", "jetson1"], {0: ["a", "b"]})
+    failure = FirstFailure()
+    failure.exited(Exit(0, None, 9))
+    failure.exited(Exit(1, 0, None))
+    failure.complained(Complaint(None, 0, "rank 0 was lost in allreduce"))
+    text = failure_box(failure, HOSTS, ["pc", "jetson1"], {0: ["a", "b"]})
     assert "memory" in text and "│ a\n│ b\n" in text and "rank 0 was lost in allreduce" in text
     assert "because of it" not in text
 
 
 def test_who_failed_alike_did_not_stop_because_of_it() -> None:
-    verdict = Verdict()
+    failure = FirstFailure()
     for rank, code, sent in [(1, 1, 0), (0, 1, 0), (2, 1, 15), (3, 7, 0)]:
-        verdict.exited(Exit(rank, code, None, sent))
-    lines = failure_box(verdict, HOSTS, ["pc", "jetson1"], {}).splitlines()
+        failure.exited(Exit(rank, code, None, sent))
+    lines = failure_box(failure, HOSTS, ["pc", "jetson1"], {}).splitlines()
     assert lines[0] == "╭─ ringrun: rank 1 on pc failed first: exit code 1"
     assert lines[1:-1] == [
         "│ Rank 2 stopped because of it.",
@@ -115,15 +115,15 @@ def mismatch(rank: int) -> List[str]:
 
 
 def test_a_mismatch_is_told_once() -> None:
-    verdict = Verdict()
-    verdict.complained(Complaint(None, 1, "rank 1 was lost: uncaught MismatchError: …"))
+    failure = FirstFailure()
+    failure.complained(Complaint(None, 1, "rank 1 was lost: uncaught MismatchError: …"))
     for rank in (1, 0, 2):
-        verdict.exited(Exit(rank, 1, None))
-    verdict.exited(Exit(3, None, 15, sent=15))
+        failure.exited(Exit(rank, 1, None))
+    failure.exited(Exit(3, None, 15, sent=15))
     told = "uncaught MismatchError: Mismatched shapes for 'a': rank 0: x; ranks 1-3: y"
     diagnosis = f"Ranks 0-2 ended with an {told}; their last operation was `a` (op 4).\nRank 3 …"
     tails = {rank: mismatch(rank) for rank in range(3)}
-    text = failure_box(verdict, HOSTS, ["pc", "jetson1"], tails, diagnosis)
+    text = failure_box(failure, HOSTS, ["pc", "jetson1"], tails, diagnosis)
     assert text.splitlines() == [
         "╭─ ringrun: the ranks do not make the same calls",
         *[f"│ {line}" for line in mismatch(1)],
@@ -138,54 +138,54 @@ def test_a_mismatch_is_told_once() -> None:
 
 
 def test_what_the_box_does_not_show_stays_in_the_diagnosis() -> None:
-    verdict = Verdict()
-    verdict.exited(Exit(0, 1, None))
+    failure = FirstFailure()
+    failure.exited(Exit(0, 1, None))
     line = "Rank 0 (pc) ended with an uncaught MismatchError: Mismatched shapes."
-    assert f"│ {line}\n" in failure_box(verdict, HOSTS, ["pc"], {}, line)
+    assert f"│ {line}\n" in failure_box(failure, HOSTS, ["pc"], {}, line)
 
 
 def test_the_same_error_of_other_kinds_is_told_once_too() -> None:
-    verdict = Verdict()
+    failure = FirstFailure()
     lost = [*TRACE[:2], "ringcomm.errors.PeerLostError: rank 3 has finished"]
     for rank in (2, 0):
-        verdict.exited(Exit(rank, 1, None))
-    lines = failure_box(verdict, HOSTS, ["pc", "jetson1"], {0: lost, 2: lost, 1: TRACE}).splitlines()
+        failure.exited(Exit(rank, 1, None))
+    lines = failure_box(failure, HOSTS, ["pc", "jetson1"], {0: lost, 2: lost, 1: TRACE}).splitlines()
     assert lines[0] == "╭─ ringrun: rank 2 on jetson1 failed first: exit code 1"
     assert lines[-2] == "│ Rank 0 failed with the same error."
 
 
 def test_ranks_with_the_same_bug_are_no_victims_of_each_other() -> None:
-    verdict = Verdict()
-    verdict.complained(Complaint(None, 1, "rank 1 was lost: uncaught ValueError: …"))
+    failure = FirstFailure()
+    failure.complained(Complaint(None, 1, "rank 1 was lost: uncaught ValueError: …"))
     for rank in (1, 0, 2, 3):
-        verdict.exited(Exit(rank, 1, None))
+        failure.exited(Exit(rank, 1, None))
     tails = {
         0: ["noise", *TRACE[:3], "ValueError: another text"], 1: TRACE[:4],
         2: [TRACE[0], "  File x", "ringcomm.errors.PeerLostError: rank 1", "", "The above …", "", *TRACE[:4]],
         3: [TRACE[0], "  File y", "ValueError: x"],
     }  # fmt: skip
-    lines = failure_box(verdict, HOSTS, ["pc", "jetson1"], tails).splitlines()
+    lines = failure_box(failure, HOSTS, ["pc", "jetson1"], tails).splitlines()
     assert lines[-3:-1] == ["│ Rank 0 failed with the same error.", "│ Ranks 2, 3 stopped because of it."]
 
 
 def test_a_module_that_one_host_lacks_is_told_with_its_interpreter() -> None:
-    verdict = Verdict()
-    verdict.exited(Exit(2, 1, None))
+    failure = FirstFailure()
+    failure.exited(Exit(2, 1, None))
     pythons = {"pc": "/here", "jetson1": "/there/python"}
     lines = [*TRACE[:3], "ModuleNotFoundError: No module named 'torch'"]
-    text = failure_box(verdict, HOSTS, ["pc", "jetson1"], {2: lines}, pythons=pythons)
+    text = failure_box(failure, HOSTS, ["pc", "jetson1"], {2: lines}, pythons=pythons)
     assert "On jetson1 ranks run /there/python, which finds no module `torch`." in text
     assert "`/there/python -m pip install …`" in text and "--python jetson1=PATH" in text
-    assert "finds no module" not in failure_box(verdict, HOSTS, ["pc", "jetson1"], {2: lines})
-    other = failure_box(verdict, HOSTS, ["pc", "jetson1"], {2: TRACE}, pythons=pythons)
+    assert "finds no module" not in failure_box(failure, HOSTS, ["pc", "jetson1"], {2: lines})
+    other = failure_box(failure, HOSTS, ["pc", "jetson1"], {2: TRACE}, pythons=pythons)
     assert "finds no module" not in other
 
 
 def test_the_box_of_a_lost_host() -> None:
-    verdict = Verdict()
-    verdict.host_lost(1, "jetson1: the ssh connection ended.")
-    verdict.exited(Exit(0, 1, None))
-    text = failure_box(verdict, HOSTS, ["pc", "jetson1"], {})
+    failure = FirstFailure()
+    failure.host_lost(1, "jetson1: the ssh connection ended.")
+    failure.exited(Exit(0, 1, None))
+    text = failure_box(failure, HOSTS, ["pc", "jetson1"], {})
     assert "the host jetson1 was lost first" in text
     assert "jetson1: the ssh connection ended." in text
     assert "Rank 0 stopped because of it." in text
@@ -263,22 +263,22 @@ def test_on_this_machine_nothing_is_over_there() -> None:
 
 
 def test_calls_from_different_lines_come_first() -> None:
-    verdict = Verdict()
-    verdict.exited(Exit(2, 3, None))
-    box = failure_box(verdict, HOSTS, ["pc", "jetson1"], {2: TRACE}, "who waits", "Call number 4, f(), comes")
+    failure = FirstFailure()
+    failure.exited(Exit(2, 3, None))
+    box = failure_box(failure, HOSTS, ["pc", "jetson1"], {2: TRACE}, "who waits", "Call number 4, f(), comes")
     assert box.splitlines()[1] == "│ Call number 4, f(), comes"
     assert box.index("comes") < box.index("ValueError: x") < box.index("who waits")
 
 
 def test_a_rank_that_has_ended_while_others_wait() -> None:
-    verdict = Verdict()
-    verdict.exited(Exit(0, 0, None))
-    verdict.complained(Complaint(None, 0, "rank 0 has finished while others were in allreduce"))
-    verdict.exited(Exit(1, 1, None))
-    two = failure_box(verdict, {0: "pc", 1: "pc"}, ["pc"], {})
+    failure = FirstFailure()
+    failure.exited(Exit(0, 0, None))
+    failure.complained(Complaint(None, 0, "rank 0 has finished while others were in allreduce"))
+    failure.exited(Exit(1, 1, None))
+    two = failure_box(failure, {0: "pc", 1: "pc"}, ["pc"], {})
     assert two.startswith("╭─ ringrun: rank 0 has ended while rank 1 still waits for it\n")
     assert two.endswith("exit code 255\n")
     for rank in (2, 3):
-        verdict.exited(Exit(rank, 1, None))
-    box = failure_box(verdict, HOSTS, ["pc", "jetson1"], {})
+        failure.exited(Exit(rank, 1, None))
+    box = failure_box(failure, HOSTS, ["pc", "jetson1"], {})
     assert "rank 0 has ended while ranks 1-3 still wait for it" in box

@@ -243,7 +243,7 @@ def test_files_that_are_no_good(tmp_path: Path) -> None:
     assert code == 1 and text.startswith("Rank 4 (pc) has called nothing yet.")
 
 
-BAD_LANE = {"name": "calls", "ordered": True, "members": [0, 1], "operations": [{
+BAD_CHANNEL = {"name": "calls", "ordered": True, "members": [0, 1], "operations": [{
     "op": 1, "kind": "allreduce", "name": "x", "what": "y", "site": "t.py:1", "state": "running",
 }]}  # fmt: skip
 
@@ -256,8 +256,10 @@ BAD_LANE = {"name": "calls", "ordered": True, "members": [0, 1], "operations": [
         record(culprit=1e999),
         record(rank=0, host="h", culprit=0).replace(b'"culprit": 0', b'"culprit": 1e999'),
         record(generation="newest"),  # type: ignore[arg-type]
-        record(lanes=[{**BAD_LANE, "operations": [{**BAD_LANE["operations"][0], "at": 1}], "members": 7}]),
-        record(lanes=[BAD_LANE]).replace(b'"op": 1', b'"op": 1, "at": 1e999'),
+        record(
+            lanes=[{**BAD_CHANNEL, "operations": [{**BAD_CHANNEL["operations"][0], "at": 1}], "members": 7}]
+        ),
+        record(lanes=[BAD_CHANNEL]).replace(b'"op": 1', b'"op": 1, "at": 1e999'),
         record(lanes=7), record(threads=7), record(threads=[7]),
         b"[" * 100_000, b"7", b"null", b"\xff", b'{"rank": 0',
     ],

@@ -40,9 +40,9 @@ def frames(*frames: List[Any]) -> Dict[str, Any]:
 def test_a_record() -> None:
     report = read_report(record())
     assert (report.rank, report.host, report.reason, report.blocked) == (1, "jetson1", "asked", True)
-    (lane,) = report.lanes
-    assert lane.ordered and lane.members == (0, 1)
-    assert lane.operations[0].text() == "allreduce `conv3.grad` (op 812, train.py:88)"
+    (channel,) = report.channels
+    assert channel.ordered and channel.members == (0, 1)
+    assert channel.operations[0].text() == "allreduce `conv3.grad` (op 812, train.py:88)"
 
 
 @pytest.mark.parametrize(

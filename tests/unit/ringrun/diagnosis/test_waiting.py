@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import pytest
 
-from ringrun.diagnosis.reports import Difference, Lane, Operation, Report
+from ringrun.diagnosis.reports import Channel, Difference, Operation, Report
 from ringrun.diagnosis.waiting import diagnose, different_lines, waits_for
 
 MEMBERS = (0, 1, 2)
@@ -33,11 +33,11 @@ def named(name: str, state: str = "submitted", number: int = 9, process_set: int
 
 
 def report(rank: int, calls: Sequence[Operation] = (), ops: Sequence[Operation] = (), **more: Any) -> Report:
-    lanes = (
-        Lane("calls", True, MEMBERS, {}, tuple(calls)),
-        Lane("engine", False, MEMBERS, SETS, tuple(ops)),
+    channels = (
+        Channel("calls", True, MEMBERS, {}, tuple(calls)),
+        Channel("engine", False, MEMBERS, SETS, tuple(ops)),
     )
-    facts: Dict[str, Any] = {"reason": "asked", "blocked": True, "lanes": lanes}
+    facts: Dict[str, Any] = {"reason": "asked", "blocked": True, "channels": channels}
     facts.update(more)
     return Report(rank, f"host{rank}", **facts)
 
@@ -196,10 +196,10 @@ def test_different_calls_with_the_same_number() -> None:
 
 def grouped(rank: int, default: Operation, group: Optional[Operation] = None, **more: Any) -> Report:
     """A rank of four; 0, 1 and 2 have a group of their own."""
-    lanes = [Lane("group 0", True, (0, 1, 2, 3), {}, (default,))]
+    channels = [Channel("group 0", True, (0, 1, 2, 3), {}, (default,))]
     if group is not None:
-        lanes.append(Lane("group 1", True, (0, 1, 2), {}, (group,)))
-    return Report(rank, f"host{rank}", "failure", blocked=True, lanes=tuple(lanes), **more)
+        channels.append(Channel("group 1", True, (0, 1, 2), {}, (group,)))
+    return Report(rank, f"host{rank}", "failure", blocked=True, channels=tuple(channels), **more)
 
 
 ANOTHER = "MismatchError: The ranks do not make the same call.\n…"
@@ -312,14 +312,14 @@ def test_calls_from_different_lines() -> None:
     later = Difference(5, what, {0: "train.py:6", 1: "train.py:9"})
     reports = {rank: report(rank) for rank in range(3)}
     assert different_lines(reports) == []
-    lanes = reports[0].lanes
+    channels = reports[0].channels
     told = {1: (later, one), 2: (two,)}
     for rank, lines in told.items():
-        reports[rank] = replace(reports[rank], lanes=(lanes[0]._replace(lines=lines), lanes[1]))
+        reports[rank] = replace(reports[rank], channels=(channels[0]._replace(lines=lines), channels[1]))
     first, second, why = different_lines(reports)
     made = "ranks 0, 2 at train.py:9, rank 1 at train.py:8"
     assert first == f"Call number 4, {what}, comes from different lines of the program: {made}."
     assert second.startswith("Call number 5") and "each of its calls from there on" in why
     many = tuple(Difference(number, what, {0: "a:1", 1: "b:1"}) for number in range(50))
-    reports[1] = replace(reports[1], lanes=(lanes[0]._replace(lines=many), lanes[1]))
+    reports[1] = replace(reports[1], channels=(channels[0]._replace(lines=many), channels[1]))
     assert len(different_lines(reports)) == 4

@@ -52,6 +52,6 @@ def test_an_agent_that_says_what_it_may_not_is_refused_with_a_sentence(
     supervisor: Supervisor, frame: Frame
 ) -> None:
     with pytest.raises(ProtocolError) as caught:
-        supervisor.heard(supervisor.job.hosts[0], frame)
+        supervisor.received(supervisor.job.hosts[0], frame)
     assert len(str(caught.value).splitlines()) == 1 and str(caught.value).isprintable()
-    assert not supervisor._verdict.exits and not supervisor._ready and not supervisor._results
+    assert not supervisor._failure.exits and not supervisor._ready and not supervisor._results

@@ -185,7 +185,7 @@ def test_streams_do_not_mix() -> None:
 
 def test_the_stack_of_another_language_does_not_push_the_error_out() -> None:
     tail = Tail(lines=3)
-    stack = (b"At:", b"  /x/_lane.py(101): _main", b"  /y/a.py(9): <lambda>")
+    stack = (b"At:", b"  /x/_operation_queue.py(101): _main", b"  /y/a.py(9): <lambda>")
     for line in (b"RuntimeError: shapes differ", b"", *stack):
         tail.add(line)
     assert tail.text() == ["RuntimeError: shapes differ", ""]

@@ -41,6 +41,6 @@ class Kept(Console):
 
 def test_a_word_of_ringrun_and_its_box() -> None:
     job, console = prepare(Options(np=1), ["true"]), Kept()
-    Printer(job, console, {1: False, 2: False}, lambda: 0.0).say("from there: \x1b]52;c;x\x07\nhalf \ud800")
+    Printer(job, console, {1: False, 2: False}, lambda: 0.0).show("from there: \x1b]52;c;x\x07\nhalf \ud800")
     assert console.chunks == [(2, b"ringrun: from there: \\x1b]52;c;x\\x07\nringrun: half \\ud800\n")]
     assert "\\x1b]0;x" in not_started(job, {0: "it said \x1b]0;x"}, ()).report

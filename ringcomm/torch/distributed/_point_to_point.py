@@ -27,7 +27,7 @@ class _Request(NamedTuple):
     do: Callable[[], None]
 
 
-class PostOffice:
+class PointToPoint:
     """Sends and receives tensors' bytes, matched by peer and tag.
 
     Args:

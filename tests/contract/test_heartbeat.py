@@ -1,4 +1,4 @@
-"""Vigil over ranks without an engine: silence, hanging up, leaving in peace, and who does not come."""
+"""The heartbeat thread of ranks without an engine: silence, lost links, leaving, late ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from ringcomm.collective.progress import Progress
 from ringcomm.collective.reporter import Reporter
-from ringcomm.engine.heartbeat import Vigil
+from ringcomm.engine.heartbeat import HeartbeatThread
 from ringcomm.engine.peer_channels import Limits
 from ringcomm.errors import PeerStalledError, ProtocolError
 from ringcomm.transport.tcp import SocketFabric, SocketLink
@@ -22,7 +22,7 @@ LONG = Limits(30.0, 0.0, 0.0)
 WAITS = Progress(2, 0, "allreduce(shape (8,), float32, op=Sum)", (1,))
 
 
-class Told(Reporter):
+class Reports(Reporter):
     """Remembers what it is told."""
 
     def __init__(self) -> None:
@@ -34,29 +34,31 @@ class Told(Reporter):
 
 
 class Side:
-    """One rank: its link, and its vigil once :meth:`begin` was called."""
+    """One rank: its link, and its heartbeat thread once :meth:`begin` was called."""
 
     def __init__(self, rank: int, sock: socket.socket) -> None:
         self.sock = sock
         self.fabric = SocketFabric(rank, {1 - rank: SocketLink(1 - rank, sock)})
-        self.reporter = Told()
+        self.reporter = Reports()
         self.failure = None
         self.failed = threading.Event()
 
-    def begin(self, limits: Limits, progress: Progress = Progress(), elsewhere: str = "") -> Vigil:  # noqa: B008
-        self.vigil = Vigil(
+    def begin(
+        self, limits: Limits, progress: Progress = Progress(), elsewhere: str = ""  # noqa: B008
+    ) -> HeartbeatThread:
+        self.heartbeat = HeartbeatThread(
             self.fabric, HOSTS, limits, self.reporter, lambda: progress, self._fail, "process group 7",
             lambda: elsewhere,
         )  # fmt: skip
-        return self.vigil
+        return self.heartbeat
 
     def _fail(self, error) -> None:
         self.failure = error
         self.failed.set()
 
     def end(self) -> None:
-        if hasattr(self, "vigil"):
-            self.vigil.stop()
+        if hasattr(self, "heartbeat"):
+            self.heartbeat.stop()
         self.fabric.close()
 
 
@@ -86,7 +88,7 @@ def test_a_rank_that_hangs_up_is_reported_and_one_that_leaves_is_not(sides):
     sides[0].begin(LONG)
     sides[1].begin(LONG).stop()
     sides[1].fabric.close()
-    assert eventually(lambda: sides[0].vigil._lines.mailbox.gone)
+    assert eventually(lambda: sides[0].heartbeat._peers.messages.gone)
     assert sides[0].reporter.closed == []
 
 
@@ -125,7 +127,7 @@ def test_nonsense_ends_it(sides):
 
 
 def test_it_ends_with_the_group(sides):
-    class Over(Told):
+    class Over(Reports):
         def check(self) -> None:
             raise PeerStalledError("rank 1 is silent", rank=1)
 

@@ -11,7 +11,7 @@ from ...errors import NotInitializedError, RingcommError
 from ._work import RingcommWork
 
 
-class Lane:
+class OperationQueue:
     """A queue of works and the thread that runs them.
 
     All ranks call collectives in the same order, and the queue keeps that order. To avoid wake-ups, a
