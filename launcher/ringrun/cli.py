@@ -238,6 +238,10 @@ def main(args: Optional[List[str]] = None) -> None:
     words = sys.argv[1:] if args is None else args
     if words[:1] == ["diagnose"]:
         _diagnose(words[1:])
+    if words[:1] == ["doctor"]:
+        from .doctor.command import run_doctor
+
+        run_doctor(words[1:])
     ringrun.main(args=args, prog_name="ringrun")
 
 

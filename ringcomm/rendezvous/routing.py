@@ -178,6 +178,6 @@ def _no_route(low: Member, high: Member, attempts: Sequence[Attempt]) -> str:
     names = {low.rank: low.host, high.rank: high.host}
     return (
         f"{low.host} and {high.host} cannot reach each other. Tried:\n{explain_no_route(names, attempts)}\n"
-        "Check that both are on one network and that no firewall blocks TCP between them; --iface chooses "
-        "interfaces."
+        "Check that both are on one network and that no firewall blocks TCP between them "
+        f"(`ringrun doctor -H {low.host},{high.host}` shows the direction); --iface chooses interfaces."
     )

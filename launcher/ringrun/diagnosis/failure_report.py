@@ -246,12 +246,19 @@ def _others(failure: FirstFailure, cause: Cause, alike: Sequence[int]) -> str:
     return "\n".join(lines)
 
 
-def problems_box(problems: Mapping[str, str], waiting: Sequence[str], hosts: int) -> str:
-    """The job did not start: one paragraph per host."""
+def problems_box(problems: Mapping[str, str], waiting: Sequence[str], failed: int, hosts: int) -> str:
+    """The job did not start: one paragraph per host, and what to try.
+
+    Args:
+        problems: the paragraphs.
+        waiting: the hosts that had not answered until then.
+        failed: the number of hosts with a problem.
+        hosts: the number of hosts.
+    """
     title = (
         "the job did not start"
         if hosts == 1
-        else f"the job did not start: {len(problems)} of {hosts} hosts failed"
+        else f"the job did not start: {failed} of {hosts} hosts failed"
     )
     paragraphs = list(problems.values())
     if waiting:

@@ -42,7 +42,11 @@ def not_started(job: Job, problems: Mapping[int, str], ready: Iterable[int]) -> 
     told = {job.hosts[index].name: text for index, text in sorted(problems.items())}
     known = {*problems, *ready}
     silent = [host.name for host in job.hosts if host.index not in known]
-    return Outcome(1, visible(failure_report.problems_box(told, silent, len(job.hosts))), "start")
+    if len(job.hosts) > 1:
+        names = ",".join(host.planned.spec.target for host in job.hosts)
+        told[""] = f"ringrun doctor -H {names} examines these hosts and the network between them."
+    text = failure_report.problems_box(told, silent, len(problems), len(job.hosts))
+    return Outcome(1, visible(text), "start")
 
 
 def ended(

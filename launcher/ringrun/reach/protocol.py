@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import zlib
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, NamedTuple, Tuple
+from types import ModuleType
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from ringcomm.errors import ProtocolError
 
@@ -35,14 +36,25 @@ class Frame(NamedTuple):
 
 def agent_source() -> bytes:
     """The first data for the agent's stdin: a line for :data:`BOOT`, then the agent's program."""
+    return program_source(agent, (processes, checks, recorders, shipped, job_folder, preparation, threads))
+
+
+def program_source(main: ModuleType, modules: Sequence[ModuleType]) -> bytes:
+    """A program for a host without ringcomm, as the first data for its stdin.
+
+    Args:
+        main: the module that is run as ``__main__``. It and the others import the standard library only.
+        modules: the modules of its package that it imports, in an order in which they can be imported.
+    """
+    package = main.__name__.rpartition(".")[0]
     steps = ["import sys, types", "sys.modules['ringrun'] = types.ModuleType('ringrun')"]
-    steps.append("package = sys.modules['ringrun.agent'] = types.ModuleType('ringrun.agent')")
-    for module in (processes, checks, recorders, shipped, job_folder, preparation, threads):
+    steps.append(f"package = sys.modules[{package!r}] = types.ModuleType({package!r})")
+    for module in modules:
         name, text = module.__name__, _text(module.__file__)
         steps.append(f"module = sys.modules[{name!r}] = types.ModuleType({name!r})")
         steps.append(f"exec(compile({text!r}, {name!r}, 'exec'), module.__dict__)")
         steps.append(f"package.{name.rpartition('.')[2]} = module")
-    steps.append(f"exec(compile({_text(agent.__file__)!r}, {agent.__name__!r}, 'exec'))")
+    steps.append(f"exec(compile({_text(main.__file__)!r}, {main.__name__!r}, 'exec'))")
     program = zlib.compress("\n".join(steps).encode(), 9)
     loop = (
         f"import os, zlib\ntext = b''\nwhile len(text) < {len(program)}:\n"

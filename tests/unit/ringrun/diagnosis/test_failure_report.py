@@ -199,11 +199,11 @@ def test_signal_hints(number: int, word: str) -> None:
 
 
 def test_problems() -> None:
-    text = problems_box({"a": "a: no Python.", "b": "b: no script."}, ["c"], 3)
+    text = problems_box({"a": "a: no Python.", "b": "b: no script."}, ["c"], 2, 3)
     assert "2 of 3 hosts failed" in text
     assert text.count("a: no Python.") == 1
     assert "c." in text and text.endswith("╰─ exit code 1\n")
-    assert "hosts" not in problems_box({"a": "a: no Python."}, [], 1)
+    assert "hosts" not in problems_box({"a": "a: no Python."}, [], 1, 1)
 
 
 FOUND = {

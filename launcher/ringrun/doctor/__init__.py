@@ -1,0 +1,1 @@
+"""``ringrun doctor``: finds what keeps hosts from training together, before a job is started."""

@@ -1,0 +1,263 @@
+# ruff: noqa: PTH112, PTH108, PTH109, PTH110, PTH111, PTH115, PTH118, PTH208
+"""What one host is: interfaces, processors, memory, limits, packages. Runs on the host.
+
+Standard library only: :mod:`ringrun.doctor.hosts` sends this file. Files of ``/sys``, ``/proc`` and ``/etc``
+are read below a root directory, so that recorded ones can be read in their place. A fact that this system
+does not have is None.
+"""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import os
+import platform
+import resource
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import time
+from typing import Any, Callable, Dict, List, Optional
+
+PACKAGES = ("numpy", "psutil", "ringcomm", "torch", "tensorflow", "keras", "jax", "mxnet")
+TOOL_LIMIT_S = 2.0
+_SIOCGIFCONF, _SIOCGIFNETMASK = 0x8912, 0x891B
+
+
+def read(root: str, path: str) -> Optional[str]:
+    """The content of a file below a root, stripped; None if it cannot be read."""
+    try:
+        with open(os.path.join(root, path.lstrip("/")), encoding="utf-8", errors="replace") as file:
+            return file.read(65536).strip()
+    except OSError:
+        return None
+
+
+def number(text: Optional[str]) -> Optional[int]:
+    """A whole number, or None."""
+    try:
+        return int(text or "")
+    except ValueError:
+        return None
+
+
+def tool_output(argv: List[str]) -> Optional[str]:
+    """What a program prints; None if it is not there, fails or is too slow."""
+    found = shutil.which(argv[0], path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+    if found is None:
+        return None
+    try:
+        done = subprocess.run(
+            [found, *argv[1:]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            timeout=TOOL_LIMIT_S, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return None if done.returncode else done.stdout.decode("utf-8", "replace").strip()
+
+
+Tool = Callable[[List[str]], Optional[str]]
+
+
+def collect(cwd: str, root: str = "/", tool: Tool = tool_output) -> Dict[str, Any]:
+    """All facts.
+
+    Args:
+        cwd: the directory in which ranks would run.
+        root: where the system's files are read.
+        tool: runs a program; see :func:`tool_output`.
+    """
+    return {
+        "hostname": socket.gethostname(),
+        "own_name": _own_name(),
+        "machine_id": read(root, "/etc/machine-id"),
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "packages": _packages(),
+        "interfaces": interfaces(root, tool),
+        "cpu": cpu(root, tool),
+        "memory": memory(root),
+        "disks": {path: _free_bytes(path) for path in (cwd, "/tmp", "/dev/shm")},
+        "cwd_exists": os.path.isdir(cwd),
+        "limits": {
+            "nofile": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+            "ptrace_scope": number(read(root, "/proc/sys/kernel/yama/ptrace_scope")),
+        },
+        "threads": {name: os.environ[name] for name in ("OMP_NUM_THREADS",) if name in os.environ},
+        "time_s": time.time(),
+    }
+
+
+def _own_name() -> Optional[str]:
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return None
+
+
+def _packages() -> Dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+# -- network interfaces -------------------------------------------------------------------------
+
+
+def interfaces(root: str, tool: Tool) -> List[Dict[str, Any]]:
+    """The interfaces that are up, but for the loopback: names, kinds, speeds, addresses."""
+    addresses: Dict[str, List[List[Any]]] = {}
+    for name, address, bits in [*_ipv4(), *_ipv6(root)]:
+        addresses.setdefault(name, []).append([address, bits])
+    found = []
+    for name in _names(root):
+        folder = f"/sys/class/net/{name}"
+        if name == "lo" or read(root, f"{folder}/operstate") == "down":
+            continue
+        at = os.path.join(root, folder.lstrip("/"))
+        wireless = os.path.exists(f"{at}/wireless") or os.path.exists(f"{at}/phy80211")
+        found.append(
+            {
+                "name": name,
+                "mtu": number(read(root, f"{folder}/mtu")),
+                "mac": read(root, f"{folder}/address"),
+                "speed_mbit": number(read(root, f"{folder}/speed")),
+                "duplex": read(root, f"{folder}/duplex"),
+                "wireless": wireless,
+                "virtual": not os.path.exists(f"{at}/device"),
+                "power_save": _power_save(name, tool) if wireless else None,
+                "addresses": addresses.get(name, []),
+            }
+        )
+    return found
+
+
+def _names(root: str) -> List[str]:
+    try:
+        return sorted(os.listdir(os.path.join(root, "sys/class/net")))
+    except OSError:
+        return []
+
+
+def _power_save(name: str, tool: Tool) -> Optional[bool]:
+    text = tool(["iw", "dev", name, "get", "power_save"])
+    return None if text is None else text.lower().endswith("on")
+
+
+def _ipv4() -> List[List[Any]]:
+    """[name, address, length of the network part] of each IPv4 address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        buffer = array.array("B", bytes(40 * 256))
+        request = struct.pack("iP", len(buffer), buffer.buffer_info()[0])
+        length = struct.unpack("iP", fcntl.ioctl(probe, _SIOCGIFCONF, request))[0]
+        data, found = buffer.tobytes(), []
+        for offset in range(0, length, 40):
+            label = data[offset : offset + 16].split(b"\0")[0].decode()
+            address = socket.inet_ntoa(data[offset + 20 : offset + 24])
+            try:
+                answer = fcntl.ioctl(probe, _SIOCGIFNETMASK, struct.pack("256s", label.encode()))
+                bits = bin(struct.unpack("!I", answer[20:24])[0]).count("1")
+            except OSError:
+                bits = 32
+            found.append([label.split(":")[0], address, bits])
+    return found
+
+
+def _ipv6(root: str) -> List[List[Any]]:
+    found = []
+    for line in (read(root, "/proc/net/if_inet6") or "").splitlines():
+        digits, _, bits, scope, _, name = line.split()
+        if scope == "00":  # global
+            found.append([name, socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)), int(bits, 16)])
+    return found
+
+
+# -- processors and memory ------------------------------------------------------------------------
+
+
+def cpu(root: str, tool: Tool) -> Dict[str, Any]:
+    """Cores, quota, governor, temperature, load, and the power mode of a Jetson."""
+    zones = "/sys/class/thermal"
+    temperatures = [
+        (number(read(root, f"{zones}/{zone}/temp")) or 0) / 1000.0
+        for zone in _listed(root, zones)
+        if zone.startswith("thermal_zone")
+    ]
+    load = (read(root, "/proc/loadavg") or "0").split()
+    return {
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "quota": _quota(root),
+        "governor": read(root, "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        "mhz": [
+            number(read(root, f"/sys/devices/system/cpu/cpu0/cpufreq/{name}"))
+            for name in ("scaling_max_freq", "cpuinfo_max_freq")
+        ],
+        "hottest": max(temperatures, default=None),
+        "load": float(load[0]),
+        "power_mode": _power_mode(tool(["nvpmodel", "-q"])),
+    }
+
+
+def _listed(root: str, path: str) -> List[str]:
+    try:
+        return sorted(os.listdir(os.path.join(root, path.lstrip("/"))))
+    except OSError:
+        return []
+
+
+def _quota(root: str) -> Optional[float]:
+    """The number of cores that the control group may use; None for all."""
+    rows = [line.split(":", 2) for line in (read(root, "/proc/self/cgroup") or "").splitlines()]
+    paths = [row[2] for row in rows if len(row) == 3 and row[0] == "0"] or ["/"]
+    limits = []
+    parts = [part for part in paths[0].split("/") if part]
+    for count in range(len(parts) + 1):
+        text = read(root, "/".join(["/sys/fs/cgroup", *parts[:count], "cpu.max"]))
+        words = (text or "max").split()
+        if len(words) == 2 and words[0] != "max":
+            limits.append(int(words[0]) / int(words[1]))
+    for row in rows:
+        if len(row) == 3 and "cpu" in row[1].split(","):  # version 1
+            folder = "/sys/fs/cgroup/cpu" + row[2].rstrip("/")
+            quota = number(read(root, f"{folder}/cpu.cfs_quota_us"))
+            period = number(read(root, f"{folder}/cpu.cfs_period_us"))
+            if quota is not None and period and quota > 0:
+                limits.append(quota / period)
+    return min(limits, default=None)
+
+
+def _power_mode(text: Optional[str]) -> Optional[str]:
+    """The name of the power mode in the output of ``nvpmodel -q``."""
+    for line in (text or "").splitlines():
+        if line.startswith("NV Power Mode:"):
+            return line.partition(":")[2].strip()
+    return None
+
+
+def memory(root: str) -> Dict[str, Optional[int]]:
+    """Bytes of memory and swap."""
+    rows = dict(
+        line.split(":", 1) for line in (read(root, "/proc/meminfo") or "").splitlines() if ":" in line
+    )
+    names = {"total": "MemTotal", "available": "MemAvailable", "swap": "SwapTotal", "swap_free": "SwapFree"}
+    found: Dict[str, Optional[int]] = {}
+    for name, key in names.items():
+        kib = number(rows.get(key, "").strip().split(" ")[0])
+        found[name] = None if kib is None else kib * 1024
+    return found
+
+
+def _free_bytes(path: str) -> Optional[int]:
+    try:
+        facts = os.statvfs(path)
+    except OSError:
+        return None
+    return facts.f_bavail * facts.f_frsize

@@ -1,0 +1,34 @@
+"""One problem that an examination has found, and its remedy. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, NamedTuple, Tuple
+
+BAD, SLOW = "bad", "slow"
+
+
+class Finding(NamedTuple):
+    """One problem.
+
+    Attributes:
+        level: ``bad`` if jobs fail or hang, ``slow`` if they are slower than they could be.
+        check: the name of the check, one of :data:`CHECKS`.
+        hosts: the hosts' indices.
+        text: what is wrong, with the numbers.
+        remedy: what to do, with the command.
+    """
+
+    level: str
+    check: str
+    hosts: Tuple[int, ...]
+    text: str
+    remedy: str
+
+
+CHECKS = ("login", "software", "addresses", "network", "links", "cpu", "memory", "limits")
+"""The columns of the report."""
+
+
+def is_usable(iface: Dict[str, Any]) -> bool:
+    """Whether an interface may connect hosts. Those of containers usually have twins on other hosts."""
+    return not str(iface["name"]).startswith(("docker", "br-", "virbr", "veth", "lxc", "cni"))

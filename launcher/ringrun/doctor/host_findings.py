@@ -1,0 +1,152 @@
+"""Problems of single hosts: login, software, addresses, processors, memory, limits. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import defaultdict
+from typing import Any, Dict, Iterator, List
+
+from .finding import BAD, SLOW, Finding, is_usable
+from .hosts import Examination
+
+LOGIN_S = 3.0
+MEMORY_BYTES, DISK_BYTES, SHM_BYTES = 500 << 20, 200 << 20, 64 << 20
+FILES_SPARE, FILES_PER_RANK = 64, 14
+HOT = 85.0
+
+
+def host_findings(found: Examination, index: int) -> Iterator[Finding]:
+    """The problems of the host with this index."""
+    yield from _login(found, index)
+    facts = found.facts[index]
+    if facts is not None:
+        for check in (_own_software, _own_addresses, _cpu, _memory, _limits):
+            yield from check(found, index, facts)
+
+
+def _login(found: Examination, index: int) -> Iterator[Finding]:
+    name = found.hosts[index]
+    if found.problems[index]:
+        text = found.problems[index]
+        text = text[len(name) + 2 :] if text.startswith(f"{name}: ") else text
+        yield Finding(BAD, "login", (index,), text, "")
+        return
+    if found.noises[index]:
+        first = found.noises[index].strip().splitlines()[0][:60]
+        yield Finding(
+            SLOW, "login", (index,),
+            f"its login shell prints {len(found.noises[index])} characters before a program runs ({first!r})",
+            "print in interactive shells only: begin ~/.bashrc with `case $- in *i*) ;; *) return;; esac`",
+        )  # fmt: skip
+    if found.starts_s[index] > LOGIN_S:
+        yield Finding(
+            SLOW, "login", (index,), f"the login took {found.starts_s[index]:.1f} s",
+            f"look what its login shell does: time ssh {name} true; UseDNS no in its sshd_config may help",
+        )  # fmt: skip
+
+
+def _own_software(found: Examination, index: int, facts: Dict[str, Any]) -> Iterator[Finding]:
+    if not facts["cwd_exists"]:
+        yield Finding(
+            BAD, "software", (index,), "the directory in which ranks would run does not exist",
+            f"make it, name another with --cwd {found.hosts[index]}=PATH, or send the code with --ship",
+        )  # fmt: skip
+    for name in ("numpy", "psutil"):
+        if name not in facts["packages"]:
+            yield Finding(
+                BAD, "software", (index,), f"{facts['executable']} has no {name}",
+                f"start with --provision, or: {facts['executable']} -m pip install {name}",
+            )  # fmt: skip
+
+
+def _own_addresses(found: Examination, index: int, facts: Dict[str, Any]) -> Iterator[Finding]:
+    real = [iface for iface in facts["interfaces"] if is_usable(iface)]
+    networks: Dict[str, List[str]] = defaultdict(list)
+    for iface in real:
+        for address, bits in iface["addresses"]:
+            if ":" not in address:
+                network = str(ipaddress.ip_network(f"{address}/{bits}", strict=False))
+                if iface["name"] not in networks[network]:
+                    networks[network].append(iface["name"])
+    for network, names in networks.items():
+        if len(names) > 1:
+            yield Finding(
+                SLOW, "addresses", (index,), f"{' and '.join(names)} are both in {network}",
+                f"take one of them: --iface {found.hosts[index]}={names[0]}; or sysctl -w "
+                "net.ipv4.conf.all.arp_filter=1 there, so that answers leave by the right one",
+            )  # fmt: skip
+    if not any(iface["addresses"] for iface in real):
+        yield Finding(
+            BAD, "addresses", (index,), "no network interface has an address", "look at `ip address` there"
+        )
+
+
+def _cpu(found: Examination, index: int, facts: Dict[str, Any]) -> Iterator[Finding]:
+    cpu, ranks, name = facts["cpu"], found.slots[index], found.hosts[index]
+    cores = cpu["cores"] or 1
+
+    def slow(text: str, remedy: str) -> Finding:
+        return Finding(SLOW, "cpu", (index,), text, remedy)
+
+    if cpu["quota"] is not None and cpu["quota"] < cores:
+        yield slow(
+            f"its control group may use {cpu['quota']:g} of {cores} cores",
+            "raise the quota of the container (docker run --cpus, CPUQuota= of the service)",
+        )
+    if ranks > cores:
+        yield slow(
+            f"{ranks} ranks on {cores} core{'' if cores == 1 else 's'}",
+            f"use as many ranks as cores: -H {name}:{cores}",
+        )
+    if cpu["governor"] == "powersave" and (cpu["mhz"][0] or 0) < (cpu["mhz"][1] or 0):
+        yield slow("its governor is powersave", "sudo cpupower frequency-set -g performance")
+    if cpu["hottest"] is not None and cpu["hottest"] >= HOT:
+        yield slow(f"its processor has {cpu['hottest']:.0f} °C and will slow down", "cool it: a fan, dust")
+    if cpu["power_mode"] not in (None, "MAXN", "MAXN_SUPER"):
+        yield slow(f"its power mode is {cpu['power_mode']}", "sudo nvpmodel -m 0 && sudo jetson_clocks")
+    if cpu["load"] > cores:
+        yield slow(
+            f"other programs use its processors (load {cpu['load']:.1f} on {cores})", "see `top` there"
+        )
+    threads = facts["threads"].get("OMP_NUM_THREADS", "")
+    if threads.isdigit() and int(threads) * ranks > cores:
+        yield slow(
+            f"OMP_NUM_THREADS={threads} for each of {ranks} ranks on {cores} cores",
+            "unset it: ringrun then shares the cores",
+        )
+
+
+def _memory(found: Examination, index: int, facts: Dict[str, Any]) -> Iterator[Finding]:
+    memory = facts["memory"]
+    if memory["available"] is not None and memory["available"] < MEMORY_BYTES:
+        yield Finding(
+            BAD, "memory", (index,), f"{memory['available'] / 1e6:.0f} MB of memory are free",
+            "end other programs; a rank with PyTorch needs some 400 MB before its model",
+        )  # fmt: skip
+    if memory["swap"] and memory["swap_free"] is not None and memory["swap_free"] < memory["swap"] / 2:
+        used = (memory["swap"] - memory["swap_free"]) / 1e6
+        yield Finding(SLOW, "memory", (index,), f"{used:.0f} MB are swapped out", "end other programs")
+    for path, free in facts["disks"].items():
+        limit = SHM_BYTES if path == "/dev/shm" else DISK_BYTES
+        if free is not None and free < limit:
+            yield Finding(
+                BAD, "memory", (index,), f"{path} has {free / 1e6:.0f} MB free",
+                "remove files there" if path != "/dev/shm" else "enlarge it (docker run --shm-size=1g)",
+            )  # fmt: skip
+
+
+def _limits(found: Examination, index: int, facts: Dict[str, Any]) -> Iterator[Finding]:
+    files, ranks = facts["limits"]["nofile"], sum(found.slots)
+    needed = FILES_SPARE + FILES_PER_RANK * ranks
+    if 0 <= files < needed:
+        yield Finding(
+            BAD, "limits", (index,), f"a process may open {files} files; {ranks} ranks need some {needed}",
+            "ulimit -n 4096, or `* - nofile 4096` in /etc/security/limits.conf",
+        )  # fmt: skip
+    if (facts["limits"]["ptrace_scope"] or 0) > 0 and found.slots[index] > 1:
+        yield Finding(
+            SLOW, "limits", (index,),
+            f"kernel.yama.ptrace_scope is {facts['limits']['ptrace_scope']}: its ranks cannot read each "
+            "other's memory, and use shared memory",
+            "sudo sysctl kernel.yama.ptrace_scope=0, if you trust all programs of this user",
+        )  # fmt: skip

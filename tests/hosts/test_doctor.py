@@ -1,0 +1,172 @@
+"""``ringrun doctor`` on namespaced hosts: each fault is made, and has to be named with its remedy."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List
+
+import pytest
+
+from tests.hosts import netlab_system as system
+from tests.hosts.netlab import Host, Lab
+
+ROOT = Path(__file__).parents[2]
+THREE = "localhost,jetson1,jetson2"
+BUSY = ("other programs use", "MB of memory", "swapped out", " MB free")
+"""Problems that this machine may have by itself."""
+
+
+def doctor(lab: Lab, *more: str, hosts: str = THREE) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **lab.environ(), "PYTHONPATH": f"{ROOT}:{ROOT / 'launcher'}"}
+    return subprocess.run(
+        [sys.executable, "-m", "ringrun", "doctor", "-H", hosts, *more],
+        env=environment, capture_output=True, text=True, timeout=90, check=False,
+        preexec_fn=system.interruptible,
+    )  # fmt: skip
+
+
+def problems(lab: Lab, *more: str, hosts: str = THREE) -> List[Dict[str, Any]]:
+    """The problems that are the hosts', and not this machine's."""
+    done = doctor(lab, "--json", *more, hosts=hosts)
+    assert done.stderr == "" and done.returncode in (0, 1), done.stderr
+    found = json.loads(done.stdout)["problems"]
+    return [row for row in found if not any(text in row["text"] for text in BUSY)]
+
+
+def one(found: List[Dict[str, Any]], *words: str) -> Dict[str, Any]:
+    """The problem with these words."""
+    rows = [row for row in found if all(word in f"{row['text']} {row['remedy']}" for word in words)]
+    assert rows, f"no problem with {words} in {json.dumps(found, indent=1)}"
+    return rows[0]
+
+
+@pytest.fixture
+def wired(make_lab: Callable[..., Lab]) -> Lab:
+    """Hosts with one network, which is fast."""
+    return make_lab(Host("jetson1", wlan=None), Host("jetson2", wlan=None))
+
+
+def test_healthy_hosts_have_no_problem(wired: Lab) -> None:
+    assert problems(wired) == []
+    done = doctor(wired)
+    for word in ("localhost", "jetson1", "jetson2", "MB/s", "Examined 3 hosts in"):
+        assert word in done.stdout
+    assert all(len(line) <= 120 for line in done.stdout.splitlines())
+
+
+def test_a_host_that_cannot_be_reached_by_ssh_is_named_and_the_others_are_examined(wired: Lab) -> None:
+    found = problems(wired, hosts="localhost,jetson1,nowhere")
+    assert one(found, "cannot be resolved")["hosts"] == ["nowhere"]
+    assert {tuple(row["hosts"]) for row in found} == {("nowhere",)}
+
+
+def test_firewalls_of_both_kinds(wired: Lab) -> None:
+    wired.cut("jetson1", ["jetson2"], ways=("input",))
+    found = problems(wired)
+    row = one(found, "does not reach", "ufw allow from")
+    assert sorted(row["hosts"]) == ["jetson1", "jetson2"] and "no answer" in row["text"]
+    wired.heal("jetson1")
+    wired.cut("jetson1", ["jetson2"], action="reject with tcp reset")
+    assert "refused" in one(problems(wired), "does not reach", "ufw allow from")["text"]
+
+
+def test_a_slow_link_in_one_direction_and_in_both(wired: Lab) -> None:
+    wired.shape("jetson2", "eth", "50mbit", ways=("output",))
+    row = one(problems(wired), "the other direction", "duplex")
+    assert row["hosts"][0] == "jetson2"
+    wired.shape("jetson2", "eth", "50mbit")
+    found = problems(wired)
+    assert {tuple(row["hosts"]) for row in found if row["check"] == "links"} >= {
+        ("localhost", "jetson2"), ("jetson2", "localhost"),
+    }  # fmt: skip
+    assert "1 Gbit/s" in one(found, "jetson1 to jetson2")["remedy"]
+
+
+def test_a_smaller_mtu_on_the_way(wired: Lab) -> None:
+    wired.run("jetson1", ["ip", "link", "set", wired.iface("jetson1"), "mtu", "1400"])
+    one(problems(wired), "MTU differs", "ip link set")
+
+
+def test_copied_images(wired: Lab, tmp_path: Path) -> None:
+    (tmp_path / "machine-id").write_text("1" * 32 + "\n")
+    for host in ("jetson1", "jetson2"):
+        wired.run(host, ["mount", "--bind", str(tmp_path / "machine-id"), "/etc/machine-id"])
+    row = one(problems(wired), "same machine id", "systemd-machine-id-setup")
+    assert row["hosts"] == ["jetson1", "jetson2"]
+
+
+def test_one_address_for_two_hosts(wired: Lab) -> None:
+    for host in ("jetson1", "jetson2"):
+        wired.run(host, ["ip", "address", "add", "10.99.0.7/24", "dev", wired.iface(host)])
+    one(problems(wired), "have the same address 10.99.0.7")
+
+
+def test_two_interfaces_in_one_subnet(wired: Lab) -> None:
+    address = next(text for text in wired.addresses("jetson1") if ":" not in text)
+    other = f"{address.rpartition('.')[0]}.250/24"
+    wired.run("jetson1", ["ip", "link", "add", "spare0", "type", "veth", "peer", "name", "spare1"])
+    wired.run("jetson1", ["ip", "address", "add", other, "dev", "spare0"])
+    for iface in ("spare0", "spare1"):
+        wired.run("jetson1", ["ip", "link", "set", iface, "up"])
+    row = one(problems(wired), "are both in", "--iface jetson1=")
+    assert row["hosts"] == ["jetson1"]
+
+
+def test_a_full_disk_and_few_files(wired: Lab, tmp_path: Path) -> None:
+    wired.run("jetson1", ["mount", "-t", "tmpfs", "-o", "size=1m", "none", "/dev/shm"])
+    script = tmp_path / "python"
+    script.write_text(f'#!/bin/sh\nulimit -n 80\nexec {sys.executable} "$@"\n')
+    script.chmod(0o755)
+    done = doctor(wired, "--json", "--python", f"jetson2={script}")
+    found = json.loads(done.stdout)["problems"]
+    assert one(found, "/dev/shm has 1 MB free")["hosts"] == ["jetson1"]
+    assert one(found, "may open 80 files", "ulimit -n")["hosts"] == ["jetson2"]
+
+
+def test_a_noisy_shell_an_old_python_and_a_missing_directory(wired: Lab, tmp_path: Path) -> None:
+    script = tmp_path / "python"
+    script.write_text(f'#!/bin/sh\necho "Welcome to jetson1"\nexec {sys.executable} "$@"\n')
+    script.chmod(0o755)
+    found = problems(wired, "--python", f"jetson1={script}", "--python", "jetson2=/no/python")
+    assert one(found, "Welcome to jetson1", ".bashrc")["hosts"] == ["jetson1"]
+    assert one(found, "no Python at /no/python")["hosts"] == ["jetson2"]
+    found = problems(wired, "--cwd", "jetson2=/nonexistent")
+    assert one(found, "does not exist", "--ship")["hosts"] == ["jetson2"]
+
+
+@pytest.fixture
+def quota() -> Iterator[Path]:
+    """A control group that may use 0.3 cores."""
+    cpu = Path("/sys/fs/cgroup/cpu")
+    old = (cpu / "cpu.cfs_quota_us").parent.is_dir()
+    group = (cpu if old else cpu.parent) / "ringcomm-doctor-test"
+    try:
+        group.mkdir()
+    except OSError as problem:
+        pytest.skip(f"no control group can be made here: {problem}")
+    try:
+        if old:
+            (group / "cpu.cfs_quota_us").write_text("30000")
+        else:
+            (group / "cpu.max").write_text("30000 100000")
+        yield group
+    finally:
+        group.rmdir()
+
+
+def test_a_quota_of_a_control_group(wired: Lab, quota: Path, tmp_path: Path) -> None:
+    script = tmp_path / "python"
+    script.write_text(f'#!/bin/sh\necho $$ > {quota}/cgroup.procs\nexec {sys.executable} "$@"\n')
+    script.chmod(0o755)
+    row = one(problems(wired, "--python", f"localhost={script}"), "control group may use 0.3 of")
+    assert row["hosts"] == ["localhost"]
+
+
+def test_many_ranks_on_few_cores(wired: Lab) -> None:
+    cores = len(os.sched_getaffinity(0))
+    row = one(problems(wired, hosts=f"localhost,jetson1:{cores + 1}"), "ranks on", "as many ranks as cores")
+    assert row["hosts"] == ["jetson1"]
