@@ -588,8 +588,8 @@ class TestInterrupted:
         verdict = job.verdict()
         assert (verdict["kind"], verdict["rank"]) == ("lost", 1)
         assert verdict["text"] == (
-            f"rank 1 (host0) was interrupted (KeyboardInterrupt) in {self.DOING}. A message to the other "
-            "ranks was left unfinished, so the job cannot go on."
+            f"rank 1 (host0) was interrupted (KeyboardInterrupt) in {self.DOING} and left it "
+            "unfinished, so the job cannot go on."
         )
 
     def test_one_that_ends_because_of_it_says_more(self):
