@@ -161,7 +161,7 @@ class Collectives:
         shape = shape or (1,)
         width = row_items(shape, "allgather")
         runner, label = self._runner, name_of(name)
-        with runner.exclusive():
+        with runner.exclusive(parts=2):
             rows = runner.exchange([shape[0]], Collective.ALLGATHER, flat.dtype, label, shape[1:])[:, 0]
             bounds = cumulative(rows, width)
             gathered = np.empty(bounds[-1], flat.dtype)
@@ -213,7 +213,7 @@ class Collectives:
         width = row_items(shape, "alltoall")
         counts = check_splits(shape[0], splits, self.size)
         runner, label = self._runner, name_of(name)
-        with runner.exclusive():
+        with runner.exclusive(parts=2):
             matrix = runner.exchange(counts, Collective.ALLTOALL, flat.dtype, label, shape[1:])
             received = matrix[:, self.rank]
             recv_bounds = cumulative(received, width)
@@ -251,7 +251,7 @@ class Collectives:
         """
         root = self._root(root_rank)
         kind = Collective.BROADCAST_OBJECT
-        with self._runner.exclusive():
+        with self._runner.exclusive(parts=2):
             packed = self.objects.pack(value, "broadcast_object", name_of(name)) if self.rank == root else b""
             payload = np.frombuffer(packed, np.uint8)
             length = np.array([payload.size], np.int64)
@@ -271,7 +271,7 @@ class Collectives:
         {allgather_object}
         """
         kind = Collective.ALLGATHER_OBJECT
-        with self._runner.exclusive():
+        with self._runner.exclusive(parts=2):
             payload = np.frombuffer(self.objects.pack(value, "allgather_object", name_of(name)), np.uint8)
             lengths = self._runner.exchange([payload.size], kind, payload.dtype, name_of(name), ())
             bounds = cumulative(lengths[:, 0], 1)

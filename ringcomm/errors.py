@@ -193,12 +193,24 @@ def failed_before(failure: BaseException) -> Misuse:
     )
 
 
+def used_in_fork(rank: int, pid: int) -> Misuse:
+    """The error of a call in a fork of a rank's process.
+
+    Args:
+        rank: that rank.
+        pid: its process.
+    """
+    return Misuse(
+        f"This process is a fork of rank {rank} and shares its connections; only process {pid}, which called "
+        "ringcomm.init(), may use them."
+    )
+
+
 def interruption_text(name: str, why: str, doing: str) -> str:
     """The error text about a rank that left a collective half-way, while its process may continue."""
-    during = f" in {doing}" if doing else ""
+    during = f" in {doing}" if doing else " in a collective"
     return (
-        f"{name} was interrupted ({why}){during}. A message to the other ranks was left unfinished, so the "
-        "job cannot go on."
+        f"{name} was interrupted ({why}){during} and left it unfinished, so the job cannot go on."
     )
 
 

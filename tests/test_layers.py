@@ -44,8 +44,8 @@ LEVELS: Dict[int, List[List[str]]] = {
         [
             "collective.reduce", "collective.flows", "collective.call_sites", "collective.headers",
             "collective.progress", "collective.execute", "collective.short", "collective.drive",
-            "collective.calls", "collective.call_history", "collective.reporter", "collective.runner",
-            "collective.measure",
+            "collective.calls", "collective.call_history", "collective.call_lock", "collective.reporter",
+            "collective.runner", "collective.measure",
         ],
         [
             "rendezvous.actions", "rendezvous.membership", "rendezvous.root_cause", "rendezvous.routing",

@@ -27,6 +27,7 @@ class Reporter(Watch):
 
     heard_and_silent: Optional[Callable[[], Tuple[List[int], List[int]]]] = None
     abort_error: Optional[RingcommError] = None
+    _interruption: Optional[RingcommError] = None
 
     def fileno(self) -> int:
         return -1
@@ -50,7 +51,8 @@ class Reporter(Watch):
 
     def note_interrupted(self, doing: str, why: str) -> RingcommError:
         """This rank has left a collective half-way: what to raise later, if nothing better is known then."""
-        return PeerLostError(interruption_text("this rank", why, doing))
+        self._interruption = self._interruption or PeerLostError(interruption_text("this rank", why, doing))
+        return self._interruption
 
     def root_cause(self, otherwise: RingcommError) -> RingcommError:
         """What has ended the job, for a rank that has reported something without waiting for the answer."""

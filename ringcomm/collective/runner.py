@@ -11,19 +11,19 @@ import math
 import os
 import threading
 from contextlib import nullcontext
-from typing import Any, Callable, ContextManager, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, List, Optional, Sequence, Tuple, Type
 
 import numpy as np
 
 from ..config import Settings
 from ..errors import (
     MismatchError,
-    Misuse,
     NotInitializedError,
     RingcommError,
     describe_error,
     failed_before,
     fresh_copy,
+    used_in_fork,
 )
 from ..ops import Collective, ReduceOp
 from ..schedule.select import Selector
@@ -32,6 +32,7 @@ from ..transport.base import Fabric, LinkClosed, Stopped
 from ..transport.huge_pages import LEAST_BYTES
 from ..wire.frames import NO_OP, NO_ROOT
 from .call_history import CallHistory, Row
+from .call_lock import Parts
 from .call_sites import CallSites, Site, call_site, find_site, site_text
 from .calls import Call, Intent, Plan
 from .drive import StoodStill, run
@@ -89,6 +90,8 @@ class Runner:
         self._selector = selector or Selector(fabric.rank, fabric.size, settings.algorithm or None)
         self._plans: Dict[Call, Plan] = {}
         self._sequence = 0
+        self._started = 0
+        self._last: Optional[Call] = None
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._stopped = False
@@ -135,9 +138,21 @@ class Runner:
         if self._lock.acquire(timeout=_LEAVING_S):
             self._lock.release()
 
-    def exclusive(self) -> ContextManager[Any]:
-        """Keeps other threads out, so that calls that belong together follow each other on every rank."""
-        return self._lock
+    def exclusive(
+        self, parts: float = math.inf, but: Type[BaseException] = RingcommError
+    ) -> ContextManager[None]:
+        """Keeps other threads out, so that calls that belong together follow each other on every rank.
+
+        Args:
+            parts: how many calls those are. An exception between them ends the job: others wait for the rest.
+            but: exceptions that all ranks raise alike, so that they do not end it.
+        """
+        return Parts(self._lock, lambda: self._started, parts, self._left_between, but)
+
+    def _left_between(self, problem: BaseException) -> None:
+        if self._broken is None and self._last is not None:
+            self._broken, doing = problem, f"{self._doing(self._last)}, between its parts"
+            self._interrupted = self._reporter.note_interrupted(doing, describe_error(problem))
 
     def all_reduce(
         self,
@@ -325,6 +340,7 @@ class Runner:
             try:
                 # Not before: what has failed until here has sent nothing, and may be called again.
                 self._sequence = sequence
+                self._started, self._last = self._started + 1, plan.call
                 self._running = (plan.call, execution, counted)
                 try:
                     # Overflow and NaN are the caller's numbers; a warning on whichever rank happens to
@@ -351,10 +367,7 @@ class Runner:
 
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:
-            raise Misuse(
-                f"This process is a fork of rank {self.rank} and shares its connections; only process "
-                f"{self._pid}, which called ringcomm.init(), may use them."
-            )
+            raise used_in_fork(self.rank, self._pid)
         if self._stopped:
             raise NotInitializedError(
                 "This rank has left the job (shutdown() or Context.close() was called), so there is nobody "
@@ -371,10 +384,14 @@ class Runner:
         if self._broken is not None:
             raise failed_before(self._broken) from self._broken
 
+    def _doing(self, call: Call) -> str:
+        """A call, for messages, in the program's own terms."""
+        number = "" if call.is_internal else f", call number {self._sequence}"
+        return f"{call.describe()}{number}" if self.purpose is None else self.purpose()
+
     def _translate(self, problem: BaseException, execution: Part, call: Call) -> BaseException:
         """The error for people, the same on every rank, for what stopped an execution."""
-        number = "" if call.is_internal else f", call number {self._sequence}"
-        doing = f"{call.describe()}{number}" if self.purpose is None else self.purpose()
+        doing = self._doing(call)
         error: BaseException = problem
         if self._stopped and isinstance(problem, Exception):
             error = NotInitializedError(

@@ -18,7 +18,7 @@ from .operation_history import OperationHistory, began, finish
 from .peer_channels import PeerChannels, StopWatch
 from .pending import Pending, Work
 from .piggyback import unpack
-from .request import Handle, Key
+from .request import Handle, Key, Request
 from .stacks import main_stack
 from .waiters import Waiters
 
@@ -90,12 +90,14 @@ class EngineState:
         self._clock = clock
         self._responses: List[Message] = []
         self._noted: Set[int] = set()
+        self._cut_short: List[Request] = []
 
     def fail_all(self, error: BaseException) -> None:
         """The engine has failed: so has everything that is on its way."""
         with self.lock:
             self.broken = error
-            requests = self.pending.take_all()
+            requests = [*self._cut_short, *self.pending.take_all()]
+            self._cut_short.clear()
             join, self.join = self.join, None
         if self.history is not None and self.history.on_failure is not None:
             self.history.on_failure(error)  # while those who wait still do
@@ -106,8 +108,7 @@ class EngineState:
 
     def cycle(self) -> bool:
         """Do what can be done now; whether anything was."""
-        if self._watch.stopping:
-            raise Stopped
+        self._watch.check_here()
         now_s = self._clock()
         moved = self._announce(now_s)
         self.peers.pulse()
@@ -352,9 +353,14 @@ class EngineState:
             error = problem
             if isinstance(problem, Stopped):
                 error = NotInitializedError("ringcomm has been shut down while this operation was running.")
-            for _, request in bucket:
-                if request is not None:
-                    finish(request, error=error)
+            requests = [request for _, request in bucket if request is not None]
+            if not isinstance(problem, Exception):
+                # Ctrl-C in the thread that does the engine's work. Other threads, which may wait for the
+                # same operations, get the error of an interrupted rank from fail_all.
+                self._cut_short += requests
+                raise
+            for request in requests:
+                finish(request, error=error)
             raise
         if observer is not None:
             observer.ended(traced)

@@ -18,7 +18,7 @@ from ..collective.reporter import Reporter
 from ..collective.runner import Runner
 from ..config import Settings
 from ..dtypes import Array, code_of
-from ..errors import ConfigError, Misuse, ShapeError, UnsupportedDtypeError
+from ..errors import ConfigError, Misuse, RingcommError, ShapeError, UnsupportedDtypeError, describe_error
 from ..files import open_named
 from ..ops import Collective, ReduceOp, factor_of, name_of
 from ..schedule.select import Selector
@@ -326,6 +326,19 @@ class Engine:
         handle = self._submit(Collective.PROCESS_SET, [], None, change, GLOBAL_SET, True, None)
         number: int = handle.wait()
         return number
+
+    @contextmanager
+    def in_parts(self) -> Iterator[None]:
+        """A ``with`` block from the first wait of a call in several operations to the end of the last one.
+
+        If an exception (Ctrl-C, say) ends it, no other rank could find out; so the job ends.
+        """
+        try:
+            yield
+        except BaseException as problem:
+            if self._thread is not None and not isinstance(problem, RingcommError):
+                self._thread.abandon(describe_error(problem))
+            raise
 
     # ---- the way in --------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """The engine's thread, and the threads that wait for it.
 
 The thread sleeps unless there is something to do; nothing is sent while nothing is submitted. A thread
-that waits for an operation does the engine's work itself, if nobody else is at it: waking another
+that waits for an operation does the engine's work itself, unless another thread does it: waking another
 thread up would cost more than a small collective.
 """
 
@@ -24,6 +24,7 @@ from ..errors import (
     describe_error,
     failed_before,
     fresh_copy,
+    used_in_fork,
 )
 from ..transport.base import Fabric, Stopped
 from ..wire.messages import Message
@@ -234,10 +235,7 @@ class EngineThread:
 
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:
-            raise Misuse(
-                f"This process is a fork of rank {self.rank} and shares its connections; only process "
-                f"{self._pid}, which called ringcomm.init(), may use them."
-            )
+            raise used_in_fork(self.rank, self._pid)
         if self._stopped:
             raise NotInitializedError(
                 "ringcomm has been shut down (shutdown() was called), so there is nobody to talk to. Call "
@@ -269,6 +267,11 @@ class EngineThread:
                 # Somebody is at it, who may have looked for work a moment before there was ours.
                 self._control.wake()
                 told = self._block(handle, timeout_s)
+        except BaseException as problem:
+            if not handle.done():
+                self.abandon(describe_error(problem))
+                handle.block(None)  # until no peer can read the operation's arrays any more
+            raise
         finally:
             with state.lock:
                 state.waiters.leave()
@@ -277,6 +280,19 @@ class EngineThread:
                     state.outbox.append({"type": "unblocked"})
             if unfinished:
                 self._control.wake()
+
+    def abandon(self, why: str) -> None:
+        """Fail the engine, and the job: the program was interrupted in an operation (by Ctrl-C, say).
+
+        If it continues, it may overwrite arrays that are still this rank's contribution.
+
+        Args:
+            why: what has interrupted it.
+        """
+        # Also if another thread is in the middle of a collective: its next look at the watch raises this.
+        self._watch.interrupted = self._reporter.note_interrupted(self._state.doing(), why)
+        self._control.wake()
+        self._engine_fabric.wake()
 
     def _block(self, handle: Handle, timeout_s: Optional[float]) -> bool:
         """Sleep; whether rank 0 was told that this rank waits and does nothing else."""

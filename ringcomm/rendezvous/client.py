@@ -34,6 +34,7 @@ from ..wire.signing import Session, Signer
 from .connect_server import DIAL_S, Reached, reach
 from .control import ControlChannel, error_from
 from .links import LinkSetup, Proven
+from .probe import PROBE_AGAIN_S
 
 logger = logging.getLogger("ringcomm.rendezvous")
 
@@ -364,7 +365,7 @@ class _Joiner:
         setup = self._setup
         assert setup is not None
         too_early = self._assignment is None or (kind == "go" and not setup.linked)
-        if kind in ("measure", "link", "go") and too_early:
+        if kind in ("probe_again", "measure", "link", "go") and too_early:
             raise ProtocolError(f"the rendezvous sent {kind!r} too early")
         if kind == "refused":
             self._failure = RefusedError(f"The rendezvous refused this process: {message['reason']}")
@@ -377,6 +378,8 @@ class _Joiner:
             setup.assign_rank(int(message["rank"]), int(message["generation"]))
             if message["targets"]:
                 setup.probe(message["targets"])
+        elif kind == "probe_again":
+            setup.probe(message["targets"], PROBE_AGAIN_S)
         elif kind == "measure":
             setup.measure(message["pairs"])
         elif kind == "link":

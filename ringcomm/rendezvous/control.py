@@ -70,6 +70,7 @@ class ControlChannel(Watch):
         self._session = session
         self._reader = reader
         self.abort_error: Optional[RingcommError] = None
+        self._interruption: Optional[RingcommError] = None
         self._lock = threading.RLock()
         self.open = True
 
@@ -167,6 +168,8 @@ class ControlChannel(Watch):
     def note_interrupted(self, doing: str, why: str) -> RingcommError:
         """Report to the rendezvous, without waiting for it, that this rank has left a collective half-way.
 
+        Only the first report counts: what stops because of it in other threads is no second one.
+
         Args:
             doing: the collective, and how far it was.
             why: what has interrupted it, such as ``KeyboardInterrupt``.
@@ -175,10 +178,13 @@ class ControlChannel(Watch):
             what to raise later if the rendezvous does not answer; see :meth:`root_cause`.
         """
         with self._lock:
-            if self.open and self.abort_error is None:
-                self._send({"type": "interrupted", "doing": doing, "why": why})
-        name, host = self._named(self._rank)
-        return PeerLostError(interruption_text(name, why, doing), rank=self._rank, host=host)
+            if self._interruption is None:
+                if self.open and self.abort_error is None:
+                    self._send({"type": "interrupted", "doing": doing, "why": why})
+                name, host = self._named(self._rank)
+                text = interruption_text(name, why, doing)
+                self._interruption = PeerLostError(text, rank=self._rank, host=host)
+            return self._interruption
 
     def root_cause(self, otherwise: RingcommError) -> RingcommError:
         """Wait for the root cause from the rendezvous, after a failure was reported.

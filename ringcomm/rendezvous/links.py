@@ -29,7 +29,7 @@ from ..wire.auth import Claim, Purpose
 from ..wire.messages import Message, MessageReader, encode
 from ..wire.signing import Session
 from .echo import Echo, check_echo
-from .probe import Probe
+from .probe import PROBE_S, Probe
 from .race import ECHO_LIMIT_BYTES, Race
 
 logger = logging.getLogger("ringcomm.rendezvous")
@@ -159,9 +159,16 @@ class LinkSetup:
 
     # ---- probing -----------------------------------------------------------------------------
 
-    def probe(self, targets: Sequence[Dict[str, Any]]) -> None:
-        """Dial every address of every target at once; :meth:`_settled` continues when all have ended."""
+    def probe(self, targets: Sequence[Dict[str, Any]], limit_s: float = PROBE_S) -> None:
+        """Dial every address of every target at once; :meth:`_settled` continues when all have ended.
+
+        Args:
+            targets: the ranks to reach: each a ``rank``, its ``addresses`` and its ``machine``.
+            limit_s: how long the slowest address may take to answer, in seconds.
+        """
         self._probing = True
+        self._hurrying = False
+        self._own = []
         probes: List[Probe] = []
         own = {item.address for item in own_addresses()}
         for target in targets:
@@ -184,6 +191,7 @@ class LinkSetup:
                             scope,
                             self.interfaces,
                             self._settled,
+                            limit_s,
                             self.encryption,
                         )  # fmt: skip
                     )

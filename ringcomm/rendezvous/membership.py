@@ -64,6 +64,15 @@ class Member:
             "pid": self.pid,
         }
 
+    def as_target(self, addresses: Optional[Collection[str]] = None) -> Dict[str, Any]:
+        """What a rank of another host needs in order to dial this one.
+
+        Args:
+            addresses: only these; None: all.
+        """
+        offers = [item for item in self.addresses if addresses is None or item["address"] in addresses]
+        return {"rank": self.rank, "addresses": offers, "machine": self.machine}
+
 
 class RankAssignment:
     """Assigns ranks: as a launcher has planned them, or as processes ask for them.

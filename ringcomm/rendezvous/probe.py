@@ -24,6 +24,8 @@ from .race import ECHO_LIMIT_BYTES
 
 PROBE_S = 3.0
 """How long the slowest address may take to answer."""
+PROBE_AGAIN_S = 10.0
+"""And how long in the second round, on hosts that are busy with other work."""
 
 
 class Probe:
@@ -37,6 +39,7 @@ class Probe:
         scope: the interface to use, for link-local addresses.
         interfaces: this machine's addresses that may be used.
         settled: called when the probe has succeeded or failed.
+        limit_s: how long the address may take to answer, in seconds.
         encryption: see :class:`~ringcomm.transport.connect.Dial`.
     """
 
@@ -49,6 +52,7 @@ class Probe:
         scope: int,
         interfaces: Sequence[Interface],
         settled: Callable[[], None],
+        limit_s: float = PROBE_S,
         encryption: Optional[Encryption] = None,
     ) -> None:
         self.target = claim.target
@@ -67,7 +71,7 @@ class Probe:
             key,
             claim._replace(purpose=Purpose.PROBE),
             self._proven,
-            PROBE_S,
+            limit_s,
             scope,
             encryption,
         )
@@ -133,4 +137,5 @@ class Probe:
             remote_iface=str(self._offer.get("iface", "?")),
             kind=worse_kind(local.kind if local else WIRED, str(self._offer.get("kind", WIRED))),
             why=self.why or "",
+            too_slow=bool(self.why) and self._dial.too_slow,
         )

@@ -53,6 +53,25 @@ class Routing:
                 self._wires[pair] = candidates(there + back)[:MOST_WIRES]
                 self._measured[pair] = []
 
+    def to_probe_again(self) -> Dict[int, List[Dict[str, Any]]]:
+        """By rank, the hosts that it did not reach, nor they it, but only because an attempt took too long.
+
+        On busy hosts neither end may have got far enough in its time.
+
+        Returns:
+            for each rank the ``targets`` of the second round, with the addresses that took too long.
+        """
+        leaders = {leader.rank: leader for leader in self._leaders}
+        found: Dict[int, List[Dict[str, Any]]] = {}
+        for pair, wires in self._wires.items():
+            for source, target in (pair, pair[::-1]) if not wires else ():
+                slow = {
+                    item.address for item in self._tried[pair] if item.too_slow and item.source == source
+                }
+                if slow:
+                    found.setdefault(source, []).append(leaders[target].as_target(slow))
+        return found
+
     def wanted(self) -> Dict[int, List[Dict[str, Any]]]:
         """By rank, what it is to measure now; empty once all routes are known.
 

@@ -70,6 +70,8 @@ class Rendezvous:
         self._by_rank: Dict[int, Member] = {}
         self._leaders: List[Member] = []
         self._reports: Dict[int, List[Attempt]] = {}
+        self._probing: Set[int] = set()
+        self._probed_again = False
         self._routing = Routing((), {})
         self._routes: Routes = {}
         self._measuring: Set[int] = set()
@@ -142,6 +144,8 @@ class Rendezvous:
         self._by_rank = {member.rank: member for member in ordered}
         self._leaders = [member for member in ordered if member.local_rank == 0]
         self._reports.clear()
+        self._probing = {leader.rank for leader in self._leaders}
+        self._probed_again = False
         self._routing = Routing((), {})
         self._measuring.clear()
         self._links.clear()
@@ -200,12 +204,7 @@ class Rendezvous:
             "rank": member.rank,
             "generation": self.generation,
             "members": [other.describe() for other in self._by_rank.values()],
-            "targets": [
-                {"rank": other.rank, "addresses": other.addresses, "machine": other.machine}
-                for other in others
-            ]
-            if member.local_rank == 0
-            else [],
+            "targets": [other.as_target() for other in others] if member.local_rank == 0 else [],
         }
 
     # ---- probing and linking -----------------------------------------------------------------
@@ -213,15 +212,25 @@ class Rendezvous:
     def probed(self, connection: int, message: Message) -> List[Action]:
         """The first rank of a host reports what it could reach."""
         member = self.members.get(connection)
-        if member is None or self.phase is not Phase.PROBING or member.local_rank != 0:
+        if member is None or self.phase is not Phase.PROBING or member.rank not in self._probing:
             return []
-        self._reports[member.rank] = [
-            Attempt.from_json(item)._replace(source=member.rank) for item in message["attempts"]
-        ]
-        if len(self._reports) < len(self._leaders):
+        attempts = [Attempt.from_json(item)._replace(source=member.rank) for item in message["attempts"]]
+        again = {(item.target, item.address) for item in attempts}
+        earlier = self._reports.get(member.rank, ())
+        kept = [item for item in earlier if (item.target, item.address) not in again]
+        self._reports[member.rank] = kept + attempts
+        self._probing.discard(member.rank)
+        if self._probing:
             return []
         self._routing = Routing(self._leaders, self._reports)
-        return self._measure_or_link()
+        return self._probe_again() or self._measure_or_link()
+
+    def _probe_again(self) -> List[Action]:
+        """Once, let ranks dial again what they have not reached only because that took too long."""
+        targets = {} if self._probed_again else self._routing.to_probe_again()
+        self._probed_again, self._probing = True, set(targets)
+        ranks = ((self._by_rank[rank].connection, found) for rank, found in targets.items())
+        return [Send(connection, {"type": "probe_again", "targets": found}) for connection, found in ranks]
 
     def measured(self, connection: int, message: Message) -> List[Action]:
         """The first rank of a host has measured what it was asked to."""
@@ -237,8 +246,8 @@ class Rendezvous:
         if not wanted:
             return self._link()
         self._measuring = set(wanted)
-        orders = ((self._by_rank[rank], pairs) for rank, pairs in wanted.items())
-        return [Send(item.connection, {"type": "measure", "pairs": pairs}) for item, pairs in orders]
+        requests = ((self._by_rank[rank], pairs) for rank, pairs in wanted.items())
+        return [Send(item.connection, {"type": "measure", "pairs": pairs}) for item, pairs in requests]
 
     def _link(self) -> List[Action]:
         try:

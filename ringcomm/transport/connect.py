@@ -101,6 +101,8 @@ class Dial:
 
     Attributes:
         no_answer: whether it failed because nothing was received.
+        too_slow: whether it failed because of a time limit, this end's or the responder's, which closes the
+            connection during the handshake. Another attempt may succeed.
         refused_by_key: whether it failed because the other end has another key or belongs to another job.
     """
 
@@ -120,6 +122,7 @@ class Dial:
         self.reason = ""
         self.refused_by_key = False
         self.no_answer = False
+        self.too_slow = False
         self._reactor = reactor
         self._finished = finished
         self._over = False
@@ -178,7 +181,7 @@ class Dial:
             self._drop(self._socks[0])
 
     def _too_late(self) -> None:
-        self.no_answer = not self._over
+        self.no_answer = self.too_slow = not self._over
         self.give_up(f"no answer within {self._timeout_s:g} s")
 
     def _connected(self, sock: socket.socket) -> None:
@@ -215,6 +218,7 @@ class Dial:
             while not self._initiator.done:
                 data = sock.recv(self._initiator.needs)
                 if not data:
+                    self.too_slow = True
                     raise ProtocolError("it closed the connection during the handshake")
                 answer = self._initiator.receive(data)
                 if answer:

@@ -42,6 +42,7 @@ class Attempt(NamedTuple):
         kind: of the route, ``wired``, ``wireless`` or ``virtual``: the worse of both interfaces'.
         why: empty if the right rank answered; otherwise what happened instead.
         mb_per_s: measured speed of the slower direction, or None if there was no need to measure.
+        too_slow: whether it failed because of a time limit, so that another attempt may succeed.
     """
 
     source: int
@@ -54,6 +55,7 @@ class Attempt(NamedTuple):
     kind: str
     why: str
     mb_per_s: Optional[float] = None
+    too_slow: bool = False
 
     def to_json(self) -> Dict[str, Any]:
         """As it travels in a control message."""
@@ -82,6 +84,7 @@ class Attempt(NamedTuple):
                 kind=str(data["kind"]),
                 why=str(data["why"]),
                 mb_per_s=None if speed is None else float(speed),
+                too_slow=bool(data["too_slow"]),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as problem:
             raise ProtocolError(f"a report of dialled addresses is malformed: {problem!r}") from None

@@ -21,7 +21,7 @@ import typing_extensions
 from ...clock import Deadline, Idleness
 from ...collective.call_sites import CallSites, look_through, this_site
 from ...collective.runner import Runner
-from ...errors import Misuse, NotInitializedError, RingcommError
+from ...errors import Misuse, NotInitializedError, RingcommError, describe_error
 from ...flight_recorder import Facts, FlightRecorder
 from ...group.message_matching import Address
 from ._bridge import Flat
@@ -95,15 +95,19 @@ class ProcessGroupRingcomm(GroupFace):
             runner.timeout_s = limit_s
             runner.called_at = site
             runner.may_poll = lambda: work.waiters > 0 or self._idleness()
-            with nullcontext() if traced is None else traced:
+            with nullcontext() if traced is None else traced, runner.exclusive(but=Exception):
                 do()
 
         self._started += 1
-        work = RingcommWork(what, result, run, self._queue.help)
+        work = RingcommWork(what, result, run, self._queue.help, self._interrupted)
         coalesced = self._coalesced
         if coalesced is not None:
             coalesced.append(work)
         return self._queue.submit(work, inline=not getattr(opts, "asyncOp", True))
+
+    def _interrupted(self, work: RingcommWork, problem: BaseException) -> None:
+        """The program leaves an operation, and may overwrite its tensors: end the group, on all ranks."""
+        self._transport.end(self._watch.note_interrupted(work.what, describe_error(problem)))
 
     def _limit_s(self, opts: Any) -> float:
         timeout_s: float = opts.timeout.total_seconds() if opts is not None else -1.0
@@ -161,7 +165,7 @@ class ProcessGroupRingcomm(GroupFace):
     # ---- movement ----------------------------------------------------------------------------
 
     def broadcast(self, tensors: Any, opts: Any = None) -> RingcommWork:
-        """Everybody gets the root's tensor."""
+        """Every rank gets the root's tensor."""
         tensor, root = _single(tensors), _root(opts)
         return self._begin("broadcast", [tensor], opts, lambda: self._ops.broadcast(tensor, root))
 
@@ -245,11 +249,14 @@ class ProcessGroupRingcomm(GroupFace):
 
     # ---- messages ----------------------------------------------------------------------------
 
+    def _message_work(self, what: str, tensor: torch.Tensor) -> RingcommWork:
+        return RingcommWork(what, [tensor], interrupted=self._interrupted)
+
     def send(self, tensors: Any, peer: int, tag: int = 0) -> RingcommWork:
         """Send a tensor to one rank."""
         tensor, address = _single(tensors), _address(tag)
         flat = Flat(tensor)
-        work = RingcommWork(f"send to rank {self._name_of(peer)} with tag {tag}", [tensor])
+        work = self._message_work(f"send to rank {self._name_of(peer)} with tag {tag}", tensor)
         work.epilogue = lambda: setattr(work, "kept", None)
         work.kept = flat  # a copy, if the tensor is not contiguous, must live until it has been sent
         view, elements = flat.array.view("u1").data, type_code(tensor.dtype)
@@ -267,7 +274,7 @@ class ProcessGroupRingcomm(GroupFace):
     def _receive(self, tensors: Any, peer: Optional[int], tag: int, what: str) -> RingcommWork:
         tensor, address = _single(tensors), _address(tag)
         flat = Flat(tensor)
-        work = RingcommWork(what, [tensor])
+        work = self._message_work(what, tensor)
         work.epilogue, work.site = flat.finish, this_site()
         view, elements = flat.array.view("u1").data, type_code(tensor.dtype)
         self._messages.receive(peer, address, view, work, self._timeout_s, elements)

@@ -41,6 +41,7 @@ class GroupTransport:
         watch: aborts waits on the links.
         generation: membership epoch.
         host: the name of this rank's host.
+        end: ends the group's communication on this rank, with an error.
         spin_s: how long to poll before sleeping, in seconds.
 
     Raises:
@@ -72,6 +73,8 @@ class GroupTransport:
         for fabric in (self.channels.direct, self.channels.background):
             fabric.watch = self.watch
             fabric.make_wakeable()
+        # Not a bound method: the detector's thread must not keep an unused group alive.
+        self.end = _failure_handler(self.watch, self.channels)
 
     def watch_over(self, progress: Callable[[], Progress]) -> None:
         """Start the failure detector (heartbeats), and the timeline if it is configured.
@@ -88,10 +91,8 @@ class GroupTransport:
         settings, hosts = self._settings, [peer.host for peer in self._rendezvous.joined.peers]
         # A late rank is reported by the operation's own time limit, which the program may have set.
         limits = Limits(settings.dead_after_s, settings.stall_warning_s, 0.0)
-        # Not a bound method: the detector's thread must not keep an unused group alive.
-        failed = _failure_handler(self.watch, self.channels)
         self._detector = HeartbeatThread(
-            self.channels.control, hosts, limits, self.watch, progress, failed, self._name, _waits_for
+            self.channels.control, hosts, limits, self.watch, progress, self.end, self._name, _waits_for
         )
         self._write_timeline(self._detector, hosts)
 

@@ -14,6 +14,8 @@ from ...errors import PeerStalledError, RingcommError
 
 Helper = Callable[["RingcommWork"], None]
 """Called by a thread that waits for a work, before it sleeps: it may run queued works."""
+Interrupted = Callable[["RingcommWork", BaseException], None]
+"""Called by a thread whose wait for a work is interrupted (by Ctrl-C, say): it ends the group."""
 
 
 class RingcommWork(dist.Work):
@@ -24,6 +26,7 @@ class RingcommWork(dist.Work):
         result: the tensors that hold the result when it is done.
         run: executes it, in the thread that calls :meth:`perform`.
         helper: called by each waiting thread before it sleeps.
+        interrupted: called by a waiting thread that is interrupted.
 
     Attributes:
         waiters: the number of threads that wait for it.
@@ -38,6 +41,7 @@ class RingcommWork(dist.Work):
         result: Any,
         run: Optional[Callable[[RingcommWork], None]] = None,
         helper: Optional[Helper] = None,
+        interrupted: Optional[Interrupted] = None,
     ) -> None:
         super().__init__()
         self.what = what
@@ -48,6 +52,7 @@ class RingcommWork(dist.Work):
         self._result = result
         self._run = run
         self._helper = helper
+        self._interrupted = interrupted
         self._lock = threading.Lock()
         self._completed_event: Optional[threading.Event] = None
         self._root: Any = None
@@ -84,7 +89,7 @@ class RingcommWork(dist.Work):
                 return
             self._error = error
             self._done = True
-            self._helper = None
+            self._helper = self._interrupted = None
             completed, root = self._completed_event, self._root
         if completed is not None:
             completed.set()
@@ -134,10 +139,24 @@ class RingcommWork(dist.Work):
                 if self._completed_event is None:
                     self._completed_event = threading.Event()
                 completed = self._completed_event
-            if not completed.wait(timeout_s):
-                raise PeerStalledError(f"{self.what} is not done within {timeout_s:g} s.")
+            in_time = completed.wait(timeout_s)
+        except BaseException as problem:
+            if not self._done and self._interrupted is not None:
+                self._interrupted(self, problem)
+                self._wait_for_end()
+            raise
         finally:
             self.waiters -= 1
+        if not in_time:
+            raise PeerStalledError(f"{self.what} is not done within {timeout_s:g} s.")
+
+    def _wait_for_end(self) -> None:
+        """Wait, after the group has been ended, until no peer can read the work's tensors any more."""
+        with self._lock:
+            if self._done:
+                return
+            completed = self._completed_event = self._completed_event or threading.Event()
+        completed.wait()
 
     def is_completed(self) -> bool:
         """Whether it is done or has failed."""

@@ -39,6 +39,7 @@ def attempt(source, target, address, why="", **more):
     values = {
         "source": source, "target": target, "address": address, "port": 5000, "local": "10.0.0.1",
         "local_iface": "eth0", "remote_iface": "eth0", "kind": "wired", "why": why, "mb_per_s": None,
+        "too_slow": False,
     }  # fmt: skip
     values.update(more)
     return values

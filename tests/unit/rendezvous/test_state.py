@@ -25,7 +25,7 @@ def test_any_order_of_joining_gives_the_same_ranks(order):
     assert planned.ranks() == free.ranks() == {0: 0, 1: 1, 2: 2, 3: 3}
 
 
-def test_assignment_tells_everybody_about_everybody():
+def test_assignment_describes_all_ranks_to_all():
     job = Job(3, seats_of(2, 1))
     for rank in range(3):
         job.join_seat(10 + rank, rank, addresses=[offer(f"10.0.0.{rank}")])
@@ -52,7 +52,7 @@ def test_assignment_tells_everybody_about_everybody():
         ]
 
 
-def test_first_join_starts_the_clock_and_everyone_is_announced():
+def test_first_join_starts_the_clock_and_each_is_announced():
     job = Job(3)
     assert job.join(0) == [Notice("joined", "1 of 3 ranks have joined (newest: host0)"), Timer(60.0)]
     assert job.join(1) == [Notice("joined", "2 of 3 ranks have joined (newest: host0)")]
@@ -209,10 +209,13 @@ def three_hosts():
     return job
 
 
+LEADERS = {0: "10.0.0.0", 1: "10.0.0.1", 3: "10.0.0.2"}
+"""The address of the first rank of each host."""
+
+
 def report_all(job, why=""):
-    leaders = {0: "10.0.0.0", 1: "10.0.0.1", 3: "10.0.0.2"}
-    for source in leaders:
-        job.probed(source, *[attempt(source, t, leaders[t], why) for t in leaders if t != source])
+    for source in LEADERS:
+        job.probed(source, *[attempt(source, t, LEADERS[t], why) for t in LEADERS if t != source])
 
 
 def test_probing_ends_when_the_first_rank_of_each_host_has_reported():
@@ -433,6 +436,53 @@ def test_no_route_lists_what_was_tried():
     assert "host1 -> host0 at 10.0.0.0 (eth0): connection refused" in job.root_cause()["text"]
 
 
+def in_vain(job, rank, why="no answer within 3 s", too_slow=True):
+    """The first rank of a host has reached no other host."""
+    others = [other for other in LEADERS if other != rank]
+    job.probed(rank, *(attempt(rank, other, LEADERS[other], why, too_slow=too_slow) for other in others))
+
+
+def test_hosts_that_took_too_long_to_answer_are_probed_once_more():
+    job = three_hosts()
+    job.probed(0, attempt(0, 1, LEADERS[1]), attempt(0, 3, LEADERS[3], "no answer", too_slow=True))
+    job.probed(1, attempt(1, 0, LEADERS[0]), attempt(1, 3, LEADERS[3], "connection refused"))
+    in_vain(job, 3)
+    assert job.state.phase is Phase.PROBING
+    again = {rank: job.told[rank][-1] for rank in range(4) if "probe_again" in job.kinds(rank)}
+    targets = {
+        rank: [(item["rank"], [offered["address"] for offered in item["addresses"]]) for item in m["targets"]]
+        for rank, m in again.items()
+    }
+    assert targets == {0: [(3, [LEADERS[3]])], 3: [(0, [LEADERS[0]]), (1, [LEADERS[1]])]}
+    in_vain(job, 3)
+    assert job.state.phase is Phase.PROBING  # rank 0 has not answered
+    job.probed(0, attempt(0, 3, LEADERS[3]))
+    assert "host1 and host2 cannot reach each other" in job.root_cause()["text"]
+
+
+def test_a_second_round_that_succeeds_leads_to_links():
+    job = three_hosts()
+    for rank in LEADERS:
+        in_vain(job, rank)
+    report_all(job)
+    assert job.state.phase is Phase.LINKING
+
+
+def test_a_second_round_that_takes_too_long_is_the_last():
+    job = three_hosts()
+    for rank in (0, 1, 3, 0, 1, 3):
+        in_vain(job, rank)
+    assert job.root_cause()["text"].count("host0 -> host1 at 10.0.0.1") == 1
+
+
+def test_hosts_that_refuse_are_not_probed_again():
+    job = three_hosts()
+    for rank in LEADERS:
+        in_vain(job, rank, "connection refused", too_slow=False)
+    assert len(job.aborts()) == 4
+    assert not any("probe_again" in job.kinds(rank) for rank in range(4))
+
+
 def test_malformed_report_is_a_breach():
     job = three_hosts()
     with pytest.raises(ProtocolError):
@@ -588,8 +638,8 @@ class TestInterrupted:
         root_cause = job.root_cause()
         assert (root_cause["kind"], root_cause["rank"]) == ("lost", 1)
         assert root_cause["text"] == (
-            f"rank 1 (host0) was interrupted (KeyboardInterrupt) in {self.DOING}. A message to the other "
-            "ranks was left unfinished, so the job cannot go on."
+            f"rank 1 (host0) was interrupted (KeyboardInterrupt) in {self.DOING} and left it "
+            "unfinished, so the job cannot go on."
         )
 
     def test_one_that_ends_because_of_it_says_more(self):
