@@ -228,6 +228,26 @@ def test_an_address_that_holds_many_places_gives_up_its_own(reactor):
         door.turn_until(lambda: door.arrived)
 
 
+def test_connections_that_copy_a_greeting_make_room_too(reactor):
+    """All of them have named the job, which takes no key: then the oldest of all is closed."""
+    with ExitStack() as stack:
+        street = Street(reactor, stack, most=1000)
+        door = street.door
+        for _ in range(200):
+            street.peer(b"?")
+        door.turn_until(lambda: len(door.refused) == 200)
+        door.refused.clear()
+        greeting = Initiator(KEY, CLAIM, place=place_of(*door.address)).greeting
+        for number in range(MOST_HALF_OPEN):
+            street.peer(greeting)
+            if number % 16 == 0:
+                door.reactor.run_once(0.0)
+        door.turn_until(lambda: len(door.acceptor._half_open) == MOST_HALF_OPEN)
+        street.rank()
+        door.turn_until(lambda: door.arrived)
+        assert set(door.refused) == {"too many unproven connections at once"}
+
+
 def test_nobody_has_to_go_for_others_while_no_strangers_come(reactor):
     """A crowd of ranks on slow machines, as far as anybody can tell: the next one waits for its turn."""
     with ExitStack() as stack:

@@ -315,6 +315,15 @@ class TestWaiting:
         job.now_s += 10_000
         assert job.orders() is None
 
+    def test_a_rank_that_is_away_does_not_hide_one_that_is_missing(self):
+        job = Job(stall_warning_s=60, stall_limit_s=0)
+        job.tell(2, {"type": "paused", "reason": "checkpoint"})
+        job.ready(0, sig("a"))
+        job.ready(2, sig("a"))
+        job.now_s += 61
+        assert job.orders() is None
+        assert len(job.coordinator.warnings) == 1 and "rank 1" in job.coordinator.warnings[0]
+
     def test_what_has_failed_may_be_what_a_rank_waited_for(self):
         job = Job(stall_warning_s=0, stall_limit_s=0)
         for rank in range(3):
