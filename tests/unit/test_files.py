@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from pathlib import Path
@@ -15,7 +16,7 @@ from ringrun.diagnosis.diagnose import diagnose_folder
 from ringrun.diagnosis.records import write_records
 from ringrun.show.console import OutputFiles
 
-STRANGER = 12345
+OTHER_USER = 12345
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 
 
@@ -24,7 +25,7 @@ def theirs(tmp_path: Path) -> Path:
     """A directory that others may write to, and that belongs to another user."""
     folder = tmp_path / "theirs"
     folder.mkdir(mode=0o777)
-    os.chown(folder, STRANGER, STRANGER)
+    os.chown(folder, OTHER_USER, OTHER_USER)
     return folder
 
 
@@ -65,7 +66,7 @@ def test_folders_of_other_users_are_refused(tmp_path: Path, theirs: Path) -> Non
     link = tmp_path / "link"
     (tmp_path / "mine").mkdir()
     link.symlink_to(tmp_path / "mine")
-    os.chown(link, STRANGER, STRANGER, follow_symlinks=False)
+    os.chown(link, OTHER_USER, OTHER_USER, follow_symlinks=False)
     for folder in (theirs, link):
         with pytest.raises(OSError, match="another user"), own_folder(folder):
             pass
@@ -77,7 +78,7 @@ def test_flight_records_delete_nothing_through_another_users_link(tmp_path: Path
     mine.mkdir()
     (mine / "flight.3.json").write_text("precious")
     link.symlink_to(mine)
-    os.chown(link, STRANGER, STRANGER, follow_symlinks=False)
+    os.chown(link, OTHER_USER, OTHER_USER, follow_symlinks=False)
     with pytest.raises(OSError, match="another user"):
         write_records(link, {0: {}})
     assert (mine / "flight.3.json").read_text() == "precious"
@@ -95,7 +96,7 @@ def test_output_goes_to_no_folder_of_another_user(tmp_path: Path, theirs: Path) 
     inner = tmp_path / "out"
     inner.mkdir()
     (inner / "rank.0").mkdir()
-    os.chown(inner / "rank.0", STRANGER, STRANGER)
+    os.chown(inner / "rank.0", OTHER_USER, OTHER_USER)
     for folder, named in ((theirs, theirs), (inner, inner / "rank.0")):
         with pytest.raises(ConfigError, match=f"{re.escape(str(named))} cannot be written: it belongs"):
             OutputFiles(folder, 1)
@@ -113,6 +114,49 @@ def test_output_replaces_links_and_fifos(tmp_path: Path) -> None:
     files.close()
     assert (place / "stdout").read_text() + (place / "stderr").read_text() == "hellothere"
     assert precious.read_text() == "precious"
+
+
+@as_root
+def test_a_link_that_appears_while_a_named_file_is_opened_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was there yet when it was looked at."""
+    precious, path = tmp_path / "precious", tmp_path / "trace.json"
+    precious.write_text("keep")
+    path.symlink_to(precious)
+    os.chown(path, OTHER_USER, OTHER_USER, follow_symlinks=False)
+
+    def nothing(name: object, **options: object) -> os.stat_result:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+    monkeypatch.setattr(os, "lstat", nothing)
+    with pytest.raises(OSError):
+        open_named(path)
+    assert precious.read_text() == "keep"
+
+
+def test_the_users_own_links_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    descriptor = open_named(tmp_path / "link")
+    os.write(descriptor, b"x")
+    os.close(descriptor)
+    assert (tmp_path / "target").read_text() == "x"
+
+
+def test_a_hard_link_in_a_shared_folder_is_not_overwritten(tmp_path: Path) -> None:
+    """Another user may have made it, of a file that only this user can write."""
+    precious = tmp_path / "precious"
+    precious.write_text("keep")
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    os.link(precious, shared / "trace.json")
+    with pytest.raises(PermissionError, match="another user"):
+        open_named(shared / "trace.json")
+    assert precious.read_text() == "keep"
+    os.link(precious, tmp_path / "own")
+    os.close(open_named(tmp_path / "own"))
+    assert precious.read_text() == ""
 
 
 def test_a_named_file_is_emptied_and_no_fifo_is_waited_for(tmp_path: Path) -> None:
@@ -135,10 +179,10 @@ def test_another_users_file_or_link_is_not_written(tmp_path: Path) -> None:
     precious, link = tmp_path / "precious", tmp_path / "link"
     precious.write_text("precious")
     link.symlink_to(precious)
-    os.chown(link, STRANGER, STRANGER, follow_symlinks=False)
+    os.chown(link, OTHER_USER, OTHER_USER, follow_symlinks=False)
     with pytest.raises(OSError, match="another user"):
         open_named(link)
-    os.chown(precious, STRANGER, STRANGER)
+    os.chown(precious, OTHER_USER, OTHER_USER)
     with pytest.raises(OSError, match="another user"):
         open_named(precious)
     assert precious.read_text() == "precious"

@@ -333,12 +333,12 @@ class TestWaiting:
         job.now_s += 100 * DEADLOCK_S  # what had waited for "a" computes now
         assert job.orders() is None
 
-    @pytest.mark.parametrize("change", ["unblocked", "ready", "nobody says so"])
-    def test_somebody_may_still_come(self, change):
+    @pytest.mark.parametrize("change", ["unblocked", "ready", "no rank says so"])
+    def test_a_rank_may_still_come(self, change):
         job = Job(stall_warning_s=0, stall_limit_s=0)
         for rank, name in enumerate("abb"):
             job.ready(rank, sig(name))
-            if rank or change != "nobody says so":
+            if rank or change != "no rank says so":
                 job.tell(rank, {"type": "blocked", "heard": 0, "for_good": True})
         if change == "unblocked":
             job.tell(0, {"type": "unblocked"})

@@ -959,9 +959,9 @@ class TestSilence:
             self.answer(job, 0, 2)
             assert not job.aborts()
         job.pass_time(1.5)
-        verdict = job.verdict()
-        assert (verdict["kind"], verdict["rank"]) == ("stalled", 1)
-        assert "has been silent for 6 s while links were being built" in verdict["text"]
+        cause = job.aborts()[0]
+        assert (cause["kind"], cause["rank"]) == ("stalled", 1)
+        assert "has been silent for 6 s while links were being built" in cause["text"]
 
     def test_a_running_job_is_not_pinged_until_one_rank_is_left(self):
         job = self.joined()
@@ -974,4 +974,4 @@ class TestSilence:
         job.pass_time(5.5)
         assert not job.aborts()
         job.pass_time(1.0)
-        assert "while others have left already" in job.verdict()["text"]
+        assert "while others have left already" in job.aborts()[2]["text"]
