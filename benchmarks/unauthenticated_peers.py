@@ -128,7 +128,7 @@ def connect_steadily(ports: Any, encrypted: bool, count: Any) -> None:
     """Connect to the port received last (0: to none), at a steady pace, with little processor time."""
     import random
 
-    from tests.contract.garbage import HALF_A_PRELUDE, HELLO, some_bytes
+    from tests.contract.garbage import HALF_A_PRELUDE, HALF_AN_ADMISSION, some_bytes
 
     set_idle_priority()
     rng, port = random.Random(1), 0
@@ -142,7 +142,7 @@ def connect_steadily(ports: Any, encrypted: bool, count: Any) -> None:
             for sock in [*open_now, *(item.sock for item in slow)]:
                 sock.close()
             open_now.clear()
-            greeting = HELLO if encrypted else HALF_A_PRELUDE
+            greeting = HALF_AN_ADMISSION if encrypted else HALF_A_PRELUDE
             slow = [SlowConnection(port, greeting) for _ in range(SLOW if port else 0)]
             due = time.perf_counter()
             continue

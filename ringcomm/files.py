@@ -90,6 +90,11 @@ def write_file(folder: int, name: str, data: bytes) -> None:
     os.close(new_file(folder, name, fill=fill))
 
 
+def _shared(path: Union[str, Path]) -> bool:
+    """Whether other users may make files in the directory of this one."""
+    return bool(Path(path).parent.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+
+
 def open_named(path: Union[str, Path]) -> int:
     """Open a file that the user has named for writing, from its start; it is emptied.
 
@@ -99,21 +104,26 @@ def open_named(path: Union[str, Path]) -> int:
         The descriptor, for the caller to close.
 
     Raises:
-        OSError: it cannot be written, it is a FIFO, or a link or file there belongs to another user.
+        OSError: it cannot be written, it is a FIFO, a link or file there belongs to another user, or another
+            user may have made it as a hard link to a file of this user.
     """
-    try:
-        if not is_ours(os.lstat(path)):
-            raise _another_users(path)
-    except FileNotFoundError:
-        pass  # It is about to be made.
     # Opening a FIFO that is not read would wait for a reader.
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW, 0o666)
+    except OSError as problem:
+        if problem.errno not in (errno.ELOOP, errno.EMLINK):
+            raise
+        # Looked at after the link was found, so no other user can put one there in between.
+        if not is_ours(os.lstat(path)):
+            raise _another_users(path) from None
+        descriptor = os.open(path, flags, 0o666)
     try:
         facts = os.fstat(descriptor)
         if stat.S_ISFIFO(facts.st_mode):
             raise OSError(errno.ESPIPE, "it is a FIFO, not a file", str(path))
         if stat.S_ISREG(facts.st_mode):
-            if not is_ours(facts):
+            if not is_ours(facts) or (facts.st_nlink > 1 and _shared(path)):
                 raise _another_users(path)
             os.ftruncate(descriptor, 0)
     except OSError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,8 +18,10 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 QUICK_SHARE = 8
-"""With --quick, one case of a parametrized test in so many is run."""
+"""With --quick, one case of a parametrized test in so many is run. Unit tests take a few milliseconds, so all
+of their cases are, but of those that are marked ``sampled``."""
 
+UNIT = Path(__file__).parent / "unit"
 MOST_RANKS = {"memory": 9, "tcp": 4, "auto": 4, "shm": 3}
 
 
@@ -40,7 +43,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--quick",
         action="store_true",
-        help="a selection: no test marked `full`, and of a parametrized test one case in eight, at least one",
+        help="a selection: no test marked `full`; of parametrized tests but unit tests one case in eight",
     )
     parser.addoption(
         "--starts",
@@ -66,7 +69,7 @@ def pytest_collection_modifyitems(config, items):
     salt = f"{sys.version_info[:2]} {np.__version__} "
     families = {}
     for item in items:
-        if hasattr(item, "callspec"):
+        if hasattr(item, "callspec") and not (quick and is_short_unit_test(item)):
             families.setdefault(item.nodeid.split("[")[0], []).append(item)
     gone = {item for item in items if quick and item.get_closest_marker("full")}
     for cases in families.values():
@@ -75,6 +78,10 @@ def pytest_collection_modifyitems(config, items):
     if gone:
         config.hook.pytest_deselected(items=[item for item in items if item in gone])
         items[:] = [item for item in items if item not in gone]
+
+
+def is_short_unit_test(item):
+    return UNIT in item.path.parents and not item.get_closest_marker("sampled")
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ class Headers:
                 headers[peer] = shared.setdefault(content, bytearray(content))
         self._packed: List[bytearray] = list(shared.values())
 
-    def stamp(self, sequence: int, site: int = 0) -> None:
+    def stamp(self, sequence: int, site: int) -> None:
         """Write the call's number, and where the program makes it, into all of them."""
         for packed in self._packed:
             stamp(packed, sequence, site)

@@ -86,6 +86,7 @@ class Channel:
         self._number = 0
         self._uncredited_bytes = 0
         self._received_bytes = 0
+        self._owed_bytes = 0  # of short messages from the peer, without credit for it so far
         self._head = bytearray(HEAD_BYTES)
         self._head_have = 0
         self._sink: Optional[memoryview] = None
@@ -116,8 +117,11 @@ class Channel:
 
         Raises:
             Disagreement: they differ in length or type.
+            ProtocolError: the peer announces a message twice.
         """
         self._check(receive, arrival)
+        if arrival.number in self._expected:
+            raise self._nonsense(f"announces message {arrival.number} twice")
         if arrival.content is not None:
             receive.view[:] = arrival.content
             self._give_credit(arrival.nbytes)
@@ -142,6 +146,7 @@ class Channel:
         self._received_bytes += nbytes + OVERHEAD_BYTES
         if self._received_bytes >= HELD_BYTES // 4:
             self._outgoing.append(_Frame(self._pack(_CREDIT, 0, self._received_bytes)))
+            self._owed_bytes -= self._received_bytes
             self._received_bytes = 0
 
     def _received(self, receive: Receive) -> None:
@@ -217,15 +222,27 @@ class Channel:
             else:
                 self.serve(receive, arrival)
         elif kind == _BYTES:
-            self._receive = self._expected.pop(number)
-            self._sink = self._receive.view
+            receive = self._expected.pop(number, None)
+            if receive is None or receive.view.nbytes != nbytes:
+                raise self._nonsense(f"sends {nbytes} bytes of message {number}, which nothing waits for")
+            self._receive, self._sink = receive, receive.view
         elif kind == _READY:
+            if number not in self._announced:
+                raise self._nonsense(f"is ready for message {number}, which was not announced to it")
             view, work = self._announced.pop(number)
             self._outgoing.append(_Frame(self._pack(_BYTES, number, view.nbytes), view, work))
+        elif nbytes > self._uncredited_bytes:
+            raise self._nonsense(f"gives credit for {nbytes} bytes, and has {self._uncredited_bytes}")
         else:
             self._uncredited_bytes -= nbytes
 
+    def _nonsense(self, text: str) -> ProtocolError:
+        return ProtocolError(f"rank {self.peer} {text}: it runs another version of ringcomm, or is broken")
+
     def _begin_short(self, arrival: Arrival, receive: Optional[Receive]) -> None:
+        self._owed_bytes += arrival.nbytes + OVERHEAD_BYTES
+        if self._owed_bytes > HELD_BYTES:
+            raise self._nonsense(f"sends short messages beyond the limit of {HELD_BYTES} bytes")
         if receive is not None:
             self._receive, self._sink = receive, receive.view
             self._give_credit(arrival.nbytes)

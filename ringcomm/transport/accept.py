@@ -11,7 +11,8 @@ peer without the key may connect again and again while the ranks compute:
 * At most :data:`REFUSALS_PER_S` connections may fail in a second, after :data:`REFUSALS_AT_ONCE` at first.
   Then none is accepted until there are tokens again: the system keeps a few in its backlog and lets the rest
   try again, which costs next to nothing. A refusal took 40 to 60 us on a server's core, so this is 2 % of
-  it; one after a TLS handshake took :data:`ENCRYPTED_COSTS` times as long, and costs as many tokens.
+  it; one after an answer by TLS took :data:`ENCRYPTED_COSTS` times as long, and costs as many tokens. TLS
+  answers only after an :class:`~ringcomm.wire.auth.Admission`, which no process without the key can make.
 * When many have failed lately, unauthenticated connections are served every :data:`LOOK_EVERY_S` seconds
   instead of at once. Wake-ups are the larger part of the cost for ranks that compute, so a peer that
   sends a byte at a time causes one for several bytes.
@@ -28,16 +29,16 @@ import selectors
 import socket
 from collections import Counter
 from functools import partial
-from typing import Callable, Dict, Optional, Sequence
+from typing import Callable, Dict, Optional, Sequence, Set
 
 from ..clock import monotonic
 from ..errors import AuthenticationError, ProtocolError
-from ..wire.auth import FIRST_BYTES, MAGIC, Claim, Responder, parting_answer, unencrypted_peer
+from ..wire.auth import Admission, Claim, Responder, parting_answer
 from ..wire.signing import Session
 from .connect import BACKLOG, check_user, place_here, trust
 from .rate_limit import TokenBucket
 from .reactor import READ, Reactor
-from .secure import UNENCRYPTED, Encryption, SecureSocket
+from .secure import Encryption, SecureSocket
 
 HANDSHAKE_S = 2.0
 MOST_HALF_OPEN = 128
@@ -58,6 +59,7 @@ _CROWDED_BACKLOG = 64
 _NO_DESCRIPTORS_S = 0.1
 _SOON_S = 0.005
 _DRAIN_BYTES = 4096
+_CLOSED = "it closed the connection before it had proven anything"
 
 
 class _HalfOpen:
@@ -68,12 +70,18 @@ class _HalfOpen:
         self.sock = sock
         self.origin = origin
         self.watched = False
-        # Nothing is made for TLS before there is something that could be TLS.
+        # Nothing is made for TLS before the other end has shown that it may be part of the job.
         self._encryption = acceptor.encryption if sock.family != socket.AF_UNIX else None
         binding = b"" if self._encryption is None else self._encryption.fingerprint
+        self._admission = Admission(acceptor.key, acceptor.admitted)
         place = None if acceptor.forwarded else place_here(sock)
         self.responder = Responder(acceptor.key, acceptor.job, binding=binding, place=place)
         self.since_s = monotonic()
+
+    @property
+    def named_job(self) -> bool:
+        """Whether it has named this job, though perhaps by a copy of what a rank has sent."""
+        return self.responder.challenged or isinstance(self.sock, SecureSocket)
 
     @property
     def costs(self) -> int:
@@ -89,7 +97,7 @@ class _HalfOpen:
             while not self.responder.done:
                 data = self.sock.recv(self.responder.needs)
                 if not data:
-                    raise ProtocolError("it closed the connection before it had proven anything")
+                    raise ProtocolError(_CLOSED)
                 answer = self.responder.receive(data)
                 if answer:
                     # A fresh connection's send buffer holds these few bytes; if not, it is no peer.
@@ -107,14 +115,12 @@ class _HalfOpen:
         self.acceptor.arrived(self.sock, self.responder.claim, self.responder.session)
 
     def _encrypt(self, encryption: Encryption) -> None:
-        """Begin with TLS, unless the first bytes say already that there is no use."""
-        first = self.sock.recv(len(MAGIC), socket.MSG_PEEK)
-        if not first:
-            raise ProtocolError("it closed the connection before it had proven anything")
-        if first == MAGIC:
-            raise unencrypted_peer()
-        if first[:1] not in FIRST_BYTES:
-            raise ProtocolError(UNENCRYPTED)
+        """Begin with TLS as soon as the other end is admitted."""
+        while self._admission.needs:
+            data = self.sock.recv(self._admission.needs)
+            if not data:
+                raise ProtocolError(_CLOSED)
+            self._admission.receive(data)
         self.sock = encryption.wrap(self.sock, accepted=True)
         self._encryption = None
 
@@ -147,6 +153,7 @@ class Acceptor:
         forwarded: whether connections may have been dialled at another address or port than they arrive at.
 
     Attributes:
+        admitted: the nonces of the admissions to TLS so far.
         kept_waiting: whether a peer may have had to wait because of refused ones; the reader resets it.
     """
 
@@ -171,6 +178,7 @@ class Acceptor:
         self._reactor = reactor
         self._listeners = list(listeners)
         self._half_open: Dict[_HalfOpen, None] = {}
+        self.admitted: Set[bytes] = set()
         self._allowance = allowance or TokenBucket(REFUSALS_PER_S, REFUSALS_AT_ONCE)
         self._tolerated = TokenBucket(_TOLERATED_PER_S, _TOLERATED_PER_S)
         self._no_descriptors_until_s = 0.0
@@ -270,7 +278,7 @@ class Acceptor:
 
         If an address holds more than its share, the oldest of that address.
         """
-        without_job = [item for item in self._half_open if not item.responder.challenged]
+        without_job = [item for item in self._half_open if not item.named_job]
         held = Counter(item.origin for item in without_job)
         ((most, count),) = held.most_common(1) or [("", 0)]
         if count > SHARE:

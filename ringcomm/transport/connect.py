@@ -9,7 +9,7 @@ import struct
 from typing import Any, Callable, List, Optional, Tuple
 
 from ..errors import AuthenticationError, ProtocolError
-from ..wire.auth import Claim, Initiator
+from ..wire.auth import Admission, Claim, Initiator
 from ..wire.place import NOWHERE, place_of
 from ..wire.signing import Session
 from .reactor import READ, WRITE, Reactor
@@ -131,6 +131,7 @@ class Dial:
         self._encryption = encryption if self._family != socket.AF_UNIX else None
         binding = b"" if self._encryption is None else self._encryption.fingerprint
         self._initiator = Initiator(key, claim, binding=binding, place=place_of(*address))
+        self._admission = Admission.of(key)
         self._greeted = False
         # The sockets of the first and of the last attempt to connect; then the one that is connected.
         self._socks: List[socket.socket] = []
@@ -195,6 +196,8 @@ class Dial:
                 raise ConnectionRefusedError(errno.ECONNREFUSED, "connection refused")
             if self._family != socket.AF_UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._encryption is not None:
+                sock.send(self._admission)  # A fresh connection's send buffer holds these few bytes.
         except OSError as failure:
             self.give_up(str(failure.strerror or failure).lower())
             return

@@ -48,7 +48,6 @@ class InterfaceFilter:
     """
 
     def __init__(self, spec: str) -> None:
-        self.spec = spec
         self._wanted: List[str] = []
         self._unwanted: List[str] = []
         for item in (part.strip() for part in spec.split(",")):

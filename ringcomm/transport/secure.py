@@ -9,9 +9,6 @@ from __future__ import annotations
 import socket
 from abc import ABC, abstractmethod
 
-UNENCRYPTED = "it does not encrypt as this job's processes do"
-"""Why a peer that does not use TLS 1.3 is refused."""
-
 
 class SecureSocket(socket.socket):
     """A connected socket whose bytes are encrypted. It is used like any other, as far as ringcomm does.

@@ -22,13 +22,15 @@ from pathlib import Path
 from typing import Any, Iterable, Iterator, List, Tuple
 
 from ..errors import AuthenticationError, ConfigError, ProtocolError
-from ..wire.auth import MAGIC, unencrypted_peer
-from .secure import UNENCRYPTED, Encryption, SecureSocket
+from ..wire.auth import MAGIC, UNENCRYPTED, plain_answer
+from .secure import Encryption, SecureSocket
 
 UNAUTHENTICATED_BYTES = 8 * 1024
 """What a connection may send before it has proven itself. A handshake takes two to three thousand bytes."""
 _BATCH_BYTES = 256 * 1024
 """What is encrypted, and sent, at once."""
+_HEAD_BYTES = 16
+"""As many of the first bytes are kept until the other end is trusted: more than the head of a refusal."""
 _STAGING_BYTES = 16 * 1024
 _MOST_STAGING_BYTES = 256 * 1024
 _RECORD_BYTES = 16 * 1024
@@ -168,9 +170,10 @@ class _TlsSocket(SecureSocket):
             raise AuthenticationError(_NO_CERTIFICATE)
 
     def _look_for_plain_peers(self) -> None:
-        """Raise an error for both ends if the other end sends a handshake in plain text."""
-        if self._head == MAGIC:
-            raise unencrypted_peer()
+        """Raise an error for both ends if the other end answers in plain text."""
+        problem = plain_answer(self._head)
+        if problem is not None:
+            raise problem
 
     def _post(self) -> bool:
         """Send what TLS has to say by itself, if anything. A fresh connection has room for that."""
@@ -253,9 +256,9 @@ class _TlsSocket(SecureSocket):
             return
         if not self._trusted:
             self._allowance -= got
-            self._head = (self._head + bytes(self._staging[: len(MAGIC)]))[: len(MAGIC)]
-            if self._head == MAGIC:
-                return
+            self._head = (self._head + bytes(self._staging[:got]))[:_HEAD_BYTES]
+            if self._head.startswith(MAGIC[:1]):
+                return  # TLS does not begin like that.
         self._incoming.write(self._staging[:got])
         self._dry = False
         if got == len(self._staging) < _MOST_STAGING_BYTES:

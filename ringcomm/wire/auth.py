@@ -19,6 +19,9 @@ certificate on an encrypted connection and nothing on others, keeps it from bein
 other kind. All three messages have a fixed size, 200 bytes together, so an unauthenticated peer can
 cause neither parsing errors nor allocations.
 
+On an encrypted connection this is inside TLS, whose first answer costs the responder a signature. So
+the initiator sends an :class:`Admission` ahead of TLS: a tag that takes one hash to verify.
+
 Both ends derive a :class:`Session` from the key and the two nonces, which authenticates the control
 messages that follow.
 """
@@ -30,7 +33,7 @@ import hmac
 import os
 import struct
 from enum import IntEnum
-from typing import Callable, NamedTuple, Optional
+from typing import Callable, NamedTuple, Optional, Set
 
 from ..errors import AuthenticationError, ProtocolError
 from .place import NOWHERE, describe_place
@@ -43,6 +46,7 @@ NO_RANK = -1
 
 _PRELUDE = struct.Struct("!8sHHIii16s20s32s")
 _CHALLENGE = struct.Struct("!8sHH32s32s")
+_CHALLENGE_HEAD = struct.Struct("!8sHH")
 _PROOF_BYTES = 32
 _ZEROS = bytes(32)
 
@@ -52,6 +56,9 @@ _FORWARDING = (
     "If port forwarding or NAT between the hosts is meant to do that, allow it on every host with "
     "RINGCOMM_ALLOW_FORWARDING=1 (--allow-forwarding); otherwise a process that is not part of the job does"
 )
+
+
+_OTHER_KEY = "it does not hold this job's key (or this process has the wrong one)"
 
 
 class Purpose(IntEnum):
@@ -77,6 +84,7 @@ class _Status(IntEnum):
     OTHER_JOB = 2
     OTHER_ENCRYPTION = 3
     OTHER_PLACE = 4
+    OTHER_KEY = 5
 
 
 class Claim(NamedTuple):
@@ -102,14 +110,83 @@ def job_digest(job: str) -> bytes:
     return hashlib.sha256(b"ringcomm job\0" + job.encode("utf-8")).digest()[:16]
 
 
-_TLS_HELLO = b"\x16"
-"""The first byte of an encrypted connection."""
-FIRST_BYTES = MAGIC[:1] + _TLS_HELLO
-"""The valid values of the first byte of a connection."""
+_ADMISSION = struct.Struct("!4s16s16s")
+_ADMISSION_MAGIC = b"\x02rct"
+UNENCRYPTED = "it does not encrypt as this job's processes do"
+"""Why a peer that does not use TLS 1.3 is refused."""
 
 
 def _proof(key: bytes, label: bytes, prelude: bytes, nonce: bytes, binding: bytes = b"") -> bytes:
     return hmac.new(key, label + b"\0" + prelude + nonce + binding, hashlib.sha256).digest()
+
+
+class Admission:
+    """What a responder reads ahead of TLS: a nonce, and a tag that takes the job's key to make.
+
+    It keeps other processes from having TLS answered. It is no proof: a process on the wire can send a
+    copy, once to each responder that has not seen the original.
+
+    Args:
+        key: the job's secret.
+        used: the nonces that the responder has admitted before; this one's is added. Only processes with the
+            key can make it longer.
+    """
+
+    def __init__(self, key: bytes, used: Set[bytes]) -> None:
+        self._key = key
+        self._used = used
+        self._received = b""
+
+    @property
+    def needs(self) -> int:
+        """How many bytes may be read now; 0 when the tag has been verified."""
+        return _ADMISSION.size - len(self._received)
+
+    def receive(self, data: bytes) -> None:
+        """Take at most :attr:`needs` bytes.
+
+        Raises:
+            AuthenticationError: the other side does not hold the key, or does not encrypt.
+            ProtocolError: it is not ringcomm, or sends a copy.
+        """
+        self._received += data
+        if self._received.startswith(MAGIC):
+            raise unencrypted_peer()
+        if not any(magic.startswith(self._received[: len(magic)]) for magic in (MAGIC, _ADMISSION_MAGIC)):
+            raise ProtocolError(UNENCRYPTED)
+        if not self.needs:
+            _, nonce, tag = _ADMISSION.unpack(self._received)
+            if not hmac.compare_digest(tag, _admission_tag(self._key, nonce)):
+                raise _refusal(AuthenticationError("it does not hold this job's key"), _Status.OTHER_KEY)
+            if nonce in self._used:
+                raise ProtocolError("it sends a copy of what another connection has begun with")
+            self._used.add(nonce)
+
+    @staticmethod
+    def of(key: bytes, random: Random = os.urandom) -> bytes:
+        """The bytes that an initiator sends."""
+        nonce = random(16)
+        return _ADMISSION.pack(_ADMISSION_MAGIC, nonce, _admission_tag(key, nonce))
+
+
+def _admission_tag(key: bytes, nonce: bytes) -> bytes:
+    return hmac.digest(key, b"admission\0" + nonce, "sha256")[:16]
+
+
+def plain_answer(head: bytes) -> Optional[Exception]:
+    """The error for an initiator that uses TLS and is answered by a refusal in plain text.
+
+    Args:
+        head: the first bytes of the answer, as many as have arrived.
+
+    Returns:
+        None if it is no such answer, or if too little of it has arrived.
+    """
+    if not head.startswith(MAGIC) or len(head) < _CHALLENGE_HEAD.size:
+        return None
+    if _CHALLENGE_HEAD.unpack_from(head)[2] == _Status.OTHER_KEY:
+        return AuthenticationError(_OTHER_KEY)
+    return unencrypted_peer()
 
 
 class Initiator:
@@ -189,7 +266,7 @@ class Initiator:
         if status != _Status.ACCEPTED:
             raise ProtocolError(f"it answered with the unknown status {status}")
         if not hmac.compare_digest(proof, self._proof(b"responder", nonce)):
-            raise AuthenticationError("it does not hold this job's key (or this process has the wrong one)")
+            raise AuthenticationError(_OTHER_KEY)
         self._session = session_of(self._proof(b"session", nonce), True)
         self.done = True
         return self._proof(b"initiator", nonce)
@@ -282,7 +359,7 @@ class Responder:
         return b""
 
     def _not_ringcomm(self) -> Exception:
-        if self._received.startswith(_TLS_HELLO) and not self._binding:
+        if self._received.startswith(_ADMISSION_MAGIC[:1]) and not self._binding:
             return _refusal(
                 ProtocolError("it encrypts, and no certificate came with this job's key"),
                 _Status.OTHER_ENCRYPTION,

@@ -17,11 +17,13 @@ from typing import List
 
 HALF_A_PRELUDE = b"ringcomm\x00\x01\x00\x01"
 FORGED_PRELUDE = HALF_A_PRELUDE + bytes(60)
+HALF_AN_ADMISSION = b"\x02rct" + bytes(8)
+FORGED_ADMISSION = HALF_AN_ADMISSION + bytes(24)
 KEPT_OPEN = 300
 
 
 def hello() -> bytes:
-    """What an encrypted connection starts with; answering it costs more than anything else."""
+    """What TLS starts with; answering it costs more than anything else."""
     sent = ssl.MemoryBIO()
     try:
         ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), sent, server_hostname="a").do_handshake()
@@ -35,7 +37,7 @@ HELLO = hello()
 
 def some_bytes(rng: random.Random) -> bytes:
     """What a stranger might say first; nothing, too."""
-    kind = rng.randrange(7)
+    kind = rng.randrange(9)
     if kind == 0:
         return bytes(rng.getrandbits(8) for _ in range(rng.randrange(1, 400)))
     return [
@@ -45,6 +47,8 @@ def some_bytes(rng: random.Random) -> bytes:
         FORGED_PRELUDE,
         b"\x16\x03\x01\x02",
         HELLO,
+        HALF_AN_ADMISSION,
+        FORGED_ADMISSION,
     ][kind - 1]
 
 

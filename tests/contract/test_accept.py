@@ -10,12 +10,13 @@ from contextlib import ExitStack
 import pytest
 
 from ringcomm.certificate import make_certificate
+from ringcomm.errors import AuthenticationError
 from ringcomm.transport.accept import ENCRYPTED_COSTS, GRACE_S, HANDSHAKE_S, MOST_HALF_OPEN
 from ringcomm.transport.connect import Dial
 from ringcomm.transport.encryption import encryption_of
 from ringcomm.transport.rate_limit import TokenBucket
 from ringcomm.transport.reactor import Reactor
-from ringcomm.wire.auth import Initiator
+from ringcomm.wire.auth import Admission, Initiator, plain_answer
 from ringcomm.wire.place import place_of
 from tests.contract.garbage import FORGED_PRELUDE, HELLO
 from tests.contract.service import CLAIM, KEY, Door
@@ -48,7 +49,7 @@ class Street:
         self.ends = []
         stack.callback(self.door.close)
 
-    def unauthenticated(self, words=b""):
+    def peer(self, words=b""):
         sock = self.stack.enter_context(socket.socket())
         sock.setblocking(False)
         sock.connect_ex(self.door.address)
@@ -89,7 +90,7 @@ def test_many_ranks_at_once_cost_no_allowance(street):
 
 def test_nobody_is_let_in_when_the_allowance_is_spent(street):
     for _ in range(25):
-        street.unauthenticated(b"GET / HTTP/1.1\r\n\r\n")
+        street.peer(b"GET / HTTP/1.1\r\n\r\n")
     street.door.turn_until(lambda: len(street.door.refused) >= 10)
     street.door.turn_for(0.2)
     assert len(street.door.refused) == 10
@@ -109,7 +110,7 @@ def test_who_was_let_in_before_goes_on(street):
     """The allowance is spent while somebody is about to prove itself."""
     street.rank()
     for _ in range(30):
-        street.unauthenticated(b"?")
+        street.peer(b"?")
     street.door.turn_until(lambda: street.door.acceptor.shut)
     street.door.turn_until(lambda: street.door.arrived and street.ends == [""])
     assert len(street.door.refused) == 10
@@ -119,13 +120,61 @@ def test_an_answer_by_tls_counts_for_several(reactor):
     with ExitStack() as stack:
         street = Street(reactor, stack, most=100, encrypt=True)
         for _ in range(3):
-            street.unauthenticated(HELLO).shutdown(socket.SHUT_WR)
+            street.peer(Admission.of(KEY) + HELLO).shutdown(socket.SHUT_WR)
         street.door.turn_until(lambda: len(street.door.refused) == 3)
         assert street.allowance.left == 100 - 3 * ENCRYPTED_COSTS
-        street.unauthenticated(FORGED_PRELUDE)
-        street.unauthenticated(b"\x16\x03\x01\x02").shutdown(socket.SHUT_WR)
+        street.peer(FORGED_PRELUDE)
+        street.peer(b"\x16\x03\x01\x02").shutdown(socket.SHUT_WR)
         street.door.turn_until(lambda: len(street.door.refused) == 5)
         assert street.allowance.left == 100 - 3 * ENCRYPTED_COSTS - 2
+
+
+def test_tls_is_not_answered_without_the_jobs_key(reactor):
+    """A hello costs no more than any other bytes, and its sender receives nothing."""
+    with ExitStack() as stack:
+        street = Street(reactor, stack, most=100, encrypt=True)
+        copied = Admission.of(KEY)
+        street.peer(copied + HELLO).shutdown(socket.SHUT_WR)
+        street.door.turn_until(lambda: len(street.door.refused) == 1)
+        assert street.allowance.left == 100 - ENCRYPTED_COSTS
+        street.allowance.spend(-ENCRYPTED_COSTS)
+        street.door.refused.clear()
+        others = [b"", Admission.of(b"x" * 32), spoiled(Admission.of(KEY)), copied]
+        peers = [street.peer(other + HELLO) for other in others]
+        street.door.turn_until(lambda: len(street.door.refused) == len(others))
+        assert street.allowance.left == 100 - len(others)
+        for peer, other in zip(peers, others):
+            answer = received(peer)
+            if other in (b"", copied):
+                assert answer == b""
+            else:
+                assert isinstance(plain_answer(answer), AuthenticationError)
+
+
+def spoiled(data):
+    """The same with the last bit flipped."""
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+def received(sock):
+    """All that the other end has sent before it closed the connection."""
+    sock.setblocking(True)
+    try:
+        return sock.recv(1000)
+    except ConnectionResetError:
+        return b""
+
+
+def test_an_admission_may_arrive_in_pieces(reactor):
+    with ExitStack() as stack:
+        street = Street(reactor, stack, most=100, encrypt=True)
+        data = Admission.of(KEY) + HELLO
+        peer = street.peer(data[:1])
+        for position in range(1, len(data)):
+            street.door.turn_for(0.001)
+            peer.send(data[position : position + 1])
+        street.door.turn_until(lambda: [item for item in street.door.acceptor._half_open if item.costs > 1])
+        assert street.door.refused == []
 
 
 def test_a_crowd_is_thinned_out_but_who_named_the_job_stays(reactor):
@@ -135,14 +184,14 @@ def test_a_crowd_is_thinned_out_but_who_named_the_job_stays(reactor):
         door = street.door
         initiator = Initiator(KEY, CLAIM, place=place_of(*door.address))
         for _ in range(200):
-            street.unauthenticated(b"?")
+            street.peer(b"?")
         door.turn_until(lambda: len(door.refused) == 200)
         door.refused.clear()
         knowing = stack.enter_context(socket.create_connection(door.address, 5.0))
         knowing.sendall(initiator.greeting)
         began_s = time.monotonic()
         for number in range(2 * MOST_HALF_OPEN):
-            street.unauthenticated()
+            street.peer()
             if number % 16 == 0:
                 door.reactor.run_once(0.0)
         if time.monotonic() - began_s < GRACE_S / 2:
@@ -160,12 +209,12 @@ def test_an_address_that_holds_many_places_gives_up_its_own(reactor):
         street = Street(reactor, stack, most=1000)
         door = street.door
         for _ in range(200):
-            street.unauthenticated(b"?")
+            street.peer(b"?")
         door.turn_until(lambda: len(door.refused) == 200)
         slow = stack.enter_context(socket.create_connection(door.address, 5.0, ("127.0.0.2", 0)))
         door.turn_until(lambda: len(door.acceptor._half_open) == 1)
         for number in range(2 * MOST_HALF_OPEN):
-            street.unauthenticated()
+            street.peer()
             if number % 16 == 0:
                 door.reactor.run_once(0.0)
         door.refused.clear()
@@ -179,12 +228,32 @@ def test_an_address_that_holds_many_places_gives_up_its_own(reactor):
         door.turn_until(lambda: door.arrived)
 
 
+def test_connections_that_copy_a_greeting_make_room_too(reactor):
+    """All of them have named the job, which takes no key: then the oldest of all is closed."""
+    with ExitStack() as stack:
+        street = Street(reactor, stack, most=1000)
+        door = street.door
+        for _ in range(200):
+            street.peer(b"?")
+        door.turn_until(lambda: len(door.refused) == 200)
+        door.refused.clear()
+        greeting = Initiator(KEY, CLAIM, place=place_of(*door.address)).greeting
+        for number in range(MOST_HALF_OPEN):
+            street.peer(greeting)
+            if number % 16 == 0:
+                door.reactor.run_once(0.0)
+        door.turn_until(lambda: len(door.acceptor._half_open) == MOST_HALF_OPEN)
+        street.rank()
+        door.turn_until(lambda: door.arrived)
+        assert set(door.refused) == {"too many unproven connections at once"}
+
+
 def test_nobody_has_to_go_for_others_while_no_strangers_come(reactor):
     """A crowd of ranks on slow machines, as far as anybody can tell: the next one waits for its turn."""
     with ExitStack() as stack:
         street = Street(reactor, stack, most=1000)
         for _ in range(MOST_HALF_OPEN):
-            street.unauthenticated()
+            street.peer()
         street.door.turn_for(GRACE_S / 2)
         street.rank()
         street.door.turn_for(GRACE_S)

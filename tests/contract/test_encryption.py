@@ -22,7 +22,7 @@ from ringcomm.transport import tls
 from ringcomm.transport.accept import Acceptor
 from ringcomm.transport.connect import Dial, Reactor, listen
 from ringcomm.transport.encryption import encryption_of
-from ringcomm.wire.auth import Claim, Purpose, job_digest
+from ringcomm.wire.auth import UNENCRYPTED, Admission, Claim, Purpose, job_digest
 from tests.contract.service import eventually
 
 KEY, JOB = b"k" * 32, job_digest("job")
@@ -120,7 +120,11 @@ def test_the_certificate_alone_opens_nothing(house, certificate):
     assert house.arrived == []
 
 
-def unauthenticated(address, certificate, **changes):
+COPIED = Admission.of(KEY)
+"""What a process on the wire has seen a rank send ahead of TLS, to another port."""
+
+
+def tls_peer(address, certificate, **changes):
     """What becomes of somebody who speaks TLS as Python does it, in a thread: the exception."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -133,9 +137,12 @@ def unauthenticated(address, certificate, **changes):
 
     def visit():
         try:
-            with socket.create_connection(address) as sock, context.wrap_socket(sock) as secured:
-                secured.settimeout(5.0)
-                problems.append(secured.recv(1))
+            with socket.create_connection(address) as plain:
+                if changes.get("admitted", True):
+                    plain.sendall(COPIED)
+                with context.wrap_socket(plain) as secured:
+                    secured.settimeout(5.0)
+                    problems.append(secured.recv(1))
         except OSError as problem:
             problems.append(problem)
 
@@ -153,18 +160,28 @@ def test_strangers_who_speak_tls(house, certificate, tmp_path, who):
     if who == "with TLS 1.2":
         (tmp_path / "pem").write_text(certificate)
         changes = {"show": tmp_path / "pem", "newest": ssl.TLSVersion.TLSv1_2}
-    thread, problems = unauthenticated(house.door(certificate), certificate, **changes)
+    thread, problems = tls_peer(house.door(certificate), certificate, **changes)
     house.until(lambda: house.refused)
     thread.join(10.0)
     assert house.arrived == []
     assert isinstance(problems[0], OSError) or problems == [b""]
 
 
+def test_the_certificate_without_an_admission_opens_nothing(house, certificate, tmp_path):
+    (tmp_path / "pem").write_text(certificate)
+    thread, problems = tls_peer(house.door(certificate), certificate, show=tmp_path / "pem", admitted=False)
+    house.until(lambda: house.refused)
+    thread.join(10.0)
+    assert house.arrived == []
+    assert house.refused == [UNENCRYPTED]
+    assert isinstance(problems[0], OSError)
+
+
 def test_nobody_sends_much_before_it_has_proven_itself(house, certificate):
     """A record that is announced to be long, and comes in small pieces, is read up to the budget."""
     address = house.door(certificate)
     with socket.create_connection(address) as sock:
-        sock.sendall(b"\x16\x03\x01\x40\x00" + bytes(tls.UNAUTHENTICATED_BYTES - 5))
+        sock.sendall(COPIED + b"\x16\x03\x01\x40\x00" + bytes(tls.UNAUTHENTICATED_BYTES - 5))
         house.until(lambda: house.refused)
     assert house.refused == [f"it sent {tls.UNAUTHENTICATED_BYTES} bytes and proved nothing"]
 
@@ -176,7 +193,7 @@ def test_silence_after_the_first_message_is_not_endured(house, certificate, monk
     with pytest.raises(ssl.SSLWantReadError):
         hello.do_handshake()
     with socket.create_connection(house.door(certificate)) as sock:
-        sock.sendall(outgoing.read())
+        sock.sendall(COPIED + outgoing.read())
         house.until(lambda: house.refused)
     assert "proved nothing within" in house.refused[0]
 

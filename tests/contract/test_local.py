@@ -15,9 +15,10 @@ from ringcomm.engine.control_messages import ControlMessages
 from ringcomm.errors import StartupError
 from ringcomm.testing.cluster import run_ranks
 from ringcomm.transport import carriers, local, shm
-from ringcomm.transport.framed import Carriers
+from ringcomm.transport.base import LinkClosed
+from ringcomm.transport.framed import LEND, OFFER, RETURNED, TAKEN, Carriers, head
 from ringcomm.transport.local import make_links
-from ringcomm.transport.process_memory import PeerMemory, ReadingLink
+from ringcomm.transport.process_memory import Lease, PeerMemory, ReadingLink
 from ringcomm.transport.shm import RING_BYTES, Ring, SharedLink
 from ringcomm.transport.tcp import SocketLink
 from tests.contract.service import eventually, opened
@@ -231,3 +232,44 @@ def test_without_shared_memory_nothing_is_measured(monkeypatch, no_leaks):
     monkeypatch.setattr(carriers, "_found", None)
     monkeypatch.setattr(os, "posix_fallocate", refuse)
     assert carriers.measured() == Carriers()
+
+
+def reading_link(here, rings=True):
+    lease = Lease()
+    both = (Ring.make(), Ring.make()) if rings else (None, None)
+    return ReadingLink(1, here, PeerMemory(os.getpid(), lease.address, lease.token), lease, *both)
+
+
+@pytest.mark.parametrize(
+    ("make", "claim", "wrong"),
+    [
+        (lambda here: SharedLink(1, here, Ring.make(), Ring.make()), TAKEN, "than it was offered"),
+        (lambda here: reading_link(here, rings=False), TAKEN, "than it was offered"),
+        (reading_link, RETURNED, "than it was lent"),
+    ],
+)
+def test_a_peer_cannot_return_more_than_it_was_given(no_leaks, make, claim, wrong):
+    """Or this end would take memory for free that the peer still reads, or write beyond the ring."""
+    here, there = socket.socketpair()
+    link = make(here)
+    data = memoryview(bytes(2 * RING_BYTES))
+    with there:
+        if claim == RETURNED:
+            assert link.send([data]) == 0, "it is lent"
+        there.sendall(head(claim, data.nbytes + 1))
+        link.recv([memoryview(bytearray(10))])
+        with pytest.raises(LinkClosed, match=wrong):
+            link.send([data])
+        link.close()
+
+
+def test_small_pieces_go_through_the_ring_and_large_ones_are_lent(no_leaks):
+    here, there = socket.socketpair()
+    link = reading_link(here)
+    link.use(Carriers(1024, 64 * 1024))
+    with there:
+        assert link.send([memoryview(bytes(32 * 1024))]) == 32 * 1024
+        assert there.recv(1000)[7] == OFFER
+        assert link.send([memoryview(bytes(RING_BYTES))]) == 0
+        assert there.recv(1000)[7] == LEND
+        link.close()

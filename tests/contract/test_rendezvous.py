@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -334,6 +335,16 @@ def test_the_root_cause_of_the_rendezvous_counts(channel):
     again = channel.report_lost(3, "allreduce", "connection reset")
     assert again is not error
     assert str(again) == str(error)
+
+
+def test_all_threads_that_wait_for_the_rendezvous_wake_at_the_end(channel):
+    """One of them reads the message; for the others the connection reads as ended."""
+    channel, outside = channel
+    assert select.select([channel], [], [], 0.0)[0] == []
+    outside.sendall(encode(ABORT))
+    with pytest.raises(PeerLostError):
+        channel.check()
+    assert select.select([channel], [], [], 0.0)[0] == [channel]
 
 
 @pytest.mark.parametrize("channel", [("desk", "jetson1")], indirect=True)

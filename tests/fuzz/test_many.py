@@ -13,14 +13,19 @@ import random
 import pytest
 
 from ringcomm.config import Slot
-from ringcomm.errors import AuthenticationError, ConfigError, ProtocolError
+from ringcomm.errors import AuthenticationError, ConfigError, ProtocolError, StartupError
+from ringcomm.group.message_channel import OVERHEAD_BYTES, Channel, Disagreement
+from ringcomm.group.message_matching import Matcher, Receive
+from ringcomm.objects import Objects
 from ringcomm.rendezvous.actions import Seat
 from ringcomm.rendezvous.board import Board
 from ringcomm.rendezvous.server import HANDLERS
 from ringcomm.rendezvous.state import Rendezvous
+from ringcomm.transport.memory import memory_fabrics
 from ringcomm.wire import frames, messages
 from ringcomm.wire.auth import Initiator, Responder
 from ringcomm.wire.messages import MessageReader, encode, validate
+from ringcomm.wire.signing import Signer
 from ringrun.agent import agent
 from ringrun.diagnosis.records import Records, explain, has_operations
 from ringrun.diagnosis.reports import parse_record, read_report
@@ -28,6 +33,7 @@ from ringrun.diagnosis.waiting import diagnose
 from ringrun.job.launch import Options, prepare
 from ringrun.plan import setting_sources
 from ringrun.plan.hosts import parse_hostfile, parse_hosts
+from ringrun.plan.signed import about_call, about_result, signed, verified
 from ringrun.reach.protocol import FrameReader, event_facts
 from ringrun.show.visible import visible
 from tests.fuzz.cases import CASES, at_most
@@ -71,6 +77,9 @@ POSTED = [
     {"type": "await", "entry": "a"},
     {"type": "await", "entry": "c"},
 ]
+SIGNER = Signer(KEY, "job", 1)
+OBJECTS = Objects(SIGNER, 0)
+NOTICE = {"job": "torch-a", "machine": "m", "endpoints": [["127.0.0.1", 1]], "key": "00" * 32}
 PLANNED = prepare(Options(np=2), ["true"])
 ODD = [
     0,
@@ -221,6 +230,66 @@ def flight_record(rng: random.Random) -> None:
     visible("\n".join(diagnose(reports))).encode()
 
 
+class Unnoticed:
+    """Stands for a work."""
+
+    def finish(self, error: object = None) -> None:
+        pass
+
+    def where(self) -> str:
+        return ""
+
+
+def group_messages(rng: random.Random) -> None:
+    """Frames between two ranks of a process group, in any order and about any message."""
+    near, far = (fabric.link(1 - rank) for rank, fabric in enumerate(memory_fabrics(2)))
+    matcher = Matcher()
+    channel = Channel(near, matcher)
+    for nbytes in (4, 40_000):
+        channel.send((0, 1), memoryview(bytes(nbytes)), Unnoticed())
+    for tag in range(2):
+        receive = Receive(1, (0, tag), memoryview(bytearray(4)), Unnoticed())
+        arrival = matcher.post(receive)
+        assert arrival is None
+    try:
+        for _ in range(rng.randrange(1, 6)):
+            kind, number = rng.randrange(1, 6), rng.randrange(1, 4)
+            nbytes = rng.choice([4, 4, 4, 0, 5, 4 + OVERHEAD_BYTES, 40_000, 1 << 40])
+            data = channel._pack(kind, number, nbytes, (0, rng.randrange(2)))
+            data += bytes(nbytes) if kind in (1, 4) and nbytes < 100 else b""
+            far.send([memoryview(damage(rng, data) if rng.randrange(4) == 0 else data)])
+            channel.advance()
+            far.recv([memoryview(bytearray(1 << 16))])
+    except Disagreement as difference:
+        raise ProtocolError(str(difference)) from None
+
+
+def signed_objects(rng: random.Random) -> None:
+    """What is unpickled only if its signature is right: objects, functions and results."""
+    right = OBJECTS.pack(rng.randrange(9), "broadcast_object", "n")
+    data = damage(rng, right)
+    source, name = rng.randrange(2), rng.choice("nm")
+    if data != right or (source, name) != (0, "n"):
+        with pytest.raises(ProtocolError):
+            Objects(SIGNER, 1).verified(data, source, "broadcast_object", name)
+    payload = signed(right, SIGNER, *about_call())
+    assert verified(damage(rng, payload) + b"x", SIGNER, *about_call()) is None
+    assert verified(payload, SIGNER, *about_result(None)) is None
+
+
+def store_entry(rng: random.Random) -> None:
+    """A process group's entry in PyTorch's store, where there is no key to sign it."""
+    from ringcomm.torch.distributed._store import _notice_of
+
+    notice = dict(NOTICE)
+    if rng.randrange(2):
+        notice[rng.choice(list(notice))] = rng.choice([*ODD, "\ud800", [["a", 1 << 70]], [[1]], ["a"]])
+    try:
+        _notice_of(damage(rng, json.dumps(notice).encode()).decode("latin-1"), "a group")
+    except StartupError as problem:
+        raise ProtocolError(str(problem)) from None
+
+
 def words_of_ringrun(rng: random.Random) -> None:
     """Text from anywhere, as it is printed."""
     text = "".join(chr(rng.randrange(0x110000)) for _ in range(rng.randrange(20)))
@@ -230,9 +299,12 @@ def words_of_ringrun(rng: random.Random) -> None:
 
 PARSERS = [
     handshake, control_message, header, rendezvous, board, data_service, agents, files, flight_record,
-    words_of_ringrun,
+    group_messages, signed_objects, store_entry, words_of_ringrun,
 ]  # fmt: skip
-REFUSING = (handshake, control_message, board, data_service, agents, files, flight_record)
+REFUSING = (
+    handshake, control_message, board, data_service, agents, files, flight_record, group_messages,
+    store_entry,
+)  # fmt: skip
 """Of these some cases must be refused and some taken, or what is made is not worth trying."""
 
 
@@ -241,6 +313,9 @@ def test_many(parser):
     if parser is data_service:
         pytest.importorskip("tensorflow")
         import ringcomm.tensorflow.data.compute_service  # noqa: F401  (its memory is not measured)
+    if parser is store_entry:
+        pytest.importorskip("torch")
+        import ringcomm.torch.distributed._store  # noqa: F401
     rng = random.Random(parser.__name__)
     count = max(100, CASES // len(PARSERS))
     refused = 0

@@ -32,7 +32,7 @@ from ringcomm.transport.process_memory import Lease, PeerMemory, ReadingLink
 from ringcomm.transport.reactor import Reactor
 from ringcomm.transport.shm import Ring, SharedLink
 from ringcomm.wire import frames, messages
-from ringcomm.wire.auth import Claim, Initiator, Purpose, Responder, job_digest
+from ringcomm.wire.auth import Admission, Claim, Initiator, Purpose, Responder, job_digest
 from ringcomm.wire.messages import MessageReader, encode, validate
 from ringcomm.wire.signing import Session
 from tests.fuzz.cases import at_most, control_messages, damaged, fuzz, pieces, small, values
@@ -59,7 +59,7 @@ preludes = claims.map(lambda claim: Initiator(KEY, claim, bytes).greeting)
 
 
 def converse(side, data, sizes):
-    """Give a side of the handshake what it asks for; it never asks for more than 104 bytes in all."""
+    """Give a side of the handshake what it asks for, never more than 124 bytes; whether it refuses."""
     taken = 0
     with at_most(LITTLE_BYTES):
         try:
@@ -67,11 +67,12 @@ def converse(side, data, sizes):
                 while piece and side.needs:
                     count = min(side.needs, len(piece))
                     taken += count
-                    assert taken <= 104
+                    assert taken <= 124
                     side.receive(piece[:count])
                     piece = piece[count:]
         except REFUSALS:
-            pass
+            return True
+    return False
 
 
 @fuzz(damaged(preludes) | st.binary(max_size=300), st.binary(max_size=64), pieces)
@@ -90,6 +91,15 @@ def test_who_dials(data, sizes):
     side = Initiator(KEY, DIALLING, bytes)
     converse(side, data, sizes)
     assert not side.done
+
+
+@fuzz(damaged(st.just(Admission.of(KEY, bytes))) | st.binary(max_size=100), pieces)
+def test_admission_to_tls(data, sizes):
+    """Of all this only the right one is accepted."""
+    side = Admission(KEY, set())
+    right = Admission.of(KEY, bytes)
+    refused = converse(side, data, sizes)
+    assert (not refused and not side.needs) == data.startswith(right)
 
 
 _encryption = []

@@ -99,8 +99,15 @@ def test_ctrl_c_twice(stubborn: Launched) -> None:
     assert time.monotonic() - began < 1.5
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_launcher_told_to_end(stubborn: Launched, number: signal.Signals) -> None:
+def test_launcher_told_to_end(stubborn: Launched) -> None:
+    ended_by(signal.SIGTERM, stubborn)
+
+
+def test_launcher_whose_terminal_is_closed(stubborn: Launched) -> None:
+    ended_by(signal.SIGHUP, stubborn)
+
+
+def ended_by(number: signal.Signals, stubborn: Launched) -> None:
     began = time.monotonic()
     stubborn.process.send_signal(number)
     assert stubborn.finish() == 128 + number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import signal
@@ -60,6 +61,18 @@ def fail_on_rank_1() -> None:
     if os.environ["RINGCOMM_SLOT"] == "0:1":
         raise KeyError("no such thing")
     time.sleep(60)
+
+
+def test_modules_are_found_where_the_caller_finds_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though neither the working directory nor PYTHONPATH leads there."""
+    (tmp_path / "beside_the_caller.py").write_text("def answer():\n    return 42\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    module = importlib.import_module("beside_the_caller")
+    monkeypatch.delitem(sys.modules, "beside_the_caller")
+    monkeypatch.setitem(sys.modules, "beside_the_caller", module)  # and it is gone after the test
+    assert run_function(module.answer, np=1, console=Kept()) == [42]
 
 
 def test_an_exception_comes_back_with_rank_host_and_traceback() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from pathlib import Path
@@ -113,6 +114,49 @@ def test_output_replaces_links_and_fifos(tmp_path: Path) -> None:
     files.close()
     assert (place / "stdout").read_text() + (place / "stderr").read_text() == "hellothere"
     assert precious.read_text() == "precious"
+
+
+@as_root
+def test_a_link_that_appears_while_a_named_file_is_opened_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was there yet when it was looked at."""
+    precious, path = tmp_path / "precious", tmp_path / "trace.json"
+    precious.write_text("keep")
+    path.symlink_to(precious)
+    os.chown(path, OTHER_USER, OTHER_USER, follow_symlinks=False)
+
+    def nothing(name: object, **options: object) -> os.stat_result:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+    monkeypatch.setattr(os, "lstat", nothing)
+    with pytest.raises(OSError):
+        open_named(path)
+    assert precious.read_text() == "keep"
+
+
+def test_the_users_own_links_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    descriptor = open_named(tmp_path / "link")
+    os.write(descriptor, b"x")
+    os.close(descriptor)
+    assert (tmp_path / "target").read_text() == "x"
+
+
+def test_a_hard_link_in_a_shared_folder_is_not_overwritten(tmp_path: Path) -> None:
+    """Another user may have made it, of a file that only this user can write."""
+    precious = tmp_path / "precious"
+    precious.write_text("keep")
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    os.link(precious, shared / "trace.json")
+    with pytest.raises(PermissionError, match="another user"):
+        open_named(shared / "trace.json")
+    assert precious.read_text() == "keep"
+    os.link(precious, tmp_path / "own")
+    os.close(open_named(tmp_path / "own"))
+    assert precious.read_text() == ""
 
 
 def test_a_named_file_is_emptied_and_no_fifo_is_waited_for(tmp_path: Path) -> None:

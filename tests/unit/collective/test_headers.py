@@ -28,7 +28,7 @@ def test_what_goes_to_a_peer_is_what_that_peer_expects():
         counts = [bounds[peer][rank + 1] - bounds[peer][rank] for peer in range(3)]
         into = (0, counts[0], counts[0] + counts[1], sum(counts))
         sides.append(Headers(HEADER, all_to_all(rank, 3, bounds[rank], into), rank))
-        sides[rank].stamp(7)
+        sides[rank].stamp(7, 0)
     for rank, peer in ((0, 1), (0, 2), (1, 2), (2, 0)):
         sent = sides[rank].outgoing[peer]
         assert sent == sides[peer].expected[rank]

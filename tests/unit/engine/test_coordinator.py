@@ -315,6 +315,15 @@ class TestWaiting:
         job.now_s += 10_000
         assert job.responses() is None
 
+    def test_a_rank_that_is_away_does_not_hide_one_that_is_missing(self):
+        job = Job(stall_warning_s=60, stall_limit_s=0)
+        job.tell(2, {"type": "paused", "reason": "checkpoint"})
+        job.ready(0, sig("a"))
+        job.ready(2, sig("a"))
+        job.now_s += 61
+        assert job.responses() is None
+        assert len(job.coordinator.warnings) == 1 and "rank 1" in job.coordinator.warnings[0]
+
     def test_what_has_failed_may_be_what_a_rank_waited_for(self):
         job = Job(stall_warning_s=0, stall_limit_s=0)
         for rank in range(3):
@@ -324,12 +333,12 @@ class TestWaiting:
         job.now_s += 100 * DEADLOCK_S  # what had waited for "a" computes now
         assert job.responses() is None
 
-    @pytest.mark.parametrize("change", ["unblocked", "ready", "nobody says so"])
-    def test_somebody_may_still_come(self, change):
+    @pytest.mark.parametrize("change", ["unblocked", "ready", "no rank says so"])
+    def test_a_rank_may_still_come(self, change):
         job = Job(stall_warning_s=0, stall_limit_s=0)
         for rank, name in enumerate("abb"):
             job.ready(rank, sig(name))
-            if rank or change != "nobody says so":
+            if rank or change != "no rank says so":
                 job.tell(rank, {"type": "blocked", "heard": 0, "for_good": True})
         if change == "unblocked":
             job.tell(0, {"type": "unblocked"})

@@ -979,3 +979,49 @@ def test_of_each_topic_the_first_warning_is_shown():
     for number in range(100):
         job.take(job.state.warned(0, {"type": "warning", "topic": str(number), "text": "flood"}))
     assert len(job.notices) < before + 20
+
+
+class TestSilence:
+    """While links are built, and when only one rank is left, the rendezvous pings."""
+
+    def joined(self):
+        job = Job(3)
+        for rank in range(3):
+            job.join(rank, rank=rank, pid=100 + rank, dead_after=6.0, listens=True)
+        return job
+
+    def answer(self, job, *connections):
+        for connection in connections:
+            job.take(job.state.answered(connection, {"heard": [], "silent": []}, job.now_s))
+
+    def test_members_that_answer_are_not_given_up(self):
+        job = self.joined()
+        for _ in range(20):
+            job.pass_time(1.0)
+            self.answer(job, 0, 1, 2)
+        assert not job.aborts()
+        assert job.kinds(0).count("ping") >= 20
+
+    def test_the_one_that_does_not_answer_is_the_cause(self):
+        job = self.joined()
+        for _ in range(5):
+            job.pass_time(1.0)
+            self.answer(job, 0, 2)
+            assert not job.aborts()
+        job.pass_time(1.5)
+        cause = job.aborts()[0]
+        assert (cause["kind"], cause["rank"]) == ("stalled", 1)
+        assert "has been silent for 6 s while links were being built" in cause["text"]
+
+    def test_a_running_job_is_not_pinged_until_one_rank_is_left(self):
+        job = self.joined()
+        job.link_all(range(3))
+        before = job.kinds(2).count("ping")
+        job.pass_time(100.0)
+        assert job.kinds(2).count("ping") <= before + 1 and not job.aborts()
+        job.leave(0)
+        job.leave(1)
+        job.pass_time(5.5)
+        assert not job.aborts()
+        job.pass_time(1.0)
+        assert "while others have left already" in job.aborts()[2]["text"]

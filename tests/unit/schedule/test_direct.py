@@ -32,6 +32,7 @@ def all_to_all(lengths):
     return [direct.all_to_all(r, size, sends[r], recvs[r]) for r in range(size)], sends, recvs
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("size", range(1, 65))
 def test_all_reduce_of_all_sizes(size):
     count = size + 1
@@ -39,6 +40,7 @@ def test_all_reduce_of_all_sizes(size):
     check_all_reduce(schedules, count, single_fold=True)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("size", range(1, 65))
 def test_one_shot_of_all_sizes(size):
     check_all_reduce([direct.one_shot(r, size, 1) for r in range(size)], 1, single_fold=True)

@@ -9,6 +9,7 @@ from ringcomm.schedule.steps import SELF, Recv, Send
 from ringcomm.schedule.verify import check_all_reduce
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("count", [0, 1, 1000])
 @pytest.mark.parametrize("size", range(1, 65))
 def test_all_reduce_of_all_sizes(size, count):

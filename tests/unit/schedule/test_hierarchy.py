@@ -34,6 +34,7 @@ def check(hosts, count, bounds):
     check_all_gather([hierarchy.all_gather(r, hosts, spans(bounds)) for r in range(size)], bounds)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("size", range(1, 65))
 def test_every_grid_of_all_sizes(size):
     for places in range(1, size + 1):

@@ -11,6 +11,7 @@ from ringcomm.schedule.verify import check_all_gather, check_all_reduce, check_r
 SOME_SIZES = [*range(1, 18), 33]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("size", range(1, 65))
 def test_all_reduce_of_all_sizes(size):
     count = size + 1

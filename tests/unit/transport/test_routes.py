@@ -10,7 +10,7 @@ import pytest
 
 from ringcomm.errors import ProtocolError
 from ringcomm.transport.kinds import VIRTUAL, WIRED, WIRELESS
-from ringcomm.transport.routes import Attempt, candidates, choose, explain_no_route, wire_of
+from ringcomm.transport.routes import Attempt, _fastest, candidates, choose, explain_no_route, wire_of
 
 
 def tried(address="10.0.0.2", local_iface="eth0", remote_iface="eth0", speed=None, why="", **more):
@@ -234,3 +234,11 @@ def test_explanation_lists_every_attempt():
 def test_explanation_when_nothing_could_be_tried():
     assert "offered no address" in explain_no_route({}, [])
     assert "rank 0 -> rank 1" in explain_no_route({}, [REFUSED])
+
+
+def test_the_first_wire_stays_where_no_measurement_has_a_speed():
+    """A wire that broke in the measurement never wins over another, whatever the others have shown."""
+    wires = [WIRE, SECOND_WIRE, WIFI]
+    assert _fastest(wires, {}) == 0
+    assert _fastest(wires, {wire_of(WIRE): 0.0, wire_of(SECOND_WIRE): 0.0}) == 0
+    assert _fastest(wires, {wire_of(SECOND_WIRE): 1.0}) == 1

@@ -9,7 +9,7 @@ import pytest
 
 from ringcomm.errors import AuthenticationError, ProtocolError
 from ringcomm.wire import auth
-from ringcomm.wire.auth import Claim, Initiator, Purpose, Responder, job_digest, parting_answer
+from ringcomm.wire.auth import Admission, Claim, Initiator, Purpose, Responder, job_digest, parting_answer
 
 KEY, OTHER_KEY = b"k" * 32, b"x" * 32
 JOB, OTHER_JOB = job_digest("job"), job_digest("another")
@@ -74,11 +74,59 @@ def test_a_proof_holds_for_one_certificate_only(bindings):
 def test_who_encrypts_is_told_that_we_do_not(piece):
     other = responder()
     with pytest.raises(ProtocolError, match="it encrypts") as caught:
-        feed(other, b"\x16\x03\x01" + bytes(300), piece)
+        feed(other, Admission.of(KEY) + bytes(300), piece)
     assert parting_answer(caught.value) == parting_answer(auth.unencrypted_peer()) != b""
     one = initiator()
     with pytest.raises(AuthenticationError, match="it encrypts its connections"):
         feed(one, parting_answer(caught.value), piece)
+
+
+def test_an_admission_holds_for_one_key():
+    data = Admission.of(KEY)
+    admission = Admission(KEY, set())
+    admission.receive(data)
+    assert admission.needs == 0
+    assert Admission.of(KEY) != data, "a nonce makes each differ"
+    with pytest.raises(AuthenticationError, match="does not hold this job's key") as caught:
+        Admission(b"x" * 32, set()).receive(data)
+    answer = parting_answer(caught.value)
+    problems = [auth.plain_answer(answer[:length]) for length in range(len(answer) + 1)]
+    assert set(problems[:12]) == {None}
+    assert all("this process has the wrong one" in str(problem) for problem in problems[12:])
+
+
+def test_an_admission_is_good_for_one_connection():
+    used = set()
+    Admission(KEY, used).receive(Admission.of(KEY, nonce(b"a")))
+    with pytest.raises(ProtocolError, match="copy"):
+        Admission(KEY, used).receive(Admission.of(KEY, nonce(b"a")))
+    with pytest.raises(AuthenticationError):
+        Admission(KEY, used).receive(Admission.of(b"x" * 32, nonce(b"b")))
+    Admission(KEY, used).receive(Admission.of(KEY, nonce(b"b")))
+    assert len(used) == 2, "what others send takes no memory"
+
+
+@pytest.mark.parametrize("piece", [1, 1000])
+def test_every_flipped_bit_of_an_admission_is_refused(piece):
+    right = Admission.of(KEY)
+    for bit in range(8 * len(right)):
+        data = bytearray(right)
+        data[bit // 8] ^= 1 << bit % 8
+        admission = Admission(KEY, set())
+        with pytest.raises(REFUSALS):
+            for position in range(0, len(data), piece):
+                admission.receive(bytes(data[position : position + piece]))
+
+
+def test_what_comes_ahead_of_tls_is_refused_at_its_first_wrong_byte():
+    for right, wrong in ((b"", b"GET"), (b"", b"\x16\x03\x01"), (b"\x02rc", b"T"), (b"ringco", b"n")):
+        admission = Admission(KEY, set())
+        admission.receive(right)
+        assert admission.needs
+        with pytest.raises(ProtocolError, match="does not encrypt"):
+            admission.receive(wrong)
+    with pytest.raises(AuthenticationError, match="it does not encrypt, and this process does"):
+        Admission(KEY, set()).receive(initiator().greeting[:36])
 
 
 def test_what_follows_the_handshake_is_not_consumed():

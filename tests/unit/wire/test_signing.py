@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hmac
+import struct
+
 import pytest
 
 from ringcomm.errors import AuthenticationError, ProtocolError
@@ -148,3 +151,20 @@ def test_a_signature_is_for_these_bytes_as_just_this():
         signer.verifies(b"data", b"", "object", 1, "name"),
     ]
     assert not any(others)
+
+
+@pytest.mark.parametrize("data", [b"", b"x" * 63, b"y" * 5000, memoryview(b"z" * 100)[7:]])
+def test_a_signature_is_the_hmac_of_the_protocols_page(data):
+    own = hmac.digest(KEY, b"ringcomm signature\0('job', 3)", "sha256")
+    text = b"('object', 1, 'n\xc3\xa4me')"
+    expected = hmac.digest(own, struct.pack("!Q", len(text)) + text + bytes(data), "sha256")
+    signer = Signer(KEY, "job", 3)
+    assert [signer.sign(data, "object", 1, "n\u00e4me") for _ in range(2)] == [expected] * 2
+
+
+def test_what_is_signed_cannot_begin_elsewhere():
+    """A part of the bytes does not count as a part of what they are, nor the other way round."""
+    signer = Signer(KEY)
+    signature = signer.sign(b"'a')", "object")
+    assert not signer.verifies(b"", signature, "object", "a")
+    assert not signer.verifies(b"('object',)'a')", signature)

@@ -1,0 +1,60 @@
+"""What is made of the times that pairs of ranks have taken."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+
+from ringcomm.collective import measure
+from ringcomm.collective.measure import _Scout
+
+
+@pytest.fixture
+def scout(monkeypatch):
+    """Rank 0's scout; ``times`` gives what each exchange takes, by its length in bytes."""
+    made = _Scout(types.SimpleNamespace(rank=0))
+    made.lengths = []
+
+    def timed(steps, length):
+        made.lengths.append(length)
+        return made.times(length)
+
+    monkeypatch.setattr(made, "_timed", timed)
+    monkeypatch.setattr(made, "_told", lambda centre, others, elapsed_s: elapsed_s)
+    return made
+
+
+def test_the_latency_is_half_of_a_round_trip(scout):
+    trips = iter([*[4.0] * (measure._PINGS - 1), 100.0])
+    scout.times = lambda length: next(trips)
+    assert scout._latency(0, 1) == 2.0
+
+
+def test_a_quarter_of_the_round_trips_may_be_quicker(scout):
+    quicker = measure._PINGS // 4
+    trips = iter([6.0] * (measure._PINGS - quicker) + [1.0] * quicker)
+    scout.times = lambda length: next(trips)
+    assert scout._latency(0, 1) == 3.0
+
+
+def test_the_speed_is_measured_with_lengths_that_take_long_enough(scout):
+    """The first that is long enough in bytes and in seconds is repeated; the quicker one counts."""
+    byte_s = measure._ENOUGH_S / measure._STEADY_BYTES / 4
+    scout.times = lambda length: byte_s * length
+    assert scout._speed(0, 1) == pytest.approx(byte_s)
+    *before, last, again = scout.lengths
+    assert last == again == min(4 * measure._STEADY_BYTES, measure._LAST_BYTES)
+    assert before == [measure._FIRST_BYTES << power for power in range(len(before))]
+
+
+def test_few_bytes_do_not_show_the_speed_however_long_they_take(scout):
+    scout.times = lambda length: 1.5 * measure._ENOUGH_S + 1e-12 * length
+    scout._speed(0, 1)
+    assert scout.lengths[-2:] == [measure._STEADY_BYTES] * 2
+
+
+def test_a_slow_wire_is_measured_once(scout):
+    scout.times = lambda length: measure._AT_MOST_S
+    assert scout._speed(0, 1) == measure._AT_MOST_S / measure._FIRST_BYTES
+    assert scout.lengths == [measure._FIRST_BYTES]

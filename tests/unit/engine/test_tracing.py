@@ -1,0 +1,74 @@
+"""Comparing clocks with rank 0, and bringing events there."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringcomm.engine import tracing
+from ringcomm.engine.observer import Observer
+from ringcomm.engine.tracing import CLOCK_ASKS, Tracing
+
+
+class Outbox:
+    """Keeps what is sent."""
+
+    def __init__(self):
+        self.sent = []
+
+    def send(self, message, peer=0):
+        self.sent.append((peer, message))
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time in microseconds, which the test sets."""
+    now = {"us": 0.0}
+    monkeypatch.setattr(tracing, "now_us", lambda: now["us"])
+    return now
+
+
+def test_the_quickest_answer_is_from_the_middle_of_its_way(clock):
+    outbox, observer = Outbox(), Observer(1)
+    rank = Tracing(outbox, 1)
+    clock["us"] = 1000.0
+    (question,) = rank.attach(observer)
+    assert question["sent_us"] == 1000.0
+    clock["us"] = 1100.0
+    assert rank.take(0, {"type": "clock", "sent_us": 1000.0, "there_us": 5050.0})
+    assert observer.offset_us == 4000.0
+    # A slower one does not count, a quicker one does.
+    clock["us"] = 2500.0
+    rank.take(0, {"type": "clock", "sent_us": 2000.0, "there_us": 9000.0})
+    assert observer.offset_us == 4000.0
+    rank.take(0, {"type": "clock", "sent_us": 2490.0, "there_us": 6497.0})
+    assert observer.offset_us == 4002.0
+
+
+def test_rank_0_answers_with_its_own_time(clock):
+    outbox = Outbox()
+    first = Tracing(outbox, 0)
+    clock["us"] = 77.0
+    assert first.attach(Observer(0)) == []
+    assert first.take(2, {"type": "clock", "sent_us": 3.0, "there_us": 0.0})
+    assert outbox.sent == [(2, {"type": "clock", "sent_us": 3.0, "there_us": 77.0})]
+
+
+def test_the_time_is_asked_so_often_and_anew_for_another_timeline(clock):
+    outbox = Outbox()
+    rank = Tracing(outbox, 1)
+    for _ in range(2):
+        outbox.sent.clear()
+        rank.attach(Observer(1))
+        for _ in range(3 * CLOCK_ASKS):
+            rank.take(0, {"type": "clock", "sent_us": clock["us"], "there_us": 0.0})
+        assert len(outbox.sent) == CLOCK_ASKS - 1
+
+
+def test_events_are_taken_by_rank_0_and_others_are_left_alone():
+    taken = []
+    first = Tracing(Outbox(), 0)
+    assert first.take(1, {"type": "trace", "events": [[1]]}), "before a timeline begins they are dropped"
+    first.attach(Observer(0), lambda peer, events: taken.append((peer, events)))
+    assert first.take(1, {"type": "trace", "events": [[2]]})
+    assert taken == [(1, [[2]])]
+    assert not first.take(1, {"type": "ready"})
