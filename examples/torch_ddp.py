@@ -60,7 +60,7 @@ def main():
     add("--seed", type=int, default=1, help="for the initial weights and the shuffling [1]")
     args = parser.parse_args()
 
-    # torchrun sets RANK and its company; ringcomm:// is for ringrun, and for one process alone.
+    # torchrun sets RANK and related variables; ringcomm:// is for ringrun, and for one process alone.
     dist.init_process_group("ringcomm", init_method=None if "RANK" in os.environ else "ringcomm://")  # <---
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))

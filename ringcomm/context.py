@@ -111,7 +111,7 @@ class Context(Collectives):
 
     @classmethod
     def start(cls, membership: Optional[Membership] = None, settings: Optional[Settings] = None) -> Context:
-        """Join the job that the environment (or the arguments) describe, and link up with everybody.
+        """Join the job that the environment (or the arguments) describe, and connect to all ranks.
 
         Raises:
             ConfigError: a setting makes no sense.
@@ -200,7 +200,7 @@ class Context(Collectives):
                     logger.warning("%s", text)
 
     def _report(self, text: str) -> None:
-        """Tell whoever asked for details: through logging, and at the launcher."""
+        """Report a detail (RINGCOMM_VERBOSE): through logging, and at the launcher."""
         logger.info("%s", text)
         if self._joined is not None and self._embedded is None:
             self._joined.control.note(text)
@@ -209,7 +209,7 @@ class Context(Collectives):
         """Leave the job. Others that still need this rank get an error that names it and ``reason``.
 
         Args:
-            ok: False if this rank leaves because something went wrong; then everybody is told.
+            ok: False if this rank leaves because of an error; then all ranks are aborted.
         """
         if self._closed:
             return
@@ -276,7 +276,7 @@ def _carriers(joined: Joined) -> str:
 def polling_s(settings: Settings, local_size: int) -> float:
     """How long a waiting call polls before it sleeps.
 
-    Between two looks it gives the processor away. So where ranks outnumber cores polling keeps nobody from
+    Between two looks it gives the processor away. So where ranks outnumber cores polling keeps no rank from
     working, and as a rank must wait for its turn there anyway, it is worth polling longer: 4 ranks on 2
     cores exchange 8 bytes in half the time that it takes if they sleep.
     """

@@ -13,7 +13,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PATH:/usr/sbin:/sbin" PIP_DISABLE_PIP_VERSION_CHECK=1
 
-stages=(lint types main slow hosts tensorflow docs package pythons numpy)
+stages=(lint types main slow hosts tensorflow coverage docs package pythons numpy)
 mode=quick only=()
 while [ $# -gt 0 ]; do
     case $1 in
@@ -157,6 +157,11 @@ stage_tensorflow() {
         tests .venv-test-tf tf -n 2 --dist loadgroup tests/adapters/tensorflow tests/adapters/keras tests/hosts/test_keras.py
         tests .venv-test-tf horovod tests/proc/test_ringrun_horovod.py -k the_adapters_of_this_version
     fi
+}
+
+stage_coverage() { # every module by the tests that the table names for it
+    quick && return
+    quietly "$python" tests/check_coverage.py --one-in 4
 }
 
 stage_docs() {

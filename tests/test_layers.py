@@ -366,7 +366,7 @@ def test_the_launchers_packages_import_each_other_in_one_direction():
                 assert above is not None and ROOMS.index(above) < ROOMS.index(room), (name, other)
 
 
-def test_the_launcher_knows_nothing_of_collectives():
+def test_the_launcher_imports_no_collectives():
     """It shares the configuration, the wire and the rendezvous with the core, and nothing above."""
     for name, path in launcher_modules().items():
         for full in imports(path, ".".join(["ringrun", *name.split(".")[:-1]])):

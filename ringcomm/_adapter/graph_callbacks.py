@@ -5,7 +5,7 @@ callbacks that each block for another rank can occupy the only threads of two ra
 for an operation that the other rank has not submitted. This module prevents it as follows:
 
 1. A :class:`Batch` submits *all* of its operations before it waits for any. A step's gradients are one batch.
-2. Operations are matched by name, so ranks may submit them in different orders.
+2. Operations are matched by name, so each rank may submit them in another order.
 3. :meth:`Batch.start` only submits and never waits for another rank; :meth:`Batch.finish` waits. Where a
    graph has several batches without an order between them, an adapter makes two callbacks of each, and
    must ensure that waiting callbacks do not occupy the threads that submitting callbacks need.

@@ -87,7 +87,7 @@ def unique_name(name: str) -> str:
     """The name, with a number appended if this graph has it already.
 
     The graph's own ``unique_name()`` is not used: it prepends the name scope, whose number depends on what
-    was built before, which may be in different orders on the ranks.
+    was built before, which may be in another order on each rank.
     """
     if tf.executing_eagerly():
         return name

@@ -74,7 +74,7 @@ class GradientReducer:
         """Reduce gradients over all ranks.
 
         Gradients are reduced in the order of the variables' names. If these are distinct, the variables may
-        be in different orders on the ranks.
+        be in another order on each rank.
 
         Args:
             gradients: tensors, ``tf.IndexedSlices`` or None.

@@ -1,6 +1,6 @@
 """Converts NumPy arrays of any memory layout to flat, native, contiguous arrays, and back.
 
-Ranks may hold the same matrix in different memory orders, so elements are always sent in C order.
+Ranks may hold the same matrix in different memory layouts, so elements are always sent in C order.
 """
 
 from __future__ import annotations

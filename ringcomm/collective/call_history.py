@@ -1,7 +1,7 @@
 """The flight recorder's part in a runner: its last operations, in a ring that is allocated once.
 
 It is always on, so the way of a small message through it is short: a list of references, a look at the
-clock, and where the call came from. What that means is worked out when somebody asks.
+clock, and where the call came from. Texts are made from it only on request.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, List, Mapping, Sequence, Set, Tuple
 from ..transport.base import Fabric
 
 Site = Tuple[CodeType, int]
-"""A place as it is found, code and instruction: making text of it can wait until somebody reads it.
+"""A place as it is found, code and instruction: its text is made only when it is read.
 
 It holds no frame, which would keep the caller's variables alive.
 """

@@ -79,7 +79,7 @@ class Call(NamedTuple):
 
     def _sizes(self) -> str:
         by_rows = self.collective in _BY_ROWS
-        # Not everybody says which shape; what does not hold that many elements is none.
+        # Not every caller gives a shape; one that does not hold that many elements is none.
         known = by_rows or self.items in (0, prod(self.shape))
         return f"{'rows of ' if by_rows else ''}shape {self.shape}" if known else f"{self.items} elements"
 

@@ -62,7 +62,7 @@ def run(
             reading, writing = execution.waiting_for()
             execution.waits_for = tuple({link.peer for link in reading})
             patience_s = min(quiet.remaining_s(), interval_s)
-            # Asking may hand over the last bytes that a link had kept. Then all is done, and nobody
+            # Asking may send the last bytes that a link had kept. Then all is done, and no peer
             # would wake us up.
             if reading or writing:
                 fabric.wait(reading, writing, patience_s)

@@ -45,8 +45,8 @@ class Headers:
         self.outgoing: Dict[int, bytearray] = {}
         self.expected: Dict[int, bytearray] = {}
         shared: Dict[bytes, bytearray] = {}
-        for peer, (sends, wants) in exchange_lengths(schedule).items():
-            mine = header._replace(sends=sends, wants=wants)
+        for peer, (sends, expects) in exchange_lengths(schedule).items():
+            mine = header._replace(sends=sends, expects=expects)
             for headers, content in ((self.outgoing, mine.pack()), (self.expected, mine.turned().pack())):
                 headers[peer] = shared.setdefault(content, bytearray(content))
         self._packed: List[bytearray] = list(shared.values())

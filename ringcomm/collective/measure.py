@@ -1,9 +1,9 @@
 """Measuring the machine, once per job, over the links that the job will use.
 
 The first rank of every host measures for it: with the next rank of its own host, then with the first ranks
-of all other hosts, in rounds of disjoint pairs so that nobody disturbs anybody. In a pair the lower rank
+of all other hosts, in rounds of disjoint pairs so that no pair disturbs another. In a pair the lower rank
 asks. It sends and gets back a few bytes some times, then both send each other blocks of doubling size at the
-same time, until one takes long enough to tell the speed, and that one again: a busy machine makes some slow,
+same time, until one takes long enough to give the speed, and that one again: a busy machine makes some slow,
 nothing makes one fast. The asking rank says after each how long it took, so that both stop together.
 
 Of two hosts the slower interface limits a pair, so the only fast one would look as slow as the others. That
@@ -84,7 +84,7 @@ def measure(runner: Runner, host_index: Sequence[int]) -> Optional[CostModel]:
 
 
 def _gather(runner: Runner, values: Sequence[float]) -> np.ndarray[Any, Any]:
-    """Everybody's numbers, one row per rank."""
+    """The numbers of all ranks, one row per rank."""
     bits = np.array(values, np.float64).view(np.int64).tolist()
     return runner.exchange(bits, Collective.EXCHANGE, _FLOAT64, "measure", ()).view(np.float64)
 
@@ -147,7 +147,7 @@ class _Scout:
         length = _FIRST_BYTES
         while 2 * length * len(others) <= _LAST_BYTES and length * byte_s < _ENOUGH_S:
             length *= 2
-        # The first empties the buckets of shapers. Nobody begins the second before the first has ended.
+        # The first empties the buckets of shapers. No pair begins the second before the first has ended.
         self._told(centre, others, self._swap(centre, others, length))
         return self._swap(centre, others, length) / (length * len(others))
 

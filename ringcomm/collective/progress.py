@@ -1,4 +1,4 @@
-"""How far one rank is in its collectives, as it tells the others."""
+"""The progress of one rank in its collectives, as its heartbeats report it."""
 
 from __future__ import annotations
 

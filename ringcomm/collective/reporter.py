@@ -19,7 +19,7 @@ logger = logging.getLogger("ringcomm")
 
 
 class Reporter(Watch):
-    """Where failures are reported, and the common verdict comes from. This one has nobody to ask.
+    """Reports failures, and returns the job's root cause. This one has no rendezvous to ask.
 
     Attributes:
         heard_and_silent, abort_error: as in :class:`~ringcomm.rendezvous.control.ControlChannel`.
@@ -60,7 +60,7 @@ class Reporter(Watch):
         return fresh_copy(self.abort_error)
 
     def note_closed(self, peer: int, why: str) -> None:
-        """The link to a peer ended without a goodbye, while nobody waited for that peer."""
+        """The link to a peer ended without a goodbye, while no call needed that peer."""
 
     def warn(self, topic: str, text: str) -> None:
         """Warn the user; of one topic a job warns once."""

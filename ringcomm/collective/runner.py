@@ -239,7 +239,7 @@ class Runner:
         shape: Tuple[int, ...],
         op: int = NO_OP,
     ) -> np.ndarray[Any, Any]:
-        """Tell everybody a few numbers (how many rows will come); one row of answers per rank.
+        """Exchange a few numbers (how many rows will come) with all ranks; returns one row per rank.
 
         ``dtype`` and ``shape`` are those of the operation that follows: if ranks disagree about
         it, they learn so here.
@@ -344,7 +344,7 @@ class Runner:
                 self._running = (plan.call, execution, counted)
                 try:
                     # Overflow and NaN are the caller's numbers; a warning on whichever rank happens to
-                    # own the element would help nobody.
+                    # own the element would be useless.
                     with np.errstate(all="ignore") if plan.warns else _NOTHING_TO_SUPPRESS:
                         run(execution, self._fabric, self.timeout_s, self.spin_s, self.may_poll)
                 finally:
@@ -370,15 +370,15 @@ class Runner:
             raise used_in_fork(self.rank, self._pid)
         if self._stopped:
             raise NotInitializedError(
-                "This rank has left the job (shutdown() or Context.close() was called), so there is nobody "
-                "to talk to. Call ringcomm.init() again first."
+                "This rank has left the job (shutdown() or Context.close() was called): it has no links "
+                "to other ranks. Call ringcomm.init() again first."
             )
         if self._interrupted is not None:
             # The others have been told at once; this rank reads the same at its next call.
             self._broken, self._interrupted = self._reporter.root_cause(self._interrupted), None
             raise fresh_copy(self._broken)
         if self._broken is None and self._reporter.abort_error is not None:
-            # Others know already that the job is over; so they will not come to this call.
+            # Other ranks have received the end of the job already; they will not enter this call.
             self._broken = self._reporter.abort_error
             raise fresh_copy(self._broken)
         if self._broken is not None:
@@ -413,7 +413,7 @@ class Runner:
             why = f"not a byte for {self.timeout_s:g} s (the timeout is over), {moved}"
             error = self._reporter.report_lost(peer, doing, why, "stalled")
         elif not isinstance(problem, Stopped) and self._reporter.abort_error is None:
-            # Ctrl-C, or whatever else a signal handler has raised: no other rank could know.
+            # Ctrl-C, or another exception from a signal handler: no other rank can detect it.
             far = f"{doing}, {execution.moved_bytes} bytes into it"
             self._interrupted = self._reporter.note_interrupted(far, describe_error(problem))
         return error

@@ -6,7 +6,7 @@ Adaptive Summation", MLSys 2021). Ranks combine in pairs at distances 1, 2, 4, .
 number of ranks than a power of two, those beyond it first combine with one of the others.
 
 The two factors come from dot products, which BLAS adds up in another order on another processor or with
-another number of threads. So in each round one rank computes them for all ranks whose results shall be the
+another number of threads. So in each round one rank computes them for all ranks whose results must be the
 same; what follows is element by element, and the same everywhere.
 """
 
@@ -99,7 +99,7 @@ def _hand_out(runner: Runner, group: range, found: Tuple[float, float]) -> Tuple
 
 
 def _swap(runner: Runner, data: np.ndarray[Any, Any], partner: int) -> np.ndarray[Any, Any]:
-    """Exchange whole vectors with a partner (-1: with nobody); every rank must call it."""
+    """Exchange whole vectors with a partner (-1: no partner); every rank must call it."""
     received = np.empty(data.size if partner >= 0 else 0, data.dtype)
     runner.all_to_all(data, received, _to(runner, data.size, partner), _to(runner, data.size, partner))
     return received

@@ -44,7 +44,7 @@ class FusionBuffer:
 
 
 class BucketRunner:
-    """Carries out orders.
+    """Executes the buckets that responses name.
 
     Args:
         fabric: the engine's links.
@@ -102,8 +102,8 @@ class BucketRunner:
         members = self._sets.members(process_set)
         runner = self._runners.get(members)
         if runner is None:
-            everybody = len(members) == self._fabric.size
-            fabric = self._fabric if everybody else Subset(self._fabric, members)
+            whole = len(members) == self._fabric.size
+            fabric = self._fabric if whole else Subset(self._fabric, members)
             runner = self._runners[members] = self._make_runner(fabric)
         return runner
 
@@ -310,7 +310,7 @@ def _arrays(work: Work) -> List[Array]:
 
 
 def neutral(count: int, dtype: np.dtype[Any], op: ReduceOp) -> Array:
-    """What leaves everybody else's contribution as it is."""
+    """The neutral contribution: it leaves the other ranks' numbers as they are."""
     if op == ReduceOp.PRODUCT:
         return np.ones(count, dtype)
     if op in (ReduceOp.MIN, ReduceOp.MAX):

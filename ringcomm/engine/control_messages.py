@@ -11,11 +11,11 @@ _READ_BYTES = 64 * 1024
 
 
 class ControlMessages:
-    """What is to be sent, and what has arrived. Nothing here waits.
+    """Queues of outgoing control messages, and readers of arriving ones. No method waits.
 
     Args:
         fabric: the links.
-        nearest: the peers with whom it is decided what runs: all on rank 0, otherwise rank 0.
+        nearest: the peers of the negotiation: all other ranks on rank 0, rank 0 on the others.
 
     Attributes:
         gone: peers whose link has ended, with the reason.
@@ -32,7 +32,8 @@ class ControlMessages:
             peer: MessageReader(MAX_RESPONSES_BYTES, link.session) for peer, link in self._links.items()
         }
         self._unsent: Dict[int, bytearray] = {peer: bytearray() for peer in self._links}
-        # What a link was given and has not taken. It may be lent to the peer, so it stays where it is.
+        # Bytes that a link was given and has not accepted yet. The peer may read them in place, so they
+        # must not move.
         self._given: Dict[int, memoryview] = {peer: memoryview(b"") for peer in self._links}
         self._buffer = memoryview(bytearray(_READ_BYTES))
 
@@ -52,7 +53,7 @@ class ControlMessages:
         self.flush()
 
     def flush(self) -> None:
-        """Hand over to the links what they take now."""
+        """Give the links as many bytes as they accept now."""
         for peer, unsent in self._unsent.items():
             while unsent or self._given[peer]:
                 if not self._given[peer]:
@@ -61,7 +62,7 @@ class ControlMessages:
                 try:
                     taken = self._links[peer].send([self._given[peer]])
                 except LinkClosed:
-                    # Receiving finds the end too, after what the peer had still to say.
+                    # Receiving finds the end too, after the peer's last messages.
                     self._end_found.add(peer)
                     self._forget(peer)
                     break
@@ -70,7 +71,7 @@ class ControlMessages:
                 self._given[peer] = self._given[peer][taken:]
 
     def _forget(self, peer: int) -> None:
-        """Nothing that was to be sent to the peer matters any more."""
+        """Drop what is queued for the peer."""
         self._unsent[peer].clear()
         self._given[peer] = memoryview(b"")
 
@@ -78,18 +79,18 @@ class ControlMessages:
         """Whether the links have not taken all that was sent."""
         return any(self._unsent.values()) or any(self._given.values())
 
-    def receive(self, everybody: bool = True) -> List[Tuple[int, Message]]:
-        """All messages that have arrived, with who sent them.
+    def receive(self, all_peers: bool = True) -> List[Tuple[int, Message]]:
+        """All messages that have arrived, each with its sender.
 
         Args:
-            everybody: whether to ask those too that are not near, which costs a system call for each.
+            all_peers: read from every peer, not only from the nearest; that costs a system call per peer.
 
         Raises:
-            ProtocolError: somebody sent nonsense.
+            ProtocolError: a peer sent an invalid message.
         """
         messages: List[Tuple[int, Message]] = []
         for peer, link in list(self._links.items()):
-            if not everybody and peer not in self._nearest:
+            if not all_peers and peer not in self._nearest:
                 continue
             try:
                 while True:

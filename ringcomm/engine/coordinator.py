@@ -39,7 +39,7 @@ class Tuning(NamedTuple):
 
     Attributes:
         fusion_bytes: see :func:`~.fusion.plan_buckets`.
-        cycle_s: how long a ready operation may wait for company.
+        cycle_s: how long a ready operation may wait for others to be fused with.
     """
 
     fusion_bytes: int = 64 << 20
@@ -60,7 +60,7 @@ class _Entry:
 
 
 class Coordinator:
-    """Collects announcements and hands out orders.
+    """Collects announcements and issues responses: which operations run, in which order.
 
     Args:
         hosts: of every rank, for texts.
@@ -73,9 +73,9 @@ class Coordinator:
 
     Attributes:
         sites: those that did not.
-        warnings: texts to be logged; whoever logs them clears the list.
+        warnings: texts to be logged; the caller logs them and clears the list.
         paused: ranks that have said that they would be away for long, and why.
-        to_explain: ranks to be asked for their stack; whoever asks them clears the list.
+        to_explain: ranks to be asked for their stack; the caller asks them and clears the list.
         on_announce, on_complete, on_responses: told of what happens, if set.
     """
 
@@ -110,7 +110,7 @@ class Coordinator:
         self._joined: Dict[int, None] = {}
         self._last_joined = -1
         self._blocked: Dict[int, bool] = {}
-        self._issued = 0  # orders
+        self._issued = 0  # responses
         self._changed_s = 0.0
         self.sites = CallSites(self.warnings.append, check_calls)
         self._lines: Dict[int, List[str]] = {}
@@ -153,7 +153,7 @@ class Coordinator:
             self._urgent = self._urgent or bool(message["urgent"])
             self._blocked.pop(rank, None)
         elif kind == "blocked":
-            # Orders that it had not heard of yet may be what it waited for.
+            # Responses that it had not received yet may be what it waited for.
             if message["heard"] == self._issued:
                 self._blocked[rank] = bool(message["for_good"])
         elif kind == "unblocked":
@@ -196,7 +196,7 @@ class Coordinator:
         self._complete(entry, now_s)
 
     def _complete(self, entry: _Entry, now_s: float) -> None:
-        """Move an operation on if nobody's announcement is missing any more."""
+        """Move an operation on once all members have announced it."""
         members = self._members(entry.key.process_set)
         missing = [rank for rank in members if rank not in entry.signatures]
         if any(rank not in self._joined for rank in missing):
@@ -242,10 +242,10 @@ class Coordinator:
             for rank in ranks
         )
 
-    # ---- orders ------------------------------------------------------------------------------
+    # ---- responses ---------------------------------------------------------------------------
 
     def decide(self, now_s: float) -> Optional[Message]:
-        """The next orders for all ranks, if it is time for any."""
+        """The next responses for all ranks, if any are due."""
         self._look_for_deadlock(now_s)
         self._look_for_stalls(now_s)
         joined = -1

@@ -1,4 +1,4 @@
-"""One turn of the engine at a time: announce, hear, decide, obey. The loop around it is elsewhere."""
+"""One cycle of the engine: announce, receive, decide, execute. :mod:`.thread` repeats it."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ logger = logging.getLogger("ringcomm.engine")
 
 @contextmanager
 def _making_sense() -> Iterator[None]:
-    """Whatever cannot be done with what rank 0 has sent is an error of its message."""
+    """Errors in executing what rank 0 sent are errors of its message."""
     try:
         yield
     except (LookupError, ValueError, TypeError, OverflowError) as problem:
         if isinstance(problem, RingcommError):
             raise
-        raise ProtocolError(f"Rank 0 sent orders that make no sense here: {problem!r}.") from None
+        raise ProtocolError(f"Rank 0 sent responses that this rank cannot execute: {problem!r}.") from None
 
 
 class Rest(NamedTuple):
@@ -47,8 +47,8 @@ class Rest(NamedTuple):
 class EngineState:
     """The state of one rank's engine, and what is done with it.
 
-    Any thread may change the state under :attr:`lock`. Everything but :meth:`sleep` is called by
-    one thread at a time; whose turn it is, is the caller's affair.
+    Any thread may change the state under :attr:`lock`. All methods but :meth:`sleep` are called by one
+    thread at a time; the caller chooses which.
 
     Args:
         fabric: the links that :meth:`sleep` waits on.
@@ -56,7 +56,7 @@ class EngineState:
         bucket_runner: runs buckets.
         coordinator: on rank 0.
         watch: interrupts waits.
-        note_closed: told of a peer whose link ended without a goodbye while nobody here waits for it.
+        note_closed: called with a peer whose link ended without a goodbye while no operation here needs it.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class EngineState:
             self._cut_short.clear()
             join, self.join = self.join, None
         if self.history is not None and self.history.on_failure is not None:
-            self.history.on_failure(error)  # while those who wait still do
+            self.history.on_failure(error)  # while callers still wait
         for request in requests:
             finish(request, error=error)
         if join is not None:
@@ -204,12 +204,12 @@ class EngineState:
             return Rest(0.0 if self._has_work() else timeout_s, reading, writing)
 
     def sleep(self, rest: Rest) -> None:
-        """Wait. The one part that needs no turn."""
+        """Wait for the links. The one part that another thread may run meanwhile."""
         if rest.timeout_s > 0.0:
             self._fabric.wait(rest.reading, rest.writing, rest.timeout_s)
 
     def wake_up(self) -> None:
-        """Begin a turn, after sleeping."""
+        """Begin a cycle, after sleeping."""
         with self.lock:
             self.busy = True
         self.peers.messages.flush()
@@ -226,7 +226,7 @@ class EngineState:
             self._fabric.wake()
 
     def ring_if_needed(self) -> None:
-        """Wake up whoever is at work, if something was submitted that it may not have seen."""
+        """Wake the thread at work, if something was submitted that it may not have seen."""
         with self.lock:
             ring = self._has_work()
         if ring:
@@ -236,7 +236,7 @@ class EngineState:
         return bool(self.outbox) or self.pending.unannounced
 
     def _check_gone(self) -> None:
-        """A rank has hung up: that matters if anybody still waits for it, or if it left without a word."""
+        """A link has ended: that matters if an operation needs the peer, or if it sent no goodbye."""
         gone = self.peers.messages.gone
         nearest = {peer: reason for peer, reason in gone.items() if peer in self.peers.nearest}
         if nearest and self._is_waiting(nearest):
@@ -285,7 +285,7 @@ class EngineState:
             if join is not None:
                 join.finish(responses["joined"])
         with self.lock:
-            self.executed += 1  # what they have finished nobody waits for any more
+            self.executed += 1  # no caller waits any more for what they have finished
         if responses["forget"]:
             with self.lock:
                 self.pending.ids.forget()
@@ -303,7 +303,7 @@ class EngineState:
             finish(request, error=error)
 
     def _settle(self, number: int, count: int, text: str) -> None:
-        """An operation that needs no collective: its result came with the orders."""
+        """An operation that needs no collective: its result came with the responses."""
         with self.lock, _making_sense():
             [(signature, request)] = self.pending.take_bucket([number, count])
         if request is None:

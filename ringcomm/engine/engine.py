@@ -49,8 +49,8 @@ class Engine:
         channels: the links of this rank.
         settings: tunables.
         generation: membership epoch.
-        spin_s: how long to poll while somebody waits.
-        reporter: tells the rendezvous of lost peers, or None.
+        spin_s: how long to poll while a caller waits, in seconds.
+        reporter: reports lost peers to the rendezvous, or None.
         hosts: of every rank, for messages.
         selector: chooses algorithms among all ranks.
         calls: how far this rank is in collectives that do not go through the engine.
@@ -81,8 +81,8 @@ class Engine:
         reporter = Reporter() if reporter is None else reporter
 
         def make_runner(fabric: Fabric) -> Runner:
-            everybody = fabric is channels.background
-            runner = Runner(fabric, settings, generation, spin_s, reporter, selector if everybody else None)
+            whole = fabric is channels.background
+            runner = Runner(fabric, settings, generation, spin_s, reporter, selector if whole else None)
             if settings.flight_recorder:
                 runner.history = CallHistory(1)  # of a bucket only how far it is; its members are remembered
             return runner
@@ -159,7 +159,7 @@ class Engine:
 
     @property
     def observer(self) -> Optional[Observer]:
-        """Who is told what happens, if anybody is."""
+        """The observer that receives the engine's events, if there is one."""
         return self._single.trace.observer if self._thread is None else self._thread.observer
 
     def observe(self, observer: Optional[Observer], sink: Optional[Sink] = None) -> None:
@@ -267,7 +267,7 @@ class Engine:
         urgent: bool = False,
         convert: Convert = None,
     ) -> Handle:
-        """Send ``splits[i]`` rows to the i-th member; the handle gives rows and how many came from whom."""
+        """Send ``splits[i]`` rows to the i-th member; the handle gives rows, and the count from each rank."""
         _check_rows("alltoall", [shape])
         members = self.sets.check_member(process_set)
         if len(splits) != len(members) or min(splits) < 0 or sum(splits) != shape[0]:

@@ -1,4 +1,4 @@
-"""Watches over ranks that make direct calls only: whether they live, who does not come, and the timeline.
+"""Failure detection for groups without an engine: heartbeats, late ranks, and the timeline.
 
 An engine does all this besides its work. A process group of ``torch.distributed`` has nothing to
 match by name, and so no engine, but its ranks freeze and lose their cables like others.
@@ -29,10 +29,10 @@ _LOOK_S = 0.002
 
 
 class HeartbeatThread:
-    """A thread at the links on which ranks tell each other that they live. It sleeps nearly always.
+    """A thread that sends and receives heartbeats on links of their own. It sleeps nearly always.
 
     Args:
-        fabric: those links; nobody else uses them.
+        fabric: those links; only this thread uses them.
         hosts: of every rank, for texts.
         limits: how long to be patient with others.
         reporter: a watch that says when the job is over, and that is told of lost peers.
@@ -85,7 +85,7 @@ class HeartbeatThread:
 
     @property
     def observer(self) -> Optional[Observer]:
-        """Who is told what this rank does, if anybody is."""
+        """The observer that receives this rank's events, if there is one."""
         return self._peers.tracing.observer
 
     def observe(self, observer: Optional[Observer], sink: Optional[Sink] = None) -> None:
@@ -114,7 +114,7 @@ class HeartbeatThread:
             return not self._outbox and not self._peers.messages.has_unsent()
 
     def stop(self) -> None:
-        """End the thread, and tell the others that this rank leaves in peace."""
+        """End the thread, and send the other ranks a goodbye."""
         self._watch.stopping = True
         self._fabric.wake()
         if threading.current_thread() is not self._thread:
@@ -134,7 +134,7 @@ class HeartbeatThread:
             pass  # as it was told to
         except RingcommError as error:
             self._end(error)
-        except Exception as error:  # noqa: BLE001 - whatever it is, nobody is watched over any more
+        except Exception as error:  # noqa: BLE001 - without this thread no failure is detected
             logger.exception("the watch over %s failed on rank %d", self._name, self.rank)
             self._end(BrokenInvariantError(f"watch over {self._name}: {type(error).__name__}: {error}"))
         finally:
@@ -170,7 +170,7 @@ class HeartbeatThread:
             self._send_where(peer, str(message["text"]))
 
     def _look_for_late(self) -> None:
-        """Say who does not come to a call, and where it is instead. The call's own limit gives it up."""
+        """Report which ranks have not entered a call, and where they are. The call's own limit ends it."""
         late = self._peers.progress_reports.late((), self._clock())
         if late is None:
             return

@@ -1,4 +1,4 @@
-"""What the engine tells whoever wants to know. Costs nothing while nobody does."""
+"""Events of the engine, for the timeline. Without an observer they cost nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def label_of(signature: Signature, number: int) -> str:
 
 
 def labels_of(signatures: Sequence[Signature], run: Sequence[int]) -> List[Tuple[str, Signature]]:
-    """The members of a bucket with their labels; ``run`` is how orders name them."""
+    """The members of a bucket with their labels; ``run`` is how responses name them."""
     return [(label_of(signature, count), signature) for signature, count in zip(signatures, run[1::2])]
 
 
@@ -35,7 +35,7 @@ class Observer:
     """Collects events; :meth:`drain` takes them.
 
     Args:
-        mark_cycles: also note whenever orders arrive.
+        mark_cycles: also record the arrival of responses.
 
     Attributes:
         on_added: called after every event, in whichever thread, if set.
@@ -66,7 +66,7 @@ class Observer:
         self._add(events)
 
     def negotiated(self, key: Key) -> None:
-        """On rank 0: everybody has announced it, or it has failed."""
+        """On rank 0: all members have announced it, or it has failed."""
         label = self._negotiating.pop(key, None)
         if label is not None:
             self._add([(label, "E", "", now_us(), None)])
@@ -90,11 +90,11 @@ class Observer:
         ])  # fmt: skip
 
     def call_made(self, label: str) -> None:
-        """A call that has no name has been made, and waits for its turn."""
+        """A call without a name has been made, and waits until it may run."""
         self._add([(label, "B", "QUEUE", now_us(), None)])
 
     def call_started(self, label: str, activity: str) -> None:
-        """It is its turn."""
+        """A call without a name begins to run."""
         now = now_us()
         self._add([(label, "E", "", now, None), (label, "B", activity, now, None)])
 
@@ -103,7 +103,7 @@ class Observer:
         self._add([(label, "E", "", now_us(), None)])
 
     def cycle(self) -> None:
-        """Orders have arrived."""
+        """Responses have arrived."""
         if self._mark_cycles:
             self._add([("", "i", "CYCLE_START", now_us(), None)])
 

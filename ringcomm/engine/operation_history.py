@@ -83,10 +83,10 @@ def began(request: Optional[Request]) -> None:
 
 
 def finish(request: Request, result: object = None, error: Optional[BaseException] = None) -> None:
-    """A request has come to its end: say so to who waits for it, and keep it in mind."""
+    """End a request: wake the threads that wait for it, and record its end."""
     operation = request.operation
     if operation is not None:
         operation.ended_s = monotonic()
         operation.error = "" if error is None else f"{type(error).__name__}: {error}"
-    request.arrays = []  # before somebody hears of it and asks who else uses the memory
+    request.arrays = []  # before a waiting thread counts the references to its memory
     request.handle.finish(result, error)

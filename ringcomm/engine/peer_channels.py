@@ -1,4 +1,4 @@
-"""An engine's lines to the others: messages, heartbeats, and the timeline's events among them."""
+"""An engine's channels to the other engines: control messages, heartbeats, and the timeline's events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..errors import RingcommError, fresh_copy
 from ..transport.base import Fabric, Stopped, Watch
 from ..wire.messages import Message
 from .control_messages import ControlMessages
-from .failure_detector import BEATS, Liveness
+from .failure_detector import BEATS, FailureDetector
 from .progress_reports import CALLS, ENGINE, ProgressReports
 from .tracing import Tracing
 
@@ -21,7 +21,7 @@ Lost = Callable[[int, str, str], BaseException]
 """(peer, why, kind): makes the error to raise for a peer that is gone."""
 
 MOST_INTERVAL_S = 5.0
-"""Signs of life are given at least this often, unless nothing depends on them."""
+"""Heartbeats are sent at least this often, in seconds, unless no limit depends on them."""
 
 
 class StopWatch(Watch):
@@ -80,7 +80,7 @@ class PeerChannels:
     """To every other rank. Used by the engine's thread.
 
     Args:
-        fabric: the links for orders.
+        fabric: the control channel.
         hosts: of every rank, for texts.
         limits: for ranks that are silent, or late.
         lost: makes the error for a rank that is lost.
@@ -107,7 +107,7 @@ class PeerChannels:
         peers = [peer for peer in range(fabric.size) if peer != fabric.rank]
         self._rank = fabric.rank
         self._hosts = hosts
-        self._liveness = Liveness(peers, limits.dead_after_s, clock(), self.interval_s)
+        self._detector = FailureDetector(peers, limits.dead_after_s, clock(), self.interval_s)
         self._progress = progress
         self._slow_links = fabric.slow_links
         self._clock = clock
@@ -116,21 +116,21 @@ class PeerChannels:
         self._next_look_s = 0.0
 
     def awake(self) -> None:
-        """Somebody may have said something: the next :meth:`pulse` listens to everybody."""
+        """Messages may have arrived: the next :meth:`pulse` reads from all peers."""
         self._awake = True
 
     def pulse(self) -> None:
-        """Hear the others, and be heard; also in the middle of a long transfer.
+        """Exchange heartbeats and messages; also in the middle of a long transfer.
 
         Raises:
-            RingcommError: somebody has been silent for too long, or a transfer stands still.
+            RingcommError: a peer has sent no heartbeat for too long, or a transfer makes no progress.
         """
         now_s = self._clock()
         look = now_s >= self._next_look_s
-        everybody = look or self._awake
+        all_peers = look or self._awake
         self._awake = False
-        for peer, message in self.messages.receive(everybody):
-            self._liveness.received(peer, now_s)
+        for peer, message in self.messages.receive(all_peers):
+            self._detector.received(peer, now_s)
             self._receive(peer, message, now_s)
         if look:
             self._look(now_s)
@@ -146,16 +146,16 @@ class PeerChannels:
 
     def _look(self, now_s: float) -> None:
         for peer in self.messages.gone:
-            self._liveness.left(peer)
+            self._detector.left(peer)
         calls, engine = self._progress()
         self.progress_reports.report(self._rank, CALLS, calls, now_s)
         self.progress_reports.report(self._rank, ENGINE, engine, now_s)
         for text in self._slow_links() if self._slow_links is not None else ():
             logger.warning("%s", text)
-        if self._liveness.due(now_s):
+        if self._detector.due(now_s):
             self.messages.send_all({"type": "beat", "calls": calls.to_json(), "engine": engine.to_json()})
-        self._next_look_s = now_s + min(self._liveness.alarm_s(now_s), self.interval_s / 2)
-        silent = self._liveness.silent(now_s)
+        self._next_look_s = now_s + min(self._detector.alarm_s(now_s), self.interval_s / 2)
+        silent = self._detector.silent(now_s)
         if silent is not None:
             raise self._silent(*silent)
         stuck = self.progress_reports.stuck(now_s)
@@ -163,17 +163,17 @@ class PeerChannels:
             raise self.lost(stuck[0], stuck[1], "still")
 
     def doing(self) -> str:
-        """What this rank is in the middle of, now and not at its last heartbeat; empty if it is not."""
+        """The operation that this rank executes now, not at its last heartbeat; empty if none."""
         calls, engine = self._progress()
         if calls.doing or not engine.doing:
             return calls.describe()
         return f"{engine.doing}, {engine.moved_bytes} bytes into it"
 
     def _silent(self, peer: int, silent_s: float) -> BaseException:
-        heard, silent = self._liveness.divided(self._clock())
+        heard, silent = self._detector.divided(self._clock())
         if not heard and len(silent) > 1:
             why = (
-                f"it has heard nobody for {silent_s:.0f} s, neither the other ranks nor the rendezvous: its "
+                f"no heartbeat from any rank or the rendezvous for {silent_s:.0f} s: its "
                 f"host, {self._hosts[self._rank]}, is cut off (RINGCOMM_DEAD_AFTER sets the limit)"
             )
             return self.lost(peer, why, "cut off")
@@ -184,15 +184,15 @@ class PeerChannels:
         return self.lost(peer, why, "silent")
 
     def divided(self) -> Tuple[List[int], List[int]]:
-        """(who was heard lately, who was not, or has hung up without a word). For any thread."""
-        heard, silent = self._liveness.divided(self._clock())
+        """(peers with a recent heartbeat, peers without one or with a link that ended without a goodbye)."""
+        heard, silent = self._detector.divided(self._clock())
         gone: Dict[int, str] = dict(self.messages.gone)
         return heard, sorted({*silent, *(peer for peer in gone if peer not in self.said_goodbye)})
 
     def close(self) -> None:
-        """Say that this rank leaves in peace, so that nobody takes the end of its links for a cut."""
+        """Send a goodbye, so that no peer takes the end of the links for a failure."""
         self.messages.send_all({"type": "bye"})
-        # These keep the loop and a runner alive, and whatever those have.
+        # These refer to the engine's thread and a runner, and would keep both.
         self._progress = _nowhere
         self.lost = _ended
 
@@ -209,7 +209,7 @@ class PeerChannels:
         """In how many seconds :meth:`pulse` or the timeline has something to do."""
         now_s = self._clock()
         trace_s = self.tracing.alarm_s(now_s)
-        alarm_s = self._liveness.alarm_s(now_s)
+        alarm_s = self._detector.alarm_s(now_s)
         return alarm_s if trace_s is None else min(alarm_s, trace_s)
 
 
@@ -222,5 +222,5 @@ def _nowhere() -> Tuple[Progress, Progress]:
 
 
 def nearest_of(rank: int, size: int) -> List[int]:
-    """With whom it is decided what runs: rank 0 with all others, any other with rank 0."""
+    """The peers of the negotiation: all others for rank 0, rank 0 for any other."""
     return list(range(1, size)) if rank == 0 else [0]

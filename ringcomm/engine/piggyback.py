@@ -1,9 +1,9 @@
-"""Small operations without a collective of their own: their numbers ride with announcements and orders.
+"""Small operations without a collective of their own: announcements and responses have their numbers.
 
-A rank that waits for a few bytes anyway sends them along when it announces the operation. If every member
-has done so, rank 0 combines them, and its orders carry the result: the negotiation is all that travels. If
-one of them has not (it did not wait, or it has joined), the operation runs as any other, and what was sent
-along is forgotten. So no rank needs to know what the others do.
+A rank whose caller waits for a few bytes sends them with the announcement of the operation. If every member
+has done so, rank 0 combines them, and its responses have the result: only the messages of the negotiation are
+sent. If one of them has not (its caller did not wait, or it has joined), the operation runs as any other, and
+the piggybacked bytes are dropped. So no rank depends on what the others do.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..ops import Collective, ReduceOp
 from .request import Request, Signature
 
 PIGGYBACK_BYTES = 512
-"""The most that rides along. Rank 0 handles the bytes of all ranks, so this is for losses and accuracies."""
+"""Maximum bytes of an operation. Rank 0 handles those of all ranks, so this is for losses and accuracies."""
 
 _KINDS = (int(Collective.ALLREDUCE), int(Collective.BROADCAST), int(Collective.BARRIER))
 
@@ -34,7 +34,7 @@ def may_piggyback(request: Request) -> bool:
 
 
 def pack(request: Request, rank: int) -> str:
-    """What a rank sends along. Of a broadcast only the root has anything to say."""
+    """This rank's contribution as text. Of a broadcast only the root has one."""
     signature = request.signature
     if not request.arrays or (signature.kind == Collective.BROADCAST and signature.root != rank):
         return ""

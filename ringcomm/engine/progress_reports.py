@@ -1,7 +1,6 @@
-"""What ranks say about how far they are: whose transfer stands still, and who has not come.
+"""Progress reports of ranks: which transfer makes no progress, and which ranks have not entered a call.
 
-Everything here is about ranks that live: they are heard. A pure state machine, fed with reports and
-the time.
+The ranks are alive: their heartbeats arrive. A pure state machine; its inputs are reports and the time.
 """
 
 from __future__ import annotations
@@ -12,15 +11,15 @@ from ..collective.progress import Progress
 from .mismatch import ranks_text
 
 CALLS, ENGINE = 0, 1
-"""The lanes that reports are about."""
+"""The channels that reports are about."""
 
 
 class Late(NamedTuple):
-    """Ranks that others wait for.
+    """Ranks that have not entered a call in which others wait.
 
     Attributes:
-        ranks: who has not come.
-        text: the same for people.
+        ranks: those that have not entered the call.
+        text: a description of the call, the waiting ranks and the missing ones.
         given_up: whether they have been waited for long enough.
     """
 
@@ -40,7 +39,7 @@ class _Known:
 
 
 class ProgressReports:
-    """How far everybody is.
+    """The progress of all ranks.
 
     Args:
         rank: this rank.
@@ -72,7 +71,7 @@ class ProgressReports:
         self._waited_since_s = self._warned_s = 0.0
 
     def report(self, rank: int, channel: int, progress: Progress, now_s: float) -> None:
-        """A rank says how far it is."""
+        """Take a rank's report."""
         known = self._known[channel].get(rank)
         if known is None or known.progress[:3] != progress[:3]:
             self._known[channel][rank] = _Known(progress, now_s)
@@ -114,10 +113,10 @@ class ProgressReports:
             return "the other has sent its part and is through with it"
         return ""
 
-    # ---- who has not come --------------------------------------------------------------------
+    # ---- late ranks --------------------------------------------------------------------------
 
     def late(self, paused: Collection[int], now_s: float) -> Optional[Late]:
-        """Whom the others wait for in a direct call, if it is time to say so or to give up."""
+        """The ranks that have not entered a direct call, if a warning or the end of the wait is due."""
         if now_s < self._look_s:
             return None
         self._look_s = now_s + self._interval_s

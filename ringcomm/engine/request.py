@@ -122,7 +122,7 @@ class Handle:
     Args:
         label: what it is, for messages.
         on_wait: sleeps until it is done, instead of :meth:`block`.
-        convert: makes of the engine's result what the caller shall get, when it is first asked for.
+        convert: makes the caller's result from the engine's, when it is first requested.
     """
 
     __slots__ = ("_callbacks", "_convert", "_error", "_finished", "_gate", "_on_wait", "_result", "label")
@@ -169,7 +169,7 @@ class Handle:
         return self._result
 
     def _carry_out_conversion(self) -> None:
-        """Convert the result, once: in the thread that wants it, not in the engine's.
+        """Convert the result, once: in the thread that requests it, not in the engine's.
 
         Other threads that wait sleep until it is converted. Only a conversion that has succeeded is over,
         so that none of them gets what is not converted.
@@ -218,7 +218,7 @@ class Request:
         arrays: flat, contiguous; of reductions and broadcasts they are overwritten with the result. None when
             it is done.
         splits: for alltoall, how many rows go to each member of the process set.
-        urgent: whether somebody waits for it from the start.
+        urgent: whether a caller waits for it from the start.
         site: file and line of the call.
         operation: what the flight recorder remembers of it, if there is one.
     """

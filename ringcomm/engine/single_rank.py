@@ -20,7 +20,7 @@ class OwnTrace:
         clock: seconds.
 
     Attributes:
-        observer: who is told what happens, if anybody is.
+        observer: receives the events, if there is one.
     """
 
     rank = 0
@@ -32,7 +32,7 @@ class OwnTrace:
         self._flushed_s = 0.0
 
     def observe(self, observer: Optional[Observer], sink: Optional[Sink] = None) -> None:
-        """Collect with this one from now on; None: with nobody, and hand over what the last one has.
+        """Set the observer, or none (None); what the last one has collected goes to its sink.
 
         Args:
             sink: takes the events.
@@ -47,7 +47,7 @@ class OwnTrace:
             observer.on_added = self._added
 
     def settle(self, limit_s: float) -> None:
-        """Nothing is on its way to anybody."""
+        """There is no peer to send events to."""
 
     def _added(self) -> None:
         observer = self.observer
@@ -62,7 +62,7 @@ class OwnTrace:
 
 
 class SingleRank:
-    """Runs requests, and tells an observer of them while there is one.
+    """Runs requests, and reports them to an observer while there is one.
 
     Args:
         bucket_runner: of a job of one rank.

@@ -1,7 +1,7 @@
 """The engine's thread, and the threads that wait for it.
 
 The thread sleeps unless there is something to do; nothing is sent while nothing is submitted. A thread
-that waits for an operation does the engine's work itself, unless another thread does it: waking another
+that waits for an operation does the engine's work itself, if no other thread does: waking another
 thread up would cost more than a small collective.
 """
 
@@ -45,14 +45,14 @@ BLOCKED_S = 0.1
 LOOK_S = 0.5
 """How often a rank that waits in a transfer listens to the others."""
 _BACK_OFF_S = 0.002
-"""How often the engine's thread looks whether those who did its work have stopped."""
+"""How often the engine's thread checks whether the threads that did its work have stopped."""
 
 
 class LastReport(NamedTuple):
-    """What rank 0 knows of a rank that waits and does nothing else.
+    """The last report to rank 0 that all threads of this rank wait.
 
     Attributes:
-        executed: how many orders this rank had executed by then; -1: it has not been told.
+        executed: number of responses that this rank had executed by then; -1: nothing was reported.
         for_good: whether no thread is left that could submit anything.
     """
 
@@ -67,16 +67,16 @@ class EngineThread:
     """Owns the thread.
 
     Args:
-        control: the links to rank 0, or on rank 0 to everybody.
+        control: the links to rank 0, or on rank 0 to all ranks.
         engine: the links for the collectives themselves.
         bucket_runner: runs buckets over them.
         coordinator: on rank 0.
         watch: interrupts waits; set as the watch of both fabrics by the caller.
-        reporter: tells the rendezvous of lost peers.
+        reporter: reports lost peers to the rendezvous.
         calls: how far this rank is in direct calls.
         hosts: of every rank, for texts.
         on_lost: called when a peer has been reported.
-        spin_s: how long to poll while somebody waits.
+        spin_s: how long to poll while a caller waits, in seconds.
         limits: how long to be patient with others.
     """
 
@@ -127,7 +127,7 @@ class EngineThread:
         """Accept an operation.
 
         Args:
-            urgent: the caller waits for it at once, so it need not wait for company.
+            urgent: the caller waits for it at once, so it must not wait for others to be fused with.
 
         Raises:
             DuplicateNameError: its name is in use.
@@ -178,7 +178,7 @@ class EngineThread:
         self._control.wake()
 
     def record(self, history: OperationHistory) -> None:
-        """Tell a history of every operation. Called before the first."""
+        """Record every operation in a history. Called before the first."""
         self._state.history = history
 
     def pending(self) -> List[Request]:
@@ -188,11 +188,11 @@ class EngineThread:
 
     @property
     def observer(self) -> Optional[Observer]:
-        """Who is told what happens, if anybody is."""
+        """The observer that receives the engine's events, if there is one."""
         return self._state.peers.tracing.observer
 
     def observe(self, observer: Optional[Observer], sink: Optional[Sink] = None) -> None:
-        """Tell an observer what happens from now on; None: nobody, and send what the last one collected.
+        """Set the observer, or none (None); send what the last one has collected.
 
         Args:
             sink: on rank 0, takes the events of all ranks.
@@ -238,12 +238,12 @@ class EngineThread:
             raise used_in_fork(self.rank, self._pid)
         if self._stopped:
             raise NotInitializedError(
-                "ringcomm has been shut down (shutdown() was called), so there is nobody to talk to. Call "
+                "ringcomm has been shut down (shutdown() was called), so there are no other ranks. Call "
                 "init() again first."
             )
         broken = self._state.broken
         if isinstance(broken, Recoverable):
-            # Whoever submits may be the first of this rank's program to learn of the loss.
+            # This may be the first place where this rank's program learns of the loss.
             raise fresh_copy(broken)
         if broken is not None:
             raise failed_before(broken) from broken
@@ -264,7 +264,7 @@ class EngineThread:
                     state.hand_over()
                     self._driving.release()
             else:
-                # Somebody is at it, who may have looked for work a moment before there was ours.
+                # Another thread is at work, and may have looked for requests just before this one came.
                 self._control.wake()
                 told = self._block(handle, timeout_s)
         except BaseException as problem:
@@ -325,9 +325,9 @@ class EngineThread:
         return told != NOTHING_REPORTED
 
     def _report_if_blocked(self, told: LastReport) -> LastReport:
-        """Tell rank 0 if this rank waits and does nothing else, once after every orders.
+        """Report to rank 0 that all threads of this rank wait, once after every responses message.
 
-        Rank 0 may issue orders before it hears of that, and must know that they were not taken into
+        Rank 0 may issue responses before it receives that, and needs to see that they were not taken into
         account: what they run may be what this rank waits for.
 
         Args:
@@ -372,7 +372,7 @@ class EngineThread:
             )
         except RingcommError as error:
             state.fail_all(error)
-        except Exception as error:  # noqa: BLE001 - whatever it is, all who wait must learn of it
+        except Exception as error:  # noqa: BLE001 - any error must reach all threads that wait
             logger.exception("the engine of rank %d failed", self.rank)
             self._reporter.note_interrupted(state.doing(), describe_error(error))
             state.fail_all(

@@ -25,7 +25,7 @@ class Tracing:
     """One engine's part in the timeline. Used by the engine's thread, except for :attr:`observer`.
 
     Args:
-        messages: leads to rank 0, or from it to everybody.
+        messages: to rank 0, or from it to all ranks.
     """
 
     def __init__(self, messages: ControlMessages, rank: int) -> None:
@@ -104,7 +104,7 @@ class Tracing:
             self.sink(0, message["events"])
 
     def alarm_s(self, now_s: float) -> Optional[float]:
-        """In how many seconds :meth:`flush` wants to be called again."""
+        """In how many seconds :meth:`flush` is to be called again."""
         if self.observer is None or not self.observer.collected:
             return None
         return max(0.0, self._flushed_s + FLUSH_S - now_s)

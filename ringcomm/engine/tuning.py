@@ -30,7 +30,7 @@ class Sampling(NamedTuple):
     """How long to measure.
 
     Attributes:
-        steps: orders per sample.
+        steps: responses per sample.
         samples: per point, of which the median counts.
         warmup: samples at the start of every point that do not count.
         patience: samples in a row that must differ before tuning starts again.
@@ -101,7 +101,7 @@ class Autotuner:
         )
 
     def ran(self, nbytes: int, now_s: float) -> bool:
-        """Orders with so much payload have been given; whether :attr:`tuning` has changed."""
+        """Responses with this many bytes have been issued; returns whether :attr:`tuning` has changed."""
         if self._since_s is None:
             self._since_s = now_s
             return False

@@ -127,7 +127,7 @@ class RankAssignment:
     def assign(self, members: Sequence[Member]) -> List[Member]:
         """Give every member its rank and its place on its host; the members in rank order.
 
-        With seats the rank is the seat's. Otherwise it is the one asked for; those who do not ask
+        With seats the rank is the seat's. Otherwise it is the one asked for; those that do not ask
         get the rest, ordered by hostname and process id.
 
         Raises:

@@ -26,7 +26,7 @@ LONGEST_S = 0.7
 LEAST_S = 0.05
 """A wire is called slow after such a time at the earliest."""
 CLEARLY_SLOWER = 8.0
-"""A wire that carried less than this part of another one's speed, with its burst, need not go on."""
+"""A wire that moved less than this part of another one's speed, with its burst, need not go on."""
 _WINDOW_BYTES = 256 * 1024
 _WINDOW_S = 0.02
 _PACKET_BYTES = 64 * 1024
@@ -108,7 +108,7 @@ class Meter:
         return max(0, total - BURST_BYTES) / max(at_s - self._points[0][0], 1e-6)
 
     def _best_window(self, now_s: float) -> float:
-        """The best of the parts that are long enough to tell."""
+        """The best of the parts that are long enough to count."""
         best = 0.0
         assert self._tail is not None
         from_s, before = self._points[self._tail]

@@ -1,7 +1,7 @@
 """Measuring all wires between two hosts at the same time, in both directions.
 
 At the same time, because then whatever else the processors do meets all of them alike, and because the fast
-one's end tells how long it is worth listening to the others. See :mod:`.meter` for what counts.
+one's end shows how long it is worth listening to the others. See :mod:`.meter` for what counts.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class _Runner:
         self.lap: Optional[Lap] = None
         self._reactor = reactor
         self._target = target
-        self._tell = settled
+        self._settled = settled
         self._closed = False
         self._sock: Optional[socket.socket] = None
         self._reader: Optional[MessageReader] = None
@@ -138,7 +138,7 @@ class _Runner:
                 check_echo(message, self._target)
                 self._reactor.forget(self._sock)
                 self.settled = True
-                self._tell()
+                self._settled()
         except (BlockingIOError, InterruptedError):
             return
         except (OSError, ProtocolError) as problem:
@@ -149,7 +149,7 @@ class _Runner:
         self.close()
         self.lap = None
         self.settled = True
-        self._tell()
+        self._settled()
 
     def start(self, start_s: float) -> None:
         """Begin to send, and to note what arrives."""

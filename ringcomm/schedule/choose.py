@@ -45,7 +45,7 @@ def choose_all_reduce(
         item_bytes: bytes per element.
         needs_single_fold: sums must not be rounded or wrapped between hops (half types, averages
             of integers).
-        override: the name that the user wants, if any. If it cannot give a single fold where one
+        override: the name that the user has chosen, if any. If it cannot give a single fold where one
             is needed, "direct" takes its place.
 
     Returns:
@@ -75,7 +75,7 @@ def choose_reduce_scatter(size: int, *, needs_single_fold: bool, override: str |
     Args:
         size: number of ranks.
         needs_single_fold: as for :func:`choose_all_reduce`; only "direct" serves it.
-        override: the name that the user wants, if any.
+        override: the name that the user has chosen, if any.
 
     Raises:
         ConfigError: there is no algorithm of the override's name.
@@ -92,7 +92,7 @@ def choose_all_gather(size: int, *, override: str | None = None) -> str:
 
     Args:
         size: number of ranks.
-        override: the name that the user wants, if any.
+        override: the name that the user has chosen, if any.
 
     Raises:
         ConfigError: there is no algorithm of the override's name.
@@ -109,7 +109,7 @@ def choose_broadcast(size: int, count: int, item_bytes: int, *, override: str | 
         size: number of ranks.
         count: number of elements.
         item_bytes: bytes per element.
-        override: the name that the user wants, if any.
+        override: the name that the user has chosen, if any.
 
     Raises:
         ConfigError: there is no algorithm of the override's name.

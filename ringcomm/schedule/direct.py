@@ -4,7 +4,7 @@ A ring moves the fewest bytes but needs ``2 (p - 1)`` hops. Where a switch conne
 chunk can go straight to the rank that sums it, and straight from there to all ranks: the same
 number of bytes in two rounds. The sum of a chunk is made by one fold over all contributions, in
 the order of the ranks. So nothing is rounded or wrapped between hops, which element types with
-few bits need, and the result does not depend on who owns which chunk.
+few bits need, and the result does not depend on which rank owns which chunk.
 
 The price is ``p - 1`` links that are busy at the same time. So that not all ranks send to rank 0
 first, each rank serves its peers in the order rank+1, rank+2, ...: in every round each rank

@@ -53,7 +53,7 @@ class Selector:
     Args:
         rank: this rank.
         size: number of ranks.
-        override: the all-reduce that the user wants, if any.
+        override: the all-reduce that the user has chosen, if any.
         host_index: for each rank the number of its host; None if the hosts are not known.
         report: called with a text about the choice and its reason, once for each kind of call.
     """
@@ -101,7 +101,7 @@ class Selector:
             needs_single_fold: sums must not be rounded or wrapped between hops.
 
         Raises:
-            ConfigError: the user wants an algorithm that does not exist.
+            ConfigError: the user has chosen an algorithm that does not exist.
         """
         rule = choose.choose_all_reduce(
             self._size, count, item_bytes, needs_single_fold=needs_single_fold, override=self._override

@@ -7,7 +7,7 @@ symbolic checker (:mod:`ringcomm.schedule.verify`), and priced by the cost model
 
 **Order.** Between two ranks the steps are one byte stream each way: what rank a sends to rank b,
 in the order of a's list, is what b receives from a, in the order of b's list. Nothing else on the
-wire tells them apart, so the two lists must agree; the checker proves that they do.
+wire distinguishes them, so the two lists must agree; the checker proves that they do.
 
 **Dependence.** There are no rounds and no barriers. A step waits for exactly those earlier steps
 of the same rank whose span in the same buffer overlaps its own, and it waits *by position*:
@@ -77,8 +77,8 @@ def exchange_lengths(schedule: Sequence[Step]) -> Dict[int, Tuple[int, int]]:
     for step in schedule:
         count = step.stop - step.start
         for peer in (step.peer,) if isinstance(step, Send) else step.peers:
-            sends, wants = lengths.get(peer, (0, 0))
-            lengths[peer] = (sends + count, wants) if isinstance(step, Send) else (sends, wants + count)
+            sends, expects = lengths.get(peer, (0, 0))
+            lengths[peer] = (sends + count, expects) if isinstance(step, Send) else (sends, expects + count)
     return lengths
 
 

@@ -1,7 +1,7 @@
 """Proof that a set of schedules computes what it should: all ranks replayed together, in symbols.
 
 Instead of numbers, the buffers hold terms: "rank 3's element 17", "the fold of these terms in this
-order". The replay obeys the rules of :mod:`ringcomm.schedule.steps` in their strictest reading:
+order". The replay follows the rules of :mod:`ringcomm.schedule.steps` in their strictest reading:
 
 * a step touches an element only after all earlier steps of its rank that touch the same element;
 * the wire holds nothing: an element leaves only when the other side can take it, where a folding

@@ -64,7 +64,7 @@ def check_nothing_lost_both_ways(one: Fabric, other: Fabric) -> None:
     """Megabytes flow both ways at once, in pieces of odd sizes, without loss, repetition or disorder."""
     rng = random.Random(1)
     data = [rng.getrandbits(8 * 1024).to_bytes(1024, "little") * 1024 * _MEGABYTES for _ in range(2)]
-    # A counter in every block tells the blocks apart.
+    # A counter in every block distinguishes the blocks.
     streams = [numbered(item, 4093) for item in data]
     got = exchange(one, other, streams, lambda: rng.randrange(1, 300_001))
     assert got == [streams[1], streams[0]]

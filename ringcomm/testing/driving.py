@@ -18,7 +18,7 @@ def raise_if_expired(deadline: Deadline) -> None:
 
 
 def numbered(data: bytes, block: int) -> bytes:
-    """The data with a counter at the start of every block, which tells blocks apart."""
+    """The data with a counter at the start of every block, which distinguishes blocks."""
     blocks = bytearray(data)
     for number, start in enumerate(range(0, len(blocks) - 4, block)):
         blocks[start : start + 4] = number.to_bytes(4, "little")

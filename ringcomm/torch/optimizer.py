@@ -235,7 +235,7 @@ class _AdasumDistributed:
 
 def _own_step(optimizer: Any, kind: type, closure: Any, options: Dict[str, Any]) -> Any:
     """Call the step of the user's own class; without a closure, without positional arguments."""
-    step = getattr(super(kind, optimizer), "step")  # noqa: B009 - mypy knows of no such method
+    step = getattr(super(kind, optimizer), "step")  # noqa: B009 - mypy finds no such method
     return step(**options) if closure is None else step(closure, **options)
 
 

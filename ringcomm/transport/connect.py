@@ -93,7 +93,7 @@ class Dial:
         reactor: drives the attempt.
         address: numeric address (or ``@`` and the name of a Unix socket) and port.
         key: the job's secret.
-        claim: what this process claims to be, and which rank it wants to reach.
+        claim: what this process claims to be, and which rank it is to reach.
         finished: called once, with this object.
         timeout_s: for connecting and for the handshake together, in seconds.
         scope: the interface to use, for link-local addresses; else 0.

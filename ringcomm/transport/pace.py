@@ -1,7 +1,7 @@
 """Whether links keep up with what they were chosen for, from what the system counts of their connections.
 
 Two hosts that several networks connect have chosen one of them in a moment. If the link stays far below
-that, and another network would be faster, the user should know, and how to choose the other one. The system
+that, and another network would be faster, the user gets a warning that names the other one. The system
 counts what a connection has sent, for how long, and whether the other end or this program held it up, so
 nothing has to be measured; a rank that is late makes no link look slow.
 """
@@ -134,16 +134,16 @@ class Paces:
             better = expected.complaint(max(known), self._shared)
             self._slow[peer] = self._slow.get(peer, 0) + 1 if better else 0
             if self._slow[peer] >= _LOOKS:
-                said += self.tell(expected, max(known), better)
+                said += self.describe(expected, max(known), better)
         return said
 
     def compare(self, peer: int, mb_per_s: float) -> List[str]:
         """The same for a link that was measured again."""
         expected = self._expected.get(peer)
         better = "" if expected is None else expected.complaint(mb_per_s)
-        return self.tell(expected, mb_per_s, better) if expected is not None and better else []
+        return self.describe(expected, mb_per_s, better) if expected is not None and better else []
 
-    def tell(self, expected: Expected, mb_per_s: float, better: str) -> List[str]:
+    def describe(self, expected: Expected, mb_per_s: float, better: str) -> List[str]:
         """Once for each link."""
         del self._expected[expected.peer]
         return [self._describe(expected, mb_per_s, better)]

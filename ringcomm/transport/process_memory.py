@@ -9,7 +9,7 @@ its cache, to be reduced), so they cross memory once instead of four times throu
 
 **Revocation.** A lender that aborts a call (Ctrl-C, a time limit, an error) may overwrite its buffer at
 once, while the peer still reads it. So each end of a link has a :class:`Lease`: random bytes in its own
-memory, which the peer knows from the start and which are cleared before an exception leaves the call. With
+memory, which the peer has from the start and which are cleared before an exception leaves the call. With
 every read the peer also reads the lease, after the data and by the same system call, and takes the data only
 if the lease was still valid.
 """
@@ -93,7 +93,7 @@ class Lease:
         """End the lease: what a peer reads from now on, it does not take. Doing it again is harmless."""
         self._bytes[:] = bytes(TOKEN_BYTES)
         # Processors that reorder stores (ARM) must not let the peer see what the caller writes next before
-        # it can see this. A lock released and then taken orders stores before the one and after the other.
+        # it can see this. A lock released and then taken puts stores before the one and after the other.
         for _ in range(2):
             with self._fence:
                 pass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 _MOST_KINDS = 64
-"""Of so many origins and reasons each is counted by itself; what a stranger says must not fill the memory."""
+"""So many origins and reasons are counted apart; unauthenticated peers must not fill the memory."""
 
 
 class Refusals:

@@ -8,7 +8,7 @@ rank dials an address that its own machine has too, unless the other rank is on 
 A *wire* is a pair of interfaces. Where several connect two hosts, all are measured at the same time, in
 both directions, and the slower direction counts. Wired ones come before wireless ones before virtual ones,
 and the first of equal ones wins. A measurement overrules that order only if the difference is large and a
-second one says the same. Two are needed as well to tell wires of the same kind apart: nothing else tells
+second one says the same. Two are needed as well to distinguish wires of the same kind: nothing else shows
 which of them is slow, and a moment without a processor makes a fast one look slow.
 """
 

@@ -27,7 +27,7 @@ def choose_congestion(sock: socket.socket, wish: str) -> None:
     costs half of the speed where there is no queue: between hosts of one room, and on the loopback.
 
     Raises:
-        OSError: a name was asked for that this system does not know or does not allow.
+        OSError: a name was requested that this system does not have or does not allow.
     """
     if wish == "system" or not hasattr(socket, "TCP_CONGESTION"):
         return

@@ -6,7 +6,7 @@ very certificate, and proves in the handshake that it has the private key, or it
 :mod:`ringcomm.wire.auth` follows inside, and covers the certificate's fingerprint.
 
 TLS here works on memory, not on the socket: this module reads from the socket what has come and writes what
-it takes. So it can limit how many bytes an unauthenticated peer sends, and knows which bytes are buffered.
+it takes. So it can limit how many bytes an unauthenticated peer sends, and sees which bytes are buffered.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class _TlsSocket(SecureSocket):
             except ssl.SSLWantReadError:
                 pass
             except ssl.SSLError as problem:
-                self._post()  # which tells the other end
+                self._post()  # which sends an alert to the other end
                 raise AuthenticationError(_why(problem)) from None
             self.answered |= self._post()
             if not self.secured:

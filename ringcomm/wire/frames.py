@@ -1,7 +1,7 @@
 """The header in front of every collective's bytes on a link.
 
 It costs no round trip: it is the first 56 bytes of the same stream. A rank that reads another header
-than its own call implies knows that the program has diverged, and both calls can be named. The header
+than its own call implies detects that the program has diverged, and both calls can be named. The header
 says how many elements follow it, and how many are expected in return, so no rank takes the bytes of one
 call for those of the next. Last comes the line of the program that makes the call, in which alone it may
 differ.
@@ -42,7 +42,7 @@ class Header(NamedTuple):
         items: elements, where all ranks must agree on it; otherwise 0.
         digest: hash of the name, the shape, the scale factors and the list of sizes.
         sends: elements that go to this peer in this call.
-        wants: elements that are expected from this peer in this call.
+        expects: elements that are expected from this peer in this call.
         site: the line of the program that makes the call, see
             :func:`ringcomm.collective.call_sites.site_number`; 0 where that says nothing. The one field that
             may differ.
@@ -57,7 +57,7 @@ class Header(NamedTuple):
     items: int
     digest: int
     sends: int = 0
-    wants: int = 0
+    expects: int = 0
     site: int = 0
 
     def pack(self) -> bytes:
@@ -73,14 +73,14 @@ class Header(NamedTuple):
             self.items,
             self.digest,
             self.sends,
-            self.wants,
+            self.expects,
             self.site >> 32,
             self.site & _LINE,
         )
 
     def turned(self) -> Header:
         """The header that the peer must send if it makes the same call."""
-        return self._replace(sends=self.wants, wants=self.sends)
+        return self._replace(sends=self.expects, expects=self.sends)
 
     def describe(self) -> str:
         """The call as a person would write it, like ``allreduce(1000 x float32, Sum)``."""
@@ -96,7 +96,7 @@ class Header(NamedTuple):
             if self.root != NO_ROOT:
                 arguments.append(f"root_rank={self.root}")
         except (ValueError, KeyError):
-            return "something this version of ringcomm does not know"
+            return "something that this version of ringcomm does not have"
         return f"{what}({', '.join(arguments)})"
 
 
@@ -165,8 +165,8 @@ def explain_difference(mine: Header, theirs: Header) -> str:
             return f"they disagree about {words} ({here} here, {there} there)"
     if mine.sends != theirs.sends:
         return f"its message has {theirs.sends} elements, but {mine.sends} are expected here"
-    if mine.wants != theirs.wants:
-        return f"it expects {theirs.wants} elements, but the message from here has {mine.wants}"
+    if mine.expects != theirs.expects:
+        return f"it expects {theirs.expects} elements, but the message from here has {mine.expects}"
     if mine.digest != theirs.digest:
         return "they disagree about the name, the shape, the scale factors or the list of sizes"
     return ""

@@ -1,4 +1,4 @@
-"""Control messages: JSON objects with a length in front, checked before anyone acts on them.
+"""Control messages: JSON objects with a length in front, checked before they are used.
 
 They travel between ranks and the rendezvous, after the handshake. JSON because a reader needs no
 code to understand it and because decoding it cannot run any; small because every kind has a cap. Behind
@@ -181,7 +181,7 @@ def _check_fields(where: str, data: Any, wanted: Mapping[str, Tuple[type, ...]])
 
 
 def _check_address(where: str, item: Mapping[str, Any]) -> None:
-    """Addresses are dialled: they must be numbers (nobody is asked for names), or sockets of this host."""
+    """Addresses are dialled: they must be numbers (no name is looked up), or sockets of this host."""
     address = str(item["address"])
     try:
         if not address.startswith("@"):

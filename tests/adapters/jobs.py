@@ -68,14 +68,14 @@ def run(function: Any, arguments: Any, ranks: int, **environment: str) -> List[A
 
 
 def numbers(rank: int, shape: Any, dtype: Any, salt: int = 0) -> Any:
-    """What a rank contributes; every rank can tell what the others do."""
+    """What a rank contributes; every rank can compute those of the others."""
     whole = np.random.default_rng([salt, rank]).integers(-9, 10, shape)
     kind = np.dtype(dtype)
     if kind == np.bool_:
         return whole > 0
     if kind.kind == "u":
         return np.abs(whole).astype(kind)
-    # ml_dtypes' bfloat16 is of no kind that NumPy knows.
+    # ml_dtypes' bfloat16 is of no kind of NumPy's own.
     return whole.astype(kind) if kind.kind in "iu" else (whole / 4).astype(kind)
 
 

@@ -39,7 +39,7 @@ def differences(module: Any, table: str) -> List[str]:
             for item, (_, *default) in zip(has, wanted)
             if default and item.default not in values_of(default[0], module)
         ]
-        wrong += [f"{line}: also wants {item.name}" for item in has[len(wanted) :] if required(item)]
+        wrong += [f"{line}: also requires {item.name}" for item in has[len(wanted) :] if required(item)]
     return wrong
 
 

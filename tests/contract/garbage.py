@@ -2,7 +2,7 @@
 
 Usage: python garbage.py SEED COUNT PER_SECOND PORT...
 
-It waits for nobody: where the system keeps no more connections waiting, it goes on with the next.
+It does not wait: where the system keeps no more connections waiting, it goes on with the next.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ HELLO = hello()
 
 
 def some_bytes(rng: random.Random) -> bytes:
-    """What a stranger might say first; nothing, too."""
+    """What an unauthenticated peer might send first; nothing, too."""
     kind = rng.randrange(9)
     if kind == 0:
         return bytes(rng.getrandbits(8) for _ in range(rng.randrange(1, 400)))

@@ -34,7 +34,7 @@ Change = Callable[[str, int, Frame], Sequence[Tuple[str, Frame]]]
 
 
 def content(frame: Frame) -> dict:
-    """What a control message says: without encryption, all who relay it can read it."""
+    """The content of a control message: without encryption, every relay can read it."""
     (length,) = _LENGTH.unpack_from(frame)
     return json.loads(frame[_LENGTH.size : _LENGTH.size + length])
 

@@ -150,7 +150,7 @@ class Service:
         self.endpoints = tuple(self.server.start())
 
     def membership(self, rank: Optional[int], **change: Any) -> Membership:
-        """That of one rank (or, of a free job, of anybody)."""
+        """That of one rank (or, of a job without places, of any)."""
         values = {
             "size": self.size,
             "rendezvous": self.endpoints,

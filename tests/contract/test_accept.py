@@ -1,4 +1,4 @@
-"""The acceptor with real sockets: who gets in, who does not, and what that may cost."""
+"""The acceptor with real sockets: which peers are accepted, which are not, and what that may cost."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Clock:
 
 
 class Street:
-    """In front of a door: strangers and ranks, and an allowance whose clock the test moves."""
+    """An acceptor with unauthenticated peers and ranks, and an allowance whose clock the test moves."""
 
     def __init__(self, reactor, stack, most=10, encrypt=False):
         self.clock = Clock()
@@ -57,7 +57,7 @@ class Street:
             try:
                 sock.send(words)
             except BlockingIOError:
-                pass  # Nobody keeps it waiting.
+                pass  # No peer keeps it waiting.
         return sock
 
     def rank(self):
@@ -88,7 +88,7 @@ def test_many_ranks_at_once_cost_no_allowance(street):
     assert street.door.refused == []
 
 
-def test_nobody_is_let_in_when_the_allowance_is_spent(street):
+def test_no_connection_is_accepted_when_the_allowance_is_spent(street):
     for _ in range(25):
         street.peer(b"GET / HTTP/1.1\r\n\r\n")
     street.door.turn_until(lambda: len(street.door.refused) >= 10)
@@ -98,7 +98,7 @@ def test_nobody_is_let_in_when_the_allowance_is_spent(street):
     street.rank()
     street.door.turn_for(0.3)
     assert street.door.arrived == [] and street.ends == []
-    # In two seconds there is enough for the 15 who wait; who has the key comes after them.
+    # In two seconds there is enough for the 15 that wait; the peer with the key comes after them.
     street.clock.now_s += 1.01
     street.door.turn_until(lambda: len(street.door.refused) >= 20)
     street.clock.now_s += 1.01
@@ -106,8 +106,8 @@ def test_nobody_is_let_in_when_the_allowance_is_spent(street):
     assert len(street.door.refused) == 25
 
 
-def test_who_was_let_in_before_goes_on(street):
-    """The allowance is spent while somebody is about to prove itself."""
+def test_connections_that_were_accepted_before_go_on(street):
+    """The allowance is spent while a peer is about to authenticate."""
     street.rank()
     for _ in range(30):
         street.peer(b"?")
@@ -177,8 +177,8 @@ def test_an_admission_may_arrive_in_pieces(reactor):
         assert street.door.refused == []
 
 
-def test_a_crowd_is_thinned_out_but_who_named_the_job_stays(reactor):
-    """The oldest of all knows the job; the many who say nothing are closed instead of it."""
+def test_a_crowd_is_thinned_out_but_a_peer_that_named_the_job_stays(reactor):
+    """The oldest of all has named the job; the many silent ones are closed instead of it."""
     with ExitStack() as stack:
         street = Street(reactor, stack, most=1000)
         door = street.door
@@ -196,7 +196,7 @@ def test_a_crowd_is_thinned_out_but_who_named_the_job_stays(reactor):
                 door.reactor.run_once(0.0)
         if time.monotonic() - began_s < GRACE_S / 2:
             door.turn_for(GRACE_S / 4)
-            assert door.refused == [], "everybody has a moment before somebody else takes its place"
+            assert door.refused == [], "every peer has a moment before another takes its place"
         door.turn_until(lambda: len(door.refused) > MOST_HALF_OPEN / 2)
         assert set(door.refused) == {"too many unproven connections at once"}
         knowing.sendall(initiator.receive(knowing.recv(initiator.needs)))
@@ -248,8 +248,8 @@ def test_connections_that_copy_a_greeting_make_room_too(reactor):
         assert set(door.refused) == {"too many unproven connections at once"}
 
 
-def test_nobody_has_to_go_for_others_while_no_strangers_come(reactor):
-    """A crowd of ranks on slow machines, as far as anybody can tell: the next one waits for its turn."""
+def test_no_rank_is_closed_for_others_while_all_peers_authenticate(reactor):
+    """A crowd of ranks on slow machines, as far as can be seen: the next one waits."""
     with ExitStack() as stack:
         street = Street(reactor, stack, most=1000)
         for _ in range(MOST_HALF_OPEN):
@@ -263,7 +263,7 @@ def test_nobody_has_to_go_for_others_while_no_strangers_come(reactor):
 
 
 def test_out_of_descriptors_it_does_not_spin(reactor, monkeypatch):
-    """Nobody can be sent away, so it looks again ten times a second, and serves when it can."""
+    """No peer can be sent away, so it looks again ten times a second, and serves when it can."""
     door = Door(reactor)
     tried = []
     accept = socket.socket.accept

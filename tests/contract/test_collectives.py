@@ -259,7 +259,7 @@ class TestAllgather:
         ones = list(range(size))
         assert on_ranks(size, work) == [(ones, sorted(ones * 2))] * size
 
-    def test_nothing_from_anyone(self, on_ranks):
+    def test_nothing_from_any_rank(self, on_ranks):
         assert [array.shape for array in on_ranks(3, lambda c: c.allgather(np.zeros((0, 5))))] == [(0, 5)] * 3
 
     def test_layouts(self, on_ranks):
@@ -363,7 +363,7 @@ class TestAlltoall:
             expected = np.concatenate([numbers(peer, 2 * size, 3)[rows] for peer in range(size)])
             np.testing.assert_array_equal(array, expected)
 
-    def test_nothing_to_anyone(self, on_ranks):
+    def test_nothing_to_any_rank(self, on_ranks):
         def work(context):
             array, received = context.alltoall(np.zeros((0, 3)), [0, 0])
             return array.shape, received.tolist(), context.alltoall(np.zeros((0,))).shape
@@ -413,7 +413,7 @@ class TestObjects:
 
 
 class TestBarrier:
-    def test_nobody_passes_before_all_have_come(self, on_ranks):
+    def test_no_rank_passes_before_all_have_come(self, on_ranks):
         size, arrived = 4, []
 
         def work(context):

@@ -59,7 +59,7 @@ def test_waiting_for_a_dispatcher_and_its_workers(service: ComputeService) -> No
         assert client.wait_for_dispatcher_registration(0, 1) == "grpc://elsewhere:1"
 
 
-def test_a_wait_that_ends_names_who_is_missing(service: ComputeService) -> None:
+def test_a_wait_that_ends_names_what_is_missing(service: ComputeService) -> None:
     client = client_of(service)
     with pytest.raises(StartTimeoutError, match=r"0.2 s dispatcher 1 has not been registered by rank 2\."):
         client.wait_for_dispatcher_registration(1, 0.2, "rank 2")
@@ -68,7 +68,7 @@ def test_a_wait_that_ends_names_who_is_missing(service: ComputeService) -> None:
         client.wait_for_dispatcher_worker_registration(1, 0.2)
 
 
-def test_the_end_reaches_all_who_wait_for_it(service: ComputeService) -> None:
+def test_the_end_reaches_all_that_wait_for_it(service: ComputeService) -> None:
     client = client_of(service)
     with ThreadPoolExecutor() as pool:
         waiting = [in_thread(pool, client.wait_for_shutdown) for _ in range(3)]
@@ -186,6 +186,6 @@ def test_it_listens_on_single_addresses_and_where_it_may(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("numbers", [(0, 1), (1, 0)])
-def test_there_must_be_somebody(numbers: Any) -> None:
+def test_there_must_be_a_worker(numbers: Any) -> None:
     with pytest.raises(ConfigError, match="at least one dispatcher"):
         ComputeService(*numbers, KEY)

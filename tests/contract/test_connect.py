@@ -140,7 +140,7 @@ def test_dial_to_an_address_that_cannot_be_reached_at_all(reactor):
     assert ends[0].reason and ends[0].sock is None
 
 
-def test_dial_to_somebody_silent_gives_up_in_time(reactor):
+def test_a_dial_to_a_silent_peer_gives_up_in_time(reactor):
     silent = listen("127.0.0.1")
     ends = []
     Dial(reactor, silent.getsockname()[:2], KEY, CLAIM, ends.append, 0.05)
@@ -149,8 +149,8 @@ def test_dial_to_somebody_silent_gives_up_in_time(reactor):
     silent.close()
 
 
-def test_somebody_who_waits_in_vain_asks_again(reactor):
-    """The door is closed to everybody, and later it is not."""
+def test_a_peer_that_waits_in_vain_asks_again(reactor):
+    """The acceptor takes no connection, and later it does."""
     closed = socket.socket()
     closed.bind(("127.0.0.1", 0))
     closed.listen(0)
@@ -170,8 +170,8 @@ def test_somebody_who_waits_in_vain_asks_again(reactor):
 
 
 @pytest.mark.parametrize("turns", [1, 2])
-def test_somebody_at_a_crowded_unix_socket_asks_again(reactor, turns):
-    """The system says at once that too many wait, and does not tell when there is room."""
+def test_a_peer_at_a_crowded_unix_socket_asks_again(reactor, turns):
+    """The system reports at once that too many wait, but not when there is room."""
     address = f"@ringcomm-test-{os.getpid()}"
     closed = listen(address)
     closed.listen(0)

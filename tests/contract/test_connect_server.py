@@ -32,7 +32,7 @@ def server(no_leaks):
 
 @pytest.fixture
 def listener(no_leaks):
-    """Somebody else, who would notice if it were dialled."""
+    """Another server, which would notice if it were dialled."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         sock.settimeout(0.05)
         yield sock

@@ -1,4 +1,4 @@
-"""Encrypted connections, with real sockets: who gets in, who does not and why, and what a listener sees."""
+"""Encrypted connections, with real sockets: which peers are accepted, and what a listener sees."""
 
 from __future__ import annotations
 
@@ -102,7 +102,9 @@ def test_both_ends_with_the_jobs_certificate(house, certificate):
         ("", "job", "it does not encrypt, and this process does", "no certificate came with this job's key"),
     ],
 )
-def test_who_has_another_certificate_or_none_is_refused(house, certificate, ours, theirs, dialled, accepted):
+def test_a_peer_with_another_certificate_or_none_is_refused(
+    house, certificate, ours, theirs, dialled, accepted
+):
     made = {"job": certificate, "other": make_certificate(), "": ""}
     house.dial(house.door(made[ours]), made[theirs])
     house.until(lambda: house.ends and house.refused)
@@ -125,7 +127,7 @@ COPIED = Admission.of(KEY)
 
 
 def tls_peer(address, certificate, **changes):
-    """What becomes of somebody who speaks TLS as Python does it, in a thread: the exception."""
+    """What becomes of a peer that uses Python's TLS, in a thread: the exception."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -151,13 +153,13 @@ def tls_peer(address, certificate, **changes):
     return thread, problems
 
 
-@pytest.mark.parametrize("who", ["without a certificate", "with another one", "with TLS 1.2"])
-def test_strangers_who_speak_tls(house, certificate, tmp_path, who):
+@pytest.mark.parametrize("kind", ["without a certificate", "with another one", "with TLS 1.2"])
+def test_unauthenticated_peers_with_tls(house, certificate, tmp_path, kind):
     changes = {}
-    if who == "with another one":
+    if kind == "with another one":
         (tmp_path / "pem").write_text(make_certificate())
         changes["show"] = tmp_path / "pem"
-    if who == "with TLS 1.2":
+    if kind == "with TLS 1.2":
         (tmp_path / "pem").write_text(certificate)
         changes = {"show": tmp_path / "pem", "newest": ssl.TLSVersion.TLSv1_2}
     thread, problems = tls_peer(house.door(certificate), certificate, **changes)
@@ -177,7 +179,7 @@ def test_the_certificate_without_an_admission_opens_nothing(house, certificate, 
     assert isinstance(problems[0], OSError)
 
 
-def test_nobody_sends_much_before_it_has_proven_itself(house, certificate):
+def test_no_peer_sends_much_before_it_is_authenticated(house, certificate):
     """A record that is announced to be long, and comes in small pieces, is read up to the budget."""
     address = house.door(certificate)
     with socket.create_connection(address) as sock:
@@ -356,7 +358,7 @@ def test_loading_the_certificate_leaves_no_file(certificate, monkeypatch, tmp_pa
 
 
 def test_ranks_with_different_certificates_do_not_meet(service):
-    """Each side says why; nobody hangs."""
+    """Each side reports why; no side hangs."""
     with pytest.raises((AuthenticationError, StartupError), match="does not encrypt, and this process does"):
         rendezvous = service(2)
         rendezvous.start(0, certificate=make_certificate())

@@ -79,7 +79,7 @@ class TestNumbers:
             np.testing.assert_array_equal(rows, np.repeat(rank * 10 + np.arange(size), rank + 1))
 
     def test_what_is_done_keeps_no_memory_in_use(self, on_ranks):
-        """Whoever waited may ask, before the engine's thread is through with it, who else uses the memory."""
+        """A thread that waited may count references to the memory before the engine drops its own."""
         submitted = threading.Event()
 
         def work(context):
@@ -339,14 +339,14 @@ class TestTrouble:
                     context.engine.broadcast([array], 0, "weights").wait()
                 else:
                     context.engine.allreduce([array], Sum, "loss").wait()
-            assert time.monotonic() - started < LIMIT_S / 2  # not at the end of everybody's patience
+            assert time.monotonic() - started < LIMIT_S / 2  # not at the end of all limits
             context.engine.barrier().wait(LIMIT_S)
             return str(caught.value)
 
         for text in on_ranks(3, work, settings=IMPATIENT):
             assert "named 'weights'" in text and "named 'loss'" in text and "rank 1" in text
 
-    def test_who_waited_before_something_ran_waits_still(self):
+    def test_a_rank_that_waited_before_something_ran_waits_still(self):
         def work(context):
             engine = context.engine
             if context.rank == 0:
@@ -422,7 +422,7 @@ class TestTrouble:
 
         assert run_ranks(2, work, settings=plain(late_after_s=0.3, stall_warning_s=0.0)) == ["told", "late"]
 
-    def test_warns_of_who_is_missing(self, caplog):
+    def test_warns_of_missing_ranks(self, caplog):
         def work(context):
             if context.rank == 2:
                 time.sleep(0.5)
@@ -435,7 +435,7 @@ class TestTrouble:
         assert "'grad'" in first and "for rank 2" in first and "submitted nothing yet" in first
 
     @pytest.mark.parametrize("leaver", [0, 1, 2])
-    def test_who_leaves_while_others_wait_is_named(self, leaver):
+    def test_a_rank_that_leaves_while_others_wait_is_named(self, leaver):
         def work(context):
             context.engine.barrier().wait(LIMIT_S)
             if context.rank == leaver:
@@ -450,7 +450,7 @@ class TestTrouble:
         assert with_rendezvous == [None if rank == leaver else True for rank in range(3)]
 
     def test_a_failed_call_in_order_fails_what_is_under_way(self):
-        """The job is one: when a rank dies, whoever waits is told, whatever it waits for."""
+        """When a rank dies, every waiting rank raises, whatever it waits for."""
 
         def work(context):
             context.engine.barrier().wait(LIMIT_S)
@@ -528,7 +528,7 @@ def test_constants_are_the_reductions():
 
 
 class TestLate:
-    """Who does not come to what others wait for is late: asked where it is, given up at last, or excused."""
+    """A rank that does not enter an operation is late: asked where it is, given up at last, or excused."""
 
     def test_its_stack_is_shown(self, caplog):
         def work(context):

@@ -27,7 +27,7 @@ def reduced(context, name):
 
 
 class TestThreads:
-    def test_who_computes_before_its_first_operation_is_waited_for(self):
+    def test_a_rank_that_computes_before_its_first_operation_is_waited_for(self):
         """Two threads per rank with operations of their own, which they start in opposite order."""
 
         def work(context):
@@ -46,7 +46,7 @@ class TestThreads:
 
         assert run_ranks(2, work, settings=SETTINGS) == [["a", "b"]] * 2
 
-    def test_who_waits_for_a_limited_time_may_submit_something_afterwards(self):
+    def test_a_thread_that_waits_for_a_limited_time_may_submit_afterwards(self):
         def work(context):
             if context.rank == 1:
                 return [reduced(context, name).wait() for name in "ba"]
@@ -57,7 +57,7 @@ class TestThreads:
 
         assert run_ranks(2, work, settings=SETTINGS) == [["b", "a"]] * 2
 
-    def test_who_has_read_an_error_may_submit_something_afterwards(self):
+    def test_a_thread_that_has_read_an_error_may_submit_afterwards(self):
         """One thread of each rank computes after a mismatch, while the other one waits."""
 
         def work(context):
@@ -225,7 +225,7 @@ class TestArraysOfTheCaller:
         assert run_ranks(2, work, settings=SETTINGS) == [expected] * 2
 
 
-def test_what_rank_0_orders_must_have_been_submitted():
+def test_what_responses_name_must_have_been_submitted():
     """Otherwise this rank would take part with numbers that the program has never given."""
 
     def work(context):

@@ -98,7 +98,7 @@ def test_a_rank_that_hangs_up_without_a_word_is_reported(sides):
     assert eventually(lambda: sides[0].reporter.closed == [1])
 
 
-def test_who_does_not_come_is_named_with_its_stack(sides, caplog):
+def test_a_late_rank_is_named_with_its_stack(sides, caplog):
     with caplog.at_level(logging.WARNING, "ringcomm.engine"):
         sides[1].begin(Limits(30.0, 0.2, 0.0))
         sides[0].begin(Limits(30.0, 0.2, 0.0), WAITS)
@@ -107,10 +107,10 @@ def test_who_does_not_come_is_named_with_its_stack(sides, caplog):
     assert first.startswith(f"Process group 7: {WAITS.doing}, call number 1, has waited")
     assert "on rank 0 (desk) for rank 1 (jetson1)" in first
     assert "Rank 1 (jetson1), for which others wait, is here" in caplog.text
-    assert "test_who_does_not_come" in caplog.text  # its main thread is this one
+    assert "test_a_late_rank_is_named" in caplog.text  # its main thread is this one
 
 
-def test_who_waits_elsewhere_says_where(sides, caplog):
+def test_a_rank_that_waits_elsewhere_reports_where(sides, caplog):
     with caplog.at_level(logging.WARNING, "ringcomm.engine"):
         sides[1].begin(Limits(30.0, 0.2, 0.0), elsewhere="in process group 8: barrier(), call number 3")
         sides[0].begin(Limits(30.0, 0.2, 0.0), WAITS)

@@ -24,7 +24,7 @@ SETTINGS = Settings(spin_us=0.0, timeout_s=20.0, start_timeout_s=20.0)
 @pytest.mark.parametrize("nbytes", [8, 8_000_000])
 @pytest.mark.parametrize("transport", ["memory", "tcp", "auto", "shm"])
 def test_a_call_of_another_thread_ends_and_says_why(transport, nbytes):
-    """Nobody is blamed for it, and the other ranks learn that this one has left."""
+    """No rank is blamed for it, and the other ranks learn that this one has left."""
     left = threading.Event()
 
     def work(context):
@@ -79,7 +79,7 @@ def test_a_late_step_of_joining_that_fails_leaves_nothing_open(no_leaks, tmp_pat
     assert problems[1].startswith("PeerLostError: rank 0") and "The autotuning log" in problems[1]
 
 
-def test_a_failed_job_of_a_launcher_refuses_those_who_come_back(monkeypatch):
+def test_a_failed_job_of_a_launcher_refuses_ranks_that_come_back(monkeypatch):
     memberships = {}
     start = Context.start.__func__
 

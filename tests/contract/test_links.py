@@ -121,7 +121,7 @@ def test_every_check_says_what_it_checks():
 
 
 class Bell(Watch):
-    """A watch that can be rung."""
+    """A watch that can be triggered."""
 
     def __init__(self):
         self.inside, self.outside = socket.socketpair()
@@ -155,7 +155,7 @@ def test_a_watch_ends_a_wait(make, bell):
         bell.outside.send(b"!")
         one.wait([one.link(1)], [], 30.0)  # the test's own time limit is the assertion
         bell.close()
-        one.wait([one.link(1)], [], 0.01)  # a watch that is gone disturbs nobody
+        one.wait([one.link(1)], [], 0.01)  # a watch that is gone does not matter
     finally:
         one.close()
         other.close()

@@ -32,7 +32,7 @@ def test_all_ranks_have_the_same_model(size, ranks_per_host):
         assert 1e-12 < value < 0.1
 
 
-def test_one_who_does_not_want_is_enough():
+def test_one_rank_that_does_not_measure_is_enough():
     def work(context):
         return agreed(context._runner.twin(context.settings), [True, context.rank != 1, False])
 
@@ -42,7 +42,7 @@ def test_one_who_does_not_want_is_enough():
 @pytest.mark.parametrize(("transport", "cores", "name"), [
     ("tcp", 2, "ring"), ("unix", 2, "ring"), ("tcp", 3, "direct"), ("shm", 2, "direct"),
 ])  # fmt: skip
-def test_three_who_share_two_cores_and_send_through_sockets_make_a_ring(
+def test_three_ranks_on_two_cores_with_sockets_make_a_ring(
     monkeypatch, caplog, transport, cores, name
 ):
     monkeypatch.setattr(context, "usable_cores", lambda: cores)

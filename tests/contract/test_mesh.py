@@ -1,4 +1,4 @@
-"""Who is let into the mesh of links: the right rank of the right generation, and nobody else."""
+"""Which peers are accepted into the mesh of links: the right rank of the right generation, and no other."""
 
 from __future__ import annotations
 

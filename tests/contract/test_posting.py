@@ -20,7 +20,7 @@ def service(request, no_leaks):
     service.server.stop()
 
 
-def test_an_entry_reaches_who_waits_and_who_comes_later(service):
+def test_an_entry_reaches_waiting_and_later_readers(service):
     member = service.membership(0)
     with ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(await_entry, member, "group 1", 20.0) for _ in range(2)]
@@ -29,12 +29,12 @@ def test_an_entry_reaches_who_waits_and_who_comes_later(service):
     assert await_entry(member, "group 1", 20.0) == "where it is"
 
 
-def test_what_nobody_posts_ends_in_time(service):
+def test_a_wait_for_an_entry_that_is_never_posted_ends_in_time(service):
     with pytest.raises(StartTimeoutError, match="No rank has posted group 2 .* within 0.2 s"):
         await_entry(service.membership(0), "group 2", 0.2)
 
 
-def test_who_has_no_key_posts_nothing(service):
+def test_a_process_without_the_key_posts_nothing(service):
     unauthenticated = service.membership(0, key=b"x" * 32)
     with pytest.raises(StartupError, match="does not hold this job's key"):
         post(unauthenticated, "group 3", "elsewhere", 5.0)

@@ -59,7 +59,7 @@ def test_every_wire_has_a_speed(mesh):
     assert len(speeds) == 2 and all(speed > 10.0 for speed in speeds)
 
 
-def test_a_wire_that_nobody_listens_at_has_none(mesh):
+def test_a_wire_without_a_listener_has_none(mesh):
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     gone = {"address": "127.0.0.1", "port": port, "scope": 0}

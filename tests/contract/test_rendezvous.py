@@ -99,7 +99,7 @@ def test_ranks_without_a_plan(service):
         assert together(contexts, sum_of_ranks) == [3.0] * 3
 
 
-# ---- those who do not belong -----------------------------------------------------------------
+# ---- peers that do not belong -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_ranks_without_a_plan(service):
         ({"slot": Slot(0, 0)}, RefusedError, "place 0 on here is already taken by process"),
     ],
 )
-def test_turned_away_and_nobody_is_disturbed(service, change, error, words):
+def test_a_refusal_disturbs_no_rank(service, change, error, words):
     job = service(2)
     with ExitStack() as stack, ThreadPoolExecutor(2) as pool:
         first = pool.submit(job.start, 0)
@@ -146,7 +146,7 @@ def test_latecomer_is_refused(service):
             job.start(None)
 
 
-def test_who_is_missing_is_named(service):
+def test_missing_ranks_are_named(service):
     job = service(3, start_timeout_s=0.5)
     with ThreadPoolExecutor(2) as pool:
         starts = [pool.submit(job.start, rank) for rank in (0, 2)]
@@ -157,7 +157,7 @@ def test_who_is_missing_is_named(service):
     assert "Missing: rank 1 (here)" in job.texts("failed")[0]
 
 
-def test_who_ended_too_early_is_named(service):
+def test_a_rank_that_ended_too_early_is_named(service):
     job = service(2)
     with ThreadPoolExecutor(1) as pool:
         start = pool.submit(job.start, 0)
@@ -167,7 +167,7 @@ def test_who_ended_too_early_is_named(service):
             start.result()
 
 
-def test_nobody_serves(no_leaks):
+def test_no_process_serves(no_leaks):
     membership = Membership(2, (("127.0.0.1", free_port()),), b"k" * 32, slot=Slot(0, 0))
     with pytest.raises(
         StartTimeoutError, match="(?s)No answer from the rendezvous.*connection refused"
@@ -176,7 +176,7 @@ def test_nobody_serves(no_leaks):
     assert "firewall" in str(caught.value)
 
 
-def test_where_a_launcher_should_serve_nobody_waits_long(no_leaks):
+def test_where_a_launcher_should_serve_no_rank_waits_long(no_leaks):
     membership = Membership(2, (("127.0.0.1", free_port()),), b"k" * 32, slot=Slot(0, 0))
     started_s = time.monotonic()
     with pytest.raises(StartTimeoutError, match=r"connection refused(?s:.*)--iface !docker\* \(RINGCOMM"):
@@ -201,7 +201,7 @@ def test_endless_timeouts_are_allowed(service):
 
 
 class FakeRendezvous:
-    """Answers one rank with whatever the test wants."""
+    """Answers one rank with whatever the test sends."""
 
     def __init__(self):
         self.listener = listen("127.0.0.1")
@@ -316,12 +316,12 @@ def _connects(listener):
 
 @pytest.fixture
 def channel(no_leaks, monkeypatch, request):
-    """Of a rank that knows nobody's host, or of rank 1 among these hosts."""
+    """Of a rank without any host name, or of rank 1 among these hosts."""
     monkeypatch.setattr(control, "_ROOT_CAUSE_S", 0.2)
     inside, outside = socket.socketpair()
     inside.setblocking(False)
-    who = (1, request.param) if hasattr(request, "param") else ()
-    channel = control.ControlChannel(inside, MessageReader(100_000), *who)
+    place = (1, request.param) if hasattr(request, "param") else ()
+    channel = control.ControlChannel(inside, MessageReader(100_000), *place)
     yield channel, outside
     channel.leave("the test is over", True)
     outside.close()
@@ -385,7 +385,7 @@ def test_a_rendezvous_that_is_gone_or_mad_is_named(channel, last_words):
 
 
 def throw_garbage(seed, ports, count=10_000):
-    """So many strangers, 1,000 a second; returns when 500 have come."""
+    """So many unauthenticated peers, 1,000 a second; returns when 500 have come."""
     print(f"seed {seed}")
     command = [sys.executable, str(GARBAGE), str(seed), str(count), "1000", *map(str, ports)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -402,14 +402,14 @@ def thrown(process):
 
 @pytest.mark.parametrize("encrypt", [False, True])
 def test_garbage_during_the_start(service, rank_ports, encrypt):
-    """10,000 strangers at the rendezvous and at the ports of two ranks that wait for a third."""
+    """10,000 unauthenticated peers at the rendezvous and at the ports of two ranks that wait for a third."""
     job = service(3, encrypt=encrypt)
     started_s = time.monotonic()
     with ExitStack() as stack, ThreadPoolExecutor(3) as pool:
         starts = [pool.submit(job.start, rank) for rank in (0, 1)]
         assert eventually(lambda: len(job.texts("joined")) == 2 and len(rank_ports) == 2)
         garbage = throw_garbage(1, [job.endpoints[0][1], *rank_ports])
-        # The third joins, all link up and compute while the strangers keep coming.
+        # The third joins, all link up and compute while the others keep coming.
         contexts = [job.start(2)] + [start.result() for start in starts]
         for context in contexts:
             stack.callback(context.close)
@@ -422,7 +422,7 @@ def test_garbage_during_the_start(service, rank_ports, encrypt):
 
 @pytest.mark.parametrize("encrypt", [False, True])
 def test_garbage_during_a_run(service, encrypt):
-    """10,000 strangers at the rendezvous while three ranks compute."""
+    """10,000 unauthenticated peers at the rendezvous while three ranks compute."""
     job = service(3, encrypt=encrypt)
     with ExitStack() as stack:
         contexts = job.start_all(stack)
@@ -437,11 +437,11 @@ def test_garbage_during_a_run(service, encrypt):
         assert thrown(garbage) > 1000
         assert_only_log_lines(job, started_s)
         assert job.server.phase is Phase.RUNNING
-        assert eventually(lambda: opened() == before), "strangers' connections remain"
+        assert eventually(lambda: opened() == before), "connections of unauthenticated peers remain"
 
 
 @pytest.mark.parametrize("encrypt", [False, True])
-def test_a_rank_gets_in_past_more_strangers_than_are_let_near(service, encrypt):
+def test_a_rank_joins_past_more_unauthenticated_peers_than_are_accepted(service, encrypt):
     """They come for longer than the start may take."""
     job = service(2, encrypt=encrypt)
     with ExitStack() as stack, ThreadPoolExecutor(1) as pool:
@@ -464,7 +464,7 @@ def thrown_out(process):
     process.communicate()
 
 
-def test_what_is_done_for_strangers_in_a_second_has_a_limit(service):
+def test_work_for_unauthenticated_peers_per_second_has_a_limit(service):
     job = service(1)
     began_s = time.monotonic()
     assert thrown(throw_garbage(5, [job.endpoints[0][1]], count=5_000)) < 5_000
@@ -483,7 +483,7 @@ def assert_only_log_lines(job, since_s):
 
 
 def test_honest_ranks_get_in_past_a_crowd_that_says_nothing(service):
-    """More silent connections than may be half open do not keep anybody out."""
+    """More silent connections than may be half open do not keep a rank out."""
     job = service(2)
     with ExitStack() as stack:
         crowd = [socket.create_connection(job.endpoints[0]) for _ in range(300)]
@@ -528,7 +528,7 @@ def test_a_hundred_generations_of_two_ranks_leak_nothing(service):
 def test_a_failed_start_leaks_nothing(service):
     job = service(2, start_timeout_s=0.2)
     before = opened()
-    for _ in range(11):  # the first waits; who comes later is told the same at once
+    for _ in range(11):  # the first waits; later ones get the same at once
         with pytest.raises(StartTimeoutError, match="Only 1 of 2 ranks"):
             job.start(0)
     assert eventually(lambda: opened() == before), (opened(), before)
@@ -646,7 +646,7 @@ def test_rendezvous_as_a_program_with_nonsense(variables, words):
 
 @pytest.mark.parametrize("encrypt", [False, True])
 def test_a_job_of_its_own_on_free_ports(encrypt):
-    """As groups of torch.distributed do: one rank serves, and tells the others where in its own way."""
+    """As groups of torch.distributed do: one rank serves, and sends the others its address in its own way."""
     key, settings = os.urandom(32), Settings(start_timeout_s=20.0, encrypt=encrypt)
     certificate = make_certificate() if encrypt else ""
     embedded, endpoints = EmbeddedRendezvous.serve(key, certificate, "group", 2, settings)

@@ -1,4 +1,4 @@
-"""Do all ranks hold the same numbers? Eight bytes say so, and if not, everybody learns which and whose."""
+"""Do all ranks hold the same numbers? Eight bytes show it; if not, all learn which differ, and where."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_one_bit(on_ranks):
         return caught(context, named), caught(context, arrays())
 
     results = on_ranks(3, check)
-    assert len(set(results)) == 1, "everybody raises the same"
+    assert len(set(results)) == 1, "all ranks raise the same"
     (tensor, ranks, text), afterwards = results[0]
     assert (tensor, ranks) == ("bias", (1,))
     assert "'bias', rank 1 (" in text and "differs from the others" in text

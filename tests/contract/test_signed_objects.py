@@ -1,4 +1,4 @@
-"""What is unpickled has been signed by the rank that it comes from, whoever carries the bytes."""
+"""What is unpickled has been signed by the rank that it comes from, whatever relays the bytes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_objects_travel(contexts):
         assert together(contexts, call) == [wanted] * 3
 
 
-def test_who_sends_a_pickle_without_a_signature_runs_nothing(contexts, tmp_path):
+def test_a_pickle_without_a_signature_runs_nothing(contexts, tmp_path):
     """As a process would that has taken over an unencrypted link: the bytes of one rank are not its own."""
     trap = tmp_path / "run"
     contexts[0].objects.pack = lambda *_: cloudpickle.dumps(Trap(trap))

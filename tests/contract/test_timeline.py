@@ -57,7 +57,7 @@ def test_every_tensor_is_a_process_and_every_rank_a_thread():
 
 
 def meanwhile(path, attempts=3):
-    """The events of a file that grows: every write leaves it whole, so whoever comes into one reads again."""
+    """The events of a file that grows: every write leaves it whole, so a reader may have to read again."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         return json.loads(os.read(descriptor, 1 << 20))  # with one call: a second one would add what is new
@@ -115,7 +115,7 @@ def test_of_three_ranks(transport, tmp_path):
     assert {("MEMCPY_IN_FUSION_BUFFER", rank) for rank in range(3)} <= names
     ticks = [(event["name"], event["ts"]) for event in of_g1 if event["ph"] == "X"]
     assert sorted(name for name, _ in ticks) == ["0", "1", "2"]
-    # On one clock: nobody can have run it before the last one had announced it.
+    # On one clock: no rank can have run it before the last one had announced it.
     last_tick = max(at for _, at in ticks)
     assert all(event["ts"] >= last_tick - 500 for event in of_g1 if event["name"] == "ALLREDUCE")
     assert any(event.get("name") == "CYCLE_START" for event in trace)

@@ -1,4 +1,4 @@
-"""Ranks that disagree, fail, leave or fall silent: everybody learns who and why, and nobody hangs."""
+"""Ranks that disagree, fail, leave or fall silent: all ranks learn which and why, and none hangs."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class TestDisagreement:
         assert re.search(rf"ranks? [0-9, ]+: .* {place}; rank \d makes another call", text)
         assert len(text.splitlines()) <= 1 + SIZE
 
-    def test_without_a_rendezvous_nobody_hangs(self, kind):
+    def test_without_a_rendezvous_no_rank_hangs(self, kind):
         errors = errors_of(SIZE, self.work(kind), transport="memory")
         assert any(isinstance(error, MismatchError) for error in errors)
         assert all(isinstance(error, (MismatchError, PeerLostError)) for error in errors)
@@ -142,13 +142,13 @@ BROADCASTS = {
 @pytest.mark.parametrize("kind", list(BROADCASTS))
 @pytest.mark.parametrize(("size", "odd"), [(2, 0), (2, 1), (3, 0), (3, 2), (4, 0), (4, 1), (4, 3), (5, 4)])
 class TestBroadcastsThatDisagree:
-    """Its root waits for nobody, and the trees differ; still it is noticed in the call itself."""
+    """Its root waits for no rank, and the trees differ; still it is noticed in the call itself."""
 
     def call(self, kind, odd, context):
         usual, other = BROADCASTS[kind]
         (other if context.rank == odd else usual)(context)
 
-    def test_somebody_notices_without_a_further_call(self, kind, size, odd):
+    def test_a_rank_notices_without_a_further_call(self, kind, size, odd):
         if kind == "other roots" and size == 2:
             pytest.skip("there is one other root")
         noticed = threading.Event()
@@ -158,13 +158,13 @@ class TestBroadcastsThatDisagree:
                 self.call(kind, odd, context)
             except MismatchError:
                 noticed.set()
-            assert noticed.wait(5.0)  # those who have left it stay connected
+            assert noticed.wait(5.0)  # ranks that have left the call stay connected
 
-        with contextlib.suppress(RankFailed):  # whoever still waits when the others leave
+        with contextlib.suppress(RankFailed):  # a rank may still wait when the others leave
             run_ranks(size, work, timeout_s=10.0)
         assert noticed.is_set()
 
-    def test_everybody_reads_it_within_a_second(self, kind, size, odd):
+    def test_all_ranks_raise_it_within_a_second(self, kind, size, odd):
         if kind == "other roots" and size == 2:
             pytest.skip("there is one other root")
         seconds = []
@@ -181,7 +181,7 @@ class TestBroadcastsThatDisagree:
         errors = errors_of(size, work, transport="tcp")
         assert {type(error) for error in errors} == {MismatchError}
         assert len({str(error) for error in errors}) == 1
-        assert max(seconds) < 2.0  # 0.3 s for the verdict; the rest is for a slow machine
+        assert max(seconds) < 2.0  # 0.3 s for the root cause; the rest is for a slow machine
 
 
 def survivors(failure, culprit):
@@ -311,7 +311,7 @@ class TestLate:
 @pytest.mark.parametrize("pair", [(0, 1), (1, 2)])
 @pytest.mark.parametrize("busy", [True, False])
 def test_a_link_that_is_reset_is_named_and_neither_of_its_ranks(pair, busy):
-    """Nobody waits for anything: still it is noticed, and everybody reads the same at the next call."""
+    """No rank waits: still it is noticed, and all ranks raise the same at the next call."""
     noticed_s = []
     cut = threading.Barrier(SIZE)
 
@@ -337,18 +337,18 @@ def test_a_link_that_is_reset_is_named_and_neither_of_its_ranks(pair, busy):
         assert type(error) is LinkLostError
         assert (error.ranks, error.rank) == (pair, None)
         assert f"rank {pair[0]} (localhost) and rank {pair[1]} (localhost) are running" in str(error)
-    assert max(noticed_s) < 5.0  # a second for the verdict, the rest for a slow machine
+    assert max(noticed_s) < 5.0  # a second for the root cause, the rest for a slow machine
 
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("after_bytes", [0, 10, 40, 100])
 def test_a_transfer_that_stands_still_is_noticed(size, after_bytes):
-    """Signs of life arrive, as they may where only large packets get lost; the data do not."""
+    """Heartbeats arrive, as they may where only large packets get lost; the data do not."""
     faults = Faults(would_block=0.0, short=0.0, cuts=(Cut(0, 1, True, after_bytes, silent=True),))
     wrapped = []
 
     def wrap(fabric):
-        wrapped.append(fabric)  # of each rank: for calls, for the engine, for orders
+        wrapped.append(fabric)  # of each rank: direct, background, control
         return FaultyFabric(fabric, faults) if len(wrapped) % 3 == 1 else fabric
 
     def work(context):

@@ -2,8 +2,8 @@
 
     ringrun -np 3 python -m tests.fuzz.agreeing FIRST COUNT
 
-runs programs FIRST to FIRST + COUNT - 1 of each family on the ranks of one job. Every rank knows what all of
-them put in, so it works out alone what must come out. The first program that gives something else ends the
+runs programs FIRST to FIRST + COUNT - 1 of each family on the ranks of one job. Every rank computes what all
+of them put in, so it works out alone what must come out. The first program that gives something else ends the
 job, and says its family and seed; with these it runs again (``… SEED 1 FAMILY``).
 """
 

@@ -208,7 +208,7 @@ def files(rng: random.Random) -> None:
 
 
 def flight_record(rng: random.Random) -> None:
-    """What ranks tell when a job fails, and ``ringrun diagnose`` reads from files: damaged, or odd inside."""
+    """The records of a failed job, which ``ringrun diagnose`` reads from files: damaged, or odd inside."""
     content = json.loads(json.dumps(FLIGHT))
     places = [content, content["threads"][0], content["lanes"][0], content["lanes"][0]["operations"][0]]
     for _ in range(rng.randrange(3)):

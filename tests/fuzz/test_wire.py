@@ -76,7 +76,7 @@ def converse(side, data, sizes):
 
 
 @fuzz(damaged(preludes) | st.binary(max_size=300), st.binary(max_size=64), pieces)
-def test_who_accepts(first, then, sizes):
+def test_accepting(first, then, sizes):
     side = Responder(KEY, JOB, bytes)
     converse(side, first + then, sizes)
     assert not side.done
@@ -87,7 +87,7 @@ challenge = Responder(b"x" * 32, JOB, bytes).receive(Initiator(KEY, DIALLING, by
 
 
 @fuzz(damaged(st.just(challenge)) | st.binary(max_size=200), pieces)
-def test_who_dials(data, sizes):
+def test_dialling(data, sizes):
     side = Initiator(KEY, DIALLING, bytes)
     converse(side, data, sizes)
     assert not side.done
@@ -106,7 +106,7 @@ _encryption = []
 
 
 @fuzz(st.binary(max_size=600), st.integers(0, 600), st.binary(max_size=40), pieces)
-def test_who_accepts_encrypted_connections(noise, position, other, sizes):
+def test_accepting_encrypted_connections(noise, position, other, sizes):
     """A real beginning with something else in its middle, or nothing but noise."""
     if not _encryption:
         _encryption.append(encryption_of(make_certificate()))

@@ -46,7 +46,7 @@ def captured(lab: Lab, *options: Any) -> Dict[str, Any]:
 
 
 @pytest.mark.hosts
-def test_who_listens_on_the_wire_learns_nothing(lab: Lab) -> None:
+def test_a_listener_on_the_wire_learns_nothing(lab: Lab) -> None:
     plain = captured(lab)
     assert all(plain.values()), f"the listener does not receive all: {plain}"
     assert captured(lab, "--encrypt") == dict.fromkeys(SECRETS, 0)

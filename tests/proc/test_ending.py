@@ -138,7 +138,7 @@ def test_a_timeline_of_one_rank_is_one_too(tmp_path: Path) -> None:
         assert ran == [0] * 50
 
 
-def test_a_timeline_that_nobody_wrote_is_mentioned(tmp_path: Path) -> None:
+def test_a_timeline_that_was_not_written_is_mentioned(tmp_path: Path) -> None:
     (tmp_path / "trace.json").write_text("[]")
     os.utime(tmp_path / "trace.json", (1e9, 1e9))  # of another job
     done = ringrun("-np", "1", "--timeline", "trace.json", sys.executable, "-c", "pass", cwd=tmp_path)
@@ -148,7 +148,7 @@ def test_a_timeline_that_nobody_wrote_is_mentioned(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("late", [0, 1])
-def test_a_timeline_holds_nobody_up_and_fails_nothing(tmp_path: Path, late: int) -> None:
+def test_a_timeline_delays_no_rank_and_fails_nothing(tmp_path: Path, late: int) -> None:
     longer = f"import time\nif rc.rank() == {late}:\n    time.sleep(7)  # than others wait\n"
     program = f"{WRITTEN}\n{longer}"
     (tmp_path / "late.py").write_text(program)

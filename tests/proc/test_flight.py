@@ -85,7 +85,9 @@ def folder(tmp_path: Path) -> Path:
         ("spin", "a C call keeps the interpreter lock and computes; its main thread is in spin (train.py:"),
     ],
 )
-def test_the_box_says_who_waits_for_whom(folder: Path, way: str, sentence: str, channel: str) -> None:
+def test_the_report_names_the_ranks_that_wait_and_for_which(
+    folder: Path, way: str, sentence: str, channel: str
+) -> None:
     done = ringrun("-np", "2", *LIMITS, "train.py", way, channel, cwd=folder)
     assert done.process.returncode != 0
     waits = f"│ Rank 0 (localhost) waits in allreduce `conv3.grad` ({AT[channel]})"
@@ -150,7 +152,7 @@ def test_what_was_done_before_another_init_is_not_told(tmp_path: Path) -> None:
     assert "before it called ringcomm.init()" in done.err and "`first`" not in done.err
 
 
-def test_the_files_tell_the_same_again(folder: Path) -> None:
+def test_the_files_give_the_same_again(folder: Path) -> None:
     done = ringrun("-np", "2", *LIMITS, "train.py", "raise", "calls", cwd=folder)
     files = sorted(done.records.iterdir())
     assert [path.name for path in files] == ["flight.0.json", "flight.1.json"]

@@ -105,7 +105,7 @@ def survivors_of(case: Case) -> Sequence[int]:
 
 
 @pytest.mark.timeout(600)
-def test_everybody_names_the_culprit(jobs: Dict[Case, Any], case: Case) -> None:
+def test_all_ranks_name_the_culprit(jobs: Dict[Case, Any], case: Case) -> None:
     done: Launched = jobs[case].result()
     check_nothing_is_left(done)
     if case.phase == "shutdown" and case.way == "sys.exit(0)":

@@ -50,7 +50,7 @@ def agents(launched: Launched) -> list[int]:
 
 def test_launcher_killed(stubborn: Launched) -> None:
     stubborn.process.kill()
-    assert not stubborn.wait_for_nobody(WITHIN_S)
+    assert not stubborn.wait_for_all_to_end(WITHIN_S)
     stubborn.finish()
 
 

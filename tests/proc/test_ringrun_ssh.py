@@ -141,7 +141,7 @@ def test_launcher_killed(sshd: Sshd) -> None:
     )
     launched.find("sleep 1001", 3)
     launched.process.kill()
-    assert not launched.wait_for_nobody(5.0)
+    assert not launched.wait_for_all_to_end(5.0)
     launched.finish()
 
 

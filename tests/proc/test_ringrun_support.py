@@ -57,7 +57,7 @@ class Launched:
                 f"no end after {limit_s} s\n{out!r}\n{err.decode('utf-8', 'replace')}\n{self.others()}"
             ) from None
         finally:
-            left = self.wait_for_nobody(1.0)
+            left = self.wait_for_all_to_end(1.0)
             for pid in left:
                 os.kill(pid, signal.SIGKILL)
         self.out = (out or b"").decode("utf-8", "replace")
@@ -95,7 +95,7 @@ class Launched:
                 raise AssertionError(f"{len(found)} of {count} {word!r} came up\n{out!r}\n{err!r}")
             time.sleep(0.02)
 
-    def wait_for_nobody(self, limit_s: float) -> Set[int]:
+    def wait_for_all_to_end(self, limit_s: float) -> Set[int]:
         """Wait until nothing with the mark is alive; returns what still is."""
         until = time.monotonic() + limit_s
         while True:

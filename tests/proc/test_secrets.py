@@ -64,7 +64,7 @@ def shown_by(pids: Iterable[int]) -> Dict[str, bytes]:
 
 
 @pytest.mark.parametrize("options", [[], ["--encrypt", "--transport", "tcp"]], ids=["plain", "encrypted"])
-def test_nobody_finds_the_key(tmp_path: Path, options: List[str]) -> None:
+def test_no_other_process_finds_the_key(tmp_path: Path, options: List[str]) -> None:
     work, evidence, done = tmp_path / "work", tmp_path / "evidence", tmp_path / "done"
     temporary = tmp_path / "tmp"
     for folder in (work, temporary):

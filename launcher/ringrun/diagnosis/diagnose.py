@@ -1,4 +1,4 @@
-"""``ringrun diagnose DIR``: read again what the ranks of a failed job had to say."""
+"""``ringrun diagnose DIR``: read the flight records of a failed job again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .waiting import diagnose, different_lines
 
 USAGE = """Usage: ringrun diagnose DIR
 
-  Who waited for whom in a job that failed, from the flight records that ringrun left in DIR.
+  Which ranks waited for which in a job that failed, from the flight records that ringrun left in DIR.
   (A program of this name is started by its path: ringrun ./diagnose.)
 """
 

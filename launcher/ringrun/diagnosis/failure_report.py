@@ -100,14 +100,14 @@ def failure_box(
     tails: Mapping[int, Sequence[str]], diagnosis: str = "", lines: str = "",
     pythons: Optional[Mapping[str, str]] = None,
 ) -> str:  # fmt: skip
-    """The one box: who failed first, where, how, with its last traceback; the others in one line.
+    """The report: the rank that failed first, where, how, its last traceback; the others in one line.
 
     Args:
         hosts: for each rank, its host's name.
         host_names: the hosts in the plan's order.
         tails: for each rank, its last lines on stderr.
-        diagnosis: who waited for whom, if that is known.
-        lines: which calls came from different lines of the program, if any did: it may explain all the rest.
+        diagnosis: which ranks waited for which, if that is known.
+        lines: calls from different lines of the program, if there are any: they may explain all the rest.
         pythons: by host's name, its interpreter where that is known.
     """
     cause = failure.cause()
@@ -168,7 +168,7 @@ def signal_hint(end: Optional[Exit]) -> str:
     name = signal_name(end.signal)
     if name == "SIGKILL":
         return (
-            "Somebody or something killed it with SIGKILL. When memory runs out, the kernel does that: "
+            "It was killed with SIGKILL. The kernel does that when memory runs out: "
             "see `dmesg | grep -i oom` on that host."
         )
     if name in ("SIGSEGV", "SIGBUS", "SIGILL", "SIGABRT", "SIGFPE"):
@@ -212,7 +212,7 @@ def _without_repetition(diagnosis: str, paragraphs: Sequence[str]) -> str:
         # What one rank has failed with, and no other, is short enough to stand beside what it did.
         if found is None or not (found[1] == "MismatchError" or line.startswith("Ranks ")):
             return line
-        # A mismatch may stand above without its class; other texts may be too short to tell by themselves.
+        # A mismatch may stand above without its class; other texts may be too short to identify it.
         if (found[2] if found[1] == "MismatchError" else f"{found[1]}: {found[2]}") not in above:
             return line
         return f"{line[: found.start()]}an uncaught {found[1]} (see above){found[3]}"
@@ -221,10 +221,10 @@ def _without_repetition(diagnosis: str, paragraphs: Sequence[str]) -> str:
 
 
 def _others(failure: FirstFailure, cause: Cause, alike: Sequence[int]) -> str:
-    """One line for those who stopped because of it, and one for those who failed by themselves.
+    """One line for the ranks that stopped because of it, and one for those that failed by themselves.
 
     Args:
-        alike: those who failed with the same error.
+        alike: ranks that failed with the same error.
     """
     ended = {
         rank for rank, end in failure.exits.items()
@@ -235,7 +235,7 @@ def _others(failure: FirstFailure, cause: Cause, alike: Sequence[int]) -> str:
         ended -= {rank for rank in ended if rank not in failure.exits}
     alone = {rank for rank in ended - failure.secondary() if not failure.exits[rank].sent}
     if cause.host_index is not None:
-        alone = set()  # the rendezvous may not have had the time to say so
+        alone = set()  # the rendezvous may not have had the time to report it
     lines = [f"{ranks_text(alike).capitalize()} failed with the same error."] if alike else []
     ended, alone = ended - set(alike), alone - set(alike)
     if ended - alone:

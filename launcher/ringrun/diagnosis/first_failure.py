@@ -1,4 +1,4 @@
-"""Who failed first. Pure: ends of ranks, notices and lost hosts go in, one cause comes out.
+"""The first failure of a job. Pure: ends of ranks, reports and lost hosts go in, one cause comes out.
 
 A rank that lost its peer may well be gone before the news of that peer's death arrives. So the
 order of arrival alone does not decide: what the survivors told the rendezvous comes first.
@@ -59,7 +59,7 @@ class Cause(NamedTuple):
 
 
 class FirstFailure:
-    """Collects what happened; :meth:`cause` and :meth:`exit_code` say what it meant."""
+    """Collects events; :meth:`cause` and :meth:`exit_code` are derived from them."""
 
     def __init__(self) -> None:
         self.exits: Dict[int, Exit] = {}
@@ -75,7 +75,7 @@ class FirstFailure:
             self._events.append(Cause(end.rank, None, end.describe(), "", end.status, end))
 
     def complained(self, complaint: Complaint) -> None:
-        """A rank told the rendezvous that it failed."""
+        """A rank has reported a failure to the rendezvous."""
         self.complaints.append(complaint)
 
     def host_lost(self, host_index: int, text: str) -> None:
@@ -84,14 +84,14 @@ class FirstFailure:
         self._events.append(Cause(None, host_index, text, "", NO_CODE))
 
     def explained(self, complaints: Sequence[Complaint]) -> None:
-        """Because of whom ranks have ended, as they say themselves.
+        """The ranks because of which others have ended, by those ranks' own records.
 
-        It counts where the launcher's rendezvous does not know, as for groups that have one of their own.
+        They count where the launcher's rendezvous has no report, as for groups with their own rendezvous.
         """
         self._explained = list(complaints)
 
     @property
-    def _told(self) -> List[Complaint]:
+    def _complaints(self) -> List[Complaint]:
         return self.complaints or self._explained
 
     @property
@@ -102,10 +102,10 @@ class FirstFailure:
     def secondary(self) -> Set[int]:
         """Ranks that failed because another did.
 
-        The rendezvous names one culprit for everybody (``rank`` is None then); a complaint may also
+        The rendezvous names one culprit for all ranks (``rank`` is None then); a complaint may also
         come from one rank alone.
         """
-        found = {item.rank for item in self._told if item.culprit not in (None, item.rank)}
+        found = {item.rank for item in self._complaints if item.culprit not in (None, item.rank)}
         if None in found or self._link() is not None:
             found |= {rank for rank, end in self.exits.items() if not end.ok}
             found -= {item.culprit for item in self.complaints if item.rank is None}
@@ -123,11 +123,11 @@ class FirstFailure:
             return Cause(None, None, link.text, "", self._any_status())
         secondary = self.secondary()
         reported = [
-            item.culprit for item in self._told
+            item.culprit for item in self._complaints
             if item.culprit is not None and item.culprit not in secondary
         ]  # fmt: skip
         first = [event for event in self._events if event.rank is None or event.rank not in secondary]
-        # Somebody whom the others blame, and who did fail; then the first of the unexplained failures.
+        # A failed rank that others name as the cause; then the first of the unexplained failures.
         for event in first:
             if event.rank is None or event.rank in reported or not reported:
                 return event._replace(detail=self._detail(event.rank))
@@ -154,8 +154,8 @@ class FirstFailure:
 
     def _detail(self, rank: Optional[int]) -> str:
         """What it said itself, or else what others said about it."""
-        own = [item.text for item in self._told if rank is not None and item.rank == rank]
-        others = [item.text for item in self._told if rank is not None and item.culprit == rank]
+        own = [item.text for item in self._complaints if rank is not None and item.rank == rank]
+        others = [item.text for item in self._complaints if rank is not None and item.culprit == rank]
         return next(iter(own + others), "")
 
     def _any_status(self) -> int:

@@ -29,19 +29,19 @@ FILE_LIMIT_BYTES = 16 << 20
 
 
 class Records:
-    """What the ranks of one job have told."""
+    """The flight records of one job's ranks."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._contents: Dict[int, Dict[str, Any]] = {}
-        # What each has failed with, because of whom, and in which words that was said.
+        # For each rank: its errors, the rank that each names as the cause, and the text about that rank.
         self._errors: Dict[int, List[Tuple[str, Any, str]]] = {}
         self._failed = False
 
     def take(self, rank: int, data: bytes) -> str:
         """A record has arrived; its reason.
 
-        What cannot be read is left out, and has none: the diagnosis says that it is not there.
+        A record that cannot be read is left out, and has none: the diagnosis names it as missing.
         """
         try:
             content = parse_record(data)
@@ -52,32 +52,32 @@ class Records:
         if content["reason"] == "failure":
             told = str(content.get("error", "")), content.get("culprit"), str(content.get("because", ""))
             self._errors.setdefault(rank, []).append(told)
-        if self._says_more(content, self._contents.get(rank)):
+        if self._has_more(content, self._contents.get(rank)):
             self._contents[rank] = content
         return str(content["reason"])
 
-    def _says_more(self, content: Mapping[str, Any], before: Optional[Mapping[str, Any]]) -> bool:
-        """Whether a record says more than the one that came before it."""
+    def _has_more(self, content: Mapping[str, Any], before: Optional[Mapping[str, Any]]) -> bool:
+        """Whether a record has more than the one that came before it."""
         if before is None or content.get("generation", 0) > before.get("generation", 0):
             return True
         if before["reason"] == "ended":
-            return bool(content["reason"] == "failure")  # otherwise only that nobody answers any more
+            return bool(content["reason"] == "failure")  # otherwise: no answer any more
         if before["reason"] == "silent" and content["reason"] == "ended":
             return True
-        # Where it was when the job failed says more than where it came to after that.
+        # Its position when the job failed means more than a later one.
         return not (self._failed or before["reason"] == "failure")
 
     def forget(self, failed: bool = False) -> None:
-        """Ranks are about to be asked anew; if the job has failed, what they told of that stays.
+        """Drop records before ranks are asked again; records of a failure stay if the job has failed.
 
-        Who has ended cannot be asked.
+        A rank that has ended cannot be asked again, so its record stays.
         """
         self._failed = failed
         lasting = ("ended", "failure") if failed else ("ended",)
         self._contents = {rank: item for rank, item in self._contents.items() if item["reason"] in lasting}
 
     def answered(self, exits: Container[int] = ()) -> int:
-        """How many ranks have told something, without those that have ended."""
+        """Number of ranks with a record, without those that have ended."""
         return sum(rank not in exits for rank in self._contents)
 
     def is_victim(self, rank: int) -> bool:
@@ -135,7 +135,7 @@ def _reports(contents: Mapping[int, Mapping[str, Any]]) -> Dict[int, Report]:
 
 
 def keep_records(job: Job, contents: Mapping[int, Mapping[str, Any]]) -> Tuple[Path, str]:
-    """Write the records of a job where the user wants them, or else into a new temporary folder.
+    """Write the records of a job to the user's folder, or else to a new temporary folder.
 
     Returns:
         the folder, for this user alone if it has been made here; and why it is not the one that was wanted,
@@ -193,7 +193,7 @@ def _remove_old(place: Path) -> None:
 
 
 def write_records(folder: Path, contents: Mapping[int, Mapping[str, Any]]) -> None:
-    """One file per rank, for nobody else to read; what a job before left there goes.
+    """One file per rank, readable by this user only; files of an earlier job are removed.
 
     Raises:
         OSError: a file cannot be written, or the folder belongs to another user.

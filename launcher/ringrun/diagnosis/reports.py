@@ -67,7 +67,7 @@ class Channel(NamedTuple):
         ordered: whether equal numbers mean the same operation on all ranks.
         members: the ranks that take part.
         sets: by number, the members of process sets.
-        lines: calls that this rank knows to have been made at different lines of the program.
+        lines: calls that were made at different lines of the program, as far as this rank has seen.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Report:
 
     Attributes:
         reason: ``failure`` (it failed, and told so by itself), ``asked``, ``ended`` (it told so when its
-            program ended), ``silent`` (it did not answer), or ``nothing`` (there was nobody to ask).
+            program ended), ``silent`` (it did not answer), or ``nothing`` (no process was there to ask).
         error: what it failed with.
         culprit: because of which rank, if it knew.
         end: how its process ended, if it has.
@@ -136,7 +136,7 @@ def read_report(content: Any) -> Report:
     """
     try:
         if content["type"] != "record" or content["format"] != 1:
-            raise ValueError("it is not a flight record of a version that this ringrun knows")
+            raise ValueError("it is not a flight record of a version that this ringrun can read")
         if not isinstance(content.get("generation", 0), int):
             raise TypeError("generation")
         frames = _main_frames(content)
@@ -219,7 +219,7 @@ def _whereabouts(frames: Sequence[Frame]) -> Tuple[str, bool]:
     """Where the user's own program is, and whether it waits in ringcomm there."""
     own = [index for index, (file, _, _) in enumerate(frames) if _is_users(file)]
     if not own:
-        # What Python has frozen into itself (the import system) says nothing to anybody.
+        # Python's frozen modules (the import system) are of no use in a stack.
         inner = next((item for item in reversed(frames) if not item[0].startswith("<frozen")), None)
         return (_frame_text(inner) if inner else ""), any(_is_ringcomms(item[0]) for item in frames)
     deeper = frames[own[-1] + 1 :]

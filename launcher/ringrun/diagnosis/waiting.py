@@ -1,8 +1,8 @@
-"""Who is behind, and who waits for whom. Pure: reports of ranks go in, a few sentences come out.
+"""Which ranks wait for which, and which are behind. Pure: reports of ranks go in, a few sentences come out.
 
-A rank that waits is a victim, whatever it says about others. So whoever is waited for is followed until
-somebody is found who does not wait. Ranks that made different calls where they should make the same wait for
-nobody: they disagree.
+A rank that waits is a victim, whatever it reports about others. So the ranks that it waits for are followed
+until one is found that does not wait. Ranks that made different calls where they should make the same wait
+for no other rank: they disagree.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _STATES = {
 _CODE = "exit code"
 
 UNCAUGHT = "uncaught "
-"""How a rank says that its own program has failed."""
+"""The beginning of a rank's error if its own program has failed."""
 
 MISMATCH = "MismatchError: "
-"""How a rank says that another one has made another call."""
+"""The beginning of a rank's error if another one has made another call."""
 
 Place = Tuple[Channel, Operation]
 Waits = Dict[int, Set[int]]
-"""For each rank that waits, for whom."""
+"""For each rank that waits, the ranks that it waits for."""
 
 
 class Dispute(NamedTuple):
@@ -48,7 +48,7 @@ class Dispute(NamedTuple):
 
     @property
     def ranks(self) -> List[int]:
-        """All who take part."""
+        """All ranks that take part."""
         return [rank for _, side in self.sides for rank in side]
 
 
@@ -150,7 +150,7 @@ def _waits_in(report: Report) -> Optional[Place]:
         if places:
             return max(places, key=lambda place: place[1].at)
     if not (report.blocked or failed):
-        return None  # what is on its way by name need not be waited for
+        return None  # the program need not wait for named operations that are under way
     by_name = [channel for channel in report.channels if not channel.ordered]
     named = [(channel, operation) for channel in by_name for operation in channel.operations]
     for state in ("running", "submitted"):
@@ -183,7 +183,7 @@ def _has_not_come(report: Optional[Report], channel: Channel, wanted: Operation)
 
 
 def _has_met_another_call(report: Report) -> bool:
-    """Whether it failed because the others made another call, and not because one of them ended with that."""
+    """Whether it failed because others made another call, not because one of them ended with that error."""
     return report.error.startswith(MISMATCH) and report.culprit is None
 
 
@@ -196,12 +196,12 @@ def _has_left(report: Report) -> bool:
 
 
 def _is_away(report: Report) -> bool:
-    """Whether it can do nothing for others, whatever it did last."""
+    """Whether it has ended or does not answer, so that others wait in vain."""
     return _is_silent(report) or _has_left(report)
 
 
 def _waiters(reports: Mapping[int, Report], waiting: Mapping[int, Optional[Place]]) -> List[str]:
-    """Those who wait in the same operation, in one line."""
+    """The ranks that wait in the same operation, in one line."""
     groups: Dict[str, List[int]] = {}
     for rank, place in sorted(waiting.items()):
         if place is not None:
@@ -224,7 +224,7 @@ def _shares(report: Report) -> bool:
 
 
 def _alike(reports: Mapping[int, Report]) -> List[str]:
-    """Those who have ended with the same error, in one line."""
+    """The ranks that have ended with the same error, in one line."""
     groups: Dict[str, List[int]] = {}
     for rank, report in sorted(reports.items()):
         if _shares(report):
@@ -249,14 +249,14 @@ def _waiting_text(operation: Operation) -> str:
 
 
 def _describe(report: Report, is_wanted: bool) -> str:
-    """Where a rank is that does not wait, and perhaps is waited for."""
+    """Where a rank is that does not wait; others may wait for it."""
     last = _last(report)
     at = f"; its last operation was {last.text()}" if last is not None else ""
     where = f"; its main thread is in {report.main}" if report.main else ""
     if report.reason == "nothing" and report.end.startswith(_CODE):
         return f"{_name(report)} ended with {report.end} and left nothing behind."
     if report.reason == "nothing":
-        return f"{_name(report)} left nothing behind: {report.end or 'nobody could ask it'}."
+        return f"{_name(report)} left nothing behind: {report.end or 'no process could ask it'}."
     if report.reason == "silent":
         since = f". It has ended since then: {report.end}" if report.end else ""
         why = f"{_STATES.get(report.state, 'the reason is not known')}{where}"
@@ -270,19 +270,19 @@ def _describe(report: Report, is_wanted: bool) -> str:
         done = ", which is done" if last.over else ""
         parts = [f"is at op {last.number}, {last.label} ({last.place}){done}"]
     if report.paused:
-        parts.append(f'it has said that it is away: "{report.paused}"')
+        parts.append(f'it has called pause(): "{report.paused}"')
     return f"{_name(report)} {'; '.join(parts)}{where}."
 
 
 def _farewell(report: Report) -> str:
-    """How a rank went that had no reason to complain."""
+    """How a rank without an error ended."""
     if report.end:
         return f"has ended{' with' if report.end.startswith(_CODE) else ':'} {report.end}"
     return "has come to the end of its program" if report.reason == "ended" else f"has left: {report.left}"
 
 
 def _last(report: Report) -> Optional[Operation]:
-    """What a rank has begun last, in whichever channel."""
+    """The operation that a rank has begun last, in any channel."""
     found = [channel.operations[-1] for channel in report.channels if channel.operations]
     return max(found, key=lambda operation: operation.at, default=None)
 
@@ -296,7 +296,7 @@ def _bytes(count: int) -> str:
 
 
 def _conclusions(reports: Mapping[int, Report], waits: Waits, quarrels: Sequence[Dispute]) -> List[str]:
-    """Who disagrees with whom, and whom all the waiting leads back to."""
+    """Which ranks disagree, and which ranks all the others wait for in the end."""
     found = [line for dispute in quarrels for line in _dispute_lines(dispute, len(reports))]
     if not found and any(MISMATCH in report.error[: len(UNCAUGHT + MISMATCH)] for report in reports.values()):
         found = ["They do not make the same calls."]
@@ -305,9 +305,9 @@ def _conclusions(reports: Mapping[int, Report], waits: Waits, quarrels: Sequence
     wanted = {other for others in waits.values() for other in others}
     behind = sorted(rank for rank in wanted if rank not in waits)
     if behind:
-        who = sorted(rank for rank, others in waits.items() if others)
-        verb = "waits" if len(who) == 1 else "wait"
-        return [*found, f"{ranks_text(who).capitalize()} {verb} for {ranks_text(behind)}."]
+        waiting = sorted(rank for rank, others in waits.items() if others)
+        verb = "waits" if len(waiting) == 1 else "wait"
+        return [*found, f"{ranks_text(waiting).capitalize()} {verb} for {ranks_text(behind)}."]
     if found:
         return found
     if wanted:
@@ -320,17 +320,17 @@ def _conclusions(reports: Mapping[int, Report], waits: Waits, quarrels: Sequence
     if ended:
         others = ranks_text(sorted(waits))
         return [f"{ranks_text(ended).capitalize()} ended before that for which {others} waited was done."]
-    return ["All who were asked have come to this operation: it is the network that they wait for."]
+    return ["All ranks that answered have entered this operation: they wait for the network."]
 
 
-def _dispute_lines(dispute: Dispute, everybody: int) -> List[str]:
+def _dispute_lines(dispute: Dispute, size: int) -> List[str]:
     (usual, most), *others = dispute.sides
     members = dispute.channel.members
-    group = f" in the group of {ranks_text(members)}" if len(members) != everybody else ""
+    group = f" in the group of {ranks_text(members)}" if len(members) != size else ""
     if len(most) == len(others[0][1]):
-        who = ranks_text(sorted(dispute.ranks)).capitalize()
+        parties = ranks_text(sorted(dispute.ranks)).capitalize()
         calls = "; ".join(f"{ranks_text(ranks)}: {_call(operation)}" for operation, ranks in dispute.sides)
-        return [f"{who} do not make the same call{group}: {calls}."]
+        return [f"{parties} do not make the same call{group}: {calls}."]
     return [
         f"{ranks_text(ranks).capitalize()} {'makes' if len(ranks) == 1 else 'make'} another call than "
         f"{ranks_text(most)}{group}: {_call(operation)} instead of {_call(usual)}."

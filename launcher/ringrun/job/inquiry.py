@@ -1,4 +1,4 @@
-"""Asks all ranks what they are doing: when the job has failed, or when the user wants to know."""
+"""Requests flight records of all ranks: when the job has failed, or when the user asks."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ class Inquiry:
         self._asked = False
 
     def after_failure(self) -> None:
-        """The job has failed: ask whoever still lives. What others told when they failed stays."""
+        """The job has failed: ask the ranks that are alive. Records of ranks that failed stay."""
         if not self._asked and self._job.settings.flight_recorder:
             self._asked = True
             self._records.forget(failed=True)
             self._ask()
 
     def for_the_user(self) -> None:
-        """Somebody wants to know, and the job goes on."""
+        """The user asks; the job goes on."""
         if not self._job.settings.flight_recorder:
-            self._print("there is nothing to tell: the flight recorder is off (--flight-recorder 0).")
+            self._print("there are no records: the flight recorder is off (--flight-recorder 0).")
         elif not self._asked and not self._loop.is_set("inquiry"):
             self._records.forget()
             self._ask()
@@ -58,7 +58,7 @@ class Inquiry:
                 link.send({"do": "diagnose"})
 
     def take(self, rank: int, data: bytes) -> str:
-        """An answer, or what a rank tells by itself because it has failed or ends; its reason."""
+        """Take an answer, or the record of a rank that fails or ends; returns its reason."""
         reason = self._records.take(rank, data)
         living = self._job.plan.size - len(self._exits)
         if self._loop.is_set("inquiry") and self._records.answered(self._exits) >= living:

@@ -11,7 +11,7 @@ from ..plan.job import Job
 from ..show.visible import visible
 
 BROKEN_PIPE = 141
-"""The exit code when nobody reads the output any more: as a shell counts SIGPIPE."""
+"""The exit code when the reader of the output has ended: that of SIGPIPE in a shell."""
 
 
 @dataclass
@@ -20,7 +20,7 @@ class Outcome:
 
     Attributes:
         exit_code: for the launcher: 0, or the first failed rank's.
-        report: the box for the user; "" when there is nothing to say.
+        report: the box for the user; "" if there is none.
         reason: ``done``, ``failure``, ``start``, ``interrupt`` or ``pipe``.
         cause: the first failure.
         exits: how each rank ended, as far as is known.
@@ -58,7 +58,7 @@ def ended(
     Args:
         ending: why we ended them, "" if they all ended by themselves.
         lines: which calls came from different lines of the program.
-        diagnosis: who waited for whom.
+        diagnosis: which ranks waited for which.
         pythons: by host's name, its interpreter where that is known.
     """
     exits = dict(failure.exits)

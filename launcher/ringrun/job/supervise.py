@@ -173,22 +173,22 @@ class Supervisor:
             self._problem(host, why)
 
     def chattered(self, host: HostJob, data: bytes) -> None:
-        """An agent or its ssh has something to tell whoever wants details."""
+        """An agent or its ssh has printed something; shown with --verbose."""
         if self.job.settings.verbose:
             for line in data.splitlines():
                 self._printer.show(f"{host.name}: {line.decode('utf-8', 'replace')}")
 
     def received(self, host: HostJob, frame: Frame) -> None:
-        """An agent says something.
+        """An agent has sent a frame.
 
         Raises:
-            ProtocolError: it has no business to say that.
+            ProtocolError: it may not send that.
         """
         if frame.kind == agent.FILE:
             self._fetched.take(host.name, frame.data)
             return
         if frame.rank not in self._ranks[host.index] and (frame.kind, frame.rank) != (agent.EVENT, -1):
-            raise ProtocolError(f"it speaks of rank {frame.rank}, which does not run there")
+            raise ProtocolError(f"it reports on rank {frame.rank}, which does not run there")
         if frame.kind in (agent.STDOUT, agent.STDERR):
             self._printer.printed(frame.rank, STDOUT if frame.kind == agent.STDOUT else STDERR, frame.data)
         elif frame.kind == agent.RESULT:
@@ -223,7 +223,7 @@ class Supervisor:
             self._supply.send(host, facts)
         elif name == "needs":
             self._supply.provision(host, facts)
-        elif name == "asked":  # somebody has sent a rank SIGUSR1
+        elif name == "asked":  # the user has sent a rank SIGUSR1
             self._inquiry.for_the_user()
         elif name == "done":
             self._done.add(host.index)
@@ -232,7 +232,7 @@ class Supervisor:
             self._printer.show(f"rank {rank} runs on {host.name} as process {facts['pid']}")
 
     def _grace_over(self) -> None:
-        """End the job, but let whoever failed first end by itself if it is about to."""
+        """End the job, but let the rank that failed first end by itself if it is about to."""
         if self._leaving - set(self._failure.exits) and not self._patient:
             self._patient = True
             self._loop.after("grace", LEAVING_S, self._grace_over)

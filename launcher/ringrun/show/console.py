@@ -16,7 +16,7 @@ from ringcomm.clock import Deadline
 from ringcomm.errors import ConfigError
 from ringcomm.files import new_file, own_folder
 
-from .output import wants_colour
+from .output import uses_colour
 
 FULL_BYTES, ROOM_BYTES = 1 << 20, 1 << 18
 
@@ -88,7 +88,7 @@ class DescriptorConsole(Console):
         self._thread.start()
 
     def coloured(self, environ: Mapping[str, str]) -> Dict[int, bool]:
-        return {stream: wants_colour(environ, os.isatty(stream)) for stream in (1, 2)}
+        return {stream: uses_colour(environ, os.isatty(stream)) for stream in (1, 2)}
 
     def on_change(self, wake: Callable[[], None]) -> None:
         self._wake = wake
@@ -176,7 +176,7 @@ class OutputFiles:
         self.problem = ""
         try:
             with own_folder(folder):
-                pass  # or it would be another user who decides what is below it
+                pass  # or another user would decide what is below it
             for rank in range(ranks):
                 place = folder / f"rank.{rank}"
                 with own_folder(place) as opened:

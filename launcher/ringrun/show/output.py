@@ -151,7 +151,7 @@ def prefix(host: str, rank: int, coloured: bool) -> bytes:
     return text.encode("utf-8", "surrogateescape") + b" "
 
 
-def wants_colour(environ: Mapping[str, str], is_terminal: bool) -> bool:
+def uses_colour(environ: Mapping[str, str], is_terminal: bool) -> bool:
     """Whether to use colours: on a terminal, unless ``NO_COLOR`` or ``TERM=dumb`` is set (no-color.org)."""
     return is_terminal and not environ.get("NO_COLOR") and environ.get("TERM", "") != "dumb"
 

@@ -60,7 +60,7 @@ class Printer:
             self._outputs.ending(rank)
 
     def ended(self, rank: int, ok: bool) -> None:
-        """A rank's process has ended; ``ok`` tells whether it succeeded."""
+        """A rank's process has ended; ``ok``: whether it succeeded."""
         self._write(self._outputs.flush(rank, ok, self._clock()))
 
     def tick(self) -> None:

@@ -9,10 +9,10 @@ _INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u
 
 
 def visible(text: str) -> str:
-    """The text without colours, and with escapes for what a terminal would obey instead of showing.
+    """The text without colours, and with escapes for what a terminal would execute instead of showing.
 
     Control characters (but tabs and line ends), marks that turn the direction of writing, and half characters
-    that no encoding knows come out as ``\\x1b``, ``\\u202e``.
+    that no encoding has come out as ``\\x1b``, ``\\u202e``.
     """
     return _INVISIBLE.sub(_escape, _COLOUR.sub("", text.replace("\r\n", "\n")))
 

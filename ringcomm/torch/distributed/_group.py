@@ -170,7 +170,7 @@ class ProcessGroupRingcomm(GroupFace):
         return self._begin("broadcast", [tensor], opts, lambda: self._ops.broadcast(tensor, root))
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> RingcommWork:
-        """Everybody gets everybody's tensor; they may differ in size."""
+        """Every rank gets the tensors of all ranks; they may differ in size."""
         places, tensor = list(outputs[0]), _single(inputs)
         return self._begin("allgather", [places], opts, lambda: self._ops.all_gather(places, tensor))
 
@@ -190,7 +190,7 @@ class ProcessGroupRingcomm(GroupFace):
         return self._begin("allgather", list(outputs), opts, run)
 
     def allgather_coalesced(self, outputs: Any, inputs: Tensors, opts: Any = None) -> RingcommWork:
-        """Everybody gets everybody's tensors: ``outputs[r][i]`` becomes rank r's ``inputs[i]``."""
+        """Every rank gets the tensors of all ranks: ``outputs[r][i]`` becomes rank r's ``inputs[i]``."""
         places, ops = [list(item) for item in outputs], self._ops
         pairs = _pairs(list(zip(*places)), inputs)
 
@@ -203,17 +203,17 @@ class ProcessGroupRingcomm(GroupFace):
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> RingcommWork:
-        """The root gets everybody's tensor."""
+        """The root gets the tensors of all ranks."""
         places, tensor, root = list(outputs[0]) if outputs else [], _single(inputs), _root(opts)
         return self._begin("gather", [places], opts, lambda: self._ops.gather(places, tensor, root))
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> RingcommWork:
-        """Everybody gets one of the root's tensors."""
+        """Every rank gets one of the root's tensors."""
         output, pieces, root = _single(outputs), list(inputs[0]) if inputs else [], _root(opts)
         return self._begin("scatter", [output], opts, lambda: self._ops.scatter(output, pieces, root))
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> RingcommWork:
-        """Everybody gets one tensor from everybody."""
+        """Every rank gets one tensor from every rank."""
         places, tensors = list(outputs), list(inputs)
         return self._begin("alltoall", places, opts, lambda: self._ops.all_to_all(places, tensors))
 
@@ -231,14 +231,14 @@ class ProcessGroupRingcomm(GroupFace):
     # ---- coordination ------------------------------------------------------------------------
 
     def barrier(self, opts: Any = None) -> RingcommWork:
-        """Wait for everybody."""
+        """Wait for all ranks."""
         return self._begin("barrier", [], opts, self._ops.runner.barrier)
 
     def monitored_barrier(self, timeout: Optional[timedelta] = None, wait_all_ranks: bool = False) -> None:
-        """Wait for everybody, and name those who do not come; see :func:`._monitored.monitored_barrier`.
+        """Wait for all ranks, and name those that do not come; see :class:`._monitored.MonitoredBarrier`.
 
         Raises:
-            PeerStalledError: somebody has not come in time.
+            PeerStalledError: a rank has not come in time.
         """
         limit_s = self._timeout_s if timeout is None else timeout.total_seconds()
         barrier = MonitoredBarrier(self._messages, self._watch, self._ranks)
@@ -268,8 +268,8 @@ class ProcessGroupRingcomm(GroupFace):
         return self._receive(tensors, peer, tag, f"recv from rank {self._name_of(peer)} with tag {tag}")
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> RingcommWork:
-        """Receive a tensor from whoever sends one; the work's ``source_rank()`` tells who did."""
-        return self._receive(tensors, None, tag, f"recv from anybody with tag {tag}")
+        """Receive a tensor from any rank; the work's ``source_rank()`` is the sender."""
+        return self._receive(tensors, None, tag, f"recv from any rank with tag {tag}")
 
     def _receive(self, tensors: Any, peer: Optional[int], tag: int, what: str) -> RingcommWork:
         tensor, address = _single(tensors), _address(tag)
@@ -306,7 +306,7 @@ class ProcessGroupRingcomm(GroupFace):
             self._leave("it called destroy_process_group()", ok=True)
 
     def abort(self) -> None:
-        """End the group at once; everybody's operations fail."""
+        """End the group at once; the operations of all ranks fail."""
         self._leave("it called abort()", ok=False)
 
     def _leave(self, reason: str, ok: bool, wait: bool = False) -> None:

@@ -221,7 +221,7 @@ def meet(store: Any, rank: int, ranks: Sequence[int], name: str, settings: Setti
     if secret is None and settings.encrypt:
         raise ConfigError(
             "RINGCOMM_ENCRYPT=1 needs a key file with a certificate: PyTorch's store, over which the ranks "
-            "would agree on a key, is open to all who can reach it. Make a file with `python -m "
+            "would agree on a key, is open to every process that can reach it. Make a file with `python -m "
             "ringcomm.newkey --encrypt FILE`, copy it to every host and set RINGCOMM_KEY_FILE; or use "
             "`ringrun --encrypt`."
         )

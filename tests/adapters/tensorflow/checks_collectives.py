@@ -37,7 +37,7 @@ def rows_of(rank: int) -> int:
     return rank + 1
 
 
-def check_who_is_who() -> None:
+def check_ranks_and_sizes() -> None:
     assert hvd.is_initialized() and hvd.is_homogeneous() and hvd.gloo_built() and not hvd.mpi_built()
     for mode in MODES:
         values = mode(

@@ -20,7 +20,7 @@ def chance() -> random.Random:
     return random.Random(hvd.rank())
 
 
-def check_who_is_who() -> None:
+def check_ranks_and_sizes() -> None:
     assert hvd.is_initialized() and hvd.is_homogeneous()
     assert 0 <= hvd.rank() < hvd.size()
     assert (hvd.local_rank(), hvd.local_size()) == (hvd.rank(), hvd.size())

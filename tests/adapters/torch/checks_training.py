@@ -129,7 +129,7 @@ def check_what_older_versions_of_torch_lack() -> None:
     reducer._when_accumulated, buckets._count_references = reducer._OnAccumulator, None
     try:
         alike(alone(sgd), together(sgd))
-        check_gradients_that_somebody_keeps(memory_is_kept=False)
+        check_gradients_that_the_program_keeps(memory_is_kept=False)
     finally:
         reducer._when_accumulated, buckets._count_references = hook, counter
 
@@ -190,7 +190,7 @@ def check_looking_at_gradients_before_the_step() -> None:
     assert ["skip_synchronize" in str(item.message) for item in caught] == [True]
 
 
-def check_gradients_that_somebody_keeps(memory_is_kept: bool = True) -> None:
+def check_gradients_that_the_program_keeps(memory_is_kept: bool = True) -> None:
     """What a program has put aside is not written to; what it has not is not copied."""
     model = model_of()
     optimizer = hvd.DistributedOptimizer(sgd(model))

@@ -380,7 +380,7 @@ others()
 
 
 def gather_to(root: int) -> Any:
-    """Options, which a group's own methods want: ``dist.gather`` checks sizes on each rank before."""
+    """Options, which a group's own methods take: ``dist.gather`` checks sizes on each rank before."""
     options = dist.GatherOptions()
     options.rootRank = root
     return options
@@ -414,7 +414,7 @@ def problem_with(texts: List[str], at_once: List[bool], words: List[str]) -> str
 def check_ranks_that_disagree(on: Ranks) -> None:
     """All problems are reported together, since a table of them says more than the first.
 
-    Some cases run side by side, each in a thread: most of their time they wait for the verdict.
+    Some cases run side by side, each in a thread: most of their time they wait for the root cause.
     """
     problems = []
     cases = [(f"{name}, n = {n}", words, act, n) for name, words, act in CASES for n in (SMALL, LARGE)]

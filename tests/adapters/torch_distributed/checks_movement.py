@@ -13,7 +13,7 @@ DTYPES = [
 
 
 def filled(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor that tells whose it is."""
+    """A tensor whose values show its rank."""
     count = 1
     for length in shape:
         count *= length

@@ -275,7 +275,7 @@ def check_names_and_numbers(on: Ranks) -> None:
     dist.barrier()
 
 
-def check_a_receive_that_nobody_answers_ends(on: Ranks) -> None:
+def check_a_receive_without_a_send_ends(on: Ranks) -> None:
     from ringcomm.errors import PeerStalledError
 
     group = dist.new_group(timeout=timedelta(seconds=1))

@@ -26,7 +26,7 @@ LIMIT_S = 300
 
 
 class Ranks(NamedTuple):
-    """What a check knows of its processes."""
+    """The facts that a check has about its processes."""
 
     rank: int
     size: int

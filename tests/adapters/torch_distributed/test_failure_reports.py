@@ -1,4 +1,4 @@
-"""What ringrun tells when a job fails that uses process groups."""
+"""The reports of ringrun when a job with process groups fails."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_one_rank_writes_a_timeline_too(tmp_path):
         ),
     ],
 )
-def test_who_began_is_named_although_others_end_sooner(tmp_path, end, title, where):
+def test_the_first_failure_is_named_although_others_end_sooner(tmp_path, end, title, where):
     program = f"""
 if rank == 1:
     class Heavy:
@@ -95,7 +95,7 @@ for step in range(5):
 """
 
 
-def test_who_began_is_named_although_pytorch_wraps_what_others_are_told(tmp_path):
+def test_the_first_failure_is_named_although_pytorch_wraps_the_others(tmp_path):
     text = told(tmp_path, 3, IN_A_BACKWARD_PASS)
     assert text.count("╭─ ringrun: rank 1 on localhost failed first: exit code 1\n") == 1, text
     assert "│ ValueError: bad sample\n" in text and "│ Ranks 0, 2 stopped because of it.\n" in text, text

@@ -298,7 +298,7 @@ class TestOperationQueue:
         assert queue.submit(work, inline=True).is_completed()
         assert seen == [threading.get_ident()]
 
-    def test_failures_belong_to_whoever_waits(self):
+    def test_failures_belong_to_the_waiting_thread(self):
         def fail(_):
             raise KeyError("x")
 

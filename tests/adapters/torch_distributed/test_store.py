@@ -1,4 +1,4 @@
-"""Who reaches PyTorch's store can read and write it. That changes no number and has no code run."""
+"""A process that reaches PyTorch's store can read and write it. That changes no number and runs no code."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_what_was_counted_in_the_store_changes_nothing(meeting):
     assert [said(rank) for rank in ranks] == ["sum 2.0", "sum 2.0"]
 
 
-def test_who_reads_an_old_entry_first_reads_the_new_one_later(meeting):
+def test_a_rank_that_reads_an_old_entry_first_reads_the_new_one_later(meeting):
     """One store for two starts: rank 1 comes to the second one before rank 0 does."""
     here = meeting()
     here.variables["RINGCOMM_START_TIMEOUT"] = "60"  # rank 0 may need long to come, on a busy machine

@@ -25,7 +25,7 @@ def test_versions():
         check("2.15.0")
 
 
-def test_it_is_the_first_thing_that_an_old_pytorch_gets_to_hear():
+def test_an_old_pytorch_gets_this_error_first():
     program = (
         "import torch\n"
         "torch.__version__ = '2.3.1'\n"

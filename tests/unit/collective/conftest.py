@@ -9,7 +9,7 @@ from ringcomm.transport.memory import memory_fabrics
 
 
 class Wire:
-    """The fabric of rank 0, and what the test says and hears as the other ranks.
+    """The fabric of rank 0, and what the test sends and receives as the other ranks.
 
     Attributes:
         call: the header, without lengths, and the schedule of the call that rank 0 is in.
@@ -31,14 +31,14 @@ class Wire:
     def going(self, peer=1):
         """The header that rank 0 sends to this peer."""
         header, schedule = self.call
-        sends, wants = exchange_lengths(schedule)[peer]
-        return header._replace(sends=sends, wants=wants).pack()
+        sends, expects = exchange_lengths(schedule)[peer]
+        return header._replace(sends=sends, expects=expects).pack()
 
     def coming(self, peer=1):
         """The header that this peer sends if it is in the same call."""
         header, schedule = self.call
-        sends, wants = exchange_lengths(schedule)[peer]
-        return header._replace(sends=wants, wants=sends).pack()
+        sends, expects = exchange_lengths(schedule)[peer]
+        return header._replace(sends=expects, expects=sends).pack()
 
     def hang_up(self, peer=1):
         """Peer goes away."""

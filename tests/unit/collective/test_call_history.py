@@ -59,7 +59,7 @@ def test_one_that_runs_says_how_far_it_is():
     assert second["moved"] == 5 and "moved" not in first
 
 
-def test_one_that_fails_says_why_and_somebody_is_told():
+def test_a_failed_call_has_its_error_and_is_reported():
     history, told = CallHistory(3), []
     history.on_failure = told.append
     begin(history, 1)

@@ -293,7 +293,7 @@ class TestRun:
             self.go(wire, start(wire, [Recv((1,), 0, 1)], numbers(1)), [(4.0, None)] * 99)
         assert self.fabric.now_s == 12.0
 
-    def test_nobody_sleeps_when_the_last_bytes_leave_between_two_looks(self, wire):
+    def test_no_rank_sleeps_when_the_last_bytes_leave_between_two_looks(self, wire):
         answers = iter([False, False, True, True, True])  # what a link kept has gone when it is asked again
         wire.fabric.link(1).settled = lambda: next(answers)
         self.go(wire, start(wire, [Send(1, 0, 1)], numbers(1)))

@@ -45,7 +45,7 @@ def test_equal_headers_are_stamped_once():
     "theirs, words",
     [
         ({"sends": 2}, "its message has 2 elements, but 3 are expected here"),
-        ({"wants": 1}, "it expects 1 elements, but the message from here has 0"),
+        ({"expects": 1}, "it expects 1 elements, but the message from here has 0"),
         ({"root": 1}, "the root rank"),
         ({"digest": 98}, "the list of sizes"),
     ],

@@ -45,7 +45,7 @@ def fail(runner):
 
 
 class Rendezvous:
-    """Hears reports, and gives the root cause."""
+    """Receives reports, and gives the root cause."""
 
     abort_error = None
 
@@ -138,7 +138,7 @@ class TestOtherLines:
         runner.sites = CallSites(told.append, strict)
         for number in range(1, times + 1):
             call = Call(int(collective), np.dtype(np.float32), 4, int(Sum), NO_ROOT, "", (4,))
-            header = call.header(0)._replace(sequence=number, sends=4, wants=4, site=site)
+            header = call.header(0)._replace(sequence=number, sends=4, expects=4, site=site)
             wire.put(header.pack() + ones().tobytes())
             data = ones()
             runner.all_reduce(data, Sum, shape=(4,), collective=collective)
@@ -170,7 +170,7 @@ class TestOtherLines:
 
         def call(number):
             header = Call(1, np.dtype(np.float32), 4, int(Sum), NO_ROOT, "", ()).header(0)
-            wire.put(header._replace(sequence=number, sends=4, wants=4).pack() + ones().tobytes())
+            wire.put(header._replace(sequence=number, sends=4, expects=4).pack() + ones().tobytes())
 
         def elsewhere():
             runner.all_reduce(ones(), Sum)
@@ -258,7 +258,7 @@ class TestFailures:
         assert doing == "allreduce(4 elements, float32, op=Sum), call number 1"
         assert why == "it closed the connection"
 
-    def test_the_rendezvous_hears_of_mismatches(self, wire):
+    def test_mismatches_are_reported_to_the_rendezvous(self, wire):
         rendezvous = Rendezvous()
         wire.put(bytes(HEADER_BYTES))
         with pytest.raises(MismatchError, match="the root cause"):

@@ -48,7 +48,7 @@ def test_the_executor_asks_until_the_link_has_settled(rank):
     assert executions[rank].waiting_for() == ([], [])
 
 
-def test_who_has_not_settled_waits_to_write():
+def test_a_rank_that_has_not_settled_waits_to_write():
     fabrics = memory_fabrics(2)
     hoarder = Hoarder(fabrics[0].link(1), 10)
     fabrics[0].link = lambda peer: hoarder

@@ -1,4 +1,4 @@
-"""Who prepares data for whom: every message, and what is told to whom."""
+"""The registry of the data service: every message, and what is sent in reply."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def progress(address: str, *missing: int) -> Dict[str, Any]:
 NOTED, OVER = {"type": "noted"}, {"type": "over", "reason": ""}
 
 
-def test_who_watches_is_told_at_once_and_at_every_change() -> None:
+def test_watchers_get_the_progress_at_once_and_at_every_change() -> None:
     registry = Registry(2, 2, 60.0)
     assert receive(registry, 1, "watch", dispatcher=1) == [(1, progress("", 2, 3))]
     assert receive(registry, 2, "dispatcher", number=0, address="a:1") == [(2, NOTED)]
@@ -39,7 +39,7 @@ def test_who_watches_is_told_at_once_and_at_every_change() -> None:
     assert receive(registry, 1, "watch", dispatcher=1) == [(1, progress("b:1"))]
 
 
-def test_the_end_is_told_to_all_who_attend_now_or_later() -> None:
+def test_the_end_is_sent_to_all_that_attend_now_or_later() -> None:
     registry = Registry(1, 1, 60.0)
     assert receive(registry, 1, "attend") == receive(registry, 2, "attend") == []
     assert registry.lost(2, 0.0) == []
@@ -51,7 +51,7 @@ def test_the_end_is_told_to_all_who_attend_now_or_later() -> None:
     assert "training has ended" in answer["reason"]
 
 
-def test_when_all_who_trained_are_gone_it_is_over_after_a_while() -> None:
+def test_when_all_trainers_are_gone_it_is_over_after_a_while() -> None:
     registry = Registry(1, 1, 60.0)
     assert receive(registry, 1, "attend") == []
     assert receive(registry, 2, "train") == [(2, NOTED)]
@@ -68,7 +68,7 @@ def test_when_all_who_trained_are_gone_it_is_over_after_a_while() -> None:
     assert answer["type"] == "denied"
 
 
-def test_another_may_come_in_time_and_who_said_the_end_may_go() -> None:
+def test_another_may_come_in_time_and_the_one_that_finished_may_go() -> None:
     registry = Registry(1, 1, 60.0)
     receive(registry, 1, "attend")
     receive(registry, 2, "train")
@@ -83,7 +83,7 @@ def test_another_may_come_in_time_and_who_said_the_end_may_go() -> None:
     assert registry.tick(1e9) == []
 
 
-def test_nobody_has_trained_yet_and_nobody_is_in_a_hurry() -> None:
+def test_before_the_first_trainer_there_is_no_limit() -> None:
     registry = Registry(1, 1, 60.0)
     receive(registry, 1, "attend")
     receive(registry, 2, "watch", dispatcher=0)

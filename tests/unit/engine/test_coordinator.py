@@ -1,4 +1,4 @@
-"""The coordinator: announcements in, orders out. No threads, no links, a clock that is a number."""
+"""The coordinator: announcements in, responses out. No threads, no links, a clock that is a number."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class Job:
             else:
                 fresh.append([list(item), number, lines.index(site) + 1])
         message = {"type": "ready", "known": known, "carried": [], "fresh": fresh, "sites": sites}
-        self.tell(rank, {**message, "urgent": urgent})
+        self.send(rank, {**message, "urgent": urgent})
 
-    def tell(self, rank: int, message: Dict[str, Any]) -> None:
+    def send(self, rank: int, message: Dict[str, Any]) -> None:
         validate(message)
         assert encode(message)
         self.coordinator.take(rank, message, self.now_s)
@@ -116,7 +116,7 @@ def test_same_name_in_two_sets_are_two_operations():
     assert job.run() == [["a"]]
 
 
-def test_waits_for_company_unless_somebody_waits_for_it():
+def test_waits_for_others_to_fuse_with_unless_a_caller_waits():
     job = Job(tuning=Tuning(1 << 20, 0.5))
     for rank in range(3):
         job.ready(rank, sig("a"))
@@ -229,31 +229,31 @@ class TestLines:
 
 
 class TestJoin:
-    def test_goes_on_without_those_who_joined(self):
+    def test_goes_on_without_ranks_that_joined(self):
         job = Job()
         job.ready(0, sig("a"))
-        job.tell(1, {"type": "joined"})
+        job.send(1, {"type": "joined"})
         job.ready(2, sig("a"))
         assert job.run() == [["a"]]
-        job.tell(0, {"type": "joined"})
+        job.send(0, {"type": "joined"})
         assert job.responses() is None
-        job.tell(2, {"type": "joined"})
+        job.send(2, {"type": "joined"})
         responses = job.responses()
         assert responses is not None and responses["joined"] == 2
         job.ready(0, sig("a"))
         assert job.responses() is None
 
-    def test_who_joins_late_completes_what_waits(self):
+    def test_a_late_join_completes_what_waits(self):
         job = Job()
         job.ready(0, sig("a"))
         job.ready(2, sig("a"))
-        job.tell(1, {"type": "joined"})
+        job.send(1, {"type": "joined"})
         assert job.run() == [["a"]]
 
     @pytest.mark.parametrize("kind", [Collective.ALLGATHER, Collective.BROADCAST, Collective.ALLTOALL])
-    def test_other_collectives_need_everybody(self, kind):
+    def test_other_collectives_need_all_ranks(self, kind):
         job = Job()
-        job.tell(1, {"type": "joined"})
+        job.send(1, {"type": "joined"})
         job.ready(0, sig("a", kind=int(kind)))
         job.ready(2, sig("a", kind=int(kind)))
         ((name, text),) = job.failures()
@@ -261,11 +261,11 @@ class TestJoin:
 
 
 class TestWaiting:
-    def test_everybody_waits_for_something_else(self):
+    def test_all_ranks_wait_for_something_else(self):
         job = Job()
         for rank, name in enumerate("abb"):
             job.ready(rank, sig(name))
-            job.tell(rank, {"type": "blocked", "heard": 0, "for_good": True})
+            job.send(rank, {"type": "blocked", "heard": 0, "for_good": True})
         assert job.responses() is None
         assert job.coordinator.next_alarm_s(job.now_s) == pytest.approx(DEADLOCK_S)
         job.now_s += DEADLOCK_S
@@ -274,18 +274,18 @@ class TestWaiting:
         assert "rank 0 (desk): allreduce" in failures["a"] and "named 'b'" in failures["a"]
         assert job.responses() is None
 
-    def test_one_who_had_not_heard_of_what_has_just_run_may_come_yet(self):
+    def test_a_rank_that_has_not_received_the_last_responses_may_come_yet(self):
         job = Job(stall_warning_s=0, stall_limit_s=0)
         for rank in range(3):
             job.ready(rank, sig("a"))
         assert job.responses()["run"]
-        job.tell(2, {"type": "blocked", "heard": 0, "for_good": True})  # on its way when "a" was ordered
+        job.send(2, {"type": "blocked", "heard": 0, "for_good": True})  # on its way when "a" was ordered
         for rank in range(2):
             job.ready(rank, sig("b"))
-            job.tell(rank, {"type": "blocked", "heard": 1, "for_good": True})
+            job.send(rank, {"type": "blocked", "heard": 1, "for_good": True})
         job.now_s += 100 * DEADLOCK_S
         assert job.responses() is None and job.coordinator.next_alarm_s(job.now_s) is None
-        job.tell(2, {"type": "blocked", "heard": 1, "for_good": True})
+        job.send(2, {"type": "blocked", "heard": 1, "for_good": True})
         job.now_s += DEADLOCK_S
         assert "every rank waits" in dict(job.failures())["b"]
 
@@ -293,10 +293,10 @@ class TestWaiting:
         job = Job(stall_warning_s=60, stall_limit_s=0)
         for rank, name in enumerate("abb"):
             job.ready(rank, sig(name))
-            job.tell(rank, {"type": "blocked", "heard": 0, "for_good": rank != 2})
+            job.send(rank, {"type": "blocked", "heard": 0, "for_good": rank != 2})
         job.now_s += 60
         assert job.responses() is None and "'a'" in job.coordinator.warnings[0]
-        job.tell(2, {"type": "stack", "text": "asked because of the warning"})  # says nothing new
+        job.send(2, {"type": "stack", "text": "asked because of the warning"})  # says nothing new
         assert job.coordinator.next_alarm_s(job.now_s) == pytest.approx((PATIENCE - 1) * 60)
         job.now_s += (PATIENCE - 1) * 60
         failures = dict(job.failures())
@@ -309,9 +309,9 @@ class TestWaiting:
         job = Job(stall_warning_s=options["stall_warning_s"], stall_limit_s=0)
         for rank, name in enumerate("abb"):
             job.ready(rank, sig(name))
-            job.tell(rank, {"type": "blocked", "heard": 0, "for_good": rank != 2})
+            job.send(rank, {"type": "blocked", "heard": 0, "for_good": rank != 2})
         if "paused" in options:
-            job.tell(options["paused"], {"type": "paused", "reason": "checkpoint"})
+            job.send(options["paused"], {"type": "paused", "reason": "checkpoint"})
         job.now_s += 10_000
         assert job.responses() is None
 
@@ -328,20 +328,20 @@ class TestWaiting:
         job = Job(stall_warning_s=0, stall_limit_s=0)
         for rank in range(3):
             job.ready(rank, sig("a", shapes=((rank,),)), sig("abb"[rank] + "!"))
-            job.tell(rank, {"type": "blocked", "heard": 0, "for_good": True})
+            job.send(rank, {"type": "blocked", "heard": 0, "for_good": True})
         assert [name for name, _ in job.failures()] == ["a"]
         job.now_s += 100 * DEADLOCK_S  # what had waited for "a" computes now
         assert job.responses() is None
 
-    @pytest.mark.parametrize("change", ["unblocked", "ready", "no rank says so"])
+    @pytest.mark.parametrize("change", ["unblocked", "ready", "no message"])
     def test_a_rank_may_still_come(self, change):
         job = Job(stall_warning_s=0, stall_limit_s=0)
         for rank, name in enumerate("abb"):
             job.ready(rank, sig(name))
-            if rank or change != "no rank says so":
-                job.tell(rank, {"type": "blocked", "heard": 0, "for_good": True})
+            if rank or change != "no message":
+                job.send(rank, {"type": "blocked", "heard": 0, "for_good": True})
         if change == "unblocked":
-            job.tell(0, {"type": "unblocked"})
+            job.send(0, {"type": "unblocked"})
         elif change == "ready":
             job.ready(0, sig("c"))
         job.now_s += 100 * DEADLOCK_S
@@ -377,8 +377,8 @@ class TestWaiting:
         job.responses()
         assert job.coordinator.to_explain == [1, 2]
         stack = '  File "/x/train.py", line 7, in main\n    load()\n  File "/x/data.py", line 22, in load\n'
-        job.tell(1, {"type": "stack", "text": f"{stack}    sleep(9)\n"})
-        job.tell(2, {"type": "stack", "text": ""})
+        job.send(1, {"type": "stack", "text": f"{stack}    sleep(9)\n"})
+        job.send(2, {"type": "stack", "text": ""})
         job.coordinator.warnings.clear()
         job.now_s += 60
         job.responses()
@@ -400,12 +400,12 @@ def test_cache_forgets_and_old_numbers_stay_good_until_all_have_confirmed():
     responses = job.responses()
     assert responses is not None and responses["forget"] == 1
     # Rank 1 had not heard of it yet.
-    job.tell(1, {**old, "known": [numbers[sig("a")], 0, 1]})
-    job.tell(1, {"type": "forgot", "epoch": 1})
+    job.send(1, {**old, "known": [numbers[sig("a")], 0, 1]})
+    job.send(1, {"type": "forgot", "epoch": 1})
     for rank in (0, 2):
-        job.tell(rank, {"type": "forgot", "epoch": 1})
+        job.send(rank, {"type": "forgot", "epoch": 1})
         job.ready(rank, sig("a"))
     assert job.run() == [["a"]]
     assert job.ids[sig("a")] not in numbers.values()
     with pytest.raises(ProtocolError):
-        job.tell(1, {**old, "known": [numbers[sig("a")], 0, 1]})
+        job.send(1, {**old, "known": [numbers[sig("a")], 0, 1]})

@@ -49,7 +49,7 @@ def test_from_submission_to_end():
     assert rows[1]["site"] == "train.py:1" and rows[1]["ended"] is None
 
 
-def test_without_a_name_the_count_tells_them_apart():
+def test_without_a_name_the_count_distinguishes_them():
     kept = history()
     kept.submitted(request(""))
     assert kept.rows()[0]["count"] == 7
@@ -60,7 +60,7 @@ def test_arrays_are_not_kept():
     kept.submitted(item)
     array = weakref.ref(item.arrays[0])
     finish(item)
-    assert array() is None, "who kept the request, or the history, would keep it too"
+    assert array() is None, "a reference to the request, or the history, would keep it too"
     assert kept.rows()[0]["state"] == "done"
 
 

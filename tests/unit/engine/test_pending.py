@@ -58,7 +58,7 @@ def test_without_a_name_they_are_counted():
     assert keys == [Key(0, "", 1), Key(0, "", 2), Key(0, "", 3)]
 
 
-def test_who_has_joined_counts_along():
+def test_a_rank_that_has_joined_counts():
     pending = Pending()
     signature = request().signature
     pending.learn([[1, list(signature)]])
@@ -69,7 +69,7 @@ def test_who_has_joined_counts_along():
 
 
 class TestHandle:
-    def test_result_is_converted_once_by_whoever_asks(self):
+    def test_the_result_is_converted_once_by_the_first_reader(self):
         calls = []
         handle = Handle("x", convert=lambda result: calls.append(result) or [result])
         handle.finish(3)

@@ -1,4 +1,4 @@
-"""Numbers that ride with announcements: what may, what comes of it, and when the coordinator uses it."""
+"""Numbers that are sent with announcements: which may, what comes of it, and when the coordinator uses it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_barrier_is_nothing_but_being_there():
     unpack(item, settle(item.signature, (0, 1), {0: "", 1: ""}))
 
 
-def test_what_may_not_ride():
+def test_what_may_not_be_piggybacked():
     most = PIGGYBACK_BYTES // 8
     assert may_piggyback(request(np.zeros(most)))
     assert not may_piggyback(request(np.zeros(most + 1)))
@@ -143,7 +143,7 @@ def test_if_one_does_not_wait_it_runs_as_any_other(first):
     assert len(responses["run"]) == 1 and responses["settled"] == []
 
 
-def test_who_has_joined_sends_nothing_along():
+def test_a_rank_that_has_joined_piggybacks_nothing():
     ranks = Ranks()
     for rank in (0, 1):
         ranks.submit(rank, 1.0, True)

@@ -26,7 +26,7 @@ def between(number):
 
 class TestStuck:
     def stuck_at(self, mine, theirs, channel=CALLS, until=40.0):
-        """When rank 1 finds its transfer stuck, if nothing moves; and with whom."""
+        """When rank 1 finds its transfer stuck, if nothing moves; and with which rank."""
         state = reports()
         for second in range(int(until)):
             state.report(1, channel, mine, float(second))
@@ -43,7 +43,7 @@ class TestStuck:
         own = calling(4, 20, 0, 2, exchanged=((0, 5, 5), (2, 8, 7)))
         assert self.stuck_at(own, others, channel) == (30, 2)
 
-    def test_bytes_that_it_does_not_want_yet_are_not_missing(self):
+    def test_bytes_that_it_does_not_expect_yet_are_not_missing(self):
         others = {0: calling(4, 10, 2, exchanged=((1, 5, 5),)), 2: calling(4, 30, 1, exchanged=((1, 8, 8),))}
         own = calling(4, 20, 0, exchanged=((0, 5, 5), (2, 8, 7)))
         assert self.stuck_at(own, others) is None
@@ -56,13 +56,13 @@ class TestStuck:
         assert self.stuck_at(calling(4, 20, 2), {2: between(4)}) == (30, 2)
         assert self.stuck_at(calling(4, 20, 2), {2: calling(5, 0, 0)}) == (30, 2)
 
-    def test_one_who_waits_for_somebody_else_is_not_to_blame(self):
+    def test_a_rank_that_waits_for_another_is_not_to_blame(self):
         assert self.stuck_at(calling(4, 20, 0), {0: calling(4, 10, 2), 2: between(3)}) is None
 
-    def test_one_who_has_not_come_is_late_and_not_stuck(self):
+    def test_a_rank_that_has_not_come_is_late_and_not_stuck(self):
         assert self.stuck_at(calling(4, 20, 0), {0: between(3)}) is None
 
-    def test_nobody_is_stuck_between_calls(self):
+    def test_no_rank_is_stuck_between_calls(self):
         assert self.stuck_at(between(4), {0: calling(4, 0, 1)}) is None
 
     def test_slow_is_never_stuck(self):
@@ -80,7 +80,7 @@ class TestStuck:
             assert state.stuck(second + 19.0) is None
 
     def test_some_ranks_in_a_call_that_is_not_counted(self):
-        """The first stage of Adasum, say: who is not there yet has not finished it."""
+        """The first stage of Adasum, say: a rank that is not there yet has not finished it."""
         assert self.stuck_at(Progress(9, 20, "exchange()", (2,)), {2: between(4)}) is None
 
     def test_the_text_says_how_far_and_how_long(self):
@@ -94,7 +94,7 @@ class TestStuck:
 
 class TestLate:
     def watch(self, seconds, calls, paused=lambda second: ()):
-        """What rank 0 says, and when, if everybody stays where it is."""
+        """What rank 0 reports, and when, if no rank makes progress."""
         state, said = reports(0), []
         for second in range(seconds):
             for rank, progress in calls.items():
@@ -121,7 +121,7 @@ class TestLate:
     def test_a_slow_transfer_before_it_is_not_late(self):
         assert self.watch(1000, {0: calling(5), 1: calling(4), 2: calling(4)}) == []
 
-    def test_nobody_waits(self):
+    def test_no_rank_waits(self):
         assert self.watch(1000, {0: between(5), 1: between(3), 2: between(4)}) == []
         assert self.watch(1000, {0: calling(5), 1: calling(5), 2: calling(5)}) == []
 

@@ -25,10 +25,10 @@ class Machine:
         off += 2 * abs(CYCLE_S.index(tuning.cycle_s) - CYCLE_S.index(self.best.cycle_s))
         return 1e9 * 0.85**off * self._chance.uniform(1 - self._noise, 1 + self._noise)
 
-    def run(self, tuner: Autotuner, orders: int, nbytes: int = 1_000_000) -> int:
+    def run(self, tuner: Autotuner, responses: int, nbytes: int = 1_000_000) -> int:
         """How often the tuning changed."""
         changes = 0
-        for _ in range(orders):
+        for _ in range(responses):
             self.now_s += nbytes / self.speed(tuner.tuning)
             changes += tuner.ran(nbytes, self.now_s)
         return changes
@@ -83,7 +83,7 @@ def test_starts_at_the_nearest_point():
     assert Autotuner(Tuning(1 << 40, 9.0)).tuning == Tuning(FUSION_BYTES[-1], CYCLE_S[-1])
 
 
-def test_it_tells_what_it_has_found_and_how_much_is_missing():
+def test_it_reports_what_it_has_found_and_how_much_is_missing():
     tuner = Autotuner(Tuning(64 << 20, 0.001), Sampling(steps=2, samples=3, warmup=1))
     machine = Machine(Tuning(64 << 20, 0.001))
     machine.run(tuner, 1 + 7)

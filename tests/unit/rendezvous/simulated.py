@@ -52,7 +52,7 @@ class Job:
         told: messages by connection.
         dropped: connections it closed.
         notices: what the launcher was told.
-        timers: moments at which it wants a tick.
+        timers: moments at which it requires a tick.
     """
 
     def __init__(self, size=3, seats=(), start_timeout_s=60.0):
@@ -138,7 +138,7 @@ class Job:
     # ---- whole stretches ---------------------------------------------------------------------
 
     def run_on_one_host(self, first_connection=0):
-        """Everybody joins, on one host, and links up; connection ``first + r`` becomes rank r."""
+        """All ranks join, on one host, and connect; connection ``first + r`` becomes rank r."""
         connections = range(first_connection, first_connection + self.size)
         for rank, connection in enumerate(connections):
             if self.seats:
@@ -179,7 +179,7 @@ class Job:
         return aborts
 
     def root_cause(self):
-        """The one abort that everybody was told."""
+        """The one abort message that all ranks got."""
         (root_cause,) = {str(message): message for message in self.aborts().values()}.values()
         return root_cause
 

@@ -22,7 +22,7 @@ def told(connection, entry, text):
     return Send(connection, {"type": "entry", "entry": entry, "text": text})
 
 
-def test_who_waits_is_told_when_it_is_posted_and_who_comes_later_at_once():
+def test_waiting_readers_get_it_when_it_is_posted_and_later_ones_at_once():
     here = Board()
     assert here.awaited(1, wait("a")) == here.awaited(2, wait("b")) == here.awaited(3, wait("a")) == []
     assert here.posted(0, post("a", "x")) == [told(0, "a", "x"), told(1, "a", "x"), told(3, "a", "x")]
@@ -31,7 +31,7 @@ def test_who_waits_is_told_when_it_is_posted_and_who_comes_later_at_once():
     assert here.awaited(4, wait("a")) == [told(4, "a", "y")]
 
 
-def test_who_has_left_is_not_told():
+def test_a_rank_that_has_left_gets_nothing():
     here = Board()
     here.awaited(1, wait("a"))
     here.awaited(2, wait("a"))

@@ -1,4 +1,4 @@
-"""Who may take part, and who becomes which rank."""
+"""Which processes may take part, and which rank each becomes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def ranks(assignment, members):
     }
 
 
-# ---- who may come ----------------------------------------------------------------------------
+# ---- which processes may join ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_place_that_is_none(slot):
         RankAssignment(3, seats_of(3), VERSION).place({**join_message(), "slot": slot})
 
 
-# ---- who becomes what ------------------------------------------------------------------------
+# ---- which rank each becomes -----------------------------------------------------------------
 
 
 def test_seats_decide_whatever_the_order():
@@ -116,7 +116,7 @@ def test_equal_hostnames_on_different_machines_are_different_hosts():
     assert {place[1] for place in ranks(assignment, members).values()} == {0, 1}
 
 
-def test_two_want_the_same_rank():
+def test_two_ask_for_the_same_rank():
     members = [member(0, hostname="a", rank=1), member(1, hostname="b", rank=1)]
     with pytest.raises(Refusal, match="two processes ask for rank 1: one on a and one on b"):
         RankAssignment(2, [], VERSION).assign(members)
@@ -140,7 +140,7 @@ def test_ranks_are_complete_and_reproducible(seed):
         assert ranks(assignment, members) == first
 
 
-# ---- who is missing --------------------------------------------------------------------------
+# ---- missing ranks ---------------------------------------------------------------------------
 
 
 def test_missing_seats_are_named():
@@ -163,11 +163,11 @@ def test_without_a_plan_those_present_are_named():
 
 
 def test_names():
-    someone = member(0, hostname="pc", host="jetson1")
-    assert someone.name() == "a rank on jetson1"
-    someone.rank = 2
-    assert someone.name() == "rank 2 (jetson1)"
-    assert someone.describe() == {
+    waiting = member(0, hostname="pc", host="jetson1")
+    assert waiting.name() == "a rank on jetson1"
+    waiting.rank = 2
+    assert waiting.name() == "rank 2 (jetson1)"
+    assert waiting.describe() == {
         "rank": 2,
         "host": "jetson1",
         "host_index": -1,

@@ -140,7 +140,7 @@ def test_a_wire_on_which_a_packet_may_be_on_its_way_is_not_dead(arrived, rate):
     assert meter.rate(0.1) == pytest.approx(rate)
 
 
-def test_nobody_is_called_slow_while_a_burst_may_still_hide_it():
+def test_no_wire_is_called_slow_while_a_burst_may_still_hide_it():
     """100 Mbit/s beside 20 Mbit/s with a burst: the slow one looks faster for a long time."""
     slow, free = Wire(SLOW, 1024 * KB), Wire(12.5 * MB)
     laps, now_s, _ = race((slow, slow), (free, free))

@@ -69,7 +69,7 @@ def test_the_first_suspicion_to_fall_due_triggers_the_judgement(members):
 @pytest.mark.parametrize("length", [2, 3, 4, 5])
 @pytest.mark.parametrize("gone", [True, False])
 def test_chains_name_the_true_first_in_every_order_of_arrival(members, length, gone):
-    """Rank 0 lost 1 because 1 lost 2 because 2 lost 3 …; only the last one lost nobody."""
+    """Rank 0 lost 1 because 1 lost 2 because 2 lost 3 …; only the last one lost no rank."""
     chain = [loss(rank, rank + 1) for rank in range(length - 1)]
     if gone:
         chain.append(vanished(members, length - 1))
@@ -81,8 +81,8 @@ def test_chains_name_the_true_first_in_every_order_of_arrival(members, length, g
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_everybody_reports_somebody(members, seed):
-    """Rank 2 dies. Its neighbours lose it, and everybody else loses one who gave up before."""
+def test_every_rank_reports_another(members, seed):
+    """Rank 2 dies. Its neighbours lose it, and each other rank loses one that gave up before."""
     print(f"seed {seed}")
     rng = random.Random(seed)
     reports = [vanished(members, 2), loss(1, 2), loss(3, 2)]
@@ -134,7 +134,7 @@ def test_the_call_is_that_in_which_the_culprit_was_lost(members):
         assert text == f"rank 3 (host3) was lost while others were in allgather(), call number 5: {VANISHED}."
 
 
-def test_if_nobody_lost_the_culprit_in_a_call_it_is_that_of_those_who_suffered(members):
+def test_if_no_rank_lost_the_culprit_in_a_call_it_is_the_call_of_the_victims(members):
     reports = [vanished(members, 3), loss(4, 2, doing="barrier()"), loss(2, 3, "closed", doing="")]
     assert "while others were in barrier(): its connections closed" in judge(members, reports).text
 
@@ -172,7 +172,7 @@ def test_stalled(members):
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_chain_of_stalls_names_the_one_who_waits_for_nobody(members, order):
+def test_a_chain_of_stalls_names_the_rank_that_waits_for_no_other(members, order):
     chain = [loss(rank, rank + 1, "stalled", "not a byte for 5 s") for rank in range(3)]
     cause = judge(members, [chain[index] for index in order])
     assert (cause.kind, cause.culprit.rank) == ("stalled", 3)
@@ -183,7 +183,7 @@ def test_a_silent_rank_that_turns_out_dead_was_lost(members):
     assert (cause.kind, cause.culprit.rank) == ("lost", 3)
 
 
-# ---- those who finished ----------------------------------------------------------------------
+# ---- ranks that finished ---------------------------------------------------------------------
 
 
 def test_a_finished_rank_that_others_still_need(members):
@@ -232,19 +232,19 @@ def test_one_rank_reports_several_mismatches_the_last_counts(members):
 
 
 def test_limits_are_humane():
-    """Everybody learns of a death well within the 5 s that are promised."""
+    """All ranks learn of a death well within the 5 s that are promised."""
     assert SETTLE_S < EVIDENCE_S <= 2.0
 
 
 # ---- links -------------------------------------------------------------------------------------
 
 
-def root_cause_of(members, suspicions, hears):
+def root_cause_of(members, suspicions, heartbeats):
     """The cause after a census: (heard, silent) of every rank that answered."""
     analysis = RootCauseAnalysis()
     for item in suspicions:
         analysis.suspect(item)
-    for rank, (heard, silent) in hears.items():
+    for rank, (heard, silent) in heartbeats.items():
         analysis.answered(rank, heard, silent)
     return analysis.due(members, 10.0)
 
@@ -253,11 +253,11 @@ SILENT = "no heartbeat for 30 s"
 
 
 class TestLinks:
-    def test_a_cut_between_two_names_both_and_nobody_else(self, members):
-        hears = {0: ([1, 2, 3, 4], []), 1: ([0, 3, 4], [2]), 2: ([0, 3, 4], [1]), 3: ([0, 1, 2, 4], [])}
+    def test_a_cut_between_two_names_both_and_no_other(self, members):
+        heartbeats = {0: ([1, 2, 3, 4], []), 1: ([0, 3, 4], [2]), 2: ([0, 3, 4], [1]), 3: ([0, 1, 2, 4], [])}
         for reports in itertools.permutations([loss(1, 2, "silent", SILENT), loss(2, 1, "silent", SILENT)]):
             for count in (1, 2):
-                cause = root_cause_of(members, reports[:count], hears)
+                cause = root_cause_of(members, reports[:count], heartbeats)
                 assert (cause.kind, cause.culprit) == ("cut", None)
                 assert [member.rank for member in cause.separated] == [1, 2]
                 both = "rank 1 (host1) and rank 2 (host2)"
@@ -266,47 +266,48 @@ class TestLinks:
     def test_on_one_host_no_cable_is_looked_for(self, members):
         for member in members.values():
             member.host = "desk"
-        hears = {0: ([1, 2, 3, 4], []), 1: ([0, 3, 4], [2]), 2: ([0, 3, 4], [1]), 3: ([0, 1, 2, 4], [])}
-        cause = root_cause_of(members, [loss(1, 2, "silent", SILENT)], hears)
+        heartbeats = {0: ([1, 2, 3, 4], []), 1: ([0, 3, 4], [2]), 2: ([0, 3, 4], [1]), 3: ([0, 1, 2, 4], [])}
+        cause = root_cause_of(members, [loss(1, 2, "silent", SILENT)], heartbeats)
         assert cause.kind == "cut" and "cable" not in cause.text
         assert "All of them are on desk: that host is overloaded" in cause.text
 
     @pytest.mark.parametrize("kind", ["lost", "closed", "still"])
     def test_a_link_that_breaks_between_two_that_live(self, members, kind):
-        hears = {rank: ([], []) for rank in range(5)}
-        cause = root_cause_of(members, [loss(1, 2, kind)], hears)
+        heartbeats = {rank: ([], []) for rank in range(5)}
+        cause = root_cause_of(members, [loss(1, 2, kind)], heartbeats)
         assert (cause.kind, [member.rank for member in cause.separated]) == ("cut", [1, 2])
 
-    def test_who_does_not_answer_is_at_fault(self, members):
-        hears = {rank: ([item for item in (0, 1, 3, 4) if item != rank], [2]) for rank in (0, 1, 3, 4)}
-        cause = root_cause_of(members, [loss(3, 2, "silent", SILENT)], hears)
+    def test_a_rank_that_does_not_answer_is_at_fault(self, members):
+        heartbeats = {rank: ([item for item in (0, 1, 3, 4) if item != rank], [2]) for rank in (0, 1, 3, 4)}
+        cause = root_cause_of(members, [loss(3, 2, "silent", SILENT)], heartbeats)
         assert (cause.kind, cause.culprit) == ("stalled", members[2])
 
-    def test_a_rank_heard_by_others_is_not_at_fault_although_the_rendezvous_does_not_hear_it(self, members):
-        hears = {0: ([2, 3, 4], [1]), 2: ([0, 1, 3, 4], []), 3: ([0, 1, 2, 4], []), 4: ([0, 1, 2, 3], [])}
-        cause = root_cause_of(members, [loss(0, 1, "silent", SILENT)], hears)
+    def test_a_rank_that_only_the_rendezvous_does_not_reach_is_not_at_fault(self, members):
+        heartbeats = {0: ([2, 3, 4], [1]), 2: ([0, 1, 3, 4], []), 3: ([0, 1, 2, 4], [])}
+        heartbeats[4] = ([0, 1, 2, 3], [])
+        cause = root_cause_of(members, [loss(0, 1, "silent", SILENT)], heartbeats)
         assert (cause.kind, [member.rank for member in cause.separated]) == ("cut", [0, 1])
 
-    def test_one_that_nobody_hears_but_the_rendezvous_is_cut_off(self, members):
-        hears = {rank: ([], [2]) for rank in (0, 1, 3, 4)}
-        hears[2] = ([], [0, 1, 3, 4])
-        cause = root_cause_of(members, [loss(3, 2, "silent", SILENT)], hears)
+    def test_a_rank_that_only_the_rendezvous_reaches_is_cut_off(self, members):
+        heartbeats = {rank: ([], [2]) for rank in (0, 1, 3, 4)}
+        heartbeats[2] = ([], [0, 1, 3, 4])
+        cause = root_cause_of(members, [loss(3, 2, "silent", SILENT)], heartbeats)
         assert (cause.kind, cause.culprit) == ("stalled", members[2])
         assert "rank 2 (host2) is cut off from rank 0 (host0)" in cause.text
 
     def test_a_host_with_several_ranks(self, members):
         members[3].host = "host2"
-        hears = {rank: ([], [2, 3]) for rank in (0, 1, 4)}
-        hears.update({rank: ([5 - rank], [0, 1, 4]) for rank in (2, 3)})
-        cause = root_cause_of(members, [loss(0, 3, "silent", SILENT)], hears)
+        heartbeats = {rank: ([], [2, 3]) for rank in (0, 1, 4)}
+        heartbeats.update({rank: ([5 - rank], [0, 1, 4]) for rank in (2, 3)})
+        cause = root_cause_of(members, [loss(0, 3, "silent", SILENT)], heartbeats)
         assert (cause.kind, cause.culprit) == ("stalled", members[2])
         assert "rank 2 (host2) and rank 3 (host2) are cut off from" in cause.text
 
     def test_between_two_hosts_with_several_ranks(self, members):
         members[1].host, members[3].host = "host0", "host2"
-        hears = {rank: ([4], [2, 3]) for rank in (0, 1)}
-        hears.update({rank: ([4], [0, 1]) for rank in (2, 3)})
-        cause = root_cause_of(members, [loss(0, 3, "silent", SILENT)], hears)
+        heartbeats = {rank: ([4], [2, 3]) for rank in (0, 1)}
+        heartbeats.update({rank: ([4], [0, 1]) for rank in (2, 3)})
+        cause = root_cause_of(members, [loss(0, 3, "silent", SILENT)], heartbeats)
         assert (cause.kind, [member.rank for member in cause.separated]) == ("cut", [0, 1, 2, 3])
         assert "between host0 and host2" in cause.text
 
@@ -319,7 +320,7 @@ class TestLinks:
         assert (cause.kind, cause.culprit) == ("stalled", members[1])
         assert "rank 1 (host1) is late" in cause.text
 
-    def test_who_has_left_may_hang_up(self, members):
+    def test_a_rank_that_has_left_may_close_its_links(self, members):
         members[1].left = "it called shutdown()"
         assert root_cause_of(members, [loss(0, 1, "closed")], {}) is None
 

@@ -25,7 +25,7 @@ def test_any_order_of_joining_gives_the_same_ranks(order):
     assert planned.ranks() == free.ranks() == {0: 0, 1: 1, 2: 2, 3: 3}
 
 
-def test_assignment_describes_all_ranks_to_all():
+def test_the_assignment_names_all_ranks_to_all_ranks():
     job = Job(3, seats_of(2, 1))
     for rank in range(3):
         job.join_seat(10 + rank, rank, addresses=[offer(f"10.0.0.{rank}")])
@@ -52,7 +52,7 @@ def test_assignment_describes_all_ranks_to_all():
         ]
 
 
-def test_first_join_starts_the_clock_and_each_is_announced():
+def test_the_first_join_starts_the_clock_and_all_are_announced():
     job = Job(3)
     assert job.join(0) == [Notice("joined", "1 of 3 ranks have joined (newest: host0)"), Timer(60.0)]
     assert job.join(1) == [Notice("joined", "2 of 3 ranks have joined (newest: host0)")]
@@ -113,7 +113,7 @@ def test_joining_twice_on_one_connection_is_a_breach():
         job.join_seat(0, 0)
 
 
-def test_who_hangs_up_while_waiting_makes_room():
+def test_a_rank_that_leaves_while_waiting_makes_room():
     job = Job(2, seats_of(2))
     job.join_seat(0, 0)
     job.hang_up(0)
@@ -124,7 +124,7 @@ def test_who_hangs_up_while_waiting_makes_room():
 
 
 @pytest.mark.parametrize("end", ["hang_up", "leave"])
-def test_clock_starts_anew_when_nobody_waits_any_more(end):
+def test_the_clock_starts_anew_when_no_rank_waits_any_more(end):
     job = Job(2, start_timeout_s=10.0)
     job.join(0)
     job.pass_time(9.0)
@@ -138,7 +138,7 @@ def test_clock_starts_anew_when_nobody_waits_any_more(end):
     assert list(job.aborts()) == [1]
 
 
-def test_two_want_the_same_rank():
+def test_two_ask_for_the_same_rank():
     job = Job(2)
     job.join(0, rank=1, hostname="a")
     job.join(1, rank=1, hostname="b")
@@ -147,7 +147,7 @@ def test_two_want_the_same_rank():
     assert "two processes ask for rank 1" in job.root_cause()["text"]
 
 
-# ---- who is missing --------------------------------------------------------------------------
+# ---- missing ranks ---------------------------------------------------------------------------
 
 
 def test_start_timeout_names_the_missing():
@@ -243,7 +243,7 @@ def test_exactly_one_end_of_each_pair_dials():
     for one, other in itertools.combinations(range(4), 2):
         assert routes[one][other][0] != routes[other][one][0]
         dialler, target = (one, other) if routes[one][other][0] else (other, one)
-        assert routes[dialler][target][1], "who dials must know where"
+        assert routes[dialler][target][1], "a rank that dials must get an address"
     assert routes[2][1] == (True, ["127.0.0.1", "10.0.0.1"])
 
 
@@ -257,8 +257,8 @@ def test_the_end_that_got_through_dials():
     assert routes_sent(job, 0)[1][0] is False
 
 
-def test_a_report_about_somebody_else_counts_for_nobody():
-    """What a rank says of its own attempts is its own: it cannot speak for another."""
+def test_a_report_about_another_rank_does_not_count():
+    """A rank reports its own attempts, and not those of another."""
     job = Job(2, seats_of(1, 1))
     for rank in range(2):
         job.join_seat(rank, rank, addresses=[offer(f"10.0.0.{rank}")])
@@ -409,7 +409,7 @@ def test_an_impossible_speed_is_a_breach(value):
         job.measured(0, speed(1, "10.1.0.1", value))
 
 
-def test_speeds_that_nobody_asked_for_count_for_nothing():
+def test_speeds_that_were_not_requested_do_not_count():
     job = measuring()
     job.measured(1, speed(0, "10.1.0.0", 1.0))
     job.measured(7)
@@ -506,7 +506,7 @@ def test_all_linked_starts_the_job_with_a_table():
     assert len(job.notice("started").detail["links"]) == 6
 
 
-def test_who_cannot_link_up_ends_it():
+def test_a_rank_that_cannot_connect_ends_it():
     job = three_hosts()
     report_all(job)
     job.unlinked(2, "rank 3 did not answer (10.0.0.3: timed out)", peer=3)
@@ -525,7 +525,7 @@ def test_one_host_needs_no_probing():
     assert all(job.kinds(connection) == ["probe", "link"] for connection in range(3))
 
 
-# ---- losing somebody -------------------------------------------------------------------------
+# ---- losing a rank ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seats", [(), (3,)])
@@ -591,7 +591,7 @@ def test_stalled_rank():
     assert "not a byte for 5 s" in job.root_cause()["text"]
 
 
-def test_who_finishes_while_others_need_it():
+def test_a_rank_that_finishes_while_others_need_it():
     job = Job(3)
     job.run_on_one_host()
     job.leave(2, "its program ended")
@@ -602,14 +602,14 @@ def test_who_finishes_while_others_need_it():
     assert "has finished (its program ended)" in job.root_cause()["text"]
 
 
-def test_who_leaves_with_an_error_ends_it_for_all_at_once():
+def test_a_rank_that_leaves_with_an_error_ends_it_for_all_at_once():
     job = Job(3)
     job.run_on_one_host()
     job.leave(2, "uncaught ValueError: boom", ok=False)
     assert job.root_cause()["text"] == "rank 2 (host0) was lost: uncaught ValueError: boom."
 
 
-def test_who_leaves_during_the_start_ends_it_for_all():
+def test_a_rank_that_leaves_during_the_start_ends_it_for_all():
     job = three_hosts()
     job.leave(2, "it was interrupted")
     assert job.root_cause()["rank"] == 2
@@ -685,7 +685,7 @@ class TestComingBack:
         job.leave(1, "uncaught ValueError: boom", ok=False)
         assert job.join(10) == [Drop(10)] and not job.told[10]
 
-    def test_who_comes_for_the_first_time_reads_why_the_start_has_failed(self):
+    def test_a_late_rank_reads_why_the_start_has_failed(self):
         job = Job(3, seats_of(3))
         job.join_seat(0, 0)
         job.exit(1)
@@ -704,7 +704,7 @@ def test_mismatch_carries_both_sides_words():
     assert text.index("rank 0 wanted an allreduce") < text.index("rank 1 wanted a broadcast")
 
 
-def test_reports_by_and_about_strangers_are_ignored():
+def test_reports_by_and_about_unknown_ranks_are_ignored():
     job = Job(2)
     job.run_on_one_host()
     for event in (
@@ -738,7 +738,7 @@ def test_abort_happens_once():
     job.notice("failed")
 
 
-def test_who_comes_after_the_end_is_told_why():
+def test_a_rank_that_comes_after_the_end_reads_why():
     job = Job(3, seats_of(3))
     job.run_on_one_host()
     job.leave(2, "boom", ok=False)
@@ -792,13 +792,13 @@ def test_fast_rejoiner_waits_until_the_others_have_left(seats, order):
     assert not job.aborts()
 
 
-def test_only_those_who_left_may_come_back():
+def test_only_ranks_that_left_may_come_back():
     job = Job(2)
     job.run_on_one_host()
     job.leave(0)
     job.join(10, rank=0)
     assert job.told[10] == []
-    job.join(11, hostname="stranger", pid=3)
+    job.join(11, hostname="elsewhere", pid=3)
     assert "came too late" in job.told[11][0]["reason"]
 
 
@@ -824,7 +824,7 @@ def test_rejoining_times_out_too():
     assert "called ringcomm.init() again within 20 s. Missing: rank 1 (host0)" in job.root_cause()["text"]
 
 
-def test_who_waits_for_others_to_leave_and_return_waits_as_long_as_anybody():
+def test_a_rank_that_waits_for_others_to_return_waits_as_long_as_any():
     job = Job(2, seats_of(2), start_timeout_s=20.0)
     job.run_on_one_host()
     job.leave(0)
@@ -862,7 +862,7 @@ class Storm:
         self.open = set()
         self.fresh = itertools.count()
         self.said_goodbye = set()
-        self.ended = set()  # their processes have, and nobody hears what is told to them
+        self.ended = set()  # their processes have, and receive nothing
 
     def step(self):
         rng, job = self.rng, self.job
@@ -927,21 +927,21 @@ class Storm:
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_whatever_happens_everybody_is_told_exactly_once(seed):
-    """No event is too much for it; after an abort, everyone who was in and still listens knows it."""
+def test_whatever_happens_all_ranks_are_aborted_exactly_once(seed):
+    """Any sequence of events is handled; after an abort, every connected rank has got it."""
     print(f"seed {seed}")
     storm = Storm(seed)
     job = storm.job
     for _ in range(60):
         storm.step()
     job.pass_time(100.0)
-    told = job.aborts()  # which checks that nobody is told twice, and everybody the same
+    told = job.aborts()  # which checks that no rank gets two, and all the same
     failures = [item for item in job.notices if item.kind == "failed"]
     assert len(failures) == (1 if job.state.phase is Phase.ABORTED else 0)
     if job.state.phase is Phase.ABORTED:
         for connection in storm.open - storm.ended:
-            knows = connection in told or "refused" in job.kinds(connection)
-            assert knows, f"connection {connection} was never told that the job is over"
+            informed = connection in told or "refused" in job.kinds(connection)
+            assert informed, f"connection {connection} never learned that the job is over"
 
 
 def test_the_storm_reaches_every_phase():
@@ -974,7 +974,7 @@ def test_of_each_topic_the_first_warning_is_shown():
     before = len(job.notices)
     for rank, topic, text in ((1, "lines", "first"), (0, "lines", "second"), (0, "program", "third")):
         job.take(job.state.warned(rank, {"type": "warning", "topic": topic, "text": text}))
-    job.take(job.state.warned(99, {"type": "warning", "topic": "other", "text": "from a stranger"}))
+    job.take(job.state.warned(99, {"type": "warning", "topic": "other", "text": "from elsewhere"}))
     assert job.notices[before:] == [Notice("warning", "first"), Notice("warning", "third")]
     for number in range(100):
         job.take(job.state.warned(0, {"type": "warning", "topic": str(number), "text": "flood"}))

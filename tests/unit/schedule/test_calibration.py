@@ -16,7 +16,7 @@ from ringcomm.schedule.calibration import (
 
 
 @pytest.mark.parametrize("count", range(1, 10))
-def test_everybody_meets_everybody_once(count):
+def test_each_host_meets_each_other_once(count):
     members = [3 * number for number in range(count)]
     rounds = pairings(members)
     met = [pair for pairs in rounds for pair in pairs]
@@ -48,7 +48,7 @@ def test_one_host():
 
 
 def test_several_hosts():
-    """Those that measured speak for their host; what nobody measured is assumed."""
+    """A rank that measured represents its host; what was not measured is assumed."""
     calibrations = [
         Calibration(1e-10, 0.0, 0.0, 60e-6, 8.5e-9),
         Calibration(1e-10),

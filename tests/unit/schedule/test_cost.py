@@ -122,7 +122,7 @@ class TestHosts:
         steps = [[Send(2, 0, 1000)], [], [Recv((0,), 0, 1000)], []]
         assert predict(steps, 1, model) == pytest.approx(1e-3 + 1000 * 5e-8)
 
-    def test_a_slow_receiver_keeps_nobody_from_serving_others(self):
+    def test_a_slow_receiver_keeps_no_rank_from_serving_others(self):
         """Rank 0 sends to the slow host of ranks 2 and 3 first, then to rank 1."""
         model = self.MODEL._replace(hosts=(0, 1, 2, 2), wire_byte_s=(1e-8, 1e-8, 1e-6))
         steps = [[Send(2, 0, 1000), Send(1, 0, 1000)], [Recv((0,), 0, 1000)], [Recv((0,), 0, 1000)], []]
@@ -137,7 +137,7 @@ class TestHosts:
 
 @pytest.mark.parametrize("size", [3, 5, 7])
 def test_chunks_that_are_not_quite_equal_cost_no_more(size):
-    """Whoever can begin a little earlier must not take a port for later."""
+    """A rank that can begin a little earlier must not take a port for later."""
     even, odd = (
         price(lambda r, n=n: direct.all_reduce(r, size, even_bounds(n, size)), size)
         for n in (size * 1000_000, size * 1000_000 + 1)

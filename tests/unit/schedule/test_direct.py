@@ -71,7 +71,7 @@ def test_all_to_all_of_equal_lengths(size):
     check_all_to_all(*all_to_all([[3] * size for _ in range(size)]))
 
 
-def test_all_to_all_of_nothing_still_talks_to_everyone():
+def test_all_to_all_of_nothing_still_sends_to_all_ranks():
     schedules, sends, recvs = all_to_all([[0] * 4 for _ in range(4)])
     check_all_to_all(schedules, sends, recvs)
     assert [s.peer for s in schedules[1] if isinstance(s, Send)] == [2, 3, 0]

@@ -44,7 +44,7 @@ def test_alone_there_is_nothing_to_do():
 
 
 @pytest.mark.parametrize("size", [2, 3, 8])
-def test_everybody_talks_only_to_neighbours_and_even_about_nothing(size):
+def test_each_rank_sends_only_to_neighbours_and_even_nothing(size):
     full = ring.all_reduce(1, size, even_bounds(100, size))
     empty = ring.all_reduce(1, size, even_bounds(0, size))
     assert [type(s) for s in full] == [type(s) for s in empty]

@@ -35,7 +35,7 @@ def test_the_root_waits_for_no_elements(build, size):
 
 
 @pytest.mark.parametrize("size", range(2, 65))
-def test_whatever_the_arguments_everybody_hears_from_the_same_parent(size):
+def test_whatever_the_arguments_each_rank_receives_from_the_same_parent(size):
     calls = [(tree.broadcast, 0, 1), (tree.broadcast, size - 1, 0), (tree.chain, size // 2, 7)]
     for build, root, count in calls:
         for rank in range(size):

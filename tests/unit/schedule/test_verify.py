@@ -1,4 +1,4 @@
-"""The checker must catch broken schedules: nobody would notice otherwise that it proves nothing."""
+"""The checker must catch broken schedules: otherwise it proves nothing."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_positions_let_overlapping_spans_flow():
     )
 
 
-def test_sending_what_nobody_has_defined():
+def test_sending_what_is_not_defined():
     with pytest.raises(BrokenInvariantError, match="rank 1 sends element 0, which is undefined"):
         check_broadcast([[Recv((1,), 0, 3)], [Send(0, 0, 3)]], 0, 3)
 

@@ -58,7 +58,7 @@ def test_debts_have_a_limit(clock):
 
 
 def test_in_the_long_run_no_more_goes_than_comes(clock):
-    """Somebody spends whenever there is anything, for 100 s: the first lot, and what came back."""
+    """A peer spends whenever there is anything, for 100 s: the first lot, and what came back."""
     allowance, spent = TokenBucket(10.0, 5.0, clock), 0
     for _ in range(10_000):
         while allowance.left > 0:

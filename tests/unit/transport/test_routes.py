@@ -41,9 +41,9 @@ def chosen(*attempts, speeds=()):
     Args:
         speeds: for each measurement, the speed of each attempt's wire; None: it broke.
     """
-    orders = list(itertools.permutations(range(len(attempts))))
+    permutations = list(itertools.permutations(range(len(attempts))))
     results = set()
-    for order in orders if len(attempts) < 6 else [orders[0], orders[-1]]:
+    for order in permutations if len(attempts) < 6 else [permutations[0], permutations[-1]]:
         wires = candidates([attempts[index] for index in order])
         if not wires:
             results.add(None)
@@ -100,7 +100,7 @@ def test_where_there_is_no_choice_nothing_is_measured(attempts):
 @pytest.mark.parametrize(
     "attempts, speeds, winner",
     [
-        # of one kind, nothing but two measurements that agree tells which is slow
+        # of one kind, nothing but two measurements that agree shows which is slow
         ((WIRE, SECOND_WIRE), [(100.0, 100.0)], None),
         ((WIRE, SECOND_WIRE), [(100.0, 2.5)], None),
         ((WIRE, SECOND_WIRE), [(4.5, 1.0)], None),  # the fast one had no processor for a moment

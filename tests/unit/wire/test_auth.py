@@ -1,4 +1,4 @@
-"""The handshake: replayed byte by byte, with strangers, mirrors and parrots."""
+"""The handshake: replayed byte by byte, with unauthenticated peers, and with messages sent back or again."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_proof_holds_for_one_certificate_only(bindings):
 
 
 @pytest.mark.parametrize("piece", [1, 1000])
-def test_who_encrypts_is_told_that_we_do_not(piece):
+def test_a_peer_that_encrypts_reads_that_this_one_does_not(piece):
     other = responder()
     with pytest.raises(ProtocolError, match="it encrypts") as caught:
         feed(other, Admission.of(KEY) + bytes(300), piece)
@@ -225,7 +225,7 @@ def test_responder_of_another_version_is_noticed_even_if_it_accepts():
         initiator().receive(challenge)
 
 
-def test_refusal_of_a_stranger_says_nothing():
+def test_the_refusal_of_an_unauthenticated_peer_is_empty():
     with pytest.raises(ProtocolError) as caught:
         responder().receive(b"GET / HTTP/1.1\r\n")
     assert parting_answer(caught.value) == b""
@@ -340,7 +340,7 @@ def test_garbage_after_every_length_of_good_bytes(seed):
         with pytest.raises(REFUSALS):
             data = spoil(greeting + proof, length, rng)
             answer, rest = feed(other, data, rng.choice([1, 5, 1000]))
-            # If only the claim or nonce was changed, the garbage is challenged like anybody else,
+            # If only the claim or nonce was changed, the garbage is challenged like any peer,
             # must not pass for a proof then, and the challenge fits no honest initiator.
             feed(other, rest, 1000)
             feed(initiator(), answer, 1000)
@@ -356,7 +356,7 @@ def spoil(data, length, rng):
     return data[:length] + bytes([data[length] ^ rng.randrange(1, 256)]) + noise
 
 
-def test_strangers_are_refused_at_their_first_wrong_byte():
+def test_unauthenticated_peers_are_refused_at_their_first_wrong_byte():
     for first in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01", b"SSH-2.0-OpenSSH", b"\0", b"ringcomX"):
         wrong = next(i for i, byte in enumerate(first) if byte != auth.MAGIC[i])
         for side in (initiator(), responder()):

@@ -85,9 +85,9 @@ def test_no_56_bytes_break_the_explanation(seed):
         (BROADCAST, "broadcast(8 x float32, root_rank=2)"),
         (BROADCAST._replace(root=0, items=0), "broadcast(float32, root_rank=0)"),
         (Header(0, 1, Collective.ALLGATHER, NO_OP, 12, NO_ROOT, 0, 0), "allgather(float64)"),
-        (ALLREDUCE._replace(collective=99), "something this version of ringcomm does not know"),
-        (ALLREDUCE._replace(op=99), "something this version of ringcomm does not know"),
-        (ALLREDUCE._replace(dtype=99), "something this version of ringcomm does not know"),
+        (ALLREDUCE._replace(collective=99), "something that this version of ringcomm does not have"),
+        (ALLREDUCE._replace(op=99), "something that this version of ringcomm does not have"),
+        (ALLREDUCE._replace(dtype=99), "something that this version of ringcomm does not have"),
     ],
 )
 def test_description(header, text):
@@ -116,7 +116,7 @@ def test_every_known_call_can_be_described():
         (ALLREDUCE, {"items": 999}, ["the number of elements", "1000 here", "999 there"]),
         (ALLREDUCE, {"digest": 2}, ["the name, the shape, the scale factors or the list of sizes"]),
         (ALLREDUCE, {"sends": 3}, ["its message has 3 elements", "0 are expected here"]),
-        (ALLREDUCE, {"wants": 3}, ["it expects 3 elements", "the message from here has 0"]),
+        (ALLREDUCE, {"expects": 3}, ["it expects 3 elements", "the message from here has 0"]),
     ],
 )
 def test_difference_in_every_field(mine, change, words):
@@ -154,15 +154,15 @@ def test_digest_differs(other):
     assert digest("a", (2, 3), (1.0, 1.0)) != digest(*other)
 
 
-def test_the_digest_tells_lists_of_sizes_apart():
+def test_the_digest_distinguishes_lists_of_sizes():
     digests = {digest("a", (), (1.0, 1.0), bounds) for bounds in ((), (0, 3, 4), (0, 1, 4), (0, 4))}
     assert len(digests) == 4
     assert digest("a", (), (1.0, 1.0), [0, 3, 4]) in digests
 
 
 def test_what_goes_there_comes_from_here():
-    header = ALLREDUCE._replace(sends=2, wants=3)
-    assert header.turned() == ALLREDUCE._replace(sends=3, wants=2)
+    header = ALLREDUCE._replace(sends=2, expects=3)
+    assert header.turned() == ALLREDUCE._replace(sends=3, expects=2)
 
 
 def test_digest_is_the_same_everywhere():

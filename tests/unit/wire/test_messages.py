@@ -19,7 +19,7 @@ GOOD = [
     {"type": "measured", "speeds": [{"rank": 1, "address": "10.0.0.1", "iface": "eth0", "mb_per_s": 2.5}]},
     {"type": "measure", "pairs": [{"rank": 1, "wires": [ADDRESS]}]},
     {"type": "linked", "links": [{"peer": 1, "iface": "eth0", "local": "a", "remote": "b"}]},
-    {"type": "unlinked", "reason": "nobody answered", "peer": 1},
+    {"type": "unlinked", "reason": "no host answered", "peer": 1},
     {"type": "lost", "peer": 2, "doing": "allreduce", "why": "grüße \N{SNOWMAN}", "kind": "lost"},
     {"type": "mismatch", "peer": 0, "text": ""},
     {"type": "note", "text": "a broadcast goes along a chain"},

@@ -111,7 +111,7 @@ def test_another_place_is_refused_on_both_sides(other):
 
 
 def test_a_place_that_was_changed_on_the_way_spoils_the_proof():
-    """A relay may say in the prelude that the right place was dialled; the initiator knows better."""
+    """A relay may say in the prelude that the right place was dialled; the initiator has the right one."""
     other = place_of("10.9.9.9", 1)
     one, responder = Initiator(KEY, CLAIM, place=other), Responder(KEY, JOB, place=HERE)
     assert one.greeting.count(other) == 1

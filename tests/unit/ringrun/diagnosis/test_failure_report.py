@@ -95,7 +95,7 @@ def test_the_box_without_a_traceback_shows_the_last_words_and_the_reason() -> No
     assert "because of it" not in text
 
 
-def test_who_failed_alike_did_not_stop_because_of_it() -> None:
+def test_a_rank_with_the_same_error_did_not_stop_because_of_it() -> None:
     failure = FirstFailure()
     for rank, code, sent in [(1, 1, 0), (0, 1, 0), (2, 1, 15), (3, 7, 0)]:
         failure.exited(Exit(rank, code, None, sent))
@@ -265,9 +265,9 @@ def test_on_this_machine_nothing_is_over_there() -> None:
 def test_calls_from_different_lines_come_first() -> None:
     failure = FirstFailure()
     failure.exited(Exit(2, 3, None))
-    box = failure_box(failure, HOSTS, ["pc", "jetson1"], {2: TRACE}, "who waits", "Call number 4, f(), comes")
+    box = failure_box(failure, HOSTS, ["pc", "jetson1"], {2: TRACE}, "reason", "Call number 4, f(), comes")
     assert box.splitlines()[1] == "│ Call number 4, f(), comes"
-    assert box.index("comes") < box.index("ValueError: x") < box.index("who waits")
+    assert box.index("comes") < box.index("ValueError: x") < box.index("reason")
 
 
 def test_a_rank_that_has_ended_while_others_wait() -> None:

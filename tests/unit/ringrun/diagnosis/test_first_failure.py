@@ -32,7 +32,7 @@ def test_a_signal_counts_as_in_a_shell() -> None:
     assert cause is not None and (cause.how, found.exit_code()) == ("killed by SIGKILL", 137)
 
 
-def test_whom_we_ended_did_not_fail() -> None:
+def test_ranks_that_ringrun_ended_did_not_fail() -> None:
     assert failure(Exit(0, None, 15, sent=15)).cause() is None
     cause = failure(Exit(0, None, 15, sent=15), Exit(1, 3, None)).cause()
     assert cause is not None and cause.rank == 1
@@ -103,7 +103,7 @@ def test_a_frozen_rank_is_the_cause_although_we_ended_it() -> None:
     assert found.exit_code() == 255
 
 
-def test_nobody_exited_badly() -> None:
+def test_no_rank_exited_badly() -> None:
     found = failure(Complaint(None, 1, "rank 1 never came"), Exit(0, None, 15, sent=15))
     cause = found.cause()
     assert cause is not None and (cause.rank, cause.how, found.exit_code()) == (1, "still running", 255)

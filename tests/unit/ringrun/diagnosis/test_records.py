@@ -29,8 +29,8 @@ LOST = "rank 1 was lost"
 
 
 def record(reason: str = "asked", generation: int = 0, **more: Any) -> bytes:
-    lanes = [{"name": "calls", "ordered": True, "members": [0, 1], "operations": []}]
-    content: Dict[str, Any] = {"type": "record", "format": 1, "reason": reason, "lanes": lanes}
+    channels = [{"name": "calls", "ordered": True, "members": [0, 1], "operations": []}]
+    content: Dict[str, Any] = {"type": "record", "format": 1, "reason": reason, "lanes": channels}
     return json.dumps({**content, "generation": generation, "threads": [], **more}).encode()
 
 
@@ -87,14 +87,14 @@ def test_that_a_program_has_ended_stays(records: Records) -> None:
     assert "Rank 0 (localhost) has ended with exit code 0." in explain(contents)
 
 
-def test_who_failed_while_it_ended_has_failed(records: Records) -> None:
+def test_a_rank_that_failed_while_it_ended_has_failed(records: Records) -> None:
     records.take(0, record("ended"))
     records.take(0, record("failure"))
     records.take(0, record("ended"))
     assert records.complete({})[0]["reason"] == "failure"
 
 
-def test_who_says_that_it_ended_because_of_another(records: Records) -> None:
+def test_a_rank_that_reports_another_as_the_cause(records: Records) -> None:
     records.take(0, record("failure", culprit=1, because=LOST, error=f"PeerLostError: {LOST}"))
     records.take(1, record("failure", culprit=None, error="uncaught ValueError: x"))
     told = Complaint(0, 1, "rank 1 was lost")
@@ -105,7 +105,7 @@ def test_who_says_that_it_ended_because_of_another(records: Records) -> None:
     assert records.explanations({0: ["ValueError: another matter, later"]}) == []
 
 
-def test_what_ends_a_rank_is_known_although_it_tells_more_than_once(records: Records) -> None:
+def test_the_end_of_a_rank_is_kept_although_it_reports_more_than_once(records: Records) -> None:
     records.take(0, record("failure", culprit=1, because=LOST, error=f"PeerLostError: {LOST}"))
     records.take(0, record("failure", culprit=None, error=f"uncaught RuntimeError: of a hook: {LOST}"))
     lost = ["RuntimeError: of a hook: rank 1 was lost"]
@@ -128,10 +128,10 @@ def test_ends_alone_need_no_diagnosis(records: Records) -> None:
         "op": 1, "kind": "allreduce", "name": "", "what": "allreduce", "site": "a.py:1", "state": "done",
         "at": 1.0,
     }  # fmt: skip
-    lanes = [{"name": "calls", "ordered": True, "members": [0, 1], "operations": [row]}]
-    records.take(0, record("ended", lanes=lanes))
+    channels = [{"name": "calls", "ordered": True, "members": [0, 1], "operations": [row]}]
+    records.take(0, record("ended", lanes=channels))
     assert not has_operations(records.complete({}))
-    records.take(1, record("asked", lanes=lanes))
+    records.take(1, record("asked", lanes=channels))
     assert has_operations(records.complete({}))
 
 

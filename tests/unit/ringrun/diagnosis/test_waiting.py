@@ -1,4 +1,4 @@
-"""Who is behind, and who waits for whom: tables of reports, and what is said about them."""
+"""Which ranks are behind, and which wait for which: tables of reports, and the sentences about them."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ BEFORE = f"before the operation in which others wait{LAST}"
     ("third", "sentence"),
     [
         (NOTHING, "Rank 2 (host2) left nothing behind: killed by SIGKILL."),
-        (Report(2, "host2"), "Rank 2 (host2) left nothing behind: nobody could ask it."),
+        (Report(2, "host2"), "Rank 2 (host2) left nothing behind: no process could ask it."),
         (
             Report(2, "host2", end="exit code 0"),
             "Rank 2 (host2) ended with exit code 0 and left nothing behind.",
@@ -131,12 +131,12 @@ BEFORE = f"before the operation in which others wait{LAST}"
         ),
         (
             busy(2, paused="saving checkpoint"),
-            'Rank 2 (host2) has called nothing yet; it has said that it is away: "saving checkpoint"; its '
+            'Rank 2 (host2) has called nothing yet; it has called pause(): "saving checkpoint"; its '
             "main thread is in load (loader.py:12).",
         ),
     ],
 )
-def test_why_somebody_does_not_come(third: Report, sentence: str) -> None:
+def test_why_a_rank_does_not_come(third: Report, sentence: str) -> None:
     text = told(failed(0), failed(1), third)
     assert text[0] == "Ranks 0, 1 wait in allreduce `conv3.grad` (op 812, train.py:88)."
     assert text[1:] == [sentence, "Ranks 0, 1 wait for rank 2."]
@@ -158,20 +158,20 @@ def test_operations_by_name(ops: Tuple[List[Operation], ...], waits: Dict[int, A
     assert waits_for(reports) == waits
 
 
-def test_who_has_left_is_waited_for_where_all_had_come() -> None:
+def test_a_rank_that_has_left_is_waited_for_where_all_had_come() -> None:
     gone = report(1, ops=[named("a", "done")], reason="ended", end="exit code 0")
     text = told(report(0, ops=[named("a", "running")]), gone)
     assert text[-1] == "Rank 0 waits for rank 1."
 
 
-def test_who_has_left_although_nobody_needed_it() -> None:
+def test_a_rank_that_has_left_although_no_rank_needed_it() -> None:
     text = told(
         busy(0, [call(811, "done")]), report(1, [call(811, "done")], reason="ended", end="exit code 0")
     )
     assert text[1] == f"Rank 1 (host1) has ended with exit code 0{LAST}."
 
 
-def test_different_orders() -> None:
+def test_a_different_order() -> None:
     text = told(report(0, (), [named("a")]), report(1, (), [named("b")]), report(2, (), [named("b")]))
     assert text[-1] == ("Ranks 0-2 wait for each other: they do not make the same calls in the same order.")
 
@@ -179,7 +179,7 @@ def test_different_orders() -> None:
 def test_all_are_there() -> None:
     text = told(*(report(rank, [call(812, moved=rank)]) for rank in MEMBERS))
     assert text[0] == "Rank 0 (host0) waits in allreduce `conv3.grad` (op 812, train.py:88), nothing moved."
-    assert text[-1] == "All who were asked have come to this operation: it is the network that they wait for."
+    assert text[-1] == "All ranks that answered have entered this operation: they wait for the network."
 
 
 def test_different_calls_with_the_same_number() -> None:
@@ -206,7 +206,7 @@ ANOTHER = "MismatchError: The ranks do not make the same call.\n…"
 
 
 @pytest.mark.parametrize("error", ["PeerLostError: rank 0 …", "MismatchError: rank 0 was lost: uncaught …"])
-def test_who_is_not_in_the_group_that_disagrees_waits_and_they_do_not(error: str) -> None:
+def test_a_rank_outside_the_group_that_disagrees_waits_and_its_members_do_not(error: str) -> None:
     done, same, odd = call(1, "done"), call(4, "failed"), call(4, "failed", label="barrier")
     text = told(
         grouped(0, done, same, error=ANOTHER), grouped(1, done, odd, error=ANOTHER),
@@ -221,7 +221,7 @@ def test_who_is_not_in_the_group_that_disagrees_waits_and_they_do_not(error: str
     ]
 
 
-def test_who_failed_because_of_another_call_that_nobody_tells_of_waits_for_nobody() -> None:
+def test_a_rank_that_met_a_call_without_a_record_waits_for_no_rank() -> None:
     text = told(report(0, [call(7, "failed")], reason="failure", error=ANOTHER), NOTHING)
     assert text == [
         "Rank 0 (host0) failed in allreduce `conv3.grad` (op 7, train.py:88).",
@@ -238,7 +238,7 @@ def test_a_group_that_was_given_up_is_not_what_a_rank_waits_in() -> None:
     assert told(later)[0].endswith("(op 4, train.py:88).")
 
 
-def test_nobody_waits() -> None:
+def test_no_rank_waits() -> None:
     text = told(*(busy(rank, [call(3, "done")]) for rank in MEMBERS))
     assert text[-1] == "No rank waits for another."
 
@@ -259,7 +259,7 @@ def test_many_ranks_are_cut_short() -> None:
     assert "(28 more are in the files.)" in lines
 
 
-def test_one_who_has_failed_is_waited_for_although_it_came_to_the_same_operation() -> None:
+def test_a_failed_rank_is_waited_for_although_it_came_to_the_same_operation() -> None:
     text = told(
         report(0, [call(812)]),
         report(1, [call(812, "done")], reason="failure", error="uncaught ValueError: bad sample"),
@@ -267,7 +267,7 @@ def test_one_who_has_failed_is_waited_for_although_it_came_to_the_same_operation
     assert text[-1] == "Rank 0 waits for rank 1."
 
 
-def test_who_ended_with_the_same_mismatch_is_told_in_one_line() -> None:
+def test_ranks_with_the_same_mismatch_are_one_line() -> None:
     error = "uncaught MismatchError: Mismatched shapes: rank 0: x; rank 1: y.\nmore"
     ended = [busy(rank, [call(7, "done")], reason="failure", error=error) for rank in (0, 1)]
     other = busy(2, [call(8, "done")], reason="failure", error=error)
@@ -287,7 +287,7 @@ def test_different_calls_by_name_are_not_blamed_on_the_network() -> None:
     assert text[-1] == "They do not make the same calls."
 
 
-def test_who_had_come_and_failed_then_is_no_matter_of_the_network() -> None:
+def test_a_rank_that_had_come_and_failed_then_is_no_matter_of_the_network() -> None:
     failed = report(1, ops=[named("a")], blocked=False, reason="failed", error="uncaught ValueError: no")
     text = told(report(0, ops=[named("a", "running")]), failed, busy(2, ops=[named("a", "running")]))
     assert text[-1] == "Rank 1 ended before that for which rank 0 waited was done."

@@ -80,7 +80,7 @@ def test_ranks_lose_what_belongs_to_another_job() -> None:
     assert {"HOROVOD_RANK", "HOROVOD_LOCAL_RANK", "HOROVOD_HOSTNAME"} < set(removed())
 
 
-def test_what_other_launchers_tell_a_rank() -> None:
+def test_variables_of_other_launchers() -> None:
     plan = make_plan(None, parse_hosts("a:2,b,c:2"))
     found = [rank_variables(place, plan.size, "abc"[place.host_index], True) for place in plan.places]
     names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"]

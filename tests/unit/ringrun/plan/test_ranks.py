@@ -24,7 +24,7 @@ from ringrun.plan.ranks import Place, make_plan
         (None, "a,me@a", ["a:1", "me@a:1"]),
     ],
 )
-def test_who_runs_how_many(np: Optional[int], hosts: str, used: List[str]) -> None:
+def test_how_many_each_host_runs(np: Optional[int], hosts: str, used: List[str]) -> None:
     plan = make_plan(np, parse_hosts(hosts) if hosts else [])
     assert [f"{host.spec.target}:{host.used}" for host in plan.hosts] == used
     assert [place.rank for place in plan.places] == list(range(plan.size))

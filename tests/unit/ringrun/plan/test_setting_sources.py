@@ -69,7 +69,7 @@ def test_every_setting_can_be_said_in_every_way() -> None:
     assert all(getattr(wanted, name) != getattr(Settings(), name) for name in names)
 
 
-def test_who_wins() -> None:
+def test_which_source_wins() -> None:
     file = from_file("timeout: 1\ncycle-time: 1.5\nspin-us: 1\n", "f.yaml")
     variables = from_environment({"RINGCOMM_TIMEOUT": "2", "RINGCOMM_CYCLE_TIME": "2"})
     flags = [SettingValue("timeout_s", "3", "--timeout 3", "--timeout")]

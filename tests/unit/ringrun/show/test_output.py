@@ -12,7 +12,7 @@ from ringrun.show.output import (
     Tail,
     TracebackDelay,
     prefix,
-    wants_colour,
+    uses_colour,
 )
 
 
@@ -94,10 +94,10 @@ def test_tail_is_bounded() -> None:
 def test_prefix_and_colour() -> None:
     assert prefix("jetson1", 3, False) == b"[jetson1:3] "
     assert prefix("jetson1", 3, True).endswith(b"\x1b[0m ")
-    assert wants_colour({"TERM": "xterm"}, True)
-    assert not wants_colour({"TERM": "xterm"}, False)
-    assert not wants_colour({"NO_COLOR": "1"}, True)
-    assert not wants_colour({"TERM": "dumb"}, True)
+    assert uses_colour({"TERM": "xterm"}, True)
+    assert not uses_colour({"TERM": "xterm"}, False)
+    assert not uses_colour({"NO_COLOR": "1"}, True)
+    assert not uses_colour({"TERM": "dumb"}, True)
 
 
 TRACE = [b"Traceback (most recent call last):", b'  File "x.py", line 1', b"ValueError: x"]
@@ -113,7 +113,7 @@ def test_a_traceback_is_held_back_for_a_while() -> None:
     assert hold.add([b"later"], 9.0) == [b"later"]
 
 
-def test_a_held_traceback_waits_for_the_verdict_once_the_rank_has_ended() -> None:
+def test_a_held_traceback_waits_for_the_report_once_the_rank_has_ended() -> None:
     hold = TracebackDelay()
     hold.add(TRACE, 0.0)
     hold.keep()

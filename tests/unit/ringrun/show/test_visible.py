@@ -26,7 +26,7 @@ from ringrun.show.visible import visible
         ("half \ud800, a byte \udcff", "half \\ud800, a byte \\udcff"),
     ],
 )
-def test_what_a_terminal_would_obey_is_shown_instead(text: str, shown: str) -> None:
+def test_what_a_terminal_would_execute_is_shown_instead(text: str, shown: str) -> None:
     assert visible(text) == shown
     visible(text).encode()
 
