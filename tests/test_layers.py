@@ -22,6 +22,7 @@ LEVELS: Dict[int, List[List[str]]] = {
         ],
     ],
     1: [
+        ["codec.base", "codec.halves", "codec.quantized", "codec.table"],
         ["wire.frames", "wire.place", "wire.signing", "wire.auth", "wire.messages"],
         [
             "schedule.steps", "schedule.streams", "schedule.registry", "schedule.ring", "schedule.direct",
@@ -44,7 +45,8 @@ LEVELS: Dict[int, List[List[str]]] = {
         [
             "collective.reduce", "collective.flows", "collective.call_sites", "collective.headers",
             "collective.progress", "collective.execute", "collective.short", "collective.drive",
-            "collective.calls", "collective.call_history", "collective.reporter", "collective.runner",
+            "collective.coded", "collective.calls", "collective.call_history", "collective.reporter",
+            "collective.runner",
             "collective.measure",
         ],
         [
@@ -147,7 +149,7 @@ LAZY_STEP_UP = ("api", "ringrun.function")
 
 PURE = [
     "errors", "ops", "dtypes", "parsing", "unknown_settings", "variables",
-    "wire.frames", "wire.place", "wire.signing", "wire.auth", "wire.messages", "schedule.*",
+    "wire.frames", "wire.place", "wire.signing", "wire.auth", "wire.messages", "codec.*", "schedule.*",
     "collective.reduce", "collective.progress", "transport.rate_limit", "transport.routes",
     "rendezvous.actions", "rendezvous.membership", "rendezvous.root_cause", "rendezvous.routing",
     "rendezvous.link_table", "rendezvous.pending_members", "rendezvous.state",

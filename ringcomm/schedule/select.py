@@ -117,6 +117,19 @@ class Selector:
         name = self._choose("allreduce", rule, count, item_bytes, needs_single_fold, self._all_reduce_problem)
         return self._build("allreduce", name, self._all_reduce_problem(name, self._rank, count))
 
+    def coded_bounds(self, count: int, block_items: int) -> Tuple[int, ...]:
+        """The chunks of an all-reduce with a codec, in elements: whole blocks, by the speeds of links."""
+        blocks, shares = -(-count // block_items), self._shares.get("direct")
+        edges = share_bounds(blocks, shares) if shares is not None else even_bounds(blocks, self._size)
+        return tuple(min(count, edge * block_items) for edge in edges)
+
+    def coded_all_reduce(self, codes: Tuple[int, ...]) -> Steps:
+        """This rank's schedule over a buffer of codes, whose chunks have these boundaries in bytes.
+
+        Always ``direct``: there every element is encoded twice, in a ring once per hop.
+        """
+        return self._build("allreduce", "direct", Problem(self._rank, self._size, codes[-1], codes))
+
     def reduce_scatter(self, bounds: Tuple[int, ...], item_bytes: int, needs_single_fold: bool) -> Steps:
         """This rank's schedule; chunk r of ``bounds``, in elements, becomes rank r's."""
         rule = choose.choose_reduce_scatter(self._size, needs_single_fold=needs_single_fold)
