@@ -79,7 +79,7 @@ LEVELS: Dict[int, List[List[str]]] = {
     6: [
         [
             "_adapter.arguments", "_adapter.basics", "_adapter.common", "_adapter.horovod_basics",
-            "_adapter.compression",
+            "_adapter.compression", "_adapter.feedback", "_adapter.powersgd",
             "_adapter.gradients", "_adapter.names", "_adapter.causes", "_adapter.graph_callbacks",
             "_adapter.callbacks",
             "_adapter.objects", "_adapter.trees", "_adapter.checking",
@@ -91,7 +91,8 @@ LEVELS: Dict[int, List[List[str]]] = {
         [
             "torch.tensors", "torch.compression", "torch.submit", "torch.movement", "torch.handles",
             "torch.autograd", "torch.collectives", "torch.mpi_ops", "torch.state",
-            "torch.sync_batch_norm", "torch.buckets", "torch.reducer", "torch.optimizer", "torch.elastic",
+            "torch.sync_batch_norm", "torch.buckets", "torch.compressed_buckets",
+            "torch.reducer", "torch.optimizer", "torch.elastic",
             "torch.mpi_ops",
             "torch.__init__",
         ],
@@ -158,7 +159,8 @@ PURE = [
     "engine.coordinator",
     "engine.process_sets", "engine.pending", "engine.tuning", "engine.failure_detector",
     "engine.progress_reports", "group.message_matching",
-    "_adapter.arguments", "_adapter.compression", "_adapter.gradients", "_adapter.names", "_adapter.trees",
+    "_adapter.arguments", "_adapter.compression", "_adapter.feedback", "_adapter.powersgd",
+    "_adapter.gradients", "_adapter.names", "_adapter.trees",
     "elastic.sampler", "data_service.registry",
 ]  # fmt: skip
 IMPURE_MODULES = {

@@ -31,7 +31,7 @@ from .collectives import (
     join,
     reducescatter,
 )
-from .compression import Compression
+from .compression import Compression, PowerSGD
 from .handles import (
     allgather_async,
     allreduce_async,
@@ -56,6 +56,7 @@ __all__ = [
     *common.__all__,
     "Compression",
     "DistributedOptimizer",
+    "PowerSGD",
     "SyncBatchNorm",
     "allgather",
     "allgather_async",

@@ -17,7 +17,7 @@ from ..errors import ConfigError, NotOfferedError
 from ..ops import ReduceOp, op_of
 from ..process_set import ProcessSet, global_process_set
 from . import handles
-from .compression import Compression
+from .compression import Compression, compressor_of
 from .reducer import GradientReducer
 from .tensors import bytes_of
 
@@ -170,9 +170,34 @@ class _Distributed:
         self._synchronized = False
         super().zero_grad(set_to_none=set_to_none)  # type: ignore[misc]
 
+    def residual_state_dict(self) -> Dict[str, Any]:
+        """What compression has lost on this rank and error feedback will add, for a checkpoint of this rank.
+
+        Returns:
+            float32 arrays by parameter name; empty without a compression that has error feedback.
+        """
+        return self._reducer.residuals.state()
+
+    def load_residual_state_dict(self, state: Dict[str, Any]) -> None:
+        """Continue with the residuals of :meth:`residual_state_dict`, after :meth:`load_state_dict`.
+
+        Args:
+            state: what the same rank has saved. Without this call training goes on with residuals of zero.
+        """
+        self._reducer.residuals.load(state)
+
+    def scale_residuals(self, factor: float) -> None:
+        """Multiply what error feedback will add, when the scale of losses has changed by that factor.
+
+        Args:
+            factor: new scale divided by old one.
+        """
+        self._reducer.residuals.scale(factor)
+
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
-        """Load a state; reductions in progress are dropped."""
+        """Load a state; reductions in progress are dropped, and so is what error feedback would add."""
         self._reducer.reset()
+        self._reducer.residuals.reset("a state was loaded")
         self._synchronized = False
         self._should_synchronize = True
         super().load_state_dict(state_dict)  # type: ignore[misc]
@@ -272,7 +297,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
         optimizer: any ``torch.optim.Optimizer``. The result shares its state and parameter groups.
         named_parameters: usually ``model.named_parameters()``; required only if two optimizers reduce
             gradients at the same time and have parameters of the same shapes.
-        {compression}
+        {gradient_compression}
         backward_passes_per_step: the number of backward passes whose gradients are summed before they are
             reduced.
         op: ``Average`` (the default), ``Sum`` or ``Adasum`` (or another reduction).
@@ -307,6 +332,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
         warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=2)
     groups = chosen_groups(groups, num_groups, torch.Tensor)
     names = names_of(_parameters(optimizer), named_parameters)
+    compression = compressor_of(compression)
     if chosen == ReduceOp.ADASUM and api.size() > 1:
         if process_set is not global_process_set:
             raise NotOfferedError("Adasum does not support non-global process sets yet.")

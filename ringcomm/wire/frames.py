@@ -126,9 +126,7 @@ def unpack_header(data: Union[bytes, bytearray, memoryview]) -> Header:
     magic, generation, sequence, collective, op, dtype, codec, *rest, file, line = _HEADER.unpack(data)
     if magic != _MAGIC:
         return Header(0, 0, 0, NO_OP, 0, NO_ROOT, 0, 0)
-    root, items, hashed, sends, wants = rest
-    site = file << 32 | line
-    return Header(generation, sequence, collective, op, dtype, root, items, hashed, sends, wants, site, codec)
+    return Header._make((generation, sequence, collective, op, dtype, *rest, file << 32 | line, codec))
 
 
 def digest(
