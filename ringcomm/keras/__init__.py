@@ -14,7 +14,7 @@ The program divides the data among the ranks; the rest of it stays as for one pr
 
 from .._adapter import common
 from .._adapter.common import *  # noqa: F403
-from .._adapter.compression import Compression
+from .._adapter.compression import Compression, PowerSGD
 from .._adapter.objects import allgather_object, broadcast_object
 from . import callbacks, elastic
 from .collectives import allgather, allreduce, broadcast, broadcast_variables, reducescatter
@@ -26,6 +26,7 @@ __all__ = [
     "Compression",
     "DistributedOptimizer",
     "PartialDistributedOptimizer",
+    "PowerSGD",
     "allgather",
     "allgather_object",
     "allreduce",
