@@ -125,7 +125,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "torch.distributed._post", "torch.distributed._reductions",
             "torch.distributed._collectives", "torch.distributed._store", "torch.distributed._monitored",
             "torch.distributed._group_base", "torch.distributed._trace",
-            "torch.distributed._group_transport", "torch.distributed._group",
+            "torch.distributed._group_transport", "torch.distributed._group", "torch.distributed._hooks",
             "torch.distributed._rendezvous", "torch.distributed.__init__",
         ],
     ],
