@@ -73,7 +73,7 @@ LEVELS: Dict[int, List[List[str]]] = {
     5: [
         [
             "timeline", "flight_recorder", "objects", "collectives", "program", "context", "api",
-            "process_set", "async_calls", "consistency", "__init__",
+            "process_set", "async_calls", "consistency", "local_sgd", "__init__",
         ],
     ],
     6: [
@@ -93,7 +93,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "torch.tensors", "torch.compression", "torch.submit", "torch.movement", "torch.handles",
             "torch.autograd", "torch.collectives", "torch.mpi_ops", "torch.state",
             "torch.sync_batch_norm", "torch.buckets", "torch.compressed_buckets",
-            "torch.reducer", "torch.optimizer", "torch.elastic",
+            "torch.reducer", "torch.optimizer", "torch.local_sgd", "torch.elastic",
             "torch.mpi_ops",
             "torch.__init__",
         ],
@@ -104,7 +104,7 @@ LEVELS: Dict[int, List[List[str]]] = {
         [
             "keras.reduction_options", "keras.on_tensorflow", "keras.on_torch", "keras.on_jax",
             "keras.backends", "keras.collectives", "keras.optimizer", "keras.models", "keras.callbacks",
-            "keras.elastic", "keras.__init__",
+            "keras.local_sgd", "keras.elastic", "keras.__init__",
         ],
         [
             "tensorflow.flow", "tensorflow.collectives", "tensorflow.functions", "tensorflow.elastic",

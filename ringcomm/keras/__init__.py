@@ -18,6 +18,7 @@ from .._adapter.compression import Compression, PowerSGD
 from .._adapter.objects import allgather_object, broadcast_object
 from . import callbacks, elastic
 from .collectives import allgather, allreduce, broadcast, broadcast_variables, reducescatter
+from .local_sgd import LocalSGDCallback
 from .models import load_model
 from .optimizer import DistributedOptimizer, PartialDistributedOptimizer
 
@@ -25,6 +26,7 @@ __all__ = [
     *common.__all__,
     "Compression",
     "DistributedOptimizer",
+    "LocalSGDCallback",
     "PartialDistributedOptimizer",
     "PowerSGD",
     "allgather",

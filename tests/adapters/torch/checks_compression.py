@@ -160,3 +160,36 @@ def check_single_tensors_are_pointed_to_the_codec() -> None:
     sgd = torch.optim.SGD([nn.Parameter(ones)], 0.1)
     words = "there are 'none', 'fp16', 'bf16', 'int8', 'int4'"
     with_errors(ValueError, lambda: hvd.DistributedOptimizer(sgd, compression="int7"), words)
+
+
+def _locally(steps: int, every: int, **options: Any) -> Any:
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    if hvd.rank() == 1:
+        for parameter in model.parameters():
+            parameter.data.add_(1.0)  # what rank 0 has counts
+    with hvd.LocalSGD(model, optimizer, sync_every=every, **options):
+        for step in range(steps):
+            inputs, targets = data(step, hvd.rank())
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+    return model
+
+
+def check_local_steps() -> None:
+    for options in ({}, {"compression": "int8"}):
+        model = _locally(5, 2, **options)
+        same_everywhere(parameters_of(model))
+        same_everywhere(model[1].running_mean)
+    model = _locally(4, 1, outer_lr=1.0, outer_momentum=0.0)
+    reference = model_of()
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.05)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=reference.named_parameters())
+    for step in range(4):
+        inputs, targets = data(step, hvd.rank())
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(reference(inputs), targets).backward()
+        optimizer.step()
+    assert torch.allclose(parameters_of(model), parameters_of(reference), atol=1e-5)
+    with_errors(ValueError, lambda: hvd.LocalSGD(reference, optimizer), "original optimizer")
