@@ -79,7 +79,7 @@ LEVELS: Dict[int, List[List[str]]] = {
     6: [
         [
             "_adapter.arguments", "_adapter.basics", "_adapter.common", "_adapter.horovod_basics",
-            "_adapter.compression", "_adapter.feedback", "_adapter.powersgd",
+            "_adapter.compression", "_adapter.choice", "_adapter.feedback", "_adapter.powersgd",
             "_adapter.gradients", "_adapter.names", "_adapter.causes", "_adapter.compressed",
             "_adapter.graph_callbacks",
             "_adapter.callbacks",

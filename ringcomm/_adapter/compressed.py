@@ -6,6 +6,7 @@ Each gradient is sent as :func:`~.compression.codec_for` says. What compression 
 
 from __future__ import annotations
 
+import time
 import weakref
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -19,6 +20,7 @@ from ..errors import RingcommError
 from ..ops import ReduceOp
 from ..process_set import number_of
 from .arguments import wire_name
+from .choice import AutoCompression
 from .compression import PowerSGD, codec_for
 from .feedback import Residuals
 from .gradients import Reduction
@@ -29,7 +31,15 @@ Shape = Tuple[int, ...]
 
 def is_coded(compression: Any) -> bool:
     """Whether the reduction executes the compression itself."""
-    return getattr(compression, "kind", "") in ("int8", "int4", "powersgd")
+    return getattr(compression, "kind", "") in ("int8", "int4", "powersgd", "auto")
+
+
+def sent_as(compression: Any, dtype: str, shape: Sequence[int]) -> str:
+    """The codec for a gradient, also under a compression that other reductions execute as a conversion."""
+    kind = getattr(compression, "kind", "")
+    if kind in ("bf16", "fp16"):
+        return str(kind) if dtype in ("float32", "float64") else "none"
+    return codec_for(compression, dtype, shape)
 
 
 class CompressionState:
@@ -38,6 +48,13 @@ class CompressionState:
     def __init__(self) -> None:
         self.residuals = Residuals()
         self._iterations: Dict[Tuple[Matrix, ...], PowerIteration] = {}
+        self._auto: Optional[AutoCompression] = None
+
+    def auto(self, compression: Any) -> Optional[AutoCompression]:
+        """What chooses the compression, if the program leaves the choice; the same from step to step."""
+        if isinstance(compression, AutoCompression) and self._auto is None:
+            self._auto = compression
+        return self._auto if isinstance(compression, AutoCompression) else None
 
     def iteration(self, matrices: Sequence[Matrix], rank: int) -> PowerIteration:
         """PowerSGD's thin matrices for these matrices, from the last step if there was one."""
@@ -80,11 +97,15 @@ class CompressedAllreduce(NamedTuple):
         """Submit it; the result is a list of new arrays."""
         pairs = [flat_copy(array) for array in arrays]
         adds = self.how.op in (ReduceOp.AVERAGE, ReduceOp.SUM)
+        auto = self.state.auto(self.compression)
+        compression = self.compression if auto is None else auto.chosen
         groups: Dict[str, List[int]] = {}
         for index, (flat, shape) in enumerate(pairs):
-            codec = codec_for(self.compression, flat.dtype.name, shape) if adds else "none"
+            codec = sent_as(compression, flat.dtype.name, shape) if adds else "none"
             groups.setdefault(codec, []).append(index)
-        pending = Pending([flat.reshape(shape) for flat, shape in pairs])
+        pending = Pending([flat.reshape(shape) for flat, shape in pairs], auto)
+        if auto is not None:
+            auto.submitting()
         for codec in sorted(groups):
             flats = [pairs[index][0] for index in groups[codec]]
             shapes = [pairs[index][1] for index in groups[codec]]
@@ -145,10 +166,12 @@ class Pending:
 
     Args:
         results: the arrays that the reductions overwrite.
+        auto: what chooses the compression, if the program leaves the choice.
     """
 
-    def __init__(self, results: List[Array]) -> None:
+    def __init__(self, results: List[Array], auto: Optional[AutoCompression] = None) -> None:
         self._results = results
+        self._auto = auto
         self.handles: List[Handle] = []
         self.power: Optional[_Power] = None
 
@@ -165,6 +188,7 @@ class Pending:
             RingcommError: a reduction failed; the others have ended.
         """
         problem: Optional[RingcommError] = None
+        waiting_from_s = time.perf_counter()
         steps = [handle.wait for handle in self.handles]
         for step in steps if self.power is None else [*steps, self.power.complete]:
             try:
@@ -173,4 +197,6 @@ class Pending:
                 problem = problem or error
         if problem is not None:
             raise problem
+        if self._auto is not None:
+            self._auto.finished(sum(4 * array.size for array in self._results), waiting_from_s)
         return self._results

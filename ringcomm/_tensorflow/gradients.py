@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from .._adapter import graph_callbacks
 from .._adapter.arguments import predivided
+from .._adapter.choice import configured
 from .._adapter.compressed import CompressedAllreduce, is_coded, state_of
-from .._adapter.compression import compressor_of
 from .._adapter.gradients import Groups, Reduction, bucket_name, chosen_groups, plan_groups
 from .._adapter.names import variable_name
 from ..ops import ReduceOp, op_of
@@ -48,7 +48,7 @@ class GradientReducer:
         chosen = op_of(op)
         prescale, postscale = predivided(chosen, gradient_predivide_factor)
         self.how = Reduction(chosen, prescale, postscale, process_set)
-        self.compression = compressor_of(compression)
+        self.compression = configured(compression, process_set)
         self.sparse_as_dense = sparse_as_dense
         self.groups = chosen_groups(groups, num_groups, object)
         self.scale_local_gradients = scale_local_gradients

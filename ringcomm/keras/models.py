@@ -6,7 +6,8 @@ from typing import Any, Callable, Dict, Optional, Sequence
 
 import keras
 
-from .._adapter.compression import Compression, compressor_of
+from .._adapter.choice import configured
+from .._adapter.compression import Compression
 from .._adapter.gradients import Reduction
 from ..docstrings import documented
 from ..ops import ReduceOp
@@ -38,7 +39,7 @@ def load_model(
     model = load_by(keras.models.load_model, filepath, custom_optimizers, custom_objects)
     if getattr(model, "optimizer", None) is not None:
         reduction = Reduction(ReduceOp.AVERAGE, 1.0, 1.0, global_process_set)
-        how = How(reduction, compressor_of(compression), False, None)
+        how = How(reduction, configured(compression, global_process_set), False, None)
         make_distributed(model.optimizer, how, in_place=True)
     return model
 

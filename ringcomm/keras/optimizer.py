@@ -7,7 +7,8 @@ from typing import Any, Dict, List, Optional, Sequence
 import keras
 
 from .._adapter.arguments import predivided
-from .._adapter.compression import Compression, compressor_of
+from .._adapter.choice import configured
+from .._adapter.compression import Compression
 from .._adapter.gradients import Groups, Reduction, chosen_groups
 from ..collective.call_sites import look_through
 from ..docstrings import documented
@@ -232,7 +233,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         postscale *= backward_passes_per_step
     how = How(
         Reduction(chosen, prescale, postscale, process_set),
-        compressor_of(compression),
+        configured(compression, process_set),
         sparse_as_dense,
         chosen_groups(groups, num_groups, object),
     )

@@ -72,6 +72,7 @@ class Selector:
         self._grid: Optional[Hosts] = hosts_of(host_index) if host_index is not None else None
         self._say = say
         self._model: Optional[CostModel] = None
+        self._measured: Optional[CostModel] = None
         self._oversubscribed = False
         self._shares: Dict[str, Optional[List[float]]] = {}
         self._chosen: Dict[Tuple[str, int, bool], str] = {}
@@ -85,12 +86,17 @@ class Selector:
             model: the machine, if it was measured.
             oversubscribed: whether all ranks share one host that has fewer cores, and talk through sockets.
         """
-        self._oversubscribed = oversubscribed
+        self._oversubscribed, self._measured = oversubscribed, model
         self._model = coarse_model(model) if model is not None and self._size <= MODEL_MAX_RANKS else None
         self._shares = _unequal_shares(model, self._grid) if model is not None else {}
         self._chosen.clear()
         if self._say is not None and model is not None:
             self._say(_describe(model))
+
+    @property
+    def measured(self) -> Optional[CostModel]:
+        """The machine as it was measured; None if it was not."""
+        return self._measured
 
     def all_reduce(self, count: int, item_bytes: int, needs_single_fold: bool) -> Steps:
         """This rank's schedule for ``count`` elements.

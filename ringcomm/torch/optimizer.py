@@ -11,13 +11,15 @@ import torch
 from .. import api
 from .._adapter.arguments import predivided
 from .._adapter.checking import StepCheck
+from .._adapter.choice import configured
+from .._adapter.compressed import is_coded
 from .._adapter.gradients import Groups, Reduction, chosen_groups, names_of
 from ..docstrings import documented
 from ..errors import ConfigError, NotOfferedError
 from ..ops import ReduceOp, op_of
 from ..process_set import ProcessSet, global_process_set
 from . import handles
-from .compression import Compression, compressor_of
+from .compression import Compression
 from .reducer import GradientReducer
 from .tensors import bytes_of
 
@@ -332,12 +334,13 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
         warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=2)
     groups = chosen_groups(groups, num_groups, torch.Tensor)
     names = names_of(_parameters(optimizer), named_parameters)
-    compression = compressor_of(compression)
+    compression = configured(compression, process_set)
     if chosen == ReduceOp.ADASUM and api.size() > 1:
         if process_set is not global_process_set:
             raise NotOfferedError("Adasum does not support non-global process sets yet.")
         delta: Any = _of_kind(_AdasumDistributed, optimizer)
-        delta._compression, delta._passes, delta._check = compression, passes, StepCheck(process_set)
+        delta._compression = Compression.none if is_coded(compression) else compression
+        delta._passes, delta._check = passes, StepCheck(process_set)
         delta._names = [names[id(item)] for item in _all_parameters(optimizer) if item.requires_grad]
         return delta
     wrapped = _of_kind(_Distributed, optimizer)

@@ -193,3 +193,21 @@ def check_local_steps() -> None:
         optimizer.step()
     assert torch.allclose(parameters_of(model), parameters_of(reference), atol=1e-5)
     with_errors(ValueError, lambda: hvd.LocalSGD(reference, optimizer), "original optimizer")
+
+
+def check_the_choice_is_made_for_all_ranks() -> None:
+    """On fast links nothing is gained; where sending takes long, all ranks change over in the same step."""
+    from unittest import mock
+
+    from ringcomm._adapter import choice
+
+    if hvd.size() == 1:
+        return
+    slow = choice.Links(hvd.size(), 1, 1e-4, 1e-3)
+    for links, expected in ((slow, "int8"), (choice.Links(hvd.size(), 1, 1e-13, 0.0), "none")):
+        with mock.patch.object(choice, "links_of", lambda *ignored, links=links: links):
+            losses, model, optimizer = train("auto", steps=choice.STEPS + 4)
+        same_everywhere(parameters_of(model))
+        buckets = [item for item in optimizer._reducer._buckets if isinstance(item, FlatBucket)]
+        assert ("int8" in {bucket._codec for bucket in buckets}) == (expected == "int8")
+        assert np.isfinite(losses).all()
