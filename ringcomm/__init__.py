@@ -83,6 +83,7 @@ from .errors import (
     StartupError,
     UnsupportedDtypeError,
 )
+from .local_sgd import LocalSGD
 from .ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
 from .process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
 from .version import __version__
@@ -99,6 +100,7 @@ __all__ = [
     "HorovodInternalError",
     "HostsUpdatedInterrupt",
     "LinkLostError",
+    "LocalSGD",
     "Max",
     "Membership",
     "Min",

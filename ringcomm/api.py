@@ -228,6 +228,7 @@ def allreduce(
     name: Optional[str] = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    compression: Any = None,
 ) -> Array:
     """Reduce an array of the same shape and dtype over all ranks; every rank gets the result.
 
@@ -236,7 +237,7 @@ def allreduce(
     {allreduce}
         {not_initialized}
     """
-    return context().allreduce(array, op, name, prescale_factor, postscale_factor)
+    return context().allreduce(array, op, name, prescale_factor, postscale_factor, compression)
 
 
 @documented
@@ -246,13 +247,14 @@ def allreduce_(
     name: Optional[str] = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    compression: Any = None,
 ) -> Array:
     """Reduce an array over all ranks in place: the result overwrites ``array`` on every rank.
 
     {allreduce_}
         {not_initialized}
     """
-    return context().allreduce_(array, op, name, prescale_factor, postscale_factor)
+    return context().allreduce_(array, op, name, prescale_factor, postscale_factor, compression)
 
 
 @documented

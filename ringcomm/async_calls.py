@@ -26,6 +26,7 @@ def allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: Optional[ProcessSet] = None,
+    compression: Any = None,
 ) -> Handle:
     """Start an allreduce of a copy of an array.
 
@@ -34,6 +35,7 @@ def allreduce_async(
     Args:
         {array_in}
         {matched_reduction}
+        {codec}
 
     Returns:
         a handle; its ``wait()`` returns a new array of the same shape and dtype.
@@ -45,6 +47,7 @@ def allreduce_async(
     return api.context().engine.allreduce(
         [flat], op_of(op), name, [shape], prescale_factor, postscale_factor, number_of(process_set),
         convert=lambda _: flat.reshape(shape),
+        compression=compression,
     )  # fmt: skip
 
 
@@ -56,12 +59,14 @@ def allreduce_async_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: Optional[ProcessSet] = None,
+    compression: Any = None,
 ) -> Handle:
     """Start an allreduce in place: the result overwrites ``array`` on every rank.
 
     Args:
         {array_pending}
         {matched_reduction}
+        {codec}
 
     Returns:
         a handle; its ``wait()`` returns ``array`` itself.
@@ -73,7 +78,7 @@ def allreduce_async_(
     target = InPlace(array, "allreduce_async_")
     return api.context().engine.allreduce(
         [target.flat], op_of(op), name, [target.shape], prescale_factor, postscale_factor,
-        number_of(process_set), convert=lambda _: target.finish(),
+        number_of(process_set), convert=lambda _: target.finish(), compression=compression,
     )  # fmt: skip
 
 
@@ -85,12 +90,14 @@ def grouped_allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: Optional[ProcessSet] = None,
+    compression: Any = None,
 ) -> Handle:
     """Start an allreduce of copies of several arrays as one operation: all are reduced, or none.
 
     Args:
         {arrays_in}
         {matched_reduction}
+        {codec}
 
     Returns:
         a handle; its ``wait()`` returns a list of new arrays.
@@ -103,6 +110,7 @@ def grouped_allreduce_async(
         [flat for flat, _ in copies], op_of(op), name, [shape for _, shape in copies],
         prescale_factor, postscale_factor, number_of(process_set),
         convert=lambda _: [flat.reshape(shape) for flat, shape in copies],
+        compression=compression,
     )  # fmt: skip
 
 
@@ -114,12 +122,14 @@ def grouped_allreduce_async_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: Optional[ProcessSet] = None,
+    compression: Any = None,
 ) -> Handle:
     """Start an allreduce of several arrays in place as one operation: all are reduced, or none.
 
     Args:
         {arrays_pending}
         {matched_reduction}
+        {codec}
 
     Returns:
         a handle; its ``wait()`` returns a list of the arrays themselves.
@@ -133,6 +143,7 @@ def grouped_allreduce_async_(
         [target.flat for target in targets], op_of(op), name, [target.shape for target in targets],
         prescale_factor, postscale_factor, number_of(process_set),
         convert=lambda _: [target.finish() for target in targets],
+        compression=compression,
     )  # fmt: skip
 
 

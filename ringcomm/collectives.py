@@ -19,7 +19,7 @@ from .dtypes import Array
 from .engine.adasum import adasum, check_adasum
 from .errors import Misuse
 from .objects import Objects
-from .ops import Collective, ReduceOp, factor_of, name_of, op_of
+from .ops import Collective, ReduceOp, codec_number, factor_of, name_of, op_of
 from .schedule.steps import even_bounds
 
 
@@ -51,13 +51,14 @@ class Collectives:
         name: Optional[str] = None,
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
+        compression: Any = None,
     ) -> Array:
         """Reduce an array of the same shape and dtype over all ranks; every rank gets the result.
 
         {allreduce}
         """
         flat, shape = flat_copy(array)
-        self._all_reduce(flat, shape, op, name, prescale_factor, postscale_factor)
+        self._all_reduce(flat, shape, op, name, prescale_factor, postscale_factor, compression)
         return flat.reshape(shape)
 
     @documented
@@ -68,13 +69,16 @@ class Collectives:
         name: Optional[str] = None,
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
+        compression: Any = None,
     ) -> Array:
         """Reduce an array over all ranks in place: the result overwrites ``array`` on every rank.
 
         {allreduce_}
         """
         target = InPlace(array, "allreduce_")
-        self._all_reduce(target.flat, target.shape, op, name, prescale_factor, postscale_factor)
+        self._all_reduce(
+            target.flat, target.shape, op, name, prescale_factor, postscale_factor, compression
+        )
         return target.finish()
 
     def _all_reduce(
@@ -85,6 +89,7 @@ class Collectives:
         name: Optional[str],
         prescale: float,
         postscale: float,
+        compression: Any,
     ) -> None:
         op, prescale, postscale = op_of(op), factor_of(prescale), factor_of(postscale)
         if op == ReduceOp.ADASUM:
@@ -92,7 +97,8 @@ class Collectives:
             with self._runner.exclusive():
                 adasum(self._runner, flat, prescale, postscale)
         else:
-            self._runner.all_reduce(flat, op, name_of(name), shape, prescale, postscale)
+            codec = codec_number(compression)
+            self._runner.all_reduce(flat, op, name_of(name), shape, prescale, postscale, codec=codec)
 
     @documented
     def reducescatter(

@@ -22,8 +22,8 @@ from .variables import MEMBERSHIP_VARIABLES, launchers_rank, torchrun
 PREFIX = "RINGCOMM_"
 
 
-def _setting(default: Any, variable: str, parse: Callable[[str], Any], doc: str) -> Any:
-    flag = "--" + variable.lower().replace("_", "-")
+def _setting(default: Any, variable: str, parse: Callable[[str], Any], doc: str, flag: str = "") -> Any:
+    flag = flag or "--" + variable.lower().replace("_", "-")
     metadata = {"variable": PREFIX + variable, "flag": flag, "parse": parse, "doc": doc}
     return field(default=default, metadata=metadata)
 
@@ -61,6 +61,12 @@ class Settings:
         "", "ALGORITHM", parsing.algorithm,
         "Forces the allreduce algorithm: `one_shot`, `direct`, `doubling`, `ring` or `hierarchical` (several "
         "hosts with equally many ranks; `direct` elsewhere). Empty: chosen by size and what was measured.",
+    )  # fmt: skip
+    compression: str = _setting(
+        "", "COMPRESSION", parsing.compression,
+        "How gradients are sent by optimizers and tapes that name no compression: `bf16`, `fp16`, `int8`, "
+        "`int4`, `auto` (float32, bf16 or int8, as measured steps, links and codecs suggest) or `none`.",
+        "--compress",
     )  # fmt: skip
     measure: bool = _setting(
         True, "MEASURE", parsing.flag,

@@ -199,6 +199,11 @@ class Context(Collectives):
                 for text in self._joined.paces.compare(peer.rank, 1e-6 / byte_s):
                     logger.warning("%s", text)
 
+    @property
+    def cost_model(self) -> Optional[CostModel]:
+        """Latencies and speeds of links as all ranks measured them; None if nothing was measured."""
+        return self._selector.measured
+
     def _report(self, text: str) -> None:
         """Report a detail (RINGCOMM_VERBOSE): through logging, and at the launcher."""
         logger.info("%s", text)

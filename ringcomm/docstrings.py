@@ -40,14 +40,26 @@ root_rank: the rank whose data are sent: its rank in the job, also if only a pro
     "compression": """\
 compression: the element type on the network: ``Compression.none`` (the default: unchanged), or
     ``Compression.fp16`` or ``Compression.bf16`` for half the bytes of float32.""",
+    "gradient_compression": """\
+compression: how gradients are sent: ``Compression.none`` (the default: unchanged), ``Compression.bf16`` or
+    ``Compression.fp16`` (half the bytes of float32), ``Compression.int8`` (a quarter), ``Compression.int4``
+    (an eighth) or ``PowerSGD(rank=4)`` (less). The last three apply to matrices, the other gradients are
+    sent as bfloat16; what they lose of a gradient is added to the next one. A name such as ``"int8"`` does
+    as well.""",
+    "codec": """\
+compression: the codec for float32 and float64 on the network: None (the default: unchanged), ``"bf16"`` or
+    ``"fp16"`` (half the bytes of float32), ``"int8"`` (a quarter: blocks of 256 elements with one scale,
+    greatest magnitude / 127) or ``"int4"`` (an eighth). Every element is encoded twice, as a contribution
+    and as a result; sums are float32. Integers, and reductions other than Sum and Average, are never
+    compressed. The same on all ranks.""",
     "urgent": """\
 urgent: start at once instead of waiting up to one engine cycle for other tensors to fuse with. The
     caller waits for the result, so the input need not be copied.""",
     "grouped_options": """\
 **options: ``op`` (``Average`` by default, ``Sum``, ``Min``, ``Max``, ``Product`` or ``Adasum``),
     ``name`` (operations of one name are matched among the ranks, operations without a name by their
-    order), ``prescale_factor`` and ``postscale_factor`` (multiply contributions and result; 1.0), and
-    ``process_set`` (the ranks that take part; all).""",
+    order), ``prescale_factor`` and ``postscale_factor`` (multiply contributions and result; 1.0),
+    ``process_set`` (the ranks that take part; all), and ``compression`` (a codec, as for ``allreduce``).""",
     "splits": """\
 splits: number of rows for each rank, in rank order; one integer per rank, their sum is the number of
     rows. Without it every rank gets equally many rows, and the number of rows must be a multiple of the
@@ -193,12 +205,12 @@ _PICKLE = "ProtocolError: the received bytes do not have the sending rank's sign
 
 SHARED.update({
     "allreduce": _method(
-        _fill("array_in op call_name scale"),
+        _fill("array_in op call_name scale codec"),
         "a new C-ordered array of the same shape and dtype, bit-identical on all ranks.",
         _ERRORS,
     ),
     "allreduce_": _method(
-        _fill("array_inplace op call_name scale"),
+        _fill("array_inplace op call_name scale codec"),
         "``array`` itself, which holds the result, bit-identical on all ranks.",
         _NOT_AN_ARRAY + _ERRORS,
     ),

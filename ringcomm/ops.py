@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any, Optional
+from typing import Any, Optional, Tuple
 
 from .errors import Misuse
 
@@ -66,6 +66,9 @@ def op_name(op: int) -> str:
     return Bitwise(op).name if op >= Bitwise.BAND else ReduceOp(op).name.capitalize()
 
 
+CODECS: Tuple[str, ...] = ("none", "fp16", "bf16", "int8", "int4")
+"""The names of codecs; their places are their numbers on the wire."""
+
 ELEMENTWISE = tuple(op for op in ReduceOp if op != ReduceOp.ADASUM)
 """The reductions in which every element is on its own."""
 
@@ -90,6 +93,24 @@ def op_of(op: Any) -> ReduceOp:
     except ValueError:
         names = ", ".join(item.name.capitalize() for item in ReduceOp)
         raise Misuse(f"op={op!r} is no reduction; there are {names}.") from None
+
+
+def codec_number(compression: Any) -> int:
+    """The number of a codec on the wire, from what users pass as ``compression``.
+
+    Args:
+        compression: None or ``"none"``; ``"fp16"``, ``"bf16"``, ``"int8"`` or ``"int4"``; or one of the
+            classes in ``Compression``, which have such a name as ``kind``.
+
+    Raises:
+        Misuse: there is no such codec.
+    """
+    if compression is None:
+        return 0
+    name = getattr(compression, "kind", compression)
+    if not isinstance(name, str) or name not in CODECS:
+        raise Misuse(f"compression={compression!r}: there are {', '.join(map(repr, CODECS))}.")
+    return CODECS.index(name)
 
 
 _NAN = float("nan")

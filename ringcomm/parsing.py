@@ -145,6 +145,16 @@ OTHER_ALGORITHM_MODULES = ("tree",)
 """Modules of ``ringcomm.schedule`` that register algorithms, but none for all-reduce."""
 
 
+COMPRESSIONS = ("none", "fp16", "bf16", "int8", "int4", "auto")
+
+
+def compression(text: str) -> str:
+    """One of :data:`COMPRESSIONS`, or nothing."""
+    if text and text not in COMPRESSIONS:
+        raise ValueError(f"must be empty or one of {', '.join(COMPRESSIONS)}")
+    return text
+
+
 def algorithm(text: str) -> str:
     """One of :data:`ALGORITHMS`, or nothing."""
     if text and text not in ALGORITHMS:

@@ -22,6 +22,7 @@ LEVELS: Dict[int, List[List[str]]] = {
         ],
     ],
     1: [
+        ["codec.base", "codec.halves", "codec.quantized", "codec.table"],
         ["wire.frames", "wire.place", "wire.signing", "wire.auth", "wire.messages"],
         [
             "schedule.steps", "schedule.streams", "schedule.registry", "schedule.ring", "schedule.direct",
@@ -44,8 +45,8 @@ LEVELS: Dict[int, List[List[str]]] = {
         [
             "collective.reduce", "collective.flows", "collective.call_sites", "collective.headers",
             "collective.progress", "collective.execute", "collective.short", "collective.drive",
-            "collective.calls", "collective.call_history", "collective.call_lock", "collective.reporter",
-            "collective.runner", "collective.measure",
+            "collective.coded", "collective.calls", "collective.call_history", "collective.call_lock",
+            "collective.reporter", "collective.runner", "collective.measure",
         ],
         [
             "rendezvous.actions", "rendezvous.membership", "rendezvous.root_cause", "rendezvous.routing",
@@ -71,14 +72,15 @@ LEVELS: Dict[int, List[List[str]]] = {
     5: [
         [
             "timeline", "flight_recorder", "objects", "collectives", "program", "context", "api",
-            "process_set", "async_calls", "consistency", "__init__",
+            "process_set", "async_calls", "consistency", "local_sgd", "__init__",
         ],
     ],
     6: [
         [
             "_adapter.arguments", "_adapter.basics", "_adapter.common", "_adapter.horovod_basics",
-            "_adapter.compression",
-            "_adapter.gradients", "_adapter.names", "_adapter.causes", "_adapter.graph_callbacks",
+            "_adapter.compression", "_adapter.choice", "_adapter.feedback", "_adapter.powersgd",
+            "_adapter.gradients", "_adapter.names", "_adapter.causes", "_adapter.compressed",
+            "_adapter.graph_callbacks",
             "_adapter.callbacks",
             "_adapter.objects", "_adapter.trees", "_adapter.checking",
             "elastic.sampler", "elastic.state", "elastic.parts",
@@ -89,7 +91,8 @@ LEVELS: Dict[int, List[List[str]]] = {
         [
             "torch.tensors", "torch.compression", "torch.submit", "torch.movement", "torch.handles",
             "torch.autograd", "torch.collectives", "torch.mpi_ops", "torch.state",
-            "torch.sync_batch_norm", "torch.buckets", "torch.reducer", "torch.optimizer", "torch.elastic",
+            "torch.sync_batch_norm", "torch.buckets", "torch.compressed_buckets",
+            "torch.reducer", "torch.optimizer", "torch.local_sgd", "torch.elastic",
             "torch.mpi_ops",
             "torch.__init__",
         ],
@@ -100,7 +103,7 @@ LEVELS: Dict[int, List[List[str]]] = {
         [
             "keras.reduction_options", "keras.on_tensorflow", "keras.on_torch", "keras.on_jax",
             "keras.backends", "keras.collectives", "keras.optimizer", "keras.models", "keras.callbacks",
-            "keras.elastic", "keras.__init__",
+            "keras.local_sgd", "keras.elastic", "keras.__init__",
         ],
         [
             "tensorflow.flow", "tensorflow.collectives", "tensorflow.functions", "tensorflow.elastic",
@@ -121,7 +124,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "torch.distributed._point_to_point", "torch.distributed._reductions",
             "torch.distributed._collectives", "torch.distributed._store", "torch.distributed._monitored",
             "torch.distributed._group_base", "torch.distributed._trace",
-            "torch.distributed._group_transport", "torch.distributed._group",
+            "torch.distributed._group_transport", "torch.distributed._group", "torch.distributed._hooks",
             "torch.distributed._rendezvous", "torch.distributed.__init__",
         ],
     ],
@@ -147,7 +150,7 @@ LAZY_STEP_UP = ("api", "ringrun.function")
 
 PURE = [
     "errors", "ops", "dtypes", "parsing", "unknown_settings", "variables",
-    "wire.frames", "wire.place", "wire.signing", "wire.auth", "wire.messages", "schedule.*",
+    "wire.frames", "wire.place", "wire.signing", "wire.auth", "wire.messages", "codec.*", "schedule.*",
     "collective.reduce", "collective.progress", "transport.rate_limit", "transport.routes",
     "rendezvous.actions", "rendezvous.membership", "rendezvous.root_cause", "rendezvous.routing",
     "rendezvous.link_table", "rendezvous.pending_members", "rendezvous.state",
@@ -156,7 +159,8 @@ PURE = [
     "engine.coordinator",
     "engine.process_sets", "engine.pending", "engine.tuning", "engine.failure_detector",
     "engine.progress_reports", "group.message_matching",
-    "_adapter.arguments", "_adapter.compression", "_adapter.gradients", "_adapter.names", "_adapter.trees",
+    "_adapter.arguments", "_adapter.compression", "_adapter.feedback", "_adapter.powersgd",
+    "_adapter.gradients", "_adapter.names", "_adapter.trees",
     "elastic.sampler", "data_service.registry",
 ]  # fmt: skip
 IMPURE_MODULES = {

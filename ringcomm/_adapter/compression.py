@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Tuple, Type
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-WIRE_DTYPES = {"none": None, "fp16": "float16", "bf16": "bfloat16"}
+from ..errors import ConfigError
+
+WIRE_DTYPES: Dict[str, Optional[str]] = {"none": None, "fp16": "float16", "bf16": "bfloat16"}
 """The dtype in which floating-point numbers are sent, by the name of the compression."""
 
 _WIDE = ("float32", "float64")
@@ -15,7 +17,7 @@ def wire_dtype(compression: str, dtype: str) -> Optional[str]:
 
     Only float32 and float64 are converted.
     """
-    return WIRE_DTYPES[compression] if dtype in _WIDE else None
+    return WIRE_DTYPES.get(compression) if dtype in _WIDE else None
 
 
 def dtype_name(tensor: Any) -> str:
@@ -117,6 +119,75 @@ class BF16Compressor(NoneCompressor):
     kind = "bf16"
 
 
+class _GradientCompressor(NoneCompressor):
+    """A compression that the reduction itself executes, because sums of what is sent have no meaning."""
+
+    @classmethod
+    def compress(cls, tensor: Any) -> Tuple[Any, Any]:
+        """Not available for single tensors.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            f"compression={cls.kind} is for DistributedOptimizer and DistributedGradientTape. Single arrays: "
+            f"ringcomm.allreduce(array, compression={cls.kind!r})."
+        )
+
+
+class Int8Compressor(_GradientCompressor):
+    """Gradients of matrices as int8 with a scale per block of 256, all others as bfloat16; error feedback."""
+
+    kind = "int8"
+
+
+class Int4Compressor(_GradientCompressor):
+    """Gradients of matrices as int4 with a scale per block of 256, all others as bfloat16; error feedback."""
+
+    kind = "int4"
+
+
+class PowerSGD:
+    """Gradients of matrices as products of two thin ones, all others as bfloat16; error feedback.
+
+    Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
+    Optimization" (2019), with warm start. A tensor of more than two dimensions is a matrix whose rows are its
+    first dimension.
+
+    Args:
+        rank: columns of the two thin matrices. 4 suits convolutional networks; more is more exact and slower.
+        min_ratio: a matrix is compressed only if that makes it so many times smaller.
+
+    Raises:
+        ConfigError: the rank is less than 1, or the ratio is not positive.
+    """
+
+    kind = "powersgd"
+
+    def __init__(self, rank: int = 4, min_ratio: float = 2.0) -> None:
+        if rank < 1 or min_ratio <= 0:
+            raise ConfigError(
+                f"PowerSGD needs a rank of 1 or more and a positive ratio, not {rank}, {min_ratio}"
+            )
+        self.rank = rank
+        self.min_ratio = min_ratio
+
+    def __repr__(self) -> str:
+        return f"PowerSGD(rank={self.rank})"
+
+    def suits(self, shape: Sequence[int]) -> bool:
+        """Whether a gradient of this shape is compressed."""
+        if len(shape) < 2 or 0 in shape:
+            return False
+        rows, columns = shape[0], 1
+        for length in shape[1:]:
+            columns *= length
+        return rows * columns >= self.min_ratio * self.rank * (rows + columns)
+
+    compress = _GradientCompressor.compress
+    decompress = _GradientCompressor.decompress
+
+
 class Compression:
     """The compressors for ``compression=``.
 
@@ -124,13 +195,59 @@ class Compression:
         none: sends tensors in their own dtype.
         fp16: sends float32 and float64 as float16.
         bf16: sends float32 and float64 as bfloat16.
+        int8: gradients of matrices in a quarter of the bytes of float32; with error feedback.
+        int4: in an eighth.
     """
 
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+    int8 = Int8Compressor
+    int4 = Int4Compressor
 
 
-def is_elementwise(compression: Type[Any]) -> bool:
+_NAMED: Dict[str, Any] = {
+    kind.kind: kind
+    for kind in (NoneCompressor, FP16Compressor, BF16Compressor, Int8Compressor, Int4Compressor)
+}
+
+LEAST_ITEMS = 4096
+"""Smaller gradients are sent as bfloat16: they are few bytes, and biases and scales of normalization lose
+most by coarse rounding."""
+
+
+def compressor_of(compression: Any) -> Any:
+    """The compressor for what was passed as ``compression``: itself, or that of a name.
+
+    Raises:
+        ConfigError: no compressor has the name.
+    """
+    if not isinstance(compression, str):
+        return compression
+    if compression not in _NAMED:
+        raise ConfigError(f"compression={compression!r}: there are {', '.join(map(repr, _NAMED))}.")
+    return _NAMED[compression]
+
+
+def codec_for(compression: Any, dtype: str, shape: Sequence[int]) -> str:
+    """How a gradient is sent: a codec's name, ``"powersgd"``, or ``"none"`` where the reduction does nothing.
+
+    Args:
+        compression: a compressor.
+        dtype: NumPy's name of the gradient's dtype.
+        shape: the gradient's.
+    """
+    kind = getattr(compression, "kind", "")
+    if kind not in ("int8", "int4", "powersgd") or dtype not in _WIDE:
+        return "none"
+    if kind == "powersgd":
+        return "powersgd" if dtype == "float32" and compression.suits(shape) else "bf16"
+    items = 1
+    for length in shape:
+        items *= length
+    return str(kind) if len(shape) >= 2 and items >= LEAST_ITEMS else "bf16"
+
+
+def is_elementwise(compression: Any) -> bool:
     """Whether a compressor can be applied to several concatenated tensors: true for ringcomm's own."""
-    return compression in (NoneCompressor, FP16Compressor, BF16Compressor)
+    return compression in _NAMED.values() or isinstance(compression, PowerSGD)

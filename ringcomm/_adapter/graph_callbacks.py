@@ -28,6 +28,7 @@ from ..ops import ReduceOp
 from ..process_set import ProcessSet, number_of
 from .arguments import row_counts, wire_name
 from .causes import record_cause
+from .compressed import CompressedAllreduce, Pending
 from .gradients import Reduction
 
 
@@ -132,7 +133,9 @@ class Barrier(NamedTuple):
         return engine.barrier(wire_name("barrier", self.name), number_of(self.process_set), urgent)
 
 
-Operation = Union[Allreduce, Reducescatter, Allgather, Broadcast, Alltoall, Barrier]
+Operation = Union[Allreduce, CompressedAllreduce, Reducescatter, Allgather, Broadcast, Alltoall, Barrier]
+
+AnyHandle = Union[Handle, Pending]
 
 
 def check_sets(operations: Sequence[Operation]) -> None:
@@ -142,7 +145,7 @@ def check_sets(operations: Sequence[Operation]) -> None:
         UnknownProcessSetError: a process set is not registered.
     """
     for operation in operations:
-        if isinstance(operation, (Allreduce, Reducescatter)):
+        if isinstance(operation, (Allreduce, CompressedAllreduce, Reducescatter)):
             chosen = operation.how.process_set
         else:
             chosen = operation.process_set
@@ -158,8 +161,8 @@ class Batch:
 
     def __init__(self, operations: Sequence[Operation]) -> None:
         self.operations = list(operations)
-        self._started: Dict[int, List[Handle]] = {}
-        self._latest: List[Handle] = []
+        self._started: Dict[int, List[AnyHandle]] = {}
+        self._latest: List[AnyHandle] = []
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
 
@@ -189,12 +192,12 @@ class Batch:
             handle.block(None)
         return self._wait(handles)
 
-    def _submit(self, arrays: Sequence[Any], urgent: bool) -> List[Handle]:
+    def _submit(self, arrays: Sequence[Any], urgent: bool) -> List[AnyHandle]:
         # A framework may run this batch again before its last run has ended, and a name can be in use only
         # once. The last run was submitted, so it ends.
         for handle in self._latest:
             handle.block(None)
-        handles: List[Handle] = []
+        handles: List[AnyHandle] = []
         start = 0
         last = self.operations[-1]
         try:
@@ -209,7 +212,7 @@ class Batch:
         self._latest = handles
         return handles
 
-    def _wait(self, handles: Sequence[Handle]) -> List[Array]:
+    def _wait(self, handles: Sequence[AnyHandle]) -> List[Array]:
         results: List[Array] = []
         problem: Optional[RingcommError] = None
         for handle in handles:

@@ -10,9 +10,10 @@ from .._adapter.compression import (
     Compressor,
     FP16Compressor,
     NoneCompressor,
+    PowerSGD,
     register_cast,
 )
 
-__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
+__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor", "PowerSGD"]
 
 register_cast(tf.Tensor, tf.cast)

@@ -8,12 +8,14 @@ import tensorflow as tf
 
 from .._adapter import graph_callbacks
 from .._adapter.arguments import predivided
+from .._adapter.choice import configured
+from .._adapter.compressed import CompressedAllreduce, is_coded, state_of
 from .._adapter.gradients import Groups, Reduction, bucket_name, chosen_groups, plan_groups
 from .._adapter.names import variable_name
 from ..ops import ReduceOp, op_of
 from ..process_set import ProcessSet, global_process_set
 from . import bridge
-from .compression import Compression
+from .compression import Compression, NoneCompressor
 
 Name = Callable[[Any], str]
 
@@ -46,7 +48,7 @@ class GradientReducer:
         chosen = op_of(op)
         prescale, postscale = predivided(chosen, gradient_predivide_factor)
         self.how = Reduction(chosen, prescale, postscale, process_set)
-        self.compression = compression
+        self.compression = configured(compression, process_set)
         self.sparse_as_dense = sparse_as_dense
         self.groups = chosen_groups(groups, num_groups, object)
         self.scale_local_gradients = scale_local_gradients
@@ -136,8 +138,20 @@ class GradientReducer:
             tensors = [tf.convert_to_tensor(gradients[index]) for index in group]
             names = [name(variables[index]) for index in group]
             label = bucket_name(names, [_known(tensor.shape) for tensor in tensors])
-            bundles.append(self._dense(group, tensors, bridge.unique_name(f"{scope}/{label}")))
+            label = bridge.unique_name(f"{scope}/{label}")
+            if is_coded(self.compression):
+                bundles.append(self._coded(group, tensors, label, variables[group[0]]))
+            else:
+                bundles.append(self._dense(group, tensors, label))
         return bundles
+
+    def _coded(self, indices: List[int], tensors: List[Any], label: str, owner: Any) -> Bundle:
+        def finish(results: Sequence[Any], into: List[Any]) -> None:
+            for index, result in zip(indices, results):
+                into[index] = result
+
+        operation = CompressedAllreduce(self.how, label, len(tensors), self.compression, state_of(owner))
+        return Bundle(operation, tensors, [tensor.shape for tensor in tensors], finish)
 
     def _grouped(self, variables: Sequence[Any], dense: List[int]) -> List[List[int]]:
         if self.groups is None:
@@ -162,13 +176,14 @@ class GradientReducer:
                 "sparse gradients can be averaged and summed, not reduced by "
                 f"{self.how.op.name.capitalize()}: use sparse_as_dense=True."
             )
-        values, context = self.compression.compress(slices.values)
+        compression = NoneCompressor if is_coded(self.compression) else self.compression
+        values, context = compression.compress(slices.values)
         average = self.how.op == ReduceOp.AVERAGE
         factor = self.how.prescale * self.how.postscale
         factor = factor / self.how.process_set.size() if average else factor
 
         def finish(results: Sequence[Any], into: List[Any]) -> None:
-            whole = self.compression.decompress(results[0], context)
+            whole = compression.decompress(results[0], context)
             scaled = whole * tf.cast(factor, whole.dtype)
             into[index] = tf.IndexedSlices(scaled, results[1], slices.dense_shape)
 

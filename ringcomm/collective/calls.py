@@ -9,7 +9,7 @@ from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 
 from ..dtypes import code_of
-from ..ops import Collective, op_name
+from ..ops import CODECS, Collective, op_name
 from ..schedule.steps import Step
 from ..wire.frames import MEASUREMENT, NO_OP, NO_ROOT, Header, digest
 from .call_sites import Site, nowhere, number_of_known
@@ -29,6 +29,7 @@ class Call(NamedTuple):
         ahead: whether this is the exchange of numbers that goes ahead of the collective.
         bounds: boundaries between the pieces, where all ranks must agree on them.
         text: what the arrays are, in words, where the shape does not say it. It may differ between ranks.
+        codec: place in :data:`ringcomm.ops.CODECS`.
     """
 
     collective: int
@@ -42,12 +43,15 @@ class Call(NamedTuple):
     ahead: bool = False
     bounds: Tuple[int, ...] = ()
     text: str = ""
+    codec: int = 0
 
     def header(self, generation: int) -> Header:
         """The header that goes in front; name, shape, scale factors and sizes become a hash in it."""
         hashed = digest(self.name, self.shape, self.scales, self.bounds)
         code = code_of(self.dtype)
-        return Header(generation, 0, self.collective, self.op, code, self.root, self.items, hashed)
+        return Header(
+            generation, 0, self.collective, self.op, code, self.root, self.items, hashed, codec=self.codec
+        )
 
     @property
     def kind(self) -> str:
@@ -75,6 +79,8 @@ class Call(NamedTuple):
         for factor, value in zip(("prescale_factor", "postscale_factor"), self.scales):
             if value != 1.0:
                 arguments.append(f"{factor}={value!r}")
+        if self.codec:
+            arguments.append(f"compression={CODECS[self.codec]!r}")
         return f"{self.kind}({', '.join(arguments)})"
 
     def _sizes(self) -> str:

@@ -73,6 +73,8 @@ class Kernel:
         self._plain = self.divisor == 1 and postscale == 1.0
         self._selects = op in (ReduceOp.MIN, ReduceOp.MAX)
         self._exact = dtype.kind in "biu"
+        self.unit = np.float32(self.divisor / postscale) if postscale else np.float32(0)
+        """How much of a contribution a difference of one in the result is, for error feedback."""
 
     @property
     def needs_single_fold(self) -> bool:

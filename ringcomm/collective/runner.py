@@ -35,6 +35,7 @@ from .call_history import CallHistory, Row
 from .call_lock import Parts
 from .call_sites import CallSites, Site, call_site, find_site, site_text
 from .calls import Call, Intent, Plan
+from .coded import CodedPlans, usable_codec
 from .drive import StoodStill, run
 from .execute import Part
 from .flows import SegmentPool
@@ -88,6 +89,7 @@ class Runner:
         self._reporter = reporter if reporter is not None else Reporter()
         self._pool = SegmentPool(settings.segment_bytes)
         self._selector = selector or Selector(fabric.rank, fabric.size, settings.algorithm or None)
+        self._coded = CodedPlans(fabric, self._selector)
         self._plans: Dict[Call, Plan] = {}
         self._sequence = 0
         self._started = 0
@@ -164,11 +166,22 @@ class Runner:
         postscale: float = 1.0,
         collective: Collective = Collective.ALLREDUCE,
         intent: Optional[Intent] = None,
+        codec: int = 0,
+        residuals: Optional[np.ndarray[Any, Any]] = None,
     ) -> None:
-        """Reduce ``data`` over all ranks, in place."""
+        """Reduce ``data`` over all ranks, in place. ``residuals`` are for a codec's error feedback."""
+        codec = usable_codec(codec, data.dtype, op) if codec else 0
+        if codec and data.dtype != np.float32:
+            single = data.astype(np.float32)
+            self.all_reduce(
+                single, op, name, shape, prescale, postscale, collective, intent, codec, residuals
+            )
+            data[:] = single
+            return
         # The numbers of the enumerations: hashing those is quick.
+        scales = (prescale, postscale)
         call = Call(
-            int(collective), data.dtype, data.size, int(op), NO_ROOT, name, shape, (prescale, postscale)
+            int(collective), data.dtype, data.size, int(op), NO_ROOT, name, shape, scales, codec=codec
         )
         call = call if intent is None else intent.applied(call)
         plan = self._plans.get(call)
@@ -178,11 +191,15 @@ class Runner:
                 fold.prepare(data)
                 fold.finish_alone(data)
                 return
-            schedule = self._selector.all_reduce(data.size, data.itemsize, fold.needs_single_fold)
-            plan = self._plan(call, schedule, fold)
+            if codec:
+                plan = self._plan(call, (), fold)
+                plan.execution = self._coded.execution(plan.header, data.size, fold)
+            else:
+                schedule = self._selector.all_reduce(data.size, data.itemsize, fold.needs_single_fold)
+                plan = self._plan(call, schedule, fold)
         if prescale != 1.0 and plan.fold is not None:
             plan.fold.prepare(data)
-        self._run(plan, data)
+        self._run(plan, data, residuals if codec else None)
 
     def reduce_scatter(
         self,

@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
+from ..codec.base import BLOCK_ITEMS
 from ..collective.progress import Progress
 from ..collective.runner import Runner
 from ..dtypes import Array, dtype_named
@@ -62,6 +63,7 @@ class BucketRunner:
         self._buckets = 0
         self._active: Optional[Runner] = None
         self._buffer = FusionBuffer()
+        self._residuals = FusionBuffer()
 
     def run(self, bucket: Sequence[Work]) -> List[Any]:
         """Run one bucket; what each member's handle is to give, in order."""
@@ -117,6 +119,9 @@ class BucketRunner:
             for array in arrays:
                 adasum(runner, array, first.prescale, first.postscale)
             return [None] * len(bucket)
+        if first.codec:
+            self._all_reduce_coded(runner, bucket, arrays)
+            return [None] * len(bucket)
         for group in _groups(arrays):
             packed, unpack = self._pack(group)
             self._note("RINGCOMM_ALLREDUCE")
@@ -124,6 +129,29 @@ class BucketRunner:
             self._note("")
             unpack()
         return [None] * len(bucket)
+
+    def _all_reduce_coded(self, runner: Runner, bucket: Sequence[Work], arrays: Sequence[Array]) -> None:
+        """Reduce with a codec: every tensor begins with a block of its own, so that none coarsens another."""
+        first = bucket[0][0]
+        residuals = [item for work in bucket for item in _residuals(work)]
+        for indices in _groups_by_index(arrays):
+            group, kept = [arrays[i] for i in indices], [residuals[i] for i in indices]
+            packed, unpack = _in_blocks(group, self._buffer)
+            feedback, unpack_feedback = None, _nothing
+            if any(item is not None for item in kept):
+                present = [
+                    np.zeros(array.size, np.float32) if item is None else item
+                    for array, item in zip(group, kept)
+                ]
+                feedback, unpack_feedback = _in_blocks(present, self._residuals)
+            self._note("RINGCOMM_ALLREDUCE")
+            runner.all_reduce(
+                packed, ReduceOp(first.op), prescale=first.prescale, postscale=first.postscale,
+                codec=first.codec, residuals=feedback,
+            )  # fmt: skip
+            self._note("")
+            unpack()
+            unpack_feedback()
 
     def _pack(self, group: Sequence[Array]) -> Tuple[Array, Callable[[], None]]:
         """The arrays as one, and what brings the results back. Neighbours in memory stay in place."""
@@ -321,6 +349,32 @@ def neutral(count: int, dtype: np.dtype[Any], op: ReduceOp) -> Array:
             return np.full(count, info.max if op == ReduceOp.MIN else info.min, dtype)
         return np.full(count, np.inf if op == ReduceOp.MIN else -np.inf).astype(dtype)
     return np.zeros(count, dtype)
+
+
+def _residuals(work: Work) -> Sequence[Optional[Array]]:
+    """The residuals of a member, one for each array; None where there is no error feedback."""
+    signature, request = work
+    given: Sequence[Optional[Array]] = () if request is None else request.residuals
+    return given or [None] * len(signature.shapes)
+
+
+def _in_blocks(group: Sequence[Array], buffer: FusionBuffer) -> Tuple[Array, Callable[[], None]]:
+    """The arrays as one, each from the start of a codec's block on, and what brings the results back."""
+    if len(group) == 1:
+        return group[0], _nothing
+    starts = [0]
+    for array in group:
+        starts.append(starts[-1] + -(-array.size // BLOCK_ITEMS) * BLOCK_ITEMS)
+    packed = buffer.items(starts[-1], group[0].dtype)
+    for array, start, stop in zip(group, starts, starts[1:]):
+        packed[start : start + array.size] = array
+        packed[start + array.size : stop] = 0
+
+    def unpack() -> None:
+        for array, start in zip(group, starts):
+            array[:] = packed[start : start + array.size]
+
+    return packed, unpack
 
 
 def _tensors(bucket: Sequence[Work]) -> List[Tuple[Array, Tuple[int, ...]]]:

@@ -20,7 +20,7 @@ from ..config import Settings
 from ..dtypes import Array, code_of
 from ..errors import ConfigError, Misuse, RingcommError, ShapeError, UnsupportedDtypeError, describe_error
 from ..files import open_named
-from ..ops import Collective, ReduceOp, factor_of, name_of
+from ..ops import Collective, ReduceOp, codec_number, factor_of, name_of
 from ..schedule.select import Selector
 from ..transport.base import Channels, Fabric
 from ..wire.frames import NO_OP, NO_ROOT
@@ -186,8 +186,14 @@ class Engine:
         process_set: int = GLOBAL_SET,
         urgent: bool = False,
         convert: Convert = None,
+        compression: Any = None,
+        residuals: Sequence[Array] = (),
     ) -> Handle:
         """Reduce the arrays in place, all of them or none.
+
+        Args:
+            compression: as for :func:`ringcomm.ops.codec_number`.
+            residuals: of error feedback, one for each array.
 
         Raises:
             UnsupportedDtypeError: the reduction has no meaning for these elements.
@@ -197,6 +203,7 @@ class Engine:
         return self._submit(
             Collective.ALLREDUCE, arrays, shapes, name, process_set, urgent, convert,
             op=int(op), prescale=factor_of(prescale), postscale=factor_of(postscale),
+            codec=codec_number(compression), residuals=residuals,
         )  # fmt: skip
 
     def reducescatter(
@@ -366,6 +373,8 @@ class Engine:
         postscale: float = 1.0,
         rows: Sequence[int] = (),
         splits: Sequence[int] = (),
+        codec: int = 0,
+        residuals: Sequence[Array] = (),
     ) -> Handle:
         if process_set != GLOBAL_SET:
             self.sets.check_member(process_set)
@@ -376,12 +385,13 @@ class Engine:
             name, process_set, int(kind), op, root,
             tuple(array.dtype.name for array in arrays),
             tuple(array.shape for array in arrays) if shapes is None else tuple(map(tuple, shapes)),
-            prescale, postscale,
+            prescale, postscale, codec,
         )  # fmt: skip
         thread = self._thread
         label = name or kind.name.lower()
         handle = Handle(label, None if thread is None else thread.wait, convert)
         request = Request(signature, arrays, handle, rows, splits, call_site())
+        request.residuals = residuals
         if thread is not None:
             return thread.submit(request, urgent)
         handle.finish(self._single.run(request))

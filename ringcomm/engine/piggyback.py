@@ -28,7 +28,7 @@ _KINDS = (int(Collective.ALLREDUCE), int(Collective.BROADCAST), int(Collective.B
 def may_piggyback(request: Request) -> bool:
     """Whether the numbers of an operation may travel with its announcement."""
     kind, arrays = request.signature.kind, request.arrays
-    if kind not in _KINDS or request.signature.op == ReduceOp.ADASUM:
+    if kind not in _KINDS or request.signature.op == ReduceOp.ADASUM or request.signature.codec:
         return False
     return len(arrays) <= 1 and sum(array.nbytes for array in arrays) <= PIGGYBACK_BYTES
 

@@ -10,7 +10,7 @@ from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 
 from ..errors import fresh_copy
-from ..ops import Collective, ReduceOp, factor_of
+from ..ops import CODECS, Collective, ReduceOp, factor_of
 from ..wire.frames import NO_OP, NO_ROOT
 
 Shape = Tuple[int, ...]
@@ -34,6 +34,7 @@ class Signature(NamedTuple):
         root: rank in the job, or ``NO_ROOT``.
         dtypes, shapes: of every tensor; for collectives by rows the shape of a row.
         prescale, postscale: factors before and after a reduction.
+        codec: place in :data:`ringcomm.ops.CODECS`, for reductions.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Signature(NamedTuple):
     shapes: Tuple[Shape, ...]
     prescale: float = 1.0
     postscale: float = 1.0
+    codec: int = 0
 
     @classmethod
     def from_json(cls, data: Sequence[Any]) -> Signature:
@@ -53,13 +55,15 @@ class Signature(NamedTuple):
         Raises:
             ValueError, TypeError, OverflowError: nothing that could be run.
         """
-        name, process_set, kind, op, root, dtypes, shapes, prescale, postscale = data
+        name, process_set, kind, op, root, dtypes, shapes, prescale, postscale, codec = data
         found = cls(
             str(name), int(process_set), int(kind), int(op), int(root), tuple(map(str, dtypes)),
             tuple(tuple(map(int, shape)) for shape in shapes), factor_of(float(prescale)),
-            factor_of(float(postscale)),
+            factor_of(float(postscale)), int(codec),
         )  # fmt: skip
         Collective(found.kind)
+        if not 0 <= found.codec < len(CODECS):
+            raise ValueError("no such codec")
         for dtype in found.dtypes:
             _itemsize(dtype)
         if len(found.dtypes) != len(found.shapes) or any(n < 0 for shape in found.shapes for n in shape):
@@ -91,6 +95,8 @@ class Signature(NamedTuple):
             arguments.append(f"prescale_factor={self.prescale!r}")
         if self.postscale != 1.0:
             arguments.append(f"postscale_factor={self.postscale!r}")
+        if self.codec:
+            arguments.append(f"compression={CODECS[self.codec]!r}")
         if self.process_set:
             arguments.append(f"process set {self.process_set}")
         return f"{verb}({', '.join(arguments)})"
@@ -221,10 +227,11 @@ class Request:
         urgent: whether a caller waits for it from the start.
         site: file and line of the call.
         operation: what the flight recorder remembers of it, if there is one.
+        residuals: of error feedback, float32, one for each array; empty without it.
     """
 
     __slots__ = (
-        "arrays", "handle", "key", "operation", "rows", "signature", "site", "splits", "urgent",
+        "arrays", "handle", "key", "operation", "residuals", "rows", "signature", "site", "splits", "urgent",
     )  # fmt: skip
 
     def __init__(
@@ -245,3 +252,4 @@ class Request:
         self.site = site
         self.urgent = False
         self.operation: Any = None
+        self.residuals: Sequence[np.ndarray[Any, Any]] = ()

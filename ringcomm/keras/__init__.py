@@ -14,10 +14,11 @@ The program divides the data among the ranks; the rest of it stays as for one pr
 
 from .._adapter import common
 from .._adapter.common import *  # noqa: F403
-from .._adapter.compression import Compression
+from .._adapter.compression import Compression, PowerSGD
 from .._adapter.objects import allgather_object, broadcast_object
 from . import callbacks, elastic
 from .collectives import allgather, allreduce, broadcast, broadcast_variables, reducescatter
+from .local_sgd import LocalSGDCallback
 from .models import load_model
 from .optimizer import DistributedOptimizer, PartialDistributedOptimizer
 
@@ -25,7 +26,9 @@ __all__ = [
     *common.__all__,
     "Compression",
     "DistributedOptimizer",
+    "LocalSGDCallback",
     "PartialDistributedOptimizer",
+    "PowerSGD",
     "allgather",
     "allgather_object",
     "allreduce",

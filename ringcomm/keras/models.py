@@ -6,6 +6,7 @@ from typing import Any, Callable, Dict, Optional, Sequence
 
 import keras
 
+from .._adapter.choice import configured
 from .._adapter.compression import Compression
 from .._adapter.gradients import Reduction
 from ..docstrings import documented
@@ -29,7 +30,7 @@ def load_model(
         {keras_filepath}
         {keras_custom_optimizers}
         {keras_custom_objects}
-        {compression}
+        {gradient_compression}
         {keras_legacy_opts}
 
     Returns:
@@ -37,7 +38,8 @@ def load_model(
     """
     model = load_by(keras.models.load_model, filepath, custom_optimizers, custom_objects)
     if getattr(model, "optimizer", None) is not None:
-        how = How(Reduction(ReduceOp.AVERAGE, 1.0, 1.0, global_process_set), compression, False, None)
+        reduction = Reduction(ReduceOp.AVERAGE, 1.0, 1.0, global_process_set)
+        how = How(reduction, configured(compression, global_process_set), False, None)
         make_distributed(model.optimizer, how, in_place=True)
     return model
 

@@ -9,8 +9,9 @@ import numpy as np
 from jax.experimental import io_callback
 
 from .._adapter import graph_callbacks
+from .._adapter.compressed import is_coded
 from .._adapter.names import group_name
-from .reduction_options import How
+from .reduction_options import How, compressed
 
 
 def reduce(how: How, gradients: Sequence[Any], variables: Sequence[Any]) -> List[Any]:
@@ -18,12 +19,19 @@ def reduce(how: How, gradients: Sequence[Any], variables: Sequence[Any]) -> List
 
     JAX runs ordered callbacks one after another in program order, which is the same on all ranks.
     """
-    pairs = [how.compression.compress(gradient) for gradient in gradients]
-    compressed = [tensor for tensor, _ in pairs]
     name = group_name(variables, "keras")
-    batch = graph_callbacks.Batch([graph_callbacks.Allreduce(how.reduction, name, len(compressed))])
-    shapes = [jax.ShapeDtypeStruct(item.shape, item.dtype) for item in compressed]
-    results = io_callback(
-        lambda *arrays: batch.run([np.asarray(array) for array in arrays]), shapes, *compressed, ordered=True
-    )
+    if is_coded(how.compression):
+        return _callback(compressed(how, name, len(gradients), variables), gradients)
+    pairs = [how.compression.compress(gradient) for gradient in gradients]
+    sent = [tensor for tensor, _ in pairs]
+    results = _callback(graph_callbacks.Allreduce(how.reduction, name, len(sent)), sent)
     return [how.compression.decompress(result, context) for result, (_, context) in zip(results, pairs)]
+
+
+def _callback(operation: graph_callbacks.Operation, tensors: Sequence[Any]) -> List[Any]:
+    batch = graph_callbacks.Batch([operation])
+    shapes = [jax.ShapeDtypeStruct(item.shape, item.dtype) for item in tensors]
+    results: List[Any] = io_callback(
+        lambda *arrays: batch.run([np.asarray(array) for array in arrays]), shapes, *tensors, ordered=True
+    )
+    return results

@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Optional, Sequence
 import keras
 
 from .._adapter.arguments import predivided
+from .._adapter.choice import configured
 from .._adapter.compression import Compression
 from .._adapter.gradients import Groups, Reduction, chosen_groups
 from ..collective.call_sites import look_through
@@ -187,7 +188,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         name: no effect; accepted because Horovod's function has it.
         {tf_device_dense}
         {tf_device_sparse}
-        {compression}
+        {gradient_compression}
         sparse_as_dense: on TensorFlow, convert ``tf.IndexedSlices`` to dense tensors before they are reduced.
             On other backends all gradients are dense.
         {tf_gradient_predivide_factor}
@@ -232,7 +233,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         postscale *= backward_passes_per_step
     how = How(
         Reduction(chosen, prescale, postscale, process_set),
-        compression,
+        configured(compression, process_set),
         sparse_as_dense,
         chosen_groups(groups, num_groups, object),
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Sequence
 
+from .._adapter.compressed import CompressedAllreduce, state_of
 from .._adapter.gradients import Groups, Reduction
 
 
@@ -21,3 +22,8 @@ class How(NamedTuple):
     compression: Any
     sparse_as_dense: bool
     groups: Groups
+
+
+def compressed(how: How, name: str, count: int, variables: Sequence[Any]) -> CompressedAllreduce:
+    """The operation that reduces gradients with a compression that the reduction executes."""
+    return CompressedAllreduce(how.reduction, name, count, how.compression, state_of(variables[0]))

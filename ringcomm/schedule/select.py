@@ -72,6 +72,7 @@ class Selector:
         self._grid: Optional[Hosts] = hosts_of(host_index) if host_index is not None else None
         self._report = report
         self._model: Optional[CostModel] = None
+        self._measured: Optional[CostModel] = None
         self._oversubscribed = False
         self._shares: Dict[str, Optional[List[float]]] = {}
         self._chosen: Dict[Tuple[str, int, bool], str] = {}
@@ -85,12 +86,17 @@ class Selector:
             model: the machine, if it was measured.
             oversubscribed: whether all ranks share one host that has fewer cores, and talk through sockets.
         """
-        self._oversubscribed = oversubscribed
+        self._oversubscribed, self._measured = oversubscribed, model
         self._model = coarse_model(model) if model is not None and self._size <= MODEL_MAX_RANKS else None
         self._shares = _unequal_shares(model, self._grid) if model is not None else {}
         self._chosen.clear()
         if self._report is not None and model is not None:
             self._report(_describe(model))
+
+    @property
+    def measured(self) -> Optional[CostModel]:
+        """The machine as it was measured; None if it was not."""
+        return self._measured
 
     def all_reduce(self, count: int, item_bytes: int, needs_single_fold: bool) -> Steps:
         """This rank's schedule for ``count`` elements.
@@ -116,6 +122,19 @@ class Selector:
                 rule = "ring"
         name = self._choose("allreduce", rule, count, item_bytes, needs_single_fold, self._all_reduce_problem)
         return self._build("allreduce", name, self._all_reduce_problem(name, self._rank, count))
+
+    def coded_bounds(self, count: int, block_items: int) -> Tuple[int, ...]:
+        """The chunks of an all-reduce with a codec, in elements: whole blocks, by the speeds of links."""
+        blocks, shares = -(-count // block_items), self._shares.get("direct")
+        edges = share_bounds(blocks, shares) if shares is not None else even_bounds(blocks, self._size)
+        return tuple(min(count, edge * block_items) for edge in edges)
+
+    def coded_all_reduce(self, codes: Tuple[int, ...]) -> Steps:
+        """This rank's schedule over a buffer of codes, whose chunks have these boundaries in bytes.
+
+        Always ``direct``: there every element is encoded twice, in a ring once per hop.
+        """
+        return self._build("allreduce", "direct", Problem(self._rank, self._size, codes[-1], codes))
 
     def reduce_scatter(self, bounds: Tuple[int, ...], item_bytes: int, needs_single_fold: bool) -> Steps:
         """This rank's schedule; chunk r of ``bounds``, in elements, becomes rank r's."""

@@ -30,23 +30,30 @@ from .streams import Domain, Schedules, Streams, cut_buffers, fail, name_of, pai
 _UNDEFINED = -1  # a piece that no step has written
 
 
-def check_all_reduce(schedules: Schedules, count: int, *, single_fold: bool = False) -> None:
+def check_all_reduce(
+    schedules: Schedules, count: int, *, single_fold: bool = False, coded: bool = False
+) -> None:
     """Prove that all ranks end with the same finished fold of all contributions.
 
     Args:
         schedules: one per rank.
         count: number of elements.
         single_fold: demand also that each element is made by one fold of all contributions.
+        coded: the schedule is run with a codec (:mod:`ringcomm.collective.coded`): what is sent is encoded,
+            and the rank that finishes an element keeps what its own codes mean. Demand also that no element
+            is encoded more than twice: as a contribution and as a result.
 
     Raises:
         BrokenInvariantError: otherwise.
     """
     size = len(schedules)
-    replay = _Replay(schedules, {(rank, DATA): (0, count) for rank in range(size)})
+    replay = _Replay(schedules, {(rank, DATA): (0, count) for rank in range(size)}, coded)
     replay.fill((rank, DATA, 0, count) for rank in range(size))
     replay.run()
     for rank in range(size):
         replay.expect_reduced(rank, 0, count, single_fold)
+        if coded and size > 1:
+            replay.expect_coded(rank, 0, count)
     replay.expect_same(0, count)
 
 
@@ -142,6 +149,8 @@ class _Term(NamedTuple):
     origin: Tuple[int, int]  # buffer and position of the contributions
     folds: int  # how many folds lie one upon the other
     final: bool
+    codings: int = 0  # how many times the longest way from a contribution was encoded
+    decoded: bool = False  # whether this is what codes mean, so that sending it again encodes nothing
 
 
 class _Terms:
@@ -160,7 +169,7 @@ class _Terms:
         if key in self._numbers:
             return self._numbers[key]
         terms = [self.terms[operand] for operand in operands]
-        ranks = folds = 0
+        ranks = folds = codings = 0
         wrong = ""
         for term in terms:
             if term.final:
@@ -171,13 +180,21 @@ class _Terms:
                 wrong = f"counts the contributions of ranks {members(ranks & term.ranks)} twice"
             ranks |= term.ranks
             folds = max(folds, term.folds)
+            codings = max(codings, term.codings)
         if not wrong and recv.final and ranks != self.all_ranks:
             wrong = f"is final, but lacks the contributions of ranks {members(self.all_ranks & ~ranks)}"
         if not wrong and not recv.final and ranks == self.all_ranks:
             wrong = "has all contributions, but is not final"
         if wrong:
             fail(f"{name_of(rank, index, recv)} {wrong}")
-        return self._number(key, _Term(ranks, terms[0].origin, folds + 1, recv.final))
+        return self._number(key, _Term(ranks, terms[0].origin, folds + 1, recv.final, codings))
+
+    def code(self, number: int) -> int:
+        """What remains of a term that is encoded and decoded."""
+        term = self.terms[number]
+        if term.decoded:
+            return number
+        return self._number((-2, number), term._replace(codings=term.codings + 1, decoded=True))
 
     def _number(self, key: Tuple[int, ...], term: _Term) -> int:
         number = self._numbers.setdefault(key, len(self.terms))
@@ -226,8 +243,9 @@ class _Replay:
     earlier steps of its rank that touch it too: when the count has reached it, the step may go on.
     """
 
-    def __init__(self, schedules: Schedules, marks: Dict[Domain, Bounds]) -> None:
+    def __init__(self, schedules: Schedules, marks: Dict[Domain, Bounds], coded: bool = False) -> None:
         self._schedules = schedules
+        self._coded = coded
         self._terms = _Terms(len(schedules))
         pairings = pair_steps(schedules)
         self._position: List[int] = []
@@ -301,7 +319,8 @@ class _Replay:
                     self._waiting[place, version] = stream
                     return
                 if folding or self._touched[arrival.place] == arrival.version:
-                    arrival.operands[stream.source] = self._read(place, stream.source)
+                    value = self._read(place, stream.source)
+                    arrival.operands[stream.source] = self._terms.code(value) if self._coded else value
                     self._touch(place, ready)
             if not arrival.done and folding and len(arrival.operands) < len(arrival.recv.peers):
                 arrival.parked.append(stream)
@@ -337,7 +356,8 @@ class _Replay:
             name = name_of(rank, arrival.index, recv)
             fail(f"{name} folds element {self._position[arrival.place]}, which is undefined")
         operands = [own if peer == SELF else arrival.operands[peer] for peer in recv.fold]
-        self._value[arrival.place] = self._terms.fold(operands, rank, arrival.index, recv)
+        value = self._terms.fold(operands, rank, arrival.index, recv)
+        self._value[arrival.place] = self._terms.code(value) if self._coded and recv.final else value
 
     def _describe(self, stream: _Stream) -> str:
         place, version, arrival = stream.moves[stream.next]
@@ -365,6 +385,14 @@ class _Replay:
                 wrong = f"is made by {term.folds} folds one upon the other, not by one"
             if wrong:
                 fail(f"rank {rank} element {position} {wrong}")
+
+    def expect_coded(self, rank: int, start: int, stop: int) -> None:
+        """Fail unless the elements are decoded ones that were encoded at most twice on any way."""
+        for place in self._places(rank, DATA, start, stop):
+            term, position = self._terms.terms[self._value[place]], self._position[place]
+            if not term.decoded or term.codings > 2:
+                state = "decoded" if term.decoded else "not decoded"
+                fail(f"rank {rank} element {position} is {state} and was encoded {term.codings} times")
 
     def expect_same(self, start: int, stop: int) -> None:
         """Fail unless all ranks hold the same expressions."""

@@ -18,7 +18,7 @@ compiled with ``jit_compile=True``: XLA cannot call Python.
 
 from .._adapter import common
 from .._adapter.common import *  # noqa: F403
-from .._tensorflow.compression import Compression
+from .._tensorflow.compression import Compression, PowerSGD
 from ..async_calls import join
 from . import elastic, mpi_ops
 from .collectives import (
@@ -58,6 +58,7 @@ __all__ = [
     "DistributedGradientTape",
     "DistributedOptimizer",
     "PartialDistributedGradientTape",
+    "PowerSGD",
     "SyncBatchNormalization",
     "allgather",
     "allgather_object",

@@ -135,7 +135,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         use_locking: no effect; accepted because Horovod's function has it.
         {tf_device_dense}
         {tf_device_sparse}
-        {compression}
+        {gradient_compression}
         {tf_sparse_as_dense}
         {tf_backward_passes_per_step}
         {tf_gradient_op}

@@ -113,7 +113,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         gradtape: the tape that has recorded the computation.
         {tf_device_dense}
         {tf_device_sparse}
-        {compression}
+        {gradient_compression}
         {tf_sparse_as_dense}
         {tf_gradient_op}
         {tf_gradient_predivide_factor}
@@ -164,7 +164,7 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
         gradtape: the tape that has recorded the computation.
         {tf_device_dense}
         {tf_device_sparse}
-        {compression}
+        {gradient_compression}
         {tf_sparse_as_dense}
         {tf_gradient_op}
         {tf_gradient_predivide_factor}

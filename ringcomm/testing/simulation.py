@@ -13,13 +13,15 @@ from typing import Any, Callable, List, Optional, Sequence, Union
 
 import numpy as np
 
+from ..collective.coded import CodedPlans
 from ..collective.execute import Part
 from ..collective.flows import SegmentPool
 from ..collective.reduce import Kernel
 from ..collective.short import make_execution
 from ..dtypes import code_of
 from ..errors import RingcommError
-from ..ops import Collective
+from ..ops import Collective, ReduceOp
+from ..schedule.select import Selector
 from ..schedule.steps import Step
 from ..transport.memory import MemoryFabric, memory_fabrics
 from ..wire.frames import NO_OP, NO_ROOT, Header
@@ -83,6 +85,50 @@ def simulate(
     for rank, execution in enumerate(executions):
         execution.arm(1, data[rank], sources[rank] if sources is not None else None)
     return _Simulation(executions, fabrics, turns, seed).run()
+
+
+def simulate_coded(
+    codec: int,
+    data: Sequence[np.ndarray[Any, Any]],
+    *,
+    seed: int,
+    op: ReduceOp = ReduceOp.SUM,
+    residuals: Optional[Sequence[np.ndarray[Any, Any]]] = None,
+    capacity_bytes: int = 1 << 20,
+    faults: Optional[Faults] = None,
+) -> List[Optional[RingcommError]]:
+    """Run an all-reduce with a codec to its end, in ``data``.
+
+    Args:
+        codec: place in :data:`ringcomm.ops.CODECS`.
+        data: one flat float32 array per rank, in which the results appear.
+        seed: of the order in which ranks run.
+        op: Sum or Average.
+        residuals: one array per rank, for error feedback.
+        capacity_bytes: how much a link holds in flight.
+        faults: what goes wrong, if anything.
+
+    Returns:
+        for each rank None, or the error that it ended with.
+
+    Raises:
+        Hang: it never ends.
+    """
+    size, count = len(data), data[0].size
+    turns = Turns()
+    fabrics: List[Union[MemoryFabric, FaultyFabric]] = [
+        fabric if faults is None else FaultyFabric(fabric, faults, turns)
+        for fabric in memory_fabrics(size, capacity_bytes)
+    ]
+    header = Header(0, 1, Collective.ALLREDUCE, op, code_of(data[0].dtype), NO_ROOT, count, 0, codec=codec)
+    executions = []
+    for rank, fabric in enumerate(fabrics):
+        kernel = Kernel(op, data[rank].dtype, size)
+        execution = CodedPlans(fabric, Selector(rank, size)).execution(header, count, kernel)
+        execution.arm(1, data[rank], residuals[rank] if residuals is not None else None)
+        executions.append(execution)
+    with np.errstate(all="ignore"):
+        return _Simulation(executions, fabrics, turns, seed).run()
 
 
 class _Simulation:

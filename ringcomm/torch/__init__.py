@@ -31,7 +31,7 @@ from .collectives import (
     join,
     reducescatter,
 )
-from .compression import Compression
+from .compression import Compression, PowerSGD
 from .handles import (
     allgather_async,
     allreduce_async,
@@ -48,6 +48,7 @@ from .handles import (
     sparse_allreduce_async,
     synchronize,
 )
+from .local_sgd import LocalSGD
 from .optimizer import DistributedOptimizer
 from .state import broadcast_optimizer_state, broadcast_parameters
 from .sync_batch_norm import SyncBatchNorm
@@ -56,6 +57,8 @@ __all__ = [
     *common.__all__,
     "Compression",
     "DistributedOptimizer",
+    "LocalSGD",
+    "PowerSGD",
     "SyncBatchNorm",
     "allgather",
     "allgather_async",

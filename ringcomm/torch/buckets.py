@@ -14,8 +14,10 @@ import torch
 
 from .. import api
 from .._adapter.arguments import wire_name
-from .._adapter.compression import is_elementwise
+from .._adapter.feedback import Residuals
 from .._adapter.gradients import Reduction, bucket_name
+from ..codec.base import BLOCK_ITEMS
+from ..dtypes import Array
 from ..ops import ReduceOp
 from ..process_set import number_of
 from . import handles
@@ -23,6 +25,9 @@ from .compression import wire_torch_dtype
 from .tensors import flat_array, on_host
 
 Parameters = Sequence[torch.Tensor]
+
+BLOCKWISE = frozenset(("int8", "int4"))
+"""The codecs with a scale per block; their errors are fed back."""
 
 
 class Bucket:
@@ -56,6 +61,9 @@ class Bucket:
     def submit(self) -> None:
         """Start the reduction, after all members have been taken."""
         raise NotImplementedError
+
+    def advance(self) -> None:
+        """Start what follows the first reduction, if anything does; for all buckets before :meth:`finish`."""
 
     def finish(self) -> None:
         """Wait for the reduction, and set every member's gradient to its result."""
@@ -156,18 +164,29 @@ class _Place:
 
 
 class FlatBucket(Bucket):
-    """Gradients of one dtype and device in one flat tensor, followed by a mark per member."""
+    """Gradients of one dtype and device in one flat tensor, followed by a mark per member.
+
+    Args:
+        codec: with which the reduction sends them, or ``"none"``.
+        residuals: of error feedback, for codecs with blocks; each member begins with a block of its own.
+    """
 
     def __init__(
-        self, parameters: Parameters, names: Sequence[str], reduction: Reduction, compression: Any
-    ) -> None:
+        self, parameters: Parameters, names: Sequence[str], reduction: Reduction, compression: Any,
+        codec: str = "none", residuals: Optional[Residuals] = None,
+    ) -> None:  # fmt: skip
         super().__init__(parameters, names, reduction)
         self._compression = compression
+        self._codec = codec
+        self._residuals = residuals if codec in BLOCKWISE else None
+        self._feedback: Optional[Array] = None
         self._places = {}
+        self._starts: List[int] = []
         start = 0
         for parameter in parameters:
             self._places[parameter] = _Place(start, parameter)
-            start += parameter.numel()
+            self._starts.append(start)
+            start = self._after(start + parameter.numel())
         self._marks_start = start
         self._count = start + (len(self.parameters) if self._marked else 0)
         self._flat: Optional[torch.Tensor] = None
@@ -175,6 +194,20 @@ class FlatBucket(Bucket):
         self._fresh = False
         self._wire: Optional[torch.Tensor] = None
         self._sparse: Set[torch.Tensor] = set()
+
+    def _after(self, stop: int) -> int:
+        """Where the next member begins."""
+        return stop if self._residuals is None else -(-stop // BLOCK_ITEMS) * BLOCK_ITEMS
+
+    def _own_residuals(self) -> Sequence[Array]:
+        """What the last reduction has lost, for the engine to add and to replace."""
+        if self._residuals is None:
+            return ()
+        if self._feedback is None:
+            sizes = [parameter.numel() for parameter in self.parameters]
+            self._feedback = self._residuals.side_by_side(self.names, sizes, self._starts, self._count)
+        self._feedback[self._marks_start :] = 0  # marks must not be fed back
+        return (self._feedback,)
 
     def take(self, parameter: torch.Tensor) -> None:
         """Add a member's complete gradient; without a gradient, zeros."""
@@ -212,12 +245,17 @@ class FlatBucket(Bucket):
         self.handle = api.context().engine.allreduce(
             [flat_array(self._host)], reduction.op, wire_name("allreduce", self.name), [(self._count,)],
             reduction.prescale, reduction.postscale, number_of(reduction.process_set),
+            compression=self._codec, residuals=self._own_residuals(),
         )  # fmt: skip
 
     def finish(self) -> None:
         """Wait for the reduction, and set every member's gradient to its result."""
         handle, self.handle = self.handle, None
         handles.synchronize(handle)
+        self._deliver()
+
+    def _deliver(self) -> None:
+        """Set every member's gradient to its part of the reduced elements, which are in host memory."""
         flat = self._flat_tensor()
         if self._host is not flat:
             flat.copy_(self._host)
@@ -237,12 +275,16 @@ class FlatBucket(Bucket):
         """Drop a reduction in progress, and its memory."""
         super().reset()
         # The engine may still write to these.
-        self._flat = self._wire = None
+        self._flat = self._wire = self._feedback = None
+        if self._residuals is not None and self.handle is not None:
+            self._residuals.drop(self.names)
         self._fresh = False
         self._sparse.clear()
 
     def _like(self, parameters: Parameters, names: Sequence[str]) -> Bucket:
-        return FlatBucket(parameters, names, self.reduction, self._compression)
+        return FlatBucket(
+            parameters, names, self.reduction, self._compression, self._codec, self._residuals
+        )
 
     def _flat_tensor(self) -> torch.Tensor:
         """The flat tensor; a new one per step if the program holds the last step's gradients."""
@@ -301,16 +343,6 @@ class SparseBucket(Bucket):
     def without(self, parameter: torch.Tensor) -> Optional[Bucket]:
         """Always None: there is no other member."""
         return None
-
-
-def make_bucket(
-    parameters: Parameters, names: Sequence[str], reduction: Reduction, compression: Any
-) -> Bucket:
-    """A bucket for dense gradients: flat if dtype, device and compression allow it."""
-    kinds = {(parameter.dtype, parameter.device) for parameter in parameters}
-    if len(kinds) == 1 and is_elementwise(compression):
-        return FlatBucket(parameters, names, reduction, compression)
-    return EachBucket(parameters, names, reduction, compression)
 
 
 def _gradient(parameter: torch.Tensor) -> torch.Tensor:

@@ -11,13 +11,18 @@ from .._adapter.compression import (
     Compression,
     Compressor,
     FP16Compressor,
+    Int4Compressor,
+    Int8Compressor,
     NoneCompressor,
+    PowerSGD,
+    compressor_of,
     register_cast,
     wire_dtype,
 )
 
 __all__ = [
-    "BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor", "wire_torch_dtype",
+    "BF16Compressor", "Compression", "Compressor", "FP16Compressor", "Int4Compressor", "Int8Compressor",
+    "NoneCompressor", "PowerSGD", "compressor_of", "wire_torch_dtype",
 ]  # fmt: skip
 
 

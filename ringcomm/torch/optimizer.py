@@ -11,6 +11,8 @@ import torch
 from .. import api
 from .._adapter.arguments import predivided
 from .._adapter.checking import StepCheck
+from .._adapter.choice import configured
+from .._adapter.compressed import is_coded
 from .._adapter.gradients import Groups, Reduction, chosen_groups, names_of
 from ..docstrings import documented
 from ..errors import ConfigError, NotOfferedError
@@ -170,9 +172,34 @@ class _Distributed:
         self._synchronized = False
         super().zero_grad(set_to_none=set_to_none)  # type: ignore[misc]
 
+    def residual_state_dict(self) -> Dict[str, Any]:
+        """What compression has lost on this rank and error feedback will add, for a checkpoint of this rank.
+
+        Returns:
+            float32 arrays by parameter name; empty without a compression that has error feedback.
+        """
+        return self._reducer.residuals.state()
+
+    def load_residual_state_dict(self, state: Dict[str, Any]) -> None:
+        """Continue with the residuals of :meth:`residual_state_dict`, after :meth:`load_state_dict`.
+
+        Args:
+            state: what the same rank has saved. Without this call training goes on with residuals of zero.
+        """
+        self._reducer.residuals.load(state)
+
+    def scale_residuals(self, factor: float) -> None:
+        """Multiply what error feedback will add, when the scale of losses has changed by that factor.
+
+        Args:
+            factor: new scale divided by old one.
+        """
+        self._reducer.residuals.scale(factor)
+
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
-        """Load a state; reductions in progress are dropped."""
+        """Load a state; reductions in progress are dropped, and so is what error feedback would add."""
         self._reducer.reset()
+        self._reducer.residuals.reset("a state was loaded")
         self._synchronized = False
         self._should_synchronize = True
         super().load_state_dict(state_dict)  # type: ignore[misc]
@@ -272,7 +299,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
         optimizer: any ``torch.optim.Optimizer``. The result shares its state and parameter groups.
         named_parameters: usually ``model.named_parameters()``; required only if two optimizers reduce
             gradients at the same time and have parameters of the same shapes.
-        {compression}
+        {gradient_compression}
         backward_passes_per_step: the number of backward passes whose gradients are summed before they are
             reduced.
         op: ``Average`` (the default), ``Sum`` or ``Adasum`` (or another reduction).
@@ -307,11 +334,13 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
         warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=2)
     groups = chosen_groups(groups, num_groups, torch.Tensor)
     names = names_of(_parameters(optimizer), named_parameters)
+    compression = configured(compression, process_set)
     if chosen == ReduceOp.ADASUM and api.size() > 1:
         if process_set is not global_process_set:
             raise NotOfferedError("Adasum does not support non-global process sets yet.")
         delta: Any = _of_kind(_AdasumDistributed, optimizer)
-        delta._compression, delta._passes, delta._check = compression, passes, StepCheck(process_set)
+        delta._compression = Compression.none if is_coded(compression) else compression
+        delta._passes, delta._check = passes, StepCheck(process_set)
         delta._names = [names[id(item)] for item in _all_parameters(optimizer) if item.requires_grad]
         return delta
     wrapped = _of_kind(_Distributed, optimizer)

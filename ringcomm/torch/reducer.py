@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import torch
 
 from .. import api
+from .._adapter.choice import AutoCompression
+from .._adapter.feedback import Residuals
 from .._adapter.gradients import Arrivals, Gradient, Groups, Reduction, plan_buckets, plan_groups
-from .buckets import Bucket, SparseBucket, make_bucket
+from .buckets import Bucket, SparseBucket
+from .compressed_buckets import codec_of, make_bucket
 
 _alive: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
 
@@ -27,6 +31,7 @@ class GradientReducer:
         sparse_as_dense: reduce sparse gradients as dense ones.
 
     Attributes:
+        residuals: what compression has lost, by parameter name.
         fresh: whether gradients have been computed since the last :meth:`synchronize`, also if there is no
             other rank to reduce them with.
     """
@@ -48,11 +53,12 @@ class GradientReducer:
         self.fresh = False
         self._names = [names[id(parameter)] for parameter in self.parameters]
         self._numbers = {id(parameter): index for index, parameter in enumerate(self.parameters)}
-        self._compression = compression
+        self._auto = compression if isinstance(compression, AutoCompression) else None
+        self._compression = compression if self._auto is None else self._auto.chosen
+        self._groups = groups
+        self.residuals = Residuals()
         self._sparse_as_dense = sparse_as_dense
-        plan = plan_buckets(self._gradients(0)) if groups is None else plan_groups(self.parameters, groups)
-        self._buckets: List[Optional[Bucket]] = [self._made_of(bucket) for bucket in plan]
-        self._arrivals = Arrivals(plan, passes)
+        self._make_buckets(passes)
         self._submitted: Dict[int, Bucket] = {}
         self._context: Any = None
         self._included = False
@@ -60,16 +66,25 @@ class GradientReducer:
         self._read_context()
         self._register_hooks()
 
+    def _make_buckets(self, passes: int) -> None:
+        groups = self._groups
+        plan = plan_buckets(self._gradients(0)) if groups is None else plan_groups(self.parameters, groups)
+        self._buckets: List[Optional[Bucket]] = [self._made_of(bucket) for bucket in plan]
+        self._arrivals = Arrivals(plan, passes)
+
     def _gradients(self, first: int) -> List[Gradient]:
         return [
-            Gradient(item.numel() * item.element_size(), (item.dtype, item.device))
+            Gradient(
+                item.numel() * item.element_size(),
+                (item.dtype, item.device, codec_of(item, self._compression)),
+            )
             for item in self.parameters[first:]
         ]
 
     def _made_of(self, indices: Sequence[int]) -> Bucket:
         parameters = [self.parameters[index] for index in indices]
         names = [self._names[index] for index in indices]
-        return make_bucket(parameters, names, self.reduction, self._compression)
+        return make_bucket(parameters, names, self.reduction, self._compression, self.residuals)
 
     # ---- hooks -------------------------------------------------------------------------------
 
@@ -175,6 +190,8 @@ class GradientReducer:
 
     def _submit(self, number: int) -> None:
         bucket = self._bucket(number)
+        if self._auto is not None:
+            self._auto.submitting()
         bucket.submit()
         self._submitted[number] = bucket
 
@@ -201,20 +218,37 @@ class GradientReducer:
             self._arrivals.reset()
             return
         problem: Optional[BaseException] = None
+        waiting_from_s = time.perf_counter()
         self._add_unfrozen()
         try:
             self._submit_remaining()
-            for bucket in list(self._submitted.values()):
-                try:
-                    bucket.finish()
-                except Exception as error:  # noqa: BLE001 - raised below, when no operation is pending
-                    bucket.reset()
-                    problem = problem or error
+            problem = self._finish_all()
         finally:
             self._submitted.clear()
             self._arrivals.reset()
         if problem is not None:
             raise problem
+        if self._auto is not None and self._auto.finished(self._nbytes(), waiting_from_s):
+            self._compression = self._auto.chosen
+            self._make_buckets(self._arrivals.passes)
+
+    def _nbytes(self) -> int:
+        """Of all gradients that can be compressed."""
+        return sum(4 * item.numel() for item in self.parameters if item.is_floating_point())
+
+    def _finish_all(self) -> Optional[BaseException]:
+        """Complete all submitted buckets; the first error, once no operation is pending."""
+        problem: Optional[BaseException] = None
+        buckets = list(self._submitted.values())
+        for finishing in (False, True):
+            for bucket in list(buckets):
+                try:
+                    bucket.finish() if finishing else bucket.advance()
+                except Exception as error:  # noqa: BLE001 - returned
+                    bucket.reset()
+                    buckets.remove(bucket)
+                    problem = problem or error
+        return problem
 
     def _submit_remaining(self) -> None:
         for index in range(len(self.parameters)):

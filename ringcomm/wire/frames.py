@@ -14,9 +14,9 @@ import zlib
 from typing import NamedTuple, Sequence, Tuple, Union
 
 from ..dtypes import name_of_code
-from ..ops import Collective, op_name
+from ..ops import CODECS, Collective, op_name
 
-_HEADER = struct.Struct("<HHIBBBxiQQQQII")
+_HEADER = struct.Struct("<HHIBBBBiQQQQII")
 HEADER_BYTES = _HEADER.size
 _SEQUENCE = struct.Struct("<I")
 _SEQUENCE_AT = 4
@@ -38,11 +38,12 @@ class Header(NamedTuple):
         collective: :class:`~ringcomm.ops.Collective`.
         op: :class:`~ringcomm.ops.ReduceOp`, or ``NO_OP``.
         dtype: code from :mod:`ringcomm.dtypes`.
+        codec: place in :data:`ringcomm.ops.CODECS`; 0 where the elements themselves are sent.
         root: root rank, or ``NO_ROOT``.
         items: elements, where all ranks must agree on it; otherwise 0.
         digest: hash of the name, the shape, the scale factors and the list of sizes.
-        sends: elements that go to this peer in this call.
-        expects: elements that are expected from this peer in this call.
+        sends: elements (with a codec: encoded bytes) that go to this peer in this call.
+        expects: elements (with a codec: encoded bytes) that are expected from this peer in this call.
         site: the line of the program that makes the call, see
             :func:`ringcomm.collective.call_sites.site_number`; 0 where that says nothing. The one field that
             may differ.
@@ -59,6 +60,7 @@ class Header(NamedTuple):
     sends: int = 0
     expects: int = 0
     site: int = 0
+    codec: int = 0
 
     def pack(self) -> bytes:
         """The 56 bytes."""
@@ -69,6 +71,7 @@ class Header(NamedTuple):
             self.collective,
             self.op,
             self.dtype,
+            self.codec,
             self.root,
             self.items,
             self.digest,
@@ -95,7 +98,9 @@ class Header(NamedTuple):
                 arguments.append(f"op={op_name(self.op)}")
             if self.root != NO_ROOT:
                 arguments.append(f"root_rank={self.root}")
-        except (ValueError, KeyError):
+            if self.codec:
+                arguments.append(f"compression={CODECS[self.codec]!r}")
+        except (ValueError, KeyError, IndexError):
             return "something that this version of ringcomm does not have"
         return f"{what}({', '.join(arguments)})"
 
@@ -118,10 +123,10 @@ def packed_site(packed: Union[bytes, bytearray, memoryview]) -> int:
 
 def unpack_header(data: Union[bytes, bytearray, memoryview]) -> Header:
     """The header in 56 bytes. Bytes that are no header at all give ``collective=0``."""
-    magic, *rest, file, line = _HEADER.unpack(data)
+    magic, generation, sequence, collective, op, dtype, codec, *rest, file, line = _HEADER.unpack(data)
     if magic != _MAGIC:
         return Header(0, 0, 0, NO_OP, 0, NO_ROOT, 0, 0)
-    return Header._make((*rest, file << 32 | line))
+    return Header._make((generation, sequence, collective, op, dtype, *rest, file << 32 | line, codec))
 
 
 def digest(
@@ -155,12 +160,13 @@ def explain_difference(mine: Header, theirs: Header) -> str:
         ("collective", "what to do"),
         ("op", "the reduction"),
         ("dtype", "the element type"),
+        ("codec", "the compression"),
         ("root", "the root rank"),
         ("items", "the number of elements"),
     ):
         here, there = getattr(mine, field), getattr(theirs, field)
         if here != there:
-            if field in ("collective", "op", "dtype", "root"):
+            if field in ("collective", "op", "dtype", "codec", "root"):
                 return f"they disagree about {words} ({mine.describe()} here, {theirs.describe()} there)"
             return f"they disagree about {words} ({here} here, {there} there)"
     if mine.sends != theirs.sends:

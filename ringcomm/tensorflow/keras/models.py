@@ -26,7 +26,7 @@ def load_model(
         {keras_filepath}
         {keras_custom_optimizers}
         {keras_custom_objects}
-        {compression}
+        {gradient_compression}
         {keras_legacy_opts}
 
     Returns:

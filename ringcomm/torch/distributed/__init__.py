@@ -16,10 +16,11 @@ from . import _version  # noqa: F401 - first: it checks PyTorch's version
 # isort: split
 from ._group import ProcessGroupRingcomm, create
 from ._group_base import BACKEND
+from ._hooks import compress_hook
 from ._monitored import monitored_barrier
 from ._rendezvous import register
 
-__all__ = ["BACKEND", "ProcessGroupRingcomm", "monitored_barrier"]
+__all__ = ["BACKEND", "ProcessGroupRingcomm", "compress_hook", "monitored_barrier"]
 
 if BACKEND not in _dist.Backend.backend_list:
     _dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu"])

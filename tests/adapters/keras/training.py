@@ -129,10 +129,13 @@ def clipped(images: Any, labels: Any) -> List[float]:
 
 
 def compressed(images: Any, labels: Any) -> None:
-    for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
+    coded = (hvd.Compression.int8, hvd.PowerSGD(2), "int4")
+    for compression in (hvd.Compression.fp16, hvd.Compression.bf16, *coded):
         model = make(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01), compression=compression))
         history = fit(model, images, labels, epochs=2)
         assert history["loss"][1] < history["loss"][0]
+        for weight in model.get_weights():
+            same_everywhere(weight)
 
 
 def half_precision(images: Any, labels: Any) -> None:

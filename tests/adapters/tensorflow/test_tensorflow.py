@@ -6,7 +6,9 @@ import pytest
 
 from tests.adapters.jobs import run_on
 
-CHECKS = ["tests.adapters.tensorflow.checks_collectives", "tests.adapters.tensorflow.checks_training"]
+CHECKS = [
+    f"tests.adapters.tensorflow.checks_{subject}" for subject in ("collectives", "training", "compression")
+]
 
 
 @pytest.mark.timeout(180)

@@ -123,6 +123,90 @@ def check_ddp_hooks(on: Ranks) -> None:
         assert torch.allclose(copy, tensor)
 
 
+class Wide(nn.Module):
+    """A network with matrices that are large enough to be compressed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.layers = nn.Sequential(
+            nn.Linear(8, 600), nn.ReLU(), nn.Linear(600, 40), nn.Tanh(), nn.Linear(40, 1)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+def wide(on: Ranks, hook: Any, steps: int = 8) -> Any:
+    model = DDP(Wide(), process_group=on.ring, bucket_cap_mb=0.02)
+    if hook is not None:
+        model.register_comm_hook(on.ring, hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    losses = []
+    for number in range(steps):
+        inputs = batch(on.rank, number)
+        optimizer.zero_grad()
+        loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+
+
+def check_ddp_with_compressed_gradients(on: Ranks) -> None:
+    from ringcomm.torch.distributed import compress_hook
+
+    exact, plain = wide(on, None)
+    for compression in ("int8", "int4", "bf16", "fp16"):
+        losses, weights = wide(on, compress_hook(compression))
+        copy = weights.clone()
+        dist.broadcast(copy, 0, group=on.ring)
+        assert torch.equal(copy, weights), f"ranks differ with {compression}"
+        assert not torch.equal(weights, plain), f"{compression} was not used"
+        assert abs(losses[-1] - exact[-1]) < 0.1 * exact[0] + 0.05, (compression, losses, exact)
+        assert wide(on, compress_hook(compression))[0] == losses, "two runs differ"
+
+
+def check_the_hook_says_what_it_needs(on: Ranks) -> None:
+    from ringcomm.errors import ConfigError, Misuse
+    from ringcomm.torch.distributed import compress_hook
+
+    for act, words in (
+        (lambda: compress_hook("none"), "there are 'fp16', 'bf16', 'int8' and 'int4'"),
+        (lambda: compress_hook("int8")(on.gloo, None), "works over the backend 'ringcomm'"),
+    ):
+        try:
+            act()
+        except (ConfigError, Misuse) as error:
+            assert words in str(error), error
+        else:
+            raise AssertionError("nothing was raised")
+
+
+def check_post_local_sgd(on: Ranks) -> None:
+    """PyTorch's hook averages gradients at first, then models now and then."""
+    from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as post
+    from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+    from torch.distributed.optim import PostLocalSGDOptimizer
+
+    results = []
+    for group in (on.ring, on.gloo):
+        model = DDP(Branches(), process_group=group)
+        state = post.PostLocalSGDState(
+            group, subgroup=None, start_localSGD_iter=2, post_local_gradient_allreduce=False
+        )
+        model.register_comm_hook(state, post.post_localSGD_hook)
+        averager = PeriodicModelAverager(period=2, warmup_steps=2, process_group=group)
+        optimizer = PostLocalSGDOptimizer(torch.optim.SGD(model.parameters(), lr=0.05), averager)
+        for number in range(9):
+            optimizer.zero_grad()
+            model(batch(on.rank, number)).square().mean().backward()
+            optimizer.step()
+        results.append([parameter.detach().clone() for parameter in model.parameters()])
+    for mine, other in zip(*results):
+        assert torch.allclose(mine, other, rtol=1e-4, atol=1e-6)
+
+
 def check_ddp_with_batch_norm(on: Ranks) -> None:
     torch.manual_seed(on.rank)
     model = DDP(nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6)))

@@ -58,11 +58,12 @@ def test_what_does_not_fit_is_said(theirs, words):
     assert (caught.value.rank, caught.value.peer) == (0, 1)
 
 
-def test_a_byte_that_must_be_zero_is_not():
+@pytest.mark.parametrize("codec, words", [(3, "compression='int8'"), (99, "something this version")])
+def test_another_codec(codec, words):
     headers = Headers(HEADER, [Recv((1,), 0, 3), Send(1, 0, 0)], 0)
     received = bytearray(HEADER._replace(sends=3).pack())
-    received[11] = 1
-    with pytest.raises(MismatchError, match="header is damaged"):
+    received[11] = codec
+    with pytest.raises(MismatchError, match=f"disagree about the compression .*{words}"):
         headers.check(1, memoryview(received))
 
 

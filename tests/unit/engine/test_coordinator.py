@@ -317,7 +317,7 @@ class TestWaiting:
 
     def test_a_rank_that_is_away_does_not_hide_one_that_is_missing(self):
         job = Job(stall_warning_s=60, stall_limit_s=0)
-        job.tell(2, {"type": "paused", "reason": "checkpoint"})
+        job.send(2, {"type": "paused", "reason": "checkpoint"})
         job.ready(0, sig("a"))
         job.ready(2, sig("a"))
         job.now_s += 61

@@ -271,3 +271,24 @@ def test_single_fold_is_told_from_a_ladder():
     ladder = [ring.all_reduce(r, 3, (0, 1, 2, 3)) for r in range(3)]
     with pytest.raises(BrokenInvariantError, match="2 folds one upon the other"):
         check_all_reduce(ladder, 3, single_fold=True)
+
+
+class TestCodecs:
+    @pytest.mark.parametrize("size", range(1, 17))
+    def test_direct_encodes_every_element_twice(self, size):
+        for count in (1, size, 3 * size + 1):
+            bounds = even_bounds(count, size)
+            made = [direct.all_reduce(rank, size, bounds) for rank in range(size)]
+            check_all_reduce(made, count, single_fold=True, coded=True)
+
+    @pytest.mark.parametrize("size", [3, 4, 9])
+    def test_a_ring_would_encode_at_every_hop(self, size):
+        made = [ring.all_reduce(rank, size, even_bounds(20, size)) for rank in range(size)]
+        with pytest.raises(BrokenInvariantError, match=f"was encoded {size} times"):
+            check_all_reduce(made, 20, coded=True)
+
+    @pytest.mark.parametrize("build", [direct.one_shot, doubling.all_reduce])
+    def test_ranks_that_fold_their_own_values_would_end_with_other_bits(self, build):
+        made = [build(rank, 4, 20) for rank in range(4)]
+        with pytest.raises(BrokenInvariantError):
+            check_all_reduce(made, 20, coded=True)

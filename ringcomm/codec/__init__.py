@@ -1,0 +1,1 @@
+"""Codecs: fewer bytes per element on the network."""

@@ -1,0 +1,294 @@
+"""An all-reduce whose messages are codes: encoding and decoding are flows beside sending and receiving.
+
+The schedule is that of ``direct``, over a buffer of codes instead of the values: chunk r of the buffer holds
+the codes of chunk r of the vector. Every contribution is encoded once, by its rank, and every finished sum
+once, by the rank that owns the chunk. The owner, too, takes what its codes mean as the result, so all ranks
+end with the same bits (:func:`ringcomm.schedule.verify.check_all_reduce` proves it with ``coded=True``).
+
+Codes are made segment by segment, not far ahead of what has been sent, and decoded when a segment is
+complete; so all passes over a segment stay in the cache and overlap with the network.
+
+**Error feedback.** With an array of residuals, what encoding loses is kept and added to the next call's
+contribution: on each rank for what it sent, and on the owner for the result, in units of a contribution. Over
+many calls nothing is lost: the sum of all results and the last residuals (of all ranks) is the sum of all
+contributions. Where values were not finite the residual becomes zero.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from ..codec.base import BLOCK_ITEMS, SEGMENT_ITEMS, Codec
+from ..codec.table import make_codec
+from ..dtypes import HALF_TYPES
+from ..ops import CODECS, ReduceOp
+from ..schedule.select import Selector
+from ..schedule.steps import Recv, Send, Step
+from ..transport.base import Fabric
+from ..wire.frames import Header
+from .execute import Execution
+from .flows import Flow, Receipt, SegmentPool
+from .reduce import Kernel
+
+_AHEAD_BYTES = 256 * 1024
+"""How far encoding runs ahead of sending: what a socket takes at once."""
+
+_BYTE = np.dtype(np.uint8)
+
+
+class CodedMemory:
+    """Working space for one codec, kept from one call to the next. For one thread at a time.
+
+    Args:
+        number: the codec's place in :data:`ringcomm.ops.CODECS`.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.codec: Codec = make_codec(CODECS[number])
+        self.segment_bytes = self.codec.encoded_bytes(SEGMENT_ITEMS)
+        self.pool = SegmentPool(self.segment_bytes)
+        self.sums = np.empty(SEGMENT_ITEMS, np.float32)
+        self.operand = np.empty(SEGMENT_ITEMS, np.float32)
+        self._codes = np.empty(0, np.uint8)
+
+    def codes(self, nbytes: int) -> np.ndarray[Any, Any]:
+        """Room for the codes of a vector."""
+        if self._codes.size < nbytes:
+            self._codes = np.empty(nbytes, np.uint8)
+        return self._codes[:nbytes]
+
+    def bounds(self, values: Sequence[int]) -> Tuple[int, ...]:
+        """Where the codes of each chunk start in a buffer of codes, from the chunks' boundaries in values."""
+        found = [0]
+        for start, stop in zip(values, values[1:]):
+            found.append(found[-1] + self.codec.encoded_bytes(stop - start))
+        return tuple(found)
+
+
+class _Conversion(NamedTuple):
+    """A span that is to be encoded or decoded.
+
+    Attributes:
+        flow: how far that is.
+        other: the flow that sends or receives the codes.
+        first: where its values begin in the vector.
+        last: where they end.
+    """
+
+    flow: Flow
+    other: Flow
+    first: int
+    last: int
+
+
+class CodedExecution(Execution):
+    """A part that runs a schedule of codes.
+
+    ``arm`` takes the vector of float32 as ``data``, and as ``source`` residuals, if errors are fed back.
+
+    Args:
+        schedule: this rank's steps, in bytes of codes.
+        fabric: where the peers are.
+        header: as for :class:`~.execute.Execution`.
+        memory: the codec and its working space.
+        kernel: combines contributions.
+        bounds: chunk boundaries in values.
+        codes: chunk boundaries in bytes of codes.
+    """
+
+    def __init__(
+        self,
+        schedule: Sequence[Step],
+        fabric: Fabric,
+        header: Header,
+        memory: CodedMemory,
+        kernel: Kernel,
+        bounds: Sequence[int],
+        codes: Sequence[int],
+    ) -> None:
+        super().__init__(schedule, fabric, header, _BYTE, memory.pool, kernel)
+        self._memory = memory
+        self._codec = memory.codec
+        self._sum_kernel = kernel
+        self._encodings: List[_Conversion] = []
+        self._decodings: List[_Conversion] = []
+        self._codes_bytes = codes[-1]
+        self._folded: Dict[Receipt, Tuple[int, int]] = {}
+        spans = {(low, high): place for low, high, place in zip(codes, codes[1:], zip(bounds, bounds[1:]))}
+        for step, flow in zip(schedule, self._flows):
+            if step.start < step.stop:
+                first, last = spans[step.start, step.stop]
+                self._convert(step, flow, first, last)
+
+    def _convert(self, step: Step, flow: Flow, first: int, last: int) -> None:
+        """Attach encoding to a step that sends a contribution, decoding to one that receives a result."""
+        if isinstance(step, Recv):
+            assert isinstance(flow, Receipt)
+            if step.fold:
+                self._folded[flow] = (first, last)
+            else:
+                self._decodings.append(_Conversion(Flow(step.start, step.stop), flow, first, last))
+        elif isinstance(step, Send) and not any(isinstance(other, Receipt) for other in flow.before):
+            conversion = _Conversion(Flow(step.start, step.stop), flow, first, last)
+            flow.before = (*flow.before, conversion.flow)
+            self._encodings.append(conversion)
+
+    def arm(
+        self,
+        sequence: int,
+        data: np.ndarray[Any, Any],
+        source: Optional[np.ndarray[Any, Any]] = None,
+        site: int = 0,
+    ) -> None:
+        super().arm(sequence, self._memory.codes(self._codes_bytes), None, site)
+        self._values = data
+        self._residuals = source
+        for conversion in (*self._encodings, *self._decodings):
+            conversion.flow.rewind()
+
+    def disarm(self) -> None:
+        super().disarm()
+        del self._values, self._residuals
+
+    def advance(self) -> bool:
+        while True:
+            before = self.moved_bytes
+            self._encode_ahead()
+            if self._sends:
+                self._advance_sends()
+            if self._receives:
+                self._advance_receives()
+            self._decode_arrived()
+            if not self._sends and not self._receives:
+                unsettled = [link for link in self._links if not link.settled()]
+                return not unsettled
+            if self.moved_bytes == before:
+                return False
+
+    # ---- segments ----------------------------------------------------------------------------
+
+    def _places(self, flow: Flow, first: int, last: int) -> Tuple[slice, slice]:
+        """Where the flow's next segment lies: in the buffer of codes, and in the vector."""
+        number = (flow.position - flow.start) // self._memory.segment_bytes
+        start = first + number * SEGMENT_ITEMS
+        end = min(flow.stop, flow.position + self._memory.segment_bytes)
+        return slice(flow.position, end), slice(start, min(last, start + SEGMENT_ITEMS))
+
+    def _encode_ahead(self) -> None:
+        """Encode at most one segment for each peer that will soon have sent what is encoded."""
+        for flow, sending, first, last in self._encodings:
+            if flow.position == flow.stop or flow.position - sending.position >= _AHEAD_BYTES:
+                continue
+            codes, place = self._places(flow, first, last)
+            values, out = self._values[place], self._data[codes]
+            if self._residuals is None:
+                self._codec.encode(values, out)
+            else:
+                residuals, decoded = self._residuals[place], self._memory.operand[: values.size]
+                np.add(values, residuals, out=values)
+                finite = self._codec.encode(values, out, decoded)
+                np.subtract(values, decoded, out=residuals)
+                if not finite:
+                    _clear_strange(residuals)
+            self._moved(flow, codes)
+
+    def _decode_arrived(self) -> None:
+        """Decode all complete segments of results."""
+        for flow, receiving, first, last in self._decodings:
+            while flow.position < flow.stop:
+                codes, place = self._places(flow, first, last)
+                if receiving.position < codes.stop:
+                    break
+                self._codec.decode(self._data[codes], self._values[place])
+                self._moved(flow, codes)
+
+    def _moved(self, flow: Flow, codes: slice) -> None:
+        self.moved_bytes += codes.stop - flow.position
+        flow.position = codes.stop
+
+    def _fold(self, flow: Receipt, partial: bool) -> bool:
+        """Combine a segment once it has come from all peers, and encode the result."""
+        codes, place = self._places(flow, *self._folded[flow])
+        if flow.position == flow.stop or min(flow.arrived.values()) < codes.stop:
+            return False
+        values = self._values[place]
+        residuals = None if self._residuals is None else self._residuals[place]
+        if residuals is not None:
+            np.add(values, residuals, out=values)
+        self._combine(flow, values, codes.stop - codes.start)
+        if residuals is None:
+            self._codec.encode(values, self._data[codes], values)
+        else:
+            decoded = self._memory.operand[: values.size]
+            finite = self._codec.encode(values, self._data[codes], decoded)
+            np.subtract(values, decoded, out=residuals)
+            np.multiply(residuals, self._sum_kernel.unit, out=residuals)
+            if not finite:
+                _clear_strange(residuals)
+            np.copyto(values, decoded)
+        self._moved(flow, codes)
+        flow.window = flow.position
+        return True
+
+    def _combine(self, flow: Receipt, values: np.ndarray[Any, Any], nbytes: int) -> None:
+        """Decode the peers' segments and add them to this rank's own values, in the order of the fold."""
+        sums, operand = self._memory.sums[: values.size], self._memory.operand[: values.size]
+        last = len(flow.operands) - 1
+        for index, segment in enumerate(flow.operands):
+            if segment is not None:
+                target = sums if index == 0 else operand
+                self._codec.decode(segment.elements[:nbytes], target)
+                current = target
+            else:
+                current = values
+            if index == 0:
+                if segment is None:
+                    np.copyto(sums, values)
+            elif index < last:
+                self._sum_kernel.fold(sums, [sums, current], final=False)
+            else:
+                self._sum_kernel.fold(values, [sums, current], final=True)
+
+
+def _clear_strange(residuals: np.ndarray[Any, Any]) -> None:
+    """Zero where residuals are not finite: one overflow must not spoil all later calls."""
+    residuals[~np.isfinite(residuals)] = 0
+
+
+def usable_codec(codec: int, dtype: np.dtype[Any], op: ReduceOp) -> int:
+    """The codec with which elements are really sent: integers, and reductions that do not add, have none.
+
+    Args:
+        codec: place in :data:`ringcomm.ops.CODECS`.
+        dtype: of the elements.
+        op: the reduction.
+    """
+    wide = dtype.kind == "f" and dtype.itemsize > 2
+    half = dtype.name in HALF_TYPES and CODECS[codec] in ("int8", "int4")
+    return codec if (wide or half) and op in (ReduceOp.SUM, ReduceOp.AVERAGE) else 0
+
+
+class CodedPlans:
+    """Makes the executions of coded all-reduces, which share working space.
+
+    Args:
+        fabric: where the peers are.
+        selector: chooses how much each rank owns.
+    """
+
+    def __init__(self, fabric: Fabric, selector: Selector) -> None:
+        self._fabric = fabric
+        self._selector = selector
+        self._memories: Dict[int, CodedMemory] = {}
+
+    def execution(self, header: Header, count: int, kernel: Kernel) -> CodedExecution:
+        """What runs an all-reduce of ``count`` values with the header's codec."""
+        memory = self._memories.get(header.codec)
+        if memory is None:
+            memory = self._memories[header.codec] = CodedMemory(header.codec)
+        bounds = self._selector.coded_bounds(count, BLOCK_ITEMS)
+        codes = memory.bounds(bounds)
+        schedule = self._selector.coded_all_reduce(codes)
+        return CodedExecution(schedule, self._fabric, header, memory, kernel, bounds, codes)

@@ -1,0 +1,93 @@
+"""Local steps for Keras: ranks train by themselves and average their models now and then."""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional, Sequence, Tuple, Union
+
+import keras
+import numpy as np
+
+from ..dtypes import Array
+from ..local_sgd import LocalSGD
+from ..process_set import ProcessSet, global_process_set
+from .callbacks import BroadcastGlobalVariablesCallback, Callback, Logs
+
+
+class LocalSGDCallback(Callback):
+    """Ranks train by themselves, and average their models now and then with an outer Nesterov step (DiLoCo).
+
+    Example::
+
+        model.compile(keras.optimizers.SGD(0.1), ...)
+        model.fit(x, y, callbacks=[hvd.LocalSGDCallback(sync_every=16)])
+
+    The model has its own optimizer, not a ``DistributedOptimizer``. When training begins all ranks get rank
+    0's weights. Every ``sync_every``-th batch, and when training ends, the average of what the ranks have
+    changed is taken for a gradient of an outer step from the last common weights; weights that are not
+    trained, such as batch-norm statistics, are averaged. All ranks must train on equally many batches.
+
+    Args:
+        sync_every: number of batches between two synchronizations; or one number per rank (in rank order).
+        outer_lr: step size of the outer optimizer.
+        outer_momentum: its Nesterov momentum; 0: none.
+        compression: the codec for what is averaged: None, ``"bf16"``, ``"fp16"``, ``"int8"`` or ``"int4"``.
+        process_set: the ranks that take part; by default all.
+    """
+
+    def __init__(
+        self,
+        sync_every: Union[int, Sequence[int]] = 16,
+        outer_lr: float = 0.7,
+        outer_momentum: float = 0.9,
+        compression: Any = None,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        super().__init__()
+        self._options = (sync_every, outer_lr, outer_momentum, compression)
+        self._process_set = process_set
+        self._pairs: List[Tuple[Any, Array]] = []
+        self._core: Optional[LocalSGD] = None
+
+    def on_train_begin(self, logs: Logs = None) -> None:
+        """Give all ranks rank 0's weights, and begin with local steps."""
+        broadcast = BroadcastGlobalVariablesCallback()
+        broadcast.set_model(self.model)
+        broadcast.on_train_begin()
+        trained = list(self.model.trainable_variables)
+        others = [
+            item
+            for item in self.model.non_trainable_variables
+            if "float" in keras.backend.standardize_dtype(item.dtype)
+        ]
+        arrays = [np.array(keras.ops.convert_to_numpy(item.value)) for item in (*trained, *others)]
+        self._pairs = list(zip((*trained, *others), arrays))
+        self._core = LocalSGD(
+            arrays[: len(trained)], *self._options, averaged=arrays[len(trained) :],
+            process_set=self._process_set, name="keras.local_sgd",
+        )  # fmt: skip
+
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        """Count a local step, and synchronize if it is time.
+
+        Args:
+            batch: index of the batch in the epoch.
+            logs: metrics by name.
+        """
+        if self._core is not None and self._core.due():
+            self._synchronize(self._core)
+
+    def on_train_end(self, logs: Logs = None) -> None:
+        """Synchronize a last time.
+
+        Args:
+            logs: metrics by name.
+        """
+        if self._core is not None and self._core.steps:
+            self._synchronize(self._core)
+
+    def _synchronize(self, core: LocalSGD) -> None:
+        for variable, array in self._pairs:
+            array[...] = keras.ops.convert_to_numpy(variable.value)
+        core.synchronize()
+        for variable, array in self._pairs:
+            variable.assign(array)

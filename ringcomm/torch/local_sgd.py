@@ -1,0 +1,136 @@
+"""Local steps for PyTorch: ranks train by themselves and average their models now and then."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+
+import torch
+
+from ..dtypes import Array
+from ..errors import ConfigError
+from ..local_sgd import LocalSGD as Core
+from ..process_set import ProcessSet, global_process_set
+from .optimizer import _AdasumDistributed, _Distributed
+from .state import broadcast_parameters
+
+
+class LocalSGD:
+    """Context manager: within it ranks train by themselves and average their models now and then (DiLoCo).
+
+    Example::
+
+        with hvd.LocalSGD(model, optimizer, sync_every=16):
+            for inputs, targets in loader:
+                optimizer.zero_grad()
+                loss_of(model(inputs), targets).backward()
+                optimizer.step()
+
+    On entry all ranks get rank 0's parameters and buffers. Every ``sync_every``-th ``optimizer.step()``, and
+    at the end of the block, the average of what the ranks have changed is taken for a gradient, with which an
+    outer Nesterov step is made from the last common parameters. Floating-point buffers, such as batch-norm
+    statistics, are averaged. The optimizer's own state (momenta) stays that of each rank. All ranks must
+    synchronize equally often.
+
+    Args:
+        model: a ``torch.nn.Module`` on any device. Parameters that do not require gradients are left alone.
+        optimizer: of the model; not a ``DistributedOptimizer``, which would average every gradient.
+        sync_every: number of local steps between two synchronizations; or one number per rank (in rank
+            order), so that slow ranks do fewer.
+        outer_lr: step size of the outer optimizer.
+        outer_momentum: its Nesterov momentum; 0: none.
+        compression: the codec for what is averaged: None, ``"bf16"``, ``"fp16"``, ``"int8"`` or ``"int4"``.
+        process_set: the ranks that take part; by default all.
+
+    Raises:
+        ConfigError: an argument is out of range, or the optimizer is distributed already.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        sync_every: Union[int, Sequence[int]] = 16,
+        outer_lr: float = 0.7,
+        outer_momentum: float = 0.9,
+        compression: Any = None,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        if isinstance(optimizer, (_Distributed, _AdasumDistributed)):
+            raise ConfigError(
+                "LocalSGD needs the original optimizer: a DistributedOptimizer averages gradients."
+            )
+        self._model, self._optimizer, self._process_set = model, optimizer, process_set
+        self._options = (sync_every, outer_lr, outer_momentum, compression)
+        self._pairs: List[Tuple[torch.Tensor, Array]] = []
+        self._core: Optional[Core] = None
+        self._hook: Any = None
+        self._start()
+
+    def _start(self) -> None:
+        parameters = [item for item in self._model.parameters() if item.requires_grad]
+        buffers = [item for item in self._model.buffers() if item.is_floating_point()]
+        own = [_host_array(item) for item in (*parameters, *buffers)]
+        self._pairs = list(zip((*parameters, *buffers), own))
+        weights, averaged = own[: len(parameters)], own[len(parameters) :]
+        self._core = Core(
+            weights, *self._options, averaged=averaged, process_set=self._process_set, name="torch.local_sgd"
+        )
+
+    @property
+    def core(self) -> Core:
+        """The outer optimizer, on NumPy copies of the parameters; its ``state_dict()`` is for checkpoints."""
+        assert self._core is not None
+        return self._core
+
+    def __enter__(self) -> LocalSGD:
+        """Give all ranks rank 0's parameters, and count the optimizer's steps from now on."""
+        broadcast_parameters(self._model.state_dict(), 0, self._process_set)
+        self._read()
+        self.core.restart()
+        self._hook = self._optimizer.register_step_post_hook(self._stepped)
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        """Synchronize once more, unless the block has ended with an exception."""
+        self._hook.remove()
+        if kind is None and self.core.steps:
+            self.synchronize()
+
+    def _stepped(self, *ignored: Any) -> None:
+        if self.core.due():
+            self.synchronize()
+
+    def synchronize(self) -> None:
+        """Average what the ranks have changed now, and make the outer step. All ranks must call it.
+
+        Raises:
+            PeerLostError: a rank ended, or is silent for too long.
+        """
+        self._read()
+        self.core.synchronize()
+        for tensor, array in self._pairs:
+            with torch.no_grad():
+                tensor.copy_(torch.from_numpy(array))
+
+    def _read(self) -> None:
+        for tensor, array in self._pairs:
+            torch.from_numpy(array).copy_(tensor.detach())
+
+    def state_dict(self) -> Dict[str, Any]:
+        """The outer optimizer's state, for a checkpoint of this rank."""
+        return self.core.state_dict()
+
+    def load_state_dict(self, state: Dict[str, Any]) -> None:
+        """Continue with a state; within the block, after the model was loaded.
+
+        Args:
+            state: what :meth:`state_dict` of the same rank has returned.
+        """
+        self.core.load_state_dict(state)
+
+
+def _host_array(tensor: torch.Tensor) -> Array:
+    """A NumPy array for a tensor's values; float32 for half types."""
+    dtype = tensor.dtype if tensor.dtype in (torch.float32, torch.float64) else torch.float32
+    array: Array = torch.empty(tensor.shape, dtype=dtype).copy_(tensor.detach()).numpy()
+    return array

@@ -1,0 +1,213 @@
+"""What every rank checks about compressed gradients: same bits, error feedback, what is compressed."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, List
+
+import numpy as np
+import torch
+from torch import nn
+
+import ringcomm.torch as hvd
+from ringcomm.torch.buckets import FlatBucket
+from tests.adapters.torch.checks_collectives import with_errors
+from tests.adapters.torch.harness import same_everywhere
+
+WIDTH = 96
+
+
+def model_of() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8 * 36, WIDTH), nn.ReLU(),
+        nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 3),
+    )  # fmt: skip
+
+
+def data(step: int, rank: int) -> Any:
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    inputs = torch.randn(8, 1, 8, 8, generator=generator)
+    return inputs, inputs.mean((1, 2, 3)).mul(8).round().clamp(-1, 1).long() + 1
+
+
+def train(compression: Any, steps: int = 6, clip: float = 0.0, **options: Any) -> Any:
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = hvd.DistributedOptimizer(
+        optimizer, named_parameters=model.named_parameters(), compression=compression, **options
+    )
+    losses: List[float] = []
+    for step in range(steps):
+        inputs, targets = data(step, hvd.rank())
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(inputs), targets)
+        loss.backward()
+        if clip:
+            optimizer.synchronize()
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        else:
+            optimizer.step()
+        losses.append(float(hvd.allreduce(loss.detach(), name="loss")))
+    return losses, model, optimizer
+
+
+def parameters_of(model: nn.Module) -> torch.Tensor:
+    return torch.cat([item.detach().reshape(-1) for item in model.parameters()])
+
+
+COMPRESSIONS = [hvd.Compression.int8, hvd.Compression.int4, hvd.PowerSGD(4), "int8", "bf16"]
+
+
+def check_training_goes_on_with_the_same_bits_everywhere() -> None:
+    plain, reference, _ = train(hvd.Compression.none)
+    for compression in COMPRESSIONS:
+        losses, model, _ = train(compression)
+        same_everywhere(parameters_of(model))
+        assert abs(losses[-1] - plain[-1]) < 0.12, (compression, losses, plain)
+        if hvd.size() > 1:
+            assert not torch.equal(parameters_of(model), parameters_of(reference)), compression
+
+
+def check_two_runs_are_the_same() -> None:
+    assert train(hvd.Compression.int8, 3)[0] == train(hvd.Compression.int8, 3)[0]
+
+
+def check_groups_clipping_and_the_gradients_kept_in_place() -> None:
+    for compression in (hvd.Compression.int8, hvd.PowerSGD(2)):
+        for options in ({"groups": 2}, {"clip": 0.5}):
+            _, model, _ = train(compression, steps=4, **options)
+            same_everywhere(parameters_of(model))
+
+
+def check_matrices_are_coarse_and_the_rest_is_not() -> None:
+    _, _, optimizer = train(hvd.Compression.int8, steps=1)
+    buckets = [item for item in optimizer._reducer._buckets if isinstance(item, FlatBucket)]
+    codecs = {name: bucket._codec for bucket in buckets for name in bucket.names}
+    assert codecs["3.weight"] == codecs["5.weight"] == "int8"
+    assert {codecs[name] for name in ("0.weight", "0.bias", "1.weight", "3.bias", "7.bias")} == {"bf16"}
+
+
+def _linear(compression: Any, steps: int, op: Any) -> Any:
+    """A model whose gradient on each rank is given: delivered gradients, true ones, residuals."""
+    weight = nn.Parameter(torch.zeros(80, 70))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([weight], lr=0.0), [("w", weight)], compression=compression, op=op
+    )
+    delivered, true = torch.zeros(80, 70).double(), torch.zeros(80, 70).double()
+    for step in range(steps):
+        generator = torch.Generator().manual_seed(step)
+        gradients = [torch.randn(80, 70, generator=generator) for _ in range(hvd.size())]
+        optimizer.zero_grad()
+        (weight * gradients[hvd.rank()]).sum().backward()
+        optimizer.step()
+        scale = hvd.size() if op == hvd.Average else 1
+        delivered += weight.grad.double() * scale
+        true += torch.stack(gradients).double().sum(0)
+    own = torch.from_numpy(optimizer.residual_state_dict()["w"]).reshape(80, 70)
+    return delivered, true, hvd.allreduce(own.double(), op=hvd.Sum), optimizer
+
+
+def check_what_was_delivered_and_the_residuals_are_all_gradients() -> None:
+    if hvd.size() == 1:
+        return
+    for compression in (hvd.Compression.int8, hvd.Compression.int4, hvd.PowerSGD(4)):
+        for op in (hvd.Average, hvd.Sum):
+            delivered, true, left, _ = _linear(compression, 10, op)
+            assert left.abs().max() > 1e-3
+            assert (delivered + left - true).abs().max() < 2e-3, compression
+
+
+def check_residuals_are_saved_loaded_and_dropped() -> None:
+    if hvd.size() == 1:
+        return
+    *_, optimizer = _linear(hvd.Compression.int8, 3, hvd.Average)
+    saved = optimizer.residual_state_dict()
+    state = copy.deepcopy(optimizer.state_dict())
+    assert np.abs(saved["w"]).max() > 0
+    optimizer.load_state_dict(state)
+    assert not optimizer.residual_state_dict()["w"].any()
+    optimizer.load_residual_state_dict(saved)
+    assert optimizer.residual_state_dict()["w"].tobytes() == saved["w"].tobytes()
+    optimizer.scale_residuals(2.0)
+    assert np.array_equal(optimizer.residual_state_dict()["w"], 2 * saved["w"])
+
+
+def check_an_overflow_is_seen_by_all_ranks_and_is_over_with_the_step() -> None:
+    if hvd.size() == 1:
+        return
+    for compression in (hvd.Compression.int8, hvd.PowerSGD(2)):
+        weight = nn.Parameter(torch.zeros(80, 70))
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([weight], lr=0.0), [("w", weight)], compression=compression
+        )
+        for step, bad in enumerate((float("inf") if hvd.rank() == 0 else 1.0, 1.0)):
+            optimizer.zero_grad()
+            gradient = torch.ones(80, 70)
+            gradient[3, 5] = bad
+            (weight * gradient).sum().backward()
+            optimizer.step()
+            assert weight.grad is not None
+            assert bool(torch.isfinite(weight.grad).all()) == (step == 1), (compression, step)
+
+
+def check_single_tensors_are_pointed_to_the_codec() -> None:
+    ones = torch.ones(3)
+    words = "ringcomm.allreduce(array, compression='int8')"
+    with_errors(ValueError, lambda: hvd.allreduce(ones, compression=hvd.Compression.int8), words)
+    sgd = torch.optim.SGD([nn.Parameter(ones)], 0.1)
+    words = "there are 'none', 'fp16', 'bf16', 'int8', 'int4'"
+    with_errors(ValueError, lambda: hvd.DistributedOptimizer(sgd, compression="int7"), words)
+
+
+def _locally(steps: int, every: int, **options: Any) -> Any:
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    if hvd.rank() == 1:
+        for parameter in model.parameters():
+            parameter.data.add_(1.0)  # what rank 0 has counts
+    with hvd.LocalSGD(model, optimizer, sync_every=every, **options):
+        for step in range(steps):
+            inputs, targets = data(step, hvd.rank())
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+    return model
+
+
+def check_local_steps() -> None:
+    for options in ({}, {"compression": "int8"}):
+        model = _locally(5, 2, **options)
+        same_everywhere(parameters_of(model))
+        same_everywhere(model[1].running_mean)
+    model = _locally(4, 1, outer_lr=1.0, outer_momentum=0.0)
+    reference = model_of()
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.05)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=reference.named_parameters())
+    for step in range(4):
+        inputs, targets = data(step, hvd.rank())
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(reference(inputs), targets).backward()
+        optimizer.step()
+    assert torch.allclose(parameters_of(model), parameters_of(reference), atol=1e-5)
+    with_errors(ValueError, lambda: hvd.LocalSGD(reference, optimizer), "original optimizer")
+
+
+def check_the_choice_is_made_for_all_ranks() -> None:
+    """On fast links nothing is gained; where sending takes long, all ranks change over in the same step."""
+    from unittest import mock
+
+    from ringcomm._adapter import choice
+
+    if hvd.size() == 1:
+        return
+    slow = choice.Links(hvd.size(), 1, 1e-4, 1e-3)
+    for links, expected in ((slow, "int8"), (choice.Links(hvd.size(), 1, 1e-13, 0.0), "none")):
+        with mock.patch.object(choice, "links_of", lambda *ignored, links=links: links):
+            losses, model, optimizer = train("auto", steps=choice.STEPS + 4)
+        same_everywhere(parameters_of(model))
+        buckets = [item for item in optimizer._reducer._buckets if isinstance(item, FlatBucket)]
+        assert ("int8" in {bucket._codec for bucket in buckets}) == (expected == "int8")
+        assert np.isfinite(losses).all()

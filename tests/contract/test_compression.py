@@ -1,0 +1,170 @@
+"""`compression=` through the public calls, on ranks that are threads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ringcomm.errors import Misuse
+from ringcomm.ops import Average, Max, Sum
+from ringcomm.testing.cluster import errors_of, run_ranks
+
+CODECS = ["fp16", "bf16", "int8", "int4"]
+TOLERANCE = {"fp16": 2e-3, "bf16": 2e-2, "int8": 2e-2, "int4": 0.35}
+
+
+def numbers(rank, *shape):
+    return np.random.default_rng(rank).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("transport", ["memory", "tcp"])
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_every_codec(size, transport):
+    def work(context):
+        array = numbers(context.rank, 70, 1000)
+        return [context.allreduce(array, compression=codec) for codec in CODECS]
+
+    results = run_ranks(size, work, transport=transport)
+    exact = np.mean([numbers(rank, 70, 1000) for rank in range(size)], axis=0)
+    for index, codec in enumerate(CODECS):
+        assert len({result[index].tobytes() for result in results}) == 1
+        assert np.abs(results[0][index] - exact).max() <= TOLERANCE[codec] * (size > 1)
+
+
+def test_in_place_and_other_types():
+    def work(context):
+        mine, doubles, whole = (
+            numbers(context.rank, 500),
+            numbers(context.rank, 500).astype(float),
+            np.arange(9),
+        )
+        context.allreduce_(mine, Sum, compression="int8")
+        return (
+            mine, context.allreduce(doubles, Sum, compression="int8"),
+            context.allreduce(whole, Sum, compression="int8"),
+            context.allreduce(numbers(context.rank, 50), Max, compression="int8"),
+        )  # fmt: skip
+
+    (mine, doubles, whole, greatest), other = run_ranks(2, work)
+    exact = numbers(0, 500) + numbers(1, 500)
+    assert np.abs(mine - exact).max() < 0.1 and doubles.dtype == np.float64
+    assert doubles.astype(np.float32).tobytes() == mine.tobytes()
+    assert whole.tolist() == (2 * np.arange(9)).tolist()
+    assert greatest.tobytes() == np.maximum(numbers(0, 50), numbers(1, 50)).tobytes()
+    assert [array.tobytes() for array in other] == [
+        array.tobytes() for array in (mine, doubles, whole, greatest)
+    ]
+
+
+def test_scale_factors():
+    def work(context):
+        return context.allreduce(numbers(context.rank, 900), Average, None, 0.5, 4.0, compression="int8")
+
+    results = run_ranks(2, work)
+    exact = 2 * (numbers(0, 900) + numbers(1, 900)) / 2
+    assert np.abs(results[0] - exact).max() < 0.1
+    assert results[0].tobytes() == results[1].tobytes()
+
+
+@pytest.mark.parametrize("other", [None, "bf16"])
+def test_ranks_that_disagree_are_told_what_about(other):
+    def work(context):
+        context.allreduce(numbers(0, 4096), compression="int8" if context.rank else other)
+
+    for error in errors_of(2, work):
+        assert "they disagree about the compression" in str(error)
+        assert "compression='int8'" in str(error)
+
+
+def test_what_is_no_codec():
+    (error,) = errors_of(1, lambda context: context.allreduce(np.ones(3), compression="int7"))
+    assert isinstance(error, Misuse)
+    assert "compression='int7': there are 'none', 'fp16', 'bf16', 'int8', 'int4'" in str(error)
+
+
+class TestByName:
+    """The asynchronous calls, which the engine fuses."""
+
+    @pytest.mark.parametrize("size", [1, 2, 3])
+    def test_fused_tensors_of_different_magnitudes(self, size):
+        def work(context):
+            engine = context.engine
+            arrays = [numbers(context.rank, 700) * 10.0**place for place in range(-3, 3)]
+            arrays = [array.astype(np.float32) for array in arrays]
+            handles = [
+                engine.allreduce([array], Average, f"t{place}", compression="int8")
+                for place, array in enumerate(arrays)
+            ]
+            plain = engine.allreduce([np.ones(3, np.float32)], Sum, "plain")
+            for handle in handles:
+                handle.wait()
+            plain.wait()
+            return arrays
+
+        results = run_ranks(size, work)
+        for place in range(6):
+            exact = np.mean([numbers(rank, 700) * 10.0 ** (place - 3) for rank in range(size)], axis=0)
+            assert len({result[place].tobytes() for result in results}) == 1
+            # A block of another tensor would make this one coarse.
+            assert np.abs(results[0][place] - exact).max() < 0.03 * 10.0 ** (place - 3)
+
+    @pytest.mark.parametrize("count", [1, 3])
+    def test_residuals(self, count):
+        steps, length = 10, 900
+
+        def gradient(rank, step, place):
+            return np.random.default_rng((rank, step, place)).standard_normal(length).astype(np.float32)
+
+        def work(context):
+            residuals = [np.zeros(length, np.float32) for _ in range(count)]
+            delivered = np.zeros((count, length))
+            for step in range(steps):
+                arrays = [gradient(context.rank, step, place) for place in range(count)]
+                context.engine.allreduce(arrays, Sum, "g", compression="int4", residuals=residuals).wait()
+                delivered += arrays
+            return delivered, residuals
+
+        results = run_ranks(3, work)
+        true = np.sum(
+            [
+                [gradient(rank, step, place) for place in range(count)]
+                for rank in range(3) for step in range(steps)
+            ],
+            axis=0, dtype=np.float64,
+        )  # fmt: skip
+        left = np.sum([residuals for _, residuals in results], axis=0, dtype=np.float64)
+        assert np.abs(left).max() > 0.01
+        assert np.abs(results[0][0] + left - true).max() < 1e-4
+
+    def test_a_rank_that_has_joined(self):
+        def work(context):
+            if context.rank == 2:
+                return context.engine.join().wait()
+            array = numbers(context.rank, 3000)
+            context.engine.allreduce([array], Sum, "g", compression="int8").wait()
+            context.engine.join().wait()
+            return array
+
+        first, second, _ = run_ranks(3, work)
+        assert first.tobytes() == second.tobytes()
+        assert np.abs(first - numbers(0, 3000) - numbers(1, 3000)).max() < 0.1
+
+    def test_ranks_that_disagree(self):
+        def work(context):
+            codec = "int8" if context.rank else "none"
+            context.engine.allreduce([numbers(0, 500)], Sum, "g", compression=codec).wait()
+
+        for error in errors_of(2, work):
+            assert "Mismatched compressions" in str(error) and "compression='int8'" in str(error)
+
+    def test_short_ones_that_are_waited_for_are_compressed_as_well(self):
+        """What a rank gets must not depend on when the others came."""
+
+        def work(context):
+            array = numbers(context.rank, 100)
+            context.engine.allreduce([array], Sum, "g", urgent=True, compression="int4").wait()
+            return array
+
+        first, second = run_ranks(2, work)
+        assert first.tobytes() == second.tobytes()
+        assert np.abs(first - numbers(0, 100) - numbers(1, 100)).max() > 1e-3

@@ -1,0 +1,150 @@
+"""Local steps with an outer step, on ranks that are threads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ringcomm.errors import ConfigError
+from ringcomm.local_sgd import LocalSGD
+from ringcomm.testing.cluster import errors_of, run_ranks
+
+SHAPES = [(70, 80), (9,)]
+
+
+def start(dtype=np.float32):
+    return [
+        np.random.default_rng(place).standard_normal(shape).astype(dtype)
+        for place, shape in enumerate(SHAPES)
+    ]
+
+
+def gradient(rank, step, place):
+    return np.random.default_rng((rank, step, place)).standard_normal(SHAPES[place])
+
+
+def train(context, steps, lr=0.1, dtype=np.float32, **options):
+    weights = start(dtype)
+    local = LocalSGD(weights, context=context, **options)
+    for step in range(steps):
+        for place, weight in enumerate(weights):
+            weight -= (lr * gradient(context.rank, step, place)).astype(dtype)
+        local.step()
+    return weights, local
+
+
+def data_parallel(size, steps, lr=0.1, outer=1.0, momentum=0.0, every=1):
+    """One process that does the same in float64."""
+    weights = start(np.float64)
+    velocities = [np.zeros_like(weight) for weight in weights]
+    for first in range(0, steps, every):
+        for place, weight in enumerate(weights):
+            delta = np.mean(
+                [
+                    sum(lr * gradient(rank, step, place) for step in range(first, first + every))
+                    for rank in range(size)
+                ],
+                axis=0,
+            )
+            velocities[place] = momentum * velocities[place] + delta
+            weight -= outer * (delta + momentum * velocities[place])
+    return weights
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_one_local_step_without_momentum_is_data_parallel_sgd(size):
+    results = run_ranks(
+        size,
+        lambda context: train(context, 6, dtype=np.float64, sync_every=1, outer_lr=1.0, outer_momentum=0.0)[
+            0
+        ],
+    )
+    for place, expected in enumerate(data_parallel(size, 6)):
+        np.testing.assert_allclose(results[0][place], expected, rtol=1e-12, atol=1e-13)
+        assert len({result[place].tobytes() for result in results}) == 1
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_several_local_steps_and_an_outer_nesterov_step(momentum):
+    results = run_ranks(
+        3, lambda context: train(context, 12, sync_every=4, outer_lr=0.7, outer_momentum=momentum)[0]
+    )
+    for place, expected in enumerate(data_parallel(3, 12, outer=0.7, momentum=momentum, every=4)):
+        np.testing.assert_allclose(results[0][place], expected, atol=1e-5)
+        assert len({result[place].tobytes() for result in results}) == 1
+
+
+@pytest.mark.parametrize("codec", ["bf16", "int8", "int4"])
+def test_compressed_deltas(codec):
+    results = run_ranks(2, lambda context: train(context, 8, sync_every=4, compression=codec)[0])
+    exact = data_parallel(2, 8, outer=0.7, momentum=0.9, every=4)
+    for place, expected in enumerate(exact):
+        assert len({result[place].tobytes() for result in results}) == 1
+        assert 0 < np.abs(results[0][place] - expected).max() < (0.3 if codec == "int4" else 0.03)
+
+
+def test_between_synchronizations_ranks_differ():
+    def work(context):
+        return train(context, 7, sync_every=4)
+
+    (first, local), (second, _) = run_ranks(2, work)
+    assert local.steps == 3 and first[0].tobytes() != second[0].tobytes()
+
+
+def test_statistics_are_averaged():
+    def work(context):
+        weights, mean = start(), np.full(5, float(context.rank))
+        local = LocalSGD(weights, averaged=[mean], context=context)
+        local.synchronize()
+        return mean
+
+    assert all(mean.tolist() == [1.0] * 5 for mean in run_ranks(3, work))
+
+
+def test_slow_ranks_may_do_fewer_local_steps():
+    def work(context):
+        weights = start()
+        local = LocalSGD(weights, sync_every=[4, 2], context=context)
+        for _ in range(8 if context.rank == 0 else 4):
+            weights[1] -= 1.0
+            local.step()
+        return weights
+
+    first, second = run_ranks(2, work)
+    assert first[1].tobytes() == second[1].tobytes()
+
+
+def test_a_checkpoint_in_the_middle():
+    def work(context):
+        weights, local = train(context, 6, sync_every=4, compression="int8")
+        saved, kept = local.state_dict(), [weight.copy() for weight in weights]
+        ends = []
+        for _ in range(2):
+            for weight, old in zip(weights, kept):
+                weight[...] = old
+            again = LocalSGD(weights, sync_every=4, compression="int8", context=context)
+            again.load_state_dict(saved)
+            for step in (6, 7):
+                for place, weight in enumerate(weights):
+                    weight -= (0.1 * gradient(context.rank, step, place)).astype(np.float32)
+                again.step()
+            ends.append(weights[0].tobytes())
+        whole = train(context, 8, sync_every=4, compression="int8")[0][0].tobytes()
+        return ends + [whole]
+
+    for ends in run_ranks(2, work):
+        assert len(set(ends)) == 1
+
+
+@pytest.mark.parametrize("options, words", [
+    ({"sync_every": 0}, "sync_every=0"), ({"sync_every": [1, 2, 3]}, "one per rank"),
+    ({"outer_lr": 0.0}, "outer_lr is positive"), ({"outer_momentum": 1.0}, "outer_momentum from 0"),
+])  # fmt: skip
+def test_wrong_arguments(options, words):
+    for error in errors_of(2, lambda context: LocalSGD(start(), context=context, **options)):
+        assert isinstance(error, ConfigError) and words in str(error)
+
+
+def test_what_is_no_array():
+    for error in errors_of(1, lambda context: LocalSGD([[1.0]], context=context)):
+        assert "writable NumPy arrays" in str(error)
