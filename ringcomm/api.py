@@ -228,15 +228,17 @@ def allreduce(
     name: Optional[str] = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    weight: Optional[float] = None,
 ) -> Array:
     """Reduce an array of the same shape and dtype over all ranks; every rank gets the result.
 
-    Example: ``mean = rc.allreduce(gradient)``, ``total = rc.allreduce([1.0, 2.0], op=rc.Sum)``.
+    Example: ``mean = rc.allreduce(gradient)``, ``total = rc.allreduce([1.0, 2.0], op=rc.Sum)``,
+    ``mean = rc.allreduce(gradient, weight=len(batch))``.
 
     {allreduce}
         {not_initialized}
     """
-    return context().allreduce(array, op, name, prescale_factor, postscale_factor)
+    return context().allreduce(array, op, name, prescale_factor, postscale_factor, weight)
 
 
 @documented
@@ -246,13 +248,14 @@ def allreduce_(
     name: Optional[str] = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    weight: Optional[float] = None,
 ) -> Array:
     """Reduce an array over all ranks in place: the result overwrites ``array`` on every rank.
 
     {allreduce_}
         {not_initialized}
     """
-    return context().allreduce_(array, op, name, prescale_factor, postscale_factor)
+    return context().allreduce_(array, op, name, prescale_factor, postscale_factor, weight)
 
 
 @documented

@@ -26,6 +26,7 @@ def allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: Optional[ProcessSet] = None,
+    weight: Optional[float] = None,
 ) -> Handle:
     """Start an allreduce of a copy of an array.
 
@@ -34,6 +35,7 @@ def allreduce_async(
     Args:
         {array_in}
         {matched_reduction}
+        {weight}
 
     Returns:
         a handle; its ``wait()`` returns a new array of the same shape and dtype.
@@ -44,7 +46,7 @@ def allreduce_async(
     flat, shape = flat_copy(array)
     return api.context().engine.allreduce(
         [flat], op_of(op), name, [shape], prescale_factor, postscale_factor, number_of(process_set),
-        convert=lambda _: flat.reshape(shape),
+        convert=lambda _: flat.reshape(shape), weight=weight,
     )  # fmt: skip
 
 
@@ -56,12 +58,14 @@ def allreduce_async_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: Optional[ProcessSet] = None,
+    weight: Optional[float] = None,
 ) -> Handle:
     """Start an allreduce in place: the result overwrites ``array`` on every rank.
 
     Args:
         {array_pending}
         {matched_reduction}
+        {weight}
 
     Returns:
         a handle; its ``wait()`` returns ``array`` itself.
@@ -73,7 +77,7 @@ def allreduce_async_(
     target = InPlace(array, "allreduce_async_")
     return api.context().engine.allreduce(
         [target.flat], op_of(op), name, [target.shape], prescale_factor, postscale_factor,
-        number_of(process_set), convert=lambda _: target.finish(),
+        number_of(process_set), convert=lambda _: target.finish(), weight=weight,
     )  # fmt: skip
 
 
@@ -85,12 +89,14 @@ def grouped_allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: Optional[ProcessSet] = None,
+    weight: Optional[float] = None,
 ) -> Handle:
     """Start an allreduce of copies of several arrays as one operation: all are reduced, or none.
 
     Args:
         {arrays_in}
         {matched_reduction}
+        {weight}
 
     Returns:
         a handle; its ``wait()`` returns a list of new arrays.
@@ -102,7 +108,7 @@ def grouped_allreduce_async(
     return api.context().engine.allreduce(
         [flat for flat, _ in copies], op_of(op), name, [shape for _, shape in copies],
         prescale_factor, postscale_factor, number_of(process_set),
-        convert=lambda _: [flat.reshape(shape) for flat, shape in copies],
+        convert=lambda _: [flat.reshape(shape) for flat, shape in copies], weight=weight,
     )  # fmt: skip
 
 
@@ -114,12 +120,14 @@ def grouped_allreduce_async_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: Optional[ProcessSet] = None,
+    weight: Optional[float] = None,
 ) -> Handle:
     """Start an allreduce of several arrays in place as one operation: all are reduced, or none.
 
     Args:
         {arrays_pending}
         {matched_reduction}
+        {weight}
 
     Returns:
         a handle; its ``wait()`` returns a list of the arrays themselves.
@@ -132,7 +140,7 @@ def grouped_allreduce_async_(
     return api.context().engine.allreduce(
         [target.flat for target in targets], op_of(op), name, [target.shape for target in targets],
         prescale_factor, postscale_factor, number_of(process_set),
-        convert=lambda _: [target.finish() for target in targets],
+        convert=lambda _: [target.finish() for target in targets], weight=weight,
     )  # fmt: skip
 
 

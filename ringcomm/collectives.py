@@ -14,6 +14,7 @@ import numpy as np
 from .arrays.bridge import InPlace, flat_copy, flat_view
 from .arrays.rows import check_splits, cumulative, row_items
 from .collective.runner import Runner
+from .collective.weighted import weighted_average
 from .docstrings import documented
 from .dtypes import Array
 from .engine.adasum import adasum, check_adasum
@@ -51,13 +52,14 @@ class Collectives:
         name: Optional[str] = None,
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
+        weight: Optional[float] = None,
     ) -> Array:
         """Reduce an array of the same shape and dtype over all ranks; every rank gets the result.
 
         {allreduce}
         """
         flat, shape = flat_copy(array)
-        self._all_reduce(flat, shape, op, name, prescale_factor, postscale_factor)
+        self._all_reduce(flat, shape, op, name, prescale_factor, postscale_factor, weight)
         return flat.reshape(shape)
 
     @documented
@@ -68,13 +70,14 @@ class Collectives:
         name: Optional[str] = None,
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
+        weight: Optional[float] = None,
     ) -> Array:
         """Reduce an array over all ranks in place: the result overwrites ``array`` on every rank.
 
         {allreduce_}
         """
         target = InPlace(array, "allreduce_")
-        self._all_reduce(target.flat, target.shape, op, name, prescale_factor, postscale_factor)
+        self._all_reduce(target.flat, target.shape, op, name, prescale_factor, postscale_factor, weight)
         return target.finish()
 
     def _all_reduce(
@@ -85,9 +88,14 @@ class Collectives:
         name: Optional[str],
         prescale: float,
         postscale: float,
+        weight: Optional[float],
     ) -> None:
         op, prescale, postscale = op_of(op), factor_of(prescale), factor_of(postscale)
-        if op == ReduceOp.ADASUM:
+        if weight is not None:
+            if (prescale, postscale) != (1.0, 1.0):
+                raise Misuse("allreduce takes a weight or scale factors, allreduce_async takes both.")
+            weighted_average(self._runner, flat, weight, op, name_of(name), shape)
+        elif op == ReduceOp.ADASUM:
             check_adasum(flat.dtype)
             with self._runner.exclusive():
                 adasum(self._runner, flat, prescale, postscale)

@@ -35,6 +35,10 @@ average: deprecated, use ``op``. True is ``Average``, False is ``Sum``.""",
 prescale_factor: every contribution is multiplied by this number before the reduction.""",
     "postscale_factor": """\
 postscale_factor: the result is multiplied by this number after the reduction.""",
+    "weight": """\
+weight: with ``Average``, the result is the sum of ``weight * array`` over all ranks, divided by the sum of
+    their weights: pass the number of samples behind this rank's array. What a rank of weight 0 passes is
+    ignored, NaN included. Either all ranks pass a weight or none; if all weights are 0 that is an error.""",
     "root_rank": """\
 root_rank: the rank whose data are sent: its rank in the job, also if only a process set takes part.""",
     "compression": """\
@@ -46,8 +50,9 @@ urgent: start at once instead of waiting up to one engine cycle for other tensor
     "grouped_options": """\
 **options: ``op`` (``Average`` by default, ``Sum``, ``Min``, ``Max``, ``Product`` or ``Adasum``),
     ``name`` (operations of one name are matched among the ranks, operations without a name by their
-    order), ``prescale_factor`` and ``postscale_factor`` (multiply contributions and result; 1.0), and
-    ``process_set`` (the ranks that take part; all).""",
+    order), ``weight`` (of this rank's arrays in a weighted average), ``prescale_factor`` and
+    ``postscale_factor`` (multiply contributions and result; 1.0), and ``process_set`` (the ranks that
+    take part; all).""",
     "splits": """\
 splits: number of rows for each rank, in rank order; one integer per rank, their sum is the number of
     rows. Without it every rank gets equally many rows, and the number of rows must be a multiple of the
@@ -193,12 +198,12 @@ _PICKLE = "ProtocolError: the received bytes do not have the sending rank's sign
 
 SHARED.update({
     "allreduce": _method(
-        _fill("array_in op call_name scale"),
+        _fill("array_in op call_name scale weight"),
         "a new C-ordered array of the same shape and dtype, bit-identical on all ranks.",
         _ERRORS,
     ),
     "allreduce_": _method(
-        _fill("array_inplace op call_name scale"),
+        _fill("array_inplace op call_name scale weight"),
         "``array`` itself, which holds the result, bit-identical on all ranks.",
         _NOT_AN_ARRAY + _ERRORS,
     ),

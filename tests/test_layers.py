@@ -45,7 +45,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "collective.reduce", "collective.flows", "collective.call_sites", "collective.headers",
             "collective.progress", "collective.execute", "collective.short", "collective.drive",
             "collective.calls", "collective.call_history", "collective.reporter", "collective.runner",
-            "collective.measure",
+            "collective.weighted", "collective.measure",
         ],
         [
             "rendezvous.actions", "rendezvous.membership", "rendezvous.root_cause", "rendezvous.routing",
@@ -58,8 +58,9 @@ LEVELS: Dict[int, List[List[str]]] = {
     ],
     4: [
         [
-            "engine.request", "engine.operation_history", "engine.observer", "engine.piggyback",
-            "engine.cache", "engine.mismatch", "engine.fusion", "engine.coordinator", "engine.tuning",
+            "engine.request", "engine.operation_history", "engine.observer", "engine.cache",
+            "engine.announcements", "engine.piggyback", "engine.mismatch", "engine.fusion",
+            "engine.coordinator", "engine.tuning",
             "engine.process_sets", "engine.adasum", "engine.bucket_runner", "engine.control_messages",
             "engine.failure_detector", "engine.stacks", "engine.pending", "engine.tracing",
             "engine.single_rank", "engine.progress_reports", "engine.peer_channels", "engine.waiters",

@@ -18,13 +18,36 @@ BUCKET_BYTES = 8 << 20
 """Size of the other buckets: large enough to use the network well, small enough that several overlap."""
 
 
+class StepWeight:
+    """The weight of this rank's gradients in a weighted average, from step to step."""
+
+    def now(self) -> float:
+        """The weight in the current step."""
+        raise NotImplementedError
+
+    def submitted(self) -> None:
+        """Called when all gradients of a step have been handed over for reduction."""
+
+    def reduced(self) -> None:
+        """Called when all gradients of a step have been reduced; the next step begins."""
+
+
 class Reduction(NamedTuple):
-    """The parameters of a reduction: op, factors and process set."""
+    """The parameters of a reduction: op, factors and process set.
+
+    Attributes:
+        weight: the weights of a weighted average; None: there are none.
+    """
 
     op: ReduceOp
     prescale: float
     postscale: float
     process_set: ProcessSet
+    weight: Optional[StepWeight] = None
+
+    def weight_now(self) -> Optional[float]:
+        """The weight of a contribution that is submitted now; None: there are no weights."""
+        return None if self.weight is None else self.weight.now()
 
 
 class Gradient(NamedTuple):

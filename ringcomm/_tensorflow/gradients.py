@@ -61,8 +61,10 @@ class GradientReducer:
         return id(variable) in self._local
 
     def active(self) -> bool:
-        """Whether this rank is in the process set and the set has more than one rank."""
-        return self.how.process_set.included() and self.how.process_set.size() > 1
+        """Whether this rank is in the process set, and has other ranks to reduce with or steps to count."""
+        if not self.how.process_set.included():
+            return False
+        return self.how.process_set.size() > 1 or self.how.weight is not None
 
     def reduce(
         self,
@@ -127,7 +129,9 @@ class GradientReducer:
         dense: List[int] = []
         bundles: List[Bundle] = []
         for index in chosen:
-            if isinstance(gradients[index], tf.IndexedSlices) and not self.sparse_as_dense:
+            # Slices are gathered, not added, so they have no weights.
+            gathered = not self.sparse_as_dense and self.how.weight is None
+            if isinstance(gradients[index], tf.IndexedSlices) and gathered:
                 label = bridge.unique_name(f"{scope}/{name(variables[index])}")
                 bundles.append(self._sparse(index, gradients[index], label))
             else:

@@ -11,6 +11,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from ..collective.progress import Progress
+from ..collective.reduce import weigh
 from ..collective.runner import Runner
 from ..dtypes import Array, dtype_named
 from ..ops import Collective, ReduceOp
@@ -113,6 +114,10 @@ class Performer:
         first = bucket[0][0]
         op = ReduceOp(first.op)
         arrays = [array for work in bucket for array in _arrays(work)]
+        if first.weighted:
+            for request in (request for _, request in bucket if request is not None):
+                for array in request.arrays:
+                    weigh(array, request.weight * runner.size / request.total)
         if op == ReduceOp.ADASUM:
             for array in arrays:
                 adasum(runner, array, first.prescale, first.postscale)

@@ -272,12 +272,15 @@ class Turns:
                 for (number, name, count), kind, text, late in orders["failed"]
             ]
             settled = [(int(number), int(count), str(text)) for number, count, text in orders["settled"]]
+            totals = [list(map(float, sums)) for sums in orders["totals"]]
+            if len(orders["run"]) != len(totals):
+                raise ValueError("not one list of sums for each bucket")
         for failure in failures:
             self._fail_one(*failure)
         for result in settled:
             self._settle(*result)
-        for run in orders["run"]:
-            self._run(run)
+        for run, sums in zip(orders["run"], totals):
+            self._run(run, sums)
         if orders["joined"] >= 0:
             with self.lock:
                 join, self.join = self.join, None
@@ -304,7 +307,7 @@ class Turns:
     def _settle(self, number: int, count: int, text: str) -> None:
         """An operation that needs no collective: its result came with the orders."""
         with self.lock, _making_sense():
-            [(signature, request)] = self.pending.take_bucket([number, count])
+            [(signature, request)] = self.pending.take_bucket([number, count], (1.0,))
         if request is None:
             return  # of a process set to which this rank does not belong
         began(request)
@@ -330,9 +333,9 @@ class Turns:
                 f"({self.rank}) has not submitted."
             )
 
-    def _run(self, run: Sequence[int]) -> None:
+    def _run(self, run: Sequence[int], totals: Sequence[float]) -> None:
         with self.lock, _making_sense():
-            bucket = self.pending.take_bucket(run)
+            bucket = self.pending.take_bucket(run, totals)
         self.performer.next_bucket()
         with _making_sense():
             members = self.performer.members(bucket[0][0].process_set)

@@ -17,10 +17,10 @@ from ..collective.reduce import kernel
 from ..collective.reporter import Reporter
 from ..collective.runner import Runner
 from ..config import Settings
-from ..dtypes import Array, code_of
+from ..dtypes import Array, check_weighable, code_of
 from ..errors import ConfigError, Misuse, ShapeError, UnsupportedDtypeError
 from ..files import open_named
-from ..ops import Collective, ReduceOp, factor_of, name_of
+from ..ops import Collective, ReduceOp, factor_of, name_of, weight_of
 from ..schedule.select import Selector
 from ..transport.base import Fabric, Lanes
 from ..wire.frames import NO_OP, NO_ROOT
@@ -186,17 +186,26 @@ class Engine:
         process_set: int = EVERYBODY,
         urgent: bool = False,
         convert: Convert = None,
+        weight: Optional[float] = None,
     ) -> Handle:
         """Reduce the arrays in place, all of them or none.
 
+        Args:
+            weight: of this rank's contribution to a weighted average; None on all ranks: there are none.
+
         Raises:
             UnsupportedDtypeError: the reduction has no meaning for these elements.
+            Misuse: the weight is none, or the reduction is no average.
             DuplicateNameError, UnknownProcessSetError: as the names say.
         """
         self._check_reducible(arrays, op, prescale, postscale)
+        if weight is not None:
+            weight = weight_of(weight)
+            for array in arrays:
+                check_weighable(array.dtype, op)
         return self._submit(
             Collective.ALLREDUCE, arrays, shapes, name, process_set, urgent, convert,
-            op=int(op), prescale=factor_of(prescale), postscale=factor_of(postscale),
+            op=int(op), prescale=factor_of(prescale), postscale=factor_of(postscale), weight=weight,
         )  # fmt: skip
 
     def reducescatter(
@@ -353,6 +362,7 @@ class Engine:
         postscale: float = 1.0,
         rows: Sequence[int] = (),
         splits: Sequence[int] = (),
+        weight: Optional[float] = None,
     ) -> Handle:
         if process_set != EVERYBODY:
             self.sets.check_member(process_set)
@@ -363,12 +373,13 @@ class Engine:
             name, process_set, int(kind), op, root,
             tuple(array.dtype.name for array in arrays),
             tuple(array.shape for array in arrays) if shapes is None else tuple(map(tuple, shapes)),
-            prescale, postscale,
+            prescale, postscale, weight is not None,
         )  # fmt: skip
         loop = self._loop
         label = name or kind.name.lower()
         handle = Handle(label, None if loop is None else loop.wait, convert)
-        request = Request(signature, arrays, handle, rows, splits, call_site())
+        own = 1.0 if weight is None else weight
+        request = Request(signature, arrays, handle, rows, splits, call_site(), own)
         if loop is not None:
             return loop.submit(request, urgent)
         handle.finish(self._alone.run(request))

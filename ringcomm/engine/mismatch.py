@@ -26,6 +26,7 @@ _WHAT = (
     ("shapes", "tensor shapes"),
     ("prescale", "prescale factors"),
     ("postscale", "postscale factors"),
+    ("weighted", "averages, some with and some without weights,"),
 )
 
 

@@ -63,18 +63,25 @@ class Pending:
         carried: List[List[Any]] = []
         fresh: List[List[Any]] = []
         sites: List[str] = []
+        # With the numbers first, as rank 0 reads them: known, carried, fresh.
+        weights: Dict[str, List[float]] = {"known": [], "carried": [], "fresh": []}
         for request in self._unannounced:
+            how = "known"
             number = self.ids.id_of(request.signature)
             if number is None:
+                how = "fresh"
                 fresh.append([list(request.signature), request.key.number, self._site(request, sites)])
             elif request.urgent and may_ride(request):
+                how = "carried"
                 carried.append([number, request.key.number, self._site(request, sites), pack(request, rank)])
             else:
                 known += (number, request.key.number, self._site(request, sites))
+            if request.signature.weighted:
+                weights[how].append(request.weight)
         self._unannounced = []
         return {
             "type": "ready", "known": known, "carried": carried, "fresh": fresh, "sites": sites,
-            "urgent": urgent,
+            "weights": [*weights["known"], *weights["carried"], *weights["fresh"]], "urgent": urgent,
         }  # fmt: skip
 
     def _site(self, request: Request, fresh: List[str]) -> int:
@@ -90,12 +97,25 @@ class Pending:
         for number, data in fresh:
             self.ids.learn(int(number), Signature.from_json(data))
 
-    def take_bucket(self, run: Sequence[int]) -> List[Work]:
-        """The members of a bucket, which are no longer pending. Without a request: this rank has joined."""
+    def take_bucket(self, run: Sequence[int], totals: Sequence[float] = ()) -> List[Work]:
+        """The members of a bucket, which are no longer pending. Without a request: this rank has joined.
+
+        Args:
+            run: number of the signature and of the operation, of each member.
+            totals: sums of weights, of each member that has weights.
+        """
         bucket: List[Work] = []
+        left = iter(totals)
         for number, count in zip(run[::2], run[1::2]):
             signature = self.ids.signature(number)
-            bucket.append((signature, self.take(Key(signature.process_set, signature.name, count))))
+            request = self.take(Key(signature.process_set, signature.name, count))
+            if signature.weighted:
+                total = float(next(left, 0.0))
+                if not total > 0.0:
+                    raise ValueError("a weighted average without a sum of weights")
+                if request is not None:
+                    request.total = total
+            bucket.append((signature, request))
         return bucket
 
     def take(self, key: Key) -> Optional[Request]:

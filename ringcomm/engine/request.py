@@ -34,6 +34,7 @@ class Signature(NamedTuple):
         root: rank in the job, or ``NO_ROOT``.
         dtypes, shapes: of every tensor; for collectives by rows the shape of a row.
         prescale, postscale: factors before and after a reduction.
+        weighted: whether every rank gives its contribution a weight; the weights themselves may differ.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Signature(NamedTuple):
     shapes: Tuple[Shape, ...]
     prescale: float = 1.0
     postscale: float = 1.0
+    weighted: bool = False
 
     @classmethod
     def from_json(cls, data: Sequence[Any]) -> Signature:
@@ -53,11 +55,11 @@ class Signature(NamedTuple):
         Raises:
             ValueError, TypeError, OverflowError: nothing that could be run.
         """
-        name, process_set, kind, op, root, dtypes, shapes, prescale, postscale = data
+        name, process_set, kind, op, root, dtypes, shapes, prescale, postscale, weighted = data
         found = cls(
             str(name), int(process_set), int(kind), int(op), int(root), tuple(map(str, dtypes)),
             tuple(tuple(map(int, shape)) for shape in shapes), factor_of(float(prescale)),
-            factor_of(float(postscale)),
+            factor_of(float(postscale)), bool(weighted),
         )  # fmt: skip
         Collective(found.kind)
         for dtype in found.dtypes:
@@ -91,6 +93,8 @@ class Signature(NamedTuple):
             arguments.append(f"prescale_factor={self.prescale!r}")
         if self.postscale != 1.0:
             arguments.append(f"postscale_factor={self.postscale!r}")
+        if self.weighted:
+            arguments.append("with a weight")
         if self.process_set:
             arguments.append(f"process set {self.process_set}")
         return f"{verb}({', '.join(arguments)})"
@@ -218,13 +222,16 @@ class Request:
         arrays: flat, contiguous; of reductions and broadcasts they are overwritten with the result. None when
             it is done.
         splits: for alltoall, how many rows go to each member of the process set.
+        weight: of this rank's contribution, if the signature has weights.
+        total: sum of all ranks' weights, once rank 0 has told it.
         urgent: whether somebody waits for it from the start.
         site: file and line of the call.
         operation: what the flight recorder remembers of it, if there is one.
     """
 
     __slots__ = (
-        "arrays", "handle", "key", "operation", "rows", "signature", "site", "splits", "urgent",
+        "arrays", "handle", "key", "operation", "rows", "signature", "site", "splits", "total", "urgent",
+        "weight",
     )  # fmt: skip
 
     def __init__(
@@ -235,7 +242,10 @@ class Request:
         rows: Sequence[int] = (),
         splits: Sequence[int] = (),
         site: str = "",
+        weight: float = 1.0,
     ) -> None:
+        self.weight = weight
+        self.total = 1.0
         self.signature = signature
         self.key = Key(signature.process_set, signature.name, 0)
         self.arrays = list(arrays)

@@ -69,7 +69,7 @@ class _Distributed:
         object.__setattr__(self, "_ringcomm_reached", True)
         results = list(gradients)
         how = self._ringcomm_how.reduction
-        if not how.process_set.included() or how.process_set.size() == 1:
+        if not how.process_set.included() or (how.process_set.size() == 1 and how.weight is None):
             factor = how.prescale * how.postscale
             return results if factor == 1.0 else [item if item is None else item * factor for item in results]
         shared = []

@@ -49,7 +49,8 @@ class GradientReducer:
         self._names = [names[id(parameter)] for parameter in self.parameters]
         self._numbers = {id(parameter): index for index, parameter in enumerate(self.parameters)}
         self._compression = compression
-        self._sparse_as_dense = sparse_as_dense
+        # Entries of sparse gradients are concatenated, not added, so they have no weights.
+        self._sparse_as_dense = sparse_as_dense or reduction.weight is not None
         plan = plan_buckets(self._gradients(0)) if groups is None else plan_groups(self.parameters, groups)
         self._buckets: List[Optional[Bucket]] = [self._made_of(bucket) for bucket in plan]
         self._arrivals = Arrivals(plan, passes)
@@ -79,10 +80,10 @@ class GradientReducer:
         self._included = self.reduction.process_set.included()
 
     def active(self) -> bool:
-        """Whether there are other ranks to reduce with, in the current job."""
+        """Whether there are other ranks to reduce with, in the current job, or steps to be counted."""
         if api.context() is not self._context:
             self._read_context()
-        return self._included and self._context.size > 1
+        return self._included and (self._context.size > 1 or self.reduction.weight is not None)
 
     def _register_hooks(self) -> None:
         for other in list(_alive):
@@ -204,6 +205,8 @@ class GradientReducer:
         self._add_unfrozen()
         try:
             self._submit_remaining()
+            if self.reduction.weight is not None:
+                self.reduction.weight.submitted()
             for bucket in list(self._submitted.values()):
                 try:
                     bucket.finish()
@@ -215,6 +218,8 @@ class GradientReducer:
             self._arrivals.reset()
         if problem is not None:
             raise problem
+        if self.reduction.weight is not None:
+            self.reduction.weight.reduced()
 
     def _submit_remaining(self) -> None:
         for index in range(len(self.parameters)):

@@ -58,7 +58,10 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     "beat": {"calls": (list,), "engine": (list,)},
     "bye": {},
     # from an engine to the one of rank 0
-    "ready": {"known": (list,), "carried": (list,), "fresh": (list,), "sites": (list,), "urgent": (bool,)},
+    "ready": {
+        "known": (list,), "carried": (list,), "fresh": (list,), "weights": (list,), "sites": (list,),
+        "urgent": (bool,),
+    },
     "blocked": {"heard": (int,), "for_good": (bool,)},
     "unblocked": {},
     "joined": {},
@@ -74,6 +77,7 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
         "fresh": (list,),
         "settled": (list,),
         "run": (list,),
+        "totals": (list,),
         "failed": (list,),
         "joined": (int,),
         "forget": (int,),

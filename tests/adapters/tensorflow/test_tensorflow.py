@@ -6,7 +6,10 @@ import pytest
 
 from tests.adapters.jobs import run_on
 
-CHECKS = ["tests.adapters.tensorflow.checks_collectives", "tests.adapters.tensorflow.checks_training"]
+CHECKS = [
+    "tests.adapters.tensorflow.checks_collectives", "tests.adapters.tensorflow.checks_weights",
+    "tests.adapters.tensorflow.checks_training",
+]
 
 
 @pytest.mark.timeout(180)
