@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from math import fsum, inf
-from typing import Any, Iterator, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 from ..collective.weighted import NO_WEIGHTS
-from ..wire.messages import Message
 from .cache import IssuedIds
 from .request import Signature
 
@@ -28,32 +27,41 @@ class Announcement(NamedTuple):
     packed: Optional[str] = None
 
 
-def announcements(message: Message, ids: IssuedIds, lines: Sequence[str]) -> Iterator[Announcement]:
+def announcements(
+    known: Sequence[Any],
+    short: Sequence[Any],
+    fresh: Sequence[Any],
+    weights: Sequence[Any],
+    ids: IssuedIds,
+    lines: Sequence[str],
+) -> Iterator[Announcement]:
     """The operations of a message, in the order in which their weights are listed.
 
     Args:
-        message: of kind ``ready``.
+        known: number of the signature and of the operation, and line, of each operation.
+        short: the same with its values, of operations of which the values were sent along.
+        fresh: signature, number of the operation, and line.
+        weights: of those that are weighted averages.
         ids: the numbers of signatures.
         lines: of the rank's program, by number.
 
     Raises:
         LookupError, ValueError, TypeError, OverflowError: the message makes no sense.
     """
-    weights = iter(message["weights"])
+    left = iter(weights)
 
     def announced(signature: Signature, number: int, line: int, packed: Optional[str] = None) -> Announcement:
-        weight = float(next(weights)) if signature.weighted else 1.0
+        weight = float(next(left)) if signature.weighted else 1.0
         if not 0.0 <= weight < inf:
             raise ValueError(f"a weight of {weight}")
         return Announcement(signature, number, lines[line], weight, packed)
 
-    known: List[Any] = message["known"]
     try:
         for id_, number, line in zip(known[::3], known[1::3], known[2::3]):
             yield announced(ids.signature(id_), number, line)
-        for id_, number, line, packed in message["carried"]:
+        for id_, number, line, packed in short:
             yield announced(ids.signature(id_), number, line, packed)
-        for data, number, line in message["fresh"]:
+        for data, number, line in fresh:
             yield announced(Signature.from_json(data), int(number), line)
     except StopIteration:
         raise ValueError("a weight is missing") from None

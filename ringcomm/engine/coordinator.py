@@ -146,7 +146,8 @@ class Coordinator:
         if kind == "ready":
             lines = self._lines.setdefault(rank, [""])
             lines += map(str, message["sites"][: 1 + MOST_SITES - len(lines)])
-            for announcement in announcements(message, self._ids, lines):
+            parts = (message[part] for part in ("known", "carried", "fresh", "weights"))
+            for announcement in announcements(*parts, self._ids, lines):
                 self._announce(rank, announcement, now_s)
             self._urgent = self._urgent or bool(message["urgent"])
             self._blocked.pop(rank, None)
@@ -267,9 +268,8 @@ class Coordinator:
             ],
             "run": [[value for item in bucket for value in (item.id, item.number)] for bucket in buckets],
             "totals": [
-                [self._totals.pop(Key(item.signature.process_set, item.signature.name, item.number))
-                 for item in bucket if item.signature.weighted]
-                for bucket in buckets
+                self._totals.pop(Key(item.signature.process_set, item.signature.name, item.number))
+                for bucket in buckets for item in bucket if item.signature.weighted
             ],
             "failed": self._failed,
             "joined": joined,

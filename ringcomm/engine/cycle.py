@@ -27,7 +27,7 @@ logger = logging.getLogger("ringcomm.engine")
 
 @contextmanager
 def _making_sense() -> Iterator[None]:
-    """Whatever cannot be done with what rank 0 has sent is an error of its message."""
+    """What cannot be done with the responses of rank 0 is an error of its message."""
     try:
         yield
     except (LookupError, ValueError, TypeError, OverflowError) as problem:
@@ -235,7 +235,7 @@ class Turns:
         return bool(self.outbox) or self.pending.unannounced
 
     def _check_gone(self) -> None:
-        """A rank has hung up: that matters if anybody still waits for it, or if it left without a word."""
+        """A rank has hung up: that matters if this rank still waits for it, or if it left without a word."""
         gone = self.lines.mailbox.gone
         nearest = {peer: reason for peer, reason in gone.items() if peer in self.lines.nearest}
         if nearest and self._is_waiting(nearest):
@@ -272,15 +272,13 @@ class Turns:
                 for (number, name, count), kind, text, late in orders["failed"]
             ]
             settled = [(int(number), int(count), str(text)) for number, count, text in orders["settled"]]
-            totals = [list(map(float, sums)) for sums in orders["totals"]]
-            if len(orders["run"]) != len(totals):
-                raise ValueError("not one list of sums for each bucket")
+            totals = map(float, orders["totals"])
         for failure in failures:
             self._fail_one(*failure)
         for result in settled:
             self._settle(*result)
-        for run, sums in zip(orders["run"], totals):
-            self._run(run, sums)
+        for run in orders["run"]:
+            self._run(run, totals)
         if orders["joined"] >= 0:
             with self.lock:
                 join, self.join = self.join, None
@@ -307,7 +305,7 @@ class Turns:
     def _settle(self, number: int, count: int, text: str) -> None:
         """An operation that needs no collective: its result came with the orders."""
         with self.lock, _making_sense():
-            [(signature, request)] = self.pending.take_bucket([number, count], (1.0,))
+            [(signature, request)] = self.pending.take_bucket([number, count], iter((1.0,)))
         if request is None:
             return  # of a process set to which this rank does not belong
         began(request)
@@ -333,7 +331,7 @@ class Turns:
                 f"({self.rank}) has not submitted."
             )
 
-    def _run(self, run: Sequence[int], totals: Sequence[float]) -> None:
+    def _run(self, run: Sequence[int], totals: Iterator[float]) -> None:
         with self.lock, _making_sense():
             bucket = self.pending.take_bucket(run, totals)
         self.performer.next_bucket()

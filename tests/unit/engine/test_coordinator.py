@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import pytest
 
@@ -33,13 +33,7 @@ class Job:
         self.lines: Dict[int, List[str]] = {}
 
     def ready(
-        self,
-        rank: int,
-        *signatures: Signature,
-        number: int = 0,
-        urgent: bool = False,
-        site: str = "",
-        weights: Sequence[float] = (),
+        self, rank: int, *signatures: Signature, number: int = 0, urgent: bool = False, site: str = ""
     ) -> None:
         site = site or f"train.py:{rank}"
         known: List[int] = []
@@ -53,7 +47,7 @@ class Job:
             else:
                 fresh.append([list(item), number, lines.index(site) + 1])
         message = {"type": "ready", "known": known, "carried": [], "fresh": fresh, "sites": sites}
-        self.tell(rank, {**message, "weights": list(weights), "urgent": urgent})
+        self.tell(rank, {**message, "weights": [], "urgent": urgent})
 
     def tell(self, rank: int, message: Dict[str, Any]) -> None:
         validate(message)
@@ -407,38 +401,3 @@ def test_cache_forgets_and_old_numbers_stay_good_until_all_have_confirmed():
     assert job.ids[sig("a")] not in numbers.values()
     with pytest.raises(ProtocolError):
         job.tell(1, {**old, "known": [numbers[sig("a")], 0, 1]})
-
-
-class TestWeights:
-    def test_the_sum_goes_to_every_rank_with_the_bucket(self):
-        job = Job()
-        weighted, plain = sig("w", op=0, weighted=True), sig("p", op=0)
-        for rank, weight in enumerate((0.1, 0.2, 0.3)):
-            job.ready(rank, plain, weighted, weights=[weight])
-        orders = job.orders()
-        assert orders is not None
-        assert len(orders["run"]) == 2  # weighted and plain averages are not fused
-        assert orders["totals"] == [[], [0.6]]  # rounded once: 0.1 + 0.2 + 0.3 is 0.6000000000000001
-
-    def test_a_rank_that_has_joined_has_none(self):
-        job = Job()
-        job.tell(2, {"type": "joined"})
-        for rank in (0, 1):
-            job.ready(rank, sig("w", op=0, weighted=True), weights=[rank])
-        orders = job.orders()
-        assert orders is not None and orders["totals"] == [[1.0]]
-
-    def test_no_weight_at_all(self):
-        job = Job()
-        for rank in range(3):
-            job.ready(rank, sig("w", op=0, weighted=True), weights=[0])
-        orders = job.orders()
-        assert orders is not None
-        assert orders["run"] == []
-        assert "weights of all ranks are 0" in orders["failed"][0][2]
-
-    @pytest.mark.parametrize("weights", [[], [-1.0], [float("nan")], ["x"], [None]])
-    def test_what_is_no_weight(self, weights):
-        job = Job()
-        with pytest.raises(ProtocolError, match="makes no sense"):
-            job.ready(1, sig("w", op=0, weighted=True), weights=weights)
