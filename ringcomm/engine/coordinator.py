@@ -146,8 +146,10 @@ class Coordinator:
         if kind == "ready":
             lines = self._lines.setdefault(rank, [""])
             lines += map(str, message["sites"][: 1 + MOST_SITES - len(lines)])
-            parts = (message[part] for part in ("known", "carried", "fresh", "weights"))
-            for announcement in announcements(*parts, self._ids, lines):
+            short, weights = message["carried"], message["weights"]
+            for announcement in announcements(
+                message["known"], short, message["fresh"], weights, self._ids, lines
+            ):
                 self._announce(rank, announcement, now_s)
             self._urgent = self._urgent or bool(message["urgent"])
             self._blocked.pop(rank, None)
