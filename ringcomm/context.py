@@ -198,6 +198,23 @@ class Context(Collectives):
                 for text in self._joined.paces.compare(peer.rank, 1e-6 / byte_s):
                     logger.warning("%s", text)
 
+    @property
+    def waited_s(self) -> float:
+        """Seconds that this rank has spent in collectives, moving data or waiting for other ranks."""
+        return self._runner.waited_s + self.engine.waited_s
+
+    def announce(self, topic: str, text: str) -> None:
+        """Show a line to the user: at the launcher, or through logging where there is none.
+
+        Args:
+            topic: of lines with the same topic only the first is shown.
+            text: one line.
+        """
+        if self._joined is not None and self._embedded is None:
+            self._joined.control.warn(topic, text)
+        else:
+            logger.warning("%s", text)
+
     def _say(self, text: str) -> None:
         """Tell whoever asked for details: through logging, and at the launcher."""
         logger.info("%s", text)

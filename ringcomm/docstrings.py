@@ -99,6 +99,27 @@ tensors: dense tensors on any device; equal in number, shapes and dtypes on all 
     "tensors_pending": """\
 tensors: dense tensors on any device; equal in number, shapes and dtypes on all ranks. They are overwritten
     and must not be used until the handle is done.""",
+    # Ranks of unequal speed.
+    "balanced_count": """\
+count: the data set, or its number of samples; the same on all ranks.""",
+    "balanced_options": """\
+global_batch: samples of all ranks together per step.
+seed: of the order of samples, the same on all ranks.
+speeds: ``"measure"``: shares are equal at first and follow the measured speeds; or a number for each rank,
+    in the proportion of which shares are made and stay, such as ``[3, 1, 1]``.
+min_batch: the fewest samples for a rank, for example for batch normalization.
+max_batch: the most samples for a rank: one number for all, or one (or None) for each.
+multiple_of: shares are multiples of this number where possible, for compilers that compile every new shape.
+shuffle: a new order in each epoch; False: the order of the data set.
+drop_last: leave out the samples that do not fill a global batch. Otherwise they are a short global batch,
+    divided in the same proportions.
+context: returns the context of the job; by default that of ``init()``.""",
+    "balanced_batches": """\
+batches: the ``BalancedBatches`` or ``BalancedDataset`` that the data come from: gradients are then weighted
+    by the number of samples of each rank, and shares follow the measured speeds.""",
+    "balanced_errors": """\
+ConfigError: the arguments leave no division, or there is not one speed for each rank.
+NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.""",
     # Errors.
     "collective_errors": """\
 UnsupportedDtypeError: the dtype cannot be sent, or the operation has no meaning for it.

@@ -67,13 +67,13 @@ LEVELS: Dict[int, List[List[str]]] = {
             "engine.cycle", "engine.thread", "engine.engine", "engine.heartbeat",
         ],
         ["arrays.bridge", "arrays.rows"],
-        ["balance.plan", "balance.order", "balance.deal", "balance.replan"],
+        ["balance.plan", "balance.order", "balance.deal", "balance.replan", "balance.step_weight"],
         ["group.message_matching", "group.message_channel", "group.abort_watch"],
     ],
     5: [
         [
             "timeline", "flight_recorder", "objects", "collectives", "program", "context", "api",
-            "process_set", "async_calls", "consistency", "__init__",
+            "process_set", "async_calls", "consistency", "balance.pace", "balance.batches", "__init__",
         ],
     ],
     6: [

@@ -8,6 +8,7 @@ from __future__ import annotations
 import zlib
 from typing import Any, Dict, Hashable, Iterable, List, NamedTuple, Optional, Sequence, Set, Union
 
+from ..balance.step_weight import StepWeight
 from ..errors import ConfigError
 from ..ops import ReduceOp
 from ..process_set import ProcessSet
@@ -16,20 +17,6 @@ FIRST_BYTES = 1 << 20
 """Size of the bucket that is complete first: its reduction should start early in the backward pass."""
 BUCKET_BYTES = 8 << 20
 """Size of the other buckets: large enough to use the network well, small enough that several overlap."""
-
-
-class StepWeight:
-    """The weight of this rank's gradients in a weighted average, from step to step."""
-
-    def now(self) -> float:
-        """The weight in the current step."""
-        raise NotImplementedError
-
-    def submitted(self) -> None:
-        """Called when all gradients of a step have been handed over for reduction."""
-
-    def reduced(self) -> None:
-        """Called when all gradients of a step have been reduced; the next step begins."""
 
 
 class Reduction(NamedTuple):

@@ -56,6 +56,15 @@ class Change(NamedTuple):
     text: str
 
 
+def rank_names(hosts: Sequence[str]) -> List[str]:
+    """A name for each rank: its host, and its rank where a host has several.
+
+    >>> rank_names(["desk", "jetson1", "desk"])
+    ['desk:0', 'jetson1', 'desk:2']
+    """
+    return [host if hosts.count(host) == 1 else f"{host}:{rank}" for rank, host in enumerate(hosts)]
+
+
 class Replanner:
     """Models the speed of every rank, and decides about shares.
 

@@ -169,6 +169,11 @@ class Engine:
         else:
             self._alone.trace.observe(observer, sink)
 
+    @property
+    def waited_s(self) -> float:
+        """Seconds that threads of this rank have waited for operations."""
+        return 0.0 if self._loop is None else self._loop.waited_s
+
     def pending(self) -> List[Request]:
         """What is on its way, in the order of submission."""
         return self._loop.pending() if self._loop is not None else []

@@ -77,6 +77,9 @@ class Loop:
         on_lost: called when a peer has been reported.
         spin_s: how long to poll while somebody waits.
         limits: how long to be patient with others.
+
+    Attributes:
+        waited_s: seconds that threads have waited for operations.
     """
 
     def __init__(
@@ -114,6 +117,7 @@ class Loop:
         self._turns = Turns(orders, lines, performer, coordinator, watch, note, clock)
         self._driving = threading.Lock()
         self._stopped = False
+        self.waited_s = 0.0
         self._pid = os.getpid()
         orders.make_wakeable()
         engine.make_wakeable()
@@ -258,6 +262,7 @@ class Loop:
         with turns.lock:
             turns.waiters.enter(Wait(handle, timeout_s is not None))
         told = False
+        began_s = time.perf_counter()
         try:
             if timeout_s is None and self._driving.acquire(blocking=False):
                 try:
@@ -271,6 +276,7 @@ class Loop:
                 told = self._block(handle, timeout_s)
         finally:
             with turns.lock:
+                self.waited_s += time.perf_counter() - began_s
                 turns.waiters.leave()
                 unfinished = told and not handle.done()
                 if unfinished:

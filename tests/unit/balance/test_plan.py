@@ -113,7 +113,7 @@ class TestOrder:
         assert sorted(epoch_order(count, seed, epoch).tolist()) == list(range(count))
 
     def test_it_is_pinned(self):
-        """The same on every machine and version, or ranks would disagree about who computes what."""
+        """The same on every machine and version, or ranks would disagree about their shares."""
         assert epoch_order(10, 0, 0).tolist() == PINNED
         assert epoch_order(10, 0, 1).tolist() != PINNED
         assert epoch_order(10, 1, 0).tolist() != PINNED
