@@ -10,6 +10,7 @@ from .._adapter import graph_callbacks
 from .._adapter.arguments import predivided
 from .._adapter.gradients import Groups, Reduction, bucket_name, chosen_groups, plan_groups
 from .._adapter.names import variable_name
+from ..balance.step_weight import StepWeight
 from ..ops import ReduceOp, op_of
 from ..process_set import ProcessSet, global_process_set
 from . import bridge
@@ -30,6 +31,7 @@ class GradientReducer:
         groups: the number of groups, or lists of variables.
         process_set: the ranks that take part.
         scale_local_gradients: divide gradients of local variables by the number of ranks.
+        weight: the weights of gradients; None: there are none.
     """
 
     def __init__(
@@ -42,10 +44,11 @@ class GradientReducer:
         groups: Groups = None,
         process_set: ProcessSet = global_process_set,
         scale_local_gradients: bool = True,
+        weight: Optional[StepWeight] = None,
     ) -> None:
         chosen = op_of(op)
         prescale, postscale = predivided(chosen, gradient_predivide_factor)
-        self.how = Reduction(chosen, prescale, postscale, process_set)
+        self.how = Reduction(chosen, prescale, postscale, process_set, weight)
         self.compression = compression
         self.sparse_as_dense = sparse_as_dense
         self.groups = chosen_groups(groups, num_groups, object)

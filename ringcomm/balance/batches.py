@@ -11,11 +11,11 @@ from ..docstrings import documented
 from ..dtypes import Array
 from ..errors import ConfigError
 from .deal import MEASURE, Deal, Speeds, limits_of
-from .pace import Pace, StepCursor
+from .pace import Pace
 
 MaxBatch = Union[int, Sequence[Optional[int]], None]
 
-_PLACEHOLDERS = 2
+PLACEHOLDERS = 2
 """How many samples stand in for an empty share: batch normalization fails with fewer."""
 
 
@@ -26,6 +26,9 @@ class Balanced:
     Args:
         {balanced_count}
         {balanced_options}
+
+    Attributes:
+        pace: this rank's position in the data and its measurements, for optimizers.
 
     Raises:
         {balanced_errors}
@@ -48,7 +51,7 @@ class Balanced:
         size = context().size
         limits = limits_of(min_batch, max_batch, multiple_of, size)
         deal = Deal(number, global_batch, seed, size, speeds, limits, shuffle, drop_last)
-        self._pace = Pace(deal, context)
+        self.pace = Pace(deal, context)
         self._epoch: Optional[int] = None
         self._start = 0
         self._exhausted = False
@@ -56,27 +59,27 @@ class Balanced:
     @property
     def global_batch(self) -> int:
         """Samples of all ranks together per step."""
-        return self._pace.deal.global_batch
+        return self.pace.deal.global_batch
 
     @property
     def epoch(self) -> int:
         """The epoch of the current iteration, from 0."""
-        return self._pace.epoch
+        return self.pace.epoch
 
     @property
     def shares(self) -> Sequence[int]:
         """How many samples of the current global batch each rank has, in rank order."""
-        pace = self._pace
+        pace = self.pace
         return pace.deal.shares(pace.epoch, min(pace.step, max(0, pace.deal.steps - 1)))
 
     @property
     def weight(self) -> int:
         """How many samples of the current global batch this rank has: the weight of its gradients."""
-        return self._pace.share(self._pace.step)
+        return self.pace.share(self.pace.step)
 
     def __len__(self) -> int:
         """Number of global batches in an epoch."""
-        return self._pace.deal.steps
+        return self.pace.deal.steps
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration. By default the next one follows a complete one.
@@ -89,17 +92,17 @@ class Balanced:
         self._epoch = int(epoch)
 
     def _next_epoch(self) -> int:
-        return self._pace.epoch + self._exhausted if self._epoch is None else self._epoch
+        return self.pace.epoch + self._exhausted if self._epoch is None else self._epoch
 
     def __iter__(self) -> Iterator[Any]:
         """This rank's share of each global batch, as an array of indices (int64); it may be empty."""
         epoch, start = self._next_epoch(), self._start
         self._epoch, self._start, self._exhausted = None, 0, False
-        self._pace.begin(epoch, start)
-        return self._iterate(epoch, start, self._pace.iteration)
+        self.pace.begin(epoch, start)
+        return self._iterate(epoch, start, self.pace.iteration)
 
     def _iterate(self, epoch: int, start: int, iteration: int) -> Iterator[Any]:
-        pace = self._pace
+        pace = self.pace
         for step in range(start, pace.deal.steps):
             yield self._item(epoch, step)
             if not pace.counted and pace.iteration == iteration:
@@ -108,12 +111,8 @@ class Balanced:
             self._exhausted = True
 
     def _item(self, epoch: int, step: int) -> Any:
-        indices: Array = self._pace.take(epoch, step)
+        indices: Array = self.pace.take(epoch, step)
         return indices
-
-    def cursor(self) -> StepCursor:
-        """The weights of gradients, step by step, for an optimizer."""
-        return self._pace.cursor()
 
     def state_dict(self) -> Dict[str, Any]:
         """The position in the data: it does not depend on the number of ranks.
@@ -122,7 +121,7 @@ class Balanced:
             ``epoch``, ``step`` (number of global batches of this epoch that are done), ``seed``,
             ``global_batch`` and ``count``.
         """
-        deal, epoch, step = self._pace.deal, self._pace.epoch, self._pace.step
+        deal, epoch, step = self.pace.deal, self.pace.epoch, self.pace.step
         if self._epoch is not None:
             epoch, step = self._epoch, self._start
         elif step >= deal.steps:
@@ -141,7 +140,7 @@ class Balanced:
         Raises:
             ConfigError: it belongs to another data set, seed or global batch.
         """
-        deal = self._pace.deal
+        deal = self.pace.deal
         for name in ("seed", "global_batch", "count"):
             if state[name] != getattr(deal, name):
                 raise ConfigError(
@@ -175,9 +174,9 @@ class BalancedBatches(Balanced):
     """
 
     def _item(self, epoch: int, step: int) -> List[int]:
-        indices = self._pace.take(epoch, step)
+        indices = self.pace.take(epoch, step)
         if not indices.size:
-            indices = self._pace.deal.batch(epoch, step)[:_PLACEHOLDERS]
+            indices = self.pace.deal.batch(epoch, step)[:PLACEHOLDERS]
         listed: List[int] = indices.tolist()
         return listed
 
@@ -198,7 +197,7 @@ class BalancedBatches(Balanced):
         except (MemoryError, RuntimeError) as problem:
             if not _is_out_of_memory(problem):
                 raise
-            self._pace.lose()
+            self.pace.lose()
 
 
 def _is_out_of_memory(problem: BaseException) -> bool:

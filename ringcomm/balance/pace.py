@@ -20,7 +20,7 @@ from ..engine.request import Handle
 from ..errors import ConfigError
 from ..ops import ReduceOp
 from .deal import Deal
-from .replan import Replanner, Report
+from .replan import Replanner, Report, rank_names
 from .step_weight import StepWeight
 
 _numbers = itertools.count(1)
@@ -51,6 +51,7 @@ class Pace:
         self._ahead = 0
         self._most = 0
         self._lost = (-1, -1)
+        self._samples = self._samples_before = 0
         self._leader: Optional[StepCursor] = None
         self._handle: Optional[Handle] = None
         self._effective = -1
@@ -82,6 +83,8 @@ class Pace:
         if self._context().size != self.deal.size:
             self.attach()
         self.iteration += 1
+        if self._samples:
+            self._samples_before, self._samples = self._samples, 0
         self.epoch, self.step = epoch, step
         self._last = None  # what happens between two epochs is no part of a step
 
@@ -106,6 +109,11 @@ class Pace:
             return 0
         return self.deal.shares(self.epoch, step)[self._context().rank]
 
+    @property
+    def samples(self) -> int:
+        """How many samples this rank has computed in this epoch, or at its beginning in the last one."""
+        return self._samples or self._samples_before
+
     def cursor(self) -> StepCursor:
         """The weights of gradients for an optimizer. The first one also measures."""
         made = StepCursor(self)
@@ -122,6 +130,11 @@ class Pace:
         return self._leader is not None
 
     # ---- measuring ---------------------------------------------------------------------------
+
+    @property
+    def leader(self) -> StepCursor:
+        """The cursor that counts steps, also for tapes, of which each step has a new one."""
+        return self._leader or self.cursor()
 
     def lose(self) -> None:
         """This rank has no memory for its share of the current step, and contributes nothing to it."""
@@ -140,6 +153,7 @@ class Pace:
             self._waited_s.append(waited_s - before_s)
             self._compute_s.append(max(1e-9, now_s - since_s - (waited_s - before_s)))
         self._last = (now_s, waited_s)
+        self._samples += self.share(self.step)
         self.step += 1
         self._total_steps += 1
         if self.replanner is not None:
@@ -178,13 +192,16 @@ class Pace:
             context.announce(f"balance {self._number} {self._total_steps}", change.text)
 
 
-def weight_of_steps(batches: Any, op: ReduceOp, passes: int) -> Optional[StepCursor]:
+def weight_of_steps(
+    batches: Any, op: ReduceOp, passes: int = 1, shared: bool = False
+) -> Optional[StepCursor]:
     """The weights of an optimizer's gradients.
 
     Args:
         batches: the argument of ``DistributedOptimizer``; None: gradients have no weights.
         op: how gradients are reduced.
         passes: number of backward passes per step.
+        shared: whether several objects reduce the gradients of one step after the other, as tapes do.
 
     Raises:
         ConfigError: gradients are not averaged, or are those of several global batches.
@@ -196,7 +213,7 @@ def weight_of_steps(batches: Any, op: ReduceOp, passes: int) -> Optional[StepCur
             "batches=... weights the average of one global batch: use it with op=Average and "
             "backward_passes_per_step=1 (a larger global_batch is accumulated over ranks already)."
         )
-    cursor: StepCursor = batches.cursor()
+    cursor: StepCursor = batches.pace.leader if shared else batches.pace.cursor()
     return cursor
 
 
@@ -211,6 +228,11 @@ class StepCursor(StepWeight):
         self._pace = pace
         self._iteration = -1
         self._step = 0
+
+    @property
+    def samples(self) -> int:
+        """See :attr:`Pace.samples`."""
+        return self._pace.samples
 
     def now(self) -> float:
         """The number of samples behind the gradients of the current step.

@@ -17,12 +17,14 @@ from .._adapter.common import *  # noqa: F403
 from .._adapter.compression import Compression
 from .._adapter.objects import allgather_object, broadcast_object
 from . import callbacks, elastic
+from .balanced import BalancedDataset
 from .collectives import allgather, allreduce, broadcast, broadcast_variables, reducescatter
 from .models import load_model
 from .optimizer import DistributedOptimizer, PartialDistributedOptimizer
 
 __all__ = [
     *common.__all__,
+    "BalancedDataset",
     "Compression",
     "DistributedOptimizer",
     "PartialDistributedOptimizer",

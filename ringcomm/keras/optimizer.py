@@ -9,6 +9,7 @@ import keras
 from .._adapter.arguments import predivided
 from .._adapter.compression import Compression
 from .._adapter.gradients import Groups, Reduction, chosen_groups
+from ..balance.pace import StepCursor, weight_of_steps
 from ..collective.call_sites import look_through
 from ..docstrings import documented
 from ..errors import BrokenInvariantError, ConfigError
@@ -131,6 +132,15 @@ def check_reached(optimizer: Any) -> None:
         )
 
 
+def samples_of(model: Any) -> Optional[int]:
+    """How many samples this rank has trained on in this epoch; None: its data are not balanced."""
+    optimizer = getattr(model, "optimizer", None)
+    if not isinstance(optimizer, _Distributed):
+        return None
+    weight = optimizer._ringcomm_how.reduction.weight
+    return weight.samples if isinstance(weight, StepCursor) else None
+
+
 def make_distributed(
     optimizer: Any, how: How, passes: int = 1, scale_local: bool = True, in_place: bool = False
 ) -> Any:
@@ -174,7 +184,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     gradient_predivide_factor: float = 1.0, op: ReduceOp = ReduceOp.AVERAGE,
     backward_passes_per_step: int = 1, average_aggregated_gradients: bool = False,
     num_groups: int = 0, groups: Groups = None, process_set: ProcessSet = global_process_set,
-    scale_local_gradients: bool = True,
+    scale_local_gradients: bool = True, batches: Any = None,
 ) -> Any:  # fmt: skip
     """Wrap a Keras optimizer: it reduces gradients over all ranks before it applies them.
 
@@ -202,6 +212,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             together.
         {process_set}
         {tf_scale_local_gradients}
+        {balanced_batches}
 
     Returns:
         a new optimizer with the configuration of ``optimizer``, of a class derived from its class. Its
@@ -218,6 +229,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         return _for_keras_2(
             optimizer, backward_passes_per_step, average_aggregated_gradients, compression, sparse_as_dense,
             op, gradient_predivide_factor, num_groups, groups, process_set, scale_local_gradients,
+            weight_of_steps(batches, op_of(op), backward_passes_per_step),
         )  # fmt: skip
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ConfigError(f"DistributedOptimizer requires a Keras optimizer, not {type(optimizer)}.")
@@ -231,7 +243,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         # Keras averages what it has accumulated.
         postscale *= backward_passes_per_step
     how = How(
-        Reduction(chosen, prescale, postscale, process_set),
+        Reduction(
+            chosen, prescale, postscale, process_set,
+            weight_of_steps(batches, chosen, backward_passes_per_step),
+        ),
         compression,
         sparse_as_dense,
         chosen_groups(groups, num_groups, object),

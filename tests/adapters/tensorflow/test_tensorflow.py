@@ -8,7 +8,7 @@ from tests.adapters.jobs import run_on
 
 CHECKS = [
     "tests.adapters.tensorflow.checks_collectives", "tests.adapters.tensorflow.checks_weights",
-    "tests.adapters.tensorflow.checks_training",
+    "tests.adapters.tensorflow.checks_balanced", "tests.adapters.tensorflow.checks_training",
 ]
 
 

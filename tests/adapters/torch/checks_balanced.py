@@ -1,4 +1,4 @@
-"""What every rank checks about balanced batches: training equals that of one process on the global batches."""
+"""What every rank checks about balanced batches: training equals that of one process."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def alone(number: int) -> List[torch.Tensor]:
     return [parameter.detach() for parameter in model.parameters()]
 
 
-def train(model: nn.Module, optimizer: Any, loader: Any, batches: Any, seen: Counter, steps: int = -1) -> None:
+def train(
+    model: nn.Module, optimizer: Any, loader: Any, batches: Any, seen: Counter, steps: int = -1
+) -> None:
     for x, y, indices in loader:
         if batches.weight:
             seen.update(indices.tolist())
