@@ -67,7 +67,8 @@ LEVELS: Dict[int, List[List[str]]] = {
             "engine.cycle", "engine.thread", "engine.engine", "engine.heartbeat",
         ],
         ["arrays.bridge", "arrays.rows"],
-        ["balance.plan", "balance.order", "balance.deal", "balance.replan", "balance.step_weight"],
+        ["balance.plan", "balance.order", "balance.deal", "balance.replan", "balance.step_weight",
+         "balance.unequal"],
         ["group.message_matching", "group.message_channel", "group.abort_watch"],
     ],
     5: [

@@ -62,6 +62,7 @@ class Pace:
     def attach(self) -> None:
         """Take over the number of ranks of the current job; shares begin anew if it has changed."""
         context = self._context()
+        context.balanced = True
         if context.size != self.deal.size:
             self.deal.resize(context.size)
             self._handle, self.replanner = None, None

@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 import os
 import threading
-import time
 from contextlib import nullcontext
 from typing import Any, Callable, ContextManager, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
+from ..clock import Stopwatch
 from ..config import Settings
 from ..errors import (
     MismatchError,
@@ -62,7 +62,7 @@ class Runner:
 
     Attributes:
         spin_s, may_poll, timeout_s: as for :func:`~.drive.run`; may be changed from call to call.
-        waited_s: seconds spent in calls, moving data or waiting for other ranks.
+        waited: the time spent in calls, moving data or waiting for other ranks.
         journal: is told of every call, if set.
         called_at: where the next call was made, if that was not in the thread that runs it.
         purpose: says what the calls are for, where they are not what the program has asked for.
@@ -101,7 +101,7 @@ class Runner:
         self.sites: Optional[CallSites] = None
         self.purpose: Optional[Callable[[], str]] = None
         self._running: Optional[Tuple[Call, Part, bool]] = None
-        self.waited_s = 0.0
+        self.waited = Stopwatch()
 
     def progress(self) -> Progress:
         """How far this rank is. For any thread, and at any time."""
@@ -329,14 +329,14 @@ class Runner:
                 # Not before: what has failed until here has sent nothing, and may be called again.
                 self._sequence = sequence
                 self._running = (plan.call, execution, counted)
-                began_s = time.perf_counter()
+                began_s = self.waited.start()
                 try:
                     # Overflow and NaN are the caller's numbers; a warning on whichever rank happens to
                     # own the element would help nobody.
                     with np.errstate(all="ignore") if plan.warns else _NOTHING_TO_SUPPRESS:
                         run(execution, self._fabric, self.timeout_s, self.spin_s, self.may_poll)
                 finally:
-                    self.waited_s += time.perf_counter() - began_s
+                    self.waited.stop(began_s)
                     if sites is not None and execution.headers.other_sites:
                         sites.met(sequence, plan.call, self._fabric, execution.headers.other_sites)
             except BaseException as problem:

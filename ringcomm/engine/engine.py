@@ -10,6 +10,7 @@ import logging
 from contextlib import contextmanager
 from typing import IO, Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
+from ..clock import Stopwatch
 from ..collective.call_history import CallJournal
 from ..collective.call_sites import call_site
 from ..collective.progress import Progress
@@ -170,9 +171,9 @@ class Engine:
             self._alone.trace.observe(observer, sink)
 
     @property
-    def waited_s(self) -> float:
-        """Seconds that threads of this rank have waited for operations."""
-        return 0.0 if self._loop is None else self._loop.waited_s
+    def waited(self) -> Stopwatch:
+        """The time that threads of this rank have waited for operations."""
+        return Stopwatch() if self._loop is None else self._loop.waited
 
     def pending(self) -> List[Request]:
         """What is on its way, in the order of submission."""

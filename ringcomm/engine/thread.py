@@ -13,7 +13,7 @@ import threading
 import time
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence
 
-from ..clock import Clock, Deadline, give_way, monotonic
+from ..clock import Clock, Deadline, Stopwatch, give_way, monotonic
 from ..collective.progress import Progress
 from ..errors import (
     BrokenInvariantError,
@@ -79,7 +79,7 @@ class Loop:
         limits: how long to be patient with others.
 
     Attributes:
-        waited_s: seconds that threads have waited for operations.
+        waited: the time that threads have waited for operations.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Loop:
         self._turns = Turns(orders, lines, performer, coordinator, watch, note, clock)
         self._driving = threading.Lock()
         self._stopped = False
-        self.waited_s = 0.0
+        self.waited = Stopwatch()
         self._pid = os.getpid()
         orders.make_wakeable()
         engine.make_wakeable()
@@ -262,7 +262,7 @@ class Loop:
         with turns.lock:
             turns.waiters.enter(Wait(handle, timeout_s is not None))
         told = False
-        began_s = time.perf_counter()
+        began_s = self.waited.start()
         try:
             if timeout_s is None and self._driving.acquire(blocking=False):
                 try:
@@ -276,7 +276,7 @@ class Loop:
                 told = self._block(handle, timeout_s)
         finally:
             with turns.lock:
-                self.waited_s += time.perf_counter() - began_s
+                self.waited.stop(began_s)
                 turns.waiters.leave()
                 unfinished = told and not handle.done()
                 if unfinished:
