@@ -55,6 +55,7 @@ from .async_calls import (
     reducescatter_async,
     synchronize,
 )
+from .balance.batches import balanced
 from .config import Membership, Settings
 from .consistency import check_same
 from .context import Context
@@ -137,6 +138,7 @@ __all__ = [
     "alltoall",
     "alltoall_",
     "alltoall_async",
+    "balanced",
     "barrier",
     "broadcast",
     "broadcast_",

@@ -229,15 +229,17 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     compression: Any = None,
+    weight: Optional[float] = None,
 ) -> Array:
     """Reduce an array of the same shape and dtype over all ranks; every rank gets the result.
 
-    Example: ``mean = rc.allreduce(gradient)``, ``total = rc.allreduce([1.0, 2.0], op=rc.Sum)``.
+    Example: ``mean = rc.allreduce(gradient)``, ``total = rc.allreduce([1.0, 2.0], op=rc.Sum)``,
+    ``mean = rc.allreduce(gradient, weight=len(batch))``.
 
     {allreduce}
         {not_initialized}
     """
-    return context().allreduce(array, op, name, prescale_factor, postscale_factor, compression)
+    return context().allreduce(array, op, name, prescale_factor, postscale_factor, compression, weight)
 
 
 @documented
@@ -248,13 +250,14 @@ def allreduce_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     compression: Any = None,
+    weight: Optional[float] = None,
 ) -> Array:
     """Reduce an array over all ranks in place: the result overwrites ``array`` on every rank.
 
     {allreduce_}
         {not_initialized}
     """
-    return context().allreduce_(array, op, name, prescale_factor, postscale_factor, compression)
+    return context().allreduce_(array, op, name, prescale_factor, postscale_factor, compression, weight)
 
 
 @documented

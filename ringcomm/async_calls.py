@@ -27,6 +27,7 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: Optional[ProcessSet] = None,
     compression: Any = None,
+    weight: Optional[float] = None,
 ) -> Handle:
     """Start an allreduce of a copy of an array.
 
@@ -36,6 +37,7 @@ def allreduce_async(
         {array_in}
         {matched_reduction}
         {codec}
+        {weight}
 
     Returns:
         a handle; its ``wait()`` returns a new array of the same shape and dtype.
@@ -47,7 +49,7 @@ def allreduce_async(
     return api.context().engine.allreduce(
         [flat], op_of(op), name, [shape], prescale_factor, postscale_factor, number_of(process_set),
         convert=lambda _: flat.reshape(shape),
-        compression=compression,
+        compression=compression, weight=weight,
     )  # fmt: skip
 
 
@@ -60,6 +62,7 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: Optional[ProcessSet] = None,
     compression: Any = None,
+    weight: Optional[float] = None,
 ) -> Handle:
     """Start an allreduce in place: the result overwrites ``array`` on every rank.
 
@@ -67,6 +70,7 @@ def allreduce_async_(
         {array_pending}
         {matched_reduction}
         {codec}
+        {weight}
 
     Returns:
         a handle; its ``wait()`` returns ``array`` itself.
@@ -78,7 +82,7 @@ def allreduce_async_(
     target = InPlace(array, "allreduce_async_")
     return api.context().engine.allreduce(
         [target.flat], op_of(op), name, [target.shape], prescale_factor, postscale_factor,
-        number_of(process_set), convert=lambda _: target.finish(), compression=compression,
+        number_of(process_set), convert=lambda _: target.finish(), compression=compression, weight=weight,
     )  # fmt: skip
 
 
@@ -91,6 +95,7 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: Optional[ProcessSet] = None,
     compression: Any = None,
+    weight: Optional[float] = None,
 ) -> Handle:
     """Start an allreduce of copies of several arrays as one operation: all are reduced, or none.
 
@@ -98,6 +103,7 @@ def grouped_allreduce_async(
         {arrays_in}
         {matched_reduction}
         {codec}
+        {weight}
 
     Returns:
         a handle; its ``wait()`` returns a list of new arrays.
@@ -110,7 +116,7 @@ def grouped_allreduce_async(
         [flat for flat, _ in copies], op_of(op), name, [shape for _, shape in copies],
         prescale_factor, postscale_factor, number_of(process_set),
         convert=lambda _: [flat.reshape(shape) for flat, shape in copies],
-        compression=compression,
+        compression=compression, weight=weight,
     )  # fmt: skip
 
 
@@ -123,6 +129,7 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: Optional[ProcessSet] = None,
     compression: Any = None,
+    weight: Optional[float] = None,
 ) -> Handle:
     """Start an allreduce of several arrays in place as one operation: all are reduced, or none.
 
@@ -130,6 +137,7 @@ def grouped_allreduce_async_(
         {arrays_pending}
         {matched_reduction}
         {codec}
+        {weight}
 
     Returns:
         a handle; its ``wait()`` returns a list of the arrays themselves.
@@ -143,7 +151,7 @@ def grouped_allreduce_async_(
         [target.flat for target in targets], op_of(op), name, [target.shape for target in targets],
         prescale_factor, postscale_factor, number_of(process_set),
         convert=lambda _: [target.finish() for target in targets],
-        compression=compression,
+        compression=compression, weight=weight,
     )  # fmt: skip
 
 

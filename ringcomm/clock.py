@@ -78,3 +78,29 @@ class Deadline:
     def restart(self) -> None:
         """Count from now again: for limits on time *without progress*."""
         self._started_s = self._clock()
+
+
+class Stopwatch:
+    """Adds up the time of many short intervals, for one thread at a time.
+
+    Attributes:
+        first_s, last_s: when the first interval began and the last one ended, by ``time.perf_counter()``.
+        total_s: of all intervals, in seconds.
+    """
+
+    __slots__ = ("first_s", "last_s", "total_s")
+
+    def __init__(self) -> None:
+        self.first_s = self.last_s = self.total_s = 0.0
+
+    def start(self) -> float:
+        """An interval begins; the time, for :meth:`stop`."""
+        now_s = time.perf_counter()
+        if not self.first_s:
+            self.first_s = now_s
+        return now_s
+
+    def stop(self, began_s: float) -> None:
+        """The interval that began then ends."""
+        self.last_s = time.perf_counter()
+        self.total_s += self.last_s - began_s

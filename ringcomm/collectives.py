@@ -14,6 +14,7 @@ import numpy as np
 from .arrays.bridge import InPlace, flat_copy, flat_view
 from .arrays.rows import check_splits, cumulative, row_items
 from .collective.runner import Runner
+from .collective.weighted import weighted_average
 from .docstrings import documented
 from .dtypes import Array
 from .engine.adasum import adasum, check_adasum
@@ -52,13 +53,14 @@ class Collectives:
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
         compression: Any = None,
+        weight: Optional[float] = None,
     ) -> Array:
         """Reduce an array of the same shape and dtype over all ranks; every rank gets the result.
 
         {allreduce}
         """
         flat, shape = flat_copy(array)
-        self._all_reduce(flat, shape, op, name, prescale_factor, postscale_factor, compression)
+        self._all_reduce(flat, shape, op, name, prescale_factor, postscale_factor, compression, weight)
         return flat.reshape(shape)
 
     @documented
@@ -70,6 +72,7 @@ class Collectives:
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
         compression: Any = None,
+        weight: Optional[float] = None,
     ) -> Array:
         """Reduce an array over all ranks in place: the result overwrites ``array`` on every rank.
 
@@ -77,7 +80,7 @@ class Collectives:
         """
         target = InPlace(array, "allreduce_")
         self._all_reduce(
-            target.flat, target.shape, op, name, prescale_factor, postscale_factor, compression
+            target.flat, target.shape, op, name, prescale_factor, postscale_factor, compression, weight
         )
         return target.finish()
 
@@ -90,9 +93,16 @@ class Collectives:
         prescale: float,
         postscale: float,
         compression: Any,
+        weight: Optional[float],
     ) -> None:
         op, prescale, postscale = op_of(op), factor_of(prescale), factor_of(postscale)
-        if op == ReduceOp.ADASUM:
+        if weight is not None:
+            if (prescale, postscale) != (1.0, 1.0):
+                raise Misuse("allreduce takes a weight or scale factors, allreduce_async takes both.")
+            if codec_number(compression):
+                raise Misuse("allreduce takes a weight or a compression, allreduce_async takes both.")
+            weighted_average(self._runner, flat, weight, op, name_of(name), shape)
+        elif op == ReduceOp.ADASUM:
             check_adasum(flat.dtype)
             with self._runner.exclusive():
                 adasum(self._runner, flat, prescale, postscale)

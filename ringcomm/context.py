@@ -52,6 +52,9 @@ class Context(Collectives):
         peers: all ranks, in rank order, this one included.
         settings: tunables.
         joined: the rendezvous' side of it, if there is one.
+
+    Attributes:
+        balanced: whether data are dealt to the ranks by their speed.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class Context(Collectives):
         self._joined = joined
         self._embedded = embedded
         self._closed = False
+        self.balanced = False
         self._leaving: Optional[StopWatch] = None
         own = self.peers[rank]
         self.host = own.host
@@ -204,6 +208,31 @@ class Context(Collectives):
         """Latencies and speeds of links as all ranks measured them; None if nothing was measured."""
         return self._selector.measured
 
+    @property
+    def waited_s(self) -> float:
+        """Seconds that this rank has spent in collectives, moving data or waiting for other ranks."""
+        return self._runner.waited.total_s + self.engine.waited.total_s
+
+    def _report_usage(self) -> None:
+        """Report what part of the time between its first and its last collective this rank has waited."""
+        watches = [watch for watch in (self._runner.waited, self.engine.waited) if watch.total_s]
+        if self._joined is None or not watches:
+            return
+        elapsed_s = max(watch.last_s for watch in watches) - min(watch.first_s for watch in watches)
+        self._joined.control.report_usage(elapsed_s, self.waited_s, self.balanced)
+
+    def announce(self, topic: str, text: str) -> None:
+        """Show a line to the user: at the launcher, or through logging where there is none.
+
+        Args:
+            topic: of lines with the same topic only the first is shown.
+            text: one line.
+        """
+        if self._joined is not None and self._embedded is None:
+            self._joined.control.warn(topic, text)
+        else:
+            logger.warning("%s", text)
+
     def _report(self, text: str) -> None:
         """Report a detail (RINGCOMM_VERBOSE): through logging, and at the launcher."""
         logger.info("%s", text)
@@ -221,6 +250,7 @@ class Context(Collectives):
         self._closed = True
         if ok:
             self._recording.finish()
+            self._report_usage()
         self._flight.close(reason, ok)
         if self._leaving is not None:
             self._leaving.stopping = True

@@ -35,6 +35,10 @@ average: deprecated, use ``op``. True is ``Average``, False is ``Sum``.""",
 prescale_factor: every contribution is multiplied by this number before the reduction.""",
     "postscale_factor": """\
 postscale_factor: the result is multiplied by this number after the reduction.""",
+    "weight": """\
+weight: with ``Average``, the result is the sum of ``weight * array`` over all ranks, divided by the sum of
+    their weights: pass the number of samples behind this rank's array. What a rank of weight 0 passes is
+    ignored, NaN included. Either all ranks pass a weight or none; if all weights are 0 that is an error.""",
     "root_rank": """\
 root_rank: the rank whose data are sent: its rank in the job, also if only a process set takes part.""",
     "compression": """\
@@ -58,8 +62,9 @@ urgent: start at once instead of waiting up to one engine cycle for other tensor
     "grouped_options": """\
 **options: ``op`` (``Average`` by default, ``Sum``, ``Min``, ``Max``, ``Product`` or ``Adasum``),
     ``name`` (operations of one name are matched among the ranks, operations without a name by their
-    order), ``prescale_factor`` and ``postscale_factor`` (multiply contributions and result; 1.0),
-    ``process_set`` (the ranks that take part; all), and ``compression`` (a codec, as for ``allreduce``).""",
+    order), ``weight`` (of this rank's arrays in a weighted average), ``prescale_factor`` and
+    ``postscale_factor`` (multiply contributions and result; 1.0), ``process_set`` (the ranks that take
+    part; all), and ``compression`` (a codec, as for ``allreduce``).""",
     "splits": """\
 splits: number of rows for each rank, in rank order; one integer per rank, their sum is the number of
     rows. Without it every rank gets equally many rows, and the number of rows must be a multiple of the
@@ -106,6 +111,27 @@ tensors: dense tensors on any device; equal in number, shapes and dtypes on all 
     "tensors_pending": """\
 tensors: dense tensors on any device; equal in number, shapes and dtypes on all ranks. They are overwritten
     and must not be used until the handle is done.""",
+    # Ranks of unequal speed.
+    "balanced_count": """\
+count: the data set, or its number of samples; the same on all ranks.""",
+    "balanced_options": """\
+global_batch: samples of all ranks together per step.
+seed: of the order of samples, the same on all ranks.
+speeds: ``"measure"``: shares are equal at first and follow the measured speeds; or a number for each rank,
+    in the proportion of which shares are made and stay, such as ``[3, 1, 1]``.
+min_batch: the fewest samples for a rank, for example for batch normalization.
+max_batch: the most samples for a rank: one number for all, or one (or None) for each.
+multiple_of: shares are multiples of this number where possible, for compilers that compile every new shape.
+shuffle: a new order in each epoch; False: the order of the data set.
+drop_last: leave out the samples that do not fill a global batch. Otherwise they are a short global batch,
+    divided in the same proportions.
+context: returns the context of the job; by default that of ``init()``.""",
+    "balanced_batches": """\
+batches: the ``BalancedBatches`` or ``BalancedDataset`` that the data come from: gradients are then weighted
+    by the number of samples of each rank, and shares follow the measured speeds.""",
+    "balanced_errors": """\
+ConfigError: the arguments leave no division, or there is not one speed for each rank.
+NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.""",
     # Errors.
     "collective_errors": """\
 UnsupportedDtypeError: the dtype cannot be sent, or the operation has no meaning for it.
@@ -205,12 +231,12 @@ _PICKLE = "ProtocolError: the received bytes do not have the sending rank's sign
 
 SHARED.update({
     "allreduce": _method(
-        _fill("array_in op call_name scale codec"),
+        _fill("array_in op call_name scale codec weight"),
         "a new C-ordered array of the same shape and dtype, bit-identical on all ranks.",
         _ERRORS,
     ),
     "allreduce_": _method(
-        _fill("array_inplace op call_name scale codec"),
+        _fill("array_inplace op call_name scale codec weight"),
         "``array`` itself, which holds the result, bit-identical on all ranks.",
         _NOT_AN_ARRAY + _ERRORS,
     ),

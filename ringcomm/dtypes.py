@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Dict, Optional, Tuple
 
 import numpy as np
 
-from .errors import UnsupportedDtypeError
+from .errors import Misuse, UnsupportedDtypeError
 from .ops import ReduceOp
 
 if TYPE_CHECKING:
@@ -67,6 +67,18 @@ def check_scalable(dtype: np.dtype[Any]) -> None:
     if dtype.kind == "b":
         raise UnsupportedDtypeError(
             "prescale_factor and postscale_factor have no meaning for booleans. Convert to a number type."
+        )
+
+
+def check_weighable(dtype: np.dtype[Any], op: ReduceOp) -> None:
+    """Raise an error if a weighted average has no meaning for these elements or this reduction."""
+    if op != ReduceOp.AVERAGE:
+        raise Misuse(
+            f"weight=... makes a weighted average, so it has no meaning with op={op.name.capitalize()}."
+        )
+    if dtype.kind in "biu":
+        raise UnsupportedDtypeError(
+            f"a weighted average needs floating-point or complex numbers, not {dtype.name}. Convert it first."
         )
 
 

@@ -131,6 +131,21 @@ def factor_of(value: Any) -> float:
     return factor if factor == factor else _NAN
 
 
+def weight_of(value: Any) -> float:
+    """The weight of a contribution as a number.
+
+    Raises:
+        Misuse: it is negative, not finite, or no number.
+    """
+    try:
+        weight = float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise Misuse(f"weight={value!r}: a weight is a number, such as the number of samples.") from None
+    if not 0.0 <= weight < float("inf"):
+        raise Misuse(f"weight={weight!r}: a weight is a finite number that is not negative.")
+    return weight
+
+
 def name_of(name: Optional[str]) -> str:
     """An operation's name as text; empty for None.
 

@@ -46,7 +46,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "collective.reduce", "collective.flows", "collective.call_sites", "collective.headers",
             "collective.progress", "collective.execute", "collective.short", "collective.drive",
             "collective.coded", "collective.calls", "collective.call_history", "collective.call_lock",
-            "collective.reporter", "collective.runner", "collective.measure",
+            "collective.reporter", "collective.runner", "collective.weighted", "collective.measure",
         ],
         [
             "rendezvous.actions", "rendezvous.membership", "rendezvous.root_cause", "rendezvous.routing",
@@ -59,20 +59,24 @@ LEVELS: Dict[int, List[List[str]]] = {
     ],
     4: [
         [
-            "engine.request", "engine.operation_history", "engine.observer", "engine.piggyback",
-            "engine.cache", "engine.mismatch", "engine.fusion", "engine.coordinator", "engine.tuning",
+            "engine.request", "engine.operation_history", "engine.observer", "engine.cache",
+            "engine.announcements", "engine.piggyback", "engine.mismatch", "engine.fusion",
+            "engine.coordinator", "engine.tuning",
             "engine.process_sets", "engine.adasum", "engine.bucket_runner", "engine.control_messages",
             "engine.failure_detector", "engine.stacks", "engine.pending", "engine.tracing",
             "engine.single_rank", "engine.progress_reports", "engine.peer_channels", "engine.waiters",
             "engine.cycle", "engine.thread", "engine.engine", "engine.heartbeat",
         ],
         ["arrays.bridge", "arrays.rows"],
+        ["balance.plan", "balance.order", "balance.deal", "balance.replan", "balance.step_weight",
+         "balance.unequal"],
         ["group.message_matching", "group.message_channel", "group.abort_watch"],
     ],
     5: [
         [
             "timeline", "flight_recorder", "objects", "collectives", "program", "context", "api",
-            "process_set", "async_calls", "consistency", "local_sgd", "__init__",
+            "process_set", "async_calls", "consistency", "local_sgd", "balance.pace", "balance.batches",
+            "__init__",
         ],
     ],
     6: [
@@ -102,14 +106,13 @@ LEVELS: Dict[int, List[List[str]]] = {
         ],
         [
             "keras.reduction_options", "keras.on_tensorflow", "keras.on_torch", "keras.on_jax",
-            "keras.backends", "keras.collectives", "keras.optimizer", "keras.models", "keras.callbacks",
-            "keras.local_sgd", "keras.elastic", "keras.__init__",
+            "keras.backends", "keras.balanced", "keras.collectives", "keras.optimizer", "keras.models",
+            "keras.callbacks", "keras.local_sgd", "keras.elastic", "keras.__init__",
         ],
         [
-            "tensorflow.flow", "tensorflow.collectives", "tensorflow.functions", "tensorflow.elastic",
-            "tensorflow.tape", "tensorflow.sync_batch_norm", "tensorflow.optimizer", "tensorflow.mpi_ops",
-            "tensorflow.util", "tensorflow.__init__",
-            "tensorflow.keras.collectives",
+            "tensorflow.flow", "tensorflow.balanced", "tensorflow.collectives", "tensorflow.functions",
+            "tensorflow.elastic", "tensorflow.tape", "tensorflow.sync_batch_norm", "tensorflow.optimizer",
+            "tensorflow.mpi_ops", "tensorflow.util", "tensorflow.__init__", "tensorflow.keras.collectives",
             "tensorflow.keras.callbacks", "tensorflow.keras.elastic", "tensorflow.keras.models",
             "tensorflow.keras.__init__", "tensorflow.data.__init__", "tensorflow.data.compute_service",
             "tensorflow.data.compute_worker",

@@ -81,17 +81,36 @@ def warmup(size: int, warmup_epochs: float) -> Callable[[float], float]:
     return multiplier
 
 
-def averaged(logs: Dict[str, Any], process_set: ProcessSet = global_process_set) -> Dict[str, float]:
-    """The averages over all ranks of those metrics that are numbers, in one operation."""
+def averaged(
+    logs: Dict[str, Any], process_set: ProcessSet = global_process_set, samples: Optional[int] = None
+) -> Dict[str, float]:
+    """The averages over all ranks of those metrics that are numbers.
+
+    Args:
+        logs: metrics by name.
+        process_set: the ranks that take part.
+        samples: number of samples that this rank has trained on: the weight of its metrics, except those of
+            validation (``val_...``). None on all ranks: metrics have no weights.
+    """
     names = sorted(name for name, value in logs.items() if np.ndim(value) == 0 and _is_number(value))
     if not names or process_set.size() == 1:
         return {name: float(logs[name]) for name in names}
-    values = np.array([float(logs[name]) for name in names], np.float64)
     how = graph_callbacks.average(process_set, ReduceOp.AVERAGE)
-    # The operation's name contains the metrics' names: ranks with different metrics get an error.
-    operation = graph_callbacks.Allreduce(how, f"metrics: {', '.join(names)}")
-    (means,) = graph_callbacks.Batch([operation]).run([values])
-    return {name: float(mean) for name, mean in zip(names, means)}
+    weighted = [name for name in names if samples is not None and not name.startswith("val_")]
+    operations, inputs, order = [], [], []
+    for part in (weighted, [name for name in names if name not in weighted]):
+        if not part:
+            continue
+        # The operation's name contains the metrics' names: ranks with different metrics get an error.
+        label = f"metrics: {', '.join(part)}"
+        has_weight = part is weighted
+        operations.append(graph_callbacks.Allreduce(how, label, 1 + has_weight, has_weight))
+        inputs.append(np.array([float(logs[name]) for name in part], np.float64))
+        if has_weight:
+            inputs.append(np.float64(samples))
+        order += part
+    means = np.concatenate(graph_callbacks.Batch(operations).run(inputs))
+    return {name: float(mean) for name, mean in zip(order, means)}
 
 
 def _is_number(value: Any) -> bool:

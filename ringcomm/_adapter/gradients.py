@@ -8,6 +8,7 @@ from __future__ import annotations
 import zlib
 from typing import Any, Dict, Hashable, Iterable, List, NamedTuple, Optional, Sequence, Set, Union
 
+from ..balance.step_weight import StepWeight
 from ..errors import ConfigError
 from ..ops import ReduceOp
 from ..process_set import ProcessSet
@@ -19,12 +20,21 @@ BUCKET_BYTES = 8 << 20
 
 
 class Reduction(NamedTuple):
-    """The parameters of a reduction: op, factors and process set."""
+    """The parameters of a reduction: op, factors and process set.
+
+    Attributes:
+        weight: the weights of a weighted average; None: there are none.
+    """
 
     op: ReduceOp
     prescale: float
     postscale: float
     process_set: ProcessSet
+    weight: Optional[StepWeight] = None
+
+    def weight_now(self) -> Optional[float]:
+        """The weight of a contribution that is submitted now; None: there are no weights."""
+        return None if self.weight is None else self.weight.now()
 
 
 class Gradient(NamedTuple):

@@ -33,19 +33,27 @@ from .gradients import Reduction
 
 
 class Allreduce(NamedTuple):
-    """Reduces ``inputs`` arrays in one operation."""
+    """Reduces ``inputs`` arrays in one operation.
+
+    Attributes:
+        has_weight: whether the last input is the weight of the others.
+    """
 
     how: Reduction
     name: Optional[str] = None
     inputs: int = 1
+    has_weight: bool = False
 
     def start(self, arrays: Sequence[Array], urgent: bool = False) -> Handle:
         """Submit it; the handle returns new arrays."""
+        weight = self.how.weight_now()
+        if self.has_weight:
+            arrays, weight = arrays[:-1], float(arrays[-1])
         flats, shapes = _side_by_side(arrays)
         return api.context().engine.allreduce(
             flats, self.how.op, wire_name("allreduce", self.name), shapes, self.how.prescale,
             self.how.postscale, number_of(self.how.process_set), urgent,
-            lambda _: [flat.reshape(shape) for flat, shape in zip(flats, shapes)],
+            lambda _: [flat.reshape(shape) for flat, shape in zip(flats, shapes)], weight,
         )  # fmt: skip
 
 
@@ -161,6 +169,8 @@ class Batch:
 
     def __init__(self, operations: Sequence[Operation]) -> None:
         self.operations = list(operations)
+        weights = [item.how.weight for item in self.operations if isinstance(item, Allreduce)]
+        self._weight = next((weight for weight in weights if weight is not None), None)
         self._started: Dict[int, List[AnyHandle]] = {}
         self._latest: List[AnyHandle] = []
         self._numbers = itertools.count(1)
@@ -210,6 +220,8 @@ class Batch:
             record_cause(error)
             raise
         self._latest = handles
+        if self._weight is not None:
+            self._weight.submitted()
         return handles
 
     def _wait(self, handles: Sequence[AnyHandle]) -> List[Array]:
@@ -223,6 +235,8 @@ class Batch:
         if problem is not None:
             record_cause(problem)
             raise problem
+        if self._weight is not None:
+            self._weight.reduced()
         return results
 
 

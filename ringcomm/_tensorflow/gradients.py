@@ -12,6 +12,7 @@ from .._adapter.choice import configured
 from .._adapter.compressed import CompressedAllreduce, is_coded, state_of
 from .._adapter.gradients import Groups, Reduction, bucket_name, chosen_groups, plan_groups
 from .._adapter.names import variable_name
+from ..balance.step_weight import StepWeight
 from ..ops import ReduceOp, op_of
 from ..process_set import ProcessSet, global_process_set
 from . import bridge
@@ -32,6 +33,7 @@ class GradientReducer:
         groups: the number of groups, or lists of variables.
         process_set: the ranks that take part.
         scale_local_gradients: divide gradients of local variables by the number of ranks.
+        weight: the weights of gradients; None: there are none.
     """
 
     def __init__(
@@ -44,10 +46,11 @@ class GradientReducer:
         groups: Groups = None,
         process_set: ProcessSet = global_process_set,
         scale_local_gradients: bool = True,
+        weight: Optional[StepWeight] = None,
     ) -> None:
         chosen = op_of(op)
         prescale, postscale = predivided(chosen, gradient_predivide_factor)
-        self.how = Reduction(chosen, prescale, postscale, process_set)
+        self.how = Reduction(chosen, prescale, postscale, process_set, weight)
         self.compression = configured(compression, process_set)
         self.sparse_as_dense = sparse_as_dense
         self.groups = chosen_groups(groups, num_groups, object)
@@ -63,8 +66,10 @@ class GradientReducer:
         return id(variable) in self._local
 
     def active(self) -> bool:
-        """Whether this rank is in the process set and the set has more than one rank."""
-        return self.how.process_set.included() and self.how.process_set.size() > 1
+        """Whether this rank is in the process set, and has other ranks to reduce with or steps to count."""
+        if not self.how.process_set.included():
+            return False
+        return self.how.process_set.size() > 1 or self.how.weight is not None
 
     def reduce(
         self,
@@ -129,7 +134,9 @@ class GradientReducer:
         dense: List[int] = []
         bundles: List[Bundle] = []
         for index in chosen:
-            if isinstance(gradients[index], tf.IndexedSlices) and not self.sparse_as_dense:
+            # Slices are gathered, not added, so they have no weights.
+            gathered = not self.sparse_as_dense and self.how.weight is None
+            if isinstance(gradients[index], tf.IndexedSlices) and gathered:
                 label = bridge.unique_name(f"{scope}/{name(variables[index])}")
                 bundles.append(self._sparse(index, gradients[index], label))
             else:

@@ -196,6 +196,26 @@ class Kernel:
         np.copyto(out, wide, casting="unsafe")
 
 
+def weigh(data: np.ndarray[Any, Any], factor: float) -> None:
+    """Multiply a contribution by its relative weight, in place. Of weight 0 nothing remains, NaN included.
+
+    Relative weights have the mean 1, so that the average of the products is the weighted average, half types
+    do not overflow, and equal weights change no bit.
+    """
+    if factor == 1.0:
+        return
+    if factor == 0.0:
+        data[...] = 0
+        return
+    wide = accumulator(data.dtype, ReduceOp.AVERAGE, True)
+    with np.errstate(all="ignore"):
+        if wide is None:
+            np.multiply(data, data.dtype.type(factor), out=data)
+            return
+        for block in _blocks(data):
+            np.copyto(block, block.astype(wide) * wide.type(factor), casting="unsafe")
+
+
 def _blocks(data: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
     """The array in pieces of which a wide copy costs little."""
     for start in range(0, data.size, _BLOCK_ITEMS):

@@ -15,6 +15,7 @@ from typing import Any, Callable, ContextManager, Dict, List, Optional, Sequence
 
 import numpy as np
 
+from ..clock import Stopwatch
 from ..config import Settings
 from ..errors import (
     MismatchError,
@@ -63,6 +64,7 @@ class Runner:
 
     Attributes:
         spin_s, may_poll, timeout_s: as for :func:`~.drive.run`; may be changed from call to call.
+        waited: the time spent in calls, moving data or waiting for other ranks.
         history: is told of every call, if set.
         called_at: where the next call was made, if that was not in the thread that runs it.
         purpose: says what the calls are for, where they are not what the program has asked for.
@@ -104,6 +106,7 @@ class Runner:
         self.sites: Optional[CallSites] = None
         self.purpose: Optional[Callable[[], str]] = None
         self._running: Optional[Tuple[Call, Part, bool]] = None
+        self.waited = Stopwatch()
 
     def progress(self) -> Progress:
         """How far this rank is. For any thread, and at any time."""
@@ -359,12 +362,14 @@ class Runner:
                 self._sequence = sequence
                 self._started, self._last = self._started + 1, plan.call
                 self._running = (plan.call, execution, counted)
+                began_s = self.waited.start()
                 try:
                     # Overflow and NaN are the caller's numbers; a warning on whichever rank happens to
                     # own the element would be useless.
                     with np.errstate(all="ignore") if plan.warns else _NOTHING_TO_SUPPRESS:
                         run(execution, self._fabric, self.timeout_s, self.spin_s, self.may_poll)
                 finally:
+                    self.waited.stop(began_s)
                     if sites is not None and execution.headers.other_sites:
                         sites.met(sequence, plan.call, self._fabric, execution.headers.other_sites)
             except BaseException as problem:

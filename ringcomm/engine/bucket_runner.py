@@ -12,6 +12,7 @@ import numpy as np
 
 from ..codec.base import BLOCK_ITEMS
 from ..collective.progress import Progress
+from ..collective.reduce import weigh
 from ..collective.runner import Runner
 from ..dtypes import Array, dtype_named
 from ..ops import Collective, ReduceOp
@@ -115,6 +116,10 @@ class BucketRunner:
         first = bucket[0][0]
         op = ReduceOp(first.op)
         arrays = [array for work in bucket for array in _arrays(work)]
+        if first.weighted:
+            for request in (request for _, request in bucket if request is not None):
+                for array in request.arrays:
+                    weigh(array, request.weight * runner.size / request.total)
         if op == ReduceOp.ADASUM:
             for array in arrays:
                 adasum(runner, array, first.prescale, first.postscale)

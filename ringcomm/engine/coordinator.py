@@ -14,6 +14,7 @@ from ..collective.call_sites import CallSites
 from ..errors import ProtocolError, RingcommError
 from ..ops import Collective
 from ..wire.messages import Message
+from .announcements import Announcement, announcements, no_weight_text, sum_of_weights
 from .cache import IssuedIds
 from .fusion import Member, plan_buckets
 from .mismatch import calls_text, innermost, mismatch_text, ranks_text, whereabouts
@@ -49,7 +50,7 @@ class Tuning(NamedTuple):
 class _Entry:
     """An operation that some ranks have announced."""
 
-    __slots__ = ("first_s", "key", "piggybacked", "reported_s", "signatures", "sites")
+    __slots__ = ("first_s", "key", "piggybacked", "reported_s", "signatures", "sites", "weights")
 
     def __init__(self, key: Key, now_s: float) -> None:
         self.key = key
@@ -57,6 +58,7 @@ class _Entry:
         self.signatures: Dict[int, Signature] = {}
         self.sites: Dict[int, str] = {}
         self.piggybacked: Dict[int, str] = {}
+        self.weights: Dict[int, float] = {}
 
 
 class Coordinator:
@@ -103,6 +105,7 @@ class Coordinator:
         self._ids = IssuedIds(self._size, cache_capacity)
         self._entries: Dict[Key, _Entry] = {}
         self._ready: List[Tuple[Key, Signature]] = []
+        self._totals: Dict[Key, float] = {}
         self._ready_since_s = 0.0
         self._settled: List[Tuple[Key, Signature, str]] = []
         self._urgent = False
@@ -141,15 +144,13 @@ class Coordinator:
         if kind in _CHANGES:
             self._changed_s = now_s
         if kind == "ready":
-            known: List[int] = message["known"]
             lines = self._lines.setdefault(rank, [""])
             lines += map(str, message["sites"][: 1 + MOST_SITES - len(lines)])
-            for number, count, line in zip(known[::3], known[1::3], known[2::3]):
-                self._announce(rank, self._ids.signature(number), count, lines[line], now_s)
-            for number, count, line, packed in message["carried"]:
-                self._announce(rank, self._ids.signature(number), count, lines[line], now_s, packed)
-            for data, count, line in message["fresh"]:
-                self._announce(rank, Signature.from_json(data), int(count), lines[line], now_s)
+            short, weights = message["carried"], message["weights"]
+            for announcement in announcements(
+                message["known"], short, message["fresh"], weights, self._ids, lines
+            ):
+                self._announce(rank, announcement, now_s)
             self._urgent = self._urgent or bool(message["urgent"])
             self._blocked.pop(rank, None)
         elif kind == "blocked":
@@ -173,15 +174,8 @@ class Coordinator:
         elif kind == "forgot":
             self._ids.confirm(rank, int(message["epoch"]))
 
-    def _announce(
-        self,
-        rank: int,
-        signature: Signature,
-        number: int,
-        site: str,
-        now_s: float,
-        packed: Optional[str] = None,
-    ) -> None:
+    def _announce(self, rank: int, announcement: Announcement, now_s: float) -> None:
+        signature, number, site, weight, packed = announcement
         key = Key(signature.process_set, signature.name, number)
         if self.on_announce is not None:
             self.on_announce(key, rank, signature)
@@ -190,6 +184,7 @@ class Coordinator:
             entry = self._entries[key] = _Entry(key, now_s)
         entry.signatures[rank] = signature
         entry.sites[rank] = site
+        entry.weights[rank] = weight
         if packed is not None:
             entry.piggybacked[rank] = packed
         self._last[rank] = (signature, key, now_s)
@@ -220,9 +215,13 @@ class Coordinator:
                 f"Mismatched lines for the operation {entry.key}, and RINGCOMM_CHECK_CALLS is on: "
                 f"{calls_text(entry.signatures, entry.sites, self._hosts)}.",
             )
+        elif first.weighted and not sum_of_weights(entry.weights):
+            self._fail(entry, no_weight_text(f"{first.describe()} {entry.key}"))
         elif len(entry.piggybacked) == len(members):
-            self._settled.append((entry.key, first, settle(first, members, entry.piggybacked)))
+            self._settled.append((entry.key, first, settle(first, members, entry.piggybacked, entry.weights)))
         else:
+            if first.weighted:
+                self._totals[entry.key] = sum_of_weights(entry.weights)
             if not self._ready:
                 self._ready_since_s = now_s
             self._ready.append((entry.key, first))
@@ -270,6 +269,10 @@ class Coordinator:
                 for key, signature, packed in self._settled
             ],
             "run": [[value for item in bucket for value in (item.id, item.number)] for bucket in buckets],
+            "totals": [
+                self._totals.pop(Key(item.signature.process_set, item.signature.name, item.number))
+                for bucket in buckets for item in bucket if item.signature.weighted
+            ],
             "failed": self._failed,
             "joined": joined,
             "forget": 0,

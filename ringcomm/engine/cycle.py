@@ -273,12 +273,13 @@ class EngineState:
                 for (number, name, count), kind, text, late in responses["failed"]
             ]
             settled = [(int(number), int(count), str(text)) for number, count, text in responses["settled"]]
+            totals = map(float, responses["totals"])
         for failure in failures:
             self._fail_one(*failure)
         for result in settled:
             self._settle(*result)
         for run in responses["run"]:
-            self._run(run)
+            self._run(run, totals)
         if responses["joined"] >= 0:
             with self.lock:
                 join, self.join = self.join, None
@@ -305,7 +306,7 @@ class EngineState:
     def _settle(self, number: int, count: int, text: str) -> None:
         """An operation that needs no collective: its result came with the responses."""
         with self.lock, _making_sense():
-            [(signature, request)] = self.pending.take_bucket([number, count])
+            [(signature, request)] = self.pending.take_bucket([number, count], iter((1.0,)))
         if request is None:
             return  # of a process set to which this rank does not belong
         began(request)
@@ -331,9 +332,9 @@ class EngineState:
                 f"({self.rank}) has not submitted."
             )
 
-    def _run(self, run: Sequence[int]) -> None:
+    def _run(self, run: Sequence[int], totals: Iterator[float]) -> None:
         with self.lock, _making_sense():
-            bucket = self.pending.take_bucket(run)
+            bucket = self.pending.take_bucket(run, totals)
         self.bucket_runner.next_bucket()
         with _making_sense():
             members = self.bucket_runner.members(bucket[0][0].process_set)

@@ -10,6 +10,7 @@ import logging
 from contextlib import contextmanager
 from typing import IO, Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
+from ..clock import Stopwatch
 from ..collective.call_history import CallHistory
 from ..collective.call_sites import call_site
 from ..collective.progress import Progress
@@ -17,10 +18,10 @@ from ..collective.reduce import kernel
 from ..collective.reporter import Reporter
 from ..collective.runner import Runner
 from ..config import Settings
-from ..dtypes import Array, code_of
+from ..dtypes import Array, check_weighable, code_of
 from ..errors import ConfigError, Misuse, RingcommError, ShapeError, UnsupportedDtypeError, describe_error
 from ..files import open_named
-from ..ops import Collective, ReduceOp, codec_number, factor_of, name_of
+from ..ops import Collective, ReduceOp, codec_number, factor_of, name_of, weight_of
 from ..schedule.select import Selector
 from ..transport.base import Channels, Fabric
 from ..wire.frames import NO_OP, NO_ROOT
@@ -169,6 +170,11 @@ class Engine:
         else:
             self._single.trace.observe(observer, sink)
 
+    @property
+    def waited(self) -> Stopwatch:
+        """The time that threads of this rank have waited for operations."""
+        return Stopwatch() if self._thread is None else self._thread.waited
+
     def pending(self) -> List[Request]:
         """What is on its way, in the order of submission."""
         return self._thread.pending() if self._thread is not None else []
@@ -188,22 +194,29 @@ class Engine:
         convert: Convert = None,
         compression: Any = None,
         residuals: Sequence[Array] = (),
+        weight: Optional[float] = None,
     ) -> Handle:
         """Reduce the arrays in place, all of them or none.
 
         Args:
             compression: as for :func:`ringcomm.ops.codec_number`.
             residuals: of error feedback, one for each array.
+            weight: of this rank's contribution to a weighted average; None on all ranks: there are none.
 
         Raises:
             UnsupportedDtypeError: the reduction has no meaning for these elements.
+            Misuse: the weight is none, or the reduction is no average.
             DuplicateNameError, UnknownProcessSetError: as the names say.
         """
         self._check_reducible(arrays, op, prescale, postscale)
+        if weight is not None:
+            weight = weight_of(weight)
+            for array in arrays:
+                check_weighable(array.dtype, op)
         return self._submit(
             Collective.ALLREDUCE, arrays, shapes, name, process_set, urgent, convert,
             op=int(op), prescale=factor_of(prescale), postscale=factor_of(postscale),
-            codec=codec_number(compression), residuals=residuals,
+            codec=codec_number(compression), residuals=residuals, weight=weight,
         )  # fmt: skip
 
     def reducescatter(
@@ -375,6 +388,7 @@ class Engine:
         splits: Sequence[int] = (),
         codec: int = 0,
         residuals: Sequence[Array] = (),
+        weight: Optional[float] = None,
     ) -> Handle:
         if process_set != GLOBAL_SET:
             self.sets.check_member(process_set)
@@ -385,12 +399,13 @@ class Engine:
             name, process_set, int(kind), op, root,
             tuple(array.dtype.name for array in arrays),
             tuple(array.shape for array in arrays) if shapes is None else tuple(map(tuple, shapes)),
-            prescale, postscale, codec,
+            prescale, postscale, codec, weight is not None,
         )  # fmt: skip
         thread = self._thread
         label = name or kind.name.lower()
         handle = Handle(label, None if thread is None else thread.wait, convert)
-        request = Request(signature, arrays, handle, rows, splits, call_site())
+        own = 1.0 if weight is None else weight
+        request = Request(signature, arrays, handle, rows, splits, call_site(), own)
         request.residuals = residuals
         if thread is not None:
             return thread.submit(request, urgent)

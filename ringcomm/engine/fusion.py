@@ -45,7 +45,8 @@ def plan_buckets(ready: Sequence[Member], threshold_bytes: int) -> List[Bucket]:
             continue
         alike = (
             signature.kind, signature.process_set, signature.op,
-            signature.prescale, signature.postscale, frozenset(signature.dtypes), signature.codec,
+            signature.prescale, signature.postscale, signature.weighted, frozenset(signature.dtypes),
+            signature.codec,
         )  # fmt: skip
         bucket, filled = open_buckets.get(alike, ([], 0))
         if bucket and filled + nbytes <= threshold_bytes:

@@ -27,6 +27,7 @@ _WHAT = (
     ("prescale", "prescale factors"),
     ("postscale", "postscale factors"),
     ("codec", "compressions"),
+    ("weighted", "averages, some with and some without weights,"),
 )
 
 

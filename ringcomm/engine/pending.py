@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from ..errors import DuplicateNameError
 from ..wire.messages import Message
@@ -63,19 +63,26 @@ class Pending:
         piggybacked: List[List[Any]] = []
         fresh: List[List[Any]] = []
         sites: List[str] = []
+        # In the order in which rank 0 reads the operations: known ones, short ones, new ones.
+        weights: Tuple[List[float], List[float], List[float]] = ([], [], [])
         for request in self._unannounced:
+            place = 0
             number = self.ids.id_of(request.signature)
             if number is None:
+                place = 2
                 fresh.append([list(request.signature), request.key.number, self._site(request, sites)])
             elif request.urgent and may_piggyback(request):
+                place = 1
                 site = self._site(request, sites)
                 piggybacked.append([number, request.key.number, site, pack(request, rank)])
             else:
                 known += (number, request.key.number, self._site(request, sites))
+            if request.signature.weighted:
+                weights[place].append(request.weight)
         self._unannounced = []
         return {
             "type": "ready", "known": known, "carried": piggybacked, "fresh": fresh, "sites": sites,
-            "urgent": urgent,
+            "weights": [*weights[0], *weights[1], *weights[2]], "urgent": urgent,
         }  # fmt: skip
 
     def _site(self, request: Request, fresh: List[str]) -> int:
@@ -91,12 +98,25 @@ class Pending:
         for number, data in fresh:
             self.ids.learn(int(number), Signature.from_json(data))
 
-    def take_bucket(self, run: Sequence[int]) -> List[Work]:
-        """The members of a bucket, which are no longer pending. Without a request: this rank has joined."""
+    def take_bucket(self, run: Sequence[int], totals: Optional[Iterator[float]] = None) -> List[Work]:
+        """The members of a bucket, which are no longer pending. Without a request: this rank has joined.
+
+        Args:
+            run: number of the signature and of the operation, of each member.
+            totals: gives the sum of weights of each member that has weights.
+        """
         bucket: List[Work] = []
+        totals = totals or iter(())
         for number, count in zip(run[::2], run[1::2]):
             signature = self.ids.signature(number)
-            bucket.append((signature, self.take(Key(signature.process_set, signature.name, count))))
+            request = self.take(Key(signature.process_set, signature.name, count))
+            if signature.weighted:
+                total = float(next(totals, 0.0))
+                if not total > 0.0:
+                    raise ValueError("a weighted average without a sum of weights")
+                if request is not None:
+                    request.total = total
+            bucket.append((signature, request))
         return bucket
 
     def take(self, key: Key) -> Optional[Request]:

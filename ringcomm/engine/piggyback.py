@@ -9,14 +9,15 @@ the piggybacked bytes are dropped. So no rank depends on what the others do.
 from __future__ import annotations
 
 from binascii import a2b_base64, b2a_base64
-from typing import Mapping, Sequence
+from typing import Mapping, Optional, Sequence
 
 import numpy as np
 
-from ..collective.reduce import kernel
+from ..collective.reduce import kernel, weigh
 from ..dtypes import Array, dtype_named
 from ..errors import ProtocolError
 from ..ops import Collective, ReduceOp
+from .announcements import sum_of_weights
 from .request import Request, Signature
 
 PIGGYBACK_BYTES = 512
@@ -41,7 +42,12 @@ def pack(request: Request, rank: int) -> str:
     return b2a_base64(request.arrays[0].view(np.uint8).data, newline=False).decode("ascii")
 
 
-def settle(signature: Signature, members: Sequence[int], packed: Mapping[int, str]) -> str:
+def settle(
+    signature: Signature,
+    members: Sequence[int],
+    packed: Mapping[int, str],
+    weights: Optional[Mapping[int, float]] = None,
+) -> str:
     """What the operation comes to, from what every member has sent along.
 
     Contributions are combined in the order of ranks, once for all, so every rank gets the same bits.
@@ -54,6 +60,10 @@ def settle(signature: Signature, members: Sequence[int], packed: Mapping[int, st
     if signature.kind == Collective.BROADCAST:
         return packed[signature.root]
     operands = [_numbers(signature, packed[rank], rank) for rank in members]
+    if signature.weighted and weights is not None:
+        total = sum_of_weights(weights)
+        for rank, operand in zip(members, operands):
+            weigh(operand, weights[rank] * len(members) / total)
     fold = kernel(
         ReduceOp(signature.op), operands[0].dtype, len(members), signature.prescale, signature.postscale
     )

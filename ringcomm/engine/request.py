@@ -35,6 +35,7 @@ class Signature(NamedTuple):
         dtypes, shapes: of every tensor; for collectives by rows the shape of a row.
         prescale, postscale: factors before and after a reduction.
         codec: place in :data:`ringcomm.ops.CODECS`, for reductions.
+        weighted: whether every rank gives its contribution a weight; the weights themselves may differ.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Signature(NamedTuple):
     prescale: float = 1.0
     postscale: float = 1.0
     codec: int = 0
+    weighted: bool = False
 
     @classmethod
     def from_json(cls, data: Sequence[Any]) -> Signature:
@@ -55,11 +57,11 @@ class Signature(NamedTuple):
         Raises:
             ValueError, TypeError, OverflowError: nothing that could be run.
         """
-        name, process_set, kind, op, root, dtypes, shapes, prescale, postscale, codec = data
+        name, process_set, kind, op, root, dtypes, shapes, prescale, postscale, codec, weighted = data
         found = cls(
             str(name), int(process_set), int(kind), int(op), int(root), tuple(map(str, dtypes)),
             tuple(tuple(map(int, shape)) for shape in shapes), factor_of(float(prescale)),
-            factor_of(float(postscale)), int(codec),
+            factor_of(float(postscale)), int(codec), bool(weighted),
         )  # fmt: skip
         Collective(found.kind)
         if not 0 <= found.codec < len(CODECS):
@@ -97,6 +99,8 @@ class Signature(NamedTuple):
             arguments.append(f"postscale_factor={self.postscale!r}")
         if self.codec:
             arguments.append(f"compression={CODECS[self.codec]!r}")
+        if self.weighted:
+            arguments.append("with a weight")
         if self.process_set:
             arguments.append(f"process set {self.process_set}")
         return f"{verb}({', '.join(arguments)})"
@@ -224,6 +228,8 @@ class Request:
         arrays: flat, contiguous; of reductions and broadcasts they are overwritten with the result. None when
             it is done.
         splits: for alltoall, how many rows go to each member of the process set.
+        weight: of this rank's contribution, if the signature has weights.
+        total: sum of all ranks' weights, once rank 0 has sent it.
         urgent: whether a caller waits for it from the start.
         site: file and line of the call.
         operation: what the flight recorder remembers of it, if there is one.
@@ -231,7 +237,8 @@ class Request:
     """
 
     __slots__ = (
-        "arrays", "handle", "key", "operation", "residuals", "rows", "signature", "site", "splits", "urgent",
+        "arrays", "handle", "key", "operation", "residuals", "rows", "signature", "site", "splits", "total",
+        "urgent", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -242,7 +249,10 @@ class Request:
         rows: Sequence[int] = (),
         splits: Sequence[int] = (),
         site: str = "",
+        weight: float = 1.0,
     ) -> None:
+        self.weight = weight
+        self.total = 1.0
         self.signature = signature
         self.key = Key(signature.process_set, signature.name, 0)
         self.arrays = list(arrays)

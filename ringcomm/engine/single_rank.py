@@ -7,6 +7,8 @@ from collections import Counter
 from typing import Any, Optional
 
 from ..clock import Clock, monotonic
+from ..errors import Misuse
+from .announcements import no_weight_text
 from .bucket_runner import BucketRunner
 from .observer import Observer, label_of
 from .request import Request
@@ -79,6 +81,10 @@ class SingleRank:
 
     def run(self, request: Request) -> Any:
         """The result of an operation."""
+        if request.signature.weighted:
+            if not request.weight:
+                raise Misuse(no_weight_text(request.signature.describe()))
+            request.total = request.weight
         observer = self.trace.observer
         if observer is None:
             return self._bucket_runner.run([(request.signature, request)])[0]

@@ -13,7 +13,7 @@ import threading
 import time
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence
 
-from ..clock import Clock, Deadline, give_way, monotonic
+from ..clock import Clock, Deadline, Stopwatch, give_way, monotonic
 from ..collective.progress import Progress
 from ..errors import (
     BrokenInvariantError,
@@ -78,6 +78,9 @@ class EngineThread:
         on_lost: called when a peer has been reported.
         spin_s: how long to poll while a caller waits, in seconds.
         limits: how long to be patient with others.
+
+    Attributes:
+        waited: the time that threads have waited for operations.
     """
 
     def __init__(
@@ -115,6 +118,7 @@ class EngineThread:
         self._state = EngineState(control, peers, bucket_runner, coordinator, watch, note, clock)
         self._driving = threading.Lock()
         self._stopped = False
+        self.waited = Stopwatch()
         self._pid = os.getpid()
         control.make_wakeable()
         engine.make_wakeable()
@@ -256,6 +260,7 @@ class EngineThread:
         with state.lock:
             state.waiters.enter(Wait(handle, timeout_s is not None))
         told = False
+        began_s = self.waited.start()
         try:
             if timeout_s is None and self._driving.acquire(blocking=False):
                 try:
@@ -274,6 +279,7 @@ class EngineThread:
             raise
         finally:
             with state.lock:
+                self.waited.stop(began_s)
                 state.waiters.leave()
                 unfinished = told and not handle.done()
                 if unfinished:

@@ -17,6 +17,7 @@ from .._adapter.common import *  # noqa: F403
 from .._adapter.compression import Compression, PowerSGD
 from .._adapter.objects import allgather_object, broadcast_object
 from . import callbacks, elastic
+from .balanced import BalancedDataset
 from .collectives import allgather, allreduce, broadcast, broadcast_variables, reducescatter
 from .local_sgd import LocalSGDCallback
 from .models import load_model
@@ -24,6 +25,7 @@ from .optimizer import DistributedOptimizer, PartialDistributedOptimizer
 
 __all__ = [
     *common.__all__,
+    "BalancedDataset",
     "Compression",
     "DistributedOptimizer",
     "LocalSGDCallback",

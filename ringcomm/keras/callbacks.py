@@ -14,7 +14,7 @@ from ..docstrings import documented
 from ..elastic.parts import build, variables_of
 from ..process_set import ProcessSet, global_process_set
 from .collectives import broadcast_variables
-from .optimizer import check_reached
+from .optimizer import check_reached, samples_of
 
 _logger = logging.getLogger(__name__)
 
@@ -151,6 +151,8 @@ class CheckSameCallback(Callback):
 class MetricAverageCallback(Callback):
     """Replaces metrics by their averages over all ranks at the end of each epoch.
 
+    With a ``BalancedDataset`` metrics of training are weighted by samples.
+
     Place it before callbacks that read metrics, such as ``ReduceLROnPlateau`` and ``EarlyStopping``: these
     then decide the same on all ranks.
 
@@ -173,7 +175,7 @@ class MetricAverageCallback(Callback):
             PeerLostError: a rank was lost.
         """
         if logs:
-            logs.update(averaged(logs))
+            logs.update(averaged(logs, samples=samples_of(self.model)))
 
 
 @documented

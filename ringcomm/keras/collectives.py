@@ -12,7 +12,7 @@ from .._adapter import graph_callbacks
 from .._adapter.arguments import reduction
 from .._adapter.gradients import Reduction
 from ..docstrings import documented
-from ..ops import ReduceOp, op_of
+from ..ops import ReduceOp, op_of, weight_of
 from ..process_set import ProcessSet, global_process_set
 
 
@@ -26,6 +26,7 @@ def allreduce(
     op: Optional[ReduceOp] = None,
     compression: Any = None,
     process_set: ProcessSet = global_process_set,
+    weight: Optional[float] = None,
 ) -> np.ndarray[Any, Any]:
     """Reduce a value over all ranks; every rank gets the result.
 
@@ -38,6 +39,7 @@ def allreduce(
         {op}
         {keras_compression}
         {process_set}
+        {weight}
 
     Returns:
         a new NumPy array of the value's shape and dtype, bit-identical on all ranks.
@@ -49,7 +51,9 @@ def allreduce(
         PeerLostError: a rank was lost.
     """
     how = Reduction(reduction(op, average), prescale_factor, postscale_factor, process_set)
-    return _run(graph_callbacks.Allreduce(how, name), value)
+    if weight is None:
+        return _run(graph_callbacks.Allreduce(how, name), value)
+    return _run(graph_callbacks.Allreduce(how, name, 2, True), value, np.float64(weight_of(weight)))
 
 
 @documented
@@ -127,8 +131,8 @@ def broadcast(
     return _run(graph_callbacks.Broadcast(root_rank, process_set, name), value)
 
 
-def _run(operation: graph_callbacks.Operation, value: Any) -> np.ndarray[Any, Any]:
-    (result,) = graph_callbacks.Batch([operation]).run([as_array(value)])
+def _run(operation: graph_callbacks.Operation, *values: Any) -> np.ndarray[Any, Any]:
+    (result,) = graph_callbacks.Batch([operation]).run([as_array(value) for value in values])
     return result
 
 

@@ -16,7 +16,7 @@ from .reduction_options import How, compressed
 
 def reduce(how: How, gradients: Sequence[Any], variables: Sequence[Any]) -> List[Any]:
     """Reduce gradients (PyTorch tensors, made dense) over all ranks in one grouped allreduce."""
-    op, prescale, postscale, process_set = how.reduction
+    op, prescale, postscale, process_set, weight = how.reduction
     with torch.no_grad():
         dense = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients]
         if is_coded(how.compression):
@@ -33,8 +33,13 @@ def reduce(how: How, gradients: Sequence[Any], variables: Sequence[Any]) -> List
             postscale_factor=postscale,
             process_set=process_set,
             urgent=True,
+            weight=how.reduction.weight_now(),
         )
+        if weight is not None:
+            weight.submitted()
+        results = synchronize(handle)
+        if weight is not None:
+            weight.reduced()
         return [
-            how.compression.decompress(result, context)
-            for result, (_, context) in zip(synchronize(handle), pairs)
+            how.compression.decompress(result, context) for result, (_, context) in zip(results, pairs)
         ]

@@ -10,6 +10,7 @@ from .._adapter.arguments import predivided
 from .._adapter.choice import configured
 from .._adapter.compression import Compression
 from .._adapter.gradients import Groups, Reduction, chosen_groups
+from ..balance.pace import StepCursor, weight_of_steps
 from ..collective.call_sites import look_through
 from ..docstrings import documented
 from ..errors import BrokenInvariantError, ConfigError
@@ -70,7 +71,7 @@ class _Distributed:
         object.__setattr__(self, "_ringcomm_reached", True)
         results = list(gradients)
         how = self._ringcomm_how.reduction
-        if not how.process_set.included() or how.process_set.size() == 1:
+        if not how.process_set.included() or (how.process_set.size() == 1 and how.weight is None):
             factor = how.prescale * how.postscale
             return results if factor == 1.0 else [item if item is None else item * factor for item in results]
         shared = []
@@ -132,6 +133,15 @@ def check_reached(optimizer: Any) -> None:
         )
 
 
+def samples_of(model: Any) -> Optional[int]:
+    """How many samples this rank has trained on in this epoch; None: its data are not balanced."""
+    optimizer = getattr(model, "optimizer", None)
+    if not isinstance(optimizer, _Distributed):
+        return None
+    weight = optimizer._ringcomm_how.reduction.weight
+    return weight.samples if isinstance(weight, StepCursor) else None
+
+
 def make_distributed(
     optimizer: Any, how: How, passes: int = 1, scale_local: bool = True, in_place: bool = False
 ) -> Any:
@@ -175,7 +185,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     gradient_predivide_factor: float = 1.0, op: ReduceOp = ReduceOp.AVERAGE,
     backward_passes_per_step: int = 1, average_aggregated_gradients: bool = False,
     num_groups: int = 0, groups: Groups = None, process_set: ProcessSet = global_process_set,
-    scale_local_gradients: bool = True,
+    scale_local_gradients: bool = True, batches: Any = None,
 ) -> Any:  # fmt: skip
     """Wrap a Keras optimizer: it reduces gradients over all ranks before it applies them.
 
@@ -203,6 +213,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             together.
         {process_set}
         {tf_scale_local_gradients}
+        {balanced_batches}
 
     Returns:
         a new optimizer with the configuration of ``optimizer``, of a class derived from its class. Its
@@ -219,6 +230,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         return _for_keras_2(
             optimizer, backward_passes_per_step, average_aggregated_gradients, compression, sparse_as_dense,
             op, gradient_predivide_factor, num_groups, groups, process_set, scale_local_gradients,
+            weight_of_steps(batches, op_of(op), backward_passes_per_step),
         )  # fmt: skip
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ConfigError(f"DistributedOptimizer requires a Keras optimizer, not {type(optimizer)}.")
@@ -232,7 +244,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         # Keras averages what it has accumulated.
         postscale *= backward_passes_per_step
     how = How(
-        Reduction(chosen, prescale, postscale, process_set),
+        Reduction(
+            chosen, prescale, postscale, process_set,
+            weight_of_steps(batches, chosen, backward_passes_per_step),
+        ),
         configured(compression, process_set),
         sparse_as_dense,
         chosen_groups(groups, num_groups, object),

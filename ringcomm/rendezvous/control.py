@@ -240,6 +240,13 @@ class ControlChannel(Watch):
             if self.open:
                 self._send({"type": "warning", "topic": topic, "text": text})
 
+    def report_usage(self, elapsed_s: float, waited_s: float, balanced: bool) -> None:
+        """Report how much of its time this rank has waited, see :class:`ringcomm.balance.unequal.Usage`."""
+        with self._lock:
+            if self.open:
+                usage = {"elapsed_s": elapsed_s, "waited_s": waited_s, "balanced": balanced}
+                self._send({"type": "usage", **usage})
+
     def leave(self, reason: str, ok: bool) -> None:
         """Send a goodbye message and close the connection.
 

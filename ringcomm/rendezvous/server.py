@@ -29,6 +29,7 @@ HANDLERS: Dict[str, Handler] = {
     "mismatch": Rendezvous.mismatched,
     "note": lambda state, connection, message, now_s: state.noted(connection, message),
     "warning": lambda state, connection, message, now_s: state.warned(connection, message),
+    "usage": lambda state, connection, message, now_s: state.used(connection, message),
     "closed": Rendezvous.closed,
     "interrupted": Rendezvous.interrupted,
     "pong": Rendezvous.answered,

@@ -326,6 +326,14 @@ class Rendezvous:
         """A rank has a note for the user who asked for details."""
         return [Notice("note", message["text"])] if connection in self.members else []
 
+    def used(self, connection: int, message: Message) -> List[Action]:
+        """A rank reports how much of its time it has waited, before it leaves."""
+        member = self.members.get(connection)
+        if member is None:
+            return []
+        detail = {name: message[name] for name in ("elapsed_s", "waited_s", "balanced")}
+        return [Notice("usage", "", member.rank, detail=detail)]
+
     def warned(self, connection: int, message: Message) -> List[Action]:
         """A rank warns the user: several may notice the same, and the first is enough."""
         topic = str(message["topic"])

@@ -20,7 +20,9 @@ from .._adapter import common
 from .._adapter.common import *  # noqa: F403
 from .._tensorflow.compression import Compression, PowerSGD
 from ..async_calls import join
+from ..balance.batches import BalancedBatches
 from . import elastic, mpi_ops
+from .balanced import BalancedDataset
 from .collectives import (
     allgather,
     allreduce,
@@ -53,6 +55,8 @@ from .util import _executing_eagerly as _executing_eagerly
 
 __all__ = [
     *common.__all__,
+    "BalancedBatches",
+    "BalancedDataset",
     "BroadcastGlobalVariablesHook",
     "Compression",
     "DistributedGradientTape",

@@ -35,6 +35,7 @@ def allreduce(
     name: Optional[str] = None,
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
+    weight: Any = None,
 ) -> Tensor:
     """Reduce a tensor over all ranks; every rank gets the result.
 
@@ -54,6 +55,8 @@ def allreduce(
         {tf_name}
         {process_set}
         {tf_ignore_name_scope}
+        {weight}
+            It may be a tensor.
 
     Returns:
         a new tensor of the input's shape and dtype, bit-identical on all ranks. It is differentiable; the
@@ -68,8 +71,8 @@ def allreduce(
     """
     how = Reduction(reduction(op, average), float(prescale_factor), float(postscale_factor), process_set)
     if isinstance(tensor, tf.IndexedSlices):
-        return _reduce_slices(tensor, how, compression, name)
-    (result,) = _reduce([tensor], how, compression, name)
+        return _reduce_slices(tensor, how, compression, name, weight)
+    (result,) = _reduce([tensor], how, compression, name, weight)
     return result
 
 
@@ -86,6 +89,7 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
     name: Optional[str] = None,
+    weight: Any = None,
 ) -> List[Tensor]:
     """Reduce several tensors over all ranks in one operation, which succeeds or fails as a whole.
 
@@ -102,6 +106,8 @@ def grouped_allreduce(
         {process_set}
         {tf_ignore_name_scope}
         {tf_name}
+        {weight}
+            It may be a tensor.
 
     Returns:
         new tensors in the order of the inputs, with their shapes and dtypes, bit-identical on all ranks and
@@ -120,31 +126,36 @@ def grouped_allreduce(
     for index, item in enumerate(results):
         if isinstance(item, tf.IndexedSlices):
             label = None if name is None else f"{name}.{index}"
-            results[index] = _reduce_slices(item, how, compression, label)
-    reduced = _reduce([results[index] for index in dense], how, compression, name)
+            results[index] = _reduce_slices(item, how, compression, label, weight)
+    reduced = _reduce([results[index] for index in dense], how, compression, name, weight)
     for index, item in zip(dense, reduced):
         results[index] = item
     return results
 
 
-def _reduce(tensors: Sequence[Any], how: Reduction, compression: Any, name: Optional[str]) -> List[tf.Tensor]:
+def _reduce(
+    tensors: Sequence[Any], how: Reduction, compression: Any, name: Optional[str], weight: Any
+) -> List[tf.Tensor]:
     if not tensors:
         return []
     given = [tf.convert_to_tensor(item) for item in tensors]
     pairs = [compression.compress(item) for item in given]
     label = bridge.name_of(name, "allreduce", given)
-    reduced = flow.reduce(how, label, [compressed for compressed, _ in pairs])
+    given_weight = None if weight is None else tf.cast(weight, tf.float64)
+    reduced = flow.reduce(how, label, [compressed for compressed, _ in pairs], given_weight)
     return [compression.decompress(item, context) for item, (_, context) in zip(reduced, pairs)]
 
 
 def _reduce_slices(
-    slices: tf.IndexedSlices, how: Reduction, compression: Any, name: Optional[str]
+    slices: tf.IndexedSlices, how: Reduction, compression: Any, name: Optional[str], weight: Any
 ) -> tf.IndexedSlices:
     if how.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise NotImplementedError(
             f"tf.IndexedSlices can be averaged and summed, not reduced by {how.op.name.capitalize()}: use "
             "sparse_as_dense=True or tf.convert_to_tensor()."
         )
+    if weight is not None:
+        raise NotImplementedError("tf.IndexedSlices have no weights: use tf.convert_to_tensor() first.")
     if (how.prescale, how.postscale) != (1.0, 1.0):
         raise NotImplementedError("tf.IndexedSlices are not scaled: use tf.convert_to_tensor() first.")
     values, context = compression.compress(slices.values)

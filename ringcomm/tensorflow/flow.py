@@ -17,13 +17,39 @@ from ..process_set import ProcessSet
 Tensors = List[tf.Tensor]
 
 
-def reduce(how: Reduction, name: Optional[str], tensors: Sequence[tf.Tensor]) -> Tensors:
-    """Reduce tensors in one operation. Its gradient is the same reduction of the gradients."""
+def reduce(
+    how: Reduction, name: Optional[str], tensors: Sequence[tf.Tensor], weight: Optional[tf.Tensor] = None
+) -> Tensors:
+    """Reduce tensors in one operation. Its gradient is the same reduction of the gradients.
+
+    With a weight (float64) it is a weighted average. Its gradient is the sum of the gradients, times this
+    rank's share of all weights.
+    """
+    if weight is not None:
+        return _reduce_weighted(how, name, tensors, weight)
 
     def forward(*inputs: tf.Tensor) -> Any:
         operation = graph_callbacks.Allreduce(how, name, len(inputs))
         outputs = bridge.run([operation], inputs, _dtypes(inputs), _shapes(inputs))
         return outputs, lambda *gradients: reduce(how, _of(name), gradients)
+
+    return _list(bridge.differentiable(forward, tensors))
+
+
+def _reduce_weighted(
+    how: Reduction, name: Optional[str], tensors: Sequence[tf.Tensor], weight: tf.Tensor
+) -> Tensors:
+    def forward(*inputs: tf.Tensor) -> Any:
+        operation = graph_callbacks.Allreduce(how, name, len(inputs) + 1, has_weight=True)
+        outputs = bridge.run([operation], [*inputs, weight], _dtypes(inputs), _shapes(inputs))
+
+        def backward(*gradients: tf.Tensor) -> Any:
+            plain = graph_callbacks.average(how.process_set, ReduceOp.SUM)
+            *sums, total = reduce(plain, _of(name), [*gradients, weight])
+            share = how.prescale * how.postscale * weight / total
+            return [item * tf.cast(share, item.dtype) for item in sums]
+
+        return outputs, backward
 
     return _list(bridge.differentiable(forward, tensors))
 

@@ -9,9 +9,10 @@ import tensorflow as tf
 from .._adapter.gradients import Groups
 from .._tensorflow.compression import Compression
 from .._tensorflow.gradients import GradientReducer, ReducingOptimizer
+from ..balance.pace import weight_of_steps
 from ..docstrings import documented
 from ..errors import ConfigError
-from ..ops import ReduceOp
+from ..ops import ReduceOp, op_of
 from ..process_set import ProcessSet, global_process_set
 
 tf1 = tf.compat.v1
@@ -121,6 +122,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     groups: Groups = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
+    batches: Any = None,
 ) -> Any:
     """Wrap an optimizer: it reduces gradients over all ranks before it applies them.
 
@@ -145,6 +147,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         {tf_groups}
         {process_set}
         {tf_scale_local_gradients}
+        {balanced_batches}
 
     Returns:
         an optimizer of a class derived from that of ``optimizer``. Its ``register_local_var(variable)``
@@ -164,7 +167,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         return for_keras(
             optimizer, name, device_dense, device_sparse, compression, sparse_as_dense,
             gradient_predivide_factor, op, backward_passes_per_step, average_aggregated_gradients, num_groups,
-            groups, process_set, scale_local_gradients,
+            groups, process_set, scale_local_gradients, batches,
         )  # fmt: skip
     kind: Any = type(optimizer)
     if kind not in _classes:
@@ -173,7 +176,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     distributed.__dict__.update(optimizer.__dict__)
     distributed._reducer = GradientReducer(
         compression, sparse_as_dense, op, gradient_predivide_factor, num_groups, groups, process_set,
-        scale_local_gradients,
+        scale_local_gradients, weight_of_steps(batches, op_of(op), backward_passes_per_step),
     )  # fmt: skip
     distributed._passes = backward_passes_per_step
     distributed._factor = 1.0 / backward_passes_per_step if average_aggregated_gradients else 1.0

@@ -9,9 +9,10 @@ import tensorflow as tf
 from .._adapter.gradients import Groups
 from .._tensorflow.compression import Compression
 from .._tensorflow.gradients import GradientReducer
+from ..balance.pace import weight_of_steps
 from ..docstrings import documented
 from ..errors import ConfigError
-from ..ops import ReduceOp
+from ..ops import ReduceOp, op_of
 from ..process_set import ProcessSet, global_process_set
 
 _classes: Dict[Any, Any] = {}
@@ -99,6 +100,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     groups: Groups = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
+    batches: Any = None,
 ) -> Any:
     """Wrap a gradient tape: the returned tape's ``gradient()`` reduces the gradients over all ranks.
 
@@ -121,6 +123,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         {tf_groups}
         {process_set}
         {tf_scale_local_gradients}
+        {balanced_batches}
 
     Returns:
         a tape with the recorded computation of ``gradtape`` and the methods of its class, and besides
@@ -138,7 +141,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     tape.__dict__.update(gradtape.__dict__)
     tape._reducer = GradientReducer(
         compression, sparse_as_dense, op, gradient_predivide_factor, num_groups, groups, process_set,
-        scale_local_gradients,
+        scale_local_gradients, weight_of_steps(batches, op_of(op), shared=True),
     )  # fmt: skip
     return tape
 

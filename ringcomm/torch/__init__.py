@@ -15,6 +15,7 @@ Everything else in the training loop stays as it is.
 from .._adapter import common
 from .._adapter.common import *  # noqa: F403
 from .._adapter.objects import allgather_object, broadcast_object
+from ..balance.batches import BalancedBatches
 from . import elastic, mpi_ops
 from .collectives import (
     allgather,
@@ -55,6 +56,7 @@ from .sync_batch_norm import SyncBatchNorm
 
 __all__ = [
     *common.__all__,
+    "BalancedBatches",
     "Compression",
     "DistributedOptimizer",
     "LocalSGD",

@@ -20,6 +20,7 @@ class ReductionOptions(NamedTuple):
     prescale_factor: float
     postscale_factor: float
     process_set: ProcessSet
+    weight: Optional[float] = None
 
 
 class Allreduce(torch.autograd.Function):
@@ -38,6 +39,7 @@ class Allreduce(torch.autograd.Function):
             options.postscale_factor,
             options.process_set,
             True,
+            options.weight,
         )
         return tuple(handles.synchronize(handle))
 
@@ -45,6 +47,13 @@ class Allreduce(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         """Reduce the gradients over all ranks."""
         options = ctx.options._replace(name=None)
+        if options.weight is not None:
+            # The derivative of a weighted average: the sum of the gradients, times this rank's share.
+            own = torch.tensor([options.weight], dtype=torch.float64)
+            plain = ReductionOptions(ReduceOp.SUM, None, 1.0, 1.0, options.process_set)
+            *sums, total = Allreduce.apply(plain, *gradients, own)
+            share = options.weight * options.prescale_factor * options.postscale_factor / float(total)
+            return (None, *(item * share for item in sums))
         return (None, *Allreduce.apply(options, *gradients))
 
 

@@ -125,6 +125,7 @@ class EachBucket(Bucket):
         self.handle = handles.grouped_allreduce_async_(
             tensors, None, self.name, self.reduction.op,
             self.reduction.prescale, self.reduction.postscale, self.reduction.process_set,
+            weight=self.reduction.weight_now(),
         )  # fmt: skip
 
     def finish(self) -> None:
@@ -246,6 +247,7 @@ class FlatBucket(Bucket):
             [flat_array(self._host)], reduction.op, wire_name("allreduce", self.name), [(self._count,)],
             reduction.prescale, reduction.postscale, number_of(reduction.process_set),
             compression=self._codec, residuals=self._own_residuals(),
+            weight=reduction.weight_now(),
         )  # fmt: skip
 
     def finish(self) -> None:

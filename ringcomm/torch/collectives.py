@@ -26,6 +26,7 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    weight: Optional[float] = None,
 ) -> torch.Tensor:
     """Reduce a tensor of the same shape and dtype over all ranks; every rank gets the result.
 
@@ -39,6 +40,7 @@ def allreduce(
         {op}
         {scale}
         {process_set}
+        {weight}
 
     Returns:
         a new tensor of the same shape, dtype and device, bit-identical on all ranks. Its gradient is the same
@@ -48,7 +50,9 @@ def allreduce(
         ConfigError: it is not a dense tensor, or ``average`` and ``op`` are both given.
         {call_errors}
     """
-    options = ReductionOptions(reduction(op, average), name, prescale_factor, postscale_factor, process_set)
+    options = ReductionOptions(
+        reduction(op, average), name, prescale_factor, postscale_factor, process_set, weight
+    )
     compressed, context = compression.compress(tensor)
     (reduced,) = Allreduce.apply(options, compressed)
     result: torch.Tensor = compression.decompress(reduced, context)
@@ -64,12 +68,14 @@ def allreduce_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    weight: Optional[float] = None,
 ) -> torch.Tensor:
     """Reduce a tensor over all ranks in place; gradients do not flow through it.
 
     Args:
         {tensor_inplace}
         {torch_reduction}
+        {weight}
 
     Returns:
         ``tensor`` itself.
@@ -79,7 +85,7 @@ def allreduce_(
         {call_errors}
     """
     handle = handles.allreduce_async_(
-        tensor, average, name, op, prescale_factor, postscale_factor, process_set, True
+        tensor, average, name, op, prescale_factor, postscale_factor, process_set, True, weight
     )
     result: torch.Tensor = handles.synchronize(handle)
     return result
@@ -95,6 +101,7 @@ def grouped_allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    weight: Optional[float] = None,
 ) -> List[torch.Tensor]:
     """Reduce several tensors over all ranks as one operation: all are reduced, or none.
 
@@ -106,6 +113,7 @@ def grouped_allreduce(
         {op}
         {scale}
         {process_set}
+        {weight}
 
     Returns:
         a list of new tensors, in order; gradients flow through them.
@@ -114,7 +122,9 @@ def grouped_allreduce(
         ConfigError: it is not a dense tensor, or ``average`` and ``op`` are both given.
         {call_errors}
     """
-    options = ReductionOptions(reduction(op, average), name, prescale_factor, postscale_factor, process_set)
+    options = ReductionOptions(
+        reduction(op, average), name, prescale_factor, postscale_factor, process_set, weight
+    )
     pairs = [compression.compress(tensor) for tensor in tensors]
     reduced = Allreduce.apply(options, *(compressed for compressed, _ in pairs))
     return [compression.decompress(item, context) for item, (_, context) in zip(reduced, pairs)]
@@ -129,12 +139,14 @@ def grouped_allreduce_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    weight: Optional[float] = None,
 ) -> List[torch.Tensor]:
     """Reduce several tensors in place as one operation; gradients do not flow through them.
 
     Args:
         {tensors_inplace}
         {torch_reduction}
+        {weight}
 
     Returns:
         a list of the tensors themselves.
@@ -144,7 +156,7 @@ def grouped_allreduce_(
         {call_errors}
     """
     handle = handles.grouped_allreduce_async_(
-        tensors, average, name, op, prescale_factor, postscale_factor, process_set, True
+        tensors, average, name, op, prescale_factor, postscale_factor, process_set, True, weight
     )
     results: List[torch.Tensor] = handles.synchronize(handle)
     return results

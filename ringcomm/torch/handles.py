@@ -49,6 +49,7 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     urgent: bool = False,
+    weight: Optional[float] = None,
 ) -> Handle:
     """Start reducing a tensor of the same shape and dtype over all ranks.
 
@@ -58,6 +59,7 @@ def allreduce_async(
         {tensor_in}
         {torch_reduction}
         {urgent}
+        {weight}
 
     Returns:
         a handle; ``synchronize(handle)`` returns a new tensor of the same shape, dtype and device.
@@ -70,7 +72,7 @@ def allreduce_async(
     host = host_copy(plain(tensor, "allreduce"))
     return start_allreduce(
         [host], chosen, name, prescale_factor, postscale_factor, process_set,
-        lambda: back_to(tensor.device, host), urgent,
+        lambda: back_to(tensor.device, host), urgent, weight,
     )  # fmt: skip
 
 
@@ -84,6 +86,7 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     urgent: bool = False,
+    weight: Optional[float] = None,
 ) -> Handle:
     """Start reducing a tensor over all ranks in place.
 
@@ -91,6 +94,7 @@ def allreduce_async_(
         {tensor_pending}
         {torch_reduction}
         {urgent}
+        {weight}
 
     Returns:
         a handle; ``synchronize(handle)`` returns ``tensor`` itself.
@@ -102,7 +106,8 @@ def allreduce_async_(
     chosen = reduction(op, average)
     target = InPlace(tensor, "allreduce_")
     return start_allreduce(
-        [target.host], chosen, name, prescale_factor, postscale_factor, process_set, target.finish, urgent
+        [target.host], chosen, name, prescale_factor, postscale_factor, process_set, target.finish, urgent,
+        weight,
     )
 
 
@@ -116,6 +121,7 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     urgent: bool = False,
+    weight: Optional[float] = None,
 ) -> Handle:
     """Start reducing several tensors over all ranks as one operation: all are reduced, or none.
 
@@ -123,6 +129,7 @@ def grouped_allreduce_async(
         {tensors_in}
         {torch_reduction}
         {urgent}
+        {weight}
 
     Returns:
         a handle; ``synchronize(handle)`` returns a list of new tensors.
@@ -139,7 +146,8 @@ def grouped_allreduce_async(
         return [back_to(tensor.device, host) for tensor, host in zip(listed, hosts)]
 
     return start_allreduce(
-        hosts, chosen, name, prescale_factor, postscale_factor, process_set, finish, urgent
+        hosts, chosen, name, prescale_factor, postscale_factor, process_set, finish, urgent,
+        weight,
     )  # fmt: skip
 
 
@@ -153,6 +161,7 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     urgent: bool = False,
+    weight: Optional[float] = None,
 ) -> Handle:
     """Start reducing several tensors in place as one operation: all are reduced, or none.
 
@@ -160,6 +169,7 @@ def grouped_allreduce_async_(
         {tensors_pending}
         {torch_reduction}
         {urgent}
+        {weight}
 
     Returns:
         a handle; ``synchronize(handle)`` returns a list of the tensors themselves.
@@ -172,7 +182,7 @@ def grouped_allreduce_async_(
     targets = [InPlace(tensor, "grouped_allreduce_") for tensor in tensors]
     return start_allreduce(
         [target.host for target in targets], chosen, name, prescale_factor, postscale_factor, process_set,
-        lambda: [target.finish() for target in targets], urgent,
+        lambda: [target.finish() for target in targets], urgent, weight,
     )  # fmt: skip
 
 

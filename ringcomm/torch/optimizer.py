@@ -14,6 +14,8 @@ from .._adapter.checking import StepCheck
 from .._adapter.choice import configured
 from .._adapter.compressed import is_coded
 from .._adapter.gradients import Groups, Reduction, chosen_groups, names_of
+from ..balance.batches import Balanced
+from ..balance.pace import weight_of_steps
 from ..docstrings import documented
 from ..errors import ConfigError, NotOfferedError
 from ..ops import ReduceOp, op_of
@@ -284,6 +286,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
     groups: Groups = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
+    batches: Optional[Balanced] = None,
 ) -> Any:
     """Wrap an optimizer so that it reduces gradients over all ranks before each step.
 
@@ -310,6 +313,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
             By default ringcomm forms buckets of up to 8 MiB.
         sparse_as_dense: reduce sparse gradients as dense ones; they are sparse again afterwards.
         process_set: the ranks that take part; by default all. Ranks outside it step without reduction.
+        {balanced_batches}
 
     Returns:
         an optimizer of the given optimizer's class (a subclass of it), with ``synchronize()`` and
@@ -344,7 +348,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
         delta._names = [names[id(item)] for item in _all_parameters(optimizer) if item.requires_grad]
         return delta
     wrapped = _of_kind(_Distributed, optimizer)
-    reduction = Reduction(chosen, prescale, postscale, process_set)
+    weight = weight_of_steps(batches, chosen, passes)
+    reduction = Reduction(chosen, prescale, postscale, process_set, weight)
     wrapped._distribute(_Options(reduction, compression, groups, sparse_as_dense), names, passes)
     return wrapped
 

@@ -57,7 +57,8 @@ class GradientReducer:
         self._compression = compression if self._auto is None else self._auto.chosen
         self._groups = groups
         self.residuals = Residuals()
-        self._sparse_as_dense = sparse_as_dense
+        # Entries of sparse gradients are concatenated, not added, so they have no weights.
+        self._sparse_as_dense = sparse_as_dense or reduction.weight is not None
         self._make_buckets(passes)
         self._submitted: Dict[int, Bucket] = {}
         self._context: Any = None
@@ -94,10 +95,10 @@ class GradientReducer:
         self._included = self.reduction.process_set.included()
 
     def active(self) -> bool:
-        """Whether there are other ranks to reduce with, in the current job."""
+        """Whether there are other ranks to reduce with, in the current job, or steps to be counted."""
         if api.context() is not self._context:
             self._read_context()
-        return self._included and self._context.size > 1
+        return self._included and (self._context.size > 1 or self.reduction.weight is not None)
 
     def _register_hooks(self) -> None:
         for other in list(_alive):
@@ -222,12 +223,16 @@ class GradientReducer:
         self._add_unfrozen()
         try:
             self._submit_remaining()
+            if self.reduction.weight is not None:
+                self.reduction.weight.submitted()
             problem = self._finish_all()
         finally:
             self._submitted.clear()
             self._arrivals.reset()
         if problem is not None:
             raise problem
+        if self.reduction.weight is not None:
+            self.reduction.weight.reduced()
         if self._auto is not None and self._auto.finished(self._nbytes(), waiting_from_s):
             self._compression = self._auto.chosen
             self._make_buckets(self._arrivals.passes)

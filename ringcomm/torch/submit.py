@@ -23,11 +23,12 @@ def start_allreduce(
     process_set: ProcessSet,
     finish: Callable[[], Any],
     urgent: bool,
+    weight: Optional[float] = None,
 ) -> Handle:
     """Start a reduction in place of tensors in host memory; ``finish()`` makes the handle's result."""
     return api.context().engine.allreduce(
         [flat_array(target) for target in targets], op, wire_name("allreduce", name), shapes_of(targets),
-        prescale, postscale, number_of(process_set), urgent, lambda _: finish(),
+        prescale, postscale, number_of(process_set), urgent, lambda _: finish(), weight,
     )  # fmt: skip
 
 

@@ -39,6 +39,7 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     "mismatch": {"peer": (int,), "text": (str,)},
     "note": {"text": (str,)},
     "warning": {"topic": (str,), "text": (str,)},
+    "usage": {"elapsed_s": (float, int), "waited_s": (float, int), "balanced": (bool,)},
     "leaving": {"reason": (str,), "ok": (bool,)},
     "closed": {"peer": (int,), "why": (str,)},
     "interrupted": {"doing": (str,), "why": (str,)},
@@ -59,7 +60,10 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     "beat": {"calls": (list,), "engine": (list,)},
     "bye": {},
     # from an engine to the one of rank 0
-    "ready": {"known": (list,), "carried": (list,), "fresh": (list,), "sites": (list,), "urgent": (bool,)},
+    "ready": {
+        "known": (list,), "carried": (list,), "fresh": (list,), "weights": (list,), "sites": (list,),
+        "urgent": (bool,),
+    },
     "blocked": {"heard": (int,), "for_good": (bool,)},
     "unblocked": {},
     "joined": {},
@@ -75,6 +79,7 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
         "fresh": (list,),
         "settled": (list,),
         "run": (list,),
+        "totals": (list,),
         "failed": (list,),
         "joined": (int,),
         "forget": (int,),

@@ -247,7 +247,7 @@ def test_the_rendezvous(right_first, steps, planned):
 signatures = st.tuples(
     st.text(max_size=3), small, st.integers(0, 12), st.sampled_from([0, 1, 255, 9]), small,
     st.lists(st.sampled_from(["float32", "int8", "bfloat16", "no", ""]), max_size=2),
-    st.lists(st.lists(st.integers(-1, 5), max_size=2), max_size=2), st.floats(), st.just(1.0),
+    st.lists(st.lists(st.integers(-1, 5), max_size=2), max_size=2), st.floats(), st.just(1.0), st.booleans(),
 ).map(list)  # fmt: skip
 ready = st.fixed_dictionaries({
     "type": st.just("ready"),
@@ -256,6 +256,7 @@ ready = st.fixed_dictionaries({
     ),
     "sites": st.lists(st.text(max_size=5) | values, max_size=2),
     "known": st.lists(small | values, max_size=4), "urgent": st.booleans(),
+    "weights": st.lists(st.floats() | values, max_size=3),
     "fresh": st.lists(
         st.tuples(signatures | values, small | values, small | values).map(list) | values, max_size=3
     ),

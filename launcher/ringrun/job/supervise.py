@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Set, Tuple
 
+from ringcomm.balance.replan import rank_names
+from ringcomm.balance.unequal import Usage, job_line
 from ringcomm.clock import Clock, monotonic
 from ringcomm.errors import ProtocolError
 
@@ -79,6 +81,7 @@ class Supervisor:
         self._ending = ""  # why we end the job, if we do
         self._signum = 0
         self._refusals = 0
+        self._usages: Dict[int, Usage] = {}
 
     def interrupt(self, signum: int) -> None:
         """End the job as this signal asks: in order the first time, at once the second.
@@ -256,6 +259,8 @@ class Supervisor:
                 self._failure.complained(Complaint(notice.rank, notice.culprit, notice.text, link))
                 if notice.culprit is not None and notice.detail.get("leaving"):
                     self._leaving.add(notice.culprit)
+        elif notice.kind == "usage" and notice.rank is not None:
+            self._usages[notice.rank] = Usage(**notice.detail)
         elif notice.kind == "refused":
             self._refusals += 1
             if self._refusals <= REFUSALS_SHOWN:
@@ -332,6 +337,14 @@ class Supervisor:
             self._console.on_change(lambda: None)
             self._loop.close()
 
+    def _unequal(self) -> str:
+        """Which rank waited for which, and what that cost; empty unless all ranks have reported that."""
+        size = self.job.plan.size
+        if len(self._usages) < size:
+            return ""
+        names = rank_names([self.job.hosts[place.host_index].name for place in self.job.plan.places])
+        return job_line(names, [self._usages[rank] for rank in range(size)])
+
     def _outcome(self) -> Outcome:
         if self._problems and self._ending in ("start", ""):
             return not_started(self.job, self._problems, set(self._ready))
@@ -346,6 +359,7 @@ class Supervisor:
         if self.job.fetch:
             self._printer.show(self._fetched.describe(self.job))
         if outcome.reason == "done":
+            self._printer.show(self._unequal())
             self._printer.show(missing_timeline(self.job, self._began_s))
         outcome.results = {
             rank: self.job.verified_result(rank, bytes(data)) if data else b""

@@ -22,6 +22,7 @@ def allreduce(
     op: Optional[ReduceOp] = None,
     compression: Any = None,
     process_set: ProcessSet = global_process_set,
+    weight: Optional[float] = None,
 ) -> Any:
     """Reduce a value over all ranks; every rank gets the result.
 
@@ -34,6 +35,7 @@ def allreduce(
         {op}
         {keras_compression}
         {process_set}
+        {weight}
 
     Returns:
         in eager mode a tensor, otherwise a NumPy array, of the value's shape and dtype, bit-identical on all
@@ -47,7 +49,7 @@ def allreduce(
     """
     return _as_tensor(
         collectives.allreduce(
-            value, name, average, prescale_factor, postscale_factor, op, compression, process_set
+            value, name, average, prescale_factor, postscale_factor, op, compression, process_set, weight
         )
     )
 

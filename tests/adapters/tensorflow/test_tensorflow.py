@@ -7,7 +7,9 @@ import pytest
 from tests.adapters.jobs import run_on
 
 CHECKS = [
-    f"tests.adapters.tensorflow.checks_{subject}" for subject in ("collectives", "training", "compression")
+    "tests.adapters.tensorflow.checks_collectives", "tests.adapters.tensorflow.checks_weights",
+    "tests.adapters.tensorflow.checks_balanced", "tests.adapters.tensorflow.checks_training",
+    "tests.adapters.tensorflow.checks_compression",
 ]
 
 

@@ -47,7 +47,7 @@ class Job:
             else:
                 fresh.append([list(item), number, lines.index(site) + 1])
         message = {"type": "ready", "known": known, "carried": [], "fresh": fresh, "sites": sites}
-        self.send(rank, {**message, "urgent": urgent})
+        self.send(rank, {**message, "weights": [], "urgent": urgent})
 
     def send(self, rank: int, message: Dict[str, Any]) -> None:
         validate(message)
@@ -394,7 +394,8 @@ def test_cache_forgets_and_old_numbers_stay_good_until_all_have_confirmed():
     for name in "ab":
         for rank in range(3):
             job.ready(rank, sig(name))
-    old = {"type": "ready", "known": [], "carried": [], "fresh": [], "sites": [], "urgent": False}
+    old = {"type": "ready", "known": [], "carried": [], "fresh": [], "weights": [], "sites": [],
+           "urgent": False}
     assert job.run() == [["a", "b"]]
     numbers = dict(job.ids)
     responses = job.responses()

@@ -1,0 +1,236 @@
+"""Batches for ranks of unequal speed: a batch sampler for loaders, and indices for NumPy programs."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Sized, Union
+
+from .. import api
+from ..context import Context
+from ..docstrings import documented
+from ..dtypes import Array
+from ..errors import ConfigError
+from .deal import MEASURE, Deal, Speeds, limits_of
+from .pace import Pace
+
+MaxBatch = Union[int, Sequence[Optional[int]], None]
+
+PLACEHOLDERS = 2
+"""How many samples stand in for an empty share: batch normalization fails with fewer."""
+
+
+@documented
+class Balanced:
+    """The indices of this rank's samples, global batch by global batch.
+
+    Args:
+        {balanced_count}
+        {balanced_options}
+
+    Attributes:
+        pace: this rank's position in the data and its measurements, for optimizers.
+
+    Raises:
+        {balanced_errors}
+    """
+
+    def __init__(
+        self,
+        count: Union[int, Sized],
+        global_batch: int = 96,
+        seed: int = 0,
+        speeds: Speeds = MEASURE,
+        min_batch: int = 0,
+        max_batch: MaxBatch = None,
+        multiple_of: int = 1,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        context: Callable[[], Context] = api.context,
+    ) -> None:
+        number = count if isinstance(count, int) else len(count)
+        size = context().size
+        limits = limits_of(min_batch, max_batch, multiple_of, size)
+        deal = Deal(number, global_batch, seed, size, speeds, limits, shuffle, drop_last)
+        self.pace = Pace(deal, context)
+        self._epoch: Optional[int] = None
+        self._start = 0
+        self._exhausted = False
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of all ranks together per step."""
+        return self.pace.deal.global_batch
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the current iteration, from 0."""
+        return self.pace.epoch
+
+    @property
+    def shares(self) -> Sequence[int]:
+        """How many samples of the current global batch each rank has, in rank order."""
+        pace = self.pace
+        return pace.deal.shares(pace.epoch, min(pace.step, max(0, pace.deal.steps - 1)))
+
+    @property
+    def weight(self) -> int:
+        """How many samples of the current global batch this rank has: the weight of its gradients."""
+        return self.pace.share(self.pace.step)
+
+    def __len__(self) -> int:
+        """Number of global batches in an epoch."""
+        return self.pace.deal.steps
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next iteration. By default the next one follows a complete one.
+
+        Args:
+            epoch: from 0; with the seed it determines the order of samples.
+        """
+        if epoch != self._next_epoch():
+            self._start = 0
+        self._epoch = int(epoch)
+
+    def _next_epoch(self) -> int:
+        return self.pace.epoch + self._exhausted if self._epoch is None else self._epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        """This rank's share of each global batch, as an array of indices (int64); it may be empty."""
+        epoch, start = self._next_epoch(), self._start
+        self._epoch, self._start, self._exhausted = None, 0, False
+        self.pace.begin(epoch, start)
+        return self._iterate(epoch, start, self.pace.iteration)
+
+    def _iterate(self, epoch: int, start: int, iteration: int) -> Iterator[Any]:
+        pace = self.pace
+        for step in range(start, pace.deal.steps):
+            yield self._item(epoch, step)
+            if not pace.counted and pace.iteration == iteration:
+                pace.step_done()
+        if pace.iteration == iteration:
+            self._exhausted = True
+
+    def _item(self, epoch: int, step: int) -> Any:
+        indices: Array = self.pace.take(epoch, step)
+        return indices
+
+    def state_dict(self) -> Dict[str, Any]:
+        """The position in the data: it does not depend on the number of ranks.
+
+        Returns:
+            ``epoch``, ``step`` (number of global batches of this epoch that are done), ``seed``,
+            ``global_batch`` and ``count``.
+        """
+        deal, epoch, step = self.pace.deal, self.pace.epoch, self.pace.step
+        if self._epoch is not None:
+            epoch, step = self._epoch, self._start
+        elif step >= deal.steps:
+            epoch, step = epoch + 1, 0
+        return {
+            "epoch": epoch, "step": step, "seed": deal.seed, "global_batch": deal.global_batch,
+            "count": deal.count,
+        }  # fmt: skip
+
+    def load_state_dict(self, state: Dict[str, Any]) -> None:
+        """Continue at a position that :meth:`state_dict` has returned, with any number of ranks.
+
+        Args:
+            state: the position.
+
+        Raises:
+            ConfigError: it belongs to another data set, seed or global batch.
+        """
+        deal = self.pace.deal
+        for name in ("seed", "global_batch", "count"):
+            if state[name] != getattr(deal, name):
+                raise ConfigError(
+                    f"This position in the data is one of {name}={state[name]}, not {getattr(deal, name)}."
+                )
+        self._epoch, self._start = int(state["epoch"]), int(state["step"])
+        self._exhausted = False
+
+
+@documented
+class BalancedBatches(Balanced):
+    """A batch sampler for PyTorch's ``DataLoader``: each rank gets as many samples as it can compute in time.
+
+    The global batch is fixed, so the learning rate is that of one process. Which samples are in a global
+    batch depends on the seed, the epoch and its number alone, and every sample is in one of them per epoch.
+    ::
+
+        batches = hvd.BalancedBatches(dataset, global_batch=96)
+        loader = DataLoader(dataset, batch_sampler=batches, num_workers=2)
+        optimizer = hvd.DistributedOptimizer(optimizer, batches=batches)
+
+    Average the loss over the samples of the batch, as with one process; gradients are weighted by them.
+    A rank without samples in a step gets two of another rank's, and its gradients have weight 0.
+
+    Args:
+        {balanced_count}
+        {balanced_options}
+
+    Raises:
+        {balanced_errors}
+    """
+
+    def _item(self, epoch: int, step: int) -> List[int]:
+        indices = self.pace.take(epoch, step)
+        if not indices.size:
+            indices = self.pace.deal.batch(epoch, step)[:PLACEHOLDERS]
+        listed: List[int] = indices.tolist()
+        return listed
+
+    @contextmanager
+    def within_memory(self) -> Iterator[None]:
+        """Context manager for the forward and backward pass: running out of memory does not end the job.
+
+        The gradients of this rank then have weight 0 in this step, and its shares are at most nine tenths of
+        this one from the next change on, which all ranks make soon. The samples of this share are left out.
+        ::
+
+            with batches.within_memory():
+                loss_of(model(x), y).backward()
+            optimizer.step()
+        """
+        try:
+            yield
+        except (MemoryError, RuntimeError) as problem:
+            if not _is_out_of_memory(problem):
+                raise
+            self.pace.lose()
+
+
+def _is_out_of_memory(problem: BaseException) -> bool:
+    """Whether this is a MemoryError, or what PyTorch raises when a device or its allocator has no memory."""
+    if isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError":
+        return True
+    return "can't allocate memory" in str(problem) or "not enough memory" in str(problem)
+
+
+@documented
+def balanced(count: Union[int, Sized], global_batch: int = 96, seed: int = 0, **options: Any) -> Balanced:
+    """The samples of this rank, global batch by global batch, for ranks of unequal speed.
+
+    Example::
+
+        for mine in rc.balanced(len(images), global_batch=96):
+            gradient = rc.allreduce(mean_gradient(mine), weight=len(mine))
+
+    Each iteration over the result is an epoch. Every sample is in one share of one rank per epoch, whatever
+    the speeds; a share may be empty, and then has weight 0.
+
+    Args:
+        {balanced_count}
+        global_batch: samples of all ranks together per step.
+        seed: of the order of samples, the same on all ranks.
+        **options: ``speeds``, ``min_batch``, ``max_batch``, ``multiple_of``, ``shuffle`` and ``drop_last``,
+            as for ``ringcomm.torch.BalancedBatches``.
+
+    Returns:
+        an iterable of arrays of indices (int64), with ``set_epoch()``, ``state_dict()`` and
+        ``load_state_dict()``.
+
+    Raises:
+        {balanced_errors}
+    """
+    return Balanced(count, global_batch, seed, **options)

@@ -1,0 +1,253 @@
+"""Measures how long ranks compute, and changes shares by it in a running job.
+
+Every rank measures its own steps: the time from one reduction to the next, less what it waited for others.
+Now and then all ranks exchange one line of numbers in the background, feed the same
+:class:`~.replan.Replanner` with them, and so change shares at the same step without a further message.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from statistics import median
+from typing import Any, Callable, List, Optional, Tuple
+
+import numpy as np
+
+from .. import api
+from ..context import Context
+from ..engine.request import Handle
+from ..errors import ConfigError
+from ..ops import ReduceOp
+from .deal import Deal
+from .replan import Replanner, Report, rank_names
+from .step_weight import StepWeight
+
+_numbers = itertools.count(1)
+_FITS = 0.9
+"""Which part of a share that did not fit into memory is tried next."""
+
+
+class Pace:
+    """One rank's position in the data, and its measurements.
+
+    Args:
+        deal: the shares of all ranks.
+        context: returns the context of the job.
+
+    Attributes:
+        epoch, step: of the global batch that is computed next, or now.
+        iteration: counts the iterations over the data set.
+        replanner: decides about shares; None: they do not change.
+    """
+
+    def __init__(self, deal: Deal, context: Callable[[], Context] = api.context) -> None:
+        self.deal = deal
+        self.epoch = self.step = self.iteration = 0
+        self.replanner: Optional[Replanner] = None
+        self._context = context
+        self._number = next(_numbers)
+        self._total_steps = 0
+        self._ahead = 0
+        self._most = 0
+        self._lost = (-1, -1)
+        self._samples = self._samples_before = 0
+        self._leader: Optional[StepCursor] = None
+        self._handle: Optional[Handle] = None
+        self._effective = -1
+        self._last: Optional[Tuple[float, float]] = None
+        self._begin_window()
+        self.attach()
+
+    def attach(self) -> None:
+        """Take over the number of ranks of the current job; shares begin anew if it has changed."""
+        context = self._context()
+        context.balanced = True
+        if context.size != self.deal.size:
+            self.deal.resize(context.size)
+            self._handle, self.replanner = None, None
+        if self.replanner is None and self.deal.measures and context.size > 1:
+            hosts = rank_names([peer.host for peer in context.peers])
+            shares = self.deal.full_shares(self.epoch, self.step)
+            self.replanner = Replanner(shares, self.deal.global_batch, self.deal.limits, hosts)
+        self._begin_window()
+
+    def _begin_window(self) -> None:
+        self._count = 0
+        self._compute_s: List[float] = []
+        self._waited_s: List[float] = []
+
+    # ---- position ----------------------------------------------------------------------------
+
+    def begin(self, epoch: int, step: int) -> None:
+        """An iteration over the data set begins, at this step."""
+        if self._context().size != self.deal.size:
+            self.attach()
+        self.iteration += 1
+        if self._samples:
+            self._samples_before, self._samples = self._samples, 0
+        self.epoch, self.step = epoch, step
+        self._last = None  # what happens between two epochs is no part of a step
+
+    def take(self, epoch: int, step: int) -> Any:
+        """The indices of this rank's share, which a loader may take long before it is computed."""
+        indices = self.deal.take(epoch, step, self._context().rank)
+        self._ahead = max(self._ahead, self.deal.furthest - self.deal.position(self.epoch, self.step) + 1)
+        return indices
+
+    def share(self, step: int) -> int:
+        """How many samples this rank has in a step of the current epoch.
+
+        Raises:
+            ConfigError: the epoch has no such step.
+        """
+        if not 0 <= step < self.deal.steps:
+            raise ConfigError(
+                f"Step {step + 1} of an epoch of {self.deal.steps} global batches: every optimizer that has "
+                "batches=... makes one step for each batch, and backward_passes_per_step is 1."
+            )
+        if self._lost == (self.iteration, step):
+            return 0
+        return self.deal.shares(self.epoch, step)[self._context().rank]
+
+    @property
+    def samples(self) -> int:
+        """How many samples this rank has computed in this epoch, or at its beginning in the last one."""
+        return self._samples or self._samples_before
+
+    def cursor(self) -> StepCursor:
+        """The weights of gradients for an optimizer. The first one also measures."""
+        made = StepCursor(self)
+        self._leader = self._leader or made
+        return made
+
+    def leads(self, cursor: StepCursor) -> bool:
+        """Whether steps are counted by this cursor."""
+        return cursor is self._leader
+
+    @property
+    def counted(self) -> bool:
+        """Whether an optimizer counts steps; otherwise the iteration over the batches does."""
+        return self._leader is not None
+
+    # ---- measuring ---------------------------------------------------------------------------
+
+    @property
+    def leader(self) -> StepCursor:
+        """The cursor that counts steps, also for tapes, of which each step has a new one."""
+        return self._leader or self.cursor()
+
+    def lose(self) -> None:
+        """This rank has no memory for its share of the current step, and contributes nothing to it."""
+        fits = max(1, int(_FITS * self.share(self.step)))
+        self._most = min(self._most or fits, fits)
+        self._lost = (self.iteration, self.step)
+
+    def step_done(self) -> None:
+        """A step has been completed: all gradients are reduced."""
+        context = self._context()
+        now_s, waited_s = time.perf_counter(), context.waited_s
+        full = self.deal.full_shares(self.epoch, self.step)
+        lost = self._lost == (self.iteration, self.step)
+        if self._last is not None and not lost and self.deal.shares(self.epoch, self.step) == full:
+            since_s, before_s = self._last
+            self._waited_s.append(waited_s - before_s)
+            self._compute_s.append(max(1e-9, now_s - since_s - (waited_s - before_s)))
+        self._last = (now_s, waited_s)
+        self._samples += self.share(self.step)
+        self.step += 1
+        self._total_steps += 1
+        if self.replanner is not None:
+            self._replan(context, self.replanner, full[context.rank])
+
+    def _replan(self, context: Context, replanner: Replanner, samples: int) -> None:
+        position = self.deal.position(self.epoch, self.step)
+        self._count += 1
+        if self._handle is not None:
+            handle, self._handle = self._handle, None
+            self._decide(context, replanner, position, handle)
+        if 0 <= self._effective <= position:
+            self._effective = -1
+            self._begin_window()
+        elif self._effective < 0 and self._count >= replanner.window:
+            self._handle = self._report(context, samples)
+            self._begin_window()
+
+    def _report(self, context: Context, samples: int) -> Handle:
+        computes = bool(samples and self._compute_s)
+        compute_s, waited_s = (median(self._compute_s), median(self._waited_s)) if computes else (0.0, 0.0)
+        row = np.array([samples, compute_s, waited_s, self._ahead, self._most], np.float64)
+        name = f"ringcomm.balance.{self._number}.{self._total_steps}"
+        return context.engine.allgather([row], [(1, row.size)], name)
+
+    def _decide(self, context: Context, replanner: Replanner, position: int, handle: Handle) -> None:
+        """All ranks are in the same step, and have the same rows."""
+        rows = np.asarray(handle.wait()[0])
+        reports = [Report(int(r[0]), float(r[1]), float(r[2]), int(r[3]), int(r[4])) for r in rows]
+        change = replanner.decide(self._total_steps, reports)
+        if change is None:
+            return
+        self._effective = position + change.lead
+        self.deal.change(self._effective, change.shares)
+        if context.rank == 0:
+            context.announce(f"balance {self._number} {self._total_steps}", change.text)
+
+
+def weight_of_steps(
+    batches: Any, op: ReduceOp, passes: int = 1, shared: bool = False
+) -> Optional[StepCursor]:
+    """The weights of an optimizer's gradients.
+
+    Args:
+        batches: the argument of ``DistributedOptimizer``; None: gradients have no weights.
+        op: how gradients are reduced.
+        passes: number of backward passes per step.
+        shared: whether several objects reduce the gradients of one step after the other, as tapes do.
+
+    Raises:
+        ConfigError: gradients are not averaged, or are those of several global batches.
+    """
+    if batches is None:
+        return None
+    if op != ReduceOp.AVERAGE or passes != 1:
+        raise ConfigError(
+            "batches=... weights the average of one global batch: use it with op=Average and "
+            "backward_passes_per_step=1 (a larger global_batch is accumulated over ranks already)."
+        )
+    cursor: StepCursor = batches.pace.leader if shared else batches.pace.cursor()
+    return cursor
+
+
+class StepCursor(StepWeight):
+    """The weights of an optimizer's gradients, from step to step.
+
+    Args:
+        pace: the position in the data.
+    """
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._iteration = -1
+        self._step = 0
+
+    @property
+    def samples(self) -> int:
+        """See :attr:`Pace.samples`."""
+        return self._pace.samples
+
+    def now(self) -> float:
+        """The number of samples behind the gradients of the current step.
+
+        Raises:
+            ConfigError: the epoch has no more steps.
+        """
+        if self._iteration != self._pace.iteration:
+            self._iteration, self._step = self._pace.iteration, self._pace.step
+        return float(self._pace.share(self._step))
+
+    def reduced(self) -> None:
+        """The next step begins."""
+        self.now()
+        self._step += 1
+        if self._pace.leads(self):
+            self._pace.step_done()

@@ -1,0 +1,217 @@
+"""How long a rank computes for a batch, and the division of a global batch by which all take equally long.
+
+A rank takes ``fixed_s + sample_s * samples`` for its share, and nothing for none. The division minimizes the
+time of the slowest rank. All of this is arithmetic: no clock, no other rank.
+"""
+
+from __future__ import annotations
+
+from typing import List, NamedTuple, Optional, Sequence, Tuple
+
+from ..errors import ConfigError
+
+Shares = Tuple[int, ...]
+"""Samples of a global batch, by rank."""
+
+_HALVINGS = 100
+"""After so many steps of the bisection a time is as exact as a float can be."""
+
+
+class Speed(NamedTuple):
+    """The compute time of a rank as a function of its share.
+
+    Attributes:
+        fixed_s: seconds for a step whatever the number of samples.
+        sample_s: seconds per sample; more than 0.
+    """
+
+    fixed_s: float
+    sample_s: float
+
+    def compute_s(self, samples: float) -> float:
+        """The seconds for so many samples; none take no time."""
+        return self.fixed_s + self.sample_s * samples if samples > 0 else 0.0
+
+    def times(self, factor: float) -> Speed:
+        """The model of a rank that takes ``factor`` times as long for everything."""
+        return Speed(self.fixed_s * factor, self.sample_s * factor)
+
+
+class Observation(NamedTuple):
+    """A measured compute time.
+
+    Attributes:
+        samples: number of samples; more than 0.
+        compute_s: seconds, without waiting for other ranks.
+    """
+
+    samples: int
+    compute_s: float
+
+
+class Limits(NamedTuple):
+    """What a division must respect.
+
+    Attributes:
+        min_batch: the fewest samples for a rank.
+        max_batch: the most samples for each rank; None: no limit.
+        multiple_of: shares are multiples of this, except one if the global batch is none.
+    """
+
+    min_batch: int = 0
+    max_batch: Optional[Sequence[Optional[int]]] = None
+    multiple_of: int = 1
+
+    def most(self, rank: int, total: int) -> int:
+        """The most samples for a rank."""
+        limit = None if self.max_batch is None else self.max_batch[rank]
+        return total if limit is None else min(total, limit)
+
+
+def fit(observations: Sequence[Observation]) -> Speed:
+    """The model that comes closest to observations, by least squares.
+
+    From a single number of samples nothing can be said about the fixed part; then it is 0. A fixed part that
+    comes out negative (caches, or measurement errors) counts as 0.
+
+    Raises:
+        ValueError: there are no observations.
+
+    >>> fit([Observation(10, 3.0), Observation(20, 5.0)])
+    Speed(fixed_s=1.0, sample_s=0.2)
+    """
+    if not observations:
+        raise ValueError("no observations")
+    count = len(observations)
+    mean_samples = sum(item.samples for item in observations) / count
+    mean_s = sum(item.compute_s for item in observations) / count
+    spread = sum((item.samples - mean_samples) ** 2 for item in observations)
+    least_s = 1e-9 + 1e-6 * mean_s / max(1.0, mean_samples)
+    if spread:
+        covariance = sum((item.samples - mean_samples) * (item.compute_s - mean_s) for item in observations)
+        sample_s = max(least_s, covariance / spread)
+        fixed_s = mean_s - sample_s * mean_samples
+        if fixed_s >= 0.0:
+            return Speed(fixed_s, sample_s)
+    squares = sum(item.samples**2 for item in observations)
+    products = sum(item.samples * item.compute_s for item in observations)
+    return Speed(0.0, max(least_s, products / squares))
+
+
+def plan_shares(speeds: Sequence[Speed], total: int, limits: Limits = Limits()) -> Shares:  # noqa: B008
+    """Divide a global batch so that the slowest rank takes as little time as possible.
+
+    Args:
+        speeds: of every rank.
+        total: samples of the global batch.
+        limits: what to respect.
+
+    Raises:
+        ConfigError: the limits leave no division.
+
+    >>> plan_shares([Speed(0.0, 1.0), Speed(0.0, 3.0), Speed(0.0, 3.0)], 96)
+    (58, 19, 19)
+    """
+    unit = limits.multiple_of
+    lows = [_up(limits.min_batch, unit) for _ in speeds]
+    highs = [limits.most(rank, total) // unit * unit for rank in range(len(speeds))]
+    if sum(lows) > total or any(low > high for low, high in zip(lows, highs)):
+        raise ConfigError(
+            f"A global batch of {total} cannot be divided among {len(speeds)} ranks with at least "
+            f"{limits.min_batch} samples each (multiple_of={unit}, max_batch={limits.max_batch})."
+        )
+    room = sum(limits.most(rank, total) for rank in range(len(speeds)))
+    if room < total:
+        raise ConfigError(
+            f"A global batch of {total} does not fit: with max_batch={limits.max_batch} all ranks together "
+            f"take {room} samples."
+        )
+    shares = [
+        max(low, min(high, int(share // unit * unit)))
+        for share, low, high in zip(_at_equal_times(speeds, total, lows, highs), lows, highs)
+    ]
+    while total - sum(shares) >= unit:
+        able = [rank for rank, share in enumerate(shares) if share + unit <= highs[rank]]
+        if not able:
+            break
+        shares[_soonest(speeds, shares, able, unit)] += unit
+    # What is left is no multiple, or fits only where the limit is no multiple.
+    while sum(shares) < total:
+        able = [rank for rank, share in enumerate(shares) if share < limits.most(rank, total)]
+        rank = _soonest(speeds, shares, able, unit)
+        shares[rank] += min(total - sum(shares), limits.most(rank, total) - shares[rank], unit)
+    return tuple(shares)
+
+
+def _up(count: int, unit: int) -> int:
+    return -(-count // unit) * unit
+
+
+def _at_equal_times(
+    speeds: Sequence[Speed], total: int, lows: Sequence[int], highs: Sequence[int]
+) -> List[float]:
+    """The shares, not whole numbers, of the least time in which the ranks together compute the total."""
+
+    def shares_in(time_s: float) -> List[float]:
+        return [
+            min(float(high), max(float(low), (time_s - speed.fixed_s) / speed.sample_s))
+            for speed, low, high in zip(speeds, lows, highs)
+        ]
+
+    below_s, above_s = 0.0, max(speed.compute_s(total) for speed in speeds)
+    for _ in range(_HALVINGS):
+        middle_s = (below_s + above_s) / 2
+        if sum(shares_in(middle_s)) > total:
+            above_s = middle_s
+        else:
+            below_s = middle_s
+    return shares_in(below_s)
+
+
+def _soonest(speeds: Sequence[Speed], shares: Sequence[int], able: Sequence[int], unit: int) -> int:
+    """The rank that is done first if it gets one unit more; of equal ones the first."""
+    return min(able, key=lambda rank: (speeds[rank].compute_s(shares[rank] + unit), rank))
+
+
+def compute_s(speeds: Sequence[Speed], shares: Sequence[int]) -> float:
+    """How long the slowest rank computes."""
+    return max(speed.compute_s(share) for speed, share in zip(speeds, shares))
+
+
+def equal_shares(size: int, total: int) -> Shares:
+    """As equal as possible; the first ranks get one sample more."""
+    return tuple(total // size + (rank < total % size) for rank in range(size))
+
+
+def proportional_shares(ratios: Sequence[float], total: int, limits: Limits = Limits()) -> Shares:  # noqa: B008
+    """Divide in fixed proportions, such as ``[3, 1, 1]``; a rank of proportion 0 gets nothing.
+
+    Raises:
+        ConfigError: the proportions are negative or all 0, or the limits leave no division.
+    """
+    if not ratios or min(ratios) < 0 or not 0 < sum(ratios) < float("inf"):
+        raise ConfigError(f"speeds={list(ratios)}: they are numbers, not negative, and not all 0.")
+    working = [rank for rank, ratio in enumerate(ratios) if ratio]
+    most = None if limits.max_batch is None else [limits.max_batch[rank] for rank in working]
+    speeds = [Speed(0.0, 1.0 / ratios[rank]) for rank in working]
+    some = plan_shares(speeds, total, limits._replace(max_batch=most))
+    shares = [0] * len(ratios)
+    for rank, share in zip(working, some):
+        shares[rank] = share
+    return tuple(shares)
+
+
+def shorten(shares: Shares, count: int) -> Shares:
+    """The division of a short global batch, in the proportions of a full one, by largest remainder.
+
+    >>> shorten((58, 19, 19), 10)
+    (6, 2, 2)
+    """
+    total = sum(shares)
+    if count == total:
+        return shares
+    parts = [share * count // total for share in shares]
+    rest = sorted(range(len(shares)), key=lambda rank: (-(shares[rank] * count % total), rank))
+    for rank in rest[: count - sum(parts)]:
+        parts[rank] += 1
+    return tuple(parts)

@@ -1,0 +1,17 @@
+"""The interface between optimizers and the weights of gradients."""
+
+from __future__ import annotations
+
+
+class StepWeight:
+    """The weight of this rank's gradients in a weighted average, from step to step."""
+
+    def now(self) -> float:
+        """The weight in the current step."""
+        raise NotImplementedError
+
+    def submitted(self) -> None:
+        """Called when all gradients of a step have been handed over for reduction."""
+
+    def reduced(self) -> None:
+        """Called when all gradients of a step have been reduced; the next step begins."""

@@ -1,0 +1,93 @@
+"""Every sample exactly once per epoch, whatever happens to speeds, ranks and positions."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringcomm.balance.deal import Deal, limits_of
+from ringcomm.balance.plan import Limits
+from ringcomm.errors import BrokenInvariantError, ConfigError
+
+
+def weights_for(draw, size):
+    return draw(st.lists(st.integers(0, 9), min_size=size, max_size=size).filter(any))
+
+
+@given(st.data())
+def test_every_index_exactly_once_through_any_history(data):
+    """New shares at any step ahead, another number of ranks at any step, a resume from a bare position."""
+    count = data.draw(st.integers(1, 120))
+    global_batch = data.draw(st.integers(1, 30))
+    size = data.draw(st.integers(1, 4))
+    seed = data.draw(st.integers(0, 3))
+    deal = Deal(count, global_batch, seed, size)
+    for epoch in range(2):
+        seen: Counter = Counter()
+        for step in range(deal.steps):
+            what = data.draw(st.sampled_from(["nothing", "nothing", "change", "resize", "resume"]))
+            if what == "change":
+                other = Deal(count, global_batch, seed, size, weights_for(data.draw, size))
+                lead = data.draw(st.integers(0, 4))
+                deal.change(deal.position(epoch, step) + lead, other.shares(0, 0) if count >= global_batch
+                            else other.full_shares(0, 0))  # fmt: skip
+            elif what == "resize":
+                size = data.draw(st.integers(1, 4))
+                deal.resize(size)
+            elif what == "resume":
+                deal = Deal(count, global_batch, seed, size)
+            expected = min(global_batch, count - step * global_batch)
+            assert sum(deal.shares(epoch, step)) == expected
+            for rank in range(size):
+                seen.update(deal.take(epoch, step, rank).tolist())
+        assert seen == Counter(range(count))
+
+
+def test_global_batches_do_not_depend_on_ranks_or_shares():
+    one, three = Deal(100, 16, 5), Deal(100, 16, 5, 3, [3, 1, 1])
+    for epoch in range(2):
+        for step in range(one.steps):
+            assert one.batch(epoch, step).tolist() == three.batch(epoch, step).tolist()
+            parts = [three.take(epoch, step, rank).tolist() for rank in range(3)]
+            assert sum(parts, []) == one.batch(epoch, step).tolist()
+
+
+def test_a_short_last_batch_is_dealt_in_proportion():
+    deal = Deal(106, 96, 0, 3, [3, 1, 1])
+    assert deal.shares(0, 0) == (58, 19, 19)
+    assert deal.shares(0, 1) == (6, 2, 2)
+    assert Deal(106, 96, drop_last=True).steps == 1
+    assert Deal(97, 96, 0, 3).shares(0, 1) == (1, 0, 0)  # ranks may get none
+
+
+def test_shares_that_have_been_taken_do_not_change():
+    deal = Deal(100, 10, size=2)
+    deal.take(0, 4, 0)
+    with pytest.raises(BrokenInvariantError, match="share of step 4 already"):
+        deal.change(4, (9, 1))
+    deal.change(5, (9, 1))
+    assert [deal.shares(0, step) for step in (4, 5)] == [(5, 5), (9, 1)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"count": -1}, "-1 samples"),
+        ({"global_batch": 0}, "global_batch=0"),
+        ({"speeds": [3, 1]}, "has 2 numbers, not one per rank"),
+        ({"speeds": "guess"}, "measure"),
+        ({"limits": Limits(min_batch=40)}, "at least 40"),
+    ],
+)
+def test_what_cannot_be_dealt(arguments, text):
+    with pytest.raises(ConfigError, match=text):
+        Deal(**{"count": 100, "global_batch": 96, "size": 3, **arguments})
+
+
+@pytest.mark.parametrize("arguments", [(-1, None, 1), (0, [3], 1), (0, -2, 1), (0, None, 0)])
+def test_what_are_no_limits(arguments):
+    with pytest.raises(ConfigError):
+        limits_of(*arguments, 2)

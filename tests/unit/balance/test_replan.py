@@ -1,0 +1,118 @@
+"""Measurements in, new shares out: on simulated ranks, without clocks or waiting."""
+
+from __future__ import annotations
+
+from typing import List, Optional
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringcomm.balance.plan import Limits, Speed, compute_s, equal_shares, plan_shares
+from ringcomm.balance.replan import Change, Replanner, Report
+
+
+class Ranks:
+    """Ranks of given speeds that report whenever they should."""
+
+    def __init__(self, speeds: List[Speed], total: int = 96, noise: float = 0.0, ahead: int = 0) -> None:
+        self.speeds = speeds
+        hosts = [f"jetson{rank}" for rank in range(len(speeds))]
+        self.planner = Replanner(equal_shares(len(speeds), total), total, Limits(), hosts)
+        self.shares = self.planner.shares
+        self.noise = np.random.default_rng(0).normal
+        self.scale = noise
+        self.ahead = ahead
+        self.steps = 0
+        self.changes: List[Change] = []
+        self.most = [0] * len(speeds)
+
+    def run(self, steps: int) -> Optional[Change]:
+        stop = self.steps + steps
+        change = None
+        while self.steps + self.planner.window <= stop:
+            self.steps += self.planner.window
+            longest_s = compute_s(self.speeds, self.shares)
+            reports = []
+            for rank, speed in enumerate(self.speeds):
+                own_s = speed.compute_s(self.shares[rank]) * (1.0 + self.scale * self.noise())
+                wait_s = max(0.0, longest_s - own_s) + 0.01
+                reports.append(Report(self.shares[rank], own_s, wait_s, self.ahead, self.most[rank]))
+            change = self.planner.decide(self.steps, reports)
+            if change is not None:
+                self.changes.append(change)
+                self.shares = change.shares
+        return change
+
+    def spread(self) -> float:
+        times = [speed.compute_s(share) for speed, share in zip(self.speeds, self.shares) if share]
+        return (max(times) - min(times)) / max(times)
+
+
+@given(st.lists(st.builds(Speed, st.floats(0.0, 0.05), st.floats(0.001, 0.01)), min_size=2, max_size=4))
+@settings(max_examples=100)
+def test_balanced_after_20_steps(speeds):
+    ranks = Ranks(speeds, total=240)
+    ranks.run(20)
+    now_s = compute_s(speeds, ranks.shares)
+    assert now_s <= 1.15 * compute_s(speeds, plan_shares(speeds, 240))
+    ranks.run(400)
+    assert len(ranks.changes) <= 4
+
+
+def test_three_to_one():
+    ranks = Ranks([Speed(0.0, 0.01), Speed(0.0, 0.03), Speed(0.0, 0.03)], noise=0.02)
+    ranks.run(20)
+    assert ranks.spread() < 0.10
+    assert "jetson" in ranks.changes[0].text and "32/32/32 -> 5" in ranks.changes[0].text
+    ranks.run(1000)
+    assert len(ranks.changes) <= 2
+
+
+def test_equal_ranks_are_left_alone():
+    ranks = Ranks([Speed(0.01, 0.01)] * 3, noise=0.03)
+    ranks.run(1000)
+    assert ranks.changes == []
+
+
+def test_a_rank_that_slows_down_is_found_and_named():
+    ranks = Ranks([Speed(0.005, 0.01)] * 3, noise=0.02)
+    ranks.run(200)
+    ranks.speeds[1] = ranks.speeds[1].times(2.0)
+    ranks.run(50)
+    assert len(ranks.changes) == 1
+    assert ranks.changes[0].text.startswith("jetson1 slowed to 0.5")
+    assert ranks.spread() < 0.10
+    ranks.speeds[1] = ranks.speeds[1].times(0.5)
+    ranks.run(70)
+    assert "jetson1 sped up to 2" in ranks.changes[1].text
+    assert ranks.spread() < 0.10
+
+
+def test_communication_that_nothing_can_shorten_counts():
+    """A gain of a fifth of the computation is no tenth of a step that is mostly communication."""
+    planner = Replanner((48, 48), 96, Limits(), ["a", "b"])
+    assert planner.decide(5, [Report(48, 0.8, 4.2, 0), Report(48, 1.0, 4.0, 0)]) is None
+    planner = Replanner((48, 48), 96, Limits(), ["a", "b"])
+    assert planner.decide(5, [Report(48, 0.5, 0.5, 0), Report(48, 1.0, 0.0, 0)]) is not None
+
+
+def test_changes_are_announced_further_ahead_than_any_loader_takes():
+    planner = Replanner((48, 48), 96, Limits(), ["a", "b"])
+    change = planner.decide(5, [Report(48, 0.5, 0.5, 3), Report(48, 1.0, 0.0, 11)])
+    assert change is not None and change.lead > 11
+
+
+def test_a_rank_out_of_memory_is_bounded_at_once():
+    ranks = Ranks([Speed(0.0, 0.01)] * 3)
+    ranks.run(100)
+    ranks.most[2] = 20
+    ranks.run(20)
+    assert ranks.shares == (38, 38, 20)
+
+
+@pytest.mark.parametrize("steps", [5, 10])
+def test_without_measurements_nothing_is_decided(steps):
+    planner = Replanner((48, 48), 96, Limits(), ["a", "b"])
+    assert planner.decide(steps, [Report(48, 0.0, 0.0, 0)] * 2) is None
