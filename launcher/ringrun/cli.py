@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, List, NoReturn, Optional, Tuple
 import click
 
 from .flags import split_setting_values, with_generated, write_options
+from .plan import mpirun
 
 if TYPE_CHECKING:
     from .job.launch import Options
@@ -35,6 +36,11 @@ class _RankCommand(click.Command):
             if isinstance(option, click.Option)
             for name in (*option.opts, *option.secondary_opts)
         }
+        translated = mpirun.translate(args, values.get)
+        args = translated.words
+        if not ctx.resilient_parsing:
+            for note in translated.notes:
+                click.echo(f"ringrun: {note}.", err=True)
         position = 0
         while position < len(args) and args[position].startswith("-") and args[position] not in ("--", "-"):
             if args[position] == "-m":
@@ -101,6 +107,10 @@ def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 @click.option("--ship-from", metavar="DIR", help="Like --ship, with a directory above the current one.")
 @click.option("--fetch", multiple=True, metavar="PATTERN",
               help="Bring files of these copies back at the end, to fetched/HOST; like 'out/*'.")  # fmt: skip
+@click.option("--bind", type=click.Choice(["none", "core", "socket"]), default="none",
+              help="Bind each rank to cores of its own, or to a socket [none].")  # fmt: skip
+@click.option("--oversubscribe", is_flag=True, help="Allow more ranks than slots.")
+@click.option("--slots-each", type=_Whole(min=1), hidden=True)
 @click.option("--config-file", metavar="FILE", help="Settings, as lines like 'timeout: 300'.")
 @click.option("--verbose", is_flag=True, help="Log the job's progress, and show the table of links.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and the command lines; start nothing.")
@@ -144,7 +154,8 @@ def _options(given: Any) -> Options:
     return Options(
         np=given["np"], hosts=given["hosts"], hostfile=given["hostfile"], forward=given["forward"],
         pythons=given["pythons"], cwds=given["cwds"], ifaces=ifaces, output_dir=given["output_dir"],
-        restarts=given["restarts"],
+        restarts=given["restarts"], bind=given["bind"], slots_each=given["slots_each"],
+        oversubscribe=given["oversubscribe"],
         setting_values=setting_values, config_file=given["config_file"],
         horovod=given["horovod"], verbose=given["verbose"],
         ship_self=given["ship_self"], provision=given["provision"], fetch=given["fetch"],
@@ -166,7 +177,7 @@ def _check_build(options: Options, dry_run: bool) -> None:
     if options.hosts is None and options.hostfile is None:
         click.echo(build.describe_build(), nl=False)
     else:
-        _run(replace(options, np=None, one_each=True), ("-m", build.__name__), dry_run)
+        _run(replace(options, np=None, slots_each=1), ("-m", build.__name__), dry_run)
 
 
 def _run(options: Options, command: Tuple[str, ...], dry_run: bool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from pathlib import Path
 
@@ -97,3 +99,14 @@ def test_ranks_with_the_same_bug_are_no_victims_of_each_other(tmp_path: Path) ->
     assert done.process.returncode == 1
     assert re.search(r"│ Rank [01] failed with the same error\.\n", done.err), done.err
     assert "stopped because of it" not in done.err
+
+
+def test_ranks_can_be_bound_to_cores() -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        pytest.skip("one core")
+    program = "import os; print(sorted(os.sched_getaffinity(0)))"
+    done = ringrun("-np", "2", "-bind-to", "core", "--tag-output", "python", "-c", program)
+    assert done.process.returncode == 0, done.err
+    rows = [set(json.loads(line.split("] ", 1)[1])) for line in done.out.splitlines()]
+    assert len(rows) == 2 and not rows[0] & rows[1]

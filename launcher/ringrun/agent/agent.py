@@ -20,9 +20,9 @@ import struct
 import subprocess
 import sys
 import time
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
-from ringrun.agent import preparation, processes, recorders, threads
+from ringrun.agent import binding, preparation, processes, recorders, threads
 
 MARKER = b"\nringrun-agent/1\n"
 TO_LAUNCHER = struct.Struct("!BiI")  # kind, rank, length
@@ -60,6 +60,9 @@ class Agent:
         self.env.update(config["env"])
         limits = threads.limit(self.env, config["threads"], len(config["ranks"]))
         cwd = os.path.expanduser(config["cwd"])  # noqa: PTH111  no pathlib here
+        self.shares = binding.shares(
+            config["bind"], binding.available_processors(), len(config["ranks"])
+        )
         self.preparation = preparation.Preparation(config, self.env, self.argv[0], cwd, limits)
         self.selector = selectors.DefaultSelector()
         self.recorders = recorders.Recorders(
@@ -218,8 +221,8 @@ class Agent:
         if command["do"] == "go" and self.waiting:
             self.waiting = False
             self.env.update(command["env"])
-            for rank in self.config["ranks"]:
-                self.start_rank(rank)
+            for rank, processors in zip(self.config["ranks"], self.shares):
+                self.start_rank(rank, processors)
         elif command["do"] == "stop":
             self.waiting, self.stopped = False, True
             self.schedule(command["steps"])
@@ -282,7 +285,7 @@ class Agent:
         output, self.check_output = bytes(self.check_output), bytearray()
         self.advance(self.preparation.checked(output, how))
 
-    def start_rank(self, rank: Dict[str, Any]) -> None:
+    def start_rank(self, rank: Dict[str, Any], processors: Set[int]) -> None:
         env = dict(self.env, **rank["env"])
         argv, inherited = list(self.argv), [self.key.descriptor()]
         env["RINGCOMM_KEY_FD"] = str(inherited[0])
@@ -294,7 +297,7 @@ class Agent:
         if self.config["flight"]:
             inherited += self.recorders.open(rank["rank"], env)
         try:
-            self.start(rank["rank"], argv, env, tuple(inherited), result)
+            self.start(rank["rank"], argv, env, tuple(inherited), result, processors)
         except (OSError, subprocess.SubprocessError) as problem:
             self.event("problem", rank["rank"], problem="start", path=argv[0], why=str(problem))
             self.schedule(ENDING)
@@ -303,14 +306,17 @@ class Agent:
                 os.close(descriptor)
 
     def start(
-        self, rank: int, argv: List[str], env: Dict[str, str], inherited: Tuple[int, ...], result: int = -1
-    ) -> None:
+        self, rank: int, argv: List[str], env: Dict[str, str], inherited: Tuple[int, ...], result: int = -1,
+        processors: Iterable[int] = (),
+    ) -> None:  # fmt: skip
         libc, agent = self.libc, os.getpid()
 
         def die_with_agent() -> None:  # runs in the child, before exec
             processes.prctl(libc, processes.PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != agent:
                 os._exit(1)
+            if processors:
+                os.sched_setaffinity(0, processors)
 
         (out, out_end), (err, err_end) = os.pipe(), os.pipe()
         try:

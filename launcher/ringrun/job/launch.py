@@ -50,7 +50,9 @@ class Options:
 
     Attributes:
         pythons: ``[HOST=]PATH`` each; so are ``cwds``; ``ifaces`` are ``[HOST=]SPEC``.
-        one_each: every host runs one rank, however many slots it has.
+        slots_each: the number of slots of every host, in place of those that are given.
+        oversubscribe: allow more ranks than slots.
+        bind: the processors of each rank; see :func:`ringrun.agent.binding.shares`.
         setting_values: the settings given by flags.
         ship_self: whether hosts get this machine's ringcomm; else they need the same version installed.
         provision: whether hosts that lack numpy or psutil are sent their wheels.
@@ -67,7 +69,9 @@ class Options:
     ifaces: Tuple[str, ...] = ()
     output_dir: Optional[str] = None
     restarts: int = 0
-    one_each: bool = False
+    slots_each: Optional[int] = None
+    oversubscribe: bool = False
+    bind: str = "none"
     setting_values: Tuple[SettingValue, ...] = ()
     config_file: Optional[str] = None
     horovod: bool = False
@@ -97,7 +101,7 @@ def prepare(
     """
     environ = os.environ if environ is None else environ
     parsed = parse_command(command)
-    plan = make_plan(options.np, read_hosts(options))
+    plan = make_plan(options.np, read_hosts(options), options.oversubscribe)
     names = [host.spec.name for host in plan.hosts]
     pythons = per_host("--python", options.pythons, names)
     cwds = per_host("--cwd", options.cwds, names)
@@ -142,7 +146,7 @@ def prepare(
         output_dir=None if options.output_dir is None else Path(options.output_dir),
         certificate=make_certificate() if settings.encrypt else "",
         notes=(*not_forwarded(options.forward, environ), *_left_out(tree, parsed)),
-        provision=options.provision, tree=tree, code_at=code_at, fetch=options.fetch,
+        provision=options.provision, bind=options.bind, tree=tree, code_at=code_at, fetch=options.fetch,
     )  # fmt: skip
 
 
@@ -206,8 +210,10 @@ def read_hosts(options: Options) -> List[HostSpec]:
         specs = parse_hosts(options.hosts)
     elif options.hostfile is not None:
         specs = parse_hostfile(_read("hostfile", options.hostfile), options.hostfile)
-    if options.one_each:
-        specs = list({spec.target.lower(): spec._replace(slots=1) for spec in specs}.values())
+    if options.slots_each is not None:
+        specs = specs or [HostSpec("localhost")]
+        unique = {spec.target.lower(): spec._replace(slots=options.slots_each) for spec in specs}
+        specs = list(unique.values())
     return specs
 
 
@@ -268,7 +274,8 @@ def effective_settings(
         ConfigError: a setting is not valid, or the configuration file cannot be read.
     """
     if ifaces is None:
-        names = [planned.spec.name for planned in make_plan(options.np, read_hosts(options)).hosts]
+        plan = make_plan(options.np, read_hosts(options), options.oversubscribe)
+        names = [planned.spec.name for planned in plan.hosts]
         ifaces = per_host("--iface", options.ifaces, names)
     flags = list(options.setting_values)
     if None in ifaces:

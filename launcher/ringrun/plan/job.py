@@ -88,6 +88,7 @@ class Job:
         provision: whether hosts that lack numpy or psutil are sent their wheels.
         tree: the files to send to hosts, or None.
         code_at: the working directory relative to the tree.
+        bind: the processors of each rank; see :func:`ringrun.agent.binding.shares`.
         fetch: patterns of files to bring back from hosts that were sent the tree.
     """
 
@@ -109,6 +110,7 @@ class Job:
     tree: Optional[Tree] = field(default=None, repr=False)
     code_at: str = "."
     fetch: Tuple[str, ...] = ()
+    bind: str = "none"
 
     def host_of(self, rank: int) -> HostJob:
         """The host of a rank."""
@@ -167,6 +169,7 @@ class Job:
             "code": list(self.tree.files) if self.tree is not None and host.gets_code else [],
             "code_at": self.code_at,
             "fetch": list(self.fetch),
+            "bind": self.bind,
             "bytecode": self.bytecode,
             "silence_s": None if host.is_local else SILENCE_S,
             "horovod": self.horovod,

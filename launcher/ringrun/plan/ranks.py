@@ -57,12 +57,13 @@ MOST_UNSTATED = 1024
 """A single host without a number of slots gets all ranks, up to this number. More is probably an error."""
 
 
-def make_plan(np: Optional[int], hosts: Sequence[HostSpec] = ()) -> Plan:
+def make_plan(np: Optional[int], hosts: Sequence[HostSpec] = (), oversubscribe: bool = False) -> Plan:
     """Assign ranks to slots: hosts in the order given, and on each host by slot number.
 
     Args:
         np: how many ranks, or None for one in every slot.
         hosts: the hosts; empty means this machine.
+        oversubscribe: give hosts more slots, evenly, if there are too few.
 
     Raises:
         ConfigError: more ranks than slots; the message has both numbers and an example with enough slots.
@@ -74,6 +75,8 @@ def make_plan(np: Optional[int], hosts: Sequence[HostSpec] = ()) -> Plan:
     if np is not None and np > sum(slots):
         if len(merged) == 1 and merged[0].slots is None and np <= MOST_UNSTATED:
             slots = [np]
+        elif oversubscribe and np <= MOST_UNSTATED:
+            slots = _enough(np, slots)
         else:
             raise ConfigError(_too_many(np, merged, slots))
     size = sum(slots) if np is None else np

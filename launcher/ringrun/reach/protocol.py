@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from ringcomm.errors import ProtocolError
 
-from ..agent import agent, checks, job_folder, preparation, processes, recorders, shipped, threads
+from ..agent import agent, binding, checks, job_folder, preparation, processes, recorders, shipped, threads
 
 BOOT = (
     "import os,sys;v=sys.version_info;"
@@ -36,7 +36,8 @@ class Frame(NamedTuple):
 
 def agent_source() -> bytes:
     """The first data for the agent's stdin: a line for :data:`BOOT`, then the agent's program."""
-    return program_source(agent, (processes, checks, recorders, shipped, job_folder, preparation, threads))
+    modules = (processes, checks, recorders, shipped, job_folder, preparation, binding, threads)
+    return program_source(agent, modules)
 
 
 def program_source(main: ModuleType, modules: Sequence[ModuleType]) -> bytes:

@@ -1,0 +1,89 @@
+# ruff: noqa: PTH118
+"""The processors that each rank of a host may use (``--bind``).
+
+Standard library only: the launcher sends this file with :mod:`ringrun.agent.agent`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Dict, List, NamedTuple, Set, Tuple
+
+NONE, CORE, SOCKET = "none", "core", "socket"
+
+
+class Processor(NamedTuple):
+    """One logical processor.
+
+    Attributes:
+        number: as the system counts them.
+        core: its core; the processors of one core share its arithmetic.
+        socket: its chip.
+        capacity: its speed relative to the fastest, up to 1024, on processors with unlike cores.
+    """
+
+    number: int
+    core: int
+    socket: int
+    capacity: int
+
+
+def shares(policy: str, processors: List[Processor], ranks: int) -> List[Set[int]]:
+    """The processors of each rank. Pure.
+
+    Args:
+        policy: ``core``: every rank has cores of its own, as many and as fast as the others', if there are
+            enough; ``socket``: ranks share sockets in turns; ``none``.
+        processors: those that the job may use.
+        ranks: the number of ranks on this host.
+
+    Returns:
+        For each rank the numbers of its processors; an empty set if it is not bound.
+    """
+    if policy == NONE or not processors:
+        return [set() for _ in range(ranks)]
+    if policy == SOCKET:
+        sockets = sorted({item.socket for item in processors})
+        return [
+            {item.number for item in processors if item.socket == sockets[rank % len(sockets)]}
+            for rank in range(ranks)
+        ]
+    cores: Dict[Tuple[int, int], List[Processor]] = {}
+    for item in processors:
+        cores.setdefault((item.socket, item.core), []).append(item)
+    if ranks > len(cores):
+        return [set() for _ in range(ranks)]
+    # Equal capacities keep neighbours together, which share caches. Unlike cores are dealt out one by one.
+    order = sorted(cores.values(), key=lambda core: (-core[0].capacity, core[0].socket, core[0].core))
+    count = len(order) // ranks
+    if len({core[0].capacity for core in order}) == 1:
+        picked = [order[rank * count : (rank + 1) * count] for rank in range(ranks)]
+    else:
+        picked = [order[rank : count * ranks : ranks] for rank in range(ranks)]
+    return [{item.number for core in mine for item in core} for mine in picked]
+
+
+def available_processors(root: str = "/sys/devices/system/cpu") -> List[Processor]:
+    """The processors that this process may use; empty where the system does not say."""
+    if not hasattr(os, "sched_getaffinity"):
+        return []
+    found = []
+    for number in sorted(os.sched_getaffinity(0)):
+        folder = os.path.join(root, f"cpu{number}")
+        found.append(
+            Processor(
+                number,
+                _number(os.path.join(folder, "topology", "core_id"), number),
+                _number(os.path.join(folder, "topology", "physical_package_id"), 0),
+                _number(os.path.join(folder, "cpu_capacity"), 1024),
+            )
+        )
+    return found
+
+
+def _number(path: str, default: int) -> int:
+    try:
+        with open(path, encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return default

@@ -1,0 +1,196 @@
+"""Options of mpirun (Open MPI and MPICH) and torchrun, as ringrun's. Pure.
+
+A command line that was written for mpirun works with only the program's name changed: options that mean
+something here become ringrun's, the others are accepted with a line that says what happens instead.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+_DASHES = "\u2010\u2011\u2012\u2013\u2014\u2212"
+"""What word processors and web pages make of a hyphen."""
+
+
+class Translated(NamedTuple):
+    """A command line in ringrun's options.
+
+    Attributes:
+        words: the options and the command.
+        notes: lines for the user about what happens instead of what an option requests.
+    """
+
+    words: List[str]
+    notes: List[str]
+
+
+Rule = Callable[[Sequence[str]], Tuple[List[str], str]]
+"""From an option's values to ringrun's words and a note, or ""."""
+
+
+def _same(option: str) -> Rule:
+    return lambda values: ([option, *values], "")
+
+
+def _nothing(note: str = "") -> Rule:
+    return lambda values: ([], note)
+
+
+def _map_by(values: Sequence[str]) -> Tuple[List[str], str]:
+    policy = values[0].lower()
+    parts = policy.split(":")
+    if parts[0] == "ppr" and len(parts) >= 3 and parts[1].isdigit() and parts[2] == "node":
+        return ["--slots-each", parts[1]], ""
+    if parts[0] in ("slot", "core", "hwthread", ""):
+        return [], ""
+    return [], f"ranks fill the hosts in the order given, slot after slot (--map-by {values[0]} is not done)"
+
+
+def _bind_to(values: Sequence[str]) -> Tuple[List[str], str]:
+    policy = values[0].lower().partition(":")[0]
+    if policy in ("none", "core", "socket"):
+        return ["--bind", policy], ""
+    if policy in ("hwthread", "l1cache", "l2cache"):
+        return ["--bind", "core"], f"--bind-to {values[0]}: ranks are bound to cores"
+    if policy in ("package", "numa", "l3cache", "board"):
+        return ["--bind", "socket"], ""
+    return [], f"--bind-to {values[0]} is not done: ranks are not bound"
+
+
+def _mca(values: Sequence[str]) -> Tuple[List[str], str]:
+    key, value = values
+    if key in ("btl_tcp_if_include", "oob_tcp_if_include"):
+        return ["--iface", value], ""
+    if key in ("btl_tcp_if_exclude", "oob_tcp_if_exclude"):
+        names = [f"!{name}" for name in value.split(",") if name and name not in ("lo", "127.0.0.1/8")]
+        return (["--iface", ",".join(names)] if names else []), ""
+    if key == "plm_rsh_args":
+        return ["--ssh", f"ssh {value}"], ""
+    if key == "plm_rsh_agent":
+        return ["--ssh", value], ""
+    if key in ("rmaps_base_oversubscribe", "hwloc_base_binding_policy"):
+        return (["--oversubscribe"], "") if key.startswith("rmaps") else _bind_to([value])
+    if key in _MPI_TRANSPORT or key.startswith(("btl_", "pml_", "mtl_", "coll_")):
+        return [], ""  # which of MPI's transports is used: ringcomm has its own
+    return [], f"--mca {key} {value} has no effect: ringcomm does not use MPI"
+
+
+_MPI_TRANSPORT = ("btl", "pml", "mtl", "coll", "oob", "orte_base_help_aggregate", "mpi_warn_on_fork")
+
+
+def _forward_each(values: Sequence[str]) -> Tuple[List[str], str]:
+    return [word for name in values[0].split(",") for word in ("-x", name)], ""
+
+
+def _per_host(values: Sequence[str]) -> Tuple[List[str], str]:
+    if not values[0].isdigit():
+        return [], f"--nproc-per-node {values[0]} is not done: give a number"
+    return ["--slots-each", values[0]], ""
+
+
+_TAGGED = "every line of output has the host and the rank in front"
+_NO_TIME = "lines come without a time"
+
+_RULES: Dict[str, Tuple[int, Rule]] = {
+    **dict.fromkeys(("n", "c", "np"), (1, _same("-np"))),
+    **dict.fromkeys(("host", "hosts"), (1, _same("-H"))),
+    **dict.fromkeys(("machinefile", "f", "default-hostfile"), (1, _same("--hostfile"))),
+    **dict.fromkeys(("wdir", "wd", "workdir"), (1, _same("--cwd"))),
+    **dict.fromkeys(("npernode", "N", "ppn", "perhost"), (1, _per_host)),
+    **dict.fromkeys(("nproc-per-node", "nproc_per_node"), (1, _per_host)),
+    "pernode": (0, lambda values: (["--slots-each", "1"], "")),
+    **dict.fromkeys(("mca", "gmca", "omca", "prtemca"), (2, _mca)),
+    "map-by": (1, _map_by),
+    "rank-by": (1, _map_by),
+    "bind-to": (1, _bind_to),
+    "bind-to-core": (0, lambda values: (["--bind", "core"], "")),
+    "bind-to-socket": (0, lambda values: (["--bind", "socket"], "")),
+    "bind-to-none": (0, lambda values: (["--bind", "none"], "")),
+    **dict.fromkeys(("byslot", "allow-run-as-root", "nooversubscribe", "no-oversubscribe"), (0, _nothing())),
+    **dict.fromkeys(("bynode", "bysocket", "bycore"), (0, lambda values: _map_by(["node"]))),
+    "tag-output": (0, _nothing()),
+    "prepend-rank": (0, _nothing()),
+    "l": (0, _nothing()),
+    **dict.fromkeys(("timestamp-output", "timestamp"), (0, _nothing(_NO_TIME))),
+    "genv": (2, lambda values: (["-x", f"{values[0]}={values[1]}"], "")),
+    "env": (2, lambda values: (["-x", f"{values[0]}={values[1]}"], "")),
+    **dict.fromkeys(("genvlist", "envlist"), (1, _forward_each)),
+    **dict.fromkeys(("genvall", "envall"), (0, _nothing("name the variables to pass with -x NAME"))),
+    **dict.fromkeys(("genvnone", "envnone"), (0, _nothing())),
+    **dict.fromkeys(("launcher", "bootstrap", "rmk"), (1, _nothing("hosts are reached by ssh (--ssh)"))),
+    **dict.fromkeys(("report-bindings", "display-map", "display-allocation"), (0, _nothing("see --dry-run"))),
+    "display": (1, _nothing("see --dry-run")),
+    **dict.fromkeys(("q", "quiet", "use-hwthread-cpus", "enable-recovery", "xterm"), (0, _nothing())),
+    "prefix": (1, _nothing("there is no MPI to find on the hosts: --prefix has no effect")),
+    **dict.fromkeys(("report-pid", "report-uri", "am", "tune", "app"), (1, _nothing("that is MPI's"))),
+    "nnodes": (1, _nothing()),
+    "standalone": (0, _nothing()),
+    **dict.fromkeys(("rdzv-backend", "rdzv_backend", "rdzv-id", "rdzv_id"), (1, _nothing())),
+    **dict.fromkeys(("rdzv-endpoint", "rdzv_endpoint", "master-addr", "master_addr", "master-port",
+                     "master_port", "node-rank", "node_rank"),
+                    (1, _nothing("ringrun starts the ranks of all hosts: run it once, on one of them"))),
+}  # fmt: skip
+"""By name without dashes: how many values an option has, and what becomes of it."""
+
+
+def translate(words: Sequence[str], own: Callable[[str], Optional[int]]) -> Translated:
+    """Replace the options of mpirun and torchrun in a command line by ringrun's.
+
+    Args:
+        words: the command line without the program's name.
+        own: the number of values of one of ringrun's own options; None for other words.
+    """
+    found, notes = [], []
+    position = 0
+    while position < len(words):
+        word = _with_hyphens(words[position])
+        name, equals, value = word.partition("=")
+        count = own(name)
+        if not word.startswith("-") or word == "--":
+            break
+        if count is not None:
+            taken = 0 if equals else count
+            found += [word, *words[position + 1 : position + 1 + taken]]
+            position += 1 + taken
+            continue
+        rule = _RULES.get(name.lstrip("-"))
+        if rule is None:
+            break
+        values = [value] if equals else list(words[position + 1 : position + 1 + rule[0]])
+        if len(values) < rule[0]:
+            break
+        replaced, note = rule[1](values)
+        found += replaced
+        if note:
+            notes.append(f"{word}: {note}" if not note.startswith("--") else note)
+        position += 1 + (0 if equals else rule[0])
+    rest = list(words[position:])
+    if rest and rest[0][:1] in _DASHES:
+        rest[0] = _with_hyphens(rest[0])
+    return Translated([*_joined_ifaces(found), *rest], notes)
+
+
+def _with_hyphens(word: str) -> str:
+    """The word with hyphens in place of dashes at its beginning."""
+    bare = word.lstrip(_DASHES)
+    return "-" * (len(word) - len(bare)) + bare if len(bare) < len(word) else word
+
+
+def _joined_ifaces(words: Sequence[str]) -> List[str]:
+    """One ``--iface`` for all hosts in place of several, which Open MPI has for two of its layers."""
+    values: List[str] = []
+    rest: List[str] = []
+    position = 0
+    while position < len(words):
+        if words[position] == "--iface" and "=" not in words[position + 1 : position + 2][0]:
+            values += [item for item in words[position + 1].split(",") if item not in values]
+            position += 2
+        else:
+            rest.append(words[position])
+            position += 1
+    return [*(["--iface", ",".join(values)] if values else []), *rest]
+
+
+def names() -> List[str]:
+    """All options that are understood, with two hyphens (one letter: one)."""
+    return sorted(f"-{name}" if len(name) == 1 else f"--{name}" for name in _RULES)

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from typing import List, Optional
+
+import pytest
+from click.testing import CliRunner
+
+from ringrun import cli
+from ringrun.plan.mpirun import names, translate
+
+OWN = {"-np": 1, "-H": 1, "-x": 1, "--iface": 1, "--bind": 1, "--verbose": 0, "--ssh": 1}
+
+
+def words(line: str) -> List[str]:
+    return translate(line.split(), OWN.get).words
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        # The lines of the articles that people copy.
+        ("-np 2 -H localhost:2 -bind-to none -map-by slot python mxnet_mnist.py",
+         "-np 2 -H localhost:2 --bind none python mxnet_mnist.py"),
+        ("-n 2 python test_horovod.py", "-np 2 python test_horovod.py"),
+        ("\u2013n 8 python test_horovod.py", "-np 8 python test_horovod.py"),
+        ("--allow-run-as-root -np 2 --hostfile /generated/hostfile python main.py",
+         "-np 2 --hostfile /generated/hostfile python main.py"),
+        ("-bind-to none -map-by slot -mca pml ob1 -mca btl ^openib python main.py",
+         "--bind none python main.py"),
+        ("-np 3 -H a:1,b:1 -x NCCL_DEBUG=INFO -x PATH --mca btl_tcp_if_include eth0 python x.py",
+         "--iface eth0 -np 3 -H a:1,b:1 -x NCCL_DEBUG=INFO -x PATH python x.py"),
+        # Interfaces: both of Open MPI's layers, and its usual exclusions.
+        ("-mca oob_tcp_if_include eth0 -mca btl_tcp_if_include eth0 x.py", "--iface eth0 x.py"),
+        ("-mca btl_tcp_if_exclude lo,docker0 x.py", "--iface !docker0 x.py"),
+        ('-mca plm_rsh_args -p12345 x.py', "--ssh ssh -p12345 x.py"),
+        # Numbers of ranks per host.
+        ("-npernode 2 x.py", "--slots-each 2 x.py"),
+        ("-N 2 x.py", "--slots-each 2 x.py"),
+        ("--map-by ppr:4:node x.py", "--slots-each 4 x.py"),
+        ("--nproc_per_node=4 --nnodes=2 train.py", "--slots-each 4 train.py"),
+        # MPICH.
+        ("-hosts a,b -ppn 2 -genv OMP_NUM_THREADS 1 -genvlist A,B x.py",
+         "-H a,b --slots-each 2 -x OMP_NUM_THREADS=1 -x A -x B x.py"),
+        ("-f machines -wdir /job x.py", "--hostfile machines --cwd /job x.py"),
+        ("--bind-to core --tag-output x.py", "--bind core x.py"),
+        # The command's own options are its own.
+        ("-np 2 python x.py -n 3 --bind-to core", "-np 2 python x.py -n 3 --bind-to core"),
+        ("-np 2 -- -n", "-np 2 -- -n"),
+        ("-np 2 -m pkg -n 3", "-np 2 -m pkg -n 3"),
+        ("--iface jetson1=eth0 --mca btl_tcp_if_include eth1 x.py", "--iface eth1 --iface jetson1=eth0 x.py"),
+        ("", ""),
+        ("-np", "-np"),
+        ("--mca key", "--mca key"),
+    ],
+)  # fmt: skip
+def test_lines(line: str, expected: str) -> None:
+    assert words(line) == expected.split() if "ssh -p" not in expected else "ssh -p12345" in words(line)
+
+
+@pytest.mark.parametrize(
+    ("line", "note"),
+    [
+        ("-map-by node x.py", "slot after slot"),
+        ("--bind-to hwthread x.py", "bound to cores"),
+        ("--report-bindings x.py", "--dry-run"),
+        ("-timestamp-output x.py", "without a time"),
+        ("--mca opal_cuda_support 1 x.py", "does not use MPI"),
+        ("-genvall x.py", "-x NAME"),
+        ("--rdzv-endpoint=host:1 x.py", "run it once"),
+        ("--mca btl_tcp_if_include eth0 x.py", ""),
+        ("--allow-run-as-root x.py", ""),
+    ],
+)
+def test_notes_say_what_happens_instead(line: str, note: str) -> None:
+    notes = translate(line.split(), OWN.get).notes
+    assert len(notes) == bool(note)
+    assert all(note in text for text in notes)
+
+
+def own_values(name: str) -> Optional[int]:
+    return 1 if name == "-np" else None
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_option_gives_options_that_ringrun_has(name: str) -> None:
+    """No rule leads to an option that is itself refused."""
+    line = translate([name, "3", "3", "x.py"], own_values).words
+    result = CliRunner().invoke(cli.ringrun, ["--dry-run", *line])
+    assert "No such option" not in result.output, result.output
+
+
+def test_an_unknown_option_gets_the_nearest_one() -> None:
+    result = CliRunner().invoke(cli.ringrun, ["-np", "2", "--bindto", "core", "x.py"])
+    assert result.exit_code == 2 and "--bind" in result.output
+
+
+def test_more_ranks_than_slots() -> None:
+    refused = CliRunner().invoke(cli.ringrun, ["--dry-run", "-np", "5", "-H", "localhost:2", "x.py"])
+    assert refused.exit_code == 2
+    allowed = ["--dry-run", "-np", "5", "-H", "localhost:2", "--oversubscribe", "x.py"]
+    assert "5 ranks on 1 host" in CliRunner().invoke(cli.ringrun, allowed).output
