@@ -31,7 +31,7 @@ from .schedule.cost import CostModel
 from .schedule.select import Selector
 from .timeline import Recording
 from .transport.base import Channels
-from .transport.framed import FramedLink
+from .transport.process_memory import ReadingLink
 from .transport.tcp import STREAMS, SocketFabric
 from .wire.signing import Signer
 
@@ -304,7 +304,11 @@ def _carriers(joined: Joined) -> str:
         ways.setdefault(joined.channels.direct.link(peer).carrier, []).append(peer)
     told = (f"{way} with rank {', '.join(str(peer) for peer in peers)}" for way, peers in ways.items())
     links = [joined.channels.direct.link(peer) for peer in range(1, len(joined.peers))]
-    sizes = [f" ({link.carriers.describe()})" for link in links if isinstance(link, FramedLink)]
+    sizes = [
+        f" (up to {link.ring_most_bytes // 1024} KiB through shared memory)"
+        for link in links
+        if isinstance(link, ReadingLink)
+    ]
     return "rank 0 exchanges data through " + ", ".join(told) + "".join(sizes[:1])
 
 

@@ -35,7 +35,7 @@ LEVELS: Dict[int, List[List[str]]] = {
         [
             "transport.base", "transport.subset", "transport.memory", "transport.secure", "transport.tls",
             "transport.encryption", "transport.huge_pages", "transport.tcp", "transport.views",
-            "transport.framed", "transport.shm", "transport.process_memory", "transport.carriers",
+            "transport.ring", "transport.shm", "transport.process_memory", "transport.carriers",
             "transport.local", "transport.kinds", "transport.nics", "transport.routes", "transport.pace",
             "transport.reactor", "transport.rate_limit", "transport.refusals", "transport.connect",
             "transport.accept",

@@ -34,17 +34,16 @@ Array = Any  # numpy.ndarray of any type
 class _Packet:
     """What goes to (or comes from) one peer in one stage: perhaps a header, then elements."""
 
-    __slots__ = ("bytes", "elements", "full", "header", "left", "link", "views", "whole")
+    __slots__ = ("bytes", "elements", "full", "header", "left", "link", "views")
 
     def __init__(
         self, link: Link, count: int, dtype: np.dtype[Any], header: Optional[bytearray] = None
     ) -> None:
         self.link = link
         self.header = header
-        start = link.room_bytes + (0 if header is None else HEADER_BYTES)
+        start = 0 if header is None else HEADER_BYTES
         packet = np.zeros(start + count * dtype.itemsize, np.uint8)
-        self.whole: memoryview = packet.data  # with room for what the link adds
-        self.bytes: memoryview = self.whole[link.room_bytes :]
+        self.bytes: memoryview = packet.data
         self.elements: Array = packet[start:].view(dtype)
         self.full = [self.bytes]
         self.views = self.full  # what has not passed yet
@@ -165,12 +164,12 @@ class ShortExecution(Part):
             sent.add(peer)
             link = fabric.link(peer)
             spans = ((step.start, step.stop, step.buffer) for step in sends)
-            key = (id(header), link.room_bytes, *spans)
+            key = (id(header), *spans)
             packet = _Packet(link, _count(sends), self._dtype, header)
             if not packet.left:
                 continue
             if key in alike:
-                packet.whole, packet.bytes, packet.full = alike[key].whole, alike[key].bytes, alike[key].full
+                packet.bytes, packet.full = alike[key].bytes, alike[key].full
             else:
                 alike[key] = packet
                 self._headed += [packet] if header is not None else []
@@ -247,7 +246,7 @@ class ShortExecution(Part):
 
     def _sent(self, packet: _Packet) -> bool:
         if packet.views is packet.full:
-            sent = packet.link.send_packet(packet.whole)
+            sent = packet.link.send_packet(packet.bytes)
         else:
             sent = packet.link.send(packet.views)
         self.moved_bytes += sent
@@ -259,7 +258,7 @@ class ShortExecution(Part):
 
     def _received(self, packet: _Packet) -> bool:
         if packet.views is packet.full:
-            got = packet.link.recv_packet(packet.whole)
+            got = packet.link.recv_packet(packet.bytes)
         else:
             got = packet.link.recv(packet.views)
         if not got:

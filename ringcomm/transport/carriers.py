@@ -1,10 +1,10 @@
-"""Measures, once per process, which transport between two ranks of a host is the fastest for which size.
+"""Measures, once per process, up to which size shared memory beats reading the memory of the other rank.
 
 The measurement runs when a process makes its first link within a host. One thread drives both ends of a link
 of the process with itself, without waiting, and the minimum of several times counts. So it measures the cost
 of system calls and copies on this machine (small caches, slow page look-up, a sandbox that intercepts system
 calls), and hardly depends on the load: between two ranks on a busy machine, wake-up times would dominate.
-It takes some 20 ms of a core. Each sender chooses on its own how it sends, so ranks need not agree.
+It takes some 10 ms of a core. Each sender chooses on its own how it sends, so ranks need not agree.
 """
 
 from __future__ import annotations
@@ -19,27 +19,25 @@ from typing import List, Optional, Sequence
 import numpy as np
 
 from ..wire.frames import HEADER_BYTES
-from .framed import Carriers, FramedLink
 from .huge_pages import LEAST_BYTES
-from .process_memory import Lease, PeerMemory, ReadingLink
-from .shm import RING_BYTES, Ring
+from .process_memory import RING_MOST_BYTES, Lease, PeerMemory, ReadingLink
+from .ring import MASK, RING_BYTES, Ring
 
-SMALL_BYTES = tuple(kib * 1024 for kib in (16, 32, 64, 128, 256))
-LARGE_BYTES = tuple(kib * 1024 for kib in (256, 512, 1024, 2048, 4096))
-"""Sizes with which the socket is compared with shared memory, and that with reading the sender's memory."""
+LENGTHS = tuple(kib * 1024 for kib in (256, 512, 1024, 2048, 4096))
 _TRIES = 5
-_RING_COSTS = 0.25
-"""By how much (as a logarithm) shared memory must be faster: the executor needs more iterations with it."""
+_ANOTHER_CORE_COSTS = 0.25
+"""By how much (as a logarithm) shared memory must be faster: here one core copies into the ring and out of
+it; between ranks another core does the second, and must get the bytes from the first one's cache."""
 _BEYOND = 1.4
-"""A transport is used up to this factor beyond the last size at which it was the fastest: half-way to the
-next size that was measured."""
+"""Shared memory is used up to this factor beyond the last size at which it was the faster one: half-way to
+the next size that was measured."""
 
 _lock = threading.Lock()
-_found: Optional[Carriers] = None
+_found: Optional[int] = None
 
 
-def measured() -> Carriers:
-    """The fastest carriers on this machine; measured by the first call of a process."""
+def measured() -> int:
+    """Up to how many bytes shared memory is faster here; measured by the first call of a process."""
     global _found
     with _lock:
         if _found is None:
@@ -47,24 +45,21 @@ def measured() -> Carriers:
         return _found
 
 
-def _measure() -> Carriers:
+def _measure() -> int:
     try:
         sender, receiver = _ends()
     except OSError:
-        return Carriers()  # No memory to share: nothing can be compared.
-    usual, (in_socket, in_ring, lent) = sender.carriers, sender.ways()
+        return RING_MOST_BYTES  # No memory to share: nothing can be compared.
     try:
         # The first time that memory is touched, it costs more.
-        sender.use(in_ring)
+        sender.lend_above(MASK)
         _pass(sender, receiver, _buffer(RING_BYTES), _buffer(RING_BYTES))
-        small = _compare(sender, receiver, SMALL_BYTES, (in_socket, in_ring), _RING_COSTS)
-        large = _compare(sender, receiver, LARGE_BYTES, (in_ring, lent))
+        return _compare(sender, receiver)
     except OSError:
-        return usual
+        return RING_MOST_BYTES
     finally:
         sender.close()
         receiver.close()
-    return Carriers(small, max(small, large))
 
 
 def _ends() -> List[ReadingLink]:
@@ -99,26 +94,19 @@ def _buffer(length: int) -> memoryview:
     return whole[:length].data
 
 
-def _compare(
-    sender: FramedLink,
-    receiver: FramedLink,
-    lengths: Sequence[int],
-    ways: Sequence[Carriers],
-    margin: float = 0.0,
-) -> int:
-    """Up to how many bytes the first of two ways is the better one, if the second must win by a margin."""
+def _compare(sender: ReadingLink, receiver: ReadingLink) -> int:
+    """Up to how many bytes shared memory is the better one."""
     gains: List[float] = []
-    for length in lengths:
+    for length in LENGTHS:
         source, target = _buffer(length), _buffer(length)
-        _pass(sender, receiver, source, target)
         best_s = [1.0, 1.0]
-        for _ in range(_TRIES):
-            for number, way in enumerate(ways):
-                sender.use(way)
+        for _ in range(1 + _TRIES):
+            for number, ring_most_bytes in enumerate((MASK, 0)):
+                sender.lend_above(ring_most_bytes)
                 best_s[number] = min(best_s[number], _pass(sender, receiver, source, target))
-        gains.append(log(best_s[1] / best_s[0]) + margin)
+        gains.append(log(best_s[1] / best_s[0]) - _ANOTHER_CORE_COSTS)
     cut = best_cut(gains)
-    return int(lengths[cut - 1] * _BEYOND) if cut else lengths[0] // 2
+    return int(LENGTHS[cut - 1] * _BEYOND) if cut else LENGTHS[0] // 2
 
 
 def best_cut(gains: Sequence[float]) -> int:
@@ -133,7 +121,7 @@ def best_cut(gains: Sequence[float]) -> int:
     return max(range(len(gains) + 1), key=lambda cut: sum(gains[:cut]) - sum(gains[cut:]))
 
 
-def _pass(sender: FramedLink, receiver: FramedLink, source: memoryview, target: memoryview) -> float:
+def _pass(sender: ReadingLink, receiver: ReadingLink, source: memoryview, target: memoryview) -> float:
     """Seconds that it takes to bring the bytes, and a header, from one end to the other."""
     began_s = time.perf_counter()
     out: Sequence[memoryview] = (memoryview(bytes(HEADER_BYTES)), source)

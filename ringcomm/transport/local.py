@@ -12,16 +12,16 @@ from typing import Dict, Mapping, Optional
 
 from ..errors import StartupError
 from .carriers import measured
-from .framed import FramedLink
 from .process_memory import TOKEN_BYTES, Lease, PeerMemory, ReadingLink, available
-from .shm import Ring, SharedLink
+from .ring import RING_BYTES, SMALL_RING_BYTES, Ring
+from .shm import SharedLink
 from .tcp import SocketLink, choose_congestion
 
 _HELLO = struct.Struct(f"<Q{TOKEN_BYTES}s")
 _YES, _NO = b"\x01", b"\x00"
 _TRIAL_S = 10.0
 _MANY_PEERS = 8
-"""With so many on this host there are no rings where memory can be read: a megabyte for each adds up."""
+"""With so many on this host the rings are small where memory can be read: a megabyte for each adds up."""
 
 _REMEDY = {
     "memory": "this process and rank {peer} may not read each other's memory (a container, another user, or "
@@ -71,12 +71,13 @@ class Trial:
         self._sock.sendall(_NO if self._memory is None else _YES)
 
     def offer_ring(self) -> None:
-        """Hand a ring of shared memory to the other end, unless both can read and memory is dear."""
+        """Hand a ring of shared memory to the other end: a small one if both can read and memory is dear."""
         if _receive(self._sock, 1) == _NO:
             self._memory = None
-        wanted = self._may_share and (self._memory is None or not self._crowded)
+        small = self._crowded and self._memory is not None
         try:
-            self._outward = Ring.make() if wanted else None
+            if self._may_share:
+                self._outward = Ring.make(SMALL_RING_BYTES if small else RING_BYTES)
         except OSError:
             pass  # No shared memory here: the answer says so.
         if self._outward is None:
@@ -91,14 +92,13 @@ class Trial:
 
     def link(self, peer: int) -> SocketLink:
         """The best link that both ends can have."""
-        agreed = _receive(self._sock, 1) == _YES and self._outward is not None and self._inward is not None
-        if not agreed:
+        agreed, outward, inward = _receive(self._sock, 1) == _YES, self._outward, self._inward
+        if not agreed or outward is None or inward is None:
             self.close()
-        if self._memory is not None:
-            return ReadingLink(peer, self._sock, self._memory, self._lease, self._outward, self._inward)
-        if self._outward is not None and self._inward is not None:
-            return SharedLink(peer, self._sock, self._outward, self._inward)
-        return SocketLink(peer, self._sock)
+            return SocketLink(peer, self._sock)
+        if self._memory is None:
+            return SharedLink(peer, self._sock, outward, inward)
+        return ReadingLink(peer, self._sock, self._memory, self._lease, outward, inward)
 
     def close(self) -> None:
         """Let go of shared memory that no link has taken over."""
@@ -154,8 +154,8 @@ def make_links(
             links[peer] = trials[peer].link(peer) if peer in trials else SocketLink(peer, sock)
             _check_wish(transport, links[peer])
         for link in links.values():
-            if measure and isinstance(link, FramedLink):
-                link.use(measured())
+            if measure and isinstance(link, ReadingLink):
+                link.lend_above(measured())
     except BaseException:
         for trial in trials.values():
             trial.close()

@@ -1,229 +1,348 @@
-"""Links through memory that two processes share, where they may not read each other's own.
+"""Links through memory that two processes share.
 
-Each end makes a ring for what it sends: a piece of anonymous memory, without a name in any file
-system, that it hands to the other end through their Unix socket. The sender copies bytes into the
-ring and sends a frame with their position; the receiver copies them out, and acknowledges once it has read
-a good part of the ring, so that there is room again.
+The sender copies bytes into its :class:`~ringcomm.transport.ring.Ring` and stores how many there are; the
+receiver sees that, copies them out, and stores how many it has read. None of this is a system call. An end
+that finds nothing to do for a while sleeps on the Unix socket between the two. Before that it stores that
+it sleeps, and looks once more; the other end, after each of its stores, looks whether it sleeps, and wakes
+it by a byte through the socket.
 
-No position lies in shared memory. Where bytes are, and that they may be overwritten, is only sent
-in frames, through the socket. So a process never sees a position before the bytes that it refers to, on
-processors that reorder stores either: what is stored before a message is sent can be loaded after
-it was received, because the system's queue in between is guarded by locks.
-
-When the processes end, however they end, the system frees the memory.
+**Memory barriers.** An end that sees a new position must also see the bytes that it is about, and an end that
+goes to sleep must not miss a position that is stored at the same time. Processors reorder loads and stores,
+ARM more than x86. Between the two stands a lock that is released and then taken: what comes before the
+release is ordered before what comes after the acquisition.
 """
 
 from __future__ import annotations
 
-import array
-import mmap
-import os
+import select
 import socket
-from typing import List, Optional, Tuple
+import threading
+from typing import List
 
 from .base import LinkClosed, Views
-from .framed import OFFER, ONLY_RING, SHORT_BYTES, Carriers, FramedLink, head
+from .ring import CLOSED, CONTROL_BYTES, LENT, MASK, READ, READER_STATE, WRITER_STATE, WRITTEN, Ring
+from .tcp import SocketLink, closed_reason
 from .views import flat
 
-RING_BYTES = 1024 * 1024
-"""Large enough to keep both ends busy, small enough to stay in a processor's cache."""
-_PIECE_BYTES = RING_BYTES // 4
-"""The sender sends a frame after this many bytes, so that both ends copy at the same time."""
+PIECE_BYTES = 128 * 1024
+"""No more is copied before the other end learns of it, so that both ends copy at the same time."""
+ENDED = "it closed the connection"
 
 
-class Ring:
-    """Shared memory of :data:`RING_BYTES` bytes, one end writing, the other reading.
-
-    Args:
-        descriptor: of the memory. It is closed as soon as it is not needed, or here if mapping fails.
-
-    Raises:
-        OSError: it cannot be mapped, or is too small.
-    """
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        try:
-            self._map = mmap.mmap(descriptor, RING_BYTES)
-        except (OSError, ValueError) as problem:
-            os.close(descriptor)
-            raise OSError(f"cannot map shared memory: {problem}") from None
-        self.bytes = memoryview(self._map)
-
-    @classmethod
-    def make(cls) -> Ring:
-        """Fresh memory.
-
-        Raises:
-            OSError: this system has none, or has none left.
-        """
-        descriptor = _nameless()
-        try:
-            # All of it now: what is missing later would be a SIGBUS.
-            os.posix_fallocate(descriptor, 0, RING_BYTES)
-        except OSError:
-            os.close(descriptor)
-            raise
-        return cls(descriptor)
-
-    def pass_on(self, sock: socket.socket, message: bytes) -> None:
-        """Send one byte, and the memory with it, through a Unix socket.
-
-        Raises:
-            OSError: the connection broke.
-        """
-        passed = array.array("i", [self._descriptor])
-        sock.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
-        self._close_descriptor()
-
-    @classmethod
-    def take(cls, sock: socket.socket) -> Tuple[bytes, Optional[Ring]]:
-        """Receive one byte, and the memory that came with it, if any did that can be used.
-
-        Raises:
-            OSError: the connection broke.
-        """
-        descriptors = array.array("i")
-        room = socket.CMSG_SPACE(descriptors.itemsize)
-        message, extras, _, _ = sock.recvmsg(1, room, socket.MSG_CMSG_CLOEXEC)
-        for level, kind, content in extras:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                descriptors.frombytes(content[: len(content) // descriptors.itemsize * descriptors.itemsize])
-        if not message:
-            raise ConnectionError("it closed the connection")
-        try:
-            ring = cls(descriptors[0]) if descriptors else None
-        except OSError:
-            return message, None
-        if ring is not None:
-            ring._close_descriptor()
-        return message, ring
-
-    def twin(self) -> Ring:
-        """The same memory once more, for another end in this process.
-
-        Raises:
-            OSError: it cannot be mapped.
-        """
-        return Ring(os.dup(self._descriptor))
-
-    def _close_descriptor(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-    def close(self) -> None:
-        """Let go of it. Closing again is harmless."""
-        self._close_descriptor()
-        self.bytes.release()
-        self._map.close()
-
-
-def _nameless() -> int:
-    """A descriptor of anonymous memory, which other processes can only get by its being passed to them."""
-    if hasattr(os, "memfd_create"):
-        try:
-            return os.memfd_create("ringcomm", os.MFD_CLOEXEC)
-        except OSError:
-            pass  # A sandbox may have the call but forbid it.
-    if not hasattr(os, "O_TMPFILE"):
-        raise OSError("this system has no shared memory without a name")
-    return os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR | os.O_EXCL | os.O_CLOEXEC, 0o600)
-
-
-class SharedLink(FramedLink):
+class SharedLink(SocketLink):
     """A link to a rank of the same host through two rings of shared memory, which it owns from now on.
 
-    A place is a position in the sender's ring. Bytes are taken as soon as they are in the ring, or in
-    the socket.
+    Bytes are taken as soon as they are in the ring.
 
     Args:
         outward, inward: the rings, for what this end sends and receives.
     """
 
-    __slots__ = ("_inward", "_outward", "_room", "_write_at")
+    __slots__ = (
+        "_acquire",
+        "_in",
+        "_in_size",
+        "_in_words",
+        "_loans_read",
+        "_most",
+        "_open",
+        "_out",
+        "_out_size",
+        "_out_words",
+        "_read",
+        "_reader_seen",
+        "_ready",
+        "_release",
+        "_rings",
+        "_room",
+        "_sleeps",
+        "_announced_read",
+        "_writer_seen",
+        "_written",
+    )
 
     carrier = "shared memory"
 
-    def __init__(
-        self, peer: int, sock: socket.socket, outward: Optional[Ring], inward: Optional[Ring]
-    ) -> None:
+    def __init__(self, peer: int, sock: socket.socket, outward: Ring, inward: Ring) -> None:
         super().__init__(peer, sock)
-        self._outward = outward
-        self._inward = inward
-        self._room = RING_BYTES if outward is not None else 0  # in our ring
-        self._write_at = 0
+        self._rings: List[Ring] = [outward, inward]
+        self._out, self._out_words, self._out_size = outward.bytes, outward.words, outward.size
+        self._in, self._in_words, self._in_size = inward.bytes, inward.words, inward.size
+        self._most = MASK  # more bytes at once do not go through the ring
+        self._open = True  # until this end closes, or finds that the other one has
+        self._written = 0  # bytes in all that this end has written
+        self._room = outward.size  # at least so many more fit
+        self._read = 0  # bytes in all that this end has read
+        self._announced_read = 0  # the same, as the other end has seen it
+        self._ready = 0  # at least so many more have come
+        self._loans_read = 0
+        self._reader_seen = self._writer_seen = 0  # the other end's states, as they were last dealt with
+        self._sleeps = 0
+        self._make_fence()
 
-    def ways(self) -> List[Carriers]:
-        """The socket and, if there is shared memory, the ring."""
-        return [*super().ways(), ONLY_RING] if self._outward is not None else super().ways()
+    def _make_fence(self) -> None:
+        lock = threading.Lock()
+        lock.acquire()
+        self._release, self._acquire = lock.release, lock.acquire
+
+    def _order(self) -> None:
+        """A memory barrier."""
+        self._release()
+        self._acquire()
+
+    def _store(self, words: memoryview, index: int, value: int) -> None:
+        """Store a word after everything that was loaded and stored before."""
+        self._release()
+        self._acquire()
+        words[index] = value
+
+    # ---- sending -----------------------------------------------------------------------------
 
     def send(self, views: Views) -> int:
-        if self._owed:
-            return self._send_owed(views)
-        if not self._unsent and not self._lent:
-            length = 0
-            for view in views:
-                length += view.nbytes
-            if 0 < length <= self._inline_most:
-                return self._send_inline(views, length)
-        return self._send_large(views)
+        length = 0
+        for view in views:
+            length += view.nbytes
+        if length > self._most:
+            return self._send_large(views)
+        return self._send_through_ring(views, length)
+
+    def send_packet(self, packet: memoryview) -> int:
+        length = packet.nbytes
+        place = self._written % self._out_size
+        if length > self._room or length > self._most or place + length > self._out_size:
+            return self.send((packet,))
+        self._out[place : place + length] = packet
+        self._announce_written(length)
+        return length
 
     def _send_large(self, views: Views) -> int:
-        """Send what does not go through the socket, or not now; how many bytes were taken."""
-        if self._room < _PIECE_BYTES and self._outward is not None and not self._answers[OFFER]:
-            self._pump()
-        self._make_room()
-        if self._unsent and not self._flush():
+        """Send what is not to go through the ring, or not now; how many bytes were taken."""
+        raise LinkClosed(self.peer, ENDED)
+
+    def _send_through_ring(self, views: Views, length: int) -> int:
+        """Copy as much of the views as fits, up to a piece; how many bytes."""
+        if length > PIECE_BYTES:
+            length = PIECE_BYTES
+        if length > self._room and length:
+            length = min(length, self._look_for_room())
+        if not length:
             return 0
-        return self._post(views)
-
-    def _make_room(self) -> None:
-        """Use the part of the ring again that the peer has emptied."""
-        if self._answers[OFFER]:
-            self._room += self._answers[OFFER]
-            self._answers[OFFER] = 0
-            if self._room > RING_BYTES or self._outward is None:
-                raise LinkClosed(self.peer, "it claims to have read more than it was offered")
-            if self._room == RING_BYTES:
-                self._write_at = 0  # where it was written last: that is in the cache
-
-    def _post(self, views: Views) -> int:
-        """Copy the front of the views into the ring, in one piece; how many bytes were taken."""
-        place, taken = self._write_at, 0
+        left, written = length, self._written
+        ring, size = self._out, self._out_size
         for view in views:
-            count = self._put(flat(view))
-            taken += count
-            if count < view.nbytes or count > SHORT_BYTES or self._write_at < place:
+            data = flat(view)
+            count = data.nbytes
+            if count > left:
+                count = left
+                data = data[:count]
+            place = written % size
+            if place + count <= size:
+                ring[place : place + count] = data
+            else:
+                ring[place:] = data[: size - place]
+                ring[: place + count - size] = data[size - place :]
+            written += count
+            left -= count
+            if not left:
                 break
-        if taken:
-            self._write([head(OFFER, taken, place)])
-        return taken
+        self._announce_written(length)
+        return length
 
-    def _put(self, data: memoryview) -> int:
-        """Copy a piece of the data into the ring; how many bytes."""
-        place = self._write_at
-        count = min(data.nbytes, self._room, _PIECE_BYTES, RING_BYTES - place)
-        if count and self._outward is not None:
-            self._outward.bytes[place : place + count] = data[:count]
-            self._write_at = (place + count) % RING_BYTES
-            self._room -= count
-        return count
+    def _look_for_room(self) -> int:
+        """How many bytes fit into the ring."""
+        unread = (self._written - self._out_words[READ]) & MASK
+        if unread > self._out_size:
+            raise LinkClosed(self.peer, "it claims to have read more than it was sent")
+        if not self._open or self._out_words[READER_STATE] == CLOSED:
+            raise LinkClosed(self.peer, ENDED)
+        self._room = self._out_size - unread
+        return self._room
 
-    def _fetch(self, kind: int, place: int, view: memoryview) -> int:
-        if kind != OFFER or self._inward is None:
-            raise LinkClosed(self.peer, "it offered bytes in memory that is not shared")
-        if place + view.nbytes > RING_BYTES:
-            raise LinkClosed(self.peer, "it offered bytes beyond the memory that is shared")
-        view[:] = self._inward.bytes[place : place + view.nbytes]
-        return view.nbytes
+    def _announce_written(self, count: int) -> None:
+        """So many bytes more are in the ring."""
+        self._room -= count
+        written = self._written = (self._written + count) & MASK
+        words = self._out_words
+        self._release()
+        self._acquire()
+        words[WRITTEN] = written
+        self._release()
+        self._acquire()
+        state = words[READER_STATE]
+        if state != self._reader_seen:
+            self._meet_reader(state)
 
-    def _waits_for_answer(self) -> bool:
-        return not self._room and not self._answers[OFFER]
+    def _wake_reader(self) -> None:
+        """If the other end waits for what has just been stored, wake it."""
+        self._order()
+        state = self._out_words[READER_STATE]
+        if state != self._reader_seen:
+            self._meet_reader(state)
+
+    def _meet_reader(self, state: int) -> None:
+        self._reader_seen = state
+        if state == CLOSED:
+            self._end()
+            raise LinkClosed(self.peer, ENDED)
+        if state:
+            self._kick()
+
+    def _kick(self) -> None:
+        """Wake the other end."""
+        try:
+            self._send(b"!")
+        except (BlockingIOError, InterruptedError):
+            pass  # There are bytes in the socket that it has not read: they wake it.
+        except OSError as problem:
+            self._end()
+            raise LinkClosed(self.peer, closed_reason(problem)) from None
+
+    def _end(self) -> None:
+        """What this end sends is read no more."""
+        self._open = False
+        self._room = 0
+
+    # ---- receiving ---------------------------------------------------------------------------
+
+    def recv(self, views: Views) -> int:
+        ready = self._ready or self._look()
+        if not ready:
+            return self._recv_otherwise(views)
+        read, left = self._read, ready
+        ring, size = self._in, self._in_size
+        for view in views:
+            data = flat(view)
+            count = data.nbytes
+            if count > left:
+                count = left
+                data = data[:count]
+            place = read % size
+            if place + count <= size:
+                data[:] = ring[place : place + count]
+            else:
+                data[: size - place] = ring[place:]
+                data[size - place :] = ring[: place + count - size]
+            read += count
+            left -= count
+            if not left:
+                break
+        self._ready = left
+        self._read = read & MASK
+        if (self._read - self._announced_read) & MASK >= size // 4:
+            self._announce_read()
+        return ready - left
+
+    def recv_packet(self, packet: memoryview) -> int:
+        length = packet.nbytes
+        place = self._read % self._in_size
+        ready = self._ready or self._look()
+        if length > ready or place + length > self._in_size:
+            return self.recv((packet,))
+        packet[:] = self._in[place : place + length]
+        self._ready = ready - length
+        self._read = (self._read + length) & MASK
+        if (self._read - self._announced_read) & MASK >= self._in_size // 4:
+            self._announce_read()
+        return length
+
+    def _look(self) -> int:
+        """How many bytes are in the other end's ring."""
+        ready = (self._in_words[WRITTEN] - self._read) & MASK
+        if ready:
+            if ready > self._in_size:
+                raise LinkClosed(self.peer, "it claims to have sent more than there is room for")
+            self._release()
+            self._acquire()
+            self._ready = ready
+        return ready
+
+    def _recv_otherwise(self, views: Views) -> int:
+        """Receive what does not come through the ring, now that it is empty; how many bytes."""
+        if not self._has_otherwise():
+            return 0
+        lent = self._in_words[LENT] != self._loans_read
+        self._order()
+        if self._look():
+            return self.recv(views)
+        if lent:
+            return self._recv_lent(views)
+        raise LinkClosed(self.peer, ENDED)
+
+    def _has_otherwise(self) -> bool:
+        """Whether anything was lent, or the stream has ended."""
+        words = self._in_words
+        return bool(words[LENT] != self._loans_read or not self._open or words[WRITER_STATE] == CLOSED)
+
+    def _recv_lent(self, views: Views) -> int:
+        """Receive what the other end has lent; how many bytes."""
+        raise LinkClosed(self.peer, "it lent memory that this end cannot read")
+
+    def _announce_read(self) -> None:
+        """Let the other end write over what has been read."""
+        self._announced_read = self._read
+        self._store(self._in_words, READ, self._read)
+        self._wake_writer()
+
+    def _wake_writer(self) -> None:
+        """If the other end waits for what has just been stored, wake it."""
+        self._order()
+        state = self._in_words[WRITER_STATE]
+        if state != self._writer_seen:
+            self._writer_seen = state
+            if state and state != CLOSED:
+                try:
+                    self._kick()
+                except LinkClosed:
+                    pass  # What it sent before can still be read.
+
+    # ---- waiting -----------------------------------------------------------------------------
+
+    def poll_events(self, reading: bool, writing: bool) -> int:
+        if self._announced_read != self._read:
+            self._announce_read()
+        self._sleeps = self._sleeps % (MASK >> 1) + 1
+        if reading:
+            self._in_words[READER_STATE] = self._sleeps
+        if writing:
+            self._out_words[WRITER_STATE] = self._sleeps
+        self._order()
+        awake = (reading and self._may_receive()) or (writing and self._may_send())
+        return select.POLLIN | (select.POLLOUT if awake else 0)
+
+    def _may_receive(self) -> bool:
+        return bool(self._ready or self._in_words[WRITTEN] != self._read or self._has_otherwise())
+
+    def _may_send(self) -> bool:
+        words = self._out_words
+        return bool(
+            not self._open
+            or (self._written - words[READ]) & MASK != self._out_size
+            or words[READER_STATE] == CLOSED
+        )
+
+    def woken(self, events: int) -> None:
+        self._in_words[READER_STATE] = self._out_words[WRITER_STATE] = 0
+        if events & ~select.POLLOUT:
+            try:
+                if not self.sock.recv(64):
+                    self._end()
+            except (BlockingIOError, InterruptedError):
+                pass
+            except OSError:
+                self._end()
+
+    def revoke(self) -> None:
+        self._make_fence()  # the call may have been interrupted between its two halves
 
     def close(self) -> None:
-        self._room = 0
+        if self._rings:
+            self._make_fence()
+            self._order()
+            self._in_words[READER_STATE] = self._out_words[WRITER_STATE] = CLOSED
+            self._end()
+            self._in_words = self._out_words = memoryview(bytearray(CONTROL_BYTES)).cast("P")
+            self._read = self._written = self._ready = 0
         super().close()
-        for ring in (self._outward, self._inward):
-            if ring is not None:
-                ring.close()
+        for ring in self._rings:
+            ring.close()
+        self._rings = []

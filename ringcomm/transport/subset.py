@@ -17,7 +17,6 @@ class _Renumbered(Link):
         self.link = link
         self.segment_bytes = link.segment_bytes
         self.burst_bytes = link.burst_bytes
-        self.room_bytes = link.room_bytes
         # Bound directly, without a call in between, because they are for latency-critical packets.
         self.send_packet = link.send_packet  # type: ignore[method-assign]
         self.recv_packet = link.recv_packet  # type: ignore[method-assign]

@@ -123,6 +123,9 @@ class SocketLink(Link):
         """What to poll the socket for, if these directions could move."""
         return (select.POLLIN if reading else 0) | (select.POLLOUT if writing else 0)
 
+    def woken(self, events: int) -> None:  # noqa: B027 - most links have nothing to do
+        """The wait is over for which :meth:`poll_events` was asked; poll() has reported these events."""
+
     def holds_bytes(self) -> bool:
         """Whether bytes may be received that have left the system's buffers: poll() does not report them."""
         return isinstance(self.sock, SecureSocket) and self.sock.buffered()
@@ -173,9 +176,9 @@ class SocketFabric(Fabric):
             wanted[self.watch.fileno()] = select.POLLIN
         receiving = {link.peer for link in reading}
         sending = {link.peer for link in writing}
-        for peer in receiving | sending:
-            link = self._links[peer]
-            wanted[link.sock.fileno()] = link.poll_events(peer in receiving, peer in sending)
+        links = [self._links[peer] for peer in receiving | sending]
+        for link in links:
+            wanted[link.sock.fileno()] = link.poll_events(link.peer in receiving, link.peer in sending)
         bell = self._bell
         if bell is not None:
             wanted[bell[0].fileno()] = select.POLLIN
@@ -185,6 +188,9 @@ class SocketFabric(Fabric):
         for descriptor, events in wanted.items():
             poller.register(descriptor, events)
         ready = poller.poll(min(timeout_s, 3600.0) * 1000)
+        reported = dict(ready)
+        for link in links:
+            link.woken(reported.get(link.sock.fileno(), 0))
         if bell is not None and any(descriptor == bell[0].fileno() for descriptor, _ in ready):
             with self._bell_lock:
                 try:

@@ -40,7 +40,7 @@ from .place import NOWHERE, describe_place
 from .signing import Session, session_of
 
 MAGIC = b"ringcomm"
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 NO_RANK = -1
 """In a claim: not a rank (the rendezvous, or a process that has no rank yet)."""
 

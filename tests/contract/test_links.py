@@ -12,10 +12,10 @@ from ringcomm.certificate import make_certificate
 from ringcomm.testing import contract
 from ringcomm.transport.base import Watch
 from ringcomm.transport.connect import listen
-from ringcomm.transport.framed import ONLY_LENT, ONLY_RING, ONLY_SOCKET
 from ringcomm.transport.local import make_links
 from ringcomm.transport.memory import memory_fabrics
 from ringcomm.transport.process_memory import Lease, PeerMemory, ReadingLink
+from ringcomm.transport.ring import MASK, RING_BYTES, SMALL_RING_BYTES, Ring
 from ringcomm.transport.tcp import SocketFabric, SocketLink
 from ringcomm.transport.tls import Tls
 
@@ -41,15 +41,22 @@ def fabrics_of(sockets):
     return [SocketFabric(0, {1: SocketLink(1, sockets[0])}), SocketFabric(1, {0: SocketLink(0, sockets[1])})]
 
 
-def without_rings():
-    """Ends that only read each other's memory, as where many ranks share a host."""
+def rings(sizes):
+    """For each of two ends its outward and its inward ring."""
+    made = [Ring.make(size) for size in sizes]
+    return [(made[0], made[1].twin()), (made[1], made[0].twin())]
+
+
+def with_small_rings():
+    """Ends as where many ranks share a host."""
     sockets = narrow(socket.socketpair(), 2048)
     leases = [Lease(), Lease()]
     memory = [PeerMemory(os.getpid(), lease.address, lease.token) for lease in leases]
-    return [
-        SocketFabric(rank, {1 - rank: ReadingLink(1 - rank, sockets[rank], memory[1 - rank], leases[rank])})
-        for rank in range(2)
+    ends = rings([SMALL_RING_BYTES, RING_BYTES])
+    links = [
+        ReadingLink(1 - rank, sockets[rank], memory[1 - rank], leases[rank], *ends[rank]) for rank in range(2)
     ]
+    return [SocketFabric(rank, {1 - rank: links[rank]}) for rank in range(2)]
 
 
 def local_fabrics(wishes=("auto", "auto"), buffer_bytes=None):
@@ -62,11 +69,11 @@ def local_fabrics(wishes=("auto", "auto"), buffer_bytes=None):
         return [SocketFabric(rank, links) for rank, links in enumerate(ends)]
 
 
-def by_one_way(carriers):
-    """Ends that send as much as possible in one way."""
+def lending_above(most_bytes):
+    """Ends that send up to so many bytes through the ring."""
     fabrics = local_fabrics()
     for fabric in fabrics:
-        fabric.link(1 - fabric.rank).use(carriers)
+        fabric.link(1 - fabric.rank).lend_above(most_bytes)
     return fabrics
 
 
@@ -90,10 +97,9 @@ def encrypted(sockets):
 TRANSPORTS = {
     "local": local_fabrics,
     "local, narrow": lambda: local_fabrics(buffer_bytes=2048),
-    "local, without rings": without_rings,
-    "local, only through the socket": lambda: by_one_way(ONLY_SOCKET),
-    "local, only through rings": lambda: by_one_way(ONLY_RING),
-    "local, only lent": lambda: by_one_way(ONLY_LENT),
+    "local, with small rings": with_small_rings,
+    "local, only through rings": lambda: lending_above(MASK),
+    "local, lent above 2 KiB": lambda: lending_above(2048),
     "shm": lambda: local_fabrics(("shm", "shm")),
     "shm, narrow": lambda: local_fabrics(("shm", "shm"), 2048),
     "memory": lambda: memory_fabrics(2),

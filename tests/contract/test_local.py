@@ -14,15 +14,24 @@ import ringcomm as rc
 from ringcomm.engine.control_messages import ControlMessages
 from ringcomm.errors import StartupError
 from ringcomm.testing.cluster import run_ranks
-from ringcomm.transport import carriers, local, shm
-from ringcomm.transport.base import LinkClosed
-from ringcomm.transport.framed import LEND, OFFER, RETURNED, TAKEN, Carriers, head
+from ringcomm.testing.driving import closed
+from ringcomm.transport import carriers, local, ring
 from ringcomm.transport.local import make_links
-from ringcomm.transport.process_memory import Lease, PeerMemory, ReadingLink
-from ringcomm.transport.shm import RING_BYTES, Ring, SharedLink
+from ringcomm.transport.process_memory import RING_MOST_BYTES, PeerMemory, ReadingLink
+from ringcomm.transport.ring import (
+    LENT,
+    MASK,
+    READ,
+    RETURNED,
+    RING_BYTES,
+    SMALL_RING_BYTES,
+    WRITTEN,
+    Ring,
+)
+from ringcomm.transport.shm import SharedLink
 from ringcomm.transport.tcp import SocketLink
 from tests.contract.service import eventually, opened
-from tests.contract.test_links import without_rings
+from tests.contract.test_links import with_small_rings
 
 
 @pytest.fixture
@@ -88,17 +97,17 @@ def test_a_wish_that_cannot_be_granted_is_an_error_with_a_remedy(pair, wish, rem
     assert type(other) is SocketLink
 
 
-def test_where_many_ranks_share_a_host_none_has_a_ring_for_each(monkeypatch, no_leaks):
+def test_where_many_ranks_share_a_host_the_rings_are_small(monkeypatch, no_leaks):
     def at_work(context):
         link = context._channels.direct.link(1 - context.rank)
-        x = np.full(1_000_000, context.rank + 1.0, np.float32)  # lent
-        y = np.full(30_000, context.rank + 1.0, np.float32)  # between
+        x = np.full(2_000_000, context.rank + 1.0, np.float32)  # lent
+        y = np.full(30_000, context.rank + 1.0, np.float32)  # more than a small ring holds
         sums = (context.allreduce(x, rc.Sum)[-1], context.allreduce(y, rc.Sum)[-1])
-        return type(link), link._outward is None, sums
+        return type(link), {made.size for made in link._rings}, sums
 
-    assert run_ranks(2, at_work, transport="auto") == [(ReadingLink, False, (3.0, 3.0))] * 2
+    assert run_ranks(2, at_work, transport="auto") == [(ReadingLink, {RING_BYTES}, (3.0, 3.0))] * 2
     monkeypatch.setattr(local, "_MANY_PEERS", 1)
-    assert run_ranks(2, at_work, transport="auto") == [(ReadingLink, True, (3.0, 3.0))] * 2
+    assert run_ranks(2, at_work, transport="auto") == [(ReadingLink, {SMALL_RING_BYTES}, (3.0, 3.0))] * 2
 
 
 def test_pieces_of_all_sizes_come_in_their_order(pair):
@@ -117,6 +126,30 @@ def test_pieces_of_all_sizes_come_in_their_order(pair):
         position += other.recv([got[position : position + 7].data, got[position + 7 :].data])
     assert (got == np.concatenate(data)).all()
     assert kinds([one, other]) == [ReadingLink, ReadingLink]
+
+
+@pytest.mark.parametrize(
+    ("word", "value", "reason"),
+    [
+        (WRITTEN, RING_BYTES + 1, "sent more than there is room for"),
+        (READ, RING_BYTES, "read more than it was sent"),
+        (RETURNED, 2**31, "read more than it was lent"),
+        (LENT, 1, "lent nothing"),
+    ],
+)
+def test_what_a_peer_cannot_have_done_breaks_the_link(pair, word, value, reason):
+    one, other = pair("auto", "auto")
+    one.lend_above(300_000)
+    outward, inward = other._rings
+    if word in (WRITTEN, LENT):
+        outward.words[word] = value
+        problem = closed(lambda: one.recv([memoryview(bytearray(100))]))
+    else:
+        one.send([memoryview(bytes(400_000))] if word == RETURNED else [memoryview(bytes(10))])
+        inward.words[word] = value
+        problem = closed(lambda: one.send([memoryview(bytes(200_000))]))
+    assert reason in str(problem)
+    kinds([one, other])
 
 
 def test_a_broken_connection_leaves_nothing_behind(no_leaks):
@@ -143,7 +176,8 @@ class TestRing:
         ring.pass_on(ends[0], b"!")
         message, twin = Ring.take(ends[1])
         ring.bytes[RING_BYTES - 3 :] = b"abc"
-        assert (message, bytes(twin.bytes[RING_BYTES - 3 :])) == (b"!", b"abc")
+        ring.words[WRITTEN] = MASK
+        assert (message, bytes(twin.bytes[RING_BYTES - 3 :]), twin.words[WRITTEN]) == (b"!", b"abc", MASK)
         twin.close()
         for sock in ends:
             sock.close()
@@ -168,7 +202,7 @@ class TestRing:
             sock.close()
 
     def test_without_memory_there_is_none(self, monkeypatch):
-        monkeypatch.setattr(shm, "_nameless", refuse)
+        monkeypatch.setattr(ring, "_nameless", refuse)
         with pytest.raises(OSError, match="not permitted"):
             Ring.make()
 
@@ -186,7 +220,7 @@ def test_a_job_leaves_no_descriptor_and_no_mapping(no_leaks):
 
 @pytest.mark.parametrize("length", [100_000, 700_000, 3_000_000])
 def test_long_messages_of_engines_stay_where_they_were_lent(length):
-    fabrics = without_rings()
+    fabrics = with_small_rings()
     ends = [ControlMessages(fabric, {1 - fabric.rank}) for fabric in fabrics]
     try:
         for text in ("a" * length, "b" * length):
@@ -214,9 +248,10 @@ def test_long_messages_of_engines_stay_where_they_were_lent(length):
 def test_what_is_measured_is_used_unless_it_is_not_wanted(monkeypatch):
     monkeypatch.setattr(carriers, "_found", None)
     found = carriers.measured()
-    assert 8 * 1024 <= found.inline_most_bytes <= found.ring_most_bytes < 8 * 1024 * 1024
-    assert carriers.measured() is found
-    for measure, expected in ((True, found), (False, Carriers())):
+    assert 64 * 1024 <= found < 8 * 1024 * 1024
+    assert carriers.measured() == found
+    monkeypatch.setattr(carriers, "_found", 777_777)
+    for measure, expected in ((True, 777_777), (False, RING_MOST_BYTES)):
         sockets = socket.socketpair()
         with ThreadPoolExecutor(2) as pool:
             ends = pool.map(
@@ -224,52 +259,11 @@ def test_what_is_measured_is_used_unless_it_is_not_wanted(monkeypatch):
                 [({1: sockets[0]}, "auto"), ({0: sockets[1]}, "auto")],
             )
             links = [link for end in ends for link in end.values()]
-        assert [link.carriers for link in links] == [expected] * 2
+        assert [link.ring_most_bytes for link in links] == [expected] * 2
         kinds(links)
 
 
 def test_without_shared_memory_nothing_is_measured(monkeypatch, no_leaks):
     monkeypatch.setattr(carriers, "_found", None)
     monkeypatch.setattr(os, "posix_fallocate", refuse)
-    assert carriers.measured() == Carriers()
-
-
-def reading_link(here, rings=True):
-    lease = Lease()
-    both = (Ring.make(), Ring.make()) if rings else (None, None)
-    return ReadingLink(1, here, PeerMemory(os.getpid(), lease.address, lease.token), lease, *both)
-
-
-@pytest.mark.parametrize(
-    ("make", "claim", "wrong"),
-    [
-        (lambda here: SharedLink(1, here, Ring.make(), Ring.make()), TAKEN, "than it was offered"),
-        (lambda here: reading_link(here, rings=False), TAKEN, "than it was offered"),
-        (reading_link, RETURNED, "than it was lent"),
-    ],
-)
-def test_a_peer_cannot_return_more_than_it_was_given(no_leaks, make, claim, wrong):
-    """Or this end would take memory for free that the peer still reads, or write beyond the ring."""
-    here, there = socket.socketpair()
-    link = make(here)
-    data = memoryview(bytes(2 * RING_BYTES))
-    with there:
-        if claim == RETURNED:
-            assert link.send([data]) == 0, "it is lent"
-        there.sendall(head(claim, data.nbytes + 1))
-        link.recv([memoryview(bytearray(10))])
-        with pytest.raises(LinkClosed, match=wrong):
-            link.send([data])
-        link.close()
-
-
-def test_small_pieces_go_through_the_ring_and_large_ones_are_lent(no_leaks):
-    here, there = socket.socketpair()
-    link = reading_link(here)
-    link.use(Carriers(1024, 64 * 1024))
-    with there:
-        assert link.send([memoryview(bytes(32 * 1024))]) == 32 * 1024
-        assert there.recv(1000)[7] == OFFER
-        assert link.send([memoryview(bytes(RING_BYTES))]) == 0
-        assert there.recv(1000)[7] == LEND
-        link.close()
+    assert carriers.measured() == RING_MOST_BYTES

@@ -30,7 +30,20 @@ from ringcomm.transport.local import make_links
 from ringcomm.transport.memory import memory_fabrics
 from ringcomm.transport.process_memory import Lease, PeerMemory, ReadingLink
 from ringcomm.transport.reactor import Reactor
-from ringcomm.transport.shm import Ring, SharedLink
+from ringcomm.transport.ring import (
+    LENT,
+    LOANS,
+    LOANS_READ,
+    MASK,
+    READ,
+    READER_STATE,
+    RETURNED,
+    RING_BYTES,
+    WRITER_STATE,
+    WRITTEN,
+    Ring,
+)
+from ringcomm.transport.shm import SharedLink
 from ringcomm.wire import frames, messages
 from ringcomm.wire.auth import Admission, Claim, Initiator, Purpose, Responder, job_digest
 from ringcomm.wire.messages import MessageReader, encode, validate
@@ -294,46 +307,61 @@ def test_responses(fresh, run):
         pass
 
 
-words = st.builds(
-    lambda kind, length, place: (kind << 56 | length).to_bytes(8, "little") + place.to_bytes(8, "little"),
-    st.sampled_from([2, 1, 2, 4, 2, 3, 5, 0, 6]),
-    st.sampled_from([5, 0, 1, 100, 1 << 20, (1 << 20) + 1, (1 << 56) - 1]),
-    st.sampled_from([(1 << 20) - 3, 0, 1, 1 << 20, 1 << 63, (1 << 64) - 1]),
+counters = st.sampled_from([0, 1, 5, 7000, RING_BYTES, RING_BYTES + 1, 1 << 40, MASK - 1, MASK])
+stored = st.lists(
+    st.tuples(
+        st.sampled_from([WRITTEN, READ, WRITER_STATE, READER_STATE, LENT, LOANS_READ, RETURNED]), counters
+    )
+    | st.tuples(st.integers(LOANS, LOANS + 3), counters),
+    max_size=8,
 )  # fmt: skip
-framed = st.lists(words | st.binary(max_size=30), max_size=6).map(b"".join)
 
 
-def use(link, there, data, sizes):
-    """Let a link receive this, and send meanwhile: it may find the link broken, and nothing else."""
+def use(link, there, others, changes):
+    """Let a link meet these words of its peer while it sends and receives: it may break, and nothing else."""
     scratch, top = memoryview(bytearray(4096)), memoryview(bytearray(30))
     try:
-        for piece in portions(data, sizes):
-            there.sendall(piece)
+        for index, value in changes:
+            for other in others:
+                other.words[index] = value
             link.send([memoryview(bytes(5000))])
+            link.send([memoryview(bytes(50_000))])
             link.recv([scratch])
             link.recv([top, scratch])
+            link.poll_events(True, True)
+            link.woken(0)
             link.settled()
     except LinkClosed:
         pass
     finally:
         link.close()
         there.close()
+        for other in others:
+            other.close()
 
 
-@fuzz(framed, pieces)
-def test_links_through_shared_memory(data, sizes):
+def both_ends_of_rings():
+    """Two rings, and the same two for the other end."""
+    rings = [Ring.make(), Ring.make()]
+    return rings, [ring.twin() for ring in rings]
+
+
+@fuzz(stored)
+def test_links_through_shared_memory(changes):
     here, there = socket.socketpair()
-    use(SharedLink(1, here, Ring.make(), Ring.make()), there, data, sizes)
+    rings, others = both_ends_of_rings()
+    use(SharedLink(1, here, *rings), there, others, changes)
 
 
-@fuzz(framed, pieces, st.booleans())
-def test_links_that_read_memory(data, sizes, rings):
+@fuzz(stored)
+def test_links_that_read_memory(changes):
     here, there = socket.socketpair()
     with at_most(1 << 20):
-        both = (Ring.make(), Ring.make()) if rings else (None, None)
+        rings, others = both_ends_of_rings()
         lease = Lease()
-        memory = PeerMemory(os.getpid(), lease.address, lease.token)
-        use(ReadingLink(1, here, memory, lease, *both), there, data, sizes)
+        link = ReadingLink(1, here, PeerMemory(os.getpid(), lease.address, lease.token), lease, *rings)
+        link.lend_above(20_000)
+        use(link, there, others, changes)
 
 
 @fuzz(st.binary(max_size=60), st.booleans())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from ringcomm.transport.carriers import best_cut
-from ringcomm.transport.framed import Carriers
 
 
 @pytest.mark.parametrize(
@@ -21,8 +20,3 @@ from ringcomm.transport.framed import Carriers
 )
 def test_the_first_way_is_taken_up_to_where_it_loses(gains, cut):
     assert best_cut(gains) == cut
-
-
-def test_how_it_is_told():
-    text = Carriers(64 * 1024, 1024 * 1024).describe()
-    assert text == "up to 64 KiB through the socket, up to 1024 KiB through shared memory"

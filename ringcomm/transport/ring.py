@@ -1,0 +1,156 @@
+"""A ring of bytes in memory that two processes share: one end writes it, the other reads it.
+
+In front of the bytes are words, each written by one end only: how much has been written, how much has been
+read, and whether an end sleeps. So nothing goes through the system but the wake-up
+of an end that sleeps.
+
+Each end makes the ring for what it sends: anonymous memory, without a name in any file system, that it hands
+to the other end through their Unix socket. When the processes end, however they end, the system frees it.
+"""
+
+from __future__ import annotations
+
+import array
+import mmap
+import os
+import socket
+import sys
+from typing import Optional, Tuple
+
+RING_BYTES = 1024 * 1024
+"""Large enough to keep both ends busy, small enough to stay in a processor's cache."""
+SMALL_RING_BYTES = 64 * 1024
+"""Where many ranks share a host and each has a ring for every other one."""
+
+CONTROL_BYTES = 4096
+_LINES = 16
+"""Words from one to the next: a processor moves whole cache lines, often two at once."""
+WRITTEN, READ = 0 * _LINES, 1 * _LINES
+"""How many bytes have been written, and how many of them have been read and may be overwritten."""
+WRITER_STATE, READER_STATE = 2 * _LINES, 3 * _LINES
+"""0 while that end is awake, another number each time that it sleeps, and at last :data:`CLOSED`."""
+LENT, LOANS_READ, RETURNED = 4 * _LINES, 5 * _LINES, 6 * _LINES
+"""How many pieces of its own memory the writer has lent, how many and how many bytes have been read."""
+LOANS = 7 * _LINES
+"""From here on two words for each piece that is lent, its address and its length, in turns."""
+MOST_LOANS = 16
+MASK = 2 * sys.maxsize + 1
+"""Words count up to here and then from 0 again. What is outstanding at any time is much less."""
+CLOSED = MASK
+
+
+class Ring:
+    """Shared memory with words in front.
+
+    Args:
+        descriptor: of the memory. It is closed as soon as it is not needed, or here if mapping fails.
+
+    Attributes:
+        bytes: where the bytes go.
+        words: see the constants of this module.
+        size: the number of bytes.
+
+    Raises:
+        OSError: it cannot be mapped, or has another size than rings have.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        try:
+            total = os.fstat(descriptor).st_size
+            self.size = total - CONTROL_BYTES
+            if self.size not in (RING_BYTES, SMALL_RING_BYTES):
+                raise OSError(f"it has {total} bytes")
+            self._map = mmap.mmap(descriptor, total)
+        except (OSError, ValueError) as problem:
+            os.close(descriptor)
+            raise OSError(f"cannot map shared memory: {problem}") from None
+        # Every page is mapped now: later a page fault would cost more than the message that meets it.
+        self._map[:: mmap.PAGESIZE]
+        whole = memoryview(self._map)
+        self.words = whole[:CONTROL_BYTES].cast("P")
+        self.bytes = whole[CONTROL_BYTES:]
+
+    @classmethod
+    def make(cls, size: int = RING_BYTES) -> Ring:
+        """Fresh memory.
+
+        Raises:
+            OSError: this system has none, or has none left.
+        """
+        descriptor = _nameless()
+        try:
+            # All of it now: what is missing later would be a SIGBUS.
+            os.posix_fallocate(descriptor, 0, CONTROL_BYTES + size)
+        except OSError:
+            os.close(descriptor)
+            raise
+        return cls(descriptor)
+
+    def pass_on(self, sock: socket.socket, message: bytes) -> None:
+        """Send one byte, and the memory with it, through a Unix socket.
+
+        Raises:
+            OSError: the connection broke.
+        """
+        passed = array.array("i", [self._descriptor])
+        sock.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
+        self._close_descriptor()
+
+    @classmethod
+    def take(cls, sock: socket.socket) -> Tuple[bytes, Optional[Ring]]:
+        """Receive one byte, and the memory that came with it, if any did that can be used.
+
+        Raises:
+            OSError: the connection broke.
+        """
+        descriptors = array.array("i")
+        room = socket.CMSG_SPACE(descriptors.itemsize)
+        message, extras, _, _ = sock.recvmsg(1, room, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, content in extras:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                descriptors.frombytes(content[: len(content) // descriptors.itemsize * descriptors.itemsize])
+        if not message:
+            raise ConnectionError("it closed the connection")
+        try:
+            ring = cls(descriptors[0]) if descriptors else None
+        except OSError:
+            return message, None
+        if ring is not None:
+            ring._close_descriptor()
+        return message, ring
+
+    def twin(self) -> Ring:
+        """The same memory once more, for another end in this process.
+
+        Raises:
+            OSError: it cannot be mapped.
+        """
+        return Ring(os.dup(self._descriptor))
+
+    def _close_descriptor(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def close(self) -> None:
+        """Let go of it. Closing again is harmless."""
+        self._close_descriptor()
+        self.words.release()
+        try:
+            self.bytes.release()
+            self._map.close()
+        except BufferError:
+            pass  # An array still shows some of it, and the memory goes with the array.
+
+
+def _nameless() -> int:
+    """A descriptor of anonymous memory, which other processes can only get by its being passed to them."""
+    if hasattr(os, "memfd_create"):
+        try:
+            return os.memfd_create("ringcomm", os.MFD_CLOEXEC)
+        except OSError:
+            pass  # A sandbox may have the call but forbid it.
+    if not hasattr(os, "O_TMPFILE"):
+        raise OSError("this system has no shared memory without a name")
+    return os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR | os.O_EXCL | os.O_CLOEXEC, 0o600)
