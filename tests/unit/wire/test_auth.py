@@ -212,7 +212,7 @@ def test_other_version_is_told_so_on_both_sides(monkeypatch):
     one = initiator()
     monkeypatch.undo()
     other = responder()
-    with pytest.raises(ProtocolError, match="version 99 of the protocol, not 2") as caught:
+    with pytest.raises(ProtocolError, match="version 99 of the protocol, not 3") as caught:
         feed(other, one.greeting, 1000)
     monkeypatch.setattr(auth, "PROTOCOL_VERSION", 99)
     with pytest.raises(ProtocolError, match="version 3 of ringcomm's protocol and this process version 99"):
