@@ -161,7 +161,7 @@ stage_tensorflow() {
 
 stage_coverage() { # every module by the tests that the table names for it
     quick && return
-    quietly "$python" tests/check_coverage.py --one-in 4
+    quietly "$python" tests/check_coverage.py
 }
 
 stage_docs() {
