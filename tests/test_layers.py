@@ -66,7 +66,10 @@ LEVELS: Dict[int, List[List[str]]] = {
             "engine.cycle", "engine.thread", "engine.engine", "engine.heartbeat",
         ],
         ["arrays.bridge", "arrays.rows"],
-        ["group.message_matching", "group.message_channel", "group.abort_watch"],
+        [
+            "group.work", "group.message_matching", "group.message_channel", "group.abort_watch",
+            "group.operation_queue", "group.point_to_point",
+        ],
     ],
     5: [
         [
@@ -117,8 +120,8 @@ LEVELS: Dict[int, List[List[str]]] = {
         ],
         [
             "torch.distributed._version", "torch.distributed._bridge", "torch.distributed._work",
-            "torch.distributed._operation_queue", "torch.distributed._elements",
-            "torch.distributed._point_to_point", "torch.distributed._reductions",
+            "torch.distributed._elements",
+            "torch.distributed._reductions",
             "torch.distributed._collectives", "torch.distributed._store", "torch.distributed._monitored",
             "torch.distributed._group_base", "torch.distributed._trace",
             "torch.distributed._group_transport", "torch.distributed._group",
