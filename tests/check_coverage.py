@@ -5,12 +5,13 @@ from its cause. So each module names the test files that must cover it alone (it
 contract suite), and how much of it they cover at least, in percent of lines and branches. 95 is the aim; a
 lower number is what is reached so far, and may only rise.
 
-    python tests/check_coverage.py [--one-in N] [PART OF A PATH ...]   measure and compare
-    python tests/check_coverage.py --write [PART OF A PATH ...]        measure, and raise the numbers
+    python tests/check_coverage.py [PART OF A PATH ...]           measure and compare
+    python tests/check_coverage.py --write [PART OF A PATH ...]   measure, and raise the numbers
 
-The tests run once, in one process; what they cover is recorded by test file. Processes that tests start are
-not measured: a module that runs only in such processes has ``-`` in place of a number. Modules without any
-function are not in the table. Exclusions are marked in the code, each with its reason:
+The tests run once, in one process; what they cover is recorded by test file. Unit tests run whole, and of
+parametrized tests in tests/contract and tests/sim one case in four, always the same ones. Processes that
+tests start are not measured: a module that runs only in such processes has ``-`` in place of a number.
+Modules without any function are not in the table. Exclusions are marked in the code, each with its reason:
 ``# pragma: no cover - needs another kernel``.
 """
 
@@ -23,6 +24,7 @@ import json
 import re
 import sys
 import tempfile
+import zlib
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
@@ -30,6 +32,10 @@ ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "tests" / "coverage_table.txt"
 PACKAGES = {"ringcomm": ROOT / "ringcomm", "ringrun": ROOT / "launcher" / "ringrun"}
 AIM = 95.0
+SHARE = 4
+"""Of a parametrized test outside tests/unit one case in so many runs."""
+SLACK = 2
+"""By so many percent the coverage by contract tests may differ between runs: some branches depend on time."""
 _EXCLUDED = ["if TYPE_CHECKING:", r"raise NotImplementedError", r"@(abc\.)?abstractmethod", r"^\s*\.\.\.$"]
 
 
@@ -100,8 +106,19 @@ class _ByFile:
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._enter(nodeid)
 
+    def pytest_collection_modifyitems(self, config: Any, items: List[Any]) -> None:
+        families: Dict[str, List[Any]] = {}
+        for item in items:
+            if hasattr(item, "callspec") and not item.nodeid.startswith("tests/unit/"):
+                families.setdefault(item.nodeid.split("[")[0], []).append(item)
+        left_out = set()
+        for cases in families.values():
+            cases.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
+            left_out.update(cases[-(-len(cases) // SHARE) :])
+        items[:] = [item for item in items if item not in left_out]
 
-def measure(rows: Sequence[Row], arguments: Sequence[str]) -> Iterator[Row]:
+
+def measure(rows: Sequence[Row]) -> Iterator[Row]:
     """Run the tests of these rows; yields each row with the percentage that was measured.
 
     Raises:
@@ -119,7 +136,7 @@ def measure(rows: Sequence[Row], arguments: Sequence[str]) -> Iterator[Row]:
         sys.path.insert(0, str(ROOT / "launcher"))
         _import_all()
         files = sorted({name for row in rows for name in row.tests})
-        options = ["-q", "--no-header", "-p", "no:cacheprovider", *arguments]
+        options = ["-q", "--no-header", "-p", "no:cacheprovider", "--schedules", "60"]
         code = pytest.main([*options, *files], [_ByFile(measured)])
         measured.stop()
         measured.save()
@@ -148,13 +165,11 @@ def main() -> None:
     """Measure, and compare with the table or write it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--one-in", default="1")
     parser.add_argument("parts", nargs="*")
     given = parser.parse_args()
     rows = [row for row in table() if row.percent is not None]
     chosen = [row for row in rows if not given.parts or any(part in row.module for part in given.parts)]
-    measured = measure(chosen, ["--one-in", given.one_in, "--schedules", "60"])
-    found = {row.module: row.percent or 0.0 for row in measured}
+    found = {row.module: row.percent or 0.0 for row in measure(chosen)}
     low = [row for row in chosen if found[row.module] < (row.percent or 0.0)]
     for row in sorted(chosen, key=lambda row: found[row.module]):
         if found[row.module] < AIM:
@@ -168,12 +183,13 @@ def main() -> None:
 
 
 def _write(found: Dict[str, float]) -> None:
-    """Raise the numbers in the table; a number never falls, and stays below what was measured by a little."""
+    """Raise the numbers in the table; a number never falls."""
     lines = []
     for line in TABLE.read_text().splitlines():
         if line and not line.startswith("#") and line.split()[1] in found:
             percent, module, *tests = line.split()
-            least = min(int(AIM), max(int(percent), int(found[module]) - 1))
+            slack = 0 if all(name.startswith("tests/unit/") for name in tests) else SLACK
+            least = min(int(AIM), max(int(percent), int(found[module]) - slack))
             line = " ".join([f"{least:3}", module, *tests])
         lines.append(line)
     TABLE.write_text("\n".join(lines) + "\n")

@@ -70,7 +70,10 @@ LEVELS: Dict[int, List[List[str]]] = {
         ["arrays.bridge", "arrays.rows"],
         ["balance.plan", "balance.order", "balance.deal", "balance.replan", "balance.step_weight",
          "balance.unequal"],
-        ["group.message_matching", "group.message_channel", "group.abort_watch"],
+        [
+            "group.work", "group.message_matching", "group.message_channel", "group.abort_watch",
+            "group.operation_queue", "group.point_to_point",
+        ],
     ],
     5: [
         [
@@ -123,8 +126,8 @@ LEVELS: Dict[int, List[List[str]]] = {
         ],
         [
             "torch.distributed._version", "torch.distributed._bridge", "torch.distributed._work",
-            "torch.distributed._operation_queue", "torch.distributed._elements",
-            "torch.distributed._point_to_point", "torch.distributed._reductions",
+            "torch.distributed._elements",
+            "torch.distributed._reductions",
             "torch.distributed._collectives", "torch.distributed._store", "torch.distributed._monitored",
             "torch.distributed._group_base", "torch.distributed._trace",
             "torch.distributed._group_transport", "torch.distributed._group", "torch.distributed._hooks",

@@ -27,6 +27,7 @@ print(json.dumps({"numpy_s": numpy_done - started, "ringcomm_s": done - numpy_do
 
 def fresh(program: str) -> str:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("RINGCOMM_")}
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)  # compiling everything each time is not what users wait for
     environ["PYTHONPATH"] = str(ROOT)
     command = [sys.executable, "-c", program]
     return subprocess.run(

@@ -1,8 +1,7 @@
 """Collectives on flat arrays: from a call to a schedule, a header and an execution.
 
-Everything here works on contiguous one-dimensional arrays and counts in elements; shapes, copies
-and objects are the context's affair. All calls go through :meth:`Runner._run`, in the calling
-thread and one at a time: that is the one way to the wire.
+Arrays are contiguous and one-dimensional here, and counts are in elements. All calls go through
+:meth:`Runner._run`, in the calling thread and one at a time: that is the one way to the wire.
 """
 
 from __future__ import annotations
@@ -364,8 +363,7 @@ class Runner:
                 self._running = (plan.call, execution, counted)
                 began_s = self.waited.start()
                 try:
-                    # Overflow and NaN are the caller's numbers; a warning on whichever rank happens to
-                    # own the element would be useless.
+                    # Overflow and NaN are the caller's numbers; a warning on one rank would be useless.
                     with np.errstate(all="ignore") if plan.warns else _NOTHING_TO_SUPPRESS:
                         run(execution, self._fabric, self.timeout_s, self.spin_s, self.may_poll)
                 finally:

@@ -107,7 +107,7 @@ class ComputeService(MessageServer):
 
     def _take(self, number: int, message: Message) -> None:
         for action in self._registry.received(number, message):
-            self.tell(action.connection, action.message)
+            self.send_message(action.connection, action.message)
 
     def lost(self, number: int) -> None:
         """A client's connection has ended: it waits no longer, or no longer trains."""
@@ -115,11 +115,11 @@ class ComputeService(MessageServer):
             if isinstance(action, Timer):
                 self.after(action.delay_s, self._tick)
             else:
-                self.tell(action.connection, action.message)
+                self.send_message(action.connection, action.message)
 
     def _tick(self) -> None:
         for action in self._registry.tick(monotonic()):
-            self.tell(action.connection, action.message)
+            self.send_message(action.connection, action.message)
 
 
 class ComputeClient:

@@ -95,17 +95,7 @@ class Engine:
         watch = StopWatch(channels.background.watch)
         channels.background.watch = channels.control.watch = watch
         if self.rank == 0:
-            self.coordinator = Coordinator(
-                hosts,
-                self.sets.members,
-                Tuning(settings.fusion_bytes, settings.cycle_ms * 1e-3),
-                settings.stall_warning_s,
-                settings.late_after_s,
-                settings.cache_capacity,
-                settings.check_calls,
-            )
-            if settings.autotune:
-                self._autotune(self.coordinator, settings.autotune_log)
+            self.coordinator = self._make_coordinator(settings, hosts)
         self._thread = EngineThread(
             channels.control,
             channels.background,
@@ -122,6 +112,20 @@ class Engine:
         if settings.flight_recorder:
             self.history = OperationHistory(settings.flight_recorder, self._bucket_runner.moved_bytes)
             self._thread.record(self.history)
+
+    def _make_coordinator(self, settings: Settings, hosts: Sequence[str]) -> Coordinator:
+        coordinator = Coordinator(
+            hosts,
+            self.sets.members,
+            Tuning(settings.fusion_bytes, settings.cycle_ms * 1e-3),
+            settings.stall_warning_s,
+            settings.late_after_s,
+            settings.cache_capacity,
+            settings.check_calls,
+        )
+        if settings.autotune:
+            self._autotune(coordinator, settings.autotune_log)
+        return coordinator
 
     def _autotune(self, coordinator: Coordinator, log: str) -> None:
         try:

@@ -73,13 +73,11 @@ def reach(
         for host, port in some:
             for address in _resolve(host, problems):
                 if address in own:
-                    problems.append(
-                        f"  {format_endpoint(address, port)}: not dialled, because this machine has that "
-                        "address itself"
-                    )
+                    where = format_endpoint(address, port)
+                    problems.append(f"  {where}: not dialled, because this machine has that address itself")
                     continue
-                where = (address, port)
-                dials.append(Dial(reactor, where, key, claim, ended.append, timeout_s, encryption=encryption))
+                at = (address, port)
+                dials.append(Dial(reactor, at, key, claim, ended.append, timeout_s, encryption=encryption))
 
     dial_all(endpoints)
     patience = Deadline(_LATER_S)
@@ -92,11 +90,7 @@ def reach(
         else:
             reactor.run_once(patience.remaining_s() if later else timeout_s)
     winner = next((dial for dial in dials if dial.sock is not None), None)
-    for dial in dials:
-        if dial is not winner:
-            dial.give_up("another endpoint answered first")
-            if dial.sock is not None:
-                dial.sock.close()
+    _end_all_but(winner, dials)
     if winner is not None:
         return Reached(winner.sock, [], session=winner.session)
     wrong_key = next((dial for dial in dials if dial.refused_by_key), None)
@@ -106,6 +100,14 @@ def reach(
         None if wrong_key is None else (format_endpoint(*wrong_key.address), wrong_key.reason),
         any(dial.no_answer for dial in dials),
     )
+
+
+def _end_all_but(winner: Optional[Dial], dials: Sequence[Dial]) -> None:
+    for dial in dials:
+        if dial is not winner:
+            dial.give_up("another endpoint answered first")
+            if dial.sock is not None:
+                dial.sock.close()
 
 
 def _resolve(host: str, problems: List[str]) -> Sequence[str]:

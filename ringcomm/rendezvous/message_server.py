@@ -58,7 +58,7 @@ class _Connection:
         for message in self.reader.feed(data):
             self.server.received(self.number, message)
 
-    def tell(self, message: Message) -> None:
+    def send_message(self, message: Message) -> None:
         self.outgoing += encode(message, self.session)
         try:
             self._flush()
@@ -80,7 +80,7 @@ class MessageServer:
     """Listens in a thread of its own. Subclasses define what happens to messages.
 
     :meth:`arrived`, :meth:`received`, :meth:`lost` and :meth:`refused_connections` are called in that thread,
-    and :meth:`tell`, :meth:`drop` and :meth:`after` may be called only there.
+    and :meth:`send_message`, :meth:`drop` and :meth:`after` may be called only there.
 
     Args:
         title: the name of the service, for messages and for the thread.
@@ -207,11 +207,11 @@ class MessageServer:
 
     # ---- the server's thread -----------------------------------------------------------------
 
-    def tell(self, number: int, message: Message) -> None:
+    def send_message(self, number: int, message: Message) -> None:
         """Send a message, if that connection is still there."""
         connection = self._connections.get(number)
         if connection is not None:
-            connection.tell(message)
+            connection.send_message(message)
 
     def drop(self, number: int) -> None:
         """Close a connection once all messages for it have been sent."""

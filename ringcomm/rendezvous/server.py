@@ -142,7 +142,7 @@ class RendezvousServer(MessageServer):
     def _act(self, actions: Sequence[Action]) -> None:
         for action in actions:
             if isinstance(action, Send):
-                self.tell(action.connection, action.message)
+                self.send_message(action.connection, action.message)
             elif isinstance(action, Drop):
                 self.drop(action.connection)
             elif isinstance(action, Timer):

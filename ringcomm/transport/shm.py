@@ -40,6 +40,7 @@ class SharedLink(SocketLink):
 
     __slots__ = (
         "_acquire",
+        "_announced_read",
         "_in",
         "_in_size",
         "_in_words",
@@ -56,7 +57,6 @@ class SharedLink(SocketLink):
         "_rings",
         "_room",
         "_sleeps",
-        "_announced_read",
         "_writer_seen",
         "_written",
     )

@@ -24,14 +24,14 @@ from ...collective.runner import Runner
 from ...errors import Misuse, NotInitializedError, RingcommError, describe_error
 from ...flight_recorder import Facts, FlightRecorder
 from ...group.message_matching import Address
+from ...group.operation_queue import OperationQueue
+from ...group.point_to_point import PointToPoint
 from ._bridge import Flat
 from ._collectives import Collectives, Tensors
-from ._elements import type_code
+from ._elements import type_code, type_name
 from ._group_base import GroupFace
 from ._group_transport import GroupTransport
 from ._monitored import MonitoredBarrier
-from ._operation_queue import OperationQueue
-from ._point_to_point import PointToPoint
 from ._reductions import Reduction
 from ._store import group_settings
 from ._trace import Traced, observer
@@ -75,7 +75,8 @@ class ProcessGroupRingcomm(GroupFace):
         facts = Facts(ranks[rank], len(ranks), transport.host, transport.generation, ranks, f"group {name}")
         self._flight = FlightRecorder(facts, settings, runner)
         self._queue = OperationQueue(f"ringcomm-{name}")
-        self._messages = PointToPoint(channels.background, self._watch, spin_s, f"ringcomm-{name}-messages")
+        thread = f"ringcomm-{name}-messages"
+        self._messages = PointToPoint(channels.background, self._watch, spin_s, thread, type_name)
         transport.watch_over(runner.progress)
         self._coalesced: Optional[List[RingcommWork]] = None
         self._started = 0

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from ...clock import Deadline
 from ...errors import PeerStalledError
 from ...group.abort_watch import GroupWatch
-from ._point_to_point import PointToPoint
+from ...group.point_to_point import PointToPoint
 from ._work import RingcommWork
 
 _OURS = 1

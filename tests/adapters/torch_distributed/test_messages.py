@@ -13,13 +13,12 @@ import torch
 
 from ringcomm.collective.runner import Reporter
 from ringcomm.errors import PeerStalledError, ProtocolError
-from ringcomm.group import message_channel
+from ringcomm.group import message_channel, point_to_point
 from ringcomm.group.message_channel import SHORT_BYTES, Channel, Disagreement
 from ringcomm.group.message_matching import Arrival, Matcher, Receive
-from ringcomm.torch.distributed import _point_to_point
+from ringcomm.group.operation_queue import OperationQueue
+from ringcomm.group.point_to_point import PointToPoint
 from ringcomm.torch.distributed._elements import type_code, type_name
-from ringcomm.torch.distributed._operation_queue import OperationQueue
-from ringcomm.torch.distributed._point_to_point import PointToPoint
 from ringcomm.torch.distributed._work import RingcommWork
 from ringcomm.transport.memory import memory_fabrics
 
@@ -232,7 +231,7 @@ class TestLimits:
         messages = PointToPoint(a, Reporter(), 0.0, "messages")
         messages._thread = threading.current_thread()
         # So the last byte moved just now, whenever it did.
-        monkeypatch.setattr(_point_to_point, "monotonic", lambda: messages._channels[1].moved_s)
+        monkeypatch.setattr(point_to_point, "monotonic", lambda: messages._channels[1].moved_s)
         return messages
 
     def test_what_fails_fails_the_work_whose_limit_has_expired_too(self, messages):

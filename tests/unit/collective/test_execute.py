@@ -10,13 +10,13 @@ from ringcomm.collective.execute import Execution
 from ringcomm.collective.flows import SegmentPool
 from ringcomm.collective.reduce import Kernel
 from ringcomm.errors import BrokenInvariantError, MismatchError, PeerLostError
-from ringcomm.ops import Collective, Sum
+from ringcomm.ops import Sum
 from ringcomm.schedule.steps import SELF, SOURCE, Recv, Send
 from ringcomm.transport.base import LinkClosed, Watch
-from ringcomm.wire.frames import HEADER_BYTES, NO_ROOT, Header
+from ringcomm.wire.frames import HEADER_BYTES
+from tests.unit.collective.building import HEADER, fold_from, numbers, peers, raw
 
 INT16 = np.dtype(np.int16)
-HEADER = Header(0, 1, Collective.ALLREDUCE, Sum, 5, NO_ROOT, 4, 99)
 
 
 def start(wire, schedule, data, segment_bytes=16, source=None, **options):
@@ -25,22 +25,6 @@ def start(wire, schedule, data, segment_bytes=16, source=None, **options):
     execution.arm(HEADER.sequence, data, source)
     wire.call = HEADER, schedule
     return execution
-
-
-def numbers(*values):
-    return np.array(values, np.int16)
-
-
-def raw(*values):
-    return numbers(*values).tobytes()
-
-
-def fold_from(peer, start, stop, final=True):
-    return Recv((peer,), start, stop, fold=(peer, SELF), final=final)
-
-
-def peers(links):
-    return [link.peer for link in links]
 
 
 class TestHeaders:

@@ -10,14 +10,13 @@ from ringcomm.collective.flows import SegmentPool
 from ringcomm.collective.reduce import Kernel
 from ringcomm.collective.short import SHORT_BYTES, ShortExecution, make_execution
 from ringcomm.errors import BrokenInvariantError, MismatchError
-from ringcomm.ops import Collective, Sum
+from ringcomm.ops import Sum
 from ringcomm.schedule import direct
 from ringcomm.schedule.steps import SELF, SOURCE, Recv, Send
 from ringcomm.transport.base import LinkClosed
-from ringcomm.wire.frames import HEADER_BYTES, NO_ROOT, Header
+from ringcomm.wire.frames import HEADER_BYTES
+from tests.unit.collective.building import HEADER, fold_from, numbers, peers, raw
 from tests.unit.schedule.building import make as make_schedule
-
-HEADER = Header(0, 1, Collective.ALLREDUCE, Sum, 5, NO_ROOT, 4, 99)
 
 
 def make(wire, schedule, dtype=np.int16, segment_bytes=1 << 18, **options):
@@ -32,22 +31,6 @@ def start(wire, schedule, data, source=None, **options):
     execution.arm(HEADER.sequence, data, source)
     wire.call = HEADER, schedule
     return execution
-
-
-def numbers(*values):
-    return np.array(values, np.int16)
-
-
-def raw(*values):
-    return numbers(*values).tobytes()
-
-
-def fold_from(peer, start, stop, final=True):
-    return Recv((peer,), start, stop, fold=(peer, SELF), final=final)
-
-
-def peers(links):
-    return [link.peer for link in links]
 
 
 class TestWhenTheyAreUsed:

@@ -6,13 +6,12 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from ...clock import Deadline, give_way, monotonic
-from ...errors import BrokenInvariantError, PeerLostError, PeerStalledError, RingcommError
-from ...group.message_channel import Channel, Disagreement
-from ...group.message_matching import Address, Matcher, Receive
-from ...transport.base import Fabric, LinkClosed
-from ._elements import type_name
-from ._work import RingcommWork
+from ..clock import Deadline, give_way, monotonic
+from ..errors import BrokenInvariantError, PeerLostError, PeerStalledError, RingcommError
+from ..transport.base import Fabric, LinkClosed
+from .message_channel import Channel, Disagreement
+from .message_matching import Address, Matcher, Receive
+from .work import Work
 
 _MAX_WAIT_S = 3600.0
 _MIN_WAIT_S = 1e-3
@@ -21,27 +20,36 @@ _MIN_WAIT_S = 1e-3
 class _Request(NamedTuple):
     """An operation that a user's thread has posted."""
 
-    work: RingcommWork
+    work: Work
     limit_s: Optional[float]
     peer: Optional[int]
     do: Callable[[], None]
 
 
 class PointToPoint:
-    """Sends and receives tensors' bytes, matched by peer and tag.
+    """Sends and receives arrays' bytes, matched by peer and tag.
 
     Args:
         fabric: the links, for this thread only.
         reporter: reports a lost peer to the group.
         spin_s: how long to poll before sleeping while a caller waits, in seconds.
         name: the thread's name.
+        type_name: the name of an element type, by its code in messages.
     """
 
-    def __init__(self, fabric: Fabric, reporter: Any, spin_s: float, name: str) -> None:
+    def __init__(
+        self,
+        fabric: Fabric,
+        reporter: Any,
+        spin_s: float,
+        name: str,
+        type_name: Callable[[int], str] = hex,
+    ) -> None:
         self._fabric = fabric
         self._reporter = reporter
         self._spin_s = spin_s
         self._name = name
+        self._type_name = type_name
         self._matcher = Matcher()
         self._channels: Dict[int, Channel] = {
             peer: Channel(fabric.link(peer), self._matcher, type_name)
@@ -51,7 +59,7 @@ class PointToPoint:
         self._gone: Dict[int, str] = {}
         self._lock = threading.Lock()
         self._posted: List[_Request] = []
-        self._limits: Dict[RingcommWork, Tuple[Deadline, Optional[int]]] = {}
+        self._limits: Dict[Work, Tuple[Deadline, Optional[int]]] = {}
         self._thread: Optional[threading.Thread] = None
         self._failure: Optional[BaseException] = None
         self._stopping = False
@@ -63,7 +71,7 @@ class PointToPoint:
         peer: int,
         address: Address,
         view: memoryview,
-        work: RingcommWork,
+        work: Work,
         limit_s: Optional[float],
         elements: int = 0,
     ) -> None:
@@ -84,7 +92,7 @@ class PointToPoint:
         peer: Optional[int],
         address: Address,
         view: memoryview,
-        work: RingcommWork,
+        work: Work,
         limit_s: Optional[float],
         elements: int = 0,
     ) -> None:
@@ -92,7 +100,7 @@ class PointToPoint:
         self._post(work, limit_s, peer, lambda: self._take(Receive(peer, address, view, work, elements)))
 
     def _post(
-        self, work: RingcommWork, limit_s: Optional[float], peer: Optional[int], do: Callable[[], None]
+        self, work: Work, limit_s: Optional[float], peer: Optional[int], do: Callable[[], None]
     ) -> None:
         with self._lock:
             failure = self._failure
@@ -190,7 +198,7 @@ class PointToPoint:
                 first_s = min(first_s, max(deadline.remaining_s(), _MIN_WAIT_S))
         return first_s
 
-    def _still_moves(self, work: RingcommWork, deadline: Deadline) -> bool:
+    def _still_moves(self, work: Work, deadline: Deadline) -> bool:
         """Whether its bytes, or bytes before them, have moved within its limit; then the limit restarts."""
         for channel in self._channels.values():
             if monotonic() - channel.moved_s < (deadline.timeout_s or 0.0) and channel.in_transit(work):
@@ -198,7 +206,7 @@ class PointToPoint:
                 return True
         return False
 
-    def _give_up_waiting(self, work: RingcommWork, peer: Optional[int], why: str) -> None:
+    def _give_up_waiting(self, work: Work, peer: Optional[int], why: str) -> None:
         if peer is not None:
             raise self._reporter.report_lost(peer, work.what, why, "stalled")
         for receive in self._matcher.receives():
@@ -226,7 +234,7 @@ class PointToPoint:
 
     def _channel_or_closed(self, peer: int) -> Channel:
         """The peer's channel; for a closed link, one that only delivers messages received before."""
-        return self._channels.get(peer) or Channel(self._fabric.link(peer), self._matcher, type_name)
+        return self._channels.get(peer) or Channel(self._fabric.link(peer), self._matcher, self._type_name)
 
     def _lose(self, peer: int, reason: str) -> None:
         """A peer has closed its link: fail if an operation still needs the peer."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import Deque, Optional
+from typing import Deque, Optional, TypeVar
 
-from ...clock import Deadline
-from ...errors import NotInitializedError, RingcommError
-from ._work import RingcommWork
+from ..clock import Deadline
+from ..errors import NotInitializedError, RingcommError
+from .work import Work
+
+_Work = TypeVar("_Work", bound=Work)
 
 
 class OperationQueue:
@@ -30,12 +32,12 @@ class OperationQueue:
         self._lock = threading.Lock()
         self._ready = threading.Condition(self._lock)
         self._idle = threading.Condition(self._lock)
-        self._queue: Deque[RingcommWork] = deque()
+        self._queue: Deque[Work] = deque()
         self._runner: Optional[int] = None
         self._thread: Optional[threading.Thread] = None
         self._closed: Optional[str] = None
 
-    def submit(self, work: RingcommWork, inline: bool) -> RingcommWork:
+    def submit(self, work: _Work, inline: bool) -> _Work:
         """Run a work now if ``inline`` and the queue is empty; otherwise append it to the queue.
 
         Raises:
@@ -58,7 +60,7 @@ class OperationQueue:
             self._perform(work)
         return work
 
-    def _enqueue(self, work: RingcommWork) -> None:
+    def _enqueue(self, work: Work) -> None:
         self._queue.append(work)
         if self._thread is None:
             self._thread = threading.Thread(target=self._main, name=self._name, daemon=True)
@@ -66,7 +68,7 @@ class OperationQueue:
         elif self._runner is None:
             self._ready.notify()
 
-    def _perform(self, work: RingcommWork) -> None:
+    def _perform(self, work: Work) -> None:
         try:
             work.perform()
         finally:
@@ -77,7 +79,7 @@ class OperationQueue:
                 else:
                     self._idle.notify_all()
 
-    def help(self, work: RingcommWork) -> None:
+    def help(self, work: Work) -> None:
         """Run the queue up to and including this work, unless another thread is running a work."""
         me = threading.get_ident()
         while not work.is_completed():

@@ -1,0 +1,31 @@
+"""What the operation queue and the point-to-point engine of a group require of an operation."""
+
+from __future__ import annotations
+
+from typing import Optional, Protocol
+
+
+class Work(Protocol):
+    """A collective or a point-to-point message.
+
+    Attributes:
+        what: its name, for error texts.
+        waiters: the number of threads that wait for it.
+        source: the sender's rank, of a received message.
+    """
+
+    what: str
+    waiters: int
+    source: int
+
+    def perform(self) -> None:
+        """Run it, and finish it with success or its error."""
+
+    def finish(self, error: Optional[BaseException] = None) -> None:
+        """Mark it as done, or as failed with ``error``; only the first call has an effect."""
+
+    def is_completed(self) -> bool:
+        """Whether it is done or has failed."""
+
+    def where(self) -> str:
+        """The place of the call, for error texts; empty if unknown."""

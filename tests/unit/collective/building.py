@@ -1,0 +1,27 @@
+"""What the tests of executions are made of: a header, arrays, steps."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ringcomm.ops import Collective, Sum
+from ringcomm.schedule.steps import SELF, Recv
+from ringcomm.wire.frames import NO_ROOT, Header
+
+HEADER = Header(0, 1, Collective.ALLREDUCE, Sum, 5, NO_ROOT, 4, 99)
+
+
+def numbers(*values):
+    return np.array(values, np.int16)
+
+
+def raw(*values):
+    return numbers(*values).tobytes()
+
+
+def fold_from(peer, start, stop, final=True):
+    return Recv((peer,), start, stop, fold=(peer, SELF), final=final)
+
+
+def peers(links):
+    return [link.peer for link in links]

@@ -1,0 +1,155 @@
+"""State in parts: each part saves, restores and sends its own values."""
+
+from __future__ import annotations
+
+from typing import Any, List
+
+import pytest
+
+import ringcomm
+from ringcomm.elastic import parts
+from ringcomm.errors import ConfigError
+
+
+class Variable:
+    """A framework's variable, as far as a part is concerned."""
+
+    def __init__(self, number: float) -> None:
+        self.number = number
+
+
+class Layer:
+    def __init__(self, *numbers: float) -> None:
+        self.variables = [Variable(number) for number in numbers]
+
+
+def numbers_of(variables: List[Variable]) -> List[float]:
+    return [item.number for item in variables]
+
+
+def assign(variables: List[Variable], values: List[float]) -> None:
+    for item, value in zip(variables, values):
+        item.number = value
+
+
+class Optimizer:
+    built = False
+
+    def build(self, variables: Any) -> None:
+        self.built, self.variables = True, list(variables)
+
+
+class Model:
+    built = True
+
+    def __init__(self) -> None:
+        self.trainable_variables = [Variable(1.0)]
+        self.optimizer: Any = None
+
+
+def part_of(value: Any, sent: List[Any]) -> parts.VariablesPart:
+    return parts.VariablesPart(value, numbers_of, assign, sent.append)
+
+
+@pytest.fixture
+def one_rank():
+    ringcomm.init()
+    yield
+    ringcomm.shutdown()
+
+
+def test_saved_values_come_back():
+    layer, sent = Layer(1.0, 2.0), []
+    part = part_of(layer, sent)
+    assign(layer.variables, [7.0, 8.0])
+    part.restore()
+    assert numbers_of(layer.variables) == [1.0, 2.0]
+    assign(layer.variables, [3.0, 4.0])
+    part.save()
+    assign(layer.variables, [0.0, 0.0])
+    part.restore()
+    assert numbers_of(layer.variables) == [3.0, 4.0]
+    assert sent == []
+
+
+def test_variables_that_were_made_after_the_save_keep_their_values():
+    layer: Any = Layer(1.0)
+    part = part_of(layer, [])
+    layer.variables.append(Variable(5.0))
+    layer.variables[0].number = 2.0
+    part.restore()
+    assert numbers_of(layer.variables) == [1.0, 5.0]
+
+
+def test_what_was_sent_is_saved():
+    layer, sent = Layer(1.0), []
+    part = part_of(layer, sent)
+    assign(layer.variables, [6.0])
+    part.sync()
+    assert sent == [layer.variables]
+    assign(layer.variables, [0.0])
+    part.restore()
+    assert numbers_of(layer.variables) == [6.0]
+
+
+def test_a_state_of_parts_and_values(one_rank: None):
+    layer, sent = Layer(1.0), []
+    state: Any = parts.PartsState({"layer": part_of(layer, sent)}, epoch=3)
+    assert state.layer is layer and state.epoch == 3
+    state.epoch, layer.variables[0].number = 4, 9.0
+    state.restore()
+    assert (state.epoch, layer.variables[0].number) == (3, 1.0)
+    state.epoch, layer.variables[0].number = 5, 2.0
+    state.save()
+    state.epoch, layer.variables[0].number = 6, 3.0
+    state.restore()
+    assert (state.epoch, layer.variables[0].number) == (5, 2.0)
+    state.sync()
+    assert sent == [layer.variables]
+
+
+def test_an_attribute_that_is_a_part_can_be_replaced(one_rank: None):
+    first, second = Layer(1.0), Layer(2.0)
+    state: Any = parts.PartsState({"layer": part_of(first, [])})
+    state.layer = second
+    second.variables[0].number = 8.0
+    state.save()
+    second.variables[0].number = 0.0
+    state.restore()
+    assert state.layer is second and second.variables[0].number == 8.0 and first.variables[0].number == 1.0
+
+
+def test_variables_may_be_an_attribute_a_method_or_a_list():
+    variables = [Variable(1.0)]
+    assert parts.variables_of(variables) == variables
+    layer = Layer(1.0)
+    assert parts.variables_of(layer) == layer.variables
+
+    class Old:
+        def variables(self) -> List[Variable]:
+            return variables
+
+    assert parts.variables_of(Old()) == variables
+
+
+def test_an_optimizer_is_built_once():
+    model, optimizer = Model(), Optimizer()
+    assert parts.check_built(model, optimizer) is optimizer and optimizer.built
+    assert optimizer.variables == model.trainable_variables
+    optimizer.variables = []
+    parts.build(optimizer, model)
+    assert optimizer.variables == [], "it was built already"
+
+
+def test_the_models_own_optimizer_counts_where_none_is_given():
+    model = Model()
+    assert parts.check_built(model, None) is None
+    model.optimizer = Optimizer()
+    assert parts.check_built(model, None) is model.optimizer and model.optimizer.built
+
+
+def test_a_model_that_is_not_built_cannot_be_saved():
+    model: Any = Model()
+    model.built = False
+    with pytest.raises(ConfigError, match="must be built first"):
+        parts.check_built(model, None)
