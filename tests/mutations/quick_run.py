@@ -18,7 +18,7 @@ import pytest
 
 from tests.mutations.copies import environ_for
 
-_PARTS = (["tests/unit", "tests/sim", "tests/fuzz"], ["tests/contract"], ["tests/proc"])
+PARTS = (["tests/unit", "tests/sim", "tests/fuzz"], ["tests/contract"], ["tests/proc"])
 _QUICK = ["--quick", "-m", "not slow and not hosts"]
 _PHASE = re.compile(r" \((setup|call|teardown)\)$")
 _CONFIGURATION = """
@@ -93,13 +93,13 @@ def measure(where: Path, scratch: Path, jobs: int) -> QuickRun:
         report = scratch / f"{number}.xml"
         command = [*coverage, "run", "--rcfile", str(scratch / "rc"), "-m", "pytest", "-q"]
         command += ["-p", "no:cacheprovider", "-p", __name__, f"--junitxml={report}"]
-        command += [*_QUICK, *_PARTS[number]]
+        command += [*_QUICK, *PARTS[number]]
         with open(scratch / f"{number}.log", "w") as log:
             subprocess.run(command, cwd=where, env=environ_for(where), stdout=log, stderr=log, check=False)
         return report
 
     with ThreadPoolExecutor(jobs) as pool:
-        reports = list(pool.map(run, range(len(_PARTS))))
+        reports = list(pool.map(run, range(len(PARTS))))
     seconds = dict(item for report in reports for item in _passed(report))
     subprocess.run([*coverage, "combine", "--rcfile", str(scratch / "rc"), "-q"], cwd=where, check=False)
     return QuickRun(seconds, _lines(where, scratch / "data", seconds))
