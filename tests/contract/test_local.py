@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -266,10 +268,20 @@ def test_a_peer_cannot_return_more_than_it_was_given(no_leaks, make, claim, wron
 def test_small_pieces_go_through_the_ring_and_large_ones_are_lent(no_leaks):
     here, there = socket.socketpair()
     link = reading_link(here)
-    link.use(Carriers(1024, 64 * 1024))
+    link.use(Carriers(1024, 32 * 1024))
     with there:
         assert link.send([memoryview(bytes(32 * 1024))]) == 32 * 1024
         assert there.recv(1000)[7] == OFFER
         assert link.send([memoryview(bytes(RING_BYTES))]) == 0
         assert there.recv(1000)[7] == LEND
         link.close()
+
+
+def test_memory_of_a_process_that_is_gone_is_an_error_of_the_system(no_leaks):
+    """Not a lease that was revoked: nothing must be taken for the bytes."""
+    lease = Lease()
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    memory = PeerMemory(process.pid, lease.address, lease.token)
+    with pytest.raises(ProcessLookupError):
+        memory.read(lease.address, memoryview(bytearray(100)))
