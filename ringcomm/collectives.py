@@ -255,7 +255,8 @@ class Collectives:
             packed = self.objects.pack(value, "broadcast_object", name_of(name)) if self.rank == root else b""
             length = np.array([len(packed)], np.int64)
             self._runner.broadcast(length, root, name_of(name), (1,), kind)
-            data = np.frombuffer(packed, np.uint8) if self.rank == root else np.empty(int(length[0]), np.uint8)
+            empty = np.empty(0 if self.rank == root else int(length[0]), np.uint8)
+            data = np.frombuffer(packed, np.uint8) if self.rank == root else empty
             self._runner.broadcast(data, root, name_of(name), data.shape, kind)
             if self.rank == root:
                 return value
