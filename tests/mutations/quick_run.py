@@ -32,7 +32,9 @@ context = ${{PYTEST_CURRENT_TEST-}}
 source =
     {where}/ringcomm
     {where}/launcher/ringrun
-patch = subprocess
+patch =
+    subprocess
+    _exit
 disable_warnings = no-data-collected,module-not-measured,module-not-imported
 """
 
