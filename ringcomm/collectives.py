@@ -269,10 +269,10 @@ class Collectives:
         kind = Collective.BROADCAST_OBJECT
         with self._runner.exclusive(parts=2):
             packed = self.objects.pack(value, "broadcast_object", name_of(name)) if self.rank == root else b""
-            payload = np.frombuffer(packed, np.uint8)
-            length = np.array([payload.size], np.int64)
+            length = np.array([len(packed)], np.int64)
             self._runner.broadcast(length, root, name_of(name), (1,), kind)
-            data = payload.copy() if self.rank == root else np.empty(int(length[0]), np.uint8)
+            empty = np.empty(0 if self.rank == root else int(length[0]), np.uint8)
+            data = np.frombuffer(packed, np.uint8) if self.rank == root else empty
             self._runner.broadcast(data, root, name_of(name), data.shape, kind)
             if self.rank == root:
                 return value

@@ -41,12 +41,11 @@ def broadcast_object(
     label = wire_name("broadcast_object", name)
     matched = f"{label} in {number}"
     packed = objects.pack(obj, "broadcast_object", matched) if root else b""
-    payload = np.frombuffer(packed, np.uint8)
-    length = np.array([payload.size], np.int64)
+    length = np.array([len(packed)], np.int64)
     first = engine.broadcast([length], root_rank, label, [(1,)], number, urgent=True)
     with engine.in_parts():
         first.wait()
-        data = payload.copy() if root else np.empty(int(length[0]), np.uint8)
+        data = np.frombuffer(packed, np.uint8) if root else np.empty(int(length[0]), np.uint8)
         second = label and f"{label}.data"
         engine.broadcast([data], root_rank, second, [data.shape], number, urgent=True).wait()
     return obj if root else objects.unpack(data, root_rank, "broadcast_object", matched)

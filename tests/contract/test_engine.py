@@ -295,6 +295,14 @@ class TestOrder:
             assert sums == [(size - 1 - turn // 2) / size for turn in range(rank * 2)]
             assert last == size - 1 and after == [size, size]
 
+    def test_join_ends_also_if_rank_0_is_the_last(self):
+        def work(context):
+            if context.rank == 0:  # the other has joined when this is over
+                context.engine.allreduce([np.ones(4)], Sum).wait(LIMIT_S)
+            return context.engine.join().wait(LIMIT_S)
+
+        assert run_ranks(2, work) == [0, 0]
+
     @pytest.mark.parametrize("op, neutral", [(Min, 7), (Max, -7), (Product, 3)])
     def test_joined_ranks_change_nothing(self, op, neutral):
         def work(context):

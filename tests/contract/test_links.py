@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -177,3 +178,22 @@ def test_a_tcp_link_is_set_up_for_small_messages():
     for fabric in fabrics:
         fabric.close()
     assert [sock.fileno() for sock in sockets] == [-1, -1]
+
+
+def test_room_in_memory_wakes_a_rank_that_waits_to_send():
+    fabrics = memory_fabrics(2, capacity_bytes=8)
+    one, other = fabrics[0].link(1), fabrics[1].link(0)
+    full = threading.Event()
+
+    def fill():
+        sent = one.send([memoryview(bytes(16))])
+        fabrics[0].wait([], [one], 0.0)  # what has changed so far has been seen
+        full.set()
+        fabrics[0].wait([], [one], 25.0)
+        return sent, one.send([memoryview(bytes(8))])
+
+    with ThreadPoolExecutor(1) as pool:
+        filling = pool.submit(fill)
+        assert full.wait(10.0)
+        assert other.recv([memoryview(bytearray(5))]) == 5
+        assert filling.result(15.0) == (8, 5)

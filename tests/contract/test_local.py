@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from ringcomm.testing.cluster import run_ranks
 from ringcomm.testing.driving import closed
 from ringcomm.transport import carriers, local, ring
 from ringcomm.transport.local import make_links
-from ringcomm.transport.process_memory import RING_MOST_BYTES, PeerMemory, ReadingLink
+from ringcomm.transport.process_memory import RING_MOST_BYTES, Lease, PeerMemory, ReadingLink
 from ringcomm.transport.ring import (
     LENT,
     MASK,
@@ -267,3 +269,13 @@ def test_without_shared_memory_nothing_is_measured(monkeypatch, no_leaks):
     monkeypatch.setattr(carriers, "_found", None)
     monkeypatch.setattr(os, "posix_fallocate", refuse)
     assert carriers.measured() == RING_MOST_BYTES
+
+
+def test_memory_of_a_process_that_is_gone_is_an_error_of_the_system(no_leaks):
+    """Not a lease that was revoked: nothing must be taken for the bytes."""
+    lease = Lease()
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    memory = PeerMemory(process.pid, lease.address, lease.token)
+    with pytest.raises(ProcessLookupError):
+        memory.read(lease.address, memoryview(bytearray(100)))

@@ -11,6 +11,7 @@ from ringcomm.transport.kinds import LOOPBACK
 from ringcomm.transport.nics import Interface
 from ringcomm.transport.reactor import Reactor
 from ringcomm.wire.auth import Claim, Purpose, job_digest
+from ringcomm.wire.messages import encode
 from tests.contract.service import Door, eventually
 
 KEY, JOB = b"k" * 32, job_digest("job")
@@ -23,11 +24,11 @@ def probe(no_leaks):
     reactor = Reactor()
     made = []
 
-    def start(address, port):
+    def start(address, port, interfaces=LO):
         settled = []
         offer = {"address": address, "port": port, "iface": "eth7", "kind": LOOPBACK}
         claim = Claim(Purpose.DIRECT, JOB, 1, 0, 1)
-        made.append(Probe(reactor, KEY, claim, offer, 0, LO, lambda: settled.append(1)))
+        made.append(Probe(reactor, KEY, claim, offer, 0, interfaces, lambda: settled.append(1)))
         return made[-1], settled
 
     start.reactor = reactor
@@ -70,4 +71,28 @@ def test_a_rank_that_does_not_say_which_it_is(probe):
     door.arrived[0][0].close()
     door.turn_until(lambda: settled)
     assert made.attempt().why == "it closed the connection"
+    door.close()
+
+
+@pytest.mark.parametrize(
+    ("rank", "interfaces", "why"),
+    [
+        (1, LO, ""),
+        (2, LO, "rank 2 answered there, not rank 1"),
+        (1, [LO[0]._replace(address="10.0.0.1")], "it goes out by 127.0.0.1, which --iface excludes"),
+    ],
+)
+def test_what_answers_counts(probe, rank, interfaces, why):
+    door, found = Door(probe.reactor), []
+    door.acceptor.arrived = lambda sock, claim, session: found.append((sock, session))
+    made, settled = probe(*door.address, interfaces)
+    door.turn_until(lambda: found)
+    ((sock, session),) = found
+    sock.sendall(encode({"type": "echo", "rank": rank}, session))
+    door.turn_until(lambda: settled)
+    attempt = made.attempt()
+    assert attempt.why == why
+    if not why:
+        assert (attempt.local, attempt.local_iface, attempt.remote_iface) == ("127.0.0.1", "lo", "eth7")
+    sock.close()
     door.close()

@@ -73,6 +73,21 @@ def test_another_rank_there_is_no_wire(mesh):
     assert run(mesh, CLAIM._replace(target=2), wires(mesh)) == [None, None]
 
 
+def test_what_connects_after_the_end_is_closed(mesh):
+    """Its dials go on for a while; nothing of theirs is kept, and nothing is called."""
+    results = []
+    race = Race(mesh.reactor, KEY, CLAIM, wires(mesh), results.append)
+    race.close()
+    watched = len(mesh.reactor._selector.get_map())
+
+    def turn():
+        mesh.reactor.run_once(0.01)
+        return len(mesh.reactor._selector.get_map()) <= watched - 2
+
+    assert eventually(turn), "both dials have ended, and none of their connections is watched"
+    assert results == [] and all(runner._sock is None for runner in race._runners)
+
+
 class Silent:
     """An answering side that sends all it may, then reads all, and reports nothing beyond the burst."""
 

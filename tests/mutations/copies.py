@@ -9,7 +9,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Dict, List, NamedTuple
+from typing import Dict, List, NamedTuple, Set
 
 ROOT = Path(__file__).resolve().parents[2]
 _PARTS = (
@@ -45,6 +45,15 @@ def environ_for(where: Path) -> Dict[str, str]:
     return environ
 
 
+def collected(where: Path, paths: List[str]) -> Set[str]:
+    """The tests that there are in a copy under these paths."""
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", *paths]
+    listing = subprocess.run(
+        command, cwd=where, env=environ_for(where), stdout=subprocess.PIPE, text=True, check=False
+    )
+    return {line for line in listing.stdout.splitlines() if "::" in line}
+
+
 def run_tests(where: Path, arguments: List[str], limit_s: float) -> Outcome:
     """Run pytest in a copy until the first test fails.
 
@@ -53,7 +62,7 @@ def run_tests(where: Path, arguments: List[str], limit_s: float) -> Outcome:
         arguments: which tests.
         limit_s: after so many seconds pytest and all that it has started are killed.
     """
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout", "40"]
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--timeout", "40", "-rfE"]
     process = subprocess.Popen(
         [*command, *arguments],
         cwd=where,

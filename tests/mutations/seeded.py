@@ -23,13 +23,13 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
-from typing import Dict, List, NamedTuple, Set, Tuple
+from typing import Dict, List, NamedTuple, Tuple
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT)]
 
-from tests.mutations.copies import copy_project, run_tests  # noqa: E402
-from tests.mutations.quick_run import QuickRun, measure  # noqa: E402
+from tests.mutations.copies import collected, copy_project, run_tests  # noqa: E402
+from tests.mutations.quick_run import PARTS, QuickRun, measure  # noqa: E402
 from tests.mutations.sites import Site, sites_of  # noqa: E402
 
 AREAS = {
@@ -45,14 +45,15 @@ MOST_TESTS = 250
 MOST_S = 60.0
 """The tests for one change took no longer than this together when they were measured."""
 _SURVIVED = re.compile(r" *\d+ (?P<file>\S+):(?P<line>\d+) (?P<change>.*) \| \d+ tests, \d+ s: SURVIVED")
-_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+::.*?)(?: - .*)?$", re.MULTILINE)
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/\S+::.*?)(?: - .*)?$", re.MULTILINE)
+_NAMED = re.compile(r"^(tests/[^\s:]+::.*?)(?: (?:PASSED|SKIPPED|XFAIL).*)?$", re.MULTILINE)
 
 
 class Result(NamedTuple):
     """What has become of one change.
 
     Attributes:
-        caught: the test that failed, ``hang``, ``import``, or "" if it survived.
+        caught: the test that failed (``hangs``: until a time limit), ``import``, or "" if it survived.
     """
 
     number: int
@@ -110,7 +111,8 @@ class Bench:
         self._run = run
         self._clean = copy_project(folder / "clean")
         self._copies: Queue[Path] = Queue()
-        self._unreliable: Set[str] = set()
+        # Tests may be gone since they were measured. Those that fail without any change leave this set, too.
+        self._known = collected(self._clean, [path for part in PARTS for path in part])
         for number in range(jobs):
             self._copies.put(copy_project(folder / f"copy{number}"))
 
@@ -131,20 +133,23 @@ class Bench:
         return result
 
     def _caught_by(self, copy: Path, tests: List[str]) -> str:
+        """The first test that fails with the change and not without it, or how else it shows; else ""."""
         while True:
-            left = [test for test in tests if test not in self._unreliable]
+            left = [test for test in tests if test in self._known]
             if not left:
                 return ""
-            done = run_tests(copy, left, 10 * MOST_S)
+            done = run_tests(copy, ["-v", *left], 10 * MOST_S)
             if done.code == 0:
                 return ""
-            failed = _FAILED.findall(done.output)
-            if not failed:  # pytest has been ended, by a time limit of its own or of ours, or could not begin
-                return "import" if done.code in (2, 3, 4) else "hang"
-            test = failed[0].strip()
-            if "::" not in test or run_tests(self._clean, [test], 3 * MOST_S).code == 0:
-                return test
-            self._unreliable.add(test)
+            if done.code in (2, 3):  # nothing can be imported, or not even pytest can go on
+                return "import"
+            failed = _FAILED.search(done.output)
+            # Without a test that failed, a time limit has ended pytest within the last one that it named.
+            named = [failed[1]] if failed else _NAMED.findall(done.output)[-1:]
+            assert named and done.code in (1, -1), done.output
+            if run_tests(self._clean, named, 3 * MOST_S).code == 0:
+                return named[0] if failed else f"{named[0]} hangs"
+            self._known.discard(named[0])
 
 
 def survivors_of(table: str) -> List[Site]:

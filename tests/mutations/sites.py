@@ -100,6 +100,8 @@ def _code(node: ast.AST) -> Iterator[ast.AST]:
     if isinstance(node, ast.If) and _not_here(node.test):
         return
     yield node
+    if _is_negative(node):
+        return
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list", "bases", "keywords") and not isinstance(
             node, ast.Call
@@ -163,6 +165,17 @@ def _negation(node: ast.AST) -> Optional[ast.AST]:
     return node.operand if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) else None
 
 
+def _is_negative(node: ast.AST) -> bool:
+    """Whether it is a number like -1, which stands for nothing or unknown and is as good as -2."""
+    if not isinstance(node, ast.UnaryOp) or not isinstance(node.op, ast.USub):
+        return False
+    return _constant(node.operand) is not None
+
+
+def _sign(node: ast.AST) -> Optional[ast.AST]:
+    return node.operand if isinstance(node, ast.UnaryOp) and _is_negative(node) else None
+
+
 def _constant(node: ast.AST) -> Optional[ast.AST]:
     if not isinstance(node, ast.Constant) or not isinstance(node.value, int):
         return None
@@ -197,6 +210,7 @@ _KINDS: Dict[str, Callable[[ast.AST], Optional[ast.AST]]] = {
     "and/or": _and_or,
     "negation": _negation,
     "constant": _constant,
+    "sign": _sign,
     "branches": _branches,
     "statement": _dropped,
 }

@@ -6,18 +6,15 @@ quietly turn a bug into none.
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import List, NamedTuple
 
 import pytest
 
+from tests.mutations.copies import copy_project, run_tests
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 240.0
 
 
@@ -142,42 +139,7 @@ BUGS = {
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sources and the tests, somewhere else."""
-    target = tmp_path_factory.mktemp("mutant")
-    for name in ("ringcomm", "launcher", "tests", "pyproject.toml"):
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, target / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(source, target / name)
-    return target
-
-
-def run_tests(where: Path, arguments: List[str]) -> subprocess.CompletedProcess[str]:
-    environ = {
-        name: value for name, value in os.environ.items() if not name.startswith(("RINGCOMM_", "PYTEST_"))
-    }
-    environ.update(PYTHONPATH=f"{where}:{where / 'launcher'}", PYTHONDONTWRITEBYTECODE="1")
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-        "--timeout",
-        "40",
-        *arguments,
-    ]
-    return subprocess.run(
-        command,
-        cwd=where,
-        env=environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=LIMIT_S,
-    )
+    return copy_project(tmp_path_factory.mktemp("mutant"))
 
 
 def selection(bug: Bug) -> List[str]:
@@ -186,8 +148,8 @@ def selection(bug: Bug) -> List[str]:
 
 def test_the_same_tests_pass_without_any_bug(copy: Path) -> None:
     for arguments in {tuple(selection(bug)): None for bug in BUGS.values()}:
-        done = run_tests(copy, list(arguments))
-        assert done.returncode == 0, done.stdout
+        done = run_tests(copy, list(arguments), LIMIT_S)
+        assert done.code == 0, done.output
 
 
 @pytest.mark.parametrize("name", BUGS)
@@ -198,8 +160,8 @@ def test_the_suite_notices(copy: Path, name: str) -> None:
     assert text.count(bug.right) == 1, f"{bug.file} has changed: this bug is not where it was"
     path.write_text(text.replace(bug.right, bug.wrong))
     try:
-        done = run_tests(copy, selection(bug))
+        done = run_tests(copy, selection(bug), LIMIT_S)
     finally:
         path.write_text(text)
     # Tests that fail give 1; files that cannot even be imported give 2.
-    assert done.returncode == 1, f"{name}: no test failed\n{done.stdout[-3000:]}"
+    assert done.code == 1, f"{name}: no test failed\n{done.output[-3000:]}"

@@ -29,6 +29,7 @@ def changes(source):
         ("x = a and not b", ["x = (a or not b)", "x = a and (b)"]),
         ("x = 3", ["x = (4)"]),
         ("x = True", ["x = (False)"]),
+        ("x = -1", ["x = (1)"]),
         ("x = a if b else c", ["x = (c if b else a)"]),
         ("if a:\n    x = b", ["if not a:"]),
         ("f(a)", ["pass"]),

@@ -37,3 +37,9 @@ def test_an_intent_takes_the_place_of_the_call_that_runs() -> None:
     assert intent.applied(call).describe() == "broadcast(6 elements, float32, root_rank=2, name='weights')"
     assert intent.applied(call).bounds == (0, 3, 6), "an intent without sizes keeps those of the call"
     assert Intent(Collective.BROADCAST, bounds=(0, 6)).applied(call).bounds == (0, 6)
+
+
+def test_the_exchange_ahead_of_a_call_is_another_call() -> None:
+    """It has a schedule of its own, and plans are kept by the call."""
+    call = Call(Collective.ALLGATHER, np.dtype(np.int64), 0, NO_OP, NO_ROOT, "a", (3,))
+    assert call != call._replace(ahead=True)

@@ -58,7 +58,7 @@ def test_what_does_not_fit_is_said(theirs, words):
     assert (caught.value.rank, caught.value.peer) == (0, 1)
 
 
-@pytest.mark.parametrize("codec, words", [(3, "compression='int8'"), (99, "something this version")])
+@pytest.mark.parametrize("codec, words", [(3, "compression='int8'"), (99, "something that this version")])
 def test_another_codec(codec, words):
     headers = Headers(HEADER, [Recv((1,), 0, 3), Send(1, 0, 0)], 0)
     received = bytearray(HEADER._replace(sends=3).pack())

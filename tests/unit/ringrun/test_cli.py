@@ -173,3 +173,15 @@ def test_the_page_names_every_option() -> None:
     wanted = {name for param in cli.ringrun.params if isinstance(param, click.Option) for name in param.opts}
     assert sorted(name for name in wanted - settings if f"`{name}" not in page) == []
     assert [name.variable for name in NAMES if f"`{name.variable}`" not in page and name.variable] == []
+
+
+@pytest.mark.parametrize(("words", "code"), [(["-h"], 0), (["--help"], 0), ([], 2), (["a", "b"], 2)])
+def test_the_usage_of_diagnose_is_output_if_it_was_asked_for(
+    words: List[str], code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli._diagnose(words)
+    assert caught.value.code == code
+    out, err = capsys.readouterr()
+    assert "ringrun diagnose" in (err if code else out)
+    assert (out if code else err) == ""

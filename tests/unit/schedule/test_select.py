@@ -55,6 +55,15 @@ class TestAllReduce:
         assert name_of(fast, 100 * KIB) == "direct"
         assert name_of(slow, 100 * KIB) == "one_shot"
 
+    def test_another_model_means_another_choice(self):
+        heard = []
+        (first, *_) = selectors(network(*[GIGABIT] * 4), heard)
+        first.all_reduce(25 * KIB, 4, False)
+        first.adopt(network(*[GIGABIT] * 4, latency_s=5e-3))
+        first.all_reduce(25 * KIB, 4, False)
+        chosen = [text.split(": ")[1].split(" ")[0] for text in heard if "allreduce of" in text]
+        assert chosen == ["direct", "one_shot"]
+
     def test_several_ranks_per_host(self):
         model = network(GIGABIT, GIGABIT, places=4)
         assert name_of(model, 64 * MIB) == "hierarchical"
