@@ -108,8 +108,8 @@ LEVELS: Dict[int, List[List[str]]] = {
             "tensorflow.util", "tensorflow.__init__",
             "tensorflow.keras.collectives",
             "tensorflow.keras.callbacks", "tensorflow.keras.elastic", "tensorflow.keras.models",
-            "tensorflow.keras.__init__", "tensorflow.data.__init__", "tensorflow.data.compute_service",
-            "tensorflow.data.compute_worker",
+            "tensorflow.keras.__init__", "tensorflow.data.__init__", "tensorflow.data.servers",
+            "tensorflow.data.compute_service", "tensorflow.data.compute_worker",
         ],
         [
             "testing.faulty", "testing.reference", "testing.simulation", "testing.driving",
