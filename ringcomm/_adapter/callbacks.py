@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import ConfigError
 from ..ops import ReduceOp
-from ..process_set import ProcessSet, global_process_set
+from ..process_set import ProcessSet, global_process_set, size_of
 from . import graph_callbacks
 
 Multiplier = Union[float, Callable[[float], float]]
@@ -84,7 +84,7 @@ def warmup(size: int, warmup_epochs: float) -> Callable[[float], float]:
 def averaged(logs: Dict[str, Any], process_set: ProcessSet = global_process_set) -> Dict[str, float]:
     """The averages over all ranks of those metrics that are numbers, in one operation."""
     names = sorted(name for name, value in logs.items() if np.ndim(value) == 0 and _is_number(value))
-    if not names or process_set.size() == 1:
+    if not names or size_of(process_set) == 1:
         return {name: float(logs[name]) for name in names}
     values = np.array([float(logs[name]) for name in names], np.float64)
     how = graph_callbacks.average(process_set, ReduceOp.AVERAGE)
