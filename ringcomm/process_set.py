@@ -62,31 +62,28 @@ class ProcessSet:
         """The ranks in ascending order."""
         return list(self._ranks)
 
-    def size(self) -> int:
-        """The number of ranks in the set.
+    def size(self) -> Optional[int]:
+        """The number of ranks in the set; None while it is not registered, as in Horovod."""
+        return None if self.process_set_id is None else size_of(self)
+
+    def rank(self) -> Optional[int]:
+        """This process's rank within the set, from 0; None while the set is not registered, as in Horovod.
 
         Raises:
-            UnknownProcessSetError: the set is not registered.
+            UnknownProcessSetError: this process is not a member.
         """
-        return len(self._members())
+        return None if self.process_set_id is None else rank_in(self)
 
-    def rank(self) -> int:
-        """This process's rank within the set, from 0.
-
-        Raises:
-            UnknownProcessSetError: this process is not a member, or the set is not registered.
-        """
-        members = self._members()
-        own = api.rank()
-        if own not in members:
-            raise UnknownProcessSetError(f"Rank {own} is not a member of {self}.")
-        return members.index(own)
-
-    def included(self) -> bool:
-        """Whether this process is a member."""
-        return api.rank() in self._members()
+    def included(self) -> Optional[bool]:
+        """Whether this process is a member; None while the set is not registered, as in Horovod."""
+        return None if self.process_set_id is None else included_in(self)
 
     def _members(self) -> List[int]:
+        """The ranks in ascending order, of a set that is registered.
+
+        Raises:
+            UnknownProcessSetError: it is not.
+        """
         if self.process_set_id is None:
             raise UnknownProcessSetError(
                 f"{self} has not been registered: pass it to init(process_sets=[...]) or add_process_set()."
@@ -174,6 +171,36 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         return False
     process_set.forget()
     return True
+
+
+def size_of(process_set: ProcessSet) -> int:
+    """The number of ranks in a set.
+
+    Raises:
+        UnknownProcessSetError: the set is not registered.
+    """
+    return len(process_set._members())
+
+
+def included_in(process_set: ProcessSet) -> bool:
+    """Whether this process is a member of a set.
+
+    Raises:
+        UnknownProcessSetError: the set is not registered.
+    """
+    return api.rank() in process_set._members()
+
+
+def rank_in(process_set: ProcessSet) -> int:
+    """This process's rank within a set.
+
+    Raises:
+        UnknownProcessSetError: this process is not a member, or the set is not registered.
+    """
+    members, own = process_set._members(), api.rank()
+    if own not in members:
+        raise UnknownProcessSetError(f"Rank {own} is not a member of {process_set}.")
+    return members.index(own)
 
 
 def number_of(process_set: Optional[ProcessSet]) -> int:

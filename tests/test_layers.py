@@ -117,8 +117,8 @@ LEVELS: Dict[int, List[List[str]]] = {
             "tensorflow.elastic", "tensorflow.tape", "tensorflow.sync_batch_norm", "tensorflow.optimizer",
             "tensorflow.mpi_ops", "tensorflow.util", "tensorflow.__init__", "tensorflow.keras.collectives",
             "tensorflow.keras.callbacks", "tensorflow.keras.elastic", "tensorflow.keras.models",
-            "tensorflow.keras.__init__", "tensorflow.data.__init__", "tensorflow.data.compute_service",
-            "tensorflow.data.compute_worker",
+            "tensorflow.keras.__init__", "tensorflow.data.__init__", "tensorflow.data.servers",
+            "tensorflow.data.compute_service", "tensorflow.data.compute_worker",
         ],
         [
             "testing.faulty", "testing.reference", "testing.simulation", "testing.driving",

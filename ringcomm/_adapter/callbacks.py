@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import ConfigError
 from ..ops import ReduceOp
-from ..process_set import ProcessSet, global_process_set
+from ..process_set import ProcessSet, global_process_set, size_of
 from . import graph_callbacks
 
 Multiplier = Union[float, Callable[[float], float]]
@@ -93,7 +93,7 @@ def averaged(
             validation (``val_...``). None on all ranks: metrics have no weights.
     """
     names = sorted(name for name, value in logs.items() if np.ndim(value) == 0 and _is_number(value))
-    if not names or process_set.size() == 1:
+    if not names or size_of(process_set) == 1:
         return {name: float(logs[name]) for name in names}
     how = graph_callbacks.average(process_set, ReduceOp.AVERAGE)
     weighted = [name for name in names if samples is not None and not name.startswith("val_")]

@@ -6,7 +6,7 @@ from typing import Any, Callable, Sequence, Tuple
 
 from .. import api
 from ..consistency import compare
-from ..process_set import ProcessSet, number_of
+from ..process_set import ProcessSet, included_in, number_of
 
 Named = Sequence[Tuple[str, Any]]
 
@@ -34,5 +34,5 @@ class StepCheck:
         context = api.context()
         every = context.settings.check_every
         self._steps += 1
-        if every and self._steps % every == 0 and context.size > 1 and self._process_set.included():
+        if every and self._steps % every == 0 and context.size > 1 and included_in(self._process_set):
             compare(context, named(), number_of(self._process_set))

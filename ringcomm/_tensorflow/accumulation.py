@@ -25,11 +25,16 @@ class Accumulator:
 
     def __init__(self, passes: int, average: bool, sparse_as_dense: bool) -> None:
         self._passes = passes
+        self._average = average
         self._factor = 1.0 / passes if average else 1.0
         self._sparse_as_dense = sparse_as_dense
         self._sums: Dict[Any, Any] = {}
         with tf.init_scope():
             self.counter = tf.Variable(0, trainable=False, dtype=tf.int64)
+
+    def fresh(self) -> Accumulator:
+        """Another accumulator with the same options, without sums."""
+        return Accumulator(self._passes, self._average, self._sparse_as_dense)
 
     def step(self, pairs: Pairs, apply: Callable[[Pairs], Any], otherwise: Callable[[], Any]) -> None:
         """Add gradients; if these are the last of a step, apply the sums and reset them to zero.

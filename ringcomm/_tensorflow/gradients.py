@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
@@ -14,7 +15,7 @@ from .._adapter.gradients import Groups, Reduction, bucket_name, chosen_groups, 
 from .._adapter.names import variable_name
 from ..balance.step_weight import StepWeight
 from ..ops import ReduceOp, op_of
-from ..process_set import ProcessSet, global_process_set
+from ..process_set import ProcessSet, global_process_set, included_in, size_of
 from . import bridge
 from .compression import Compression, NoneCompressor
 
@@ -57,6 +58,12 @@ class GradientReducer:
         self.scale_local_gradients = scale_local_gradients
         self._local: Dict[int, Any] = {}
 
+    def fresh(self) -> GradientReducer:
+        """Another reducer with the same options, without local variables."""
+        other = copy.copy(self)
+        other._local = {}
+        return other
+
     def register_local(self, variable: Any) -> None:
         """Exclude the gradient of a variable from the reduction, because only this rank has the variable."""
         self._local[id(variable)] = variable
@@ -67,9 +74,9 @@ class GradientReducer:
 
     def active(self) -> bool:
         """Whether this rank is in the process set, and has other ranks to reduce with or steps to count."""
-        if not self.how.process_set.included():
+        if not included_in(self.how.process_set):
             return False
-        return self.how.process_set.size() > 1 or self.how.weight is not None
+        return size_of(self.how.process_set) > 1 or self.how.weight is not None
 
     def reduce(
         self,
@@ -121,7 +128,7 @@ class GradientReducer:
     def _scaled(self, gradient: Any) -> Any:
         if not self.scale_local_gradients:
             return gradient
-        return _times(gradient, 1.0 / self.how.process_set.size())
+        return _times(gradient, 1.0 / size_of(self.how.process_set))
 
     def _bundles(
         self,
@@ -187,7 +194,7 @@ class GradientReducer:
         values, context = compression.compress(slices.values)
         average = self.how.op == ReduceOp.AVERAGE
         factor = self.how.prescale * self.how.postscale
-        factor = factor / self.how.process_set.size() if average else factor
+        factor = factor / size_of(self.how.process_set) if average else factor
 
         def finish(results: Sequence[Any], into: List[Any]) -> None:
             whole = compression.decompress(results[0], context)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional
+from typing import Any, List, Optional, Tuple
 
 from .accumulation import Accumulator
 from .gradients import GradientReducer, ReducingOptimizer
-
-_classes: Dict[Any, Any] = {}
 
 
 class _Distributed(ReducingOptimizer):
@@ -21,6 +19,26 @@ class _Distributed(ReducingOptimizer):
 
     _agg_helper: Optional[Accumulator] = None
     _gradients_are_reduced = False
+    _parts: Tuple[GradientReducer, Optional[Accumulator]]
+    """Of the optimizer for which this class was made: every such optimizer has a class of its own."""
+
+    @classmethod
+    def from_config(cls, config: Any, *args: Any, **kwargs: Any) -> Any:
+        """Create an optimizer of the same class, which reduces gradients in the same way.
+
+        Args:
+            config: from the optimizer's ``get_config()``.
+            args: further arguments of the optimizer's own method.
+            kwargs: the same, passed by keyword.
+
+        Returns:
+            the optimizer, without the state and the local variables of the other one.
+        """
+        made = super().from_config(config, *args, **kwargs)  # type: ignore[misc]
+        reducer, accumulator = cls._parts
+        _set(made, "_reducer", reducer.fresh())
+        _set(made, "_agg_helper", None if accumulator is None else accumulator.fresh())
+        return made
 
     def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> Any:
         """Compute gradients with the optimizer's own method and reduce them over all ranks.
@@ -106,16 +124,15 @@ def make_distributed(
         accumulator: sums the gradients of several batches; None: every batch is a step.
     """
     own = type(optimizer)
-    if own not in _classes:
-        # The same class and module name, so that a saved model names Keras's own class.
-        namespace = {"__doc__": own.__doc__, "__module__": own.__module__}
-        new = own if issubclass(own, _Distributed) else type(own.__name__, (_Distributed, own), namespace)
-        _classes[own] = new
+    bases = (own,) if issubclass(own, _Distributed) else (_Distributed, own)
+    # The same class and module name, so that a saved model names Keras's own class.
+    namespace = {"__doc__": own.__doc__, "__module__": own.__module__, "_parts": (reducer, accumulator)}
+    kind: Any = type(own.__name__, bases, namespace)
     if in_place:
-        optimizer.__class__ = _classes[own]
+        optimizer.__class__ = kind
         distributed = optimizer
     else:
-        distributed = _classes[own].from_config(optimizer.get_config())
+        distributed = kind.from_config(optimizer.get_config())
     _set(distributed, "_reducer", reducer)
     _set(distributed, "_agg_helper", accumulator)
     return distributed

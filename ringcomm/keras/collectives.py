@@ -13,7 +13,7 @@ from .._adapter.arguments import reduction
 from .._adapter.gradients import Reduction
 from ..docstrings import documented
 from ..ops import ReduceOp, op_of, weight_of
-from ..process_set import ProcessSet, global_process_set
+from ..process_set import ProcessSet, global_process_set, size_of
 
 
 @documented
@@ -160,7 +160,7 @@ def broadcast_variables(
         PeerLostError: a rank was lost.
     """
     listed = list(variables)
-    if not listed or process_set.size() == 1:
+    if not listed or size_of(process_set) == 1:
         return
     operation = graph_callbacks.Broadcast(root_rank, process_set, None, len(listed))
     results = graph_callbacks.Batch([operation]).run([as_array(variable) for variable in listed])

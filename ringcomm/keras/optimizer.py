@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import keras
 
@@ -15,7 +15,7 @@ from ..collective.call_sites import look_through
 from ..docstrings import documented
 from ..errors import BrokenInvariantError, ConfigError
 from ..ops import ReduceOp, op_of
-from ..process_set import ProcessSet, global_process_set
+from ..process_set import ProcessSet, global_process_set, included_in, size_of
 from .backends import reduce
 from .reduction_options import How
 
@@ -36,6 +36,8 @@ class _Distributed:
     _ringcomm_local: Dict[int, Any]
     _ringcomm_variables: List[Any]
     _ringcomm_reached = False
+    _ringcomm_options: Optional[Tuple[How, bool]] = None
+    """Of the optimizer for which this class was made: every such optimizer has a class of its own."""
 
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
         """Reduce gradients over all ranks, then apply them with the optimizer's own method."""
@@ -56,6 +58,23 @@ class _Distributed:
             grads = self._reduced(grads, self.inner_optimizer._trainable_variables)
         return super().stateless_apply(optimizer_variables, grads, trainable_variables)  # type: ignore[misc]
 
+    @classmethod
+    def from_config(cls, config: Any, *args: Any, **kwargs: Any) -> Any:
+        """Create an optimizer of the same class, which reduces gradients in the same way.
+
+        Args:
+            config: from the optimizer's ``get_config()``.
+            args: further arguments of the optimizer's own method.
+            kwargs: the same, passed by keyword.
+
+        Returns:
+            the optimizer, without the state and the local variables of the other one.
+        """
+        made = super().from_config(config, *args, **kwargs)  # type: ignore[misc]
+        if cls._ringcomm_options is not None:
+            _attach(made, *cls._ringcomm_options)
+        return made
+
     def _accumulates(self) -> bool:
         return bool(getattr(self, "gradient_accumulation_steps", None)) and hasattr(
             keras.optimizers.Optimizer, "_clip_gradients"
@@ -71,7 +90,7 @@ class _Distributed:
         object.__setattr__(self, "_ringcomm_reached", True)
         results = list(gradients)
         how = self._ringcomm_how.reduction
-        if not how.process_set.included() or (how.process_set.size() == 1 and how.weight is None):
+        if not included_in(how.process_set) or (size_of(how.process_set) == 1 and how.weight is None):
             factor = how.prescale * how.postscale
             return results if factor == 1.0 else [item if item is None else item * factor for item in results]
         shared = []
@@ -81,7 +100,7 @@ class _Distributed:
             if id(variable) not in self._ringcomm_local:
                 shared.append(index)
             elif self._ringcomm_scale_local:
-                results[index] = results[index] / how.process_set.size()
+                results[index] = results[index] / size_of(how.process_set)
         if shared:
             reduced = reduce(
                 self._ringcomm_how,
@@ -154,7 +173,11 @@ def make_distributed(
         scale_local: divide gradients of local variables by the number of ranks.
         in_place: change the class of ``optimizer`` itself, which keeps its state.
     """
-    kind = distributed_class(type(optimizer))
+    base = distributed_class(type(optimizer))
+    # A class of its own, by which from_config() finds the options.
+    namespace: Dict[str, Any] = {"__doc__": base.__doc__, "__module__": base.__module__}
+    namespace["_ringcomm_options"] = (how, scale_local)
+    kind: Any = type(base.__name__, (base,), namespace)
     if in_place:
         optimizer.__class__ = kind
         distributed: Any = optimizer
@@ -166,7 +189,7 @@ def make_distributed(
                     "backward_passes_per_step and gradient_accumulation_steps mean the same: pass only one."
                 )
             config["gradient_accumulation_steps"] = passes
-        distributed = kind.from_config(config)  # type: ignore[attr-defined]
+        distributed = kind.from_config(config)
     _attach(distributed, how, scale_local)
     return distributed
 

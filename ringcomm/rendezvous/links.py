@@ -35,7 +35,9 @@ from .race import ECHO_LIMIT_BYTES, Race
 logger = logging.getLogger("ringcomm.rendezvous")
 
 _PATIENCE_S = 0.3
-"""How much longer to wait for the rest once every host has answered on a real interface."""
+"""How much longer to wait for the rest once every host has answered on a real interface: at least so long,"""
+_PATIENCE = 3.0
+"""and at least so many times as long as that has taken: on busy hosts the right address may answer late."""
 _LINK_S = 10.0
 _UNAUTHENTICATED_PER_S = 4000
 """Ten times as many as at the rendezvous: all listeners close before the computation that unauthenticated
@@ -48,6 +50,15 @@ Proven = Tuple[socket.socket, Session]
 """A connection after the handshake, and what authenticates the messages on it."""
 
 SendMessage = Callable[[Message], None]
+
+
+def patience_s(answered_s: float) -> float:
+    """How long to wait for other addresses once every host has answered on a real interface, in seconds.
+
+    Args:
+        answered_s: how long that has taken, in seconds.
+    """
+    return max(_PATIENCE_S, _PATIENCE * answered_s)
 
 
 class LinkSetup:
@@ -108,6 +119,7 @@ class LinkSetup:
         self._own: List[Attempt] = []
         self._probing = False
         self._hurrying = False
+        self._probing_since = Deadline(None)
         self._race: Optional[Race] = None
         self._links: Dict[Channel, Proven] = {}
         self._expected: Optional[Set[Channel]] = None
@@ -168,6 +180,7 @@ class LinkSetup:
         """
         self._probing = True
         self._hurrying = False
+        self._probing_since = Deadline(limit_s)
         self._own = []
         probes: List[Probe] = []
         own = {item.address for item in own_addresses()}
@@ -215,7 +228,7 @@ class LinkSetup:
             self._finish_probing()
         elif not self._hurrying and self._all_hosts_answered():
             self._hurrying = True
-            self.reactor.after(_PATIENCE_S, self._stop_waiting)
+            self.reactor.after(patience_s(self._probing_since.elapsed_s()), self._stop_waiting)
 
     def _all_hosts_answered(self) -> bool:
         answered = [probe.attempt() for probe in self._probes if probe.why == ""]
@@ -225,7 +238,8 @@ class LinkSetup:
     def _stop_waiting(self) -> None:
         for probe in list(self._probes):
             if probe.why is None:
-                probe.give_up(f"no answer within {_PATIENCE_S:g} s after another address had answered")
+                waited_s = self._probing_since.elapsed_s()
+                probe.give_up(f"no answer within {waited_s:.1f} s, while another address had answered")
 
     def _finish_probing(self) -> None:
         self._probing = False

@@ -14,7 +14,7 @@ from .._tensorflow.compression import Compression
 from ..collective.call_sites import look_through
 from ..docstrings import documented
 from ..ops import ReduceOp, op_of
-from ..process_set import ProcessSet, global_process_set
+from ..process_set import ProcessSet, global_process_set, size_of
 from . import flow
 
 look_through(tf)
@@ -163,7 +163,7 @@ def _reduce_slices(
     values, indices = flow.gather(how.process_set, label, [values, slices.indices])
     values = compression.decompress(values, context)
     if how.op == ReduceOp.AVERAGE:
-        values = values / tf.cast(how.process_set.size(), values.dtype)
+        values = values / tf.cast(size_of(how.process_set), values.dtype)
     return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)
 
 

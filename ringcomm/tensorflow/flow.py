@@ -12,7 +12,7 @@ from .._adapter import graph_callbacks
 from .._adapter.gradients import Reduction
 from .._tensorflow import bridge
 from ..ops import ReduceOp
-from ..process_set import ProcessSet
+from ..process_set import ProcessSet, rank_in, size_of
 
 Tensors = List[tf.Tensor]
 
@@ -68,7 +68,7 @@ def scatter(how: Reduction, name: Optional[str], tensors: Sequence[tf.Tensor]) -
         def backward(*gradients: tf.Tensor) -> Any:
             factor = how.prescale * how.postscale
             if how.op == ReduceOp.SUM:
-                factor *= how.process_set.size()
+                factor *= size_of(how.process_set)
             scaled = [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]
             return gather(how.process_set, _of(name), scaled)
 
@@ -89,7 +89,7 @@ def gather(process_set: ProcessSet, name: Optional[str], tensors: Sequence[tf.Te
             rows = tf.stack([tf.shape(item, tf.int64)[0] for item in inputs])
             label = None if name is None else bridge.unique_name(f"{name}.rows")
             (all_rows,) = gather(process_set, label, [rows[tf.newaxis]])
-            before = tf.reduce_sum(all_rows[: process_set.rank()], axis=0)
+            before = tf.reduce_sum(all_rows[: rank_in(process_set)], axis=0)
             return [part[before[index] : before[index] + rows[index]] for index, part in enumerate(averaged)]
 
         return outputs, backward

@@ -10,7 +10,7 @@ from .._adapter.gradients import Reduction
 from .._tensorflow import bridge
 from ..docstrings import documented
 from ..ops import ReduceOp
-from ..process_set import ProcessSet, global_process_set
+from ..process_set import ProcessSet, global_process_set, size_of
 from . import flow
 
 _KERAS_2 = tf.keras.Model.__module__.partition(".")[0] == "tf_keras"
@@ -51,7 +51,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
             details: in Keras 3 the mask; in Keras 2 the axes, whether to keep them, and the mask.
             named: the same, passed by keyword.
         """
-        if self._process_set.size() == 1:
+        if size_of(self._process_set) == 1:
             return super()._moments(inputs, *details, **named)
         if not _KERAS_2:
             return self._common_moments(inputs, self._reduction_axes, *details, **named)

@@ -8,7 +8,7 @@ import torch
 
 from .. import api
 from ..ops import ReduceOp
-from ..process_set import ProcessSet
+from ..process_set import ProcessSet, rank_in, size_of
 from . import handles
 
 
@@ -81,7 +81,7 @@ class Reducescatter(torch.autograd.Function):
         options = ctx.options
         factor = options.prescale_factor * options.postscale_factor
         if options.op == ReduceOp.SUM:
-            factor *= options.process_set.size()
+            factor *= size_of(options.process_set)
         scaled = [gradient * factor for gradient in gradients]
         return (None, *Allgather.apply(None, options.process_set, *scaled))
 
@@ -104,7 +104,7 @@ class Allgather(torch.autograd.Function):
         averaged = Allreduce.apply(options, *gradients)
         counts = torch.tensor([ctx.rows], dtype=torch.int64)
         (gathered,) = Allgather.apply(None, process_set, counts)
-        before = gathered[: process_set.rank()].sum(0).tolist()
+        before = gathered[: rank_in(process_set)].sum(0).tolist()
         own = [part.narrow(0, start, rows) for part, start, rows in zip(averaged, before, ctx.rows)]
         return (None, None, *own)
 

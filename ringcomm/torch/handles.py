@@ -16,7 +16,7 @@ from ..docstrings import documented
 from ..engine.request import Handle
 from ..errors import ConfigError
 from ..ops import ReduceOp, op_of
-from ..process_set import ProcessSet, global_process_set
+from ..process_set import ProcessSet, global_process_set, size_of
 from .movement import (
     allgather_async,
     alltoall_async,
@@ -282,7 +282,7 @@ def sparse_allreduce_async(
     def finish() -> torch.Tensor:
         found, amounts = synchronize(places), synchronize(numbers)
         if chosen == ReduceOp.AVERAGE:
-            amounts = amounts / process_set.size()
+            amounts = amounts / size_of(process_set)
         return torch.sparse_coo_tensor(found.t(), amounts, tensor.shape, check_invariants=False)
 
     return finish

@@ -12,6 +12,7 @@ from .. import api
 from .._adapter.choice import AutoCompression
 from .._adapter.feedback import Residuals
 from .._adapter.gradients import Arrivals, Gradient, Groups, Reduction, plan_buckets, plan_groups
+from ..process_set import included_in
 from .buckets import Bucket, SparseBucket
 from .compressed_buckets import codec_of, make_bucket
 
@@ -92,7 +93,7 @@ class GradientReducer:
     def _read_context(self) -> None:
         """Read the current context, and whether this rank is a member of the process set."""
         self._context = api.context()
-        self._included = self.reduction.process_set.included()
+        self._included = included_in(self.reduction.process_set)
 
     def active(self) -> bool:
         """Whether there are other ranks to reduce with, in the current job, or steps to be counted."""

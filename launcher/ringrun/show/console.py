@@ -10,13 +10,13 @@ import sys
 import threading
 from collections import deque
 from pathlib import Path
-from typing import Callable, Deque, Dict, Mapping, Optional, Set, Tuple
+from typing import Callable, Collection, Deque, Dict, Mapping, Optional, Set, Tuple
 
 from ringcomm.clock import Deadline
 from ringcomm.errors import ConfigError
 from ringcomm.files import new_file, own_folder
 
-from .output import uses_colour
+from .output import cut_to_width, uses_colour
 
 FULL_BYTES, ROOM_BYTES = 1 << 20, 1 << 18
 
@@ -58,6 +58,19 @@ class Console:
             self.broken = True
 
     @property
+    def terminals(self) -> Collection[int]:
+        """The streams that are terminals, on which a line can be written over."""
+        return ()
+
+    def show_state(self, stream: int, line: bytes) -> None:
+        """Show a line at the bottom of a terminal until anything else is written or shown.
+
+        Args:
+            stream: one of :attr:`terminals`.
+            line: without an end; what does not fit in one row of the terminal is left out. Empty: nothing.
+        """
+
+    @property
     def full(self) -> bool:
         """Whether too much output is queued, so that the ranks' output must not be read now."""
         return False
@@ -84,6 +97,8 @@ class DescriptorConsole(Console):
         self._was_full = False
         self._closing = False
         self._closed: Set[int] = set()
+        self._terminals = [stream for stream in (1, 2) if _is_terminal(stream)]
+        self._state_at: Optional[int] = None
         self._thread = threading.Thread(target=self._run, name="ringrun-console", daemon=True)
         self._thread.start()
 
@@ -99,14 +114,35 @@ class DescriptorConsole(Console):
         self._was_full = full
         return full
 
+    @property
+    def terminals(self) -> Collection[int]:
+        return self._terminals
+
+    def show_state(self, stream: int, line: bytes) -> None:
+        self._clear_state()
+        if line:
+            self._put(stream, cut_to_width(line, _columns(stream)))
+            self._state_at = stream
+
+    def _clear_state(self) -> None:
+        stream, self._state_at = self._state_at, None
+        if stream is not None:
+            self._put(stream, b"\r\x1b[K")
+
     def write(self, stream: int, data: bytes) -> None:
-        if data and stream not in self._closed:
+        if data:
+            self._clear_state()
+            self._put(stream, data)
+
+    def _put(self, stream: int, data: bytes) -> None:
+        if stream not in self._closed:
             with self._changed:
                 self._queue.append((stream, data))
                 self._queued_bytes += len(data)
                 self._changed.notify_all()
 
     def close(self, timeout_s: Optional[float] = None) -> None:
+        self._clear_state()
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -146,6 +182,17 @@ class DescriptorConsole(Console):
             self._queue = deque(left)
             self._queued_bytes = sum(len(data) for _, data in left)
         self._wake()
+
+
+def _is_terminal(stream: int) -> bool:
+    return os.isatty(stream) and os.environ.get("TERM", "") not in ("", "dumb")
+
+
+def _columns(stream: int) -> int:
+    try:
+        return os.get_terminal_size(stream).columns
+    except OSError:
+        return 80
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -8,10 +8,14 @@ from typing import Container, Deque, Dict, List, Mapping, Optional, Tuple
 
 LONGEST_LINE_BYTES = 64 * 1024
 PROGRESS_INTERVAL_S = 1.0
+"""Between two lines with the states of progress bars, of all ranks together."""
 HOLD_S = 2.0
 TAIL_LINES, TAIL_BYTES = 200, 256 * 1024
 
+_REDRAWN = re.compile(rb"[\r\x08]")
+_BACKSPACES = re.compile(rb"(\x08+)")
 _CURSOR = re.compile(rb"\x1b\[[0-9;?]*[A-HJKSTfhlsu]")
+_COLOUR = re.compile(r"(\x1b\[[0-9;]*m)")
 _COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
 _PIECE = LONGEST_LINE_BYTES
 _TRACEBACK = b"Traceback (most recent call last):"
@@ -21,11 +25,21 @@ _TORCHS_PREFIX = re.compile(rb"\[rank\d+\]: ?")
 class LineAssembler:
     """Splits one stream of one rank into lines.
 
-    A line that is rewritten with carriage returns (a progress bar) is shown about once a second in its latest
-    state, and in its last state when it ends. A line longer than 64 KiB is split. Bytes are not decoded.
+    A line that is rewritten with carriage returns or backspaces (a progress bar) is shown about once in
+    :attr:`interval_s` in its latest state, and in its last state when it ends. A line longer than 64 KiB is
+    split. Bytes are not decoded.
+
+    Args:
+        in_place: only the last state of a progress bar becomes a line; the others are shown by other means.
+
+    Attributes:
+        in_place: as given.
+        interval_s: the least time between two states that are shown, in seconds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, in_place: bool = False) -> None:
+        self.interval_s = PROGRESS_INTERVAL_S
+        self.in_place = in_place
         self._line = bytearray()  # the bytes since the last line end or carriage return
         self._state: Optional[bytes] = None  # the last complete state of the line, if it is a progress bar
         self._shown = b""
@@ -43,7 +57,8 @@ class LineAssembler:
             data: what the rank has written.
             now_s: the time, in seconds.
         """
-        if self._state is None and b"\r" not in data and len(data) <= _PIECE and b"\r" not in self._line:
+        plain = self._state is None and not _REDRAWN.search(data) and b"\r" not in self._line
+        if plain and len(data) <= _PIECE:
             *lines, rest = (bytes(self._line) + data).split(b"\n")  # fast path for the usual case
             if len(rest) <= _PIECE and (not lines or len(lines[0]) <= _PIECE):
                 self._line[:] = rest
@@ -58,9 +73,9 @@ class LineAssembler:
 
     def tick(self, now_s: float) -> List[bytes]:
         """The state of a progress bar, if the last state was shown at least a second ago."""
-        if self._state is None or now_s - self._shown_s < PROGRESS_INTERVAL_S:
+        if self._state is None or self.in_place or now_s - self._shown_s < self.interval_s:
             return []
-        state = self._latest()
+        state = self.state()
         if state == self._shown or not state:
             return []
         self._shown, self._shown_s = state, now_s
@@ -71,6 +86,23 @@ class LineAssembler:
         return self._finish() if self._line or self._state is not None else []
 
     def _extend(self, part: bytes, lines: List[bytes], now_s: float) -> None:
+        for count, piece in enumerate(_BACKSPACES.split(part)):
+            if count % 2:
+                self._go_back(len(piece))
+            else:
+                self._extend_forwards(piece, lines)
+        lines += self.tick(now_s)
+
+    def _go_back(self, characters: int) -> None:
+        """The line is rewritten from so many characters before its end."""
+        if self._line.strip():
+            self._state = bytes(self._line)
+        elif self._state is None:
+            self._state = b""
+        while characters and self._line:
+            characters -= self._line.pop() & 0xC0 != 0x80  # the bytes 10xxxxxx continue a character of UTF-8
+
+    def _extend_forwards(self, part: bytes, lines: List[bytes]) -> None:
         if b"\r" in part[:-1] or (part and self._line.endswith(b"\r")):
             *states, part = (bytes(self._line) + part).split(b"\r")
             del self._line[:]
@@ -85,17 +117,17 @@ class LineAssembler:
         while len(self._line) > _PIECE:
             lines.append(bytes(self._line[:_PIECE]))
             del self._line[:_PIECE]
-        lines += self.tick(now_s)
 
-    def _latest(self) -> bytes:
+    def state(self) -> bytes:
+        """The latest state of a progress bar; empty if there is none to be shown."""
         line = bytes(self._line.rstrip(b"\r"))
         return _CURSOR.sub(b"", line if line.strip() else self._state or b"").rstrip()
 
     def _finish(self) -> List[bytes]:
         line = bytes(self._line.rstrip(b"\r"))
         if self._state is not None:
-            line = self._latest()
-            repeated = line == self._shown
+            line = self.state()
+            repeated = line == self._shown and not self.in_place
             self._state, self._shown = None, b""
             del self._line[:]
             return [] if repeated or not line else [line]
@@ -149,6 +181,19 @@ def prefix(host: str, rank: int, coloured: bool) -> bytes:
     if coloured:
         text = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{text}\x1b[0m"
     return text.encode("utf-8", "surrogateescape") + b" "
+
+
+def cut_to_width(line: bytes, columns: int) -> bytes:
+    """The beginning of a line that fits into a row of a terminal, with its colours and an end of these."""
+    kept, room = [], max(1, columns - 1)
+    for count, piece in enumerate(_COLOUR.split(line.decode("utf-8", "replace"))):
+        if count % 2:
+            kept.append(piece)
+        else:
+            kept.append(piece[:room])
+            room -= len(kept[-1])
+    coloured = "\x1b[0m" if len(kept) > 1 else ""
+    return ("".join(kept) + coloured).encode()
 
 
 def uses_colour(environ: Mapping[str, str], is_terminal: bool) -> bool:
@@ -221,13 +266,18 @@ class Outputs:
     Args:
         hosts: by rank, the name of its host.
         coloured: for stdout (1) and stderr (2), whether prefixes have colours.
+        in_place: the streams that are terminals, on which progress bars are one line at the bottom.
 
     Attributes:
         tails: by rank, the last lines of its stderr.
     """
 
-    def __init__(self, hosts: Dict[int, str], coloured: Mapping[int, bool]) -> None:
-        self._lines = {(rank, stream): LineAssembler() for rank in hosts for stream in (1, 2)}
+    def __init__(
+        self, hosts: Dict[int, str], coloured: Mapping[int, bool], in_place: Container[int] = ()
+    ) -> None:
+        self._lines = {
+            (rank, stream): LineAssembler(stream in in_place) for rank in hosts for stream in (1, 2)
+        }
         self._prefixes = {
             (rank, stream): prefix(host, rank, coloured[stream])
             for rank, host in hosts.items()
@@ -285,13 +335,32 @@ class Outputs:
     def tick(self, now_s: float) -> List[Tuple[int, bytes]]:
         """Progress bars that are due, and tracebacks of ranks that have continued."""
         shown = []
+        bars = sum(assembler.waiting for assembler in self._lines.values())
         for (rank, stream), assembler in self._lines.items():
+            assembler.interval_s = PROGRESS_INTERVAL_S * max(1, bars)
             if assembler.waiting:
                 shown.append((stream, self._compose(rank, stream, assembler.tick(now_s), now_s)))
         for rank, delay in self._delays.items():
             if delay.waiting:
                 shown.append((2, self._prefixed(rank, 2, delay.due(now_s))))
         return [(stream, data) for stream, data in shown if data]
+
+    def state(self) -> Optional[Tuple[int, bytes]]:
+        """What a terminal shows of progress bars, as (stream, line): the first one, and how many more.
+
+        None if there is none.
+        """
+        bars = [
+            (rank, stream, state)
+            for (rank, stream), assembler in self._lines.items()
+            for state in (assembler.state(),)
+            if assembler.in_place and assembler.waiting and state
+        ]
+        if not bars:
+            return None
+        rank, stream, state = bars[0]
+        more = f" (and {len(bars) - 1} more)".encode() if len(bars) > 1 else b""
+        return stream, self._prefixes[rank, stream] + state + more
 
     @property
     def waiting(self) -> bool:

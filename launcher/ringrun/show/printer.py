@@ -12,6 +12,8 @@ from .output import Outputs
 from .visible import visible
 
 STDOUT, STDERR = 1, 2
+STATE_INTERVAL_S = 0.1
+"""The least time between two states of progress bars at the bottom of a terminal."""
 
 
 class Printer:
@@ -30,7 +32,9 @@ class Printer:
     def __init__(self, job: Job, console: Console, coloured: Mapping[int, bool], clock: Clock) -> None:
         hosts = {place.rank: job.hosts[place.host_index].name for place in job.plan.places}
         self._console, self._clock = console, clock
-        self._outputs = Outputs(hosts, coloured)
+        self._outputs = Outputs(hosts, coloured, console.terminals)
+        self._state: Optional[Tuple[int, bytes]] = None
+        self._next_state_s = 0.0
         self._files: Optional[OutputFiles] = None
         if job.output_dir is not None:
             self._files = OutputFiles(job.output_dir, job.plan.size)
@@ -52,7 +56,7 @@ class Printer:
                 if self._files.problem:
                     self.show(self._files.problem)
                     self._files.problem = ""
-            self._console.write(stream, self._outputs.feed(rank, stream, data, self._clock()))
+            self._write([(stream, self._outputs.feed(rank, stream, data, self._clock()))])
 
     def ending(self, rank: int) -> None:
         """A rank's program has ended; its process has not exited yet."""
@@ -83,4 +87,12 @@ class Printer:
 
     def _write(self, chunks: List[Tuple[int, bytes]]) -> None:
         for stream, data in chunks:
-            self._console.write(stream, data)
+            if data:
+                self._console.write(stream, data)
+                self._state = None
+        now_s = self._clock()
+        if self._console.terminals and now_s >= self._next_state_s:
+            state = self._outputs.state()
+            if state != self._state:
+                self._console.show_state(*(state or (STDERR, b"")))
+                self._state, self._next_state_s = state, now_s + STATE_INTERVAL_S

@@ -38,6 +38,8 @@ from ...config import Membership, Settings
 from ...data_service.service import ComputeClient
 from ...endpoints import format_endpoint
 from ...errors import ConfigError, NotOfferedError, StartTimeoutError
+from ..collectives import barrier
+from . import servers
 
 __all__ = ["TfDataServiceConfig", "compute_worker_fn", "send_to_data_service", "tf_data_service"]
 
@@ -45,7 +47,6 @@ logger = logging.getLogger("ringcomm.tensorflow")
 
 SIDES = ("compute", "training")
 _POLL_INTERVAL_S = 0.2
-_HEARTBEAT_MS = 1000
 _shared_jobs = itertools.count()
 
 
@@ -227,8 +228,7 @@ def tf_data_service(compute_config: TfDataServiceConfig, rank: int) -> Iterator[
         compute.wait_for_dispatcher_worker_registration(number, compute_config.timeout)
         yield address
     finally:
-        if server is not None:
-            _stop(server)
+        servers.stop(server)
 
 
 def send_to_data_service(
@@ -299,6 +299,8 @@ tf.data.Dataset.send_to_data_service = send_to_data_service
 def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
     """Run one rank of the compute job until it is shut down: a worker, and on some ranks a dispatcher.
 
+    It returns when all workers of the job have stopped.
+
     Args:
         compute_config: the configuration of this compute job.
 
@@ -313,52 +315,37 @@ def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
     number, place = divmod(index, compute_config.workers_per_dispatcher)
     compute = compute_config.compute_client(verbose=2)
     timeout = compute_config.timeout
-    servers = []
+    dispatcher, worker = None, None
     try:
         if compute_config.dispatcher_side == "compute" and place == 0:
-            servers.append(_start_dispatcher(compute, number, timeout))
+            dispatcher = _start_dispatcher(compute, number, timeout)
         process = _dispatcher_process(compute_config, number)
         address = compute.wait_for_dispatcher_registration(number, timeout, process)
-        servers.insert(0, _start_worker(address, compute.own_address(timeout), timeout))
+        worker = servers.start_worker(address, compute.own_address(timeout), timeout)
         compute.register_worker_for_dispatcher(number, index)
         logger.info("worker %d serves dispatcher %d at %s", index, number, address)
         reason = compute.wait_for_shutdown()
         if reason and index == 0:
             logger.warning("%s", reason)
+        servers.stop(worker)
+        barrier()  # the dispatchers must run until all workers have stopped
     finally:
-        for server in servers:
-            _stop(server)
+        servers.stop(worker)
+        servers.stop(dispatcher)
 
 
 def _start_dispatcher(compute: ComputeClient, number: int, timeout: int) -> Any:
-    server = tf.data.experimental.service.DispatchServer()
+    server = servers.start_dispatcher()
     try:
         # The target has the host localhost, which other hosts cannot connect to.
         protocol, _, local = server.target.partition("://")
         address = format_endpoint(compute.own_address(timeout), int(local.rpartition(":")[2]))
         compute.register_dispatcher(number, f"{protocol}://{address}")
     except BaseException:
-        _stop(server)
+        servers.stop(server)
         raise
     logger.info("dispatcher %d is at %s", number, address)
     return server
-
-
-def _start_worker(dispatcher: str, host: str, timeout: int) -> Any:
-    # TensorFlow replaces %port% by the port that the system has chosen.
-    shown = f"[{host}]" if ":" in host else host
-    config = tf.data.experimental.service.WorkerConfig(
-        dispatcher_address=dispatcher.partition("://")[2],
-        worker_address=f"{shown}:%port%",
-        heartbeat_interval_ms=_HEARTBEAT_MS,
-        dispatcher_timeout_ms=timeout * 1000,
-    )
-    return tf.data.experimental.service.WorkerServer(config)
-
-
-def _stop(server: Any) -> None:
-    server._stop()  # older versions of TensorFlow have no other name for it
-    server.join()
 
 
 def _dispatcher_process(config: TfDataServiceConfig, number: int) -> str:

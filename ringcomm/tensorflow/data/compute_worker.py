@@ -18,7 +18,6 @@ from ..._adapter.objects import broadcast_object
 from ...config import Membership
 from ...data_service.service import ComputeService
 from ...errors import ConfigError
-from ..collectives import barrier
 from .compute_service import SIDES, TfDataServiceConfig, compute_worker_fn
 
 
@@ -58,8 +57,7 @@ def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int) 
         if service is not None:
             config.write(configfile)
             written = True
-        compute_worker_fn(config)
-        barrier()  # the registry must run until all ranks have received the shutdown
+        compute_worker_fn(config)  # returns when all ranks have received the shutdown from the registry
     finally:
         if service is not None:
             service.shutdown()

@@ -40,6 +40,7 @@ def work() -> Dict[str, List[float]]:
     callbacks(images, labels)
     accumulation()
     gradients_that_are_asked_for()
+    made_from_a_configuration()
     parts_of_one_rank()
     sync_batch_normalization()
     values()
@@ -165,6 +166,19 @@ def gradients_that_are_asked_for() -> None:
         optimizer.minimize(loss, [variable])
         optimizer.apply_gradients([(tf.constant(hvd.rank() + 1.0), variable)])
         np.testing.assert_allclose(variable.numpy(), 1.0 - 3 * wanted)
+
+
+def made_from_a_configuration() -> None:
+    for kind in (keras.optimizers.SGD, keras.optimizers.legacy.SGD):
+        for passes in (1, 2):
+            optimizer = hvd.DistributedOptimizer(kind(1.0), op=hvd.Sum, backward_passes_per_step=passes)
+            hvd.DistributedOptimizer(kind(1.0), op=hvd.Average)  # another one of the same class
+            again = type(optimizer).from_config(optimizer.get_config())
+            variable = tf.Variable(1.0)
+            for _ in range(passes):
+                again.apply_gradients([(tf.constant(hvd.rank() + 1.0), variable)])
+            wanted = 1.0 - passes * sum(range(1, hvd.size() + 1))
+            np.testing.assert_allclose(variable.numpy(), wanted)
 
 
 def parts_of_one_rank() -> None:

@@ -36,6 +36,7 @@ def work(all_of_it: bool) -> Dict[str, Any]:
         accumulated_sums(images, labels)
         compressed(images, labels)
         half_precision(images, labels)
+        made_from_a_configuration()
         parts_of_one_rank(images, labels)
         callbacks(images, labels)
         best_model(images, labels)
@@ -151,6 +152,16 @@ def half_precision(images: Any, labels: Any) -> None:
         spoilt[GLOBAL_BATCH // hvd.size()] = np.inf
     fit(model, spoilt, labels, epochs=2)
     assert all(np.isfinite(item).all() for item in model.get_weights())
+
+
+def made_from_a_configuration() -> None:
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum)
+    hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))  # another one of the same class
+    again = type(optimizer).from_config(optimizer.get_config())
+    variable = keras.Variable(1.0)
+    again.build([variable])
+    again.apply([keras.ops.convert_to_tensor(hvd.rank() + 1.0)], [variable])
+    assert float(keras.ops.convert_to_numpy(variable)) == 1.0 - sum(range(1, hvd.size() + 1))
 
 
 def parts_of_one_rank(images: Any, labels: Any) -> None:

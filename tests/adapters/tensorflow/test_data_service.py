@@ -11,6 +11,7 @@ from typing import Any, Dict
 
 import pytest
 
+from ringcomm.config import Settings
 from ringcomm.errors import ConfigError, NotOfferedError, StartTimeoutError
 from tests.adapters.jobs import run_on
 from tests.proc.test_ringrun_support import Launched
@@ -114,6 +115,59 @@ def test_the_loss_of_a_training_job_ends_the_compute_job(tmp_path: Path, side: s
     reports = [line for line in compute.err.splitlines() if "The job that trained is gone" in line]
     assert len(reports) == 1 and "30 s ago" in reports[0], compute.err
     assert not (tmp_path / "compute.json").exists()
+
+
+WITHOUT_DISPATCHER = """
+import threading, time
+import tensorflow as tf
+from ringcomm.tensorflow.data.compute_service import TfDataServiceConfig, tf_data_service
+
+config = TfDataServiceConfig.read("compute.json", wait_for_file_creation=True, timeout=60)
+taken = [0]
+
+def pull(dataset):
+    try:
+        for _ in dataset:
+            taken[0] += 1
+    except tf.errors.OpError as problem:  # sooner or later: the dispatcher does not come back
+        print(problem)
+        taken[0] = max(taken[0], 30)
+
+with tf_data_service(config, 0) as address:
+    service = tf.data.experimental.service.distribute("distributed_epoch", address)
+    dataset = tf.data.Dataset.range(10).repeat().apply(service)
+    threading.Thread(target=pull, args=(dataset,), daemon=True).start()
+    while taken[0] < 30:
+        time.sleep(0.01)
+before = -1
+while taken[0] > before:  # until every worker waits for a split from the dispatcher, which has ended
+    before = taken[0]
+    time.sleep(1.0)
+config.compute_client().shutdown()
+"""
+
+
+@pytest.mark.timeout(180)
+def test_workers_end_that_wait_for_a_dispatcher_that_has_ended(tmp_path: Path) -> None:
+    """TensorFlow holds the interpreter lock meanwhile: the other rank took that for a rank that is dead."""
+    (tmp_path / "train.py").write_text(WITHOUT_DISPATCHER)
+    program = [sys.executable, "-m", "ringcomm.tensorflow.data.compute_worker", "compute.json"]
+    options = ["--dispatcher-side", "training", "--timeout", "60"]
+    compute = Launched("-np", "2", "--dead-after", "9", *program, *options, cwd=tmp_path, env=QUIET)
+    training = Launched("-np", "1", "train.py", cwd=tmp_path, env=QUIET)
+    try:
+        compute_ended = compute.finish(120)
+        assert compute_ended == 0, compute.err + training.err
+    finally:
+        compute.process.kill()
+        training.process.kill()
+
+
+def test_a_worker_waits_for_its_dispatcher_for_less_than_the_failure_detector() -> None:
+    from ringcomm.tensorflow.data.servers import dispatcher_timeout_s
+
+    for timeout_s, dead_after_s, limit_s in ((60.0, 30.0, 10.0), (5.0, 30.0, 5.0), (60.0, 0.0, 60.0)):
+        assert dispatcher_timeout_s(timeout_s, Settings(dead_after_s=dead_after_s)) == limit_s
 
 
 @pytest.mark.timeout(180)

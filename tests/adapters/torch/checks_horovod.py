@@ -57,6 +57,14 @@ def check_gradients_with_process_sets() -> None:
     assert hvd.remove_process_set(other if mine.ranks[0] == 0 else mine)
 
 
+def step_over(process_set: Any) -> None:
+    """A step of an optimizer that reduces gradients over a process set."""
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], 1.0), process_set=process_set)
+    weight.sum().backward()
+    optimizer.step()
+
+
 def check_process_sets_by_lists_and_ids() -> None:
     size = hvd.size()
     lists = [[0]] + ([list(range(size - 1, 0, -1))] if size > 1 else [])
@@ -81,6 +89,9 @@ def check_process_sets_by_lists_and_ids() -> None:
     ):
         with_errors(ValueError, call, "Process set 10")
     named = hvd.ProcessSet([0])
+    assert named.size() is None and named.rank() is None and named.included() is None
+    for call in (hvd.barrier, step_over):  # nor is such a set taken for one of other ranks
+        with_errors(ValueError, lambda call=call: call(process_set=named), "registered")
     named.process_set_id = 1
     assert named.size() == 1 and named.included() == (hvd.rank() == 0)
     hvd.barrier()

@@ -11,6 +11,7 @@ from ringrun.show.output import (
     Outputs,
     Tail,
     TracebackDelay,
+    cut_to_width,
     prefix,
     uses_colour,
 )
@@ -70,6 +71,58 @@ def test_progress_is_throttled() -> None:
     assert assembler.feed(b"\r39%\n", 20.0) == []  # it was shown already
     assert not assembler.waiting
     assert assembler.feed(b"next\n", 21.0) == [b"next"]
+
+
+BAR = " \u2501 loss: 0."
+KERAS = f"\r\x1b[1m1/2\x1b[0m{BAR}5{chr(8) * 14}\r\x1b[1m2/2\x1b[0m{BAR}4\n".encode()
+"""Two states of a progress bar of Keras."""
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize(
+    ("data", "last"),
+    [
+        (KERAS, f"\x1b[1m2/2\x1b[0m{BAR}4".encode()),
+        (b" 10%" + b"\x08" * 4 + b" 20%" + b"\x08" * 4 + b"100%\n", b"100%"),
+        (b"\xe2\x94\x81 1" + b"\x08" * 3 + b"\xe2\x94\x81 2\n", b"\xe2\x94\x81 2"),
+        (b"busy |\x08/\x08-\x08done\n", b"busy done"),
+    ],
+)
+def test_backspaces_redraw_a_line(data: bytes, last: bytes, size: int) -> None:
+    assembler = LineAssembler()
+    lines = [line for piece in pieces(data, size) for line in assembler.feed(piece, 0.0)]
+    assert lines[-1] == last
+    assert len(lines) <= 2
+    assert not any(b"\x08" in line for line in lines)
+    assert not assembler.waiting
+
+
+def test_bars_of_several_ranks_share_the_lines() -> None:
+    outputs = Outputs(dict.fromkeys(range(4), "h"), {1: False, 2: False})
+    shown = b""
+    for step in range(400):
+        now_s = step / 10
+        for rank in range(4):
+            shown += outputs.feed(rank, 1, b"\r%d" % step, now_s)
+        shown += b"".join(data for _, data in outputs.tick(now_s))
+    assert 36 <= shown.count(b"\n") <= 48  # in 40 seconds
+
+
+def test_a_terminal_shows_bars_in_one_line() -> None:
+    outputs = Outputs({0: "a", 1: "b"}, {1: False, 2: False}, in_place=(1,))
+    assert outputs.state() is None
+    assert outputs.feed(0, 1, b"\r1/9", 0.0) == outputs.feed(1, 1, b"\r2/9", 5.0) == b""
+    assert outputs.feed(1, 2, b"\rnot there\r", 5.0) == b"[b:1] not there\n"
+    assert outputs.state() == (1, b"[a:0] 1/9 (and 1 more)")
+    assert [data for _, data in outputs.tick(9.0)] == []
+    assert outputs.feed(0, 1, b"\r9/9\n", 9.0) == b"[a:0] 9/9\n"
+    assert outputs.state() == (1, b"[b:1] 2/9")
+
+
+def test_a_state_fits_into_a_row() -> None:
+    assert cut_to_width(b"123456789", 5) == b"1234"
+    assert cut_to_width(b"\x1b[1m12\x1b[0m3456789", 5) == b"\x1b[1m12\x1b[0m34\x1b[0m"
+    assert cut_to_width("━━━━━━".encode(), 4) == "━━━".encode()
 
 
 def test_a_very_long_line_comes_in_pieces() -> None:
