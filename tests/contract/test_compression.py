@@ -5,6 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import ringcomm
+from ringcomm._adapter.choice import AutoCompression, configured
+from ringcomm._adapter.compression import Compression
+from ringcomm.config import Settings
 from ringcomm.errors import Misuse
 from ringcomm.ops import Average, Max, Sum
 from ringcomm.testing.cluster import errors_of, run_ranks
@@ -168,3 +172,23 @@ class TestByName:
         first, second = run_ranks(2, work)
         assert first.tobytes() == second.tobytes()
         assert np.abs(first - numbers(0, 100) - numbers(1, 100)).max() > 1e-3
+
+
+@pytest.mark.parametrize("setting, passed, expected", [
+    ("int8", Compression.none, Compression.int8), ("int8", "none", Compression.none),
+    ("int8", Compression.bf16, Compression.bf16), ("", Compression.none, Compression.none),
+])  # fmt: skip
+def test_the_setting_counts_where_the_program_names_no_compression(setting, passed, expected):
+    ringcomm.init(settings=Settings(compression=setting))
+    try:
+        assert configured(passed, ringcomm.global_process_set) is expected
+    finally:
+        ringcomm.shutdown()
+
+
+def test_the_setting_may_leave_the_choice():
+    ringcomm.init(settings=Settings(compression="auto"))
+    try:
+        assert isinstance(configured(Compression.none, ringcomm.global_process_set), AutoCompression)
+    finally:
+        ringcomm.shutdown()
