@@ -35,13 +35,16 @@ class PowerBucket(FlatBucket):
         super().__init__(parameters, names, reduction, NoneCompressor)
         self._options = compression
         self._all_residuals = residuals
-        matrices = [
-            Matrix(name, int(parameter.shape[0]), parameter.numel() // int(parameter.shape[0]))
-            for name, parameter in zip(names, parameters)
-        ]
-        self._iteration = PowerIteration(matrices, compression.rank, residuals)
+        self._iteration = self._begin()
         self._own: List[Array] = []
         self._first: Optional[Any] = None
+
+    def _begin(self) -> PowerIteration:
+        matrices = [
+            Matrix(name, int(parameter.shape[0]), parameter.numel() // int(parameter.shape[0]))
+            for name, parameter in zip(self.names, self.parameters)
+        ]
+        return PowerIteration(matrices, self._options.rank, self._all_residuals)
 
     def submit(self) -> None:
         """Start the first of two reductions, after all members have been taken."""
@@ -84,6 +87,8 @@ class PowerBucket(FlatBucket):
 
     def reset(self) -> None:
         """Drop a reduction in progress, and its memory."""
+        if self._first is not None or self.handle is not None:
+            self._iteration = self._begin()  # the engine may still write to the thin matrices
         super().reset()
         self._own, self._first = [], None
 
