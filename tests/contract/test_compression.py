@@ -21,7 +21,7 @@ def numbers(rank, *shape):
     return np.random.default_rng(rank).standard_normal(shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("transport", ["memory", "tcp"])
+@pytest.mark.parametrize("transport", ["memory", "tcp", "unix", "auto"])
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 def test_every_codec(size, transport):
     def work(context):
@@ -33,6 +33,17 @@ def test_every_codec(size, transport):
     for index, codec in enumerate(CODECS):
         assert len({result[index].tobytes() for result in results}) == 1
         assert np.abs(results[0][index] - exact).max() <= TOLERANCE[codec] * (size > 1)
+
+
+@pytest.mark.parametrize("size, per_host", [(4, 2), (6, 3), (5, 2)])
+def test_several_ranks_per_host(size, per_host):
+    def work(context):
+        array = numbers(context.rank, 300, 100)
+        return context.allreduce(array, compression="int8"), context.allreduce(array)
+
+    results = run_ranks(size, work, ranks_per_host=per_host)
+    assert len({result.tobytes() for result, _ in results}) == 1
+    assert 0 < np.abs(results[0][0] - results[0][1]).max() < 0.03
 
 
 def test_in_place_and_other_types():
