@@ -46,7 +46,21 @@ MARGIN = 0.5
 """In points of accuracy."""
 LAST = 4
 """Epochs over which accuracy is averaged."""
-STUDENT = {5: 2.776, 8: 2.365, 10: 2.262, 12: 2.201, 15: 2.145, 20: 2.093, 30: 2.045}
+STUDENT = {
+    2: 12.706,
+    3: 4.303,
+    4: 3.182,
+    5: 2.776,
+    6: 2.571,
+    7: 2.447,
+    8: 2.365,
+    9: 2.306,
+    10: 2.262,
+    12: 2.201,
+    15: 2.145,
+    20: 2.093,
+    30: 2.045,
+}
 """97.5 % quantiles of Student's t for n - 1 degrees of freedom, by n."""
 
 Array = np.ndarray
