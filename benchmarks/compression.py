@@ -168,7 +168,7 @@ def training_steps(scale: float, backward_s: float, gloo: Any) -> Dict[str, Call
 
     def torchs_power() -> Step:
         state = powerSGD_hook.PowerSGDState(gloo, matrix_approximation_rank=4, start_powerSGD_iter=2)
-        # With several buckets ranks start the hook's later collectives in different orders, and Gloo aborts.
+        # With several buckets ranks start the hook's later collectives in different sequences: Gloo aborts.
         return ddp(gloo, scale, backward_s, powerSGD_hook.powerSGD_hook, state, 1000)
 
     return {

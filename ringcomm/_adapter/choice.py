@@ -224,7 +224,7 @@ class AutoCompression:
         own = [sorted(item)[len(self._steps) // 2] for item in zip(*self._steps)]
         rates = measured_rates()
         flat = [value for name in sorted(rates) for value in rates[name]]
-        # The shortest overlap counts, and the shortest wait: who waits longest has computed least.
+        # The shortest overlap and the shortest wait count: the rank that waits longest has computed least.
         numbers = np.array([own[0], -own[1], -own[2], *flat], np.float64)
         api.context().engine.allreduce(
             [numbers], ReduceOp.MAX, "ringcomm.auto", process_set=number_of(self._process_set), urgent=True
