@@ -23,7 +23,7 @@ from .. import api
 from ..codec.base import SEGMENT_ITEMS
 from ..codec.table import make_codec
 from ..ops import ReduceOp
-from ..process_set import ProcessSet, number_of
+from ..process_set import ProcessSet, number_of, size_of
 from ..schedule.cost import CostModel
 from .compression import Compression, compressor_of
 
@@ -224,14 +224,14 @@ class AutoCompression:
         own = [sorted(item)[len(self._steps) // 2] for item in zip(*self._steps)]
         rates = measured_rates()
         flat = [value for name in sorted(rates) for value in rates[name]]
-        # The shortest overlap counts, and the shortest wait: who waits longest has computed least.
+        # The shortest overlap and the shortest wait count: the rank that waits longest has computed least.
         numbers = np.array([own[0], -own[1], -own[2], *flat], np.float64)
         api.context().engine.allreduce(
             [numbers], ReduceOp.MAX, "ringcomm.auto", process_set=number_of(self._process_set), urgent=True
         ).wait()
         step = Step(float(numbers[0]), -float(numbers[1]), -float(numbers[2]))
         slowest = _rates_from(sorted(rates), numbers[3:].tolist())
-        return choose(nbytes, step, links_of(api.context().cost_model, self._process_set.size()), slowest)
+        return choose(nbytes, step, links_of(api.context().cost_model, size_of(self._process_set)), slowest)
 
 
 def configured(compression: Any, process_set: ProcessSet) -> Any:

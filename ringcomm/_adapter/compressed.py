@@ -18,7 +18,7 @@ from ..dtypes import Array
 from ..engine.request import Handle
 from ..errors import RingcommError
 from ..ops import ReduceOp
-from ..process_set import number_of
+from ..process_set import number_of, size_of
 from .arguments import wire_name
 from .choice import AutoCompression
 from .compression import PowerSGD, codec_for
@@ -157,7 +157,7 @@ class _Power:
         self.first.wait()
         self._iteration.make_right(self._flats)
         self._average(self._iteration.right, "right").wait()
-        size = self._how.process_set.size() if self._how.op == ReduceOp.SUM else 1
+        size = size_of(self._how.process_set) if self._how.op == ReduceOp.SUM else 1
         self._iteration.finish(self._flats, self._how.postscale * size)
 
 

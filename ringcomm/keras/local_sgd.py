@@ -86,6 +86,8 @@ class LocalSGDCallback(Callback):
             self._synchronize(self._core)
 
     def _synchronize(self, core: LocalSGD) -> None:
+        if hasattr(self.model, "jax_state_sync"):
+            self.model.jax_state_sync()  # on JAX the variables have no values during an epoch
         for variable, array in self._pairs:
             array[...] = keras.ops.convert_to_numpy(variable.value)
         core.synchronize()

@@ -275,11 +275,11 @@ class FlatBucket(Bucket):
 
     def reset(self) -> None:
         """Drop a reduction in progress, and its memory."""
+        if self._residuals is not None and self.handle is not None:
+            self._residuals.drop(self.names)
         super().reset()
         # The engine may still write to these.
         self._flat = self._wire = self._feedback = None
-        if self._residuals is not None and self.handle is not None:
-            self._residuals.drop(self.names)
         self._fresh = False
         self._sparse.clear()
 

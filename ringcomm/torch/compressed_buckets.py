@@ -14,7 +14,7 @@ from .._adapter.gradients import Reduction
 from .._adapter.powersgd import Matrix, PowerIteration
 from ..dtypes import Array
 from ..ops import ReduceOp
-from ..process_set import number_of
+from ..process_set import number_of, size_of
 from . import handles
 from .buckets import BLOCKWISE, Bucket, EachBucket, FlatBucket, Parameters
 from .tensors import flat_array, on_host
@@ -35,13 +35,16 @@ class PowerBucket(FlatBucket):
         super().__init__(parameters, names, reduction, NoneCompressor)
         self._options = compression
         self._all_residuals = residuals
-        matrices = [
-            Matrix(name, int(parameter.shape[0]), parameter.numel() // int(parameter.shape[0]))
-            for name, parameter in zip(names, parameters)
-        ]
-        self._iteration = PowerIteration(matrices, compression.rank, residuals)
+        self._iteration = self._begin()
         self._own: List[Array] = []
         self._first: Optional[Any] = None
+
+    def _begin(self) -> PowerIteration:
+        matrices = [
+            Matrix(name, int(parameter.shape[0]), parameter.numel() // int(parameter.shape[0]))
+            for name, parameter in zip(self.names, self.parameters)
+        ]
+        return PowerIteration(matrices, self._options.rank, self._all_residuals)
 
     def submit(self) -> None:
         """Start the first of two reductions, after all members have been taken."""
@@ -77,13 +80,15 @@ class PowerBucket(FlatBucket):
         handles.synchronize(handle)
         factor = self.reduction.postscale
         if self.reduction.op == ReduceOp.SUM:
-            factor *= self.reduction.process_set.size()
+            factor *= size_of(self.reduction.process_set)
         self._iteration.finish(self._own, factor)
         self._own = []
         self._deliver()
 
     def reset(self) -> None:
         """Drop a reduction in progress, and its memory."""
+        if self._first is not None or self.handle is not None:
+            self._iteration = self._begin()  # the engine may still write to the thin matrices
         super().reset()
         self._own, self._first = [], None
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import ringcomm
+from ringcomm._adapter.choice import AutoCompression, configured
+from ringcomm._adapter.compression import Compression
+from ringcomm.config import Settings
 from ringcomm.errors import Misuse
 from ringcomm.ops import Average, Max, Sum
 from ringcomm.testing.cluster import errors_of, run_ranks
@@ -17,7 +21,7 @@ def numbers(rank, *shape):
     return np.random.default_rng(rank).standard_normal(shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("transport", ["memory", "tcp"])
+@pytest.mark.parametrize("transport", ["memory", "tcp", "unix", "auto"])
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 def test_every_codec(size, transport):
     def work(context):
@@ -29,6 +33,17 @@ def test_every_codec(size, transport):
     for index, codec in enumerate(CODECS):
         assert len({result[index].tobytes() for result in results}) == 1
         assert np.abs(results[0][index] - exact).max() <= TOLERANCE[codec] * (size > 1)
+
+
+@pytest.mark.parametrize("size, per_host", [(4, 2), (6, 3), (5, 2)])
+def test_several_ranks_per_host(size, per_host):
+    def work(context):
+        array = numbers(context.rank, 300, 100)
+        return context.allreduce(array, compression="int8"), context.allreduce(array)
+
+    results = run_ranks(size, work, ranks_per_host=per_host)
+    assert len({result.tobytes() for result, _ in results}) == 1
+    assert 0 < np.abs(results[0][0] - results[0][1]).max() < 0.03
 
 
 def test_in_place_and_other_types():
@@ -168,3 +183,23 @@ class TestByName:
         first, second = run_ranks(2, work)
         assert first.tobytes() == second.tobytes()
         assert np.abs(first - numbers(0, 100) - numbers(1, 100)).max() > 1e-3
+
+
+@pytest.mark.parametrize("setting, passed, expected", [
+    ("int8", Compression.none, Compression.int8), ("int8", "none", Compression.none),
+    ("int8", Compression.bf16, Compression.bf16), ("", Compression.none, Compression.none),
+])  # fmt: skip
+def test_the_setting_counts_where_the_program_names_no_compression(setting, passed, expected):
+    ringcomm.init(settings=Settings(compression=setting))
+    try:
+        assert configured(passed, ringcomm.global_process_set) is expected
+    finally:
+        ringcomm.shutdown()
+
+
+def test_the_setting_may_leave_the_choice():
+    ringcomm.init(settings=Settings(compression="auto"))
+    try:
+        assert isinstance(configured(Compression.none, ringcomm.global_process_set), AutoCompression)
+    finally:
+        ringcomm.shutdown()

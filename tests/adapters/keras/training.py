@@ -35,6 +35,7 @@ def work(all_of_it: bool) -> Dict[str, Any]:
         saved_and_loaded(model, images, labels)
         accumulated_sums(images, labels)
         compressed(images, labels)
+        local_steps(images, labels)
         half_precision(images, labels)
         made_from_a_configuration()
         parts_of_one_rank(images, labels)
@@ -135,6 +136,17 @@ def compressed(images: Any, labels: Any) -> None:
         model = make(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01), compression=compression))
         history = fit(model, images, labels, epochs=2)
         assert history["loss"][1] < history["loss"][0]
+        for weight in model.get_weights():
+            same_everywhere(weight)
+
+
+def local_steps(images: Any, labels: Any) -> None:
+    """Ranks train by themselves, and have the same weights at the end."""
+    for options in ({}, {"compression": "int8", "outer_momentum": 0.5}):
+        model = make(keras.optimizers.SGD(0.1))
+        callback = hvd.LocalSGDCallback(sync_every=4, **options)
+        history = fit(model, images, labels, callback, epochs=2)
+        assert np.isfinite(history["loss"]).all()
         for weight in model.get_weights():
             same_everywhere(weight)
 

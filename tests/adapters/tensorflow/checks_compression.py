@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from typing import Any, List
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
 
 import ringcomm.tensorflow as hvd
+from ringcomm._adapter import choice
 from tests.adapters.jobs import same_everywhere
 
 SHAPE = (80, 70)
@@ -66,3 +68,19 @@ def check_an_optimizer_trains() -> None:
         same_everywhere(variable.numpy())
         target = (hvd.size() - 1) / 2
         assert np.abs(variable.numpy() - target).max() < 0.3 + abs(1 - target) / 2, compression
+
+
+def check_the_choice_is_made_for_all_ranks() -> None:
+    """With a new tape for every step; links that are slow in the prediction alone."""
+    variable = tf.Variable(tf.zeros(SHAPE))
+    slow = choice.Links(hvd.size(), 1, 1e-3, 1e-3)
+    with mock.patch.object(choice, "links_of", lambda *ignored: slow):
+        for step in range(choice.STEPS + 4):
+            with tf.GradientTape() as plain:
+                loss = tf.reduce_sum(variable * gradient(step, hvd.rank()))
+            tape = hvd.DistributedGradientTape(plain, compression="auto")
+            (found,) = tape.gradient(loss, [variable])
+            same_everywhere(found.numpy())
+    if hvd.size() > 1:
+        exact = np.mean([gradient(step, rank) for rank in range(hvd.size())], axis=0)
+        assert 1e-5 < np.abs(found.numpy() - exact).max() < 0.1, "int8 was not chosen"

@@ -211,3 +211,22 @@ def check_the_choice_is_made_for_all_ranks() -> None:
         buckets = [item for item in optimizer._reducer._buckets if isinstance(item, FlatBucket)]
         assert ("int8" in {bucket._codec for bucket in buckets}) == (expected == "int8")
         assert np.isfinite(losses).all()
+
+
+def check_a_dropped_reduction_leaves_nothing_behind() -> None:
+    """A state that is loaded between the backward pass and the step."""
+    if hvd.size() == 1:
+        return
+    for compression in (hvd.Compression.int8, hvd.PowerSGD(2)):
+        *_, optimizer = _linear(compression, 2, hvd.Average)
+        (weight,) = optimizer.param_groups[0]["params"]
+        optimizer.zero_grad()
+        (weight * (1.0 + hvd.rank())).sum().backward()
+        optimizer.load_state_dict(optimizer.state_dict())
+        hvd.barrier()
+        assert not any(item.any() for item in optimizer.residual_state_dict().values())
+        optimizer.zero_grad()
+        (weight * 3.0).sum().backward()
+        optimizer.step()
+        assert torch.allclose(weight.grad, torch.full_like(weight, 3.0), rtol=0.02)
+        same_everywhere(weight.grad)

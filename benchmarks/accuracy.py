@@ -1,0 +1,450 @@
+"""What compression costs in accuracy, on two small models, with paired seeds: an equivalence test.
+
+    python benchmarks/accuracy.py [--task digits textures] [--seeds 10] [--output FILE] [--only NAME ...]
+
+Four workers train one model by SGD with momentum; in every run of a seed they have the same start, the same
+samples and the same order. What differs is how their gradients are averaged: with ringcomm's own codecs,
+with error feedback as its executor computes, or with local steps. A method "loses nothing" here only if the
+95 % interval of the paired difference in test accuracy to float32 lies within +-0.5 points. Two controls are
+known to be harmful and must fail that test: signs without error feedback, and 64 local steps at a high rate
+without an outer step. Accuracy is the mean over the last epochs, so that one lucky step does not decide.
+
+* ``digits``: 1797 handwritten digits (scikit-learn), a perceptron with two hidden layers.
+* ``textures``: ten classes of overlapping textures of 16 x 16, noise, 10 % wrong labels; a small
+  convolutional network.
+
+Needs PyTorch and scikit-learn, on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from pathlib import Path
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from ringcomm._adapter.compression import PowerSGD, codec_for, compressor_of  # noqa: E402
+from ringcomm._adapter.feedback import Residuals  # noqa: E402
+from ringcomm._adapter.powersgd import Matrix, PowerIteration  # noqa: E402
+from ringcomm.codec.base import BLOCK_ITEMS, SEGMENT_ITEMS  # noqa: E402
+from ringcomm.codec.table import make_codec  # noqa: E402
+from ringcomm.schedule.select import Selector  # noqa: E402
+
+WORKERS = 4
+MARGIN = 0.5
+"""In points of accuracy."""
+LAST = 4
+"""Epochs over which accuracy is averaged."""
+STUDENT = {
+    2: 12.706,
+    3: 4.303,
+    4: 3.182,
+    5: 2.776,
+    6: 2.571,
+    7: 2.447,
+    8: 2.365,
+    9: 2.306,
+    10: 2.262,
+    12: 2.201,
+    15: 2.145,
+    20: 2.093,
+    30: 2.045,
+}
+"""97.5 % quantiles of Student's t for n - 1 degrees of freedom, by n."""
+
+Array = np.ndarray
+Gradients = List[List[Array]]
+"""By worker and parameter."""
+
+
+class Task(NamedTuple):
+    """A data set, a model, and how to train it."""
+
+    train: Any
+    test: Any
+    make: Callable[[], nn.Module]
+    rate: float
+    epochs: int
+    batch: int
+    """Per worker."""
+
+
+def digits(seed: int) -> Task:
+    """Handwritten digits; which of them are for the test depends on the seed."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(seed).permutation(len(labels))
+    inputs = torch.tensor(images[order] / 8.0 - 1.0, dtype=torch.float32)
+    targets = torch.tensor(labels[order])
+    model = lambda: nn.Sequential(  # noqa: E731
+        nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 64), nn.ReLU(), nn.Linear(64, 10)
+    )
+    return Task((inputs[:1000], targets[:1000]), (inputs[1000:], targets[1000:]), model, 0.05, 24, 16)
+
+
+def textures(seed: int) -> Task:
+    """Sums of two waves; classes differ in their directions, which overlap."""
+    generator = np.random.default_rng(10_000 + seed)
+    fixed = np.random.default_rng(7)
+    waves = fixed.uniform(0.2, 1.3, (10, 2, 2))
+
+    def sample(count: int, wrong: float) -> Any:
+        labels = generator.integers(0, 10, count)
+        places = np.arange(16)
+        chosen = waves[labels] + 0.12 * generator.standard_normal((count, 2, 2))
+        phases = generator.uniform(0, 2 * math.pi, (count, 2))
+        image = np.zeros((count, 16, 16))
+        for part in range(2):
+            angle = (
+                chosen[:, part, 0, None, None] * places[None, :, None]
+                + chosen[:, part, 1, None, None] * places[None, None, :]
+            )
+            image += np.sin(angle + phases[:, part, None, None])
+        image += 0.9 * generator.standard_normal(image.shape)
+        flipped = generator.uniform(size=count) < wrong
+        labels = np.where(flipped, generator.integers(0, 10, count), labels)
+        return torch.tensor(image[:, None], dtype=torch.float32), torch.tensor(labels)
+
+    model = lambda: nn.Sequential(  # noqa: E731
+        nn.Conv2d(1, 12, 5, stride=2, padding=2), nn.ReLU(), nn.Conv2d(12, 24, 3, stride=2, padding=1),
+        nn.ReLU(), nn.Flatten(), nn.Linear(384, 64), nn.ReLU(), nn.Linear(64, 10),
+    )  # fmt: skip
+    return Task(sample(2048, 0.1), sample(4096, 0.0), model, 0.05, 12, 16)
+
+
+TASKS = {"digits": digits, "textures": textures}
+
+
+# ---- how gradients are averaged --------------------------------------------------------------
+
+
+class Exact:
+    """The average in float32, in the order of the workers."""
+
+    local_steps = 1
+    outer: Optional[float] = None
+    rate = 1.0
+
+    def average(self, gradients: Gradients) -> List[Array]:
+        """The average of each parameter's gradients."""
+        return [np.mean(parts, axis=0, dtype=np.float32) for parts in zip(*gradients)]
+
+
+class Coded(Exact):
+    """ringcomm's codecs: matrices with the codec, the rest as bfloat16, with the executor's arithmetic."""
+
+    def __init__(self, compression: Any) -> None:
+        self._compressor = compressor_of(compression)
+        self._residuals: Dict[str, List[Array]] = {}
+
+    def average(self, gradients: Gradients) -> List[Array]:
+        """The average of each parameter's gradients."""
+        found: List[Array] = list(gradients[0])
+        groups: Dict[str, List[int]] = {}
+        for index, part in enumerate(gradients[0]):
+            kind = self._compressor.kind
+            codec = kind if kind in ("bf16", "fp16") else codec_for(self._compressor, "float32", part.shape)
+            groups.setdefault(codec, []).append(index)
+        for codec, indices in groups.items():
+            starts = [0]
+            for index in indices:
+                starts.append(starts[-1] + -(-found[index].size // BLOCK_ITEMS) * BLOCK_ITEMS)
+            data = np.zeros((WORKERS, starts[-1]), np.float32)
+            for worker, mine in enumerate(gradients):
+                for index, start in zip(indices, starts):
+                    data[worker, start : start + mine[index].size] = mine[index].reshape(-1)
+            kept = None
+            if codec in ("int8", "int4"):
+                zeros = [np.zeros(starts[-1], np.float32) for _ in range(WORKERS)]
+                kept = self._residuals.setdefault(codec, zeros)
+            mean = coded_average(codec, list(data), kept)
+            for index, start in zip(indices, starts):
+                found[index] = mean[start : start + found[index].size].reshape(found[index].shape)
+        return found
+
+
+def coded_average(name: str, data: Sequence[Array], residuals: Optional[Sequence[Array]] = None) -> Array:
+    """What an all-reduce with a codec gives, by the same arithmetic in one process; a test compares the bits.
+
+    Args:
+        name: of the codec.
+        data: each worker's float32, which is overwritten.
+        residuals: each worker's, for error feedback.
+    """
+    codec, workers = make_codec(name), len(data)
+    result = np.empty_like(data[0])
+    bounds = Selector(0, workers).coded_bounds(result.size, BLOCK_ITEMS)
+    with np.errstate(all="ignore"):
+        for owner, (first, last) in enumerate(zip(bounds, bounds[1:])):
+            for start in range(first, last, SEGMENT_ITEMS):
+                place = slice(start, min(last, start + SEGMENT_ITEMS))
+                codes = np.empty(codec.encoded_bytes(place.stop - start), np.uint8)
+                decoded = np.empty(place.stop - start, np.float32)
+                total: Any = None
+                for worker, own in enumerate(data):
+                    mine = own[place] if residuals is None else own[place] + residuals[worker][place]
+                    if worker != owner:
+                        codec.encode(mine, codes, decoded)
+                        if residuals is not None:
+                            residuals[worker][place] = mine - decoded
+                        mine = decoded
+                    total = mine.copy() if total is None else total + mine
+                total /= np.float32(workers)
+                codec.encode(total, codes, decoded)
+                if residuals is not None:
+                    residuals[owner][place] = (total - decoded) * np.float32(workers)
+                result[place] = decoded
+    return result
+
+
+class Power(Exact):
+    """ringcomm's PowerSGD."""
+
+    def __init__(self, rank: int) -> None:
+        self._options = PowerSGD(rank)
+        self._residuals = [Residuals() for _ in range(WORKERS)]
+        self._iterations: Dict[int, List[PowerIteration]] = {}
+        self._rest = Coded("bf16")
+
+    def average(self, gradients: Gradients) -> List[Array]:
+        """The average of each parameter's gradients."""
+        found = self._rest.average(gradients)
+        for index, parts in enumerate(zip(*gradients)):
+            if self._options.suits(parts[0].shape):
+                found[index] = self._one(index, parts)
+        return found
+
+    def _one(self, index: int, parts: Sequence[Array]) -> Array:
+        shape = parts[0].shape
+        matrix = Matrix(str(index), shape[0], parts[0].size // shape[0])
+        if index not in self._iterations:
+            self._iterations[index] = [
+                PowerIteration([matrix], self._options.rank, item) for item in self._residuals
+            ]
+        iterations = self._iterations[index]
+        data = [[np.array(part, np.float32).reshape(-1)] for part in parts]
+        for side in ("left", "right"):
+            for iteration, mine in zip(iterations, data):
+                if side == "left":
+                    iteration.add_residuals(mine)
+                    iteration.make_left(mine)
+                else:
+                    iteration.make_right(mine)
+            mean = np.mean([getattr(item, side) for item in iterations], axis=0, dtype=np.float32)
+            for iteration in iterations:
+                getattr(iteration, side)[:] = mean
+        for iteration, mine in zip(iterations, data):
+            iteration.finish(mine)
+        return data[0][0].reshape(shape)
+
+
+class Signs(Exact):
+    """A control: one bit per element and the mean magnitude of all, without error feedback."""
+
+    def average(self, gradients: Gradients) -> List[Array]:
+        """The average of the workers' signs."""
+        count = sum(part.size for part in gradients[0])
+        scales = [sum(float(np.abs(part).sum()) for part in mine) / count for mine in gradients]
+        return [
+            np.mean([np.sign(part) * scale for part, scale in zip(parts, scales)], axis=0, dtype=np.float32)
+            for parts in zip(*gradients)
+        ]
+
+
+class Local(Exact):
+    """Local steps, and an outer Nesterov step on the average of what they changed."""
+
+    def __init__(
+        self, steps: int, outer: Optional[float], rate: float = 1.0, deltas: Optional[Exact] = None
+    ) -> None:
+        self.local_steps = steps
+        self.outer = outer
+        self.rate = rate
+        self.deltas = deltas or Exact()
+
+
+METHODS: Dict[str, Callable[[], Exact]] = {
+    "float32": Exact,
+    "bf16": lambda: Coded("bf16"),
+    "int8": lambda: Coded("int8"),
+    "int4": lambda: Coded("int4"),
+    "PowerSGD 4": lambda: Power(4),
+    "LocalSGD 8, outer momentum 0.6": lambda: Local(8, 0.6, 0.6),
+    "LocalSGD 8, outer momentum 0.6, int8": lambda: Local(8, 0.6, 0.6, Coded("int8")),
+    "LocalSGD 8, outer momentum 0.9": lambda: Local(8, 0.9, 0.2),
+    "control: signs, no feedback": Signs,
+    "control: 64 local steps, high rate": lambda: Local(64, None, 6.0),
+}
+
+
+# ---- training --------------------------------------------------------------------------------
+
+
+def parameters_of(model: nn.Module) -> List[Array]:
+    """Copies of the parameters."""
+    return [item.detach().numpy().copy() for item in model.parameters()]
+
+
+def assign(model: nn.Module, arrays: Sequence[Array]) -> None:
+    """Overwrite the parameters."""
+    with torch.no_grad():
+        for item, array in zip(model.parameters(), arrays):
+            item.copy_(torch.from_numpy(np.ascontiguousarray(array)))
+
+
+def gradients_on(model: nn.Module, inputs: Any, targets: Any) -> List[Array]:
+    """One worker's gradients."""
+    model.zero_grad(set_to_none=True)
+    nn.functional.cross_entropy(model(inputs), targets).backward()
+    return [item.grad.numpy().copy() for item in model.parameters() if item.grad is not None]
+
+
+def accuracy(model: nn.Module, data: Any) -> float:
+    """In points."""
+    with torch.no_grad():
+        return 100 * float((model(data[0]).argmax(1) == data[1]).float().mean())
+
+
+def train(task: Task, method: Exact, seed: int) -> float:
+    """Train one model; its accuracy over the last epochs."""
+    torch.manual_seed(seed)
+    model = task.make()
+    generator = np.random.default_rng(seed)
+    inputs, targets = task.train
+    per_epoch = len(targets) // (WORKERS * task.batch)
+    total = task.epochs * per_epoch
+    found: List[float] = []
+    weights = parameters_of(model)
+    momenta = [[np.zeros_like(item) for item in weights] for _ in range(WORKERS)]
+    own = [[item.copy() for item in weights] for _ in range(WORKERS)]
+    velocities = [np.zeros_like(item) for item in weights]
+    number = 0
+    for epoch in range(task.epochs):
+        order = generator.permutation(len(targets))
+        for step in range(per_epoch):
+            rate = task.rate * method.rate * 0.5 * (1 + math.cos(math.pi * number / total))
+            number += 1
+            batches = [
+                order[(step * WORKERS + worker) * task.batch :][: task.batch] for worker in range(WORKERS)
+            ]
+            if method.local_steps == 1:
+                gradients = [gradients_on(model, inputs[batch], targets[batch]) for batch in batches]
+                for item, velocity, mean in zip(weights, velocities, method.average(gradients)):
+                    velocity *= 0.9
+                    velocity += mean
+                    item -= np.float32(rate) * velocity
+                assign(model, weights)
+                continue
+            for mine, momentum, batch in zip(own, momenta, batches):
+                assign(model, mine)
+                for item, velocity, part in zip(
+                    mine, momentum, gradients_on(model, inputs[batch], targets[batch])
+                ):
+                    velocity *= 0.9
+                    velocity += part
+                    item -= np.float32(rate) * velocity
+            if number % method.local_steps == 0 or number == total:
+                synchronize(method, weights, own, velocities)
+        if epoch >= task.epochs - LAST:
+            assign(model, weights)
+            found.append(accuracy(model, task.test))
+    return statistics.mean(found)
+
+
+def synchronize(method: Any, weights: List[Array], own: Gradients, velocities: List[Array]) -> None:
+    """The outer step, as :class:`ringcomm.LocalSGD` makes it."""
+    deltas = [[old - new for old, new in zip(weights, mine)] for mine in own]
+    for item, velocity, delta in zip(weights, velocities, method.deltas.average(deltas)):
+        if method.outer is None:
+            item -= delta
+        else:
+            velocity *= method.outer
+            velocity += delta
+            item -= np.float32(0.7) * (delta + np.float32(method.outer) * velocity)
+    for mine in own:
+        for item, common in zip(mine, weights):
+            item[...] = common
+
+
+# ---- the test --------------------------------------------------------------------------------
+
+
+class Comparison(NamedTuple):
+    """The paired difference to float32, in points."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def equivalent(self) -> bool:
+        """Whether the whole interval lies within the margin."""
+        return self.low >= -MARGIN and self.high <= MARGIN
+
+
+def compared(method: Sequence[float], reference: Sequence[float]) -> Comparison:
+    """The 95 % interval of the mean paired difference."""
+    differences = [one - other for one, other in zip(method, reference)]
+    mean, count = statistics.mean(differences), len(differences)
+    if count < 2:
+        return Comparison(mean, -math.inf, math.inf)
+    quantile = min((size, value) for size, value in STUDENT.items() if size >= min(count, 30))[1]
+    half = quantile * statistics.stdev(differences) / math.sqrt(count)
+    return Comparison(mean, mean - half, mean + half)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--task", nargs="+", choices=tuple(TASKS), default=list(TASKS))
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--only", nargs="+", choices=tuple(METHODS), default=list(METHODS), metavar="NAME")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="JSON with all accuracies")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    results: Dict[str, Dict[str, List[float]]] = {}
+    for task in args.task:
+        found = results[task] = {name: [] for name in args.only}
+        for seed in range(args.seeds):
+            for name in args.only:
+                found[name].append(train(TASKS[task](seed), METHODS[name](), seed))
+            if args.output is not None:
+                args.output.write_text(json.dumps(results))
+            print(task, seed, {name: round(values[-1], 2) for name, values in found.items()}, flush=True)
+        print(report(task, found), flush=True)
+    return 0
+
+
+def report(task: str, found: Dict[str, List[float]]) -> str:
+    """A table in Markdown."""
+    lines = [
+        f"{task}:",
+        "",
+        "| | accuracy | difference to float32, 95 % interval | no loss |",
+        "| --- | ---: | ---: | --- |",
+    ]
+    for name, values in found.items():
+        result = compared(values, found["float32"])
+        interval = (
+            "" if name == "float32" else f"{result.mean:+.2f} ({result.low:+.2f} to {result.high:+.2f})"
+        )
+        answer = "" if name == "float32" else "yes" if result.equivalent else "no"
+        lines.append(f"| {name} | {statistics.mean(values):.2f} | {interval} | {answer} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
