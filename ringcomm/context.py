@@ -37,6 +37,10 @@ from .wire.signing import Signer
 
 logger = logging.getLogger("ringcomm")
 
+_NOT_ADVISED = (
+    "No advice: the program ended before every rank was measured. It must take its data from balanced "
+    "batches (see docs/unequal.md) and make 50 steps; with Keras on TensorFlow or JAX three epochs of 25."
+)
 _CROWDED = 5.0
 """How many times as long to poll where ranks outnumber cores."""
 
@@ -55,6 +59,8 @@ class Context(Collectives):
 
     Attributes:
         balanced: whether data are dealt to the ranks by their speed.
+        cost_model: the links as they were measured; None: they were not.
+        advised: whether machines have been recommended (``RINGCOMM_ADVISE``).
     """
 
     def __init__(
@@ -73,7 +79,8 @@ class Context(Collectives):
         self._joined = joined
         self._embedded = embedded
         self._closed = False
-        self.balanced = False
+        self.balanced = self.advised = False
+        self.cost_model: Optional[CostModel] = None
         self._leaving: Optional[StopWatch] = None
         own = self.peers[rank]
         self.host = own.host
@@ -186,7 +193,7 @@ class Context(Collectives):
         wanted = self.settings.measure and not (alone and crowded)
         oversubscribed = alone and crowded and all(link.carrier in STREAMS for link in links)
         wanted, oversubscribed = agreed(scout, [wanted, oversubscribed])
-        model = measure(scout, hosts) if wanted else None
+        model = self.cost_model = measure(scout, hosts) if wanted else None
         self._selector.adopt(model, oversubscribed)
         if model is not None and self.local_rank == 0:
             self._compare(model)
@@ -214,6 +221,11 @@ class Context(Collectives):
             return
         elapsed_s = max(watch.last_s for watch in watches) - min(watch.first_s for watch in watches)
         self._joined.control.report_usage(elapsed_s, self.waited_s, self.balanced)
+
+    @property
+    def reduced_bytes(self) -> int:
+        """Payload of all all-reduces of this rank so far."""
+        return self._runner.reduced_bytes + self.engine.reduced_bytes
 
     def announce(self, topic: str, text: str) -> None:
         """Show a line to the user: at the launcher, or through logging where there is none.
@@ -243,6 +255,8 @@ class Context(Collectives):
             return
         self._closed = True
         if ok:
+            if self.settings.advise and not self.advised and self.rank == 0:
+                self.announce("advise", _NOT_ADVISED)
             self._recording.finish()
             self._report_usage()
         self._flight.close(reason, ok)

@@ -68,7 +68,7 @@ LEVELS: Dict[int, List[List[str]]] = {
         ],
         ["arrays.bridge", "arrays.rows"],
         ["balance.plan", "balance.order", "balance.deal", "balance.replan", "balance.step_weight",
-         "balance.unequal"],
+         "balance.unequal", "balance.advise", "balance.probe"],
         ["group.message_matching", "group.message_channel", "group.abort_watch"],
     ],
     5: [

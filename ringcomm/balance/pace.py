@@ -8,9 +8,10 @@ Now and then all ranks exchange one line of numbers in the background, feed the 
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from statistics import median
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, List, Optional, Tuple, Union
 
 import numpy as np
 
@@ -19,7 +20,9 @@ from ..context import Context
 from ..engine.request import Handle
 from ..errors import ConfigError
 from ..ops import ReduceOp
+from ..schedule.calibration import Calibration, model_of
 from .deal import Deal
+from .probe import Probe
 from .replan import Replanner, Report, rank_names
 from .step_weight import StepWeight
 
@@ -39,12 +42,15 @@ class Pace:
         epoch, step: of the global batch that is computed next, or now.
         iteration: counts the iterations over the data set.
         replanner: decides about shares; None: they do not change.
+        ended: whether the program is to end because machines have been recommended (``ringrun --advise``).
+        by_epoch: shares change between epochs only, because the framework takes any number of them ahead.
     """
 
     def __init__(self, deal: Deal, context: Callable[[], Context] = api.context) -> None:
         self.deal = deal
         self.epoch = self.step = self.iteration = 0
-        self.replanner: Optional[Replanner] = None
+        self.replanner: Union[Replanner, Probe, None] = None
+        self.by_epoch = self.ended = False
         self._context = context
         self._number = next(_numbers)
         self._total_steps = 0
@@ -69,7 +75,11 @@ class Pace:
         if self.replanner is None and self.deal.measures and context.size > 1:
             hosts = rank_names([peer.host for peer in context.peers])
             shares = self.deal.full_shares(self.epoch, self.step)
-            self.replanner = Replanner(shares, self.deal.global_batch, self.deal.limits, hosts)
+            total, limits = self.deal.global_batch, self.deal.limits
+            if context.settings.advise:
+                self.replanner = Probe(shares, total, limits)
+            else:
+                self.replanner = Replanner(shares, total, limits, hosts)
         self._begin_window()
 
     def _begin_window(self) -> None:
@@ -160,7 +170,7 @@ class Pace:
         if self.replanner is not None:
             self._replan(context, self.replanner, full[context.rank])
 
-    def _replan(self, context: Context, replanner: Replanner, samples: int) -> None:
+    def _replan(self, context: Context, replanner: Union[Replanner, Probe], samples: int) -> None:
         position = self.deal.position(self.epoch, self.step)
         self._count += 1
         if self._handle is not None:
@@ -180,17 +190,37 @@ class Pace:
         name = f"ringcomm.balance.{self._number}.{self._total_steps}"
         return context.engine.allgather([row], [(1, row.size)], name)
 
-    def _decide(self, context: Context, replanner: Replanner, position: int, handle: Handle) -> None:
+    def _decide(
+        self, context: Context, replanner: Union[Replanner, Probe], position: int, handle: Handle
+    ) -> None:
         """All ranks are in the same step, and have the same rows."""
         rows = np.asarray(handle.wait()[0])
         reports = [Report(int(r[0]), float(r[1]), float(r[2]), int(r[3]), int(r[4])) for r in rows]
         change = replanner.decide(self._total_steps, reports)
+        if isinstance(replanner, Probe) and replanner.finished:
+            self._advise(context, replanner)
         if change is None:
             return
-        self._effective = position + change.lead
+        next_epoch = self.deal.position(self.epoch + 1, 0)
+        self._effective = next_epoch if self.by_epoch else position + change.lead
         self.deal.change(self._effective, change.shares)
         if context.rank == 0:
             context.announce(f"balance {self._number} {self._total_steps}", change.text)
+
+    def _advise(self, context: Context, probe: Probe) -> None:
+        """Recommend machines, and end the program."""
+        hosts = [peer.host for peer in context.peers]
+        if len(set(hosts)) == 1:
+            hosts = rank_names(hosts)  # then ranks are compared
+        numbers = [peer.host_index for peer in context.peers]
+        model = context.cost_model or model_of([Calibration()] * context.size, numbers)
+        advice = probe.advice(hosts, model, context.reduced_bytes // max(1, self._total_steps))
+        context.advised = True
+        if context.rank == 0:
+            context.announce("advise", f"{advice.table()}\n{advice.text}")
+        self.ended = True
+        if threading.current_thread() is threading.main_thread():
+            raise SystemExit(0)
 
 
 def weight_of_steps(

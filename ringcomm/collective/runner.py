@@ -62,6 +62,7 @@ class Runner:
 
     Attributes:
         spin_s, may_poll, timeout_s: as for :func:`~.drive.run`; may be changed from call to call.
+        reduced_bytes: payload of all all-reduces so far.
         waited: the time spent in calls, moving data or waiting for other ranks.
         journal: is told of every call, if set.
         called_at: where the next call was made, if that was not in the thread that runs it.
@@ -102,6 +103,7 @@ class Runner:
         self.purpose: Optional[Callable[[], str]] = None
         self._running: Optional[Tuple[Call, Part, bool]] = None
         self.waited = Stopwatch()
+        self.reduced_bytes = 0
 
     def progress(self) -> Progress:
         """How far this rank is. For any thread, and at any time."""
@@ -154,6 +156,7 @@ class Runner:
         intent: Optional[Intent] = None,
     ) -> None:
         """Reduce ``data`` over all ranks, in place."""
+        self.reduced_bytes += data.nbytes
         # The numbers of the enumerations: hashing those is quick.
         call = Call(
             int(collective), data.dtype, data.size, int(op), NO_ROOT, name, shape, (prescale, postscale)

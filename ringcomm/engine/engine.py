@@ -175,6 +175,11 @@ class Engine:
         """The time that threads of this rank have waited for operations."""
         return Stopwatch() if self._loop is None else self._loop.waited
 
+    @property
+    def reduced_bytes(self) -> int:
+        """Payload of all all-reduces by name so far."""
+        return self._performer.reduced_bytes
+
     def pending(self) -> List[Request]:
         """What is on its way, in the order of submission."""
         return self._loop.pending() if self._loop is not None else []

@@ -27,3 +27,8 @@ def reduce(how: How, gradients: Sequence[Any], variables: Sequence[Any]) -> List
         lambda *arrays: batch.run([np.asarray(array) for array in arrays]), shapes, *compressed, ordered=True
     )
     return [how.compression.decompress(result, context) for result, (_, context) in zip(results, pairs)]
+
+
+def wait_for_reductions() -> None:
+    """Wait for the callbacks of all steps so far: they count steps and weigh gradients."""
+    jax.effects_barrier()
