@@ -59,6 +59,7 @@ class Context(Collectives):
 
     Attributes:
         balanced: whether data are dealt to the ranks by their speed.
+        batch_norm: whether a model is known to have batch normalization.
         cost_model: the links as they were measured; None: they were not.
         advised: whether machines have been recommended (``RINGCOMM_ADVISE``).
     """
@@ -79,7 +80,7 @@ class Context(Collectives):
         self._joined = joined
         self._embedded = embedded
         self._closed = False
-        self.balanced = self.advised = False
+        self.balanced = self.advised = self.batch_norm = False
         self.cost_model: Optional[CostModel] = None
         self._leaving: Optional[StopWatch] = None
         own = self.peers[rank]

@@ -27,6 +27,12 @@ from .replan import Replanner, Report, rank_names
 from .step_weight import StepWeight
 
 _numbers = itertools.count(1)
+LEAST_FOR_BATCH_NORM = 8
+"""With fewer samples the statistics of batch normalization are mostly noise."""
+_FEW_SAMPLES = (
+    "a rank has only {} samples per step, and the model has batch normalization, whose statistics are those "
+    "of a rank's samples: use SyncBatchNorm, GroupNorm, min_batch=8 or a larger global batch"
+)
 _FITS = 0.9
 """Which part of a share that did not fit into memory is tried next."""
 
@@ -58,6 +64,7 @@ class Pace:
         self._most = 0
         self._lost = (-1, -1)
         self._samples = self._samples_before = 0
+        self._warned = False
         self._leader: Optional[StepCursor] = None
         self._handle: Optional[Handle] = None
         self._effective = -1
@@ -167,8 +174,15 @@ class Pace:
         self._samples += self.share(self.step)
         self.step += 1
         self._total_steps += 1
+        if context.batch_norm and context.rank == 0 and not self._warned:
+            self._warn_of_few_samples(context, min(share for share in full if share))
         if self.replanner is not None:
             self._replan(context, self.replanner, full[context.rank])
+
+    def _warn_of_few_samples(self, context: Context, fewest: int) -> None:
+        if fewest < LEAST_FOR_BATCH_NORM and context.size > 1:
+            self._warned = True
+            context.announce(f"batch normalization {self._number}", _FEW_SAMPLES.format(fewest))
 
     def _replan(self, context: Context, replanner: Union[Replanner, Probe], samples: int) -> None:
         position = self.deal.position(self.epoch, self.step)
