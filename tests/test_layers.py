@@ -124,7 +124,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "torch.distributed._collectives", "torch.distributed._store", "torch.distributed._monitored",
             "torch.distributed._group_base", "torch.distributed._trace",
             "torch.distributed._group_transport", "torch.distributed._group",
-            "torch.distributed._rendezvous", "torch.distributed.__init__",
+            "torch.distributed._rendezvous", "torch.distributed._weighted", "torch.distributed.__init__",
         ],
     ],
 }  # fmt: skip

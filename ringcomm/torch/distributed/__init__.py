@@ -18,8 +18,11 @@ from ._group import ProcessGroupRingcomm, create
 from ._group_base import BACKEND
 from ._monitored import monitored_barrier
 from ._rendezvous import register
+from ._weighted import WeightedAverage, weighted_average_hook
 
-__all__ = ["BACKEND", "ProcessGroupRingcomm", "monitored_barrier"]
+__all__ = [
+    "BACKEND", "ProcessGroupRingcomm", "WeightedAverage", "monitored_barrier", "weighted_average_hook",
+]  # fmt: skip
 
 if BACKEND not in _dist.Backend.backend_list:
     _dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu"])
