@@ -58,7 +58,7 @@ class Context(Collectives):
         joined: the rendezvous' side of it, if there is one.
 
     Attributes:
-        balanced: whether data are dealt to the ranks by their speed.
+        balance_count: how many data sets are dealt to the ranks by their speed.
         batch_norm: whether a model is known to have batch normalization.
         cost_model: the links as they were measured; None: they were not.
         advised: whether machines have been recommended (``RINGCOMM_ADVISE``).
@@ -80,7 +80,8 @@ class Context(Collectives):
         self._joined = joined
         self._embedded = embedded
         self._closed = False
-        self.balanced = self.advised = self.batch_norm = False
+        self.balance_count = 0
+        self.advised = self.batch_norm = False
         self.cost_model: Optional[CostModel] = None
         self._leaving: Optional[StopWatch] = None
         own = self.peers[rank]
@@ -221,7 +222,7 @@ class Context(Collectives):
         if self._joined is None or not watches:
             return
         elapsed_s = max(watch.last_s for watch in watches) - min(watch.first_s for watch in watches)
-        self._joined.control.report_usage(elapsed_s, self.waited_s, self.balanced)
+        self._joined.control.report_usage(elapsed_s, self.waited_s, self.balance_count > 0)
 
     @property
     def reduced_bytes(self) -> int:

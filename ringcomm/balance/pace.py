@@ -7,7 +7,6 @@ Now and then all ranks exchange one line of numbers in the background, feed the 
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from statistics import median
@@ -26,7 +25,6 @@ from .probe import Probe
 from .replan import Replanner, Report, rank_names
 from .step_weight import StepWeight
 
-_numbers = itertools.count(1)
 LEAST_FOR_BATCH_NORM = 8
 """With fewer samples the statistics of batch normalization are mostly noise."""
 _FEW_SAMPLES = (
@@ -58,28 +56,27 @@ class Pace:
         self.replanner: Union[Replanner, Probe, None] = None
         self.by_epoch = self.ended = False
         self._context = context
-        self._number = next(_numbers)
-        self._total_steps = 0
+        self._attached: Optional[Context] = None
         self._ahead = 0
         self._most = 0
         self._lost = (-1, -1)
         self._samples = self._samples_before = 0
         self._warned = False
         self._leader: Optional[StepCursor] = None
+        self._last: Optional[Tuple[float, float]] = None
+        self._attach()
+
+    def _attach(self) -> None:
+        """Begin anew with the ranks of the current job: some of them may have measured nothing yet."""
+        context = self._attached = self._context()
+        context.balance_count += 1
+        self._number = context.balance_count
+        self._total_steps = 0
         self._handle: Optional[Handle] = None
         self._effective = -1
-        self._last: Optional[Tuple[float, float]] = None
-        self._begin_window()
-        self.attach()
-
-    def attach(self) -> None:
-        """Take over the number of ranks of the current job; shares begin anew if it has changed."""
-        context = self._context()
-        context.balanced = True
-        if context.size != self.deal.size:
-            self.deal.resize(context.size)
-            self._handle, self.replanner = None, None
-        if self.replanner is None and self.deal.measures and context.size > 1:
+        self.deal.resize(context.size)
+        self.replanner = None
+        if self.deal.measures and context.size > 1:
             hosts = rank_names([peer.host for peer in context.peers])
             shares = self.deal.full_shares(self.epoch, self.step)
             total, limits = self.deal.global_batch, self.deal.limits
@@ -98,8 +95,8 @@ class Pace:
 
     def begin(self, epoch: int, step: int) -> None:
         """An iteration over the data set begins, at this step."""
-        if self._context().size != self.deal.size:
-            self.attach()
+        if self._context() is not self._attached:
+            self._attach()
         self.iteration += 1
         if self._samples:
             self._samples_before, self._samples = self._samples, 0
