@@ -23,7 +23,7 @@ def step(context, mine):
 
 
 class Imposed:
-    """In place of measured speeds: shares change as the test wants, with everything else as usual."""
+    """In place of measured speeds: shares change as the test says, with everything else as usual."""
 
     def __init__(self, replanner, changes):
         self.window, self._inner, self._changes = 5, replanner, list(changes)
