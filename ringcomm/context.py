@@ -229,18 +229,6 @@ class Context(Collectives):
         """Payload of all all-reduces of this rank so far."""
         return self._runner.reduced_bytes + self.engine.reduced_bytes
 
-    def announce(self, topic: str, text: str) -> None:
-        """Show a line to the user: at the launcher, or through logging where there is none.
-
-        Args:
-            topic: of lines with the same topic only the first is shown.
-            text: one line.
-        """
-        if self._joined is not None and self._embedded is None:
-            self._joined.control.warn(topic, text)
-        else:
-            logger.warning("%s", text)
-
     def _say(self, text: str) -> None:
         """Tell whoever asked for details: through logging, and at the launcher."""
         logger.info("%s", text)
@@ -258,7 +246,7 @@ class Context(Collectives):
         self._closed = True
         if ok:
             if self.settings.advise and not self.advised and self.rank == 0:
-                self.announce("advise", _NOT_ADVISED)
+                announce(self, "advise", _NOT_ADVISED)
             self._recording.finish()
             self._report_usage()
         self._flight.close(reason, ok)
@@ -305,6 +293,20 @@ class Context(Collectives):
         for peer in self.peers:
             counts[peer.host_index] += 1
         return len(set(counts)) == 1
+
+
+def announce(context: Context, topic: str, text: str) -> None:
+    """Show a line to the user: at the launcher, or through logging where there is none.
+
+    Args:
+        context: of this rank.
+        topic: of lines with the same topic only the first is shown.
+        text: one line.
+    """
+    if context._joined is not None and context._embedded is None:
+        context._joined.control.warn(topic, text)
+    else:
+        logger.warning("%s", text)
 
 
 def _carriers(joined: Joined) -> str:

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import ringcomm as rc
 import ringcomm.torch as hvd
 from ringcomm import api
+from ringcomm.balance import pace
 from ringcomm.balance.deal import Deal
 from tests.adapters.torch.checks_collectives import with_errors
 from tests.adapters.torch.checks_training import model_of
@@ -190,12 +191,12 @@ def check_few_samples_and_batch_normalization() -> None:
         hvd.broadcast_parameters(model.state_dict(), 0)
         batches = hvd.BalancedBatches(dataset(), 16, speeds=[1] * (hvd.size() - 1) + [0.4], drop_last=True)
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), batches=batches)
-        original = context.announce
-        context.announce = lambda topic, text: said.append(text)  # type: ignore[method-assign]
+        original = pace.announce
+        pace.announce = lambda context, topic, text: said.append(text)
         try:
             train(model, optimizer, DataLoader(dataset(), batch_sampler=batches), batches, Counter())
         finally:
-            context.announce = original  # type: ignore[method-assign]
+            pace.announce = original
         warned = [text for text in said if "batch normalization" in text]
         assert len(warned) == (expected if hvd.rank() == 0 and hvd.size() > 1 else 0), said
         said.clear()
