@@ -100,3 +100,12 @@ def test_another_number_of_ranks_in_the_next_job():
     for parts in run_ranks(2, second):
         seen.update(parts)
     assert seen == Counter(range(COUNT))
+
+
+def test_a_fixed_list_of_speeds_gives_the_same_bits_in_two_runs():
+    def work(context):
+        data = Balanced(COUNT, GLOBAL_BATCH, 3, speeds=[3, 1, 1], context=lambda: context)
+        return np.array([step(context, mine / 7.0) for mine in data]).tobytes()
+
+    first, second = run_ranks(3, work), run_ranks(3, work)
+    assert len({*first, *second}) == 1
