@@ -22,7 +22,9 @@ from typing import Dict, List, Set
 ROOT = Path(__file__).resolve().parents[1]
 
 PAGES = {
-    "Start": ["README.md", "docs/collectives.md", "docs/machines.md", "docs/trouble.md"],
+    "Start": [
+        "README.md", "docs/collectives.md", "docs/machines.md", "docs/unequal.md", "docs/trouble.md",
+    ],
     "How-to": [
         "docs/ringrun.md", "docs/from_mpirun.md", "docs/doctor.md", "docs/horovod.md",
         "docs/torch_distributed.md", "docs/tensorflow.md", "docs/compression.md",

@@ -114,6 +114,7 @@ def main():
     add("--batch-size", type=int, default=32, help="images per step and process [32]")
     add("--lr", type=float, default=0.001, help="learning rate for one process [0.001]")
     add("--mnist", metavar="DIRECTORY", help="where MNIST's four files are")
+    add("--balanced", action="store_true", help="give slow machines fewer images; --batch-size is for all")
     add("--whole", action="store_true", help="every process goes through all images")
     add("--log", metavar="FILE", help="write times and accuracies of all processes to this CSV file")
     add("--save", metavar="FILE", help="save the trained model (.keras)")
@@ -121,7 +122,11 @@ def main():
 
     hvd.init()  # <--- find the other processes
     (images, labels), validation = load(args.mnist)
-    if not args.whole:
+    balanced, scale = None, hvd.size()
+    if args.balanced:
+        # <--- each takes as many of each batch as it can compute in time; a step is that of one process
+        balanced, scale = hvd.BalancedDataset(images, labels, args.batch_size, multiple_of=4), 1
+    elif not args.whole:
         # <--- each takes its share; equally many, or some would wait for others' last batch
         share = len(images) // hvd.size()
         mine = slice(hvd.rank() * share, (hvd.rank() + 1) * share)
@@ -130,7 +135,7 @@ def main():
 
     model = build(images.shape[1:])
     # <--- together the processes take as many times larger steps, so the learning rate is scaled
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(args.lr * hvd.size()))
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(args.lr * scale), batches=balanced)
     model.compile(
         optimizer=optimizer,
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -140,15 +145,15 @@ def main():
     callbacks = [
         hvd.callbacks.BroadcastGlobalVariablesCallback(0),  # <--- all start from the same weights
         hvd.callbacks.MetricAverageCallback(),  # <--- all see the same metrics
-        hvd.callbacks.LearningRateWarmupCallback(args.lr * hvd.size(), warmup_epochs=2),
+        hvd.callbacks.LearningRateWarmupCallback(args.lr * scale, warmup_epochs=2),
         record,
     ]
     if hvd.rank() == 0:
         print(f"{hvd.size()} process(es), Keras {keras.__version__} on {keras.backend.backend()}, "
               f"{len(images)} images each", flush=True)  # fmt: skip
     started = time.perf_counter()
-    model.fit(images, labels, batch_size=args.batch_size, epochs=args.epochs, verbose=0,
-              validation_data=validation, callbacks=callbacks)  # fmt: skip
+    data = {"x": balanced} if balanced else {"x": images, "y": labels, "batch_size": args.batch_size}
+    model.fit(**data, epochs=args.epochs, verbose=0, validation_data=validation, callbacks=callbacks)
 
     all_rows = hvd.allgather_object(record.rows)
     if hvd.rank() == 0:

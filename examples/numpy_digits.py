@@ -62,6 +62,12 @@ def accuracy(weights, images, labels):
     return np.mean(forward(weights, images)[1].argmax(axis=1) == labels)
 
 
+def equal_parts(count, batch_size):
+    """This process's part of each batch: positions, as equally many for each process as possible."""
+    for start in range(0, count, batch_size):
+        yield np.array_split(np.arange(start, min(count, start + batch_size)), rc.size())[rc.rank()]
+
+
 def main():
     parser = argparse.ArgumentParser(description="Train on handwritten digits with NumPy and ringcomm.")
     add = parser.add_argument
@@ -69,6 +75,7 @@ def main():
     add("--batch-size", type=int, default=64, help="images per step, all processes together [64]")
     add("--lr", type=float, default=0.05, help="learning rate [0.05]")
     add("--seed", type=int, default=1, help="for the initial weights and the shuffling [1]")
+    add("--balanced", action="store_true", help="give slow machines fewer images")
     args = parser.parse_args()
 
     rc.init()  # <--- find the other processes
@@ -91,22 +98,27 @@ def main():
         print(f"{rc.size()} process(es) on {rc.cross_size()} host(s), {len(training)} images, "
               f"{args.batch_size} per step")  # fmt: skip
     gradient, momentum = np.empty_like(weights), np.zeros_like(weights)
+    balanced = rc.balanced(len(training), args.batch_size, args.seed) if args.balanced else None
     for epoch in range(1, args.epochs + 1):
         started, loss = time.perf_counter(), 0.0
-        order = shuffle.permutation(training)
-        for start in range(0, len(order), args.batch_size):
-            batch = order[start : start + args.batch_size]
-            mine = np.array_split(batch, rc.size())[rc.rank()]  # <--- each takes its part of the batch
+        order = training if args.balanced else shuffle.permutation(training)
+        for mine in balanced or equal_parts(len(order), args.batch_size):  # <--- each takes its part
+            mine = order[mine]
             gradient.fill(0)
             loss += add_gradient(weights, gradient, images[mine], labels[mine])
-            # Parts may be uneven. So: divide by the size of the whole batch, and sum. The result is
-            # what a single process would have computed for the whole batch.
-            gradient /= len(batch)
-            rc.allreduce_(gradient, op=rc.Sum)  # <--- sum the gradients of all ranks
+            gradient /= max(1, len(mine))
+            # Parts may be uneven. Weighted by their sizes, the average is what a single process would have
+            # computed for the whole batch.
+            rc.allreduce_(gradient, weight=len(mine))  # <--- average the gradients of all ranks
             momentum *= 0.9
             momentum += gradient
             weights -= args.lr * momentum
+        trained = time.perf_counter() - started
         loss = float(rc.allreduce(loss, op=rc.Sum)) / len(order)  # <--- only to show it
+        if args.balanced:
+            reached = accuracy(weights, images[validation], labels[validation])
+            print(f"rank {rc.rank()}: epoch {epoch:2d}  {trained:.2f} s  validation accuracy {reached:.4f}  "
+                  f"batches of {balanced.shares[rc.rank()]}", flush=True)  # fmt: skip
         if rc.rank() == 0:  # all have the same weights, so one can check them for all
             reached = accuracy(weights, images[validation], labels[validation])
             print(f"epoch {epoch:2d}  loss {loss:.6f}  validation accuracy {reached:.4f}  "

@@ -88,18 +88,20 @@ def load(directory):
     return train, test
 
 
-def train_epoch(model, loader, optimizer, sampler, epoch, device):
-    """Go through this process's share of the images once; the average loss over all processes."""
+def train_epoch(model, loader, optimizer, sampler, epoch, device, balanced=False):
+    """Go through this process's share of the images once; the average loss over all images."""
     model.train()
     sampler.set_epoch(epoch)
-    total = 0.0
+    total = seen = 0.0
     for images, labels in loader:
+        weight = sampler.weight if balanced else len(labels)  # 0: these images are another process's
         optimizer.zero_grad()
         loss = F.nll_loss(model(images.to(device)), labels.to(device))
         loss.backward()
         optimizer.step()
-        total += loss.item()
-    return hvd.allreduce(torch.tensor(total / len(loader)), name="loss").item()
+        total += weight * loss.item()
+        seen += weight
+    return hvd.allreduce(torch.tensor(total / max(seen, 1.0)), name="loss", weight=seen).item()
 
 
 def accuracy(model, loader, device):
@@ -122,6 +124,7 @@ def main():
     add("--batch-size", type=int, default=32, help="images per step and process [32]")
     add("--lr", type=float, default=0.02, help="learning rate of one process [0.02]")
     add("--fp16-allreduce", action="store_true", help="send gradients in half precision")
+    add("--balanced", action="store_true", help="give slow machines fewer images; --batch-size is for all")
     add("--use-adasum", action="store_true", help="combine gradients by Adasum")
     add("--checkpoint", help="where rank 0 saves the model at the end")
     args = parser.parse_args()
@@ -139,14 +142,20 @@ def main():
 
     # 3. Each process gets its part of the data.
     train, test = load(args.data)
-    sampler = DistributedSampler(train, num_replicas=hvd.size(), rank=hvd.rank(), seed=1)
-    train_loader = DataLoader(train, batch_size=args.batch_size, sampler=sampler)
+    batches = None
+    if args.balanced:
+        sampler = batches = hvd.BalancedBatches(train, global_batch=args.batch_size, seed=1)
+        train_loader = DataLoader(train, batch_sampler=batches)
+    else:
+        sampler = DistributedSampler(train, num_replicas=hvd.size(), rank=hvd.rank(), seed=1)
+        train_loader = DataLoader(train, batch_size=args.batch_size, sampler=sampler)
     test_part = torch.utils.data.Subset(test, range(hvd.rank(), len(test), hvd.size()))
     test_loader = DataLoader(test_part, batch_size=500)
 
-    # 4. With more processes a step sees more images, so it may be larger. (Adasum sees to that itself.)
+    # 4. With more processes a step sees more images, so it may be larger. (Adasum sees to that itself, and
+    # with --balanced a step sees as many images as with one process.)
     model = Net().to(device)
-    scale = 1 if args.use_adasum else hvd.size()
+    scale = 1 if args.use_adasum or args.balanced else hvd.size()
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr * scale, momentum=0.9)
 
     # 5. Gradients are reduced over all processes before each step.
@@ -155,6 +164,7 @@ def main():
         named_parameters=model.named_parameters(),
         compression=hvd.Compression.fp16 if args.fp16_allreduce else hvd.Compression.none,
         op=hvd.Adasum if args.use_adasum else hvd.Average,
+        batches=batches,
     )
 
     # 6. All ranks start from rank 0's weights.
@@ -163,8 +173,12 @@ def main():
 
     for epoch in range(1, args.epochs + 1):
         started = time.perf_counter()
-        loss = train_epoch(model, train_loader, optimizer, sampler, epoch, device)
+        loss = train_epoch(model, train_loader, optimizer, sampler, epoch, device, args.balanced)
+        trained = time.perf_counter() - started
         reached = accuracy(model, test_loader, device)
+        if args.balanced:
+            print(f"rank {hvd.rank()}: epoch {epoch:2d}  {trained:.2f} s  test accuracy {reached:.4f}  "
+                  f"batches of {sampler.shares[hvd.rank()]}", flush=True)  # fmt: skip
         if hvd.rank() == 0:
             print(f"epoch {epoch:2d}  loss {loss:.4f}  test accuracy {reached:.4f}  "
                   f"{time.perf_counter() - started:.2f} s")  # fmt: skip

@@ -55,6 +55,7 @@ from .async_calls import (
     reducescatter_async,
     synchronize,
 )
+from .balance.advise import Advice, advise
 from .balance.batches import balanced
 from .config import Membership, Settings
 from .consistency import check_same
@@ -91,6 +92,7 @@ from .version import __version__
 
 __all__ = [
     "Adasum",
+    "Advice",
     "AuthenticationError",
     "Average",
     "ConfigError",
@@ -127,6 +129,7 @@ __all__ = [
     "UnsupportedDtypeError",
     "__version__",
     "add_process_set",
+    "advise",
     "allgather",
     "allgather_",
     "allgather_async",

@@ -141,6 +141,12 @@ class Settings:
         "there from all hosts. Empty: ringrun's `--output-dir`, or else a new temporary folder (ten stay); "
         "without `ringrun`, nothing is written.",
     )  # fmt: skip
+    advise: bool = _setting(
+        False, "ADVISE", parsing.flag,
+        "Recommend machines: measure every rank in 20 steps with each of two batch sizes, print the "
+        "predicted time of a step for every subset of hosts, and end. The program must take its data from "
+        "balanced batches.",
+    )  # fmt: skip
     check_calls: bool = _setting(
         False, "CHECK_CALLS", parsing.flag,
         "Make it an error that ranks make the same call (the same number, among calls in order and among "

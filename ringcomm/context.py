@@ -37,6 +37,10 @@ from .wire.signing import Signer
 
 logger = logging.getLogger("ringcomm")
 
+_NOT_ADVISED = (
+    "No advice: the program ended before every rank was measured. It must take its data from balanced "
+    "batches (see docs/unequal.md) and make 50 steps; with Keras on TensorFlow or JAX three epochs of 25."
+)
 _CROWDED = 5.0
 """How many times as long to poll where ranks outnumber cores."""
 
@@ -54,7 +58,10 @@ class Context(Collectives):
         joined: the rendezvous' side of it, if there is one.
 
     Attributes:
-        balanced: whether data are dealt to the ranks by their speed.
+        balance_count: how many data sets are dealt to the ranks by their speed.
+        batch_norm: whether a model is known to have batch normalization.
+        cost_model: the links as they were measured; None: they were not.
+        advised: whether machines have been recommended (``RINGCOMM_ADVISE``).
     """
 
     def __init__(
@@ -73,7 +80,9 @@ class Context(Collectives):
         self._joined = joined
         self._embedded = embedded
         self._closed = False
-        self.balanced = False
+        self.balance_count = 0
+        self.advised = self.batch_norm = False
+        self.cost_model: Optional[CostModel] = None
         self._leaving: Optional[StopWatch] = None
         own = self.peers[rank]
         self.host = own.host
@@ -187,7 +196,7 @@ class Context(Collectives):
         wanted = self.settings.measure and not (alone and crowded)
         oversubscribed = alone and crowded and all(link.carrier in STREAMS for link in links)
         wanted, oversubscribed = agreed(scout, [wanted, oversubscribed])
-        model = measure(scout, hosts) if wanted else None
+        model = self.cost_model = measure(scout, hosts) if wanted else None
         self._selector.adopt(model, oversubscribed)
         if model is not None and self.local_rank == 0:
             self._compare(model)
@@ -204,11 +213,6 @@ class Context(Collectives):
                     logger.warning("%s", text)
 
     @property
-    def cost_model(self) -> Optional[CostModel]:
-        """Latencies and speeds of links as all ranks measured them; None if nothing was measured."""
-        return self._selector.measured
-
-    @property
     def waited_s(self) -> float:
         """Seconds that this rank has spent in collectives, moving data or waiting for other ranks."""
         return self._runner.waited.total_s + self.engine.waited.total_s
@@ -219,19 +223,12 @@ class Context(Collectives):
         if self._joined is None or not watches:
             return
         elapsed_s = max(watch.last_s for watch in watches) - min(watch.first_s for watch in watches)
-        self._joined.control.report_usage(elapsed_s, self.waited_s, self.balanced)
+        self._joined.control.report_usage(elapsed_s, self.waited_s, self.balance_count > 0)
 
-    def announce(self, topic: str, text: str) -> None:
-        """Show a line to the user: at the launcher, or through logging where there is none.
-
-        Args:
-            topic: of lines with the same topic only the first is shown.
-            text: one line.
-        """
-        if self._joined is not None and self._embedded is None:
-            self._joined.control.warn(topic, text)
-        else:
-            logger.warning("%s", text)
+    @property
+    def reduced_bytes(self) -> int:
+        """Payload of all all-reduces of this rank so far."""
+        return self._runner.reduced_bytes + self.engine.reduced_bytes
 
     def _report(self, text: str) -> None:
         """Report a detail (RINGCOMM_VERBOSE): through logging, and at the launcher."""
@@ -249,6 +246,8 @@ class Context(Collectives):
             return
         self._closed = True
         if ok:
+            if self.settings.advise and not self.advised and self.rank == 0:
+                announce(self, "advise", _NOT_ADVISED)
             self._recording.finish()
             self._report_usage()
         self._flight.close(reason, ok)
@@ -295,6 +294,20 @@ class Context(Collectives):
         for peer in self.peers:
             counts[peer.host_index] += 1
         return len(set(counts)) == 1
+
+
+def announce(context: Context, topic: str, text: str) -> None:
+    """Show a line to the user: at the launcher, or through logging where there is none.
+
+    Args:
+        context: of this rank.
+        topic: of lines with the same topic only the first is shown.
+        text: one line.
+    """
+    if context._joined is not None and context._embedded is None:
+        context._joined.control.warn(topic, text)
+    else:
+        logger.warning("%s", text)
 
 
 def _carriers(joined: Joined) -> str:

@@ -69,7 +69,7 @@ LEVELS: Dict[int, List[List[str]]] = {
         ],
         ["arrays.bridge", "arrays.rows"],
         ["balance.plan", "balance.order", "balance.deal", "balance.replan", "balance.step_weight",
-         "balance.unequal"],
+         "balance.unequal", "balance.advise", "balance.probe"],
         [
             "group.work", "group.message_matching", "group.message_channel", "group.abort_watch",
             "group.operation_queue", "group.point_to_point",
@@ -131,7 +131,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "torch.distributed._collectives", "torch.distributed._store", "torch.distributed._monitored",
             "torch.distributed._group_base", "torch.distributed._trace",
             "torch.distributed._group_transport", "torch.distributed._group", "torch.distributed._hooks",
-            "torch.distributed._rendezvous", "torch.distributed.__init__",
+            "torch.distributed._rendezvous", "torch.distributed._weighted", "torch.distributed.__init__",
         ],
     ],
 }  # fmt: skip

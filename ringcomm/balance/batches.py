@@ -68,9 +68,8 @@ class Balanced:
 
     @property
     def shares(self) -> Sequence[int]:
-        """How many samples of the current global batch each rank has, in rank order."""
-        pace = self.pace
-        return pace.deal.shares(pace.epoch, min(pace.step, max(0, pace.deal.steps - 1)))
+        """How many samples of a full global batch each rank has now, in rank order."""
+        return self.pace.deal.full_shares(self.pace.epoch, self.pace.step)
 
     @property
     def weight(self) -> int:

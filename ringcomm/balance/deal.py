@@ -74,6 +74,11 @@ class Deal:
         Raises:
             ConfigError: the speeds are those of another number of ranks, or leave no division.
         """
+        most = self.limits.max_batch
+        if most is not None and len(most) != size:
+            if len(set(most)) > 1:
+                raise ConfigError(f"max_batch={list(most)} has not one number per rank ({size}).")
+            self.limits = self.limits._replace(max_batch=(most[0],) * size)
         if isinstance(self._speeds, str):
             if self._speeds != MEASURE:
                 raise ConfigError(f'speeds={self._speeds!r}: pass "measure", or one number per rank.')

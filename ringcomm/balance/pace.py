@@ -7,23 +7,30 @@ Now and then all ranks exchange one line of numbers in the background, feed the 
 
 from __future__ import annotations
 
-import itertools
+import threading
 import time
 from statistics import median
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, List, Optional, Tuple, Union
 
 import numpy as np
 
 from .. import api
-from ..context import Context
+from ..context import Context, announce
 from ..engine.request import Handle
 from ..errors import ConfigError
 from ..ops import ReduceOp
+from ..schedule.calibration import Calibration, model_of
 from .deal import Deal
+from .probe import Probe
 from .replan import Replanner, Report, rank_names
 from .step_weight import StepWeight
 
-_numbers = itertools.count(1)
+LEAST_FOR_BATCH_NORM = 8
+"""With fewer samples the statistics of batch normalization are mostly noise."""
+_FEW_SAMPLES = (
+    "a rank has only {} samples per step, and the model has batch normalization, whose statistics are those "
+    "of a rank's samples: use SyncBatchNorm, GroupNorm, min_batch=8 or a larger global batch"
+)
 _FITS = 0.9
 """Which part of a share that did not fit into memory is tried next."""
 
@@ -39,37 +46,44 @@ class Pace:
         epoch, step: of the global batch that is computed next, or now.
         iteration: counts the iterations over the data set.
         replanner: decides about shares; None: they do not change.
+        ended: whether the program is to end because machines have been recommended (``ringrun --advise``).
+        by_epoch: shares change between epochs only, because the framework takes any number of them ahead.
     """
 
     def __init__(self, deal: Deal, context: Callable[[], Context] = api.context) -> None:
         self.deal = deal
         self.epoch = self.step = self.iteration = 0
-        self.replanner: Optional[Replanner] = None
+        self.replanner: Union[Replanner, Probe, None] = None
+        self.by_epoch = self.ended = False
         self._context = context
-        self._number = next(_numbers)
-        self._total_steps = 0
+        self._attached: Optional[Context] = None
         self._ahead = 0
         self._most = 0
         self._lost = (-1, -1)
         self._samples = self._samples_before = 0
+        self._warned = False
         self._leader: Optional[StepCursor] = None
+        self._last: Optional[Tuple[float, float]] = None
+        self._attach()
+
+    def _attach(self) -> None:
+        """Begin anew with the ranks of the current job: some of them may have measured nothing yet."""
+        context = self._attached = self._context()
+        context.balance_count += 1
+        self._number = context.balance_count
+        self._total_steps = 0
         self._handle: Optional[Handle] = None
         self._effective = -1
-        self._last: Optional[Tuple[float, float]] = None
-        self._begin_window()
-        self.attach()
-
-    def attach(self) -> None:
-        """Take over the number of ranks of the current job; shares begin anew if it has changed."""
-        context = self._context()
-        context.balanced = True
-        if context.size != self.deal.size:
-            self.deal.resize(context.size)
-            self._handle, self.replanner = None, None
-        if self.replanner is None and self.deal.measures and context.size > 1:
+        self.deal.resize(context.size)
+        self.replanner = None
+        if self.deal.measures and context.size > 1:
             hosts = rank_names([peer.host for peer in context.peers])
             shares = self.deal.full_shares(self.epoch, self.step)
-            self.replanner = Replanner(shares, self.deal.global_batch, self.deal.limits, hosts)
+            total, limits = self.deal.global_batch, self.deal.limits
+            if context.settings.advise:
+                self.replanner = Probe(shares, total, limits)
+            else:
+                self.replanner = Replanner(shares, total, limits, hosts)
         self._begin_window()
 
     def _begin_window(self) -> None:
@@ -81,8 +95,8 @@ class Pace:
 
     def begin(self, epoch: int, step: int) -> None:
         """An iteration over the data set begins, at this step."""
-        if self._context().size != self.deal.size:
-            self.attach()
+        if self._context() is not self._attached:
+            self._attach()
         self.iteration += 1
         if self._samples:
             self._samples_before, self._samples = self._samples, 0
@@ -157,10 +171,17 @@ class Pace:
         self._samples += self.share(self.step)
         self.step += 1
         self._total_steps += 1
+        if context.batch_norm and context.rank == 0 and not self._warned:
+            self._warn_of_few_samples(context, min(share for share in full if share))
         if self.replanner is not None:
             self._replan(context, self.replanner, full[context.rank])
 
-    def _replan(self, context: Context, replanner: Replanner, samples: int) -> None:
+    def _warn_of_few_samples(self, context: Context, fewest: int) -> None:
+        if fewest < LEAST_FOR_BATCH_NORM and context.size > 1:
+            self._warned = True
+            announce(context, f"batch normalization {self._number}", _FEW_SAMPLES.format(fewest))
+
+    def _replan(self, context: Context, replanner: Union[Replanner, Probe], samples: int) -> None:
         position = self.deal.position(self.epoch, self.step)
         self._count += 1
         if self._handle is not None:
@@ -180,17 +201,37 @@ class Pace:
         name = f"ringcomm.balance.{self._number}.{self._total_steps}"
         return context.engine.allgather([row], [(1, row.size)], name)
 
-    def _decide(self, context: Context, replanner: Replanner, position: int, handle: Handle) -> None:
+    def _decide(
+        self, context: Context, replanner: Union[Replanner, Probe], position: int, handle: Handle
+    ) -> None:
         """All ranks are in the same step, and have the same rows."""
         rows = np.asarray(handle.wait()[0])
         reports = [Report(int(r[0]), float(r[1]), float(r[2]), int(r[3]), int(r[4])) for r in rows]
         change = replanner.decide(self._total_steps, reports)
+        if isinstance(replanner, Probe) and replanner.finished:
+            self._advise(context, replanner)
         if change is None:
             return
-        self._effective = position + change.lead
+        next_epoch = self.deal.position(self.epoch + 1, 0)
+        self._effective = next_epoch if self.by_epoch else position + change.lead
         self.deal.change(self._effective, change.shares)
         if context.rank == 0:
-            context.announce(f"balance {self._number} {self._total_steps}", change.text)
+            announce(context, f"balance {self._number} {self._total_steps}", change.text)
+
+    def _advise(self, context: Context, probe: Probe) -> None:
+        """Recommend machines, and end the program."""
+        hosts = [peer.host for peer in context.peers]
+        if len(set(hosts)) == 1:
+            hosts = rank_names(hosts)  # then ranks are compared
+        numbers = [peer.host_index for peer in context.peers]
+        model = context.cost_model or model_of([Calibration()] * context.size, numbers)
+        advice = probe.advice(hosts, model, context.reduced_bytes // max(1, self._total_steps))
+        context.advised = True
+        if context.rank == 0:
+            announce(context, "advise", f"{advice.table()}\n{advice.text}")
+        self.ended = True
+        if threading.current_thread() is threading.main_thread():
+            raise SystemExit(0)
 
 
 def weight_of_steps(

@@ -63,6 +63,7 @@ class Runner:
 
     Attributes:
         spin_s, may_poll, timeout_s: as for :func:`~.drive.run`; may be changed from call to call.
+        reduced_bytes: payload of all all-reduces so far.
         waited: the time spent in calls, moving data or waiting for other ranks.
         history: is told of every call, if set.
         called_at: where the next call was made, if that was not in the thread that runs it.
@@ -106,6 +107,7 @@ class Runner:
         self.purpose: Optional[Callable[[], str]] = None
         self._running: Optional[Tuple[Call, Part, bool]] = None
         self.waited = Stopwatch()
+        self.reduced_bytes = 0
 
     def progress(self) -> Progress:
         """How far this rank is. For any thread, and at any time."""
@@ -180,6 +182,7 @@ class Runner:
             )
             data[:] = single
             return
+        self.reduced_bytes += data.nbytes
         # The numbers of the enumerations: hashing those is quick.
         scales = (prescale, postscale)
         call = Call(

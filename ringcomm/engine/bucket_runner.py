@@ -91,6 +91,11 @@ class BucketRunner:
         progress = active.progress()
         return progress._replace(sequence=sequence, doing=progress.doing or "copying into one buffer")
 
+    @property
+    def reduced_bytes(self) -> int:
+        """Payload of all all-reduces so far."""
+        return sum(runner.reduced_bytes for runner in self._runners.values())
+
     def members(self, process_set: int) -> Tuple[int, ...]:
         """The ranks of a process set."""
         return self._sets.members(process_set)

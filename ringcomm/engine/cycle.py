@@ -332,7 +332,7 @@ class EngineState:
                 f"({self.rank}) has not submitted."
             )
 
-    def _run(self, run: Sequence[int], totals: Iterator[float]) -> None:
+    def _run(self, run: Sequence[int], totals: Optional[Iterator[float]] = None) -> None:
         with self.lock, _making_sense():
             bucket = self.pending.take_bucket(run, totals)
         self.bucket_runner.next_bucket()

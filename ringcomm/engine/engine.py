@@ -179,6 +179,11 @@ class Engine:
         """The time that threads of this rank have waited for operations."""
         return Stopwatch() if self._thread is None else self._thread.waited
 
+    @property
+    def reduced_bytes(self) -> int:
+        """Payload of all all-reduces by name so far."""
+        return self._bucket_runner.reduced_bytes
+
     def pending(self) -> List[Request]:
         """What is on its way, in the order of submission."""
         return self._thread.pending() if self._thread is not None else []

@@ -35,3 +35,11 @@ def reduce(how: How, gradients: Sequence[Any], variables: Sequence[Any]) -> List
             f"The backend of Keras is {backend}; gradients can be reduced on tensorflow, torch and jax."
         )
     return run(how, gradients, variables)
+
+
+def wait_for_reductions() -> None:
+    """Wait until all steps so far have been reduced. Only JAX runs ahead of its computations."""
+    if keras.backend.backend() == "jax":
+        from .on_jax import wait_for_reductions as wait
+
+        wait()

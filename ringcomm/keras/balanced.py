@@ -11,6 +11,7 @@ from ..balance.pace import Pace
 from ..docstrings import documented
 from ..dtypes import Array
 from ..errors import ConfigError
+from .backends import wait_for_reductions
 
 
 @documented
@@ -23,6 +24,8 @@ class BalancedDataset(keras.utils.PyDataset):
         data = hvd.BalancedDataset(images, labels, global_batch=96)
         model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(), batches=data), ...)
         model.fit(data, epochs=5)
+
+    On PyTorch shares change as soon as speeds do, on TensorFlow and JAX with the next epoch.
 
     A rank without samples in a step gets two of another rank's, and its gradients have weight 0.
 
@@ -48,6 +51,8 @@ class BalancedDataset(keras.utils.PyDataset):
         self._batches = Balanced(_rows(x), global_batch, seed, **options)
         self._step = self._start = self._epoch = 0
         self._running = False
+        # TensorFlow prefetches as many batches as it finds useful, and JAX runs ahead of its computations.
+        self.pace.by_epoch = keras.backend.backend() in ("tensorflow", "jax")
 
     @property
     def pace(self) -> Pace:
@@ -88,15 +93,19 @@ class BalancedDataset(keras.utils.PyDataset):
 
     def on_epoch_begin(self) -> None:
         """Begin an epoch; Keras calls this."""
+        wait_for_reductions()
         self._step, self._running = self._start, True
         self.pace.begin(self._epoch, self._start)
 
     def on_epoch_end(self) -> None:
         """End an epoch; Keras calls this."""
+        wait_for_reductions()
         # Before training Keras calls it without an epoch, or after one in which it only looked at a batch.
         if self._running and self.pace.step > self._start:
             self._epoch, self._start = self._epoch + 1, 0
         self._running = False
+        if self.pace.ended:
+            raise SystemExit(0)  # not before: gradients are reduced in threads of the framework
 
     def state_dict(self) -> Dict[str, Any]:
         """The position in the data: it does not depend on the number of ranks.

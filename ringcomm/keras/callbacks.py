@@ -106,6 +106,8 @@ class BroadcastGlobalVariablesCallback(Callback):
         if self.broadcast_done:
             return
         variables = list(self.model.weights)
+        if any("moving_mean" in getattr(item, "path", "") for item in variables):
+            api.context().batch_norm = True
         optimizer = getattr(self.model, "optimizer", None)
         if optimizer is not None:
             build(optimizer, self.model)

@@ -35,3 +35,8 @@ def _callback(operation: graph_callbacks.Operation, tensors: Sequence[Any]) -> L
         lambda *arrays: batch.run([np.asarray(array) for array in arrays]), shapes, *tensors, ordered=True
     )
     return results
+
+
+def wait_for_reductions() -> None:
+    """Wait for the callbacks of all steps so far: they count steps and weigh gradients."""
+    jax.effects_barrier()

@@ -19,6 +19,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
+from ..errors import BrokenInvariantError
 from . import algorithms as _algorithms  # noqa: F401  registers them
 from . import choose, direct
 from .calibration import coarse_model
@@ -72,7 +73,6 @@ class Selector:
         self._grid: Optional[Hosts] = hosts_of(host_index) if host_index is not None else None
         self._report = report
         self._model: Optional[CostModel] = None
-        self._measured: Optional[CostModel] = None
         self._oversubscribed = False
         self._shares: Dict[str, Optional[List[float]]] = {}
         self._chosen: Dict[Tuple[str, int, bool], str] = {}
@@ -86,17 +86,12 @@ class Selector:
             model: the machine, if it was measured.
             oversubscribed: whether all ranks share one host that has fewer cores, and talk through sockets.
         """
-        self._oversubscribed, self._measured = oversubscribed, model
+        self._oversubscribed = oversubscribed
         self._model = coarse_model(model) if model is not None and self._size <= MODEL_MAX_RANKS else None
         self._shares = _unequal_shares(model, self._grid) if model is not None else {}
         self._chosen.clear()
         if self._report is not None and model is not None:
             self._report(_describe(model))
-
-    @property
-    def measured(self) -> Optional[CostModel]:
-        """The machine as it was measured; None if it was not."""
-        return self._measured
 
     def all_reduce(self, count: int, item_bytes: int, needs_single_fold: bool) -> Steps:
         """This rank's schedule for ``count`` elements.
@@ -135,6 +130,21 @@ class Selector:
         Always ``direct``: there every element is encoded twice, in a ring once per hop.
         """
         return self._build("allreduce", "direct", Problem(self._rank, self._size, codes[-1], codes))
+
+    def all_reduce_s(self, count: int, item_bytes: int) -> float:
+        """The predicted seconds of an all-reduce by the best algorithm, if a model was adopted.
+
+        Raises:
+            BrokenInvariantError: none was.
+        """
+        if self._model is None:
+            raise BrokenInvariantError("an all-reduce is to be predicted without a model")
+        problem = Problem(0, self._size, count, hosts=self._grid)
+        usable = [item for item in algorithms("allreduce") if item.usable(problem, item_bytes, False)]
+        return min(
+            self._predict("allreduce", item.name, count, item_bytes, self._all_reduce_problem)
+            for item in usable
+        )
 
     def reduce_scatter(self, bounds: Tuple[int, ...], item_bytes: int, needs_single_fold: bool) -> Steps:
         """This rank's schedule; chunk r of ``bounds``, in elements, becomes rank r's."""

@@ -34,9 +34,12 @@ def broadcast_parameters(params: Named, root_rank: int, process_set: ProcessSet 
         ConfigError: ``params`` is neither a mapping nor pairs of name and tensor.
         {call_errors}
     """
+    pairs = _pairs(params)
+    if any(name.endswith("running_mean") for name, _ in pairs):
+        api.context().batch_norm = True
     pending = [
         handles.broadcast_async_(tensor, root_rank, f"parameters.{name}", process_set)
-        for name, tensor in _pairs(params)
+        for name, tensor in pairs
         if isinstance(tensor, torch.Tensor)
     ]
     for handle in pending:

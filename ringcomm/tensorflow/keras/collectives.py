@@ -22,7 +22,7 @@ def allreduce(
     op: Optional[ReduceOp] = None,
     compression: Any = None,
     process_set: ProcessSet = global_process_set,
-    weight: Optional[float] = None,
+    weight: Any = None,
 ) -> Any:
     """Reduce a value over all ranks; every rank gets the result.
 

@@ -19,8 +19,12 @@ from ._group_base import BACKEND
 from ._hooks import compress_hook
 from ._monitored import monitored_barrier
 from ._rendezvous import register
+from ._weighted import WeightedAverage, weighted_average_hook
 
-__all__ = ["BACKEND", "ProcessGroupRingcomm", "compress_hook", "monitored_barrier"]
+__all__ = [
+    "BACKEND", "ProcessGroupRingcomm", "WeightedAverage", "compress_hook", "monitored_barrier",
+    "weighted_average_hook",
+]  # fmt: skip
 
 if BACKEND not in _dist.Backend.backend_list:
     _dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu"])

@@ -11,6 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import ringcomm as rc
 import ringcomm.torch as hvd
+from ringcomm import api
+from ringcomm.balance import pace
 from ringcomm.balance.deal import Deal
 from tests.adapters.torch.checks_collectives import with_errors
 from tests.adapters.torch.checks_training import model_of
@@ -177,3 +179,24 @@ def check_what_is_refused() -> None:
             "batches",
         )
     with_errors(rc.ConfigError, lambda: hvd.BalancedBatches(10, 4, speeds=[1] * 9), "one per rank")
+
+
+def check_few_samples_and_batch_normalization() -> None:
+    """Said once, and only where the model has batch normalization."""
+    said = []
+    context = api.context()
+    for layer, expected in ((nn.BatchNorm1d(6), 1), (nn.LayerNorm(6), 0)):
+        context.batch_norm = False
+        model = nn.Sequential(layer, nn.Linear(6, 1)).double()
+        hvd.broadcast_parameters(model.state_dict(), 0)
+        batches = hvd.BalancedBatches(dataset(), 16, speeds=[1] * (hvd.size() - 1) + [0.4], drop_last=True)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), batches=batches)
+        original = pace.announce
+        pace.announce = lambda context, topic, text: said.append(text)
+        try:
+            train(model, optimizer, DataLoader(dataset(), batch_sampler=batches), batches, Counter())
+        finally:
+            pace.announce = original
+        warned = [text for text in said if "batch normalization" in text]
+        assert len(warned) == (expected if hvd.rank() == 0 and hvd.size() > 1 else 0), said
+        said.clear()

@@ -368,3 +368,29 @@ def check_functional_collectives(on: Ranks) -> None:
 
 def equal(got: torch.Tensor, wanted: torch.Tensor) -> None:
     assert torch.equal(got, wanted), (got, wanted)
+
+
+def check_averages_by_weights_equal_one_process(on: Ranks) -> None:
+    """Unequal parts of a batch, some of which are nothing but NaN, come to the gradients of all of it."""
+    from ringcomm.torch.distributed import WeightedAverage, weighted_average_hook
+
+    generator = torch.Generator().manual_seed(5)
+    inputs = torch.randn(6, 13, 8, generator=generator, dtype=torch.float64)
+    bounds = {2: [0, 10, 13], 3: [0, 9, 9, 13], 4: [0, 5, 5, 6, 13]}[on.size]
+    start, stop = bounds[on.rank], bounds[on.rank + 1]
+    for group in (on.ring, on.gloo):
+        alone, weight = Branches().double(), [0]
+        model = DDP(Branches().double(), process_group=group, bucket_cap_mb=0.002)
+        state = WeightedAverage(lambda weight=weight: weight[0], group)
+        model.register_comm_hook(state, weighted_average_hook)
+        ours, reference = (torch.optim.Adam(item.parameters(), lr=0.01) for item in (model, alone))
+        for step in range(6):
+            mine = inputs[step, start:stop]
+            weight[:] = [len(mine)]
+            mine = mine if len(mine) else torch.full((2, 8), float("nan"), dtype=torch.float64)
+            for optimizer, network, rows in ((ours, model, mine), (reference, alone, inputs[step])):
+                optimizer.zero_grad()
+                network(rows).square().mean().backward()
+                optimizer.step()
+        for found, expected in zip(model.parameters(), alone.parameters()):
+            assert torch.allclose(found, expected, rtol=1e-11, atol=1e-13), (found - expected).abs().max()

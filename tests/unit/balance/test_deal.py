@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringcomm.balance.deal import Deal, limits_of
@@ -17,6 +17,7 @@ def weights_for(draw, size):
     return draw(st.lists(st.integers(0, 9), min_size=size, max_size=size).filter(any))
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_every_index_exactly_once_through_any_history(data):
     """New shares at any step ahead, another number of ranks at any step, a resume from a bare position."""

@@ -28,6 +28,7 @@ speeds = st.lists(st.builds(Speed, st.floats(0.0, 2.0), positive), min_size=1, m
 
 
 class TestPlanShares:
+    @settings(deadline=None)
     @given(speeds, st.integers(1, 500), st.integers(1, 16))
     def test_all_samples_are_dealt_in_multiples(self, speeds, total, unit):
         shares = plan_shares(speeds, total, Limits(multiple_of=unit))
@@ -38,7 +39,7 @@ class TestPlanShares:
         st.lists(st.builds(Speed, st.floats(0.0, 3.0), st.floats(0.05, 1.0)), min_size=1, max_size=3),
         st.integers(1, 14),
     )
-    @settings(max_examples=60)
+    @settings(max_examples=60, deadline=None)
     def test_no_division_is_better(self, speeds, total):
         best = min(
             compute_s(speeds, shares)
@@ -47,6 +48,7 @@ class TestPlanShares:
         )
         assert compute_s(speeds, plan_shares(speeds, total)) <= best * (1 + 1e-9)
 
+    @settings(deadline=None)
     @given(speeds, st.integers(1, 300), st.data())
     def test_limits_are_respected(self, speeds, total, data):
         size = len(speeds)
@@ -82,6 +84,7 @@ class TestPlanShares:
 
 
 class TestShorten:
+    @settings(deadline=None)
     @given(st.lists(st.integers(0, 60), min_size=1, max_size=6).filter(any), st.data())
     def test_in_proportion_within_one_sample(self, shares, data):
         count = data.draw(st.integers(0, sum(shares)))
@@ -92,6 +95,7 @@ class TestShorten:
 
 
 class TestFit:
+    @settings(deadline=None)
     @given(st.floats(0.0, 2.0), positive, st.lists(st.integers(1, 200), min_size=2, max_size=8, unique=True))
     def test_exact_observations(self, fixed_s, sample_s, sizes):
         found = fit([Observation(size, fixed_s + sample_s * size) for size in sizes])
@@ -101,6 +105,7 @@ class TestFit:
     def test_one_size_only_is_proportional(self):
         assert fit([Observation(10, 2.0), Observation(10, 4.0)]) == Speed(0.0, pytest.approx(0.3))
 
+    @settings(deadline=None)
     @given(st.lists(st.builds(Observation, st.integers(1, 99), st.floats(1e-6, 9.0)), min_size=1))
     def test_always_a_model_that_can_be_planned_with(self, observations):
         found = fit(observations)
@@ -108,6 +113,7 @@ class TestFit:
 
 
 class TestOrder:
+    @settings(deadline=None)
     @given(st.integers(0, 400), st.integers(-5, 2**70), st.integers(0, 50))
     def test_every_index_once(self, count, seed, epoch):
         assert sorted(epoch_order(count, seed, epoch).tolist()) == list(range(count))

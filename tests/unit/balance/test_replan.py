@@ -51,7 +51,7 @@ class Ranks:
 
 
 @given(st.lists(st.builds(Speed, st.floats(0.0, 0.05), st.floats(0.001, 0.01)), min_size=2, max_size=4))
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 def test_balanced_after_20_steps(speeds):
     ranks = Ranks(speeds, total=240)
     ranks.run(20)

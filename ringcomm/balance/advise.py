@@ -1,0 +1,229 @@
+"""Which machines a job should use: the predicted time of a step for every subset of them.
+
+The time is the compute time of the slowest rank with balanced batches, and the communication that the
+computation does not hide. Communication is the cost model's prediction, scaled so that it agrees with what
+was measured on all machines.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+
+from ..errors import ConfigError
+from ..schedule.calibration import LOCAL_BYTE_S, LOCAL_LATENCY_S, MESSAGE_S, REDUCE_BYTE_S, WIRE_LATENCY_S
+from ..schedule.cost import CostModel
+from ..schedule.select import Selector
+from .plan import Limits, Shares, Speed, compute_s, plan_shares
+
+Number = Union[int, float]
+
+_MOST_HOSTS = 8
+"""Of more hosts not all subsets are compared, but those of the fastest ones."""
+_JOIN_GAIN = 0.05
+"""A further host must shorten the step by this part."""
+_ROWS = 8
+
+
+class Row(NamedTuple):
+    """A possible job.
+
+    Attributes:
+        hosts: the machines, in the order in which they were given.
+        codec: how gradients are sent.
+        step_s: predicted seconds per step.
+        samples_per_s: predicted samples per second.
+        shares: samples of each rank of these hosts.
+    """
+
+    hosts: Tuple[str, ...]
+    codec: str
+    step_s: float
+    samples_per_s: float
+    shares: Shares
+
+
+class Advice(NamedTuple):
+    """The comparison of all possible jobs.
+
+    Attributes:
+        best: the recommended one.
+        rows: all of them, the fastest first.
+        text: the recommendation in one line.
+    """
+
+    best: Row
+    rows: Tuple[Row, ...]
+    text: str
+
+    def table(self) -> str:
+        """The fastest possible jobs, and that with all machines, as lines of text."""
+        everything = max(self.rows, key=lambda row: (len(row.hosts), -row.step_s))
+        shown = [*self.rows[:_ROWS], *([everything] if everything not in self.rows[:_ROWS] else [])]
+        lines = ["  step     samples/s  codec     batches         machines"]
+        for row in shown:
+            batches, machines = "/".join(map(str, row.shares)), ", ".join(row.hosts)
+            times = f"{row.step_s:8.4f} s {row.samples_per_s:9.1f}"
+            lines.append(f"{times}  {row.codec:<9} {batches:<15} {machines}")
+        return "\n".join(lines)
+
+
+def advise(
+    fixed_s: Sequence[Number],
+    sample_s: Sequence[Number],
+    gradient_bytes: int,
+    mb_per_s: Sequence[Number],
+    global_batch: int = 96,
+    hosts: Optional[Sequence[str]] = None,
+    codecs: Optional[Mapping[str, Number]] = None,
+    overlap: Number = 0.0,
+    latency_s: Number = WIRE_LATENCY_S,
+) -> Advice:
+    """Predict which machines make the fastest job, from numbers alone.
+
+    Example: ``rc.advise([0, 0], [0.01, 0.03], 4 * 11_000_000, [118, 118]).text``.
+
+    Args:
+        fixed_s: seconds of computation per step and rank, whatever the number of samples.
+        sample_s: seconds of computation per sample and rank.
+        gradient_bytes: size of all gradients in bytes.
+        mb_per_s: speed of the network interface of each rank's host in MB/s, each way.
+        global_batch: samples of all ranks together per step.
+        hosts: name of each rank's host; ranks of one host are used together. By default each has its own.
+        codecs: by name, the bytes that are sent for each byte of gradients; by default float32 (1.0).
+        overlap: which part of the computation communication can run beside, from 0.0 to 1.0.
+        latency_s: of a message between two hosts, in seconds.
+
+    Returns:
+        the recommendation, and all possible jobs.
+
+    Raises:
+        ConfigError: the arguments have different lengths, or are out of range.
+    """
+    lengths = {len(fixed_s), len(sample_s), len(mb_per_s), len(hosts) if hosts is not None else len(fixed_s)}
+    if len(lengths) != 1 or not fixed_s:
+        raise ConfigError("advise: fixed_s, sample_s, mb_per_s and hosts have one item for each rank.")
+    if min(fixed_s) < 0 or min(sample_s) <= 0 or min(mb_per_s) <= 0 or gradient_bytes < 0 or global_batch < 1:
+        raise ConfigError("advise: times, speeds and sizes are positive numbers.")
+    names = list(hosts) if hosts is not None else [f"rank {rank}" for rank in range(len(fixed_s))]
+    order = list(dict.fromkeys(names))
+    model = CostModel(
+        LOCAL_LATENCY_S, LOCAL_BYTE_S, REDUCE_BYTE_S, MESSAGE_S,
+        hosts=tuple(order.index(name) for name in names),
+        wire_latency_s=float(latency_s),
+        wire_byte_s=tuple(1e-6 / mb_per_s[names.index(name)] for name in order),
+    )  # fmt: skip
+    speeds = [Speed(float(fixed), float(sample)) for fixed, sample in zip(fixed_s, sample_s)]
+    return compare(
+        names, speeds, model, gradient_bytes, global_batch, codecs or {"float32": 1.0}, overlap=float(overlap)
+    )
+
+
+def compare(
+    names: Sequence[str],
+    speeds: Sequence[Speed],
+    model: CostModel,
+    gradient_bytes: int,
+    global_batch: int,
+    codecs: Mapping[str, Number],
+    measured_s: Optional[float] = None,
+    limits: Limits = Limits(),  # noqa: B008 - a tuple of constants
+    overlap: float = 0.0,
+) -> Advice:
+    """The comparison behind :func:`advise`, with a measured model.
+
+    Args:
+        names: host of every rank.
+        speeds: of every rank.
+        model: links of all ranks.
+        gradient_bytes: size of all gradients.
+        global_batch: samples of all ranks together per step.
+        codecs: by name, bytes sent per byte of gradients.
+        measured_s: communication that all ranks together have not hidden; None: not measured.
+        limits: what shares must respect; limits per rank are ignored.
+        overlap: which part of the computation communication can run beside, if it was not measured.
+    """
+    order = list(dict.fromkeys(names))
+    factor = 1.0
+    if measured_s is not None:
+        predicted_s = reduce_s(model, range(len(names)), gradient_bytes)
+        factor = measured_s / predicted_s if predicted_s > 0.0 else 1.0
+    rows: List[Row] = []
+    for chosen in _subsets(order, names, speeds, global_batch):
+        ranks = [rank for rank, name in enumerate(names) if name in chosen]
+        own = [speeds[rank] for rank in ranks]
+        try:
+            shares = plan_shares(own, global_batch, limits._replace(max_batch=None))
+        except ConfigError:
+            continue  # too many ranks for the least batch of each
+        computed_s = compute_s(own, shares)
+        for codec, part in codecs.items():
+            sent_s = factor * reduce_s(model, ranks, int(gradient_bytes * part))
+            step_s = computed_s + max(0.0, sent_s - overlap * computed_s)
+            rows.append(Row(chosen, codec, step_s, global_batch / step_s, shares))
+    if not rows:
+        raise ConfigError(f"advise: no machine can compute a global batch of {global_batch} by itself.")
+    rows.sort(key=lambda row: (row.step_s, len(row.hosts)))
+    best = _best(rows)
+    return Advice(best, tuple(rows), _text(best, rows, order))
+
+
+def reduce_s(model: CostModel, ranks: Sequence[int], nbytes: int) -> float:
+    """The predicted seconds of an all-reduce among some of the ranks; 0.0 for a single one."""
+    if len(ranks) < 2 or not nbytes:
+        return 0.0
+    hosts = [model.hosts[rank] for rank in ranks] if model.hosts else [0] * len(ranks)
+    used = sorted(set(hosts))
+    numbers = tuple(used.index(host) for host in hosts)
+    wires = tuple(model.wire_byte_s[host] for host in used) if model.hosts else ()
+    alone = len(used) == 1
+    part = model._replace(hosts=() if alone else numbers, wire_byte_s=() if alone else wires)
+    selector = Selector(0, len(ranks), None, numbers)
+    selector.adopt(part)
+    return selector.all_reduce_s(max(1, nbytes // 4), 4)
+
+
+def _subsets(
+    order: Sequence[str], names: Sequence[str], speeds: Sequence[Speed], total: int
+) -> List[Tuple[str, ...]]:
+    """Sets of hosts, in the given order."""
+    considered = list(order)
+    if len(considered) > _MOST_HOSTS:
+        fastest: Dict[str, float] = {}
+        for name, speed in zip(names, speeds):
+            fastest[name] = fastest.get(name, 0.0) + 1.0 / speed.compute_s(total)
+        considered = sorted(order, key=lambda name: -fastest[name])[:_MOST_HOSTS]
+    found = [
+        tuple(name for name in order if name in chosen)
+        for count in range(1, len(considered) + 1)
+        for chosen in combinations(considered, count)
+    ]
+    return found if len(considered) == len(order) else [*found, tuple(order)]
+
+
+def _best(rows: Sequence[Row]) -> Row:
+    """The fewest hosts from which no further one shortens the step noticeably; then the fastest."""
+    limit_s = rows[0].step_s / (1.0 - _JOIN_GAIN)
+    near = [row for row in rows if row.step_s <= limit_s]
+    return min(near, key=lambda row: (len(row.hosts), row.step_s))
+
+
+def _text(best: Row, rows: Sequence[Row], order: Sequence[str]) -> str:
+    """Like ``use localhost and jetson1; jetson2 would make it slower: 0.92 s with, 0.84 s without``."""
+    left_out = [name for name in order if name not in best.hosts]
+    how = "" if best.codec == "float32" else f" with {best.codec}"
+    if not left_out:
+        return f"use {_listed(best.hosts)}{how}: {best.step_s:.3g} s per step"
+    larger = [row for row in rows if set(row.hosts) == {*best.hosts, left_out[0]}]
+    with_s = min(row.step_s for row in larger) if larger else min(
+        row.step_s for row in rows if len(row.hosts) > len(best.hosts)
+    )  # fmt: skip
+    effect = "would make it slower" if with_s > best.step_s else "would hardly make it faster"
+    numbers = f"{with_s:.3g} s with, {best.step_s:.3g} s without"
+    if len(best.hosts) == 1:
+        return f"one machine alone is fastest: {best.hosts[0]}; {left_out[0]} {effect}: {numbers}"
+    return f"use {_listed(best.hosts)}{how}; {left_out[0]} {effect}: {numbers}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,77 @@
+"""``ringrun --advise``: measures every rank with two shares, and then recommends machines."""
+
+from __future__ import annotations
+
+from typing import List, Optional, Sequence
+
+from ..schedule.cost import CostModel
+from .advise import Advice, compare
+from .plan import Limits, Observation, Shares, fit, proportional_shares
+from .replan import Change, Report
+
+WARM_UP = 3
+"""Steps that do not count: compilers compile, and caches fill."""
+WINDOW = 20
+"""The median of so many steps is one observation."""
+CODECS = {"float32": 1.0, "bf16": 0.5}
+"""Bytes sent per byte of gradients, by the names of compressions."""
+_MARGIN = 2
+
+
+class Probe:
+    """Takes the place of a :class:`~.replan.Replanner`: shares change once, and then measuring is over.
+
+    Args:
+        shares: those that apply at first.
+        total: samples of a global batch.
+        limits: what shares must respect.
+
+    Attributes:
+        window: number of steps until the next reports.
+        finished: whether both measurements are there.
+    """
+
+    def __init__(self, shares: Shares, total: int, limits: Limits) -> None:
+        self.window = WARM_UP
+        self.finished = False
+        self._shares = shares
+        self._total = total
+        self._limits = limits
+        self._reports: List[Sequence[Report]] = []
+        self._warm = False
+
+    def decide(self, step: int, reports: Sequence[Report]) -> Optional[Change]:
+        """Take the reports of all ranks; see :meth:`.replan.Replanner.decide`."""
+        if not self._warm:
+            self._warm, self.window = True, WINDOW
+            return None
+        self._reports.append(reports)
+        if len(self._reports) == 2 or len(reports) == 1:
+            self.finished = True
+            return None
+        ratios = [1.0 if rank % 2 == 0 else 2.0 for rank in range(len(reports))]
+        shares = proportional_shares(ratios, self._total, self._limits._replace(max_batch=None))
+        text = "measured " + "/".join(map(str, self._shares)) + ", now " + "/".join(map(str, shares))
+        return Change(max(report.ahead for report in reports) + _MARGIN, shares, text)
+
+    def advice(self, hosts: Sequence[str], model: CostModel, gradient_bytes: int) -> Advice:
+        """The recommendation.
+
+        Args:
+            hosts: name of each rank's host.
+            model: links of all ranks.
+            gradient_bytes: what is reduced per step.
+
+        Raises:
+            ConfigError: no machine can compute the global batch.
+        """
+        speeds = [
+            fit([
+                Observation(reports[rank].samples, reports[rank].compute_s)
+                for reports in self._reports
+                if reports[rank].compute_s > 0.0 and reports[rank].samples
+            ])
+            for rank in range(len(hosts))
+        ]  # fmt: skip
+        exposed_s = min(report.waited_s for reports in self._reports for report in reports)
+        return compare(hosts, speeds, model, gradient_bytes, self._total, CODECS, exposed_s, self._limits)

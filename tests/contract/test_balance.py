@@ -1,0 +1,111 @@
+"""Balanced batches over real contexts: reports, changes at the same step, and other ranks in the next job."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from ringcomm.balance.batches import Balanced
+from ringcomm.balance.replan import Change
+from ringcomm.ops import Average
+from ringcomm.testing.cluster import run_ranks
+
+COUNT, GLOBAL_BATCH = 1030, 40
+
+
+def step(context, mine):
+    """What a program does with its share; the result is right if the weights are those of the shares."""
+    own = np.array([float(mine.sum()) / max(1, len(mine))])
+    reduced = own.copy()
+    context.engine.allreduce([reduced], Average, "gradient", weight=len(mine)).wait(20.0)
+    return float(reduced[0])
+
+
+class Imposed:
+    """In place of measured speeds: shares change as the test says, with everything else as usual."""
+
+    def __init__(self, replanner, changes):
+        self.window, self._inner, self._changes = 5, replanner, list(changes)
+
+    def decide(self, number, reports):
+        assert all(report.samples >= 0 and report.waited_s >= 0.0 for report in reports)
+        self._inner.decide(number, reports)
+        shares = self._changes.pop(0) if self._changes else None
+        return None if shares is None else Change(max(item.ahead for item in reports) + 2, shares, "changed")
+
+
+def test_all_ranks_change_at_the_same_step():
+    changes = [(30, 6, 4), None, (0, 40, 0), (13, 13, 14)]
+
+    def work(context):
+        data = Balanced(COUNT, GLOBAL_BATCH, 3, context=lambda: context)
+        data.pace.replanner = Imposed(data.pace.replanner, changes)
+        rows = []
+        for epoch in range(2):
+            for mine in data:
+                rows.append((epoch, tuple(mine.tolist()), data.shares, step(context, mine)))
+        return rows
+
+    results = run_ranks(3, work)
+    whole = Balanced(COUNT, GLOBAL_BATCH, 3, context=lambda: run_ranks(1, lambda context: context)[0])
+    assert len({row[2] for row in results[0]}) == 4  # the first one, and three others
+    for number, rows in enumerate(zip(*results)):
+        epoch, place = divmod(number, 26)
+        batch = whole.pace.deal.batch(epoch, place)
+        assert len({row[2] for row in rows}) == 1
+        assert sum((row[1] for row in rows), ()) == tuple(batch.tolist())
+        for row in rows:
+            np.testing.assert_allclose(row[3], batch.mean(), rtol=1e-12)
+
+
+def test_another_number_of_ranks_in_the_next_job():
+    """One rank goes on with its object; the other ranks are new, and take over its position."""
+    kept = {}
+    seen: Counter = Counter()
+
+    def first(context):
+        data = Balanced(COUNT, GLOBAL_BATCH, 3, max_batch=38, context=lambda: kept[context.rank])
+        kept[context.rank] = context
+        for number, mine in enumerate(data):
+            step(context, mine)
+            seen.update(mine.tolist())
+            if number == 11:
+                break
+        return data
+
+    def guarded(context):
+        kept[context.rank] = context
+        return first(context)
+
+    survivor = run_ranks(3, guarded)[0]
+    position = survivor.state_dict()
+    assert (position["epoch"], position["step"]) == (0, 11)  # the twelfth step was not completed
+    for index in survivor.pace.deal.batch(0, 11).tolist():
+        seen[index] -= 1
+    kept.clear()
+
+    def second(context):
+        kept[context.rank] = context
+        data = survivor
+        if context.rank:
+            data = Balanced(COUNT, GLOBAL_BATCH, 3, max_batch=38, context=lambda: kept[context.rank])
+        data.load_state_dict(position)
+        parts = []
+        for mine in data:
+            step(context, mine)
+            parts += mine.tolist()
+        return parts
+
+    for parts in run_ranks(2, second):
+        seen.update(parts)
+    assert seen == Counter(range(COUNT))
+
+
+def test_a_fixed_list_of_speeds_gives_the_same_bits_in_two_runs():
+    def work(context):
+        data = Balanced(COUNT, GLOBAL_BATCH, 3, speeds=[3, 1, 1], context=lambda: context)
+        return np.array([step(context, mine / 7.0) for mine in data]).tobytes()
+
+    first, second = run_ranks(3, work), run_ranks(3, work)
+    assert len({*first, *second}) == 1

@@ -1,0 +1,90 @@
+"""The advisor: pure numbers in, a recommendation out."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ringcomm as rc
+from ringcomm.balance.advise import compare, reduce_s
+from ringcomm.balance.plan import Speed
+from ringcomm.errors import ConfigError
+from ringcomm.schedule.cost import CostModel
+
+RESNET_BYTES = 102_000_000
+
+
+def test_a_slow_board_on_a_quick_network_helps():
+    advice = rc.advise(
+        [0, 0, 0], [0.01, 0.03, 0.03], 4_000_000, [1000] * 3, 96, ["desk", "jetson1", "jetson2"]
+    )
+    assert advice.best.hosts == ("desk", "jetson1", "jetson2")
+    assert advice.best.shares == (58, 19, 19)
+    assert advice.text.startswith("use desk, jetson1 and jetson2: 0.5")
+    assert len(advice.rows) == 7
+
+
+def test_one_machine_alone_is_fastest_where_the_network_costs_more_than_others_compute():
+    advice = rc.advise([0, 0], [0.01, 0.03], RESNET_BYTES, [12, 12], 32, ["desk", "jetson1"])
+    assert advice.best.hosts == ("desk",) and advice.best.step_s == pytest.approx(0.32)
+    assert advice.text.startswith("one machine alone is fastest: desk; jetson1 would make it slower: ")
+
+
+def test_a_board_that_slows_the_others_down_is_left_out():
+    """Its own batch would be computed in time, but its network is too slow."""
+    hosts = ["desk", "jetson1", "jetson2"]
+    advice = rc.advise([0, 0, 0], [0.02, 0.02, 0.2], 10_000_000, [1000, 1000, 10], 96, hosts)
+    assert advice.best.hosts == ("desk", "jetson1")
+    assert "use desk and jetson1; jetson2 would make it slower: " in advice.text
+    assert "jetson2" in advice.table()
+
+
+def test_less_bytes_can_make_another_machine_pay():
+    arguments = ([0, 0], [0.01, 0.01], RESNET_BYTES, [118, 118], 96, ["a", "b"])
+    assert rc.advise(*arguments).best.hosts == ("a",)
+    advice = rc.advise(*arguments, codecs={"float32": 1.0, "bf16": 0.5, "int8": 0.254})
+    assert advice.best.hosts == ("a", "b") and advice.best.codec == "int8"
+    assert len(advice.rows) == 9
+
+
+def test_hidden_communication_costs_nothing():
+    hidden = rc.advise([0, 0], [0.02, 0.02], 10_000_000, [118] * 2, 96, overlap=0.6)
+    assert hidden.best.step_s == pytest.approx(0.96)
+
+
+def test_ranks_of_one_host_are_used_together():
+    advice = rc.advise([0] * 3, [0.01] * 3, 1000, [118] * 3, 96, ["a", "a", "b"])
+    assert sorted(row.hosts for row in advice.rows) == [("a",), ("a", "b"), ("b",)]
+
+
+def test_measured_communication_scales_the_prediction():
+    model = CostModel(1e-5, 1e-9, 1e-10, hosts=(0, 1, 2), wire_latency_s=1e-4, wire_byte_s=(1e-8,) * 3)
+    speeds = [Speed(0.0, 0.01)] * 3
+    rows = compare(["a", "b", "c"], speeds, model, 10_000_000, 96, {"float32": 1.0}, measured_s=0.5).rows
+    three = next(row for row in rows if len(row.hosts) == 3)
+    two = next(row for row in rows if len(row.hosts) == 2)
+    assert three.step_s == pytest.approx(0.32 + 0.5)
+    ratio = reduce_s(model, [0, 1], 10_000_000) / reduce_s(model, [0, 1, 2], 10_000_000)
+    assert two.step_s == pytest.approx(0.48 + 0.5 * ratio)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 0.1), st.floats(0.001, 0.1)), min_size=1, max_size=3), st.integers(3, 64)
+)
+@settings(max_examples=20, deadline=None)
+def test_never_worse_than_any_machine_alone(machines, global_batch):
+    fixed_s, sample_s = zip(*machines)
+    advice = rc.advise(fixed_s, sample_s, 1_000_000, [118] * len(machines), global_batch)
+    alone = min(fixed + sample * global_batch for fixed, sample in machines)
+    assert advice.best.step_s <= alone / 0.95 + 1e-9
+    assert advice.rows[0].step_s <= alone + 1e-9
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [([], [], 1, []), ([0], [1, 1], 1, [1]), ([0], [0], 1, [1]), ([0], [1], 1, [0]), ([0], [1], 1, [1], 0)],
+)
+def test_what_is_no_machine(arguments):
+    with pytest.raises(ConfigError, match="advise"):
+        rc.advise(*arguments)
