@@ -324,7 +324,7 @@ def test_frameworks_are_imported_by_their_own_adapters_only(name):
 # ---- the launcher ----------------------------------------------------------------------------
 
 
-ROOMS = ("plan", "agent", "reach", "diagnosis", "show", "job")
+ROOMS = ("plan", "elastic", "agent", "reach", "diagnosis", "show", "job")
 """The packages of ringrun; a package imports only from those before it."""
 
 
