@@ -97,6 +97,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
 def failure_box(
     verdict: Verdict, hosts: Mapping[int, str], host_names: Sequence[str], tails: Mapping[int, Sequence[str]],
     diagnosis: str = "", lines: str = "", pythons: Optional[Mapping[str, str]] = None,
+    first: str = "",
 ) -> str:  # fmt: skip
     """The one box: who failed first, where, how, with its last traceback; the others in one line.
 
@@ -107,6 +108,7 @@ def failure_box(
         diagnosis: who waited for whom, if that is known.
         lines: which calls came from different lines of the program, if any did: it may explain all the rest.
         pythons: by host's name, its interpreter where that is known.
+        first: a paragraph before all others, or "".
     """
     cause = verdict.cause()
     assert cause is not None
@@ -125,7 +127,7 @@ def failure_box(
         title = f"rank {cause.rank} has ended while {ranks_text(waiting)} still {verb} for it"
     else:
         title = f"rank {cause.rank} on {hosts[cause.rank]} failed first: {cause.how}"
-    paragraphs = [lines] if lines else []
+    paragraphs = [text for text in (first, lines) if text]
     paragraphs += _body(cause, tails)
     if cause.rank is not None:
         host = hosts[cause.rank]
@@ -196,7 +198,7 @@ def _alike(verdict: Verdict, cause: Cause, tails: Mapping[int, Sequence[str]]) -
     for rank, end in verdict.exits.items():
         tail = tails.get(rank, ())
         same = (error and shared_error(tail) == error) or (bug[0] and _bug(tail) == bug)
-        if same and not end.ok and rank != cause.rank:
+        if same and not end.ok and rank != cause.rank and rank not in verdict.past:
             found.append(rank)
     return sorted(found)
 
@@ -228,6 +230,7 @@ def _others(verdict: Verdict, cause: Cause, alike: Sequence[int]) -> str:
         rank for rank, end in verdict.exits.items()
         if rank != cause.rank and not (end.ok and rank not in verdict.secondary())
     }  # fmt: skip
+    ended -= verdict.past
     ended |= verdict.secondary() - {cause.rank}
     if cause.host_index is not None:
         ended -= {rank for rank in ended if rank not in verdict.exits}

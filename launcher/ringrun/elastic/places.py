@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Callable, Dict, List, NamedTuple, Optional, Union
+from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Union
 
 from ..plan.hosts import HostSpec
-from .cooldown import Cooldown
+from .cooldown import NEVER, Cooldown
 from .discovery import host_key
 from .limits import Limits
 
@@ -192,3 +192,26 @@ class Host:
     def due_s(self) -> List[float]:
         """When its exclusions end."""
         return [self.cooldown.until_s, *(item.until_s for item in self._slot_cooldowns.values())]
+
+
+def describe_sources(hosts: Iterable[Host], script: str, now_s: float) -> str:
+    """Where ranks may come from while there are too few, for the end of a sentence; "" if from nowhere.
+
+    Args:
+        hosts: the job's hosts.
+        script: the discovery script, or "".
+        now_s: the time.
+    """
+    parts: List[str] = []
+    for host in hosts:
+        starting = any(not item.joined and not item.leaving for item in host.processes.values())
+        left_s = host.cooldown.until_s - now_s
+        if starting or host.phase is Phase.OPENING:
+            parts.append(f"{host.name} is starting")
+        elif host.is_wanted and host.cooldown.until_s == NEVER:
+            parts.append(f"{host.name} is excluded (`ringrun add {host.name}` ends that)")
+        elif host.is_wanted and left_s > 0:
+            parts.append(f"{host.name} is excluded for {left_s:.0f} s more")
+    if script:
+        parts.append(f"{script} may name other hosts")
+    return f" ({'; '.join(parts)})" if parts else ""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import secrets
 import threading
 from dataclasses import replace
-from typing import Callable, Optional
+from typing import Any, Callable, Dict, Optional
 
+from ..elastic.job import ElasticJob
 from ..plan.job import Job
 from ..show.console import Console
 from .launch import launch
@@ -49,9 +50,9 @@ def attempt_of(job: Job, attempt: int, restarts: int) -> Job:
     folder = job.output_dir
     if restarts and folder is not None:
         folder = folder / f"attempt.{attempt}"
-    return replace(
-        job, id=secrets.token_hex(8), key=secrets.token_bytes(32), output_dir=folder, attempt=attempt
-    )
+    changes: Dict[str, Any] = {"output_dir": folder, "attempt": attempt}
+    changes.update(id=secrets.token_hex(8), key=secrets.token_bytes(32))
+    return job.fresh(**changes) if isinstance(job, ElasticJob) else replace(job, **changes)
 
 
 class Attempts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ringcomm.config import Settings, Slot
 from ringcomm.keys import key_text
@@ -73,7 +73,7 @@ class Job:
     id: str
     key: bytes = field(repr=False)
     plan: Plan
-    hosts: Tuple[HostJob, ...]
+    hosts: Sequence[HostJob]
     settings: Settings
     command: Command
     version: str = ""
@@ -135,6 +135,8 @@ class Job:
             "unset": removed(),
             "env": {**host.env, **own},
             "ranks": ranks,
+            "slots": len(ranks),
+            "elastic": False,
             "payload": self.payload is not None,
             "version": self.version,
             "bytecode": self.bytecode,
@@ -147,8 +149,10 @@ class Job:
 
     def _writes(self, host: HostJob) -> List[List[str]]:
         """The files that the ranks of a host will write because of an option: the option and the path."""
-        if host.index != self.plan.places[0].host_index:
-            return []
+        return self._outputs() if host.index == self.plan.places[0].host_index else []
+
+    def _outputs(self) -> List[List[str]]:
+        """The files that rank 0 will write because of an option: the option and the path."""
         log = self.settings.autotune_log if self.settings.autotune else ""
         outputs = [["--timeline", self.settings.timeline], ["--autotune-log", log]]
         return [row for row in outputs if row[1]]

@@ -173,15 +173,25 @@ class OutputFiles:
 
     def __init__(self, folder: Path, ranks: int) -> None:
         self._files: Dict[Tuple[int, int], Tuple[Path, int]] = {}
+        self._folder = folder
         self.problem = ""
+        for rank in range(ranks):
+            self.add(rank)
+
+    def add(self, rank: int) -> None:
+        """Create the files of a rank.
+
+        Raises:
+            ConfigError: they cannot be created.
+        """
+        folder = self._folder
         try:
             with own_folder(folder):
                 pass  # or it would be another user who decides what is below it
-            for rank in range(ranks):
-                place = folder / f"rank.{rank}"
-                with own_folder(place) as opened:
-                    for stream, name in ((1, "stdout"), (2, "stderr")):
-                        self._files[rank, stream] = place / name, new_file(opened, name, 0o666)
+            place = folder / f"rank.{rank}"
+            with own_folder(place) as opened:
+                for stream, name in ((1, "stdout"), (2, "stderr")):
+                    self._files[rank, stream] = place / name, new_file(opened, name, 0o666)
         except OSError as problem:
             self.close()
             raise ConfigError(
