@@ -22,6 +22,7 @@ LEVELS: Dict[int, List[List[str]]] = {
         ],
     ],
     1: [
+        ["group.view", "group.failures"],
         ["wire.frames", "wire.place", "wire.signing", "wire.auth", "wire.messages"],
         [
             "schedule.steps", "schedule.streams", "schedule.registry", "schedule.ring", "schedule.direct",
@@ -49,11 +50,13 @@ LEVELS: Dict[int, List[List[str]]] = {
         ],
         [
             "rendezvous.actions", "rendezvous.membership", "rendezvous.root_cause", "rendezvous.routing",
-            "rendezvous.link_table", "rendezvous.pending_members", "rendezvous.state", "rendezvous.meter",
+            "rendezvous.link_table", "rendezvous.pending_members", "rendezvous.state", "rendezvous.processes",
+            "rendezvous.elastic", "rendezvous.meter",
             "rendezvous.echo", "rendezvous.race", "rendezvous.probe", "rendezvous.links",
             "rendezvous.control", "rendezvous.connect_server", "rendezvous.client", "rendezvous.posting",
             "rendezvous.board",
-            "rendezvous.message_server", "rendezvous.server", "rendezvous.embedded", "rendezvous.__main__",
+            "rendezvous.message_server", "rendezvous.server", "rendezvous.elastic_server",
+            "rendezvous.embedded", "rendezvous.__main__",
         ],
     ],
     4: [
@@ -151,6 +154,7 @@ PURE = [
     "collective.reduce", "collective.progress", "transport.rate_limit", "transport.routes",
     "rendezvous.actions", "rendezvous.membership", "rendezvous.root_cause", "rendezvous.routing",
     "rendezvous.link_table", "rendezvous.pending_members", "rendezvous.state",
+    "rendezvous.processes", "rendezvous.elastic", "group.view", "group.failures",
     "rendezvous.meter", "rendezvous.board", "engine.cache", "engine.piggyback", "engine.mismatch",
     "engine.fusion",
     "engine.coordinator",

@@ -143,7 +143,7 @@ def _with_fallback(usual: Callable[..., Iterator[Found]]) -> Callable[..., Itera
             first = next(found)
         except ValueError:
             # RANK, WORLD_SIZE, MASTER_ADDR or MASTER_PORT is not set. In a job of ringcomm that is allowed.
-            if Membership.from_environment().size == 1:
+            if Membership.from_environment().is_alone:
                 raise
             found = ringcomm_rendezvous(url, timeout)
             first = next(found)
