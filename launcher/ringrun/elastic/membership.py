@@ -160,7 +160,7 @@ class Membership:
             self._forget(process)
         elif code == 0:
             self._forget(process)
-            if process.joined:
+            if process.joined or not self._has_view:  # it may be a program that does not use ringcomm
                 self.finishing = True
             else:
                 process.host.slot_cooldown(process.local).fail(now_s, was_member=False)
@@ -387,7 +387,7 @@ class Membership:
         """The job ends: processes that have not joined yet are not needed."""
         actions: List[Action] = []
         for process in self.processes.values():
-            if not process.joined and not process.leaving:
+            if process.member not in self._holders and not process.leaving:
                 process.leaving = "the job has ended"
                 actions.append(StopProcess(process.member, process.leaving))
         return actions

@@ -34,7 +34,7 @@ def setting_variables() -> List[str]:
 
 def removed() -> List[str]:
     """Variables that the agent removes from its environment before it adds the rank's own."""
-    return [*MEMBERSHIP, *setting_variables(), *horovod.IDENTITY]
+    return [*MEMBERSHIP, *setting_variables(), *horovod.IDENTITY, "HOROVOD_ELASTIC"]
 
 
 def rank_variables(place: Place, size: int, host: str, as_horovod: bool = False) -> Dict[str, str]:

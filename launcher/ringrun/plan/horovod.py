@@ -226,5 +226,5 @@ def rank_variables(place: Place, size: int, host: str) -> Dict[str, str]:
     }
 
 
-IDENTITY = (*rank_variables(Place(0, 0, 0, 1, 0, 1), 1, ""), "HOROVOD_ELASTIC")
+IDENTITY = tuple(rank_variables(Place(0, 0, 0, 1, 0, 1), 1, ""))
 """The variables of :func:`rank_variables`; a job inside another must not inherit them."""

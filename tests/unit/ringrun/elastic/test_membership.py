@@ -340,6 +340,21 @@ def test_the_first_rank_that_ends_well_ends_the_job_for_newcomers() -> None:
     assert job.list("a:2,b:2") == []
 
 
+def test_programs_that_never_join_end_the_job_too() -> None:
+    job = Simulated("a:2", Limits(2, 2))
+    assert job.exit(0, 0) == []
+    assert job.exit(1, 0) == [Finish()]
+
+
+def test_a_newcomer_that_ends_without_joining_does_not_end_the_job() -> None:
+    job = Simulated("a:2", Limits(2, 1))
+    job.publish()
+    job.exit(1)
+    job.publish(lost=(1,), join=False)
+    job.exit(2, 0)
+    assert not job.membership.finishing
+
+
 def test_a_rank_that_fails_after_another_has_finished_is_a_failure() -> None:
     limits = Limits(2, 1)
     job = Simulated("a:2", limits)
