@@ -84,7 +84,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "_adapter.gradients", "_adapter.names", "_adapter.causes", "_adapter.graph_callbacks",
             "_adapter.callbacks",
             "_adapter.objects", "_adapter.trees", "_adapter.checking",
-            "elastic.sampler", "elastic.state", "elastic.parts",
+            "elastic.sampler", "elastic.state", "elastic.samples", "elastic.parts",
         ],
         ["data_service.registry", "data_service.service"],
     ],

@@ -177,6 +177,9 @@ class Part:
         """Give the object of every rank the state of rank 0's, then save it."""
         raise NotImplementedError
 
+    def reset(self) -> None:
+        """Prepare the object for other ranks, before :meth:`sync`. Does nothing by default."""
+
     def set_value(self, value: Any) -> None:
         """Replace the object and save the state of the new one.
 

@@ -22,7 +22,7 @@ def environment(folder: Path) -> Dict[str, str]:
     return {"XDG_RUNTIME_DIR": str(folder)}
 
 
-def command(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """``ringrun add`` or ``ringrun drop``."""
     env = {**os.environ, "PYTHONPATH": SOURCES, **environment(folder)}
     return subprocess.run(

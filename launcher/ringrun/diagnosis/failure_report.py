@@ -105,7 +105,7 @@ def failure_box(
         hosts: for each rank, its host's name.
         host_names: the hosts in the plan's order.
         tails: for each rank, its last lines on stderr.
-        diagnosis: who waited for whom, if that is known.
+        diagnosis: which ranks waited for which, if that is known.
         lines: which calls came from different lines of the program, if any did: it may explain all the rest.
         pythons: by host's name, its interpreter where that is known.
         first: a paragraph before all others, or "".
