@@ -10,6 +10,9 @@
 Start it on several machines with ``ringrun -np 3 -H localhost,jetson1,jetson2 train.py``.
 """
 
+import importlib as _importlib
+import typing as _typing
+
 from .api import (
     allgather,
     allgather_,
@@ -24,6 +27,7 @@ from .api import (
     broadcast_object,
     cross_rank,
     cross_size,
+    epoch,
     init,
     is_homogeneous,
     is_initialized,
@@ -65,6 +69,7 @@ from .errors import (
     ConfigError,
     DesyncError,
     DuplicateNameError,
+    ExcludedError,
     HorovodInternalError,
     HostsUpdatedInterrupt,
     LinkLostError,
@@ -95,6 +100,7 @@ __all__ = [
     "Context",
     "DesyncError",
     "DuplicateNameError",
+    "ExcludedError",
     "Handle",
     "HorovodInternalError",
     "HostsUpdatedInterrupt",
@@ -144,6 +150,7 @@ __all__ = [
     "check_same",
     "cross_rank",
     "cross_size",
+    "epoch",
     "global_process_set",
     "grouped_allreduce",
     "grouped_allreduce_",
@@ -169,3 +176,10 @@ __all__ = [
     "stop_timeline",
     "synchronize",
 ]
+
+
+def __getattr__(name: str) -> _typing.Any:
+    # Built on the functions above, so it cannot be imported with them.
+    if name == "elastic":
+        return _importlib.import_module("ringcomm.elastic")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

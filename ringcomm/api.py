@@ -7,6 +7,8 @@ import sys
 import threading
 from typing import Any, List, Optional, Sequence
 
+import numpy as np
+
 from .config import Membership, Settings
 from .context import Context
 from .docstrings import documented
@@ -59,6 +61,70 @@ def shutdown() -> None:
         _left = _left or context is not None
     if context is not None:
         context.close()
+
+
+def restart(position: int = 0) -> None:
+    """Leave the present view of the job, and join the next one, in the same process.
+
+    In an elastic job the connection to the rendezvous stays open, and every member of the view must call
+    this or end; in other jobs it is ``shutdown()`` and ``init()``. ``elastic.run`` calls it.
+
+    Args:
+        position: how many commits or steps this process's state contains. Rank 0 of the next view is a
+            process with the highest.
+
+    Raises:
+        ExcludedError: this process is not to be in the job any more.
+        StartupError: (or a subclass) the job cannot go on with this process.
+    """
+    global _default, _left
+    if _default is None or not _default.is_elastic:
+        shutdown()
+        init()
+        return
+    with _lock:
+        before, _default, _left = _default, None, True
+        _default = before.restart(position)
+
+
+def take_changes() -> int:
+    """Which changes of the membership are to take place, since this was last called.
+
+    Returns:
+        the sum of 1 (processes are to leave) and 2 (processes are ready to join); 0 if there are none, or
+        this process is in no job.
+    """
+    return 0 if _default is None else _default.take_changes()
+
+
+def gather_positions(position: int) -> List[int]:
+    """Exchange the positions of all ranks' states. All ranks must call it.
+
+    Args:
+        position: how many commits or steps this process's state contains.
+
+    Returns:
+        those of all ranks, in rank order; of this process alone if it is in no job.
+
+    Raises:
+        PeerLostError: a rank was lost.
+    """
+    if _default is None:
+        return [position]
+    return [int(item) for item in _default.allgather(np.array([position], np.int64))]
+
+
+@documented
+def epoch() -> int:
+    """The number of the present view of an elastic job, or of the present generation of another job.
+
+    Returns:
+        0 at first; every later view has a larger number.
+
+    Raises:
+        {not_initialized}
+    """
+    return context().generation
 
 
 def _leave_at_exit() -> None:

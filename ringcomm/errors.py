@@ -162,6 +162,20 @@ class HostsUpdatedInterrupt(RingcommError, RuntimeError):
         self.skip_sync = skip_sync
 
 
+class ExcludedError(SystemExit):
+    """This process is to leave an elastic job: its host was removed, or the job has ended without it.
+
+    It ends the program with exit code 0 unless the program catches it.
+
+    Attributes:
+        reason: why.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(0)
+        self.reason = reason
+
+
 class BrokenInvariantError(RingcommError, AssertionError):
     """ringcomm has a defect. Please report it with the message."""
 

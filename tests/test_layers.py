@@ -53,7 +53,8 @@ LEVELS: Dict[int, List[List[str]]] = {
             "rendezvous.link_table", "rendezvous.pending_members", "rendezvous.state", "rendezvous.processes",
             "rendezvous.elastic", "rendezvous.meter",
             "rendezvous.echo", "rendezvous.race", "rendezvous.probe", "rendezvous.links",
-            "rendezvous.control", "rendezvous.connect_server", "rendezvous.client", "rendezvous.posting",
+            "rendezvous.control", "rendezvous.elastic_control", "rendezvous.connect_server",
+            "rendezvous.client", "rendezvous.elastic_client", "rendezvous.posting",
             "rendezvous.board",
             "rendezvous.message_server", "rendezvous.server", "rendezvous.elastic_server",
             "rendezvous.embedded", "rendezvous.__main__",
@@ -84,7 +85,8 @@ LEVELS: Dict[int, List[List[str]]] = {
             "_adapter.gradients", "_adapter.names", "_adapter.causes", "_adapter.graph_callbacks",
             "_adapter.callbacks",
             "_adapter.objects", "_adapter.trees", "_adapter.checking",
-            "elastic.sampler", "elastic.state", "elastic.samples", "elastic.parts",
+            "elastic.sampler", "elastic.state", "elastic.samples", "elastic.parts", "elastic.arrays",
+            "elastic.__init__",
         ],
         ["data_service.registry", "data_service.service"],
     ],
@@ -188,7 +190,7 @@ def modules() -> Dict[str, Path]:
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
-        public = ("__init__", *(adapter for adapter in ADAPTERS if not adapter.startswith("_")))
+        public = ("__init__", "elastic", *(adapter for adapter in ADAPTERS if not adapter.startswith("_")))
         if not name.endswith(".__init__") or name.split(".")[0] in public:
             found[name] = path
     return found
@@ -289,7 +291,7 @@ def test_pure_modules_touch_no_socket_thread_or_clock(pattern):
 
 def test_packages_are_empty_shells():
     for path in PACKAGE.rglob("__init__.py"):
-        if path.parent != PACKAGE and path.parent.name not in ADAPTERS:
+        if path.parent != PACKAGE and path.parent.name not in (*ADAPTERS, "elastic"):
             assert list(imports(path, "ringcomm")) == [], path
 
 

@@ -13,7 +13,7 @@ go on (a defect of the program, too few processes for too long, too many views).
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 from ..config import Slot
 from ..errors import ProtocolError
@@ -99,7 +99,8 @@ class ElasticRendezvous:
         self._announced_wait = False
         self._paused_since_s: Optional[float] = None
         self._ping_at_s: Optional[float] = None
-        self._cut: frozenset[int] = frozenset()
+        self._cut: FrozenSet[int] = frozenset()
+        self._newest = 0
 
     # ---- what the launcher reports ------------------------------------------------------------
 
@@ -316,7 +317,8 @@ class ElasticRendezvous:
     def _drop(self, process: Process, why: str) -> List[Action]:
         """Go on without a process that is connected: it does not run, or cannot reach the others."""
         process.stage, process.why_lost = Stage.LOST, why
-        return [Drop(process.connection)]
+        reason = f"the job has gone on without this process: {why}"
+        return [Send(process.connection, {"type": "refused", "reason": reason}), Drop(process.connection)]
 
     def _fail(self, kind: str, text: str) -> List[Action]:
         """The job cannot go on. Members of an epoch that was aborted have been told already."""
@@ -351,6 +353,11 @@ class ElasticRendezvous:
         if limit is not None and self.view.epoch >= limit:
             text = f"Horovod was shutdown because number of resets during elastic job exceeded limit: {limit}"
             return actions + self._fail("reset_limit", text)
+        newest = max(item.candidate().position for item in waiting)
+        if self._newest and not newest:
+            text = f"No process that has a state is left after epoch {self.view.epoch}, only new ones are."
+            return actions + self._fail("lost", text)
+        self._newest = newest
         return actions + self._publish(order, now_s)
 
     def _finished(self) -> int:

@@ -316,7 +316,7 @@ def _connects(listener):
 @pytest.fixture
 def channel(no_leaks, monkeypatch, request):
     """Of a rank that knows nobody's host, or of rank 1 among these hosts."""
-    monkeypatch.setattr(control, "_ROOT_CAUSE_S", 0.2)
+    monkeypatch.setattr(control, "ROOT_CAUSE_S", 0.2)
     inside, outside = socket.socketpair()
     inside.setblocking(False)
     who = (1, request.param) if hasattr(request, "param") else ()

@@ -1,0 +1,134 @@
+"""Elastic jobs of real processes, with the rendezvous in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import queue
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import Any, Callable, Dict, List, Optional
+
+from tests.proc.test_ringrun_support import LIMIT_S, SOURCES
+
+
+class Worker:
+    """One process of the job; its lines of output are events."""
+
+    def __init__(self, job: ElasticJob, program: str, **environment: str) -> None:
+        self.job = job
+        self.lines: List[str] = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-u", "-c", program], env={**job.env, **environment},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        self.pid = self.process.pid
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+            self.job.events.put((self, line.rstrip("\n"), time.monotonic()))
+        self.job.events.put((self, None, time.monotonic()))
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def end(self) -> int:
+        """Its exit code."""
+        return self.process.wait(LIMIT_S)
+
+    def said(self, start: str) -> List[str]:
+        """The lines that start with this word."""
+        return [line for line in self.lines if line.startswith(start)]
+
+
+class ElasticJob:
+    """A rendezvous and the processes of an elastic job.
+
+    Args:
+        options: of ``python -m ringcomm.rendezvous``.
+        program: what each process runs.
+        environment: of all processes.
+    """
+
+    def __init__(self, *options: str, program: str, **environment: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self.program = program
+        self.env = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("RINGCOMM_")},
+            "PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1",
+            "RINGCOMM_ELASTIC": "1", "RINGCOMM_RENDEZVOUS": f"127.0.0.1:{port}",
+            "RINGCOMM_KEY": secrets.token_hex(32), **environment,
+        }  # fmt: skip
+        self.events: queue.Queue[Any] = queue.Queue()
+        self.workers: List[Worker] = []
+        self.rendezvous_lines: List[str] = []
+        self.rendezvous = subprocess.Popen(
+            [sys.executable, "-u", "-m", "ringcomm.rendezvous", *options], env=self.env,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        assert self.rendezvous.stdout is not None
+        self.rendezvous_lines.append(self.rendezvous.stdout.readline())
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+
+    def _read(self) -> None:
+        assert self.rendezvous.stdout is not None
+        for line in self.rendezvous.stdout:
+            self.rendezvous_lines.append(line.rstrip("\n"))
+            self.events.put((None, line.rstrip("\n"), time.monotonic()))
+
+    def start(self, count: int = 1, program: Optional[str] = None, **environment: str) -> List[Worker]:
+        """Start so many more processes."""
+        new = [Worker(self, program or self.program, **environment) for _ in range(count)]
+        self.workers += new
+        return new
+
+    def wait_for(self, wanted: Callable[[Worker, str], bool], count: int = 1) -> List[Any]:
+        """Read events until so many fit; (process, line, time) of each."""
+        found = []
+        limit_s = time.monotonic() + LIMIT_S
+        while len(found) < count:
+            try:
+                worker, line, at_s = self.events.get(timeout=max(0.0, limit_s - time.monotonic()))
+            except queue.Empty:
+                raise AssertionError(f"only {len(found)} of {count} came:\n{self.output()}") from None
+            if worker is not None and line is not None and wanted(worker, line):
+                found.append((worker, line, at_s))
+        return found
+
+    def output(self) -> str:
+        """What all processes have written, for messages."""
+        parts = [f"rendezvous: {line}" for line in self.rendezvous_lines]
+        for number, worker in enumerate(self.workers):
+            parts += [f"worker {number} (pid {worker.pid}): {line}" for line in worker.lines]
+        return "\n".join(parts)
+
+    def notices(self, kind: str) -> List[str]:
+        """The rendezvous' notices of a kind."""
+        return [line for line in self.rendezvous_lines if line.startswith(f"{kind}: ")]
+
+    def __enter__(self) -> ElasticJob:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for item in [*self.workers, self]:
+            process = item.process if isinstance(item, Worker) else item.rendezvous
+            process.kill()
+            process.wait()
+            item.reader.join()
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+def fields(line: str) -> Dict[str, str]:
+    """``train epoch=1 rank=0`` as {"epoch": "1", "rank": "0"}."""
+    return dict(item.split("=", 1) for item in line.split()[1:])
