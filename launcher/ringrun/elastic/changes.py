@@ -22,6 +22,15 @@ class Change(NamedTuple):
     left: Tuple[int, ...] = ()
     pause_s: float = 0.0
 
+    def without_leaving(self, asked: Set[int]) -> Change:
+        """The change, in which members that the job has asked to leave are not lost.
+
+        Args:
+            asked: these members.
+        """
+        lost = tuple(member for member in self.lost if member not in asked)
+        return self._replace(lost=lost, left=self.left + tuple(set(self.lost) & asked))
+
 
 def change_of(detail: Mapping[str, Any]) -> Change:
     """The change in the facts of the rendezvous' ``view`` notice."""

@@ -68,6 +68,7 @@ class Membership:
         self._places: Dict[int, Tuple[str, int]] = {}  # by member, host and slot
         self._causes: Dict[int, str] = {}  # why members of the last view were lost
         self._first_failure: Optional[Tuple[str, int, int]] = None
+        self._left: Set[int] = set()  # processes that have left because the job asked them to
         self._failed_late = False  # a rank has failed after another has ended with exit code 0
         self._postponed: Set[str] = set()
         self._ticked_s = now_s
@@ -103,6 +104,10 @@ class Membership:
         for host in found:
             host.added, host.dropped = False, True
         return self._plan(now_s) if found else None
+
+    def is_postponed(self, spec: HostSpec) -> bool:
+        """Whether a host that was removed stays until others have joined, because too few would be left."""
+        return host_key(spec) in self._postponed
 
     def _host_of(self, spec: HostSpec) -> Host:
         host = self.hosts.setdefault(host_key(spec), Host(spec, self.limits, self._chance))
@@ -228,7 +233,8 @@ class Membership:
     def view(self, change: Change, now_s: float) -> List[Action]:
         """The rendezvous has published a view: these members are the ranks from now on."""
         before, self._has_view = self._has_view, True
-        hosts = {member: self._places[member][0] for member in self._places}
+        change = change.without_leaving(self._left)
+        hosts = {member: place[0] for member, place in self._places.items()}
         returned = {host.name for host in self.hosts.values() if host.has_joined}
         for member in change.joined:
             process = self.processes.get(member)
@@ -279,10 +285,9 @@ class Membership:
         ending = self._end(now_s)
         if ending:
             return ending
-        actions = self._remove(now_s)
         if self.finishing:
-            return actions + self._stop_newcomers()
-        return actions + self._open(now_s) + self._start(now_s)
+            return self._stop_newcomers()
+        return self._remove(now_s) + self._open(now_s) + self._start(now_s)
 
     def _end(self, now_s: float) -> List[Action]:
         if self.finishing:
@@ -351,6 +356,7 @@ class Membership:
             if not process.leaving and (not process.host.is_wanted or process.local >= process.host.slots)
         ]  # fmt: skip
         actions: List[Action] = []
+        self._postponed &= {process.host.key for process in unwanted}
         staying = len(self._holders - {process.member for process in unwanted})
         for process in unwanted:
             why = f"{process.host.name} is not available any more"
@@ -359,6 +365,7 @@ class Membership:
                 actions.append(StopProcess(process.member, why))
             elif self._has_view and staying >= self.limits.min_np:
                 process.leaving, process.leaves_by_s = why, now_s + LEAVE_S
+                self._left.add(process.member)
                 actions.append(Exclude(process.member, why))
             else:
                 actions += self._postpone(process.host, staying)
@@ -366,8 +373,6 @@ class Membership:
             if not host.is_wanted and host.phase is not Phase.CLOSED and not host.processes:
                 host.phase = Phase.CLOSED
                 actions.append(CloseHost(host.agent))
-            if host.is_wanted:
-                self._postponed.discard(host.key)
         return actions
 
     def _postpone(self, host: Host, staying: int) -> List[Action]:

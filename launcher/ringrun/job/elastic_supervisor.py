@@ -97,7 +97,7 @@ class ElasticSupervisor(Supervisor):
         clock: Clock = monotonic,
     ) -> None:
         super().__init__(job, console, None, coloured, clock)
-        self._elastic_job = job
+        self._elastic_job, self._limits = job, job.limits
         self._membership = Membership(job.limits, clock())
         self._server = open_rendezvous(lambda notice: self._loop.call(lambda: self._notice(notice)))
         self._endpoints: List[Tuple[str, int]] = []
@@ -121,7 +121,7 @@ class ElasticSupervisor(Supervisor):
     def _begin(self) -> None:
         self._endpoints = self._server.start()
         self._control.start()
-        limits = self._elastic_job.limits
+        limits = self._limits
         if limits.script:
             self._discovery = Discovery(
                 limits.script, limits.slots, self._listed,
@@ -270,8 +270,7 @@ class ElasticSupervisor(Supervisor):
         elif notice.kind == "lost":
             self._take(self._membership.lost(notice.detail.get("member"), notice.text, now_s))
         elif notice.kind == "waiting":
-            script = self._elastic_job.limits.script
-            sources = describe_sources(self._membership.hosts.values(), script, now_s)
+            sources = describe_sources(self._membership.hosts.values(), self._limits.script, now_s)
             self._printer.say(f"{notice.text}{sources}")
         else:
             super()._notice(notice)
@@ -283,7 +282,7 @@ class ElasticSupervisor(Supervisor):
         self._printer.settle(())
 
     def _failed_notice(self, notice: NoticeLike) -> None:
-        limits, kind = self._elastic_job.limits, notice.detail.get("kind")
+        limits, kind = self._limits, notice.detail.get("kind")
         if kind == "reset_limit":
             self._fail(reset_limit_text(limits))
         elif kind == "timeout":
@@ -309,7 +308,7 @@ class ElasticSupervisor(Supervisor):
 
     def _add(self, spec: HostSpec) -> str:
         self._take(self._membership.add_host(spec, self._loop.clock()))
-        slots = spec.slots or self._elastic_job.limits.slots
+        slots = spec.slots or self._limits.slots
         return f"{spec.target} with {slots} slot{'' if slots == 1 else 's'} is being added"
 
     def _drop(self, spec: HostSpec) -> str:
@@ -317,6 +316,8 @@ class ElasticSupervisor(Supervisor):
         if actions is None:
             raise ConfigError(f"{spec.target} is no host of this job.")
         self._take(actions)
+        if self._membership.is_postponed(spec):
+            return f"{spec.target} leaves when other hosts have joined: --min-np {self._limits.min_np}"
         return f"{spec.target} leaves at the next commit"
 
     # -- ending --------------------------------------------------------------------------------

@@ -262,7 +262,7 @@ def test_a_host_that_the_script_no_longer_names_leaves_at_the_next_step() -> Non
     job.exit(2, 0, "exit code 0")
     assert job.exit(3, 0, "exit code 0") == [CloseHost(1)]
     assert not job.membership.finishing
-    assert texts(job.publish(left=(2, 3))) == ["b (2 ranks) left: 2 ranks"]
+    assert texts(job.publish(lost=(2, 3))) == ["b (2 ranks) left: 2 ranks"]
     actions = job.list("a:2,b:1")
     assert kinds(actions, StartProcess) == [StartProcess(4, 2, 0)]
     assert texts(job.publish()) == ["b joined again: 3 ranks"]
