@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Set, Tuple
+from typing import Any, Container, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 
 class Change(NamedTuple):
@@ -22,15 +22,6 @@ class Change(NamedTuple):
     left: Tuple[int, ...] = ()
     pause_s: float = 0.0
 
-    def without_leaving(self, asked: Set[int]) -> Change:
-        """The change, in which members that the job has asked to leave are not lost.
-
-        Args:
-            asked: these members.
-        """
-        lost = tuple(member for member in self.lost if member not in asked)
-        return self._replace(lost=lost, left=self.left + tuple(set(self.lost) & asked))
-
 
 def change_of(detail: Mapping[str, Any]) -> Change:
     """The change in the facts of the rendezvous' ``view`` notice."""
@@ -41,55 +32,137 @@ def change_of(detail: Mapping[str, Any]) -> Change:
     )  # fmt: skip
 
 
-def describe_change(
-    change: Change,
-    ranks: Mapping[int, int],
-    hosts: Mapping[int, str],
-    causes: Mapping[int, str],
-    returned: Set[str],
-) -> List[str]:
-    """One line each for the members that are lost, those that left, and those that joined.
+class ChangeLog:
+    """Makes a line of every change, and keeps all of them.
+
+    A program that ends with an exit code leaves the job before that code is known. So the line for a member
+    that has left without having been asked to waits until its process has ended.
 
     Args:
-        change: the new view.
-        ranks: by member, its rank in the previous view.
-        hosts: by member, the name of its host.
-        causes: by member, why it was lost.
-        returned: hosts of which a process has been a rank before.
+        began_s: when the job started.
+
+    Attributes:
+        lines: seconds since the start, and text.
     """
-    lines: List[str] = []
-    size = _ranks(len(change.members))
-    if change.lost:
-        parts = [
-            f"{_rank(member, ranks)} ({hosts.get(member, '?')}) lost: {causes.get(member, 'no connection')}"
-            for member in sorted(change.lost, key=lambda member: ranks.get(member, member))
-        ]
-        lines.append(f"{'; '.join(parts)}; going on with {size} after {change.pause_s:.1f} s")
-    if change.left:
-        lines.append(f"{_named(change.left, hosts)} left: {size}")
-    if change.joined:
-        for word, chosen in (("joined again", True), ("joined", False)):
-            members = [member for member in change.joined if (hosts.get(member) in returned) is chosen]
+
+    def __init__(self, began_s: float) -> None:
+        self.lines: List[Tuple[float, str]] = []
+        self._began_s = began_s
+        self._places: Dict[int, Tuple[str, int]] = {}  # by member, host and slot
+        self._used: Set[Tuple[str, int]] = set()  # places of which a process has been a rank
+        self._ranks: Dict[int, int] = {}  # by member, its rank in the last view that had it
+        self._causes: Dict[int, str] = {}  # by member, why it was lost
+        self._asked: Set[int] = set()
+        self._has_view = False
+        self._waiting: Optional[Tuple[Change, Set[int]]] = (
+            None  # a view, and the members that have to end first
+        )
+
+    def start(self, member: int, host: str, local: int) -> None:
+        """A process is being started.
+
+        Args:
+            member: its number.
+            host: the name of its host.
+            local: its slot there.
+        """
+        self._places[member] = (host, local)
+
+    def ask(self, member: int) -> None:
+        """The job has asked a member to leave."""
+        self._asked.add(member)
+
+    def blame(self, member: int, cause: str) -> None:
+        """A member is lost for this reason; the first reason counts."""
+        self._causes.setdefault(member, cause)
+
+    def publish(self, change: Change, running: Container[int], now_s: float) -> List[str]:
+        """The rendezvous has published a view.
+
+        Args:
+            change: the view.
+            running: the members whose processes have not ended.
+            now_s: the time.
+
+        Returns:
+            the lines that can be shown now.
+        """
+        lines = self._conclude(now_s)
+        open_ends = {member for member in change.left if member in running and member not in self._asked}
+        if self._has_view:
+            self._waiting = (change, open_ends)
+            lines += [] if open_ends else self._conclude(now_s)
+        else:
+            self._join(change)
+        self._has_view = True
+        return lines
+
+    def end(self, member: int, now_s: float) -> List[str]:
+        """A process has ended; the lines that waited for that."""
+        if self._waiting is None:
+            return []
+        self._waiting[1].discard(member)
+        return [] if self._waiting[1] else self._conclude(now_s)
+
+    def _conclude(self, now_s: float) -> List[str]:
+        if self._waiting is None:
+            return []
+        change, self._waiting = self._waiting[0], None
+        lines = self._describe(change)
+        self.lines += [(now_s - self._began_s, line) for line in lines]
+        self._join(change)
+        return lines
+
+    def _join(self, change: Change) -> None:
+        self._used |= {self._places[member] for member in change.joined if member in self._places}
+        self._ranks.update({member: rank for rank, member in enumerate(change.members)})
+
+    def _describe(self, change: Change) -> List[str]:
+        gone = [*change.lost, *change.left]
+        lost = [
+            member for member in gone
+            if member in self._causes or (member in change.lost and member not in self._asked)
+        ]  # fmt: skip
+        left = [member for member in gone if member not in lost]
+        size = _count(len(change.members))
+        lines: List[str] = []
+        if lost:
+            lost.sort(key=lambda member: self._ranks.get(member, member))
+            parts = [f"{self._name(member)} lost: {self._cause(member)}" for member in lost]
+            lines.append(f"{'; '.join(parts)}; going on with {size} after {change.pause_s:.1f} s")
+        if left:
+            lines.append(f"{self._hosts(left)} left: {size}")
+        for word, again in (("joined again", True), ("joined", False)):
+            members = [item for item in change.joined if (self._places.get(item) in self._used) is again]
             if members:
-                lines.append(f"{_named(members, hosts)} {word}: {size}")
-    return lines
+                lines.append(f"{self._hosts(members)} {word}: {size}")
+        return lines
+
+    def _cause(self, member: int) -> str:
+        """Why a member was lost, without its name at the start and without a full stop."""
+        text = self._causes.get(member, "no connection")
+        name = self._name(member)
+        if text.startswith(name):
+            text = text[len(name) :].lstrip(" :,")
+        return text.rstrip(".")
+
+    def _name(self, member: int) -> str:
+        host = self._places.get(member, ("?", 0))[0]
+        return f"rank {self._ranks[member]} ({host})" if member in self._ranks else f"a process ({host})"
+
+    def _hosts(self, members: Sequence[int]) -> str:
+        """The hosts of members, with the number of members where it is not one."""
+        counts: Dict[str, int] = {}
+        for member in members:
+            name = self._places.get(member, ("?", 0))[0]
+            counts[name] = counts.get(name, 0) + 1
+        return ", ".join(
+            name if count == 1 else f"{name} ({_count(count)})" for name, count in counts.items()
+        )
 
 
-def _rank(member: int, ranks: Mapping[int, int]) -> str:
-    return f"rank {ranks[member]}" if member in ranks else f"process {member}"
-
-
-def _ranks(count: int) -> str:
+def _count(count: int) -> str:
     return f"{count} rank{'' if count == 1 else 's'}"
-
-
-def _named(members: Sequence[int], hosts: Mapping[int, str]) -> str:
-    """The hosts of members, with the number of members where it is not one."""
-    counts: Dict[str, int] = {}
-    for member in members:
-        name = hosts.get(member, "?")
-        counts[name] = counts.get(name, 0) + 1
-    return ", ".join(name if count == 1 else f"{name} ({_ranks(count)})" for name, count in counts.items())
 
 
 def describe_history(changes: Sequence[Tuple[float, str]], most: int = 40) -> str:

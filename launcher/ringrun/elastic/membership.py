@@ -11,7 +11,7 @@ import random
 from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from ..plan.hosts import HostSpec
-from .changes import Change, describe_change
+from .changes import Change, ChangeLog
 from .cooldown import NEVER
 from .discovery import host_key
 from .limits import Limits, failed_text, timeout_text
@@ -50,7 +50,7 @@ class Membership:
         hosts: by :func:`~.discovery.host_key`, in the order in which they became known.
         processes: the running processes, by member number.
         finishing: whether a rank has ended with exit code 0: no process is started any more.
-        changes: what has changed since the start: time and text.
+        log: what has changed since the start.
     """
 
     def __init__(self, limits: Limits, now_s: float, chance: Callable[[], float] = random.random) -> None:
@@ -58,17 +58,13 @@ class Membership:
         self.hosts: Dict[str, Host] = {}
         self.processes: Dict[int, Process] = {}
         self.finishing = False
-        self.changes: List[Tuple[float, str]] = []
+        self.log = ChangeLog(now_s)
         self._began_s, self._chance = now_s, chance
         self._agents = self._members = 0  # the next numbers
         self._by_agent: Dict[int, Host] = {}
         self._started = self._has_view = self._ended = False
         self._holders: Set[int] = set()  # processes that have the job's state: the present view's
-        self._ranks: Dict[int, int] = {}  # by member, its rank in the last view that had it
-        self._places: Dict[int, Tuple[str, int]] = {}  # by member, host and slot
-        self._causes: Dict[int, str] = {}  # why members of the last view were lost
         self._first_failure: Optional[Tuple[str, int, int]] = None
-        self._left: Set[int] = set()  # processes that have left because the job asked them to
         self._failed_late = False  # a rank has failed after another has ended with exit code 0
         self._postponed: Set[str] = set()
         self._ticked_s = now_s
@@ -161,6 +157,10 @@ class Membership:
         process = self.processes.get(member)
         if process is None:
             return []
+        actions = self._after_exit(process, code, how, now_s)
+        return [*actions, *map(Say, self.log.end(member, now_s)), *self._plan(now_s)]
+
+    def _after_exit(self, process: Process, code: int, how: str, now_s: float) -> List[Action]:
         if process.leaving and not process.cause:
             self._forget(process)
         elif code == 0:
@@ -170,8 +170,8 @@ class Membership:
             else:
                 process.host.slot_cooldown(process.local).fail(now_s, was_member=False)
         else:
-            return self._gone(process, process.cause or how, code, now_s) + self._plan(now_s)
-        return self._plan(now_s)
+            return self._gone(process, process.cause or how, code, now_s)
+        return []
 
     def _forget(self, process: Process) -> None:
         self.processes.pop(process.member, None)
@@ -193,13 +193,14 @@ class Membership:
         host.cooldown.fail(now_s, process.joined)
         for other in list(host.processes.values()):
             if not other.leaving:
-                other.leaving = self._causes[other.member] = "its host is excluded"
+                other.leaving = "its host is excluded"
+                self.log.blame(other.member, other.leaving)
                 self._holders.discard(other.member)
                 actions.append(StopProcess(other.member, other.leaving))
         return [*actions, *self._report_exclusion(host.name, host, None, now_s)]
 
     def _blame(self, process: Process, how: str, code: int) -> None:
-        self._causes[process.member] = how
+        self.log.blame(process.member, how)
         if self._first_failure is None:
             self._first_failure = (process.host.name, process.local, code)
         self._failed_late = self._failed_late or (self.finishing and process.joined)
@@ -228,29 +229,21 @@ class Membership:
         self._blame(process, text, 128 + 9)
         process.cause = process.leaving = text
         self._holders.discard(process.member)
-        return [StopProcess(process.member, text, kill=True)]
+        return [StopProcess(process.member, text, is_lost=True)]
 
     def view(self, change: Change, now_s: float) -> List[Action]:
         """The rendezvous has published a view: these members are the ranks from now on."""
-        before, self._has_view = self._has_view, True
-        change = change.without_leaving(self._left)
-        hosts = {member: place[0] for member, place in self._places.items()}
-        returned = {host.name for host in self.hosts.values() if host.has_joined}
+        self._has_view = True
         for member in change.joined:
             process = self.processes.get(member)
             if process is not None:
-                process.joined = process.host.has_joined = True
+                process.joined = True
                 process.host.slot_cooldown(process.local).succeed()
                 process.host.cooldown.succeed()
         self._holders = {member for member in change.members if member in self.processes}
-        ranks, causes = self._ranks, self._causes
-        self._ranks = {**ranks, **{member: rank for rank, member in enumerate(change.members)}}
-        self._causes, self._first_failure = {}, None
-        actions: List[Action] = []
-        for text in describe_change(change, ranks, hosts, causes, returned) if before else []:
-            self.changes.append((now_s - self._began_s, text))
-            actions.append(Say(text))
-        return actions + self._plan(now_s)
+        self._first_failure = None
+        lines = self.log.publish(change, self.processes, now_s)
+        return [*map(Say, lines), *self._plan(now_s)]
 
     # -- time ----------------------------------------------------------------------------------------
 
@@ -338,7 +331,7 @@ class Membership:
             process = Process(self._members, host, local)
             self._members += 1
             self.processes[process.member] = host.processes[local] = process
-            self._places[process.member] = (host.name, local)
+            self.log.start(process.member, host.name, local)
             actions.append(StartProcess(process.member, host.agent, local))
         return actions
 
@@ -365,7 +358,7 @@ class Membership:
                 actions.append(StopProcess(process.member, why))
             elif self._has_view and staying >= self.limits.min_np:
                 process.leaving, process.leaves_by_s = why, now_s + LEAVE_S
-                self._left.add(process.member)
+                self.log.ask(process.member)
                 actions.append(Exclude(process.member, why))
             else:
                 actions += self._postpone(process.host, staying)

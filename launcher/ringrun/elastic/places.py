@@ -39,11 +39,11 @@ class StartProcess(NamedTuple):
 
 
 class StopProcess(NamedTuple):
-    """End a process: at once (``kill``), or with SIGTERM first."""
+    """End a process. One that ``is_lost`` may be frozen, or about to end by itself."""
 
     member: int
     why: str
-    kill: bool = False
+    is_lost: bool = False
 
 
 class Exclude(NamedTuple):
@@ -123,7 +123,6 @@ class Host:
         agent: the number of its present or last agent; -1: none yet.
         cooldown: its exclusion after failures.
         processes: the processes there, by slot.
-        has_joined: whether a process there has been part of a view.
     """
 
     def __init__(self, spec: HostSpec, limits: Limits, chance: Callable[[], float]) -> None:
@@ -134,7 +133,6 @@ class Host:
         self.agent = -1
         self.cooldown = Cooldown(limits.cooldown_s, limits.drop == "host", chance, FIRST_PAUSE_S)
         self.processes: Dict[int, Process] = {}
-        self.has_joined = False
         self._limits, self._chance = limits, chance
         self._slot_cooldowns: Dict[int, Cooldown] = {}
 

@@ -38,11 +38,15 @@ from ..reach import ssh
 from ..reach.agent_process import Link
 from ..reach.local import find_local
 from ..show.console import Console
+from .agents import Steps
 from .control_socket import ControlSocket
 from .discovery import Discovery
 from .outcome import Outcome, not_started, with_changes
 from .rendezvous import NoticeLike, rendezvous_addresses, rendezvous_variables
-from .supervise import AT_ONCE, END, Supervisor
+from .supervise import END, Supervisor
+
+LOST: Steps = ((9, 2.0),)
+"""For a process that the rendezvous has declared lost: it may be writing its traceback, or be frozen."""
 
 
 class ElasticRendezvousLike(Protocol):
@@ -171,7 +175,7 @@ class ElasticSupervisor(Supervisor):
             self._start_process(action)
         elif isinstance(action, StopProcess):
             host = self.job.host_of(action.member)
-            steps = AT_ONCE if action.kill else END
+            steps = LOST if action.is_lost else END
             self._agents.send(host, {"do": "end", "rank": action.member, "steps": list(steps)})
         elif isinstance(action, Exclude):
             self._server.exclude(action.member, action.why)
@@ -332,7 +336,7 @@ class ElasticSupervisor(Supervisor):
         if self._ending == "start" or (self._failure == "" and self._problems):
             return not_started(self.job, self._problems, set(self._ready))
         outcome = self._ended(self._printer.tails(), first=self._failure or "")
-        outcome = with_changes(outcome, self._failure, self._membership.changes)
+        outcome = with_changes(outcome, self._failure, self._membership.log.lines)
         if outcome.reason != "interrupt":
             self._printer.settle(outcome.to_show)
         results = self._verified_results()

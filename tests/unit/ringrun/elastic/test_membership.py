@@ -141,7 +141,7 @@ def test_a_failed_slot_is_started_again_and_the_lines_say_what_happened() -> Non
         "rank 2 (jetson2) lost: killed by SIGKILL; going on with 2 ranks after 0.7 s"
     ]
     assert texts(job.publish()) == ["jetson2 joined again: 3 ranks"]
-    assert job.membership.changes == [
+    assert job.membership.log.lines == [
         (75.0, "rank 2 (jetson2) lost: killed by SIGKILL; going on with 2 ranks after 0.7 s"),
         (75.0, "jetson2 joined again: 3 ranks"),
     ]
@@ -192,7 +192,7 @@ def test_a_member_that_is_declared_lost_is_killed_and_started_again() -> None:
     job = Simulated("a:2", Limits(2, 1))
     job.publish()
     assert job.take(job.membership.lost(1, "no heartbeat for 5 s", 0.0)) == [
-        StopProcess(1, "no heartbeat for 5 s", kill=True)
+        StopProcess(1, "no heartbeat for 5 s", is_lost=True)
     ]
     assert job.take(job.membership.lost(1, "no heartbeat for 5 s", 0.0)) == []
     assert texts(job.publish(lost=(1,), pause_s=5.5)) == [
@@ -241,6 +241,27 @@ def test_the_job_fails_when_all_hosts_are_excluded() -> None:
     assert kinds(job.exit(2, 1), Fail) == [Fail(failed_text(limits, "a", 0, 1))]
 
 
+def test_a_rank_that_leaves_and_then_ends_with_an_error_is_lost() -> None:
+    """``sys.exit(3)``: the program says goodbye before its exit code is known."""
+    job = Simulated("a:2", Limits(2, 1))
+    job.publish()
+    assert texts(job.publish(left=(1,), pause_s=0.2)) == []
+    assert texts(job.exit(1, 3, "exit code 3")) == [
+        "rank 1 (a) lost: exit code 3; going on with 1 rank after 0.2 s"
+    ]
+    assert job.membership.processes.keys() == {0, 2}
+
+
+def test_the_line_of_a_rank_that_left_does_not_wait_for_longer_than_the_next_view() -> None:
+    job = Simulated("a:2,b", Limits(2, 1))
+    job.publish()
+    assert texts(job.publish(left=(2,))) == []
+    job.exit(1)
+    assert texts(job.publish(lost=(1,), join=False)) == [
+        "b left: 2 ranks", "rank 1 (a) lost: killed by SIGKILL; going on with 1 rank after 0.0 s"
+    ]  # fmt: skip
+
+
 # ---- adding and removing ------------------------------------------------------------------------
 
 
@@ -262,7 +283,7 @@ def test_a_host_that_the_script_no_longer_names_leaves_at_the_next_step() -> Non
     job.exit(2, 0, "exit code 0")
     assert job.exit(3, 0, "exit code 0") == [CloseHost(1)]
     assert not job.membership.finishing
-    assert texts(job.publish(lost=(2, 3))) == ["b (2 ranks) left: 2 ranks"]
+    assert texts(job.publish(lost=(2,), left=(3,))) == ["b (2 ranks) left: 2 ranks"]
     actions = job.list("a:2,b:1")
     assert kinds(actions, StartProcess) == [StartProcess(4, 2, 0)]
     assert texts(job.publish()) == ["b joined again: 3 ranks"]
