@@ -51,7 +51,7 @@ LEVELS: Dict[int, List[List[str]]] = {
         [
             "rendezvous.actions", "rendezvous.membership", "rendezvous.root_cause", "rendezvous.routing",
             "rendezvous.link_table", "rendezvous.pending_members", "rendezvous.state", "rendezvous.processes",
-            "rendezvous.elastic", "rendezvous.meter",
+            "rendezvous.next_view", "rendezvous.elastic", "rendezvous.meter",
             "rendezvous.echo", "rendezvous.race", "rendezvous.probe", "rendezvous.links",
             "rendezvous.control", "rendezvous.elastic_control", "rendezvous.connect_server",
             "rendezvous.client", "rendezvous.elastic_client", "rendezvous.posting",
@@ -156,7 +156,7 @@ PURE = [
     "collective.reduce", "collective.progress", "transport.rate_limit", "transport.routes",
     "rendezvous.actions", "rendezvous.membership", "rendezvous.root_cause", "rendezvous.routing",
     "rendezvous.link_table", "rendezvous.pending_members", "rendezvous.state",
-    "rendezvous.processes", "rendezvous.elastic", "group.view", "group.failures",
+    "rendezvous.processes", "rendezvous.next_view", "rendezvous.elastic", "group.view", "group.failures",
     "rendezvous.meter", "rendezvous.board", "engine.cache", "engine.piggyback", "engine.mismatch",
     "engine.fusion",
     "engine.coordinator",

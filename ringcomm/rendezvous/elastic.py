@@ -17,13 +17,14 @@ from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tup
 
 from ..config import Slot
 from ..errors import ProtocolError
-from ..group.view import NO_VIEW, View, rank_order
+from ..group.view import NO_VIEW, View
 from ..group.view import Member as ViewMember
 from ..wire.messages import Message
 from .actions import Action, Drop, Notice, Timer
 from .actions import Tell as Send
 from .membership import Member, Refusal, number_hosts
-from .processes import Place, Process, Processes, Stage, names
+from .next_view import Decision, Limits, NextView, Step
+from .processes import Place, Process, Processes, Stage
 from .root_cause import VANISHED
 from .state import Phase, Rendezvous
 
@@ -34,40 +35,6 @@ _MOST_PING_S = 5.0
 _ROUNDING_S = 1e-3
 
 Handler = Callable[[Rendezvous, int, Message, float], List[Action]]
-
-
-class Limits:
-    """The limits of an elastic job.
-
-    Args:
-        min_size: with fewer ranks the job waits for more.
-        max_size: at most so many ranks are in a view; None: any number.
-        start_size: the first view waits for so many processes, if no launcher announces them.
-        start_timeout_s: how long the first view waits for all processes.
-        elastic_timeout_s: how long the job waits while there are fewer than ``min_size``.
-        reset_limit: the most views after the first; None: any number.
-    """
-
-    def __init__(
-        self,
-        min_size: int = 1,
-        max_size: Optional[int] = None,
-        start_size: int = 1,
-        start_timeout_s: float = 60.0,
-        elastic_timeout_s: float = 600.0,
-        reset_limit: Optional[int] = None,
-    ) -> None:
-        self.min_size = min_size
-        self.max_size = max_size
-        self.start_size = start_size
-        self.start_timeout_s = start_timeout_s
-        self.elastic_timeout_s = elastic_timeout_s
-        self.reset_limit = reset_limit
-
-    @property
-    def most(self) -> int:
-        """The largest view."""
-        return self.max_size if self.max_size is not None else 2**30
 
 
 class ElasticRendezvous:
@@ -92,15 +59,13 @@ class ElasticRendezvous:
         self._version = version
         self._launched = launched
         self._processes = Processes(version, launched)
+        self._next = NextView(limits, self._processes, launched)
         self._epoch: Optional[Rendezvous] = None
         self._before: View = NO_VIEW
         self._over = False
-        self._waiting_since_s: Optional[float] = None
-        self._announced_wait = False
         self._paused_since_s: Optional[float] = None
         self._ping_at_s: Optional[float] = None
         self._cut: FrozenSet[int] = frozenset()
-        self._newest = 0
 
     # ---- what the launcher reports ------------------------------------------------------------
 
@@ -337,73 +302,33 @@ class ElasticRendezvous:
         for process in self._processes.among(Stage.WAITING):
             if process.excluded is not None:
                 actions += self._dismiss(process, process.excluded)
-        waiting = self._processes.among(Stage.WAITING)
-        if self.view is not NO_VIEW and all(item.is_new for item in waiting):
-            return actions + self._end_job(waiting)
-        if not waiting:
-            self._waiting_since_s = None
-            return actions
-        if self._waiting_since_s is None:
-            self._waiting_since_s = now_s
-            actions += [Timer(self._limits.start_timeout_s), Timer(self._limits.elastic_timeout_s)]
-        order = rank_order([item.candidate() for item in waiting], self._limits.most)
-        if len(order) + self._finished() < self._limits.min_size or not self._complete(len(order), now_s):
-            return actions + self._wait(len(order), now_s) + self._keep_pinging(now_s)
-        limit = self._limits.reset_limit
-        if limit is not None and self.view.epoch >= limit:
-            text = f"Horovod was shutdown because number of resets during elastic job exceeded limit: {limit}"
-            return actions + self._fail("reset_limit", text)
-        newest = max(item.candidate().position for item in waiting)
-        if self._newest and not newest:
-            text = f"No process that has a state is left after epoch {self.view.epoch}, only new ones are."
-            return actions + self._fail("lost", text)
-        self._newest = newest
-        return actions + self._publish(order, now_s)
+        decision = self._next.decide(self.view, self.turned_away, now_s)
+        if decision.step is Step.PUBLISH:
+            return actions + self._publish(decision.order, now_s)
+        if decision.step is Step.FAIL:
+            return actions + self._fail(decision.kind, decision.text)
+        if decision.step is Step.END:
+            return actions + self._end_job()
+        return actions + self._wait(decision) + self._keep_pinging(now_s)
 
-    def _finished(self) -> int:
-        """How many members of the last view have finished: the others need not wait for more."""
-        return sum(item.number in self.view.numbers for item in self._processes.among(Stage.LEFT))
-
-    def _complete(self, size: int, now_s: float) -> bool:
-        """Whether the first view has all processes that it waits for; later ones wait for none."""
-        if self.view is not NO_VIEW or size >= self._limits.most:
-            return True
-        assert self._waiting_since_s is not None
-        if now_s >= self._waiting_since_s + self._limits.start_timeout_s - _ROUNDING_S:
-            return True
-        return not self._processes.missing() if self._launched else size >= self._limits.start_size
-
-    def _wait(self, size: int, now_s: float) -> List[Action]:
+    def _wait(self, decision: Decision) -> List[Action]:
         """Too few processes: wait for more, up to the limit."""
-        assert self._waiting_since_s is not None
-        limits = self._limits
-        missing = ", ".join(place.host for _, place in self._processes.missing())
-        text = (
-            f"{size} of at least {limits.min_size} ranks are ready"
-            + (f"; missing: {missing}" if missing else "")
-            + (f". The rendezvous turned away {self.turned_away}" if self.turned_away else "")
-        )
-        if now_s >= self._waiting_since_s + limits.elastic_timeout_s - _ROUNDING_S:
-            return self._fail(
-                "timeout",
-                f"Not enough ranks within {limits.elastic_timeout_s:g} s (--elastic-timeout): {text}.",
-            )
-        if self._announced_wait or self.view is NO_VIEW:
+        if not decision.is_new:
             return []
-        self._announced_wait = True
-        detail = {"size": size, "min_size": limits.min_size, "timeout_s": limits.elastic_timeout_s}
-        return [Notice("waiting", f"{text}; waiting for up to {limits.elastic_timeout_s:g} s", detail=detail)]
+        limits = self._limits
+        timers: List[Action] = [Timer(limits.start_timeout_s), Timer(limits.elastic_timeout_s)]
+        if self.view is NO_VIEW:
+            return timers
+        detail = {
+            "size": decision.size, "min_size": limits.min_size, "timeout_s": limits.elastic_timeout_s
+        }  # fmt: skip
+        text = f"{decision.text}; waiting for up to {limits.elastic_timeout_s:g} s"
+        return [*timers, Notice("waiting", text, detail=detail)]
 
-    def _end_job(self, waiting: Sequence[Process]) -> List[Action]:
-        """No member of the last view goes on: they have finished, or all are lost."""
-        if not self._finished():
-            lost = [item for item in self._processes.among(Stage.LOST) if item.number in self.view.numbers]
-            why = "; ".join(f"{names([item])}: {item.why_lost}" for item in lost)
-            text = f"No rank of epoch {self.view.epoch} is left, and its state is lost with them. {why}"
-            return self._fail("lost", text)
+    def _end_job(self) -> List[Action]:
         self._over = True
         actions: List[Action] = []
-        for process in waiting:
+        for process in self._processes.among(Stage.WAITING):
             actions += self._dismiss(process, "the job has ended")
         return [*actions, Notice("ended", "every rank has left")]
 
@@ -424,14 +349,13 @@ class ElasticRendezvous:
             member = Member(process.connection, process.message, slot, process.host)
             member.rank = process.rank = rank
             member.number = number
-            process.stage = Stage.IN_VIEW
+            process.stage, process.heard_s = Stage.IN_VIEW, now_s
             members.append(member)
         number_hosts(members, planned=False)  # one host may have several names, or a new agent
         self._before = self.view
         self.view = View(
             self.view.epoch + 1, tuple(ViewMember(item.number, item.host, item.pid) for item in members)
         )
-        self._waiting_since_s, self._announced_wait = None, False
         epoch = self._epoch = Rendezvous(len(order), (), self._version, self._limits.start_timeout_s)
         epoch.generation = self.view.epoch
         return self._relay(epoch.begin(members, now_s), now_s) + self._keep_pinging(now_s)
@@ -458,6 +382,8 @@ class ElasticRendezvous:
         text = f"{self.view.size} ranks" if since_s is None else (
             f"going on with {self.view.size} ranks after {pause_s:.1f} s"
         )  # fmt: skip
+        for process in self._processes.among(Stage.IN_VIEW):
+            process.heard_s = now_s
         change = ADDED if self._processes.among(Stage.WAITING) and self._has_room() else 0
         change |= REMOVED if any(item.excluded for item in self._processes.among(Stage.IN_VIEW)) else 0
         return [Notice("view", text, detail=detail), *(self._notify(change) if change else [])]
@@ -473,9 +399,9 @@ class ElasticRendezvous:
     # ---- time ---------------------------------------------------------------------------------
 
     def _pinged(self) -> List[Process]:
-        """The processes that no peer monitors: those that wait, and the members of an epoch that failed."""
-        aborted = self._epoch is not None and self._epoch.phase is Phase.ABORTED
-        return self._processes.among(Stage.WAITING, *([Stage.IN_VIEW] if aborted else []))
+        """The processes that are pinged: all that wait, and the members of the view unless it is set up."""
+        linking = self._epoch is not None and self._epoch.phase in (Phase.PROBING, Phase.LINKING)
+        return self._processes.among(Stage.WAITING, *([] if linking else [Stage.IN_VIEW]))
 
     def _keep_pinging(self, now_s: float) -> List[Action]:
         pinged = self._pinged()
@@ -486,15 +412,26 @@ class ElasticRendezvous:
         return [*(Send(item.connection, {"type": "ping"}) for item in pinged), Timer(interval_s)]
 
     def _look_for_silent(self, now_s: float) -> List[Action]:
+        """Drop the processes that have not answered pings for too long.
+
+        While a view runs its members monitor each other. Only if none of them answers any more, no member
+        can report that.
+        """
+        silent = [
+            item
+            for item in self._pinged()
+            if item.dead_after_s and now_s - item.heard_s >= item.dead_after_s
+        ]
+        members = self._processes.among(Stage.IN_VIEW)
+        running = self._epoch is not None and self._epoch.phase is Phase.RUNNING
+        if running and not set(members) <= set(silent):
+            silent = [item for item in silent if item not in members]
         actions: List[Action] = []
-        for process in self._pinged():
-            silent_s = now_s - process.heard_s
-            if process.dead_after_s and silent_s >= process.dead_after_s:
-                why = f"it was silent for {silent_s:.0f} s while it was to take part in the next view"
-                actions += self._drop(process, why)
-                self._processes.disconnect(process)
-                if process.is_new:
-                    self._processes.forget(process)
+        for process in silent:
+            actions += self._drop(process, f"it has been silent for {now_s - process.heard_s:.0f} s")
+            self._processes.disconnect(process)
+            if process.is_new:
+                self._processes.forget(process)
         return actions
 
     def tick(self, now_s: float) -> List[Action]:

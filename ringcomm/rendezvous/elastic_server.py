@@ -11,7 +11,8 @@ from ..transport.secure import Encryption
 from ..version import __version__
 from ..wire.messages import Message
 from .actions import Action, Notice
-from .elastic import ElasticRendezvous, Limits
+from .elastic import ElasticRendezvous
+from .next_view import Limits
 from .server import HANDLERS, JobServer
 
 ElasticHandler = Callable[[ElasticRendezvous, int, Message, float], List[Action]]

@@ -12,7 +12,10 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from tests.proc.test_ringrun_support import LIMIT_S, SOURCES
+from tests.proc.test_ringrun_support import SOURCES
+
+LIMIT_S = 120.0
+"""For one event. Frameworks take long to import where many processes share a few cores."""
 
 
 class Worker:
@@ -69,6 +72,7 @@ class ElasticJob:
             "RINGCOMM_KEY": secrets.token_hex(32), **environment,
         }  # fmt: skip
         self.events: queue.Queue[Any] = queue.Queue()
+        self._later: List[Any] = []
         self.workers: List[Worker] = []
         self.rendezvous_lines: List[str] = []
         self.rendezvous = subprocess.Popen(
@@ -96,6 +100,9 @@ class ElasticJob:
         """Read events until so many fit; (process, line, time) of each."""
         found = []
         limit_s = time.monotonic() + LIMIT_S
+        later, self._later = self._later, []
+        for event in later:
+            self.events.put(event)
         while len(found) < count:
             try:
                 worker, line, at_s = self.events.get(timeout=max(0.0, limit_s - time.monotonic()))
@@ -104,6 +111,18 @@ class ElasticJob:
             if worker is not None and line is not None and wanted(worker, line):
                 found.append((worker, line, at_s))
         return found
+
+    def wait_for_notice(self, kind: str) -> None:
+        """Wait until the rendezvous has written a notice of this kind."""
+        limit_s = time.monotonic() + LIMIT_S
+        while not self.notices(kind):
+            assert time.monotonic() < limit_s, self.output()
+            try:
+                worker, _, _ = event = self.events.get(timeout=1.0)
+            except queue.Empty:
+                continue
+            if worker is not None:
+                self._later.append(event)
 
     def output(self) -> str:
         """What all processes have written, for messages."""
