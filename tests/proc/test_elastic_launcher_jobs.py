@@ -63,7 +63,10 @@ def test_a_killed_rank_is_replaced_and_the_others_go_on_in_their_processes() -> 
     assert done.out.count("ends with 60.0") == 3
 
 
-@pytest.mark.parametrize(("how", "cause"), [("exit", "exit code 3"), ("error", "exit code 1")])
+@pytest.mark.parametrize(
+    ("how", "cause"),
+    [("exit", "exit code 3"), ("error", "uncaught ValueError: member 0 has a bug at step 5")],
+)
 def test_rank_0_that_fails_is_replaced_like_any_other(how: str, cause: str) -> None:
     done = ringrun("-np", "2", "--min-np", "1", PROGRAM, env={"DIE": f"0:5:{how}", "STEPS": "60"})
     assert done.process.returncode == 0, done.err

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Container, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+
+_IN_SHORT = re.compile(r"uncaught [^\n]*|no heartbeat for [\d.]+ s|no answer for [\d.]+ s")
+"""The part of a root cause that is enough in a line."""
 
 
 class Change(NamedTuple):
@@ -35,8 +39,8 @@ def change_of(detail: Mapping[str, Any]) -> Change:
 class ChangeLog:
     """Makes a line of every change, and keeps all of them.
 
-    A program that ends with an exit code leaves the job before that code is known. So the line for a member
-    that has left without having been asked to waits until its process has ended.
+    How a process has ended is known later than that its rank is lost. So the line for a member that was not
+    asked to leave waits until its process has ended.
 
     Args:
         began_s: when the job started.
@@ -51,9 +55,10 @@ class ChangeLog:
         self._places: Dict[int, Tuple[str, int]] = {}  # by member, host and slot
         self._used: Set[Tuple[str, int]] = set()  # places of which a process has been a rank
         self._ranks: Dict[int, int] = {}  # by member, its rank in the last view that had it
-        self._causes: Dict[int, str] = {}  # by member, why it was lost
+        self._reports: Dict[int, str] = {}  # by member, why the rendezvous has declared it lost
+        self._exits: Dict[int, str] = {}  # by member, how its process has ended by itself, if not well
         self._asked: Set[int] = set()
-        self._has_view = False
+        self._members: Optional[Tuple[int, ...]] = None  # of the last view
         self._waiting: Optional[Tuple[Change, Set[int]]] = (
             None  # a view, and the members that have to end first
         )
@@ -72,9 +77,13 @@ class ChangeLog:
         """The job has asked a member to leave."""
         self._asked.add(member)
 
-    def blame(self, member: int, cause: str) -> None:
-        """A member is lost for this reason; the first reason counts."""
-        self._causes.setdefault(member, cause)
+    def report(self, member: int, why: str) -> None:
+        """The rendezvous has declared a member lost, or the job ends its process; the first reason counts."""
+        self._reports.setdefault(member, why)
+
+    def fail(self, member: int, how: str) -> None:
+        """A process has failed by itself, as ``how`` says."""
+        self._exits[member] = how
 
     def publish(self, change: Change, running: Container[int], now_s: float) -> List[str]:
         """The rendezvous has published a view.
@@ -88,14 +97,19 @@ class ChangeLog:
             the lines that can be shown now.
         """
         lines = self._conclude(now_s)
-        open_ends = {member for member in change.left if member in running and member not in self._asked}
-        if self._has_view:
-            self._waiting = (change, open_ends)
-            lines += [] if open_ends else self._conclude(now_s)
-        else:
+        if self._members is None:
             self._join(change)
-        self._has_view = True
-        return lines
+            return lines
+        # The last view that was reported counts: one that failed at once may be between them.
+        before, now = set(self._members), set(change.members)
+        change = change._replace(
+            lost=tuple(sorted(before - now - set(change.left))),
+            left=tuple(sorted((before - now) & set(change.left))),
+            joined=tuple(member for member in change.members if member not in before),
+        )  # fmt: skip
+        open_ends = {member for member in before - now if member in running and member not in self._asked}
+        self._waiting = (change, open_ends)
+        return lines if open_ends else lines + self._conclude(now_s)
 
     def end(self, member: int, now_s: float) -> List[str]:
         """A process has ended; the lines that waited for that."""
@@ -116,12 +130,13 @@ class ChangeLog:
     def _join(self, change: Change) -> None:
         self._used |= {self._places[member] for member in change.joined if member in self._places}
         self._ranks.update({member: rank for rank, member in enumerate(change.members)})
+        self._members = change.members
 
     def _describe(self, change: Change) -> List[str]:
         gone = [*change.lost, *change.left]
         lost = [
             member for member in gone
-            if member in self._causes or (member in change.lost and member not in self._asked)
+            if member in self._exits or (member in change.lost and member not in self._asked)
         ]  # fmt: skip
         left = [member for member in gone if member not in lost]
         size = _count(len(change.members))
@@ -139,12 +154,12 @@ class ChangeLog:
         return lines
 
     def _cause(self, member: int) -> str:
-        """Why a member was lost, without its name at the start and without a full stop."""
-        text = self._causes.get(member, "no connection")
-        name = self._name(member)
-        if text.startswith(name):
-            text = text[len(name) :].lstrip(" :,")
-        return text.rstrip(".")
+        """Why a member was lost, in a few words."""
+        report = self._reports.get(member, "no connection")
+        found = _IN_SHORT.search(report)
+        if found is not None and (member not in self._exits or found[0].startswith("uncaught")):
+            return found[0].rstrip(".")
+        return self._exits.get(member) or report.rstrip(".")
 
     def _name(self, member: int) -> str:
         host = self._places.get(member, ("?", 0))[0]

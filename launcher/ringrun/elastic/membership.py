@@ -145,7 +145,7 @@ class Membership:
 
     # -- processes ---------------------------------------------------------------------------------
 
-    def exited(self, member: int, code: int, how: str, now_s: float) -> List[Action]:
+    def exited(self, member: int, code: int, how: str, now_s: float, ended: bool = False) -> List[Action]:
         """A process has ended.
 
         Args:
@@ -153,10 +153,13 @@ class Membership:
             code: its exit code, or 128 and the number of a signal.
             how: how it ended, as text.
             now_s: the time.
+            ended: whether the job has ended it, with a signal.
         """
         process = self.processes.get(member)
         if process is None:
             return []
+        if code and not ended:
+            self.log.fail(member, how)
         actions = self._after_exit(process, code, how, now_s)
         return [*actions, *map(Say, self.log.end(member, now_s)), *self._plan(now_s)]
 
@@ -194,13 +197,13 @@ class Membership:
         for other in list(host.processes.values()):
             if not other.leaving:
                 other.leaving = "its host is excluded"
-                self.log.blame(other.member, other.leaving)
+                self.log.report(other.member, other.leaving)
                 self._holders.discard(other.member)
                 actions.append(StopProcess(other.member, other.leaving))
         return [*actions, *self._report_exclusion(host.name, host, None, now_s)]
 
     def _blame(self, process: Process, how: str, code: int) -> None:
-        self.log.blame(process.member, how)
+        self.log.report(process.member, how)
         if self._first_failure is None:
             self._first_failure = (process.host.name, process.local, code)
         self._failed_late = self._failed_late or (self.finishing and process.joined)
@@ -234,9 +237,9 @@ class Membership:
     def view(self, change: Change, now_s: float) -> List[Action]:
         """The rendezvous has published a view: these members are the ranks from now on."""
         self._has_view = True
-        for member in change.joined:
+        for member in change.members:
             process = self.processes.get(member)
-            if process is not None:
+            if process is not None and not process.joined:
                 process.joined = True
                 process.host.slot_cooldown(process.local).succeed()
                 process.host.cooldown.succeed()

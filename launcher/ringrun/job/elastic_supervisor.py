@@ -259,7 +259,9 @@ class ElasticSupervisor(Supervisor):
 
     def _report_exit(self, end: Exit) -> None:
         self._server.process_exited(end.rank, end.describe(), end.ok)
-        self._take(self._membership.exited(end.rank, end.status, end.describe(), self._loop.clock()))
+        ended = bool(end.sent) and end.signal == end.sent
+        now_s = self._loop.clock()
+        self._take(self._membership.exited(end.rank, end.status, end.describe(), now_s, ended))
 
     # -- what the rendezvous reports -----------------------------------------------------------
 

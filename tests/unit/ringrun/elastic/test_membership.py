@@ -60,9 +60,11 @@ class Simulated:
         change = Change(self.epoch, self.view, lost, joined, left, pause_s)
         return self.take(self.membership.view(change, self.now_s))
 
-    def exit(self, member: int, code: int = 137, how: str = "killed by SIGKILL") -> List[Any]:
+    def exit(
+        self, member: int, code: int = 137, how: str = "killed by SIGKILL", ended: bool = False
+    ) -> List[Any]:
         self.waiting = [other for other in self.waiting if other != member]
-        return self.take(self.membership.exited(member, code, how, self.now_s))
+        return self.take(self.membership.exited(member, code, how, self.now_s, ended))
 
     def after(self, seconds: float) -> List[Any]:
         """Let time pass, with a tick whenever one is due."""
@@ -168,7 +170,7 @@ def test_with_drop_host_the_whole_host_is_excluded() -> None:
     assert kinds(actions, StartProcess) == []
     assert [action.member for action in kinds(actions, StopProcess)] == [3]
     assert "b is excluded for the rest of the job" in texts(actions)[0]
-    assert job.exit(3, 143, "killed by SIGTERM") == []
+    assert job.exit(3, 143, "killed by SIGTERM", ended=True) == []
     assert texts(job.publish(lost=(2, 3), pause_s=1.0)) == [
         "rank 2 (b) lost: exit code 3; rank 3 (b) lost: its host is excluded; "
         "going on with 2 ranks after 1.0 s"
@@ -191,14 +193,13 @@ def test_a_cooldown_range_ends_the_exclusion() -> None:
 def test_a_member_that_is_declared_lost_is_killed_and_started_again() -> None:
     job = Simulated("a:2", Limits(2, 1))
     job.publish()
-    assert job.take(job.membership.lost(1, "no heartbeat for 5 s", 0.0)) == [
-        StopProcess(1, "no heartbeat for 5 s", is_lost=True)
-    ]
-    assert job.take(job.membership.lost(1, "no heartbeat for 5 s", 0.0)) == []
-    assert texts(job.publish(lost=(1,), pause_s=5.5)) == [
-        "rank 1 (a) lost: no heartbeat for 5 s; going on with 1 rank after 5.5 s"
-    ]
-    assert kinds(job.exit(1), StartProcess) == [StartProcess(2, 0, 1)]
+    cause = "rank 1 (a) is silent: rank 0 (a) reports: no heartbeat for 5 s: its process is stopped"
+    assert job.take(job.membership.lost(1, cause, 0.0)) == [StopProcess(1, cause, is_lost=True)]
+    assert job.take(job.membership.lost(1, cause, 0.0)) == []
+    assert texts(job.publish(lost=(1,), pause_s=5.5)) == []
+    actions = job.exit(1, ended=True)
+    assert texts(actions) == ["rank 1 (a) lost: no heartbeat for 5 s; going on with 1 rank after 5.5 s"]
+    assert kinds(actions, StartProcess) == [StartProcess(2, 0, 1)]
     assert job.take(job.membership.lost(None, "the link", 0.0)) == []
 
 
@@ -250,6 +251,31 @@ def test_a_rank_that_leaves_and_then_ends_with_an_error_is_lost() -> None:
         "rank 1 (a) lost: exit code 3; going on with 1 rank after 0.2 s"
     ]
     assert job.membership.processes.keys() == {0, 2}
+
+
+def test_an_uncaught_error_is_named_and_other_reports_give_way_to_the_exit_code() -> None:
+    job = Simulated("a:3", Limits(2, 1))
+    job.publish()
+    job.take(job.membership.lost(1, "rank 1 (a) was lost: uncaught ValueError: a bug.", 0.0))
+    job.take(job.membership.lost(2, "rank 2 (a) has finished (its program ended) while others wait.", 0.0))
+    job.publish(lost=(1, 2))
+    assert texts(job.exit(1, 1, "exit code 1")) == []
+    assert texts(job.exit(2, 3, "exit code 3")) == [
+        "rank 1 (a) lost: uncaught ValueError: a bug; rank 2 (a) lost: exit code 3; "
+        "going on with 1 rank after 0.0 s"
+    ]
+
+
+def test_a_view_that_failed_at_once_is_part_of_the_next_change() -> None:
+    job = Simulated("a:3", Limits(2, 1))
+    job.publish()
+    job.exit(1)
+    job.exit(2)
+    change = Change(2, (0,), lost=(2,))  # the view of 0 and 2 was never reported
+    assert texts(job.take(job.membership.view(change, 0.0))) == [
+        "rank 1 (a) lost: killed by SIGKILL; rank 2 (a) lost: killed by SIGKILL; "
+        "going on with 1 rank after 0.0 s"
+    ]
 
 
 def test_the_line_of_a_rank_that_left_does_not_wait_for_longer_than_the_next_view() -> None:
