@@ -37,6 +37,11 @@ class ElasticJob(Job):
     specs: Tuple[HostSpec, ...] = ()
     maker: Any = None
 
+    @property
+    def all_local(self) -> bool:
+        """False: hosts of other machines may be added at any time."""
+        return False
+
     def fresh(self, **changes: Any) -> ElasticJob:
         """The same job before its start.
 
@@ -65,22 +70,22 @@ class ElasticJob(Job):
         planned_hosts.append(planned)
         return host
 
-    def add_member(self, member: int, agent: int, local: int, running: int) -> Dict[str, Any]:
+    def add_member(self, member: int, agent: int, local: int, rank: int, size: int) -> Dict[str, Any]:
         """Add a process; what its agent needs to start it.
 
         Args:
             member: its number, the next in order.
             agent: the number of its host's agent.
             local: its slot there.
-            running: number of ranks at this time.
+            rank: the rank that it will probably have; only Horovod's variables contain it.
+            size: the number of ranks that the job will probably have then.
         """
         places = self.plan.places
         assert isinstance(places, list) and len(places) == member
         host = self.hosts[agent]
-        size = max(running + 1, self.limits.start_np)
         place = Place(member, agent, local, host.planned.slots, agent, len(self.hosts))
         places.append(place)
-        env = {} if not self.horovod else _horovods(place._replace(rank=running), size, host.name)
+        env = {} if not self.horovod else _horovods(place._replace(rank=rank), size, host.name)
         env = {name: value for name, value in env.items() if name not in host.env}
         env.update(RINGCOMM_SLOT=f"{agent}:{local}", RINGCOMM_ELASTIC="1", RINGCOMM_MEMBER=str(member))
         return {"rank": member, "env": env}

@@ -42,7 +42,7 @@ from .agents import Steps
 from .control_socket import ControlSocket
 from .discovery import Discovery
 from .outcome import Outcome, not_started, with_changes
-from .rendezvous import NoticeLike, rendezvous_addresses, rendezvous_variables
+from .rendezvous import NoticeLike, elastic_addresses, rendezvous_variables
 from .supervise import END, Supervisor
 
 LOST: Steps = ((9, 2.0),)
@@ -71,7 +71,7 @@ def elastic_rendezvous_for(job: ElasticJob) -> OpenElasticRendezvous:
 
         limits = job.limits
         return ElasticServer(
-            key=job.key, job=job.id, addresses=rendezvous_addresses(job), notify=notify,
+            key=job.key, job=job.id, addresses=elastic_addresses(job.settings), notify=notify,
             start_timeout_s=job.settings.start_timeout_s, encryption=encryption_of(job.certificate),
             forwarded=job.settings.allow_forwarding, min_size=limits.min_np, max_size=limits.max_np,
             start_size=limits.start_np, elastic_timeout_s=limits.timeout_s, reset_limit=limits.reset_limit,
@@ -207,8 +207,11 @@ class ElasticSupervisor(Supervisor):
         self._problem(host, text)
 
     def _start_process(self, action: StartProcess) -> None:
-        host, running = self.job.hosts[action.agent], len(self._membership.processes) - 1
-        rank = self._elastic_job.add_member(action.member, action.agent, action.local, running)
+        host = self.job.hosts[action.agent]
+        staying = [item for item in self._membership.processes.values() if not item.leaving]
+        before = sum(item.joined or item.member < action.member for item in staying)
+        place = (action.member, action.agent, action.local)
+        rank = self._elastic_job.add_member(*place, before, len(staying))
         self._server.expect(action.member, Slot(action.agent, action.local), host.name)
         self._ranks[action.agent].add(action.member)
         try:
@@ -341,8 +344,9 @@ class ElasticSupervisor(Supervisor):
         outcome = with_changes(outcome, self._failure, self._membership.log.lines)
         if outcome.reason != "interrupt":
             self._printer.settle(outcome.to_show)
-        results = self._verified_results()
-        outcome.results = {
-            rank: results[member] for rank, member in enumerate(self._ranks_now) if member in results
-        }
+        outcome.results = self._verified_results()
+        ended_well = [member for member, end in sorted(outcome.exits.items()) if end.ok]
+        last = [member for member in self._ranks_now if member in ended_well]
+        # A rank that has returned may have left before the last view.
+        outcome.members = last + [item for item in ended_well if item in outcome.results and item not in last]
         return outcome

@@ -26,6 +26,7 @@ class Outcome:
         cause: the first failure.
         exits: how each rank ended, as far as is known.
         results: for each rank, what it wrote to its result descriptor; None if that was not signed by it.
+        members: for an elastic job: the processes that have ended well, in the order of their last ranks.
         to_show: ranks whose tracebacks the report shows in part only.
     """
 
@@ -36,6 +37,7 @@ class Outcome:
     exits: Dict[int, Exit] = field(default_factory=dict)
     results: Dict[int, Optional[bytes]] = field(default_factory=dict)
     to_show: List[int] = field(default_factory=list)
+    members: Optional[List[int]] = None
 
 
 def not_started(job: Job, problems: Mapping[int, str], ready: Iterable[int]) -> Outcome:

@@ -64,6 +64,9 @@ class Attempts:
         console: receives the reports of failed attempts, and messages between attempts.
         run: runs one attempt.
         wait: sleeps for a number of seconds, or until :meth:`interrupt`.
+
+    Attributes:
+        job: the job of the last attempt.
     """
 
     def __init__(
@@ -74,7 +77,7 @@ class Attempts:
         run: Optional[Run] = None,
         wait: Optional[Callable[[float], object]] = None,
     ) -> None:
-        self._job, self._restarts, self._console = job, restarts, console
+        self.job, self._restarts, self._console = job, restarts, console
         self._run = run or (lambda job, started: launch(job, console, started=started))
         self._interrupted = threading.Event()
         self._wait = wait or self._interrupted.wait
@@ -103,9 +106,10 @@ class Attempts:
         Returns:
             The outcome of the last attempt. The reports of earlier attempts have been shown.
         """
-        attempt = 0
+        attempt, first = 0, self.job
         while True:
-            outcome = self._run(attempt_of(self._job, attempt, self._restarts), self._started)
+            self.job = attempt_of(first, attempt, self._restarts)
+            outcome = self._run(self.job, self._started)
             self._supervisor = None
             again = attempt < self._restarts and not self._signum and is_worthwhile(outcome, attempt)
             if not again:
