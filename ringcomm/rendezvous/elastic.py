@@ -351,7 +351,7 @@ class ElasticRendezvous:
             member.number = number
             process.stage, process.heard_s = Stage.IN_VIEW, now_s
             members.append(member)
-        number_hosts(members, self._launched)
+        number_hosts(members, planned=False)  # one host may have several names, or a new agent
         self._before = self.view
         self.view = View(
             self.view.epoch + 1, tuple(ViewMember(item.number, item.host, item.pid) for item in members)

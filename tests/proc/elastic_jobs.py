@@ -112,6 +112,16 @@ class ElasticJob:
                 found.append((worker, line, at_s))
         return found
 
+    def wait_for_steps(self, workers: List[Worker], ready: Callable[[Worker], bool]) -> None:
+        """Wait until all these processes are ready, by their last lines."""
+        limit_s = time.monotonic() + LIMIT_S
+        while not all(ready(worker) for worker in workers):
+            assert time.monotonic() < limit_s, self.output()
+            try:
+                self.events.get(timeout=1.0)
+            except queue.Empty:
+                continue
+
     def wait_for_notice(self, kind: str) -> None:
         """Wait until the rendezvous has written a notice of this kind."""
         limit_s = time.monotonic() + LIMIT_S
