@@ -11,7 +11,7 @@ import math
 import os
 from dataclasses import replace
 from functools import partial
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Union
 
 from .collective.call_sites import CallSites
 from .collective.measure import agreed, measure
@@ -26,6 +26,7 @@ from .flight_recorder import Facts, FlightRecorder, forget_what_is_closed
 from .objects import Objects
 from .program import compare_programs
 from .rendezvous.client import Joined, Peer, join
+from .rendezvous.control import ControlChannel
 from .rendezvous.elastic_client import NEW, join_view
 from .rendezvous.elastic_control import ElasticChannel, Resume
 from .rendezvous.embedded import EmbeddedRendezvous
@@ -82,7 +83,7 @@ class Context(Collectives):
         self.cross_rank = [peer.rank for peer in across].index(rank)
         self.cross_size = len(across)
         spin_s = polling_s(settings, self.local_size)
-        reporter: Any = Reporter()
+        reporter: Union[Reporter, ControlChannel] = Reporter()
         if joined is not None:
             reporter = joined.control
         elif size > 1:

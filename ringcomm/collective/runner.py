@@ -25,6 +25,7 @@ from ..errors import (
     failed_before,
     fresh_copy,
 )
+from ..group.failures import FailureReporter
 from ..ops import Collective, ReduceOp
 from ..schedule.select import Selector
 from ..schedule.steps import Step, even_bounds
@@ -73,7 +74,7 @@ class Runner:
         settings: Settings,
         generation: int = 0,
         spin_s: float = 0.0,
-        reporter: Optional[Any] = None,
+        reporter: Optional[FailureReporter] = None,
         selector: Optional[Selector] = None,
     ) -> None:
         self.rank = fabric.rank
@@ -84,7 +85,7 @@ class Runner:
         self.spin_s = spin_s
         self.may_poll: Optional[Callable[[], bool]] = None
         self.timeout_s = settings.timeout_s or math.inf
-        self._reporter = reporter if reporter is not None else Reporter()
+        self._reporter: FailureReporter = reporter if reporter is not None else Reporter()
         self._pool = SegmentPool(settings.segment_bytes)
         self._selector = selector or Selector(fabric.rank, fabric.size, settings.algorithm or None)
         self._plans: Dict[Call, Plan] = {}

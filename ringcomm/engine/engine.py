@@ -20,6 +20,7 @@ from ..config import Settings
 from ..dtypes import Array, code_of
 from ..errors import ConfigError, Misuse, ShapeError, UnsupportedDtypeError
 from ..files import open_named
+from ..group.failures import FailureReporter
 from ..ops import Collective, ReduceOp, factor_of, name_of
 from ..schedule.select import Selector
 from ..transport.base import Fabric, Lanes
@@ -65,7 +66,7 @@ class Engine:
         settings: Settings,
         generation: int = 0,
         spin_s: float = 0.0,
-        reporter: Optional[Any] = None,
+        reporter: Optional[FailureReporter] = None,
         hosts: Sequence[str] = ("localhost",),
         selector: Optional[Selector] = None,
         calls: Callable[[], Progress] = Progress,
@@ -151,6 +152,7 @@ class Engine:
             self._tuner = None
         if self._log is not None:
             self._log.close()
+        self._performer.release()
 
     def settle(self, limit_s: float) -> None:
         """Wait for what is on its way at the end; see :meth:`~.loop.Loop.settle`."""

@@ -25,6 +25,7 @@ from ..errors import (
     failed_before,
     fresh_copy,
 )
+from ..group.failures import FailureReporter
 from ..transport.base import Fabric, Stopped
 from ..wire.messages import Message
 from .bucket_runner import Performer
@@ -86,7 +87,7 @@ class Loop:
         performer: Performer,
         coordinator: Optional[Coordinator],
         watch: StopWatch,
-        reporter: Any,
+        reporter: FailureReporter,
         calls: Callable[[], Progress],
         hosts: Sequence[str],
         on_lost: Callable[[], None],

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Sequence
 
 from tests.proc.test_ringrun_support import SOURCES
 
@@ -18,16 +18,24 @@ LIMIT_S = 120.0
 """For one event. Frameworks take long to import where many processes share a few cores."""
 
 
+Launch = Callable[[str, Sequence[str], Dict[str, str]], "subprocess.Popen[str]"]
+"""(host, arguments, environment): starts a process there, its output in a pipe."""
+
+
+def launch_here(host: str, arguments: Sequence[str], env: Dict[str, str]) -> subprocess.Popen[str]:
+    """Start a process of this machine."""
+    return subprocess.Popen(
+        arguments, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
 class Worker:
     """One process of the job; its lines of output are events."""
 
-    def __init__(self, job: ElasticJob, program: str, **environment: str) -> None:
+    def __init__(self, job: ElasticJob, program: str, host: str, **environment: str) -> None:
         self.job = job
         self.lines: List[str] = []
-        self.process = subprocess.Popen(
-            [sys.executable, "-u", "-c", program], env={**job.env, **environment},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+        self.process = job.launch(host, [sys.executable, "-u", "-c", program], {**job.env, **environment})
         self.pid = self.process.pid
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
@@ -59,26 +67,30 @@ class ElasticJob:
         options: of ``python -m ringcomm.rendezvous``.
         program: what each process runs.
         environment: of all processes.
+        launch: starts processes.
+        address: where the rendezvous listens.
     """
 
-    def __init__(self, *options: str, program: str, **environment: str) -> None:
+    def __init__(
+        self, *options: str, program: str, launch: Launch = launch_here, address: str = "127.0.0.1",
+        **environment: str,
+    ) -> None:  # fmt: skip
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         self.program = program
+        self.launch = launch
         self.env = {
             **{name: value for name, value in os.environ.items() if not name.startswith("RINGCOMM_")},
             "PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1",
-            "RINGCOMM_ELASTIC": "1", "RINGCOMM_RENDEZVOUS": f"127.0.0.1:{port}",
+            "RINGCOMM_ELASTIC": "1", "RINGCOMM_RENDEZVOUS": f"{address}:{port}",
             "RINGCOMM_KEY": secrets.token_hex(32), **environment,
         }  # fmt: skip
         self.events: queue.Queue[Any] = queue.Queue()
         self._later: List[Any] = []
         self.workers: List[Worker] = []
         self.rendezvous_lines: List[str] = []
-        self.rendezvous = subprocess.Popen(
-            [sys.executable, "-u", "-m", "ringcomm.rendezvous", *options], env=self.env,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+        arguments = [sys.executable, "-u", "-m", "ringcomm.rendezvous", *options]
+        self.rendezvous = launch("localhost", arguments, self.env)
         assert self.rendezvous.stdout is not None
         self.rendezvous_lines.append(self.rendezvous.stdout.readline())
         self.reader = threading.Thread(target=self._read, daemon=True)
@@ -90,9 +102,9 @@ class ElasticJob:
             self.rendezvous_lines.append(line.rstrip("\n"))
             self.events.put((None, line.rstrip("\n"), time.monotonic()))
 
-    def start(self, count: int = 1, program: Optional[str] = None, **environment: str) -> List[Worker]:
+    def start(self, count: int = 1, host: str = "localhost", **environment: str) -> List[Worker]:
         """Start so many more processes."""
-        new = [Worker(self, program or self.program, **environment) for _ in range(count)]
+        new = [Worker(self, self.program, host, **environment) for _ in range(count)]
         self.workers += new
         return new
 
@@ -111,6 +123,16 @@ class ElasticJob:
             if worker is not None and line is not None and wanted(worker, line):
                 found.append((worker, line, at_s))
         return found
+
+    def wait_for_steps(self, workers: List[Worker], ready: Callable[[Worker], bool]) -> None:
+        """Wait until all these processes are ready, by their last lines."""
+        limit_s = time.monotonic() + LIMIT_S
+        while not all(ready(worker) for worker in workers):
+            assert time.monotonic() < limit_s, self.output()
+            try:
+                self.events.get(timeout=1.0)
+            except queue.Empty:
+                continue
 
     def wait_for_notice(self, kind: str) -> None:
         """Wait until the rendezvous has written a notice of this kind."""

@@ -179,6 +179,7 @@ class Process:
     def collected(self) -> None:
         """The collective has ended: use its result."""
         if self.stage == "positions":
+            assert self.data[0] == max(self.data), f"rank 0 is behind: {self.sim.describe()}"
             same = len(set(self.data.tolist())) == 1 and self.data[0] > 0
             self.stage = "step" if same else "sync"
         elif self.stage == "sync":
