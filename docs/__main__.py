@@ -23,7 +23,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 PAGES = {
     "Start": ["README.md", "docs/collectives.md", "docs/machines.md", "docs/trouble.md"],
-    "How-to": ["docs/ringrun.md", "docs/horovod.md", "docs/torch_distributed.md", "docs/tensorflow.md"],
+    "How-to": ["docs/ringrun.md", "docs/elastic.md", "docs/horovod.md", "docs/torch_distributed.md",
+               "docs/tensorflow.md"],
     "Reference": ["docs/configuration.md", "docs/protocol.md", "CHANGELOG.md"],
     "Explanation": ["docs/architecture.md", "docs/reliability.md", "docs/performance.md", "SECURITY.md"],
     "Project": ["CONTRIBUTING.md", "benchmarks/README.md"],

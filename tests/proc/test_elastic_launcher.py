@@ -63,6 +63,11 @@ def test_a_program_that_does_not_use_ringcomm_ends_well() -> None:
     assert done.err.count("╭") == 0
 
 
+def test_the_start_timeout_does_not_end_a_job_that_has_started() -> None:
+    done = ringrun("--min-np", "1", "--start-timeout", "3", "sh", "-c", "sleep 5; echo done")
+    assert (done.process.returncode, done.out) == (0, "[localhost:0] done\n"), done.err
+
+
 def test_a_first_failure_of_the_script_ends_the_job(tmp_path: Path) -> None:
     path = script(tmp_path / "hosts", "echo it is broken >&2; exit 5")
     done = ringrun("--min-np", "2", "--host-discovery-script", path, "sleep", "60")

@@ -198,7 +198,7 @@ class ElasticSupervisor(Supervisor):
         self._ranks.append(set())
         self._agents.add(host)
         limit_s = self.job.settings.start_timeout_s
-        self._loop.after(f"start {host.index}", limit_s, lambda: self._late_host(host))
+        self._loop.after(f"start-{host.index}", limit_s, lambda: self._late_host(host))
 
     def _late_host(self, host: HostJob) -> None:
         """A host has not become ready in time."""
@@ -232,12 +232,12 @@ class ElasticSupervisor(Supervisor):
 
     def _host_ready(self, host: HostJob) -> None:
         self._going = True
-        self._loop.cancel(f"start {host.index}")
+        self._loop.cancel(f"start-{host.index}")
         self._agents.send(host, {"do": "go", "env": rendezvous_variables(self._endpoints, host)})
         self._take(self._membership.host_ready(host.index, self._loop.clock()))
 
     def _problem(self, host: HostJob, text: str) -> None:
-        self._loop.cancel(f"start {host.index}")
+        self._loop.cancel(f"start-{host.index}")
         if not (self._ending or self._finished):
             self._problems[host.index] = text
             self._take(self._membership.host_failed(host.index, text, self._loop.clock()))
