@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Sequence
 from tests.proc.test_ringrun_support import SOURCES
 
 LIMIT_S = 120.0
-"""For one event. Frameworks take long to import where many processes share a few cores."""
+"""For one event, unless frameworks are imported."""
 
 
 Launch = Callable[[str, Sequence[str], Dict[str, str]], "subprocess.Popen[str]"]
@@ -53,7 +53,7 @@ class Worker:
 
     def end(self) -> int:
         """Its exit code."""
-        return self.process.wait(LIMIT_S)
+        return self.process.wait(self.job.limit_s)
 
     def said(self, start: str) -> List[str]:
         """The lines that start with this word."""
@@ -69,16 +69,18 @@ class ElasticJob:
         environment: of all processes.
         launch: starts processes.
         address: where the rendezvous listens.
+        limit_s: for one event: frameworks take long to import where many processes share a few cores.
     """
 
     def __init__(
         self, *options: str, program: str, launch: Launch = launch_here, address: str = "127.0.0.1",
-        **environment: str,
+        limit_s: float = LIMIT_S, **environment: str,
     ) -> None:  # fmt: skip
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         self.program = program
         self.launch = launch
+        self.limit_s = limit_s
         self.env = {
             **{name: value for name, value in os.environ.items() if not name.startswith("RINGCOMM_")},
             "PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1",
@@ -111,7 +113,7 @@ class ElasticJob:
     def wait_for(self, wanted: Callable[[Worker, str], bool], count: int = 1) -> List[Any]:
         """Read events until so many fit; (process, line, time) of each."""
         found = []
-        limit_s = time.monotonic() + LIMIT_S
+        limit_s = time.monotonic() + self.limit_s
         later, self._later = self._later, []
         for event in later:
             self.events.put(event)
@@ -126,7 +128,7 @@ class ElasticJob:
 
     def wait_for_steps(self, workers: List[Worker], ready: Callable[[Worker], bool]) -> None:
         """Wait until all these processes are ready, by their last lines."""
-        limit_s = time.monotonic() + LIMIT_S
+        limit_s = time.monotonic() + self.limit_s
         while not all(ready(worker) for worker in workers):
             assert time.monotonic() < limit_s, self.output()
             try:
@@ -136,7 +138,7 @@ class ElasticJob:
 
     def wait_for_notice(self, kind: str) -> None:
         """Wait until the rendezvous has written a notice of this kind."""
-        limit_s = time.monotonic() + LIMIT_S
+        limit_s = time.monotonic() + self.limit_s
         while not self.notices(kind):
             assert time.monotonic() < limit_s, self.output()
             try:

@@ -9,7 +9,7 @@ import pytest
 from tests.proc.elastic_jobs import ElasticJob, fields
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 HOROVOD = """
 import os
@@ -53,7 +53,7 @@ print(f"done batch={state.batch} total={total!r} moments={moments!r}")
 def test_horovods_interface(victim_rank: int, tmp_path: Path) -> None:
     go_on = tmp_path / "go on"
     go_on.touch()
-    with ElasticJob("--min-np", "2", "--np", "3", program=HOROVOD, GO_ON=str(go_on)) as job:
+    with ElasticJob("--min-np", "2", "--np", "3", program=HOROVOD, limit_s=400.0, GO_ON=str(go_on)) as job:
         workers = job.start(3)
         job.wait_for(lambda _, line: line.startswith("step size=3"), 3)
         victim = next(
@@ -108,7 +108,7 @@ dist.destroy_process_group()
 @pytest.mark.parametrize("victim_rank", [0, 1])
 def test_a_process_group_of_the_processes_that_are_alive(victim_rank: int) -> None:
     program = GROUPS.replace("mine = ", "import time; time.sleep(0.02); mine = ")
-    with ElasticJob("--min-np", "2", "--np", "3", program=program) as job:
+    with ElasticJob("--min-np", "2", "--np", "3", program=program, limit_s=400.0) as job:
         workers = job.start(3)
         job.wait_for(lambda _, line: line.startswith("step"), 3)
         victim = next(
