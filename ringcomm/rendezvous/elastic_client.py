@@ -85,6 +85,8 @@ class ElasticJoiner(Joiner):
         # Without its control connection this process is lost for the others.
         assert self._control is not None
         self.reactor.forget(self._control)
+        if self._resume.epoch >= 0:
+            text = f"No view after epoch {self._resume.epoch} for this process. {text}"
         self._failure = self._failure or StartupError(text)
 
     def _handle(self, message: Message) -> None:
