@@ -88,6 +88,7 @@ from .errors import (
     StartupError,
     UnsupportedDtypeError,
 )
+from .messages import recv, send
 from .ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
 from .process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
 from .version import __version__
@@ -165,11 +166,13 @@ __all__ = [
     "pause",
     "poll",
     "rank",
+    "recv",
     "reducescatter",
     "reducescatter_",
     "reducescatter_async",
     "remove_process_set",
     "run",
+    "send",
     "shutdown",
     "size",
     "start_timeline",

@@ -201,8 +201,9 @@ def failed_before(failure: BaseException) -> Misuse:
         failure: the error with which the job has failed.
     """
     return Misuse(
-        "This job has failed before, so no collective can run in it any more. ringrun --restarts N starts it "
-        "again, in new processes; without ringrun, shutdown() and init() on every rank do. The failure was: "
+        "This job has failed before, so no collective can run in it any more. In an elastic job elastic.run "
+        "goes on without the rank that was lost. ringrun --restarts N starts a job again, in new processes; "
+        "without ringrun, shutdown() and init() on every rank do. The failure was: "
         f"{describe_error(failure)}"
     )
 

@@ -75,7 +75,7 @@ LEVELS: Dict[int, List[List[str]]] = {
     5: [
         [
             "timeline", "flight_recorder", "objects", "collectives", "program", "context", "api",
-            "process_set", "async_calls", "consistency", "__init__",
+            "process_set", "async_calls", "messages", "consistency", "__init__",
         ],
     ],
     6: [

@@ -162,6 +162,10 @@ class Joiner:
         sock = self._control = self._dial_rendezvous()
         self.reactor.watch(sock, READ, self._readable)
         self._introduce(interfaces)
+        return self._complete()
+
+    def _complete(self) -> Joined:
+        """Go on until all links are established, or joining has failed."""
         while self._go is None and self._failure is None:
             self._wait()
         if self._failure is not None:

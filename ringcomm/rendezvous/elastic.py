@@ -85,8 +85,12 @@ class ElasticRendezvous:
             self._processes.forget(process)
         elif stage in (Stage.WAITING, Stage.IN_VIEW):
             self._end(process, how, ok)
+        elif stage is Stage.LOST and process.why_lost == VANISHED:
+            process.why_lost = how
         actions: List[Action] = []
-        if stage is Stage.IN_VIEW and process.place is not None and self._epoch is not None:
+        # Its connection may have ended first; how the process ended is the better root cause.
+        member = number in self.view.numbers and stage is not Stage.WAITING
+        if member and process.place is not None and self._epoch is not None:
             slot = process.place.slot
             actions = self._relay(self._epoch.process_exited(slot, how, ok, now_s), now_s)
         return actions + self._advance(now_s)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import socket
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 from ..clock import Deadline
 from ..config import Membership, Settings
 from ..errors import ExcludedError, StartTimeoutError, StartupError
+from ..transport.reactor import READ
 from ..wire.messages import Message
 from .client import Joined, Joiner
 from .connect_server import DIAL_S
 from .elastic_control import ElasticChannel, Resume
 
 NEW = Resume()
+_MOST_ATTEMPTS = 5
+"""After so many views whose links could not be used the cause is this process, not a lost member."""
 
 
 def join_view(membership: Membership, settings: Settings, resume: Resume = NEW) -> Joined:
@@ -49,6 +52,8 @@ class ElasticJoiner(Joiner):
         self._member = membership.member if resume.member is None else resume.member
         self._changes = 0
         self._failed_view = False
+        self._channel: Optional[ElasticChannel] = None
+        self._attempts = 0
 
     def _dial_rendezvous(self) -> socket.socket:
         if self._resume.connection is None:
@@ -81,10 +86,26 @@ class ElasticJoiner(Joiner):
             self._setup.close()
         self._introduce(self._interfaces())
 
+    def _finish(self) -> Joined:
+        try:
+            return super()._finish()
+        except StartupError:
+            # A member may have been lost after the last link was established: ask for the next view.
+            self._attempts += 1
+            resume = self._resume if self._channel is None else self._channel.detach(self._resume.position)
+            if self._attempts == _MOST_ATTEMPTS or self._channel is None or resume.connection is None:
+                raise
+        self._changes |= self._channel.take_changes()
+        self._resume, self._failed_view, self._go = resume, True, None
+        self.reactor.watch(resume.connection[0], READ, self._readable)
+        return self._complete()
+
     def _connection_failed(self, text: str) -> None:
         # Without its control connection this process is lost for the others.
         assert self._control is not None
         self.reactor.forget(self._control)
+        if self._resume.epoch >= 0:
+            text = f"No view after epoch {self._resume.epoch} for this process. {text}"
         self._failure = self._failure or StartupError(text)
 
     def _handle(self, message: Message) -> None:
@@ -108,7 +129,8 @@ class ElasticJoiner(Joiner):
     def _make_control(self, sock: socket.socket, rank: int, hosts: Sequence[str]) -> ElasticChannel:
         assert self._session is not None and self._assignment is not None
         own = next(item for item in self._assignment["members"] if item["rank"] == rank)
-        return ElasticChannel(
+        self._channel = ElasticChannel(
             sock, self._reader, rank, hosts, self._session, int(own["member"]),
             int(self._assignment["generation"]), self._changes,
         )  # fmt: skip
+        return self._channel

@@ -116,7 +116,7 @@ class Membership:
         """An agent has found everything that ranks need there."""
         host = self._by_agent[agent]
         if host.agent == agent and host.phase is Phase.OPENING:
-            host.phase = Phase.READY
+            host.phase, host.problem = Phase.READY, ""
         return self._plan(now_s)
 
     def host_failed(self, agent: int, text: str, now_s: float) -> List[Action]:
@@ -132,7 +132,9 @@ class Membership:
             return []
         was_ready, host.phase = host.phase is Phase.READY, Phase.CLOSED
         host.cooldown.fail(now_s, was_ready)
-        actions: List[Action] = [Say(text)] if self._started or self.limits.script else []
+        is_shown = text != host.problem and (self._started or bool(self.limits.script))
+        host.problem = text
+        actions: List[Action] = [Say(text)] if is_shown else []
         for process in list(host.processes.values()):
             actions.append(ReportExit(process.member, "lost with its host"))
             actions += self._gone(process, "lost with its host", 255, now_s)

@@ -122,6 +122,7 @@ class Host:
         phase: the state of its agent.
         agent: the number of its present or last agent; -1: none yet.
         cooldown: its exclusion after failures.
+        problem: why it could not be used the last time, or "".
         processes: the processes there, by slot.
     """
 
@@ -131,6 +132,7 @@ class Host:
         self.listed = self.added = self.dropped = False
         self.phase = Phase.CLOSED
         self.agent = -1
+        self.problem = ""
         self.cooldown = Cooldown(limits.cooldown_s, limits.drop == "host", chance, FIRST_PAUSE_S)
         self.processes: Dict[int, Process] = {}
         self._limits, self._chance = limits, chance

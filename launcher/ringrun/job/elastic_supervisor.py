@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Set, Tuple
 
 from ringcomm.clock import Clock, monotonic
 from ringcomm.config import Slot
@@ -108,6 +108,7 @@ class ElasticSupervisor(Supervisor):
         self._local: Dict[str, bool] = {}  # by host, whether it is this machine
         self._failure: Optional[str] = None  # why the job cannot continue
         self._finished = False
+        self._ended_members: Set[int] = set()  # since the last view
         self._ranks_now: Sequence[int] = ()  # the members of the last view, in rank order
         self._control = ControlSocket(job.id, self._command)
         self._discovery: Optional[Discovery] = None
@@ -182,6 +183,7 @@ class ElasticSupervisor(Supervisor):
         elif isinstance(action, ReportExit):
             self._server.process_exited(action.member, action.how, False)
             self._printer.ended(action.member, False)
+            self._ended_members.add(action.member)
         elif isinstance(action, Fail):
             self._fail(action.text)
         elif isinstance(action, Finish):
@@ -231,7 +233,6 @@ class ElasticSupervisor(Supervisor):
     # -- what agents report --------------------------------------------------------------------
 
     def _host_ready(self, host: HostJob) -> None:
-        self._going = True
         self._loop.cancel(f"start-{host.index}")
         self._agents.send(host, {"do": "go", "env": rendezvous_variables(self._endpoints, host)})
         self._take(self._membership.host_ready(host.index, self._loop.clock()))
@@ -253,7 +254,7 @@ class ElasticSupervisor(Supervisor):
 
     def hung_up(self, host: HostJob, link: Link, status: Optional[int]) -> bool:
         """A link has ended; whether to try again."""
-        if host.index in self._done or self._ending or self._finished:
+        if host.index in {*self._done, *self._problems} or self._ending or self._finished:
             return False
         if host.index in self._ready:
             self._host_lost(host, ssh.explain_loss(host.name, status, link.stderr_text, host.is_local))
@@ -262,6 +263,7 @@ class ElasticSupervisor(Supervisor):
 
     def _report_exit(self, end: Exit) -> None:
         self._server.process_exited(end.rank, end.describe(), end.ok)
+        self._ended_members.add(end.rank)
         ended = bool(end.sent) and end.signal == end.sent
         now_s = self._loop.clock()
         self._take(self._membership.exited(end.rank, end.status, end.describe(), now_s, ended))
@@ -289,6 +291,9 @@ class ElasticSupervisor(Supervisor):
         self._ranks_now = members
         self._forget_failures()
         self._printer.settle(())
+        for member in self._ended_members:
+            self._printer.remove(member)
+        self._ended_members.clear()
 
     def _failed_notice(self, notice: NoticeLike) -> None:
         limits, kind = self._limits, notice.detail.get("kind")

@@ -199,6 +199,13 @@ class OutputFiles:
                 "Name a directory that you may write to."
             ) from None
 
+    def remove(self, rank: int) -> None:
+        """Close the files of a rank that has ended."""
+        for stream in (1, 2):
+            file = self._files.pop((rank, stream), None)
+            if file is not None:
+                os.close(file[1])
+
     def write(self, rank: int, stream: int, data: bytes) -> None:
         """Append to a rank's file. On an error set ``problem``, and write no more to that file."""
         file = self._files.get((rank, stream))

@@ -248,6 +248,12 @@ class Outputs:
         self._delays[rank] = TracebackDelay()
         self.tails[rank] = Tail()
 
+    def remove(self, rank: int) -> None:
+        """Forget a rank that has ended."""
+        for stream in (1, 2):
+            del self._lines[rank, stream], self._prefixes[rank, stream]
+        del self._delays[rank], self.tails[rank]
+
     def feed(self, rank: int, stream: int, data: bytes, now_s: float) -> bytes:
         """The bytes to write for data of a rank.
 

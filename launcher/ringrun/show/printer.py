@@ -49,6 +49,12 @@ class Printer:
         if self._files is not None:
             self._files.add(rank)
 
+    def remove(self, rank: int) -> None:
+        """Forget a rank that has ended, with its last lines, and close its files."""
+        self._outputs.remove(rank)
+        if self._files is not None:
+            self._files.remove(rank)
+
     @property
     def waiting(self) -> bool:
         """Whether :meth:`tick` must be called soon."""

@@ -1,4 +1,4 @@
-"""An elastic job of Keras on TensorFlow: a process is killed in fit(), and the others go on in the same one."""
+"""An elastic job of Keras on TensorFlow: a process is killed in fit(), the others go on in the same one."""
 
 from __future__ import annotations
 

@@ -411,3 +411,12 @@ def test_a_new_process_without_a_link_is_left_out():
     assert job.dropped == [2], job.notices
     job.again(0, 1)
     assert job.members() == (0, 1) and job.state.view.epoch == 2
+
+
+def test_the_launchers_report_after_the_end_of_the_connection_names_the_cause_at_once():
+    job = Job(launched=True).start(3)
+    job.hang_up(1)
+    assert not job.all("lost")
+    job.exit(1)
+    (lost,) = job.all("lost")
+    assert "killed by SIGKILL" in lost.text

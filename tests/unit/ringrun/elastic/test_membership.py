@@ -218,6 +218,18 @@ def test_a_lost_host_is_opened_again_under_a_new_number() -> None:
     assert job.take(job.membership.host_failed(1, "again", 0.0)) == []
 
 
+def test_a_host_that_cannot_start_is_tried_again_and_its_problem_is_shown_once() -> None:
+    job = Simulated("a", Limits(1, 1))
+    job.publish()
+    job.ready = False
+    job.list("a,b")
+    found = []
+    for agent in (1, 2, 3):
+        found += texts(job.take(job.membership.host_failed(agent, "b: there is no script", job.now_s)))
+        assert len(kinds(job.after(40.0), OpenHost)) == 1
+    assert found.count("b: there is no script") == 1
+
+
 def test_the_job_fails_when_no_rank_is_left() -> None:
     limits = Limits(2, 1, horovod=True)
     job = Simulated("a:2", limits)
