@@ -74,8 +74,8 @@ class ControlSocket:
         except OSError as problem:
             server.close()
             raise ConfigError(
-                f"The control socket {self._path} cannot be made: {problem.strerror}. Set XDG_RUNTIME_DIR to "
-                "a directory of your own."
+                f"`ringrun add` and `ringrun drop` cannot reach this job: the socket {self._path} cannot be "
+                f"made ({problem.strerror or problem}). Set XDG_RUNTIME_DIR to a directory of your own."
             ) from None
         self._socket = server
         self._thread = threading.Thread(

@@ -125,7 +125,10 @@ class ElasticSupervisor(Supervisor):
 
     def _begin(self) -> None:
         self._endpoints = self._server.start()
-        self._control.start()
+        try:
+            self._control.start()
+        except ConfigError as problem:  # the job can do without
+            self._printer.say(str(problem))
         limits = self._limits
         if limits.script:
             self._discovery = Discovery(
