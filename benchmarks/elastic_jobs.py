@@ -63,7 +63,7 @@ def train(state):
         note(event="step", epoch=rc.epoch(), size=rc.size(), step=state.step, s=time.time() - began)
         if ends:
             rc.check_same({"weights": state.weights})
-            note(event="end", step=state.step, **resources())
+            note(event="end", epoch=rc.epoch(), step=state.step, **resources())
             return
 
 
@@ -119,13 +119,22 @@ class ElasticJob:
         until = time.monotonic() + LIMIT_S
         while time.monotonic() < until and self.process.poll() is None:
             last = {member: notes[-1] for member in self.members() if (notes := self.notes(member))}
-            found = [member for member in last if member not in but and last[member].get("size") == size]
-            epochs = {last[member]["epoch"] for member in found}
+            newest = max((note["epoch"] for note in last.values()), default=0)
+            found = [member for member in last if last[member]["epoch"] == newest and member not in but]
             makes_steps = all(last[member]["event"] == "step" for member in found)
-            if len(found) == size and len(epochs) == 1 and makes_steps:
+            if len(found) == size and last[found[0]]["size"] == size and makes_steps:
                 return found
             time.sleep(0.02)
         raise RuntimeError(f"no view of {size} ranks\n{(self.folder / 'ringrun.txt').read_text()}")
+
+    def __enter__(self) -> ElasticJob:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End what a failed measurement left running."""
+        self.process.terminate()
+        self.process.wait()
+        self.output.close()
 
     def kill(self, member: int) -> float:
         """SIGKILL a process; when."""
@@ -154,96 +163,98 @@ class ElasticJob:
         """End training; the exit code, and what ringrun has printed."""
         (self.folder / "stop").touch()
         code = self.process.wait(LIMIT_S)
-        self.output.close()
         return code, (self.folder / "ringrun.txt").read_text()
 
 
 def kills(ranks: int, state_bytes: int, count: int) -> Dict[str, Any]:
     """SIGKILL one rank after the other; seconds until the survivors have finished a step."""
-    job = ElasticJob(
+    with ElasticJob(
         "-np", str(ranks), "--min-np", str(ranks - 1), "--max-np", str(ranks), ranks=ranks,
         state_bytes=state_bytes,
-    )  # fmt: skip
-    dead: List[int] = []
-    seconds: List[float] = []
-    moved = 0
-    for number in range(count):
-        members = job.running(ranks, dead)
-        time.sleep(1.0)
-        pids = {member: job.notes(member)[-1]["pid"] for member in members}
-        victim = members[number % ranks]
-        at = job.kill(victim)
-        dead.append(victim)
-        survivors = [member for member in members if member != victim]
-        seconds.append(job.first_step(survivors, at) - at)
-        moved += sum(job.notes(member)[-1]["pid"] != pids[member] for member in survivors)
-        print(f"  kill {number + 1}: {seconds[-1]:.2f} s", flush=True)
-    job.running(ranks, dead)
-    code, text = job.end()
-    ordered = sorted(seconds)
-    return {
-        "losses": count, "ranks": ranks, "state_bytes": state_bytes, "median_s": statistics.median(ordered),
-        "percentile_95_s": ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))], "longest_s": ordered[-1],
-        "survivors_with_another_pid": moved, "exit_code": code, "end": text.splitlines()[-1:],
-    }  # fmt: skip
+    ) as job:  # fmt: skip
+        dead: List[int] = []
+        seconds: List[float] = []
+        moved = 0
+        for number in range(count):
+            members = job.running(ranks, dead)
+            time.sleep(1.0)
+            pids = {member: job.notes(member)[-1]["pid"] for member in members}
+            victim = members[number % ranks]
+            at = job.kill(victim)
+            dead.append(victim)
+            survivors = [member for member in members if member != victim]
+            seconds.append(job.first_step(survivors, at) - at)
+            moved += sum(job.notes(member)[-1]["pid"] != pids[member] for member in survivors)
+            print(f"  kill {number + 1}: {seconds[-1]:.2f} s", flush=True)
+        job.running(ranks, dead)
+        code, text = job.end()
+        ordered = sorted(seconds)
+        return {
+            "losses": count, "ranks": ranks, "state_bytes": state_bytes,
+            "median_s": statistics.median(ordered), "longest_s": ordered[-1],
+            "percentile_95_s": ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))],
+            "survivors_with_another_pid": moved, "exit_code": code, "end": text.splitlines()[-1:],
+        }  # fmt: skip
 
 
 def join(ranks: int, state_bytes: int, sleep_s: float) -> Dict[str, Any]:
     """A process is killed, and its successor sleeps before init(): the pauses of the others."""
-    job = ElasticJob(
+    with ElasticJob(
         "-np", str(ranks), "--min-np", str(ranks - 1), "--max-np", str(ranks), ranks=ranks,
         state_bytes=state_bytes, NEWCOMER_SLEEPS=str(sleep_s),
-    )  # fmt: skip
-    members = job.running(ranks)
-    at = job.kill(members[-1])
-    survivors = members[:-1]
-    job.running(ranks, members[-1:])
-    time.sleep(1.0)
-    code, _ = job.end()
-    steps = [
-        note["at"] for note in job.notes(survivors[0])
-        if note["event"] == "step" and note["at"] > at + 3.0
-    ]  # fmt: skip
-    return {
-        "newcomer_sleeps_s": sleep_s, "state_bytes": state_bytes, "exit_code": code,
-        "longest_pause_s": max(after - before for before, after in zip(steps, steps[1:])),
-        "median_step_s": statistics.median(after - before for before, after in zip(steps, steps[1:])),
-    }  # fmt: skip
+    ) as job:  # fmt: skip
+        members = job.running(ranks)
+        at = job.kill(members[-1])
+        survivors = members[:-1]
+        job.running(ranks, members[-1:])
+        time.sleep(1.0)
+        code, _ = job.end()
+        steps = [
+            note["at"] for note in job.notes(survivors[0])
+            if note["event"] == "step" and note["at"] > at + 3.0
+        ]  # fmt: skip
+        return {
+            "newcomer_sleeps_s": sleep_s, "state_bytes": state_bytes, "exit_code": code,
+            "longest_pause_s": max(after - before for before, after in zip(steps, steps[1:])),
+            "median_step_s": statistics.median(after - before for before, after in zip(steps, steps[1:])),
+        }  # fmt: skip
 
 
 def soak(ranks: int, state_bytes: int, minutes: float, every_s: float) -> Dict[str, Any]:
     """Kill a rank every ``every_s`` seconds; it is started again. Member 0 is measured and never killed."""
-    job = ElasticJob(
+    with ElasticJob(
         "-np", str(ranks), "--min-np", "1", "--max-np", str(ranks), ranks=ranks, state_bytes=state_bytes,
         pause_s=0.05,
-    )  # fmt: skip
-    dead: List[int] = []
-    members = job.running(ranks)
-    time.sleep(min(10.0, every_s))
-    began = job.notes(0)[-1]["at"]
-    until = time.monotonic() + 60 * minutes
-    while time.monotonic() < until:
-        victim = [member for member in members if member != 0][len(dead) % (ranks - 1)]
-        job.kill(victim)
-        dead.append(victim)
-        print(f"  {len(dead)} losses", flush=True)
-        time.sleep(every_s)
-        members = job.running(ranks, dead)
-    code, _ = job.end()
-    notes = job.notes(0)
-    usual_s = statistics.median(note["s"] for note in notes if note["event"] == "step" and note["at"] < began)
-    steps = [note for note in notes if note["event"] == "step" and note["at"] >= began]
-    span_s = steps[-1]["at"] - steps[0]["at"]
-    views = [note for note in notes if note["event"] == "view"]
-    ends = [job.notes(member)[-1] for member in members]
-    three = [views[0], views[len(views) // 2], notes[-1]]  # at the start, in the middle, at the end
-    return {
-        "minutes": span_s / 60, "losses": len(dead), "steps": len(steps), "exit_code": code,
-        "usual_step_s": usual_s, "throughput_kept": len(steps) * usual_s / span_s,
-        "all_at_the_same_step": len({note["step"] for note in ends}) == 1,
-        "memory_bytes": [note["memory_bytes"] for note in three],
-        "descriptors": [note["descriptors"] for note in three],
-    }  # fmt: skip
+    ) as job:  # fmt: skip
+        dead: List[int] = []
+        members = job.running(ranks)
+        time.sleep(min(10.0, every_s))
+        began = job.notes(0)[-1]["at"]
+        until = time.monotonic() + 60 * minutes
+        while time.monotonic() < until:
+            victim = [member for member in members if member != 0][len(dead) % (ranks - 1)]
+            job.kill(victim)
+            dead.append(victim)
+            print(f"  {len(dead)} losses", flush=True)
+            time.sleep(every_s)
+            members = job.running(ranks, dead)
+        code, _ = job.end()
+        notes = job.notes(0)
+        usual_s = statistics.median(
+            note["s"] for note in notes if note["event"] == "step" and note["at"] < began
+        )
+        steps = [note for note in notes if note["event"] == "step" and note["at"] >= began]
+        span_s = steps[-1]["at"] - steps[0]["at"]
+        views = [note for note in notes if note["event"] == "view"]
+        ends = [job.notes(member)[-1] for member in members]
+        three = [views[min(2, len(views) - 1)], views[len(views) // 2], notes[-1]]  # early, in the middle, at the end
+        return {
+            "minutes": span_s / 60, "losses": len(dead), "steps": len(steps), "exit_code": code,
+            "usual_step_s": usual_s, "throughput_kept": len(steps) * usual_s / span_s,
+            "all_at_the_same_step": len({note["step"] for note in ends}) == 1,
+            "memory_bytes": [note["memory_bytes"] for note in three],
+            "descriptors": [note["descriptors"] for note in three],
+        }  # fmt: skip
 
 
 def main() -> None:

@@ -293,7 +293,7 @@ class ElasticSupervisor(Supervisor):
         """The failures until now have not ended the job."""
         self._ranks_now = members
         self._forget_failures()
-        self._printer.settle(())
+        self._printer.settle(self._ended_members)
         for member in self._ended_members:
             self._printer.remove(member)
         self._ended_members.clear()
