@@ -247,7 +247,7 @@ def soak(ranks: int, state_bytes: int, minutes: float, every_s: float) -> Dict[s
         span_s = steps[-1]["at"] - steps[0]["at"]
         views = [note for note in notes if note["event"] == "view"]
         ends = [job.notes(member)[-1] for member in members]
-        three = [views[min(2, len(views) - 1)], views[len(views) // 2], notes[-1]]  # early, in the middle, at the end
+        three = [views[min(2, len(views) - 1)], views[len(views) // 2], notes[-1]]  # early, middle, end
         return {
             "minutes": span_s / 60, "losses": len(dead), "steps": len(steps), "exit_code": code,
             "usual_step_s": usual_s, "throughput_kept": len(steps) * usual_s / span_s,
