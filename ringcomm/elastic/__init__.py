@@ -1,6 +1,7 @@
 """Elastic training: ranks may be lost and may join while a program runs, and it goes on with those alive."""
 
+from ..api import take_changes
 from .arrays import ArrayState
 from .state import ObjectState, State, run
 
-__all__ = ["ArrayState", "ObjectState", "State", "run"]
+__all__ = ["ArrayState", "ObjectState", "State", "run", "take_changes"]
