@@ -12,8 +12,7 @@ go on (a defect of the program, too few processes for too long, too many views).
 
 from __future__ import annotations
 
-import math
-from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
+from typing import Callable, List, Optional, Sequence, Tuple
 
 from ..config import Slot
 from ..errors import ProtocolError
@@ -22,17 +21,16 @@ from ..group.view import Member as ViewMember
 from ..wire.messages import Message
 from .actions import Action, Drop, Notice, Timer
 from .actions import Tell as Send
+from .elastic_notices import lost_notice, view_notice
 from .membership import Member, Refusal, number_hosts
-from .next_view import Decision, Limits, NextView, Step
+from .next_view import Cuts, Decision, Limits, NextView, Step
+from .pings import Pings
 from .processes import Place, Process, Processes, Stage
 from .root_cause import VANISHED
 from .state import Phase, Rendezvous
 
 ADDED, REMOVED = 2, 1
 """Changes of the membership, as bits: as in Horovod's ``HostUpdateResult``."""
-_PINGS = 6
-_MOST_PING_S = 5.0
-_ROUNDING_S = 1e-3
 
 Handler = Callable[[Rendezvous, int, Message, float], List[Action]]
 
@@ -64,8 +62,8 @@ class ElasticRendezvous:
         self._before: View = NO_VIEW
         self._over = False
         self._paused_since_s: Optional[float] = None
-        self._ping_at_s: Optional[float] = None
-        self._cut: FrozenSet[int] = frozenset()
+        self._pings = Pings()
+        self._cuts = Cuts()
 
     # ---- what the launcher reports ------------------------------------------------------------
 
@@ -253,12 +251,7 @@ class ElasticRendezvous:
         for process in members:
             process.heard_s = now_s
         culprit = self._with_rank(notice.culprit)
-        number = None if culprit is None else culprit.number
-        detail: Dict[str, Any] = {
-            "epoch": self.view.epoch, "member": number, "rank": notice.culprit, "kind": kind,
-            "host": None if culprit is None else culprit.host,
-        }  # fmt: skip
-        actions: List[Action] = [Notice("lost", notice.text, culprit=notice.culprit, detail=detail)]
+        actions: List[Action] = [lost_notice(notice, self.view.epoch, culprit)]
         for process in self._to_drop(kind, culprit):
             actions += self._drop(process, f"in epoch {self.view.epoch} {notice.text}")
         return actions + self._advance(now_s)
@@ -271,17 +264,14 @@ class ElasticRendezvous:
     def _to_drop(self, kind: str, culprit: Optional[Process]) -> List[Process]:
         """The connected processes without which the job goes on after its epoch has failed."""
         assert self._epoch is not None and self._epoch.abort_message is not None
-        pair = frozenset(self._epoch.abort_message.get("ranks", ()) or self._epoch.unreachable)
-        numbers = frozenset(self.view.members[rank].number for rank in pair)
-        again, self._cut = numbers & self._cut, numbers
         if kind == "stalled" and culprit is not None:
             return [culprit] if culprit.stage is Stage.IN_VIEW else []
-        found = [self._processes.get(number) for number in numbers]
-        apart = [item for item in found if item is not None and item.stage is Stage.IN_VIEW]
-        # A link that was cut may work again. If it does not, one of its ends is left out.
-        if len(apart) < 2 or (kind == "cut" and not again):
+        if kind not in ("cut", "no_route"):
             return []
-        return [max(apart, key=lambda item: (item.number not in self._before.numbers, item.rank))]
+        ranks = self._epoch.abort_message.get("ranks", ()) or self._epoch.unreachable
+        found = [self._with_rank(rank) for rank in ranks]
+        apart = [item for item in found if item is not None and item.stage is Stage.IN_VIEW]
+        return self._cuts.left_out(apart, kind == "cut", self._before)
 
     def _drop(self, process: Process, why: str) -> List[Action]:
         """Go on without a process that is connected: it does not run, or cannot reach the others."""
@@ -368,29 +358,16 @@ class ElasticRendezvous:
         """The members of a view are connected."""
         assert self._epoch is not None
         since_s, self._paused_since_s = self._paused_since_s, None
-        pause_s = 0.0 if since_s is None else now_s - since_s
-        joined = [item.number for item in self.view.joined(self._before)]
-        gone = self.view.lost(self._before)
-        left = {item.number for item in self._processes.among(Stage.LEFT)}
-        detail: Dict[str, Any] = {
-            "epoch": self.view.epoch,
-            "members": [
-                {**item.describe(), "slot": None if item.slot is None else list(item.slot)}
-                for item in self._epoch.members.values()
-            ],
-            "joined": joined,
-            "lost": [item.number for item in gone if item.number not in left],
-            "left": [item.number for item in gone if item.number in left],
-            "pause_s": pause_s, "table": notice.text, "links": notice.detail["links"],
-        }  # fmt: skip
-        text = f"{self.view.size} ranks" if since_s is None else (
-            f"going on with {self.view.size} ranks after {pause_s:.1f} s"
-        )  # fmt: skip
-        for process in self._processes.among(Stage.IN_VIEW):
+        members = self._processes.among(Stage.IN_VIEW)
+        for process in members:
             process.heard_s = now_s
         change = ADDED if self._processes.among(Stage.WAITING) and self._has_room() else 0
-        change |= REMOVED if any(item.excluded for item in self._processes.among(Stage.IN_VIEW)) else 0
-        return [Notice("view", text, detail=detail), *(self._notify(change) if change else [])]
+        change |= REMOVED if any(item.excluded for item in members) else 0
+        left = {item.number for item in self._processes.among(Stage.LEFT)}
+        pause_s = None if since_s is None else now_s - since_s
+        ordered = self._epoch.members.values()
+        report = view_notice(notice, self.view, self._before, ordered, left, pause_s)
+        return [report, *(self._notify(change) if change else [])]
 
     def _has_room(self) -> bool:
         return self.view.size < self._limits.most
@@ -408,12 +385,7 @@ class ElasticRendezvous:
         return self._processes.among(Stage.WAITING, *([] if linking else [Stage.IN_VIEW]))
 
     def _keep_pinging(self, now_s: float) -> List[Action]:
-        pinged = self._pinged()
-        if self.abort_message is not None or self._ping_at_s is not None or not pinged:
-            return []
-        interval_s = min(_MOST_PING_S, *(item.dead_after_s / _PINGS or math.inf for item in pinged))
-        self._ping_at_s = now_s + interval_s
-        return [*(Send(item.connection, {"type": "ping"}) for item in pinged), Timer(interval_s)]
+        return [] if self.abort_message is not None else self._pings.keep_up(self._pinged(), now_s)
 
     def _look_for_silent(self, now_s: float) -> List[Action]:
         """Drop the processes that have not answered pings for too long.
@@ -421,11 +393,7 @@ class ElasticRendezvous:
         While a view runs its members monitor each other. Only if none of them answers any more, no member
         can report that.
         """
-        silent = [
-            item
-            for item in self._pinged()
-            if item.dead_after_s and now_s - item.heard_s >= item.dead_after_s
-        ]
+        silent = self._pings.silent(self._pinged(), now_s)
         members = self._processes.among(Stage.IN_VIEW)
         running = self._epoch is not None and self._epoch.phase is Phase.RUNNING
         if running and not set(members) <= set(silent):
@@ -445,7 +413,5 @@ class ElasticRendezvous:
         actions: List[Action] = []
         if self._epoch is not None and self._processes.among(Stage.IN_VIEW):
             actions += self._relay(self._epoch.tick(now_s), now_s)
-        if self._ping_at_s is not None and now_s >= self._ping_at_s - _ROUNDING_S:
-            self._ping_at_s = None
-            actions += self._look_for_silent(now_s)
+        actions += self._look_for_silent(now_s)
         return actions + self._advance(now_s)

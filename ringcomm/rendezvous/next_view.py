@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import List, NamedTuple, Optional, Tuple
+from typing import FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..group.view import NO_VIEW, View, rank_order
 from .processes import Process, Processes, Stage, names
@@ -156,3 +156,25 @@ class NextView:
             + (f"; missing: {missing}" if missing else "")
             + (f". The rendezvous turned away {turned_away}" if turned_away else "")
         )
+
+
+class Cuts:
+    """Decides which process is left out if two of them cannot reach each other."""
+
+    def __init__(self) -> None:
+        self._last: FrozenSet[int] = frozenset()
+
+    def left_out(self, apart: Sequence[Process], may_heal: bool, before: View) -> List[Process]:
+        """Of the processes without a link between them, the one that is left out, if any.
+
+        Args:
+            apart: processes that do not reach each other.
+            may_heal: whether the link has worked, and may work again: then one is left out only if it is cut
+                in two epochs, one after the other.
+            before: the view before the one that has failed; new processes are left out first.
+        """
+        numbers = frozenset(item.number for item in apart)
+        again, self._last = numbers & self._last, numbers
+        if len(apart) < 2 or (may_heal and not again):
+            return []
+        return [max(apart, key=lambda item: (item.number not in before.numbers, item.rank))]

@@ -420,3 +420,13 @@ def test_the_launchers_report_after_the_end_of_the_connection_names_the_cause_at
     job.exit(1)
     (lost,) = job.all("lost")
     assert "killed by SIGKILL" in lost.text
+
+
+def test_a_loss_while_two_others_are_still_connecting_costs_neither_of_them():
+    job = Job(launched=True, min_size=1).start(3)
+    job.again(0, 1, 2)
+    job.take(job.state.relay(Rendezvous.unlinked, 0, {"peer": 1, "reason": "no answer yet"}, job.now_s))
+    job.exit(2)
+    assert not job.dropped
+    job.again(0, 1)
+    assert job.members() == (0, 1)
