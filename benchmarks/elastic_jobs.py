@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -130,11 +131,13 @@ class ElasticJob:
     def __enter__(self) -> ElasticJob:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """End what a failed measurement left running."""
+    def __exit__(self, kind: object, *_: object) -> None:
+        """End what a failed measurement left running; its files stay, those of others do not."""
         self.process.terminate()
         self.process.wait()
         self.output.close()
+        if kind is None:
+            shutil.rmtree(self.folder)
 
     def kill(self, member: int) -> float:
         """SIGKILL a process; when."""
