@@ -69,7 +69,8 @@ class Job:
     """
 
     def __init__(self, state_bytes: int) -> None:
-        self.key, self.events = secrets.token_bytes(32), queue.SimpleQueue[Event]()
+        self.key = secrets.token_bytes(32)
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.notices: List[Notice] = []
         self.workers: Dict[int, subprocess.Popen[str]] = {}
         self.ranks: Dict[int, int] = {}

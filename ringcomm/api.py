@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import sys
 import threading
-from typing import Any, List, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence
 
 import numpy as np
 
@@ -20,6 +20,7 @@ _lock = threading.Lock()
 _default: Optional[Context] = None
 _registered = False
 _left = False
+_after_restart: List[Callable[[], None]] = []
 
 
 def init(membership: Optional[Membership] = None, settings: Optional[Settings] = None) -> None:
@@ -85,6 +86,17 @@ def restart(position: int = 0) -> None:
     with _lock:
         before, _default, _left = _default, None, True
         _default = before.restart(position)
+    for callback in _after_restart:
+        callback()
+
+
+def after_restart(callback: Callable[[], None]) -> None:
+    """Have a function called after every :func:`restart` of an elastic job.
+
+    Args:
+        callback: calls what new processes call after ``init()``, such as the registration of process sets.
+    """
+    _after_restart.append(callback)
 
 
 def take_changes() -> int:
@@ -147,6 +159,15 @@ def is_initialized() -> bool:
         True between ``init()`` and ``shutdown()``.
     """
     return _default is not None
+
+
+def is_elastic() -> bool:
+    """Whether this process is in an elastic job.
+
+    Returns:
+        False in other jobs, and in no job.
+    """
+    return _default is not None and _default.is_elastic
 
 
 def context() -> Context:

@@ -261,8 +261,12 @@ def run(func: Callable[..., Any], reset: Optional[Callable[[], None]] = None) ->
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
+        again = False
         while True:
             try:
+                if again:
+                    connect(state._position)
+                    state.on_reset()  # functions of the program, which may call collectives
                 _synchronize(state)
                 return _with_causes(func, state, *args, **kwargs)
             except Recoverable:
@@ -270,11 +274,13 @@ def run(func: Callable[..., Any], reset: Optional[Callable[[], None]] = None) ->
             except HostsUpdatedInterrupt:
                 # The present state counts, which may be newer than the last commit; see _synchronize().
                 state._position += 1
-            if reset is None:
-                api.restart(state._position)
-            else:
-                reset()
-            state.on_reset()
+            again = True
+
+    def connect(position: int) -> None:
+        if reset is None:
+            api.restart(position)
+        else:
+            reset()
 
     return wrapper
 

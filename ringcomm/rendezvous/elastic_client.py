@@ -95,7 +95,6 @@ class ElasticJoiner(Joiner):
             resume = self._resume if self._channel is None else self._channel.detach(self._resume.position)
             if self._attempts == _MOST_ATTEMPTS or self._channel is None or resume.connection is None:
                 raise
-        self._changes |= self._channel.take_changes()
         self._resume, self._failed_view, self._go = resume, True, None
         self.reactor.watch(resume.connection[0], READ, self._readable)
         return self._complete()
@@ -124,6 +123,8 @@ class ElasticJoiner(Joiner):
             self._failed_view = self._failed_view or int(message["epoch"]) == generation
             self._go = None if self._failed_view else self._go
         else:
+            if kind == "probe":
+                self._changes = 0  # Earlier reports are about processes that this view takes into account.
             super()._handle(message)
 
     def _make_control(self, sock: socket.socket, rank: int, hosts: Sequence[str]) -> ElasticChannel:

@@ -17,6 +17,8 @@ from ringcomm.config import Membership, Settings, Slot
 from ringcomm.context import Context
 from ringcomm.rendezvous import client
 from ringcomm.rendezvous.actions import Notice
+from ringcomm.rendezvous.elastic_client import ElasticJoiner
+from ringcomm.rendezvous.elastic_control import Resume
 from ringcomm.rendezvous.elastic_server import ElasticServer
 
 SETTINGS = Settings(spin_us=0.0, measure=False, start_timeout_s=20.0)
@@ -145,3 +147,17 @@ def test_links_that_can_never_be_used_are_an_error(job: Job, monkeypatch: pytest
     monkeypatch.setattr(client, "make_links", make_links)
     with pytest.raises(rc.StartupError, match="Too many open files"):
         job.start(1)
+
+
+def test_a_report_about_the_last_view_does_not_interrupt_the_next(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was on its way when a member asked for the next view is about processes that are in it."""
+    joiner = ElasticJoiner(job.member(0), SETTINGS, Resume())
+    monkeypatch.setattr(client.Joiner, "_handle", lambda *_: None)
+    joiner._handle({"type": "updated", "change": 2})
+    joiner._handle({"type": "probe", "generation": 1})
+    assert joiner._changes == 0
+    joiner._handle({"type": "updated", "change": 2})
+    assert joiner._changes == 2, "another process has come since"
+    joiner.reactor.close()
