@@ -26,8 +26,8 @@ PAGES = {
         "README.md", "docs/collectives.md", "docs/machines.md", "docs/unequal.md", "docs/trouble.md",
     ],
     "How-to": [
-        "docs/ringrun.md", "docs/from_mpirun.md", "docs/doctor.md", "docs/horovod.md",
-        "docs/torch_distributed.md", "docs/tensorflow.md", "docs/compression.md",
+        "docs/ringrun.md", "docs/from_mpirun.md", "docs/elastic.md", "docs/doctor.md",
+        "docs/horovod.md", "docs/torch_distributed.md", "docs/tensorflow.md", "docs/compression.md",
     ],
     "Reference": ["docs/configuration.md", "docs/protocol.md", "CHANGELOG.md"],
     "Explanation": ["docs/architecture.md", "docs/reliability.md", "docs/performance.md", "SECURITY.md"],

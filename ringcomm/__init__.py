@@ -10,6 +10,9 @@
 Start it on several machines with ``ringrun -np 3 -H localhost,jetson1,jetson2 train.py``.
 """
 
+import importlib as _importlib
+import typing as _typing
+
 from .api import (
     allgather,
     allgather_,
@@ -24,6 +27,7 @@ from .api import (
     broadcast_object,
     cross_rank,
     cross_size,
+    epoch,
     init,
     is_homogeneous,
     is_initialized,
@@ -67,6 +71,7 @@ from .errors import (
     ConfigError,
     DesyncError,
     DuplicateNameError,
+    ExcludedError,
     HorovodInternalError,
     HostsUpdatedInterrupt,
     LinkLostError,
@@ -86,6 +91,7 @@ from .errors import (
     UnsupportedDtypeError,
 )
 from .local_sgd import LocalSGD
+from .messages import recv, send
 from .ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
 from .process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
 from .version import __version__
@@ -99,6 +105,7 @@ __all__ = [
     "Context",
     "DesyncError",
     "DuplicateNameError",
+    "ExcludedError",
     "Handle",
     "HorovodInternalError",
     "HostsUpdatedInterrupt",
@@ -151,6 +158,7 @@ __all__ = [
     "check_same",
     "cross_rank",
     "cross_size",
+    "epoch",
     "global_process_set",
     "grouped_allreduce",
     "grouped_allreduce_",
@@ -165,14 +173,23 @@ __all__ = [
     "pause",
     "poll",
     "rank",
+    "recv",
     "reducescatter",
     "reducescatter_",
     "reducescatter_async",
     "remove_process_set",
     "run",
+    "send",
     "shutdown",
     "size",
     "start_timeline",
     "stop_timeline",
     "synchronize",
 ]
+
+
+def __getattr__(name: str) -> _typing.Any:
+    # Built on the functions above, so it cannot be imported with them.
+    if name == "elastic":
+        return _importlib.import_module("ringcomm.elastic")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import atexit
 import sys
 import threading
-from typing import Any, List, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence
+
+import numpy as np
 
 from .config import Membership, Settings
 from .context import Context
@@ -18,6 +20,7 @@ _lock = threading.Lock()
 _default: Optional[Context] = None
 _registered = False
 _left = False
+_after_restart: List[Callable[[], None]] = []
 
 
 def init(membership: Optional[Membership] = None, settings: Optional[Settings] = None) -> None:
@@ -61,6 +64,81 @@ def shutdown() -> None:
         context.close()
 
 
+def restart(position: int = 0) -> None:
+    """Leave the present view of the job, and join the next one, in the same process.
+
+    In an elastic job the connection to the rendezvous stays open, and every member of the view must call
+    this or end; in other jobs it is ``shutdown()`` and ``init()``. ``elastic.run`` calls it.
+
+    Args:
+        position: how many commits or steps this process's state contains. Rank 0 of the next view is a
+            process with the highest.
+
+    Raises:
+        ExcludedError: this process is not to be in the job any more.
+        StartupError: (or a subclass) the job cannot go on with this process.
+    """
+    global _default, _left
+    if _default is None or not _default.is_elastic:
+        shutdown()
+        init()
+        return
+    with _lock:
+        before, _default, _left = _default, None, True
+        _default = before.restart(position)
+    for callback in _after_restart:
+        callback()
+
+
+def after_restart(callback: Callable[[], None]) -> None:
+    """Have a function called after every :func:`restart` of an elastic job.
+
+    Args:
+        callback: calls what new processes call after ``init()``, such as the registration of process sets.
+    """
+    _after_restart.append(callback)
+
+
+def take_changes() -> int:
+    """Which changes of the membership are to take place, since this was last called.
+
+    Returns:
+        the sum of 1 (processes are to leave) and 2 (processes are ready to join); 0 if there are none, or
+        this process is in no job.
+    """
+    return 0 if _default is None else _default.take_changes()
+
+
+def gather_positions(position: int) -> List[int]:
+    """Exchange the positions of all ranks' states. All ranks must call it.
+
+    Args:
+        position: how many commits or steps this process's state contains.
+
+    Returns:
+        those of all ranks, in rank order; of this process alone if it is in no job.
+
+    Raises:
+        PeerLostError: a rank was lost.
+    """
+    if _default is None:
+        return [position]
+    return [int(item) for item in _default.allgather(np.array([position], np.int64))]
+
+
+@documented
+def epoch() -> int:
+    """The number of the present view of an elastic job, or of the present generation of another job.
+
+    Returns:
+        0 at first; every later view has a larger number.
+
+    Raises:
+        {not_initialized}
+    """
+    return context().generation
+
+
 def _leave_at_exit() -> None:
     """Leave the job, and report an uncaught exception, so that the other ranks' errors can name it."""
     global _default
@@ -81,6 +159,15 @@ def is_initialized() -> bool:
         True between ``init()`` and ``shutdown()``.
     """
     return _default is not None
+
+
+def is_elastic() -> bool:
+    """Whether this process is in an elastic job.
+
+    Returns:
+        False in other jobs, and in no job.
+    """
+    return _default is not None and _default.is_elastic
 
 
 def context() -> Context:
@@ -415,7 +502,9 @@ def run(
             host), ``start_timeout_s`` and ``timeout_s`` (seconds), ``ssh``, ``ssh_port``,
             ``ssh_identity_file``, ``output_dir``, ``verbose``, ``restarts``, ``config_file``, ``settings`` (a
             dictionary of settings by field name), and ``console`` (takes the ranks' output instead of
-            ``sys.stdout`` and ``sys.stderr``).
+            ``sys.stdout`` and ``sys.stderr``); for elastic jobs ``min_np``, ``max_np``,
+            ``host_discovery_script``, ``slots_per_host``, ``reset_limit``, ``elastic_timeout_s``,
+            ``blacklist_cooldown_range`` and ``drop``.
 
     Returns:
         the functions' results, in rank order.

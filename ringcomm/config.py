@@ -252,6 +252,9 @@ class Membership:
         certificate: PEM of a certificate and of its private key, if connections are to be encrypted; else "".
         rendezvous_last: further addresses of the rendezvous, if it does not answer at ``rendezvous``.
         rendezvous_machine: identifies the machine that serves the rendezvous; "": not known.
+        elastic: whether ranks may be lost and may join while the job runs; then ``size`` and ``rank`` do not
+            count.
+        member: in an elastic job, this process's member number, or None if the rendezvous is to give one.
     """
 
     size: int = 1
@@ -264,6 +267,13 @@ class Membership:
     certificate: str = field(default="", repr=False)
     rendezvous_last: Tuple[Tuple[str, int], ...] = ()
     rendezvous_machine: str = ""
+    elastic: bool = False
+    member: Optional[int] = None
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this process is the whole job, without rendezvous and key."""
+        return self.size == 1 and not self.elastic
 
     @classmethod
     def from_environment(cls, environ: Optional[Mapping[str, str]] = None) -> Membership:
@@ -273,16 +283,18 @@ class Membership:
             ConfigError: a variable is missing or does not parse.
         """
         environ = os.environ if environ is None else environ
-        size = _integer(environ, "SIZE", None, low=1)
+        elastic = environ.get(PREFIX + "ELASTIC", "") not in ("", "0")
+        size = _integer(environ, "SIZE", 1 if elastic else None, low=1)
         if size is None:
             _check_alone(environ)
             return cls()
-        if size == 1:
+        if size == 1 and not elastic:
             return cls()
         where = environ.get(PREFIX + "RENDEZVOUS", "")
         if not where:
             raise ConfigError(
-                f"{PREFIX}SIZE={size} means that this is one of {size} processes, but {PREFIX}RENDEZVOUS, "
+                f"{PREFIX}{'ELASTIC=1' if elastic else f'SIZE={size}'} means that this is one of "
+                f"{'several' if elastic else size} processes, but {PREFIX}RENDEZVOUS, "
                 "the address of their rendezvous, is not set. Start the program with ringrun, or set it to "
                 "host:port."
             )
@@ -296,9 +308,11 @@ class Membership:
             key=key,
             job=environ.get(PREFIX + "JOB", "default"),
             slot=_slot(environ),
-            rank=_integer(environ, "RANK", None, low=0, high=size - 1),
+            rank=None if elastic else _integer(environ, "RANK", None, low=0, high=size - 1),
             host=environ.get(PREFIX + "HOST") or None,
             certificate=certificate,
+            elastic=elastic,
+            member=_integer(environ, "MEMBER", None, low=0) if elastic else None,
         )
 
 

@@ -11,7 +11,7 @@ import math
 import os
 from dataclasses import replace
 from functools import partial
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Union
 
 from .collective.call_sites import CallSites
 from .collective.measure import agreed, measure
@@ -21,15 +21,18 @@ from .collectives import Collectives
 from .config import Membership, Settings, misspelt_variables
 from .engine.engine import Engine
 from .engine.peer_channels import StopWatch
-from .errors import describe_error
+from .errors import Recoverable, describe_error
 from .flight_recorder import Facts, FlightRecorder, forget_what_is_closed
 from .objects import Objects
 from .program import compare_programs
 from .rendezvous.client import Joined, Peer, join
+from .rendezvous.control import ControlChannel
+from .rendezvous.elastic_client import NEW, join_view
+from .rendezvous.elastic_control import ElasticChannel, Resume
 from .rendezvous.embedded import EmbeddedRendezvous
 from .schedule.cost import CostModel
 from .schedule.select import Selector
-from .timeline import Recording
+from .timeline import Recording, timeline_path
 from .transport.base import Channels
 from .transport.process_memory import ReadingLink
 from .transport.tcp import STREAMS, SocketFabric
@@ -84,6 +87,7 @@ class Context(Collectives):
         self.advised = self.batch_norm = False
         self.cost_model: Optional[CostModel] = None
         self._leaving: Optional[StopWatch] = None
+        self.membership: Optional[Membership] = None
         own = self.peers[rank]
         self.host = own.host
         self.local_rank = own.local_rank
@@ -92,7 +96,7 @@ class Context(Collectives):
         self.cross_rank = [peer.rank for peer in across].index(rank)
         self.cross_size = len(across)
         spin_s = polling_s(settings, self.local_size)
-        reporter: Any = Reporter()
+        reporter: Union[Reporter, ControlChannel] = Reporter()
         if joined is not None:
             reporter = joined.control
         elif size > 1:
@@ -123,16 +127,27 @@ class Context(Collectives):
             raise
 
     @classmethod
-    def start(cls, membership: Optional[Membership] = None, settings: Optional[Settings] = None) -> Context:
+    def start(
+        cls,
+        membership: Optional[Membership] = None,
+        settings: Optional[Settings] = None,
+        resume: Optional[Resume] = None,
+    ) -> Context:
         """Join the job that the environment (or the arguments) describe, and connect to all ranks.
 
+        Args:
+            membership: how this process takes part in the job.
+            settings: tunables.
+            resume: in an elastic job, what this process has kept of the last view.
+
         Raises:
+            ExcludedError: an elastic job has no place for this process.
             ConfigError: a setting makes no sense.
             StartupError: (or one of its kinds) the job could not be put together.
         """
         settings = Settings.from_environment() if settings is None else settings
         membership = Membership.from_environment() if membership is None else membership
-        if membership.size == 1:
+        if membership.is_alone:
             _point_out_misspelt()
             alone = cls(
                 Channels(*(SocketFabric(0, {}) for _ in Channels._fields)),
@@ -143,6 +158,8 @@ class Context(Collectives):
                 alone.start_timeline(settings.timeline, settings.timeline_mark_cycles)
             return alone
         forget_what_is_closed()
+        if membership.elastic:
+            return cls._start_in_view(membership, settings, NEW if resume is None else resume)
         embedded = EmbeddedRendezvous.start_if_ours(membership, settings)
         try:
             joined = join(membership, settings, listens=True)
@@ -150,28 +167,103 @@ class Context(Collectives):
             if embedded is not None:
                 embedded.stop()
             raise
+        context = cls._of(joined, settings, embedded)
         try:
-            context = cls(joined.channels, joined.peers, settings, joined, embedded)
+            context._prepare()
+        except BaseException:
+            context.close("it could not start", ok=False)
+            raise
+        return context
+
+    @classmethod
+    def _start_in_view(cls, membership: Membership, settings: Settings, resume: Resume) -> Context:
+        """Join the next view of an elastic job; if that fails before the first call, the one after it."""
+        while True:
+            context = cls._of(join_view(membership, settings, resume), settings, None)
+            context.membership = membership
+            try:
+                context._prepare()
+                return context
+            except Recoverable as problem:
+                logger.info("epoch %d failed before the first call: %s", context.generation, problem)
+                resume = context.suspend(resume.position)
+            except BaseException as problem:
+                context.close(describe_error(problem), ok=False)
+                raise
+
+    @classmethod
+    def _of(cls, joined: Joined, settings: Settings, embedded: Optional[EmbeddedRendezvous]) -> Context:
+        """A context over links that are established."""
+        try:
+            return cls(joined.channels, joined.peers, settings, joined, embedded)
         except BaseException as problem:
             joined.control.leave(describe_error(problem), ok=False)
             joined.channels.close()
             if embedded is not None:
                 embedded.stop(failed=True)
             raise
-        try:
-            if joined.rank == 0:
-                _point_out_misspelt()
-            if settings.verbose and joined.rank == 0:
-                logger.info("%s", joined.table)
-                context._report(_carriers(joined))
-            context._tune()
-            context._compare_programs()
-            if settings.timeline:
-                context.start_timeline(settings.timeline, settings.timeline_mark_cycles)
-        except BaseException:
-            context.close("it could not start", ok=False)
-            raise
-        return context
+
+    def _prepare(self) -> None:
+        """Choose algorithms, compare programs, and start the timeline, together with all ranks."""
+        assert self._joined is not None
+        if self.rank == 0:
+            _point_out_misspelt()
+        if self.size > 1:
+            if self.settings.verbose and self.rank == 0:
+                logger.info("%s", self._joined.table)
+                self._report(_carriers(self._joined))
+            self._tune()
+            self._compare_programs()
+        if self.settings.timeline:
+            path = timeline_path(self.settings.timeline, self.generation if self.is_elastic else 0)
+            self.start_timeline(path, self.settings.timeline_mark_cycles)
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether ranks may be lost and may join while the job runs."""
+        return self.membership is not None
+
+    def restart(self, position: int = 0) -> Context:
+        """Leave this view of an elastic job, and join the next one in the same process.
+
+        Every member of the view must call it, or end. The control connection to the rendezvous stays open.
+
+        Args:
+            position: how many commits or steps this process's state contains. Rank 0 of the next view is a
+                process with the highest.
+
+        Returns:
+            the context of the next view; this one cannot be used any more.
+
+        Raises:
+            ExcludedError: this process is not to be in the job any more.
+            StartupError: (or a subclass) the job cannot go on with this process.
+        """
+        assert self.membership is not None
+        return Context.start(self.membership, self.settings, self.suspend(position))
+
+    def suspend(self, position: int) -> Resume:
+        """End this process's part in the view, but keep its connection to the rendezvous.
+
+        Args:
+            position: as for :meth:`restart`.
+        """
+        assert self._joined is not None and isinstance(self._joined.control, ElasticChannel)
+        self._closed = True
+        self._stop_calls("the next view begins", True)
+        resume = self._joined.control.detach(position)
+        self._channels.close()
+        self._recording.close()
+        return resume
+
+    def take_changes(self) -> int:
+        """Which changes of an elastic job's membership are to take place, since this was last called.
+
+        Returns:
+            the sum of 1 (processes are to leave) and 2 (processes are ready to join); 0 if there are none.
+        """
+        control = None if self._joined is None else self._joined.control
+        return control.take_changes() if isinstance(control, ElasticChannel) else 0
 
     def _compare_programs(self) -> None:
         """Warn if the ranks do not run the same files."""
@@ -250,11 +342,7 @@ class Context(Collectives):
                 announce(self, "advise", _NOT_ADVISED)
             self._recording.finish()
             self._report_usage()
-        self._flight.close(reason, ok)
-        if self._leaving is not None:
-            self._leaving.stopping = True
-        self._runner.stop()
-        self.engine.stop()
+        self._stop_calls(reason, ok)
         if self._joined is not None:
             self._joined.control.leave(reason, ok)
         self._channels.close()
@@ -262,6 +350,14 @@ class Context(Collectives):
         if self._embedded is not None:
             failed = not ok or (self._joined is not None and self._joined.control.abort_error is not None)
             self._embedded.stop(failed)
+
+    def _stop_calls(self, reason: str, ok: bool) -> None:
+        """Refuse further calls, and end the threads that run them."""
+        self._flight.close(reason, ok)
+        if self._leaving is not None:
+            self._leaving.stopping = True
+        self._runner.stop()
+        self.engine.stop()
 
     def __enter__(self) -> Context:
         return self

@@ -162,6 +162,20 @@ class HostsUpdatedInterrupt(RingcommError, RuntimeError):
         self.skip_sync = skip_sync
 
 
+class ExcludedError(SystemExit):
+    """This process is to leave an elastic job: its host was removed, or the job has ended without it.
+
+    It ends the program with exit code 0 unless the program catches it.
+
+    Attributes:
+        reason: why.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(0)
+        self.reason = reason
+
+
 class BrokenInvariantError(RingcommError, AssertionError):
     """ringcomm has a defect. Please report it with the message."""
 
@@ -187,8 +201,9 @@ def failed_before(failure: BaseException) -> Misuse:
         failure: the error with which the job has failed.
     """
     return Misuse(
-        "This job has failed before, so no collective can run in it any more. ringrun --restarts N starts it "
-        "again, in new processes; without ringrun, shutdown() and init() on every rank do. The failure was: "
+        "This job has failed before, so no collective can run in it any more. In an elastic job elastic.run "
+        "goes on without the rank that was lost. ringrun --restarts N starts a job again, in new processes; "
+        "without ringrun, shutdown() and init() on every rank do. The failure was: "
         f"{describe_error(failure)}"
     )
 

@@ -153,6 +153,19 @@ class Timeline:
         self._file.close()
 
 
+def timeline_path(path: str, epoch: int) -> str:
+    """The file for one epoch of an elastic job: rank 0, which writes it, may be another process in each.
+
+    Args:
+        path: the file for the first epoch, such as ``trace.json``; then comes ``trace-epoch1.json``.
+        epoch: number of the view.
+    """
+    if not epoch:
+        return path
+    name = Path(path)
+    return str(name.with_name(f"{name.stem}-epoch{epoch}{name.suffix}"))
+
+
 class Recording:
     """Starts and stops one rank's timeline.
 

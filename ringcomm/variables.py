@@ -24,6 +24,10 @@ MEMBERSHIP_VARIABLES = (
     ("MASTER", "The values of `MASTER_ADDR`, `MASTER_PORT` and `WORLD_SIZE` that `ringrun` has set. As long "
      "as they are unchanged, `torch.distributed` finds the other ranks through the job's own rendezvous."),
     ("FLIGHT_FD", "A socket and a pipe to `ringrun`, which requests flight records there."),
+    ("ELASTIC", "`1`: the job is elastic: ranks may be lost and may join while it runs. "
+     "`python -m ringcomm.rendezvous --min-np N` serves such a job. `SIZE` does not count then."),
+    ("MEMBER", "In an elastic job, the number that the launcher gave this process. Unset: the rendezvous "
+     "gives one."),
     ("RESTART", "How often `ringrun --restarts` has started the job again: 0 the first time."),
 )  # fmt: skip
 """The variables that are no settings, without the prefix, and their meaning."""

@@ -93,6 +93,22 @@ def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
               help="Also write the output of rank N to DIR/rank.N/stdout and stderr.")  # fmt: skip
 @click.option("--restarts", type=_Whole(min=0), default=0, metavar="N",
               help="Restart the whole job up to N times when it fails.")  # fmt: skip
+@click.option("--min-np", "--min-num-proc", "min_np", type=_Whole(min=1), metavar="N",
+              help="Elastic: continue after losses while N ranks are left. Default: -np.")  # fmt: skip
+@click.option("--max-np", "--max-num-proc", "max_np", type=_Whole(min=1), metavar="N",
+              help="Elastic: at most N ranks. Default: one per slot.")  # fmt: skip
+@click.option("--host-discovery-script", "script", metavar="COMMAND",
+              help="Elastic: a command that prints the available hosts, HOST[:SLOTS] per line.")  # fmt: skip
+@click.option("--slots-per-host", "--slots", "slots", type=_Whole(min=1), metavar="N",
+              help="Elastic: slots of hosts without a number. Default: 1.")  # fmt: skip
+@click.option("--reset-limit", type=_Whole(min=0), metavar="N",
+              help="Elastic: end the job when its ranks change more than N times.")  # fmt: skip
+@click.option("--elastic-timeout", type=click.FloatRange(min=0, min_open=True), metavar="S",
+              help="Elastic: how long to wait for enough slots or ranks. Default: 600.")  # fmt: skip
+@click.option("--blacklist-cooldown-range", "cooldown", type=int, nargs=2, metavar="MIN MAX",
+              help="Elastic: how long what failed is excluded, in seconds.")  # fmt: skip
+@click.option("--drop", metavar="slot|host",
+              help="Elastic: what a failure excludes. Default: slot, with --horovod host.")  # fmt: skip
 @click.option("--ssh", default="ssh", metavar="COMMAND", help="The ssh command, with options if needed.")
 @click.option("-p", "--ssh-port", type=_Whole(1, 65535), metavar="PORT", help="The ssh port on all hosts.")
 @click.option("-i", "--ssh-identity-file", metavar="FILE", help="The private key for ssh.")
@@ -146,6 +162,7 @@ def ringrun(
 
 
 def _options(given: Any) -> Options:
+    from .elastic.options import ElasticOptions
     from .job.launch import Options
     from .reach.ssh import SshOptions
 
@@ -161,6 +178,10 @@ def _options(given: Any) -> Options:
         ship_self=given["ship_self"], provision=given["provision"], fetch=given["fetch"],
         ship=given["ship_from"] or ("." if given["ship"] else None),
         ssh=SshOptions(given["ssh"], given["ssh_port"], given["ssh_identity_file"]),
+        elastic=ElasticOptions(
+            given["min_np"], given["max_np"], given["script"], given["slots"], given["reset_limit"],
+            given["elastic_timeout"], given["cooldown"] or None, given["drop"],
+        ),
     )  # fmt: skip
 
 
@@ -240,6 +261,24 @@ def _diagnose(words: List[str]) -> NoReturn:
     raise SystemExit(code)
 
 
+def _change_hosts(what: str, words: List[str]) -> NoReturn:
+    from ringcomm.errors import ConfigError
+
+    from .job.control_socket import change_hosts
+
+    if len(words) not in (1, 3) or words[0] in ("-h", "--help"):
+        is_help = words[:1] in (["-h"], ["--help"])
+        slots = "[:SLOTS]" if what == "add" else ""
+        click.echo(f"Usage: ringrun {what} HOST{slots} [--job ID]", err=not is_help)
+        raise SystemExit(0 if is_help else 2)
+    try:
+        click.echo(change_hosts(what, words, os.environ))
+    except ConfigError as problem:
+        click.echo(f"ringrun: {problem}", err=True)
+        raise SystemExit(1) from None
+    raise SystemExit(0)
+
+
 def main(args: Optional[List[str]] = None) -> None:
     """Run the command line, and exit.
 
@@ -253,6 +292,8 @@ def main(args: Optional[List[str]] = None) -> None:
         from .doctor.command import run_doctor
 
         run_doctor(words[1:])
+    if words[:1] in (["add"], ["drop"]):
+        _change_hosts(words[0], words[1:])
     ringrun.main(args=args, prog_name="ringrun")
 
 

@@ -16,6 +16,7 @@ import cloudpickle
 from ringcomm.errors import ConfigError, RingcommError
 
 from .agent.worker import Call, carries_bytecode, pack_call
+from .elastic.options import ElasticOptions
 from .job.launch import Options, prepare
 from .job.outcome import Outcome
 from .job.restarts import Attempts
@@ -61,6 +62,11 @@ def run_function(
     ssh: str = "ssh", ssh_port: Optional[int] = None, ssh_identity_file: Optional[str] = None,
     output_dir: Optional[str] = None, verbose: bool = False, console: Optional[Console] = None,
     config_file: Optional[str] = None, settings: Optional[Mapping[str, Any]] = None, restarts: int = 0,
+    min_np: Optional[int] = None, max_np: Optional[int] = None, host_discovery_script: Optional[str] = None,
+    slots_per_host: Optional[int] = None, reset_limit: Optional[int] = None,
+    elastic_timeout_s: Optional[float] = None,
+    blacklist_cooldown_range: Optional[Tuple[float, float]] = None, drop: Optional[str] = None,
+    horovod: bool = False,
 ) -> List[Any]:  # fmt: skip
     """Call ``fn(*args, **kwargs)`` once on every rank.
 
@@ -90,9 +96,18 @@ def run_function(
         config_file: a file with settings.
         settings: more settings by the names of their fields, like ``{"transport": "tcp"}``.
         restarts: how often the job is restarted if it fails.
+        min_np: fewest ranks of an elastic job: it continues after losses while so many are left.
+        max_np: most ranks of an elastic job.
+        host_discovery_script: a command that prints the available hosts; it makes the job elastic.
+        slots_per_host: for an elastic job: slots of hosts without a number.
+        reset_limit: for an elastic job: how often the ranks may change.
+        elastic_timeout_s: for an elastic job: seconds to wait for enough slots or ranks.
+        blacklist_cooldown_range: for an elastic job: shortest and longest exclusion after a failure, seconds.
+        drop: for an elastic job: what a failure excludes, ``"slot"`` or ``"host"``.
+        horovod: whether ranks find ringcomm under the name ``horovod``.
 
     Returns:
-        What the function returned on each rank, in rank order.
+        What the function returned on each rank, in rank order; for an elastic job on each rank of the end.
 
     Raises:
         RemoteError: a rank failed, or the job did not start.
@@ -100,8 +115,10 @@ def run_function(
     """
     _check_types(
         fn, args, {"kwargs": kwargs, "env": env, "settings": settings},
-        {"np": np, "ssh_port": ssh_port, "restarts": restarts},
-        {"hosts": hosts, "hostfile": hostfile, "ssh": ssh, "ssh_identity_file": ssh_identity_file,
+        {"np": np, "ssh_port": ssh_port, "restarts": restarts, "min_np": min_np, "max_np": max_np,
+         "slots_per_host": slots_per_host, "reset_limit": reset_limit},
+        {"hosts": hosts, "hostfile": hostfile, "host_discovery_script": host_discovery_script, "drop": drop,
+         "ssh": ssh, "ssh_identity_file": ssh_identity_file,
          "output_dir": output_dir, "config_file": config_file,
          **_texts("python", python), **_texts("cwd", cwd), **_texts("iface", iface)},
     )  # fmt: skip
@@ -112,14 +129,19 @@ def run_function(
         forward=tuple(f"{name}={value}" for name, value in (env or {}).items()),
         pythons=_per_host(python), cwds=_per_host(cwd), ifaces=_per_host(iface),
         setting_values=from_values(more), config_file=config_file,
-        ssh=SshOptions(ssh, ssh_port, ssh_identity_file),
+        ssh=SshOptions(ssh, ssh_port, ssh_identity_file), horovod=horovod,
+        elastic=ElasticOptions(
+            min_np, max_np, host_discovery_script, slots_per_host, reset_limit, elastic_timeout_s,
+            blacklist_cooldown_range, drop,
+        ),
     )  # fmt: skip
     command = ["-m", "ringrun.agent.worker"]
     job = prepare(options, command, payload=b"", local_env=_import_path())
     payload = _pack(Call(fn, tuple(args), dict(kwargs or {})), by_value=not job.all_local)
     job = with_payload(job, payload)
-    outcome = Attempts(job, options.restarts, console or Console()).run()
-    return unpack_results(job, outcome)
+    attempts = Attempts(job, options.restarts, console or Console())
+    outcome = attempts.run()
+    return unpack_results(attempts.job, outcome)
 
 
 def _texts(name: str, value: object) -> Dict[str, object]:
@@ -182,7 +204,7 @@ def unpack_results(job: Job, outcome: Outcome) -> List[Any]:
     Raises:
         RemoteError: the job failed; its cause is the exception of the rank that failed first.
     """
-    size = job.plan.size
+    ranks = range(job.plan.size) if outcome.members is None else outcome.members
     forged = next((rank for rank, data in outcome.results.items() if data is None), None)
     if forged is not None and outcome.exit_code == 0:
         host = job.host_of(forged).name
@@ -191,12 +213,12 @@ def unpack_results(job: Job, outcome: Outcome) -> List[Any]:
             "unpickled: another process has written to its result descriptor, or changed the data.",
             rank=forged, host=host,
         )  # fmt: skip
-    if outcome.exit_code == 0 and all(rank in outcome.results for rank in range(size)):
-        return [cloudpickle.loads(outcome.results[rank] or b"")["value"] for rank in range(size)]
+    if outcome.exit_code == 0 and all(rank in outcome.results for rank in ranks):
+        return [cloudpickle.loads(outcome.results[rank] or b"")["value"] for rank in ranks]
     rank = None if outcome.cause is None else outcome.cause.rank
     if rank is None:
         if outcome.exit_code == 0:
-            missing = next(rank for rank in range(size) if rank not in outcome.results)
+            missing = next(rank for rank in ranks if rank not in outcome.results)
             host = job.host_of(missing).name
             raise RemoteError(
                 f"rank {missing} on {host} ended with exit code 0, but without a result: the function "

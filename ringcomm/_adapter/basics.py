@@ -28,9 +28,25 @@ def init(comm: Any = None, process_sets: Union[str, Sequence[Any], None] = None)
             f"init(comm={comm!r}): a job has all ranks that ringrun has started. Use process_sets=[...] "
             "for collectives among some of the ranks."
         )
+    _register(requested)
+    if requested and api.is_elastic():
+        # New processes register these sets in init(), so the others must register them too.
+        api.after_restart(lambda: _register(requested))
+
+
+def _register(requested: Sequence[ProcessSet]) -> None:
+    """Register sets that are new; in an elastic job only those whose ranks there are at present.
+
+    There a set may have the same ranks as another one now, or all ranks.
+    """
     for item in requested:
-        if item.process_set_id is None:
+        if item.process_set_id is not None or (api.is_elastic() and max(item.ranks, default=0) >= api.size()):
+            continue
+        same = api.context().engine.sets.find(item.ranks) if api.is_elastic() else None
+        if same is None:
             add_process_set(item)
+        else:
+            item.process_set_id = same
 
 
 def _listed(process_sets: Union[str, Sequence[Any], None]) -> List[ProcessSet]:

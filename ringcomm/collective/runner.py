@@ -25,6 +25,7 @@ from ..errors import (
     fresh_copy,
     used_in_fork,
 )
+from ..group.failures import FailureReporter
 from ..ops import Collective, ReduceOp
 from ..schedule.select import Selector
 from ..schedule.steps import Step, even_bounds
@@ -77,7 +78,7 @@ class Runner:
         settings: Settings,
         generation: int = 0,
         spin_s: float = 0.0,
-        reporter: Optional[Any] = None,
+        reporter: Optional[FailureReporter] = None,
         selector: Optional[Selector] = None,
     ) -> None:
         self.rank = fabric.rank
@@ -88,7 +89,7 @@ class Runner:
         self.spin_s = spin_s
         self.may_poll: Optional[Callable[[], bool]] = None
         self.timeout_s = settings.timeout_s or math.inf
-        self._reporter = reporter if reporter is not None else Reporter()
+        self._reporter: FailureReporter = reporter if reporter is not None else Reporter()
         self._pool = SegmentPool(settings.segment_bytes)
         self._selector = selector or Selector(fabric.rank, fabric.size, settings.algorithm or None)
         self._coded = CodedPlans(fabric, self._selector)

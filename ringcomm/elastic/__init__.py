@@ -1,1 +1,8 @@
-"""Elastic training: state that survives a change of the job's ranks, and the loop that restarts from it."""
+"""Elastic training: ranks may be lost and may join while a program runs, and it goes on with those alive."""
+
+from ..api import take_changes
+from .arrays import ArrayState
+from .samples import ElasticSampler
+from .state import ObjectState, State, run
+
+__all__ = ["ArrayState", "ElasticSampler", "ObjectState", "State", "run", "take_changes"]

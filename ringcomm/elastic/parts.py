@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, List, Sequence
 
 from ..errors import ConfigError
+from .samples import ElasticSampler, SamplerPart
 from .state import ObjectState, Part
 
 
@@ -13,10 +14,14 @@ class PartsState(ObjectState):
 
     Args:
         parts: the parts by the names of their attributes.
-        kwargs: initial values of further attributes, which must be picklable.
+        kwargs: initial values of further attributes, which must be picklable, or samplers.
     """
 
     def __init__(self, parts: Dict[str, Part], **kwargs: Any) -> None:
+        parts = dict(parts)
+        for name, value in list(kwargs.items()):
+            if isinstance(value, ElasticSampler):
+                parts[name] = SamplerPart(kwargs.pop(name))
         self._handlers = parts
         for name, part in parts.items():
             super().__setattr__(name, part.value)
@@ -43,6 +48,12 @@ class PartsState(ObjectState):
         for part in self._handlers.values():
             part.sync()
         super().sync()
+
+    def reset(self) -> None:
+        """Prepare all parts for other ranks."""
+        for part in self._handlers.values():
+            part.reset()
+        super().reset()
 
     def __setattr__(self, name: str, value: Any) -> None:
         part = self.__dict__.get("_handlers", {}).get(name)

@@ -12,8 +12,8 @@ from .._adapter.causes import cause_of
 from .._adapter.objects import broadcast_object
 from ..errors import HostsUpdatedInterrupt, Recoverable, RingcommError
 
-REMOVED = 2
-"""``update_res`` of :meth:`State.on_hosts_updated` if hosts were only removed (1: only added; 3: both)."""
+NO_UPDATE, REMOVED, ADDED, MIXED = range(4)
+"""``update_res`` of :meth:`State.on_hosts_updated`, with the numbers of Horovod's ``HostUpdateResult``."""
 
 
 class State:
@@ -37,6 +37,9 @@ class State:
         self._host_messages: queue.Queue[Tuple[float, int]] = queue.Queue()
         self._last_updated_timestamp = 0.0
         self._reset_callbacks: List[Callable[[], Any]] = []
+        # How many commits the state contains; 0 before the first synchronization. After a loss all ranks
+        # take the state of one with the highest position.
+        self._position = 0
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], Any]]) -> None:
         """Register functions that are called after the number of ranks may have changed.
@@ -58,7 +61,7 @@ class State:
 
         Args:
             timestamp: time of the change in seconds; older reports are ignored.
-            update_res: 1: hosts were added; 2: removed; 3: both.
+            update_res: 1: hosts were removed; 2: added; 3: both.
         """
         self._host_messages.put((timestamp, update_res))
 
@@ -70,6 +73,7 @@ class State:
             PeerLostError: a rank was lost.
         """
         self.save()
+        self._position += 1
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
@@ -79,6 +83,9 @@ class State:
             HostsUpdatedInterrupt: hosts were added or removed.
             PeerLostError: a rank was lost.
         """
+        changes = api.take_changes()
+        if changes:
+            self.on_hosts_updated(self._last_updated_timestamp + 1.0, changes)
         before = newest = self._last_updated_timestamp
         changes = 0
         while not self._host_messages.empty():
@@ -177,6 +184,9 @@ class Part:
         """Give the object of every rank the state of rank 0's, then save it."""
         raise NotImplementedError
 
+    def reset(self) -> None:
+        """Prepare the object for other ranks, before :meth:`sync`. Does nothing by default."""
+
     def set_value(self, value: Any) -> None:
         """Replace the object and save the state of the new one.
 
@@ -221,38 +231,72 @@ class DictPart(Part):
 
 
 def run(func: Callable[..., Any], reset: Optional[Callable[[], None]] = None) -> Callable[..., Any]:
-    """Decorate a training function: it is called again after a loss, with the restored state.
+    """Decorate a training function: it is called again after a loss, in the processes that are alive.
 
-    If a rank is lost, the state is restored from the last commit; if hosts have changed, it stays as it is.
-    Then the ranks connect again, rank 0's state is broadcast, and the function is called again. Errors of
-    the program itself (:class:`~ringcomm.errors.Misuse`) are raised, because they would occur again.
+    If a rank is lost, the state is restored from the last commit; if processes are to join or to leave, it
+    stays as it is. Then the ranks connect again. If any rank has another state than the others, or none,
+    all take that of rank 0, which has the newest; and the function is called again. Errors of the program
+    itself (:class:`~ringcomm.errors.Misuse`) are raised, because they would occur again.
+
+    Example::
+
+        @rc.elastic.run
+        def train(state):
+            while state.step < 1000:
+                ...
+                state.step += 1
+                state.commit()
+
+        train(rc.elastic.ObjectState(step=0))
 
     Args:
         func: the training function; its first argument is a :class:`State`.
-        reset: function that connects the ranks again; None: ``shutdown()`` and ``init()``.
+        reset: function that connects the ranks again; None: :func:`ringcomm.api.restart`.
 
     Returns:
-        a function with the arguments and the result of ``func``.
+        a function with the arguments and the result of ``func``. Where this process is to leave the job
+        (its host was removed), it raises :class:`~ringcomm.errors.ExcludedError`, which ends the program
+        with exit code 0.
     """
-    restart = _restart if reset is None else reset
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
-        skip_sync = False
+        again = False
         while True:
             try:
-                if not skip_sync:
-                    state.sync()
+                if again:
+                    connect(state._position)
+                    state.on_reset()  # functions of the program, which may call collectives
+                _synchronize(state)
                 return _with_causes(func, state, *args, **kwargs)
             except Recoverable:
                 state.restore()
-                skip_sync = False
-            except HostsUpdatedInterrupt as update:
-                skip_sync = update.skip_sync
-            restart()
-            state.on_reset()
+            except HostsUpdatedInterrupt:
+                # The present state counts, which may be newer than the last commit; see _synchronize().
+                state._position += 1
+            again = True
+
+    def connect(position: int) -> None:
+        if reset is None:
+            api.restart(position)
+        else:
+            reset()
 
     return wrapper
+
+
+def _synchronize(state: State) -> None:
+    """Give all ranks rank 0's state, unless all have the same; decided from what the members have.
+
+    Equal positions mean equal states: a position is counted at the same points of the program on every
+    rank, and the ranks compute the same. A new process has position 0.
+    """
+    positions = api.gather_positions(state._position)
+    if positions[0] and len(set(positions)) == 1:
+        state.save()
+        return
+    state.sync()
+    state._position = max(1, positions[0])
 
 
 def _with_causes(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -266,8 +310,3 @@ def _with_causes(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if cause is None:
             raise
         raise cause from error
-
-
-def _restart() -> None:
-    api.shutdown()
-    api.init()

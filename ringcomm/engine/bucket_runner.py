@@ -66,6 +66,10 @@ class BucketRunner:
         self._buffer = FusionBuffer()
         self._residuals = FusionBuffer()
 
+    def release(self) -> None:
+        """Free the buffer for fused tensors: this rank has left the job, but the program may go on."""
+        self._buffer = FusionBuffer()
+
     def run(self, bucket: Sequence[Work]) -> List[Any]:
         """Run one bucket; what each member's handle is to give, in order."""
         first = bucket[0][0]

@@ -21,6 +21,7 @@ from ..config import Settings
 from ..dtypes import Array, check_weighable, code_of
 from ..errors import ConfigError, Misuse, RingcommError, ShapeError, UnsupportedDtypeError, describe_error
 from ..files import open_named
+from ..group.failures import FailureReporter
 from ..ops import Collective, ReduceOp, codec_number, factor_of, name_of, weight_of
 from ..schedule.select import Selector
 from ..transport.base import Channels, Fabric
@@ -66,7 +67,7 @@ class Engine:
         settings: Settings,
         generation: int = 0,
         spin_s: float = 0.0,
-        reporter: Optional[Any] = None,
+        reporter: Optional[FailureReporter] = None,
         hosts: Sequence[str] = ("localhost",),
         selector: Optional[Selector] = None,
         calls: Callable[[], Progress] = Progress,
@@ -156,6 +157,7 @@ class Engine:
             self._tuner = None
         if self._log is not None:
             self._log.close()
+        self._bucket_runner.release()
 
     def settle(self, limit_s: float) -> None:
         """Wait for what is on its way at the end; see :meth:`~.thread.EngineThread.settle`."""

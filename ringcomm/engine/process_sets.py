@@ -32,6 +32,8 @@ class ProcessSets:
         Raises:
             UnknownProcessSetError: there is none with this number.
         """
+        if number < 0:
+            return self._pair(number)
         try:
             return self._sets[number]
         except KeyError:
@@ -39,6 +41,27 @@ class ProcessSets:
                 f"Process set {number} does not exist, or has not been registered: call "
                 "add_process_set() on every rank first."
             ) from None
+
+    def pair(self, peer: int) -> int:
+        """The number of the set of this rank and one other, for a message between the two.
+
+        Pairs need not be registered: they have negative numbers, from which every rank computes the members.
+
+        Raises:
+            ConfigError: there is no such rank, or it is this one.
+        """
+        if not 0 <= peer < self._size or peer == self._rank:
+            raise ConfigError(
+                f"Rank {self._rank} can exchange messages with the other ranks from 0 to {self._size - 1}, "
+                f"not with rank {peer}."
+            )
+        return -1 - (min(self._rank, peer) * self._size + max(self._rank, peer))
+
+    def _pair(self, number: int) -> Tuple[int, ...]:
+        low, high = divmod(-1 - number, self._size)
+        if not low < high:
+            raise UnknownProcessSetError(f"Process set {number} does not exist.")
+        return low, high
 
     def check_member(self, number: int) -> Tuple[int, ...]:
         """The ranks of a set that this rank belongs to.

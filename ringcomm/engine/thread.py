@@ -26,6 +26,7 @@ from ..errors import (
     fresh_copy,
     used_in_fork,
 )
+from ..group.failures import FailureReporter
 from ..transport.base import Fabric, Stopped
 from ..wire.messages import Message
 from .bucket_runner import BucketRunner
@@ -90,7 +91,7 @@ class EngineThread:
         bucket_runner: BucketRunner,
         coordinator: Optional[Coordinator],
         watch: StopWatch,
-        reporter: Any,
+        reporter: FailureReporter,
         calls: Callable[[], Progress],
         hosts: Sequence[str],
         on_lost: Callable[[], None],

@@ -1,4 +1,4 @@
-"""What can end the waits of a group: the rendezvous' verdict, or ``abort()``."""
+"""What can end the waits of a group: the rendezvous' abort, or ``abort()``."""
 
 from __future__ import annotations
 

@@ -6,13 +6,14 @@ from typing import Any, Dict, List, Optional, Sequence
 
 from ..docstrings import documented
 from ..elastic.parts import PartsState, VariablesPart, check_built
+from ..elastic.samples import ElasticSampler
 from ..elastic.state import ObjectState, State, run
 from .callbacks import Callback
 from .collectives import as_array, broadcast_variables
 
 __all__ = [
-    "CommitStateCallback", "KerasState", "ObjectState", "State", "UpdateBatchStateCallback",
-    "UpdateEpochStateCallback", "run",
+    "CommitStateCallback", "ElasticSampler", "KerasState", "ObjectState", "State",
+    "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run",
 ]  # fmt: skip
 
 Logs = Optional[Dict[str, Any]]

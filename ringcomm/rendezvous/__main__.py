@@ -2,46 +2,42 @@
 
 It reads the same variables as the ranks: ``RINGCOMM_RENDEZVOUS`` (where to listen), ``RINGCOMM_SIZE``,
 the key and the job's name. It ends when the job does, with exit code 0 if the job ended well.
+
+With ``--min-np`` it serves an elastic job: ranks may be lost and may join while the job runs. They need
+``RINGCOMM_ELASTIC=1`` in place of ``RINGCOMM_SIZE``.
 """
 
 from __future__ import annotations
 
+import argparse
 import logging
 import queue
 import sys
+from typing import Any, Dict
 
 from ..config import Membership, Settings
 from ..endpoints import format_endpoint
 from ..errors import RingcommError
 from ..transport.encryption import encryption_of
 from .actions import Notice
-from .server import RendezvousServer
+from .elastic_server import ElasticServer
+from .server import JobServer, RendezvousServer
 
 
 def main() -> int:
     """Serve until the job has ended; the exit code."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    arguments = _arguments()
     notices: queue.SimpleQueue[Notice] = queue.SimpleQueue()
     try:
         membership = Membership.from_environment()
-        settings = Settings.from_environment()
-        if membership.size < 2:
+        if arguments.min_np is None and membership.size < 2:
             print("A rendezvous is for jobs of two or more ranks: set RINGCOMM_SIZE.", file=sys.stderr)
             return 2
-        ports = {port for _, port in membership.rendezvous}
-        server = RendezvousServer(
-            key=membership.key,
-            job=membership.job,
-            size=membership.size,
-            addresses=[host for host, _ in membership.rendezvous],
-            start_timeout_s=settings.start_timeout_s,
-            notify=notices.put,
-            port=ports.pop(),
-            encryption=encryption_of(membership.certificate, settings.encrypt),
-            forwarded=settings.allow_forwarding,
-        )
+        server = _server(membership, arguments, notices)
+        ranks = f"{membership.size} ranks" if arguments.min_np is None else "an elastic job"
         for address, port in server.start():
-            print(f"rendezvous of {membership.size} ranks at {format_endpoint(address, port)}", flush=True)
+            print(f"rendezvous of {ranks} at {format_endpoint(address, port)}", flush=True)
     except RingcommError as problem:
         print(problem, file=sys.stderr)
         return 2
@@ -56,6 +52,45 @@ def main() -> int:
     server.wait_idle(5.0)
     server.stop()
     return code
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m ringcomm.rendezvous", description=__doc__)
+    parser.add_argument("--min-np", type=_positive, help="serve an elastic job; with fewer ranks it waits")
+    parser.add_argument("--max-np", type=_positive, help="the most ranks; by default any number")
+    parser.add_argument("--np", type=_positive, help="ranks to wait for at the start; by default --min-np")
+    parser.add_argument(
+        "--elastic-timeout", type=float, default=600.0, help="how long to wait for --min-np ranks, in seconds"
+    )
+    parser.add_argument("--reset-limit", type=int, help="the most changes of the membership")
+    return parser.parse_args()
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def _server(
+    membership: Membership, arguments: argparse.Namespace, notices: queue.SimpleQueue[Notice]
+) -> JobServer:
+    settings = Settings.from_environment()
+    ports = {port for _, port in membership.rendezvous}
+    common: Dict[str, Any] = {
+        "key": membership.key, "job": membership.job, "notify": notices.put, "port": ports.pop(),
+        "addresses": [host for host, _ in membership.rendezvous],
+        "start_timeout_s": settings.start_timeout_s,
+        "encryption": encryption_of(membership.certificate, settings.encrypt),
+        "forwarded": settings.allow_forwarding,
+    }  # fmt: skip
+    if arguments.min_np is None:
+        return RendezvousServer(size=membership.size, **common)
+    return ElasticServer(
+        min_size=arguments.min_np, max_size=arguments.max_np, start_size=arguments.np,
+        elastic_timeout_s=arguments.elastic_timeout, reset_limit=arguments.reset_limit, **common,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

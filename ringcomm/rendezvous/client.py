@@ -23,7 +23,7 @@ from ..transport.base import Channels
 from ..transport.encryption import encryption_of
 from ..transport.kinds import LOOPBACK
 from ..transport.local import make_links
-from ..transport.nics import local_socket, machine, own_addresses
+from ..transport.nics import Interface, local_socket, machine, own_addresses
 from ..transport.pace import Counted, Expected, Paces, counted
 from ..transport.reactor import READ, Reactor
 from ..transport.tcp import SocketFabric, SocketLink
@@ -43,13 +43,19 @@ _PATIENCE_S = 3.0
 
 
 class Peer(NamedTuple):
-    """A rank of the job, as it is described to every other."""
+    """A rank of the job, as it is described to every other.
+
+    Attributes:
+        rank, host, host_index, local_rank, pid: its place in the job.
+        member: its member number, if the job is elastic.
+    """
 
     rank: int
     host: str
     host_index: int
     local_rank: int
     pid: int
+    member: int = -1
 
 
 class Joined(NamedTuple):
@@ -113,17 +119,10 @@ def join(
         ConfigError: ``settings.iface`` selects nothing on this machine, or encryption is required and
             there is no certificate.
     """
-    joiner = _Joiner(membership, settings, listens, watched)
-    try:
-        return joiner.run()
-    except BaseException:
-        joiner.abandon()
-        raise
-    finally:
-        joiner.reactor.close()
+    return Joiner(membership, settings, listens, watched).join()
 
 
-class _Joiner:
+class Joiner:
     """The steps of joining, driven by one reactor and one deadline."""
 
     def __init__(
@@ -149,7 +148,36 @@ class _Joiner:
         self._setup: Optional[LinkSetup] = None
         self._rejoin = False
 
-    def run(self) -> Joined:
+    def join(self) -> Joined:
+        """Become a rank of the job; see :func:`join`."""
+        try:
+            return self._run()
+        except BaseException:
+            self.abandon()
+            raise
+        finally:
+            self.reactor.close()
+
+    def _run(self) -> Joined:
+        interfaces = self._interfaces()
+        sock = self._control = self._dial_rendezvous()
+        self.reactor.watch(sock, READ, self._readable)
+        self._introduce(interfaces)
+        return self._complete()
+
+    def _complete(self) -> Joined:
+        """Go on until all links are established, or joining has failed."""
+        while self._go is None and self._failure is None:
+            self._wait()
+        if self._failure is not None:
+            if self._setup is not None and self._setup.refusals:
+                text = f"{self._failure} This process turned away {self._setup.refusals} meanwhile."
+                self._failure.args = (text,)
+            raise self._failure
+        return self._finish()
+
+    def _interfaces(self) -> List[Interface]:
+        """The addresses that links may use."""
         interfaces = own_addresses(self.settings.iface)
         places = self.membership.rendezvous + self.membership.rendezvous_last
         if all(_is_loopback(host) for host, _ in places):
@@ -158,7 +186,10 @@ class _Joiner:
         unix = local_socket() if self.settings.transport != "tcp" else None
         if unix is not None:
             interfaces.append(unix)
-        sock = self._control = self._dial_rendezvous()
+        return interfaces
+
+    def _introduce(self, interfaces: Sequence[Interface]) -> None:
+        """Listen for the other ranks, and ask the rendezvous for a rank."""
         setup = self._setup = LinkSetup(
             self.reactor,
             interfaces,
@@ -168,55 +199,60 @@ class _Joiner:
             self.encryption,
             self.settings.allow_forwarding,
         )
-        self.reactor.watch(sock, READ, self._readable)
         self._send(self._introduction(setup.offers()))
-        while self._go is None and self._failure is None:
-            if self._deadline.expired():
-                raise StartTimeoutError(
-                    f"The job's {self.membership.size} ranks did not start within "
-                    f"{self._deadline.timeout_s:g} s, and the rendezvous has sent no reason."
-                )
-            if self._rejoin:
-                self._join_again(setup)
-            else:
-                self.reactor.run_once(self._deadline.remaining_s())
-        if self._failure is not None:
-            if setup.refusals:
-                text = f"{self._failure} This process turned away {setup.refusals} meanwhile."
-                self._failure.args = (text,)
-            raise self._failure
-        assert self._assignment is not None and self._go is not None
+
+    def _wait(self) -> None:
+        """Go on with what has arrived, or wait for more."""
+        if self._deadline.expired():
+            raise StartTimeoutError(
+                f"The job's {self.membership.size} ranks did not start within "
+                f"{self._deadline.timeout_s:g} s, and the rendezvous has sent no reason."
+            )
+        if self._rejoin:
+            self._join_again()
+        else:
+            self.reactor.run_once(self._deadline.remaining_s())
+
+    def _finish(self) -> Joined:
+        """All links are established: give them to their users."""
+        assert self._assignment is not None and self._go is not None and self._setup is not None
+        assert self._control is not None
         rank = int(self._assignment["rank"])
         self.reactor.forget(self._control)
         hosts = {int(item["rank"]): str(item["host"]) for item in self._assignment["members"]}
-        names = [hosts[item] for item in sorted(hosts)]
-        control = ControlChannel(self._control, self._reader, rank, names, self._session)
+        control = self._make_control(self._control, rank, [hosts[item] for item in sorted(hosts)])
         peers = tuple(
-            Peer(int(m["rank"]), str(m["host"]), int(m["host_index"]), int(m["local_rank"]), int(m["pid"]))
+            Peer(
+                int(m["rank"]), str(m["host"]), int(m["host_index"]), int(m["local_rank"]), int(m["pid"]),
+                int(m.get("member", -1)),
+            )
             for m in self._assignment["members"]
-        )
+        )  # fmt: skip
         generation = int(self._assignment["generation"])
-        channels = self._make_channels(rank, setup.take_links(), control)
-        paces = _paces(rank, peers, setup.chosen, channels)
+        channels = self._make_channels(rank, len(peers), self._setup.take_links(), control)
+        paces = _paces(rank, peers, self._setup.chosen, channels)
         channels.control.slow_links = paces.look
         signer = Signer(self.membership.key, self.membership.job, generation)
         return Joined(
             rank, generation, peers, channels, control, str(self._go["table"]), paces, signer
         )
 
-    def _join_again(self, setup: LinkSetup) -> None:
+    def _make_control(self, sock: socket.socket, rank: int, hosts: Sequence[str]) -> ControlChannel:
+        return ControlChannel(sock, self._reader, rank, hosts, self._session)
+
+    def _join_again(self) -> None:
         """Join again, after the rendezvous closed the connection before it had assigned a rank.
 
         That happens without a launcher if the rank that serves the rendezvous has ended the last generation
         but not started the next one when this rank joins.
         """
-        assert self._control is not None
+        assert self._control is not None and self._setup is not None
         self._rejoin = False
         self._control.close()
         self._pause()
         self._control = self._dial_rendezvous()
         self.reactor.watch(self._control, READ, self._readable)
-        self._send(self._introduction(setup.offers()))
+        self._send(self._introduction(self._setup.offers()))
 
     def _pause(self) -> None:
         pause = Deadline(_RETRY_S)
@@ -224,10 +260,9 @@ class _Joiner:
             self.reactor.run_once(pause.remaining_s())
 
     def _make_channels(
-        self, rank: int, channels: Dict[int, Dict[int, Proven]], control: ControlChannel
+        self, rank: int, size: int, channels: Dict[int, Dict[int, Proven]], control: ControlChannel
     ) -> Channels:
         """Make the links of all three channels, each over the best transport that works for it."""
-        size = self.membership.size
         settings = self.settings
         try:
             data = [

@@ -27,7 +27,7 @@ from ..wire.signing import Session
 
 logger = logging.getLogger("ringcomm.rendezvous")
 
-_ROOT_CAUSE_S = 5.0
+ROOT_CAUSE_S = 5.0
 """How long a rank that lost a peer waits for the root cause."""
 _LEAVE_S = 1.0
 """How long a rank that leaves waits until the rendezvous has closed the connection."""
@@ -84,8 +84,11 @@ class ControlChannel(Watch):
                 raise fresh_copy(self.abort_error)
 
     def _read(self) -> None:
-        if not self.open or self.abort_error is not None:
-            return
+        if self.open and self.abort_error is None:
+            self._receive()
+
+    def _receive(self) -> None:
+        """Take what has arrived; if the connection has ended, that is the root cause."""
         try:
             data = self._sock.recv(65536)
             if data:
@@ -145,7 +148,7 @@ class ControlChannel(Watch):
         return self._report(
             {"type": "lost", "peer": peer, "doing": doing, "why": why, "kind": kind},
             error(text, rank=peer, host=host),
-            _SILENCE_S if kind in _SILENT_KINDS else _ROOT_CAUSE_S,
+            _SILENCE_S if kind in _SILENT_KINDS else ROOT_CAUSE_S,
         )
 
     def _named(self, rank: int) -> Tuple[str, Optional[str]]:
@@ -163,7 +166,7 @@ class ControlChannel(Watch):
     def report_mismatch(self, peer: int, text: str) -> RingcommError:
         """Report that a peer is in a different call; the error that every rank will raise."""
         error = MismatchError(text, peer=peer)
-        return self._report({"type": "mismatch", "peer": peer, "text": text}, error, _ROOT_CAUSE_S)
+        return self._report({"type": "mismatch", "peer": peer, "text": text}, error, ROOT_CAUSE_S)
 
     def note_interrupted(self, doing: str, why: str) -> RingcommError:
         """Report to the rendezvous, without waiting for it, that this rank has left a collective half-way.
@@ -193,7 +196,7 @@ class ControlChannel(Watch):
             otherwise: the error if the rendezvous does not answer in time.
         """
         with self._lock:
-            return self._await_root_cause(otherwise, _ROOT_CAUSE_S)
+            return self._await_root_cause(otherwise, ROOT_CAUSE_S)
 
     def _report(self, message: Message, otherwise: RingcommError, limit_s: float) -> RingcommError:
         with self._lock:
@@ -218,7 +221,7 @@ class ControlChannel(Watch):
 
     def _send(self, message: Message) -> bool:
         try:
-            self._sock.settimeout(_ROOT_CAUSE_S)
+            self._sock.settimeout(ROOT_CAUSE_S)
             self._sock.sendall(encode(message, self._session))
         except OSError as problem:
             logger.debug("the rendezvous cannot be reached: %s", problem)

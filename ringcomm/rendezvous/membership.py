@@ -28,6 +28,7 @@ class Member:
         dead_after_s: how long it may leave pings unanswered, in seconds; 0: for ever.
         listens: whether it answers pings not only while the job starts, but for as long as it runs.
         heard_s: when its last message arrived, on the rendezvous' monotonic clock.
+        number: its member number in an elastic job; -1 in others.
     """
 
     def __init__(self, connection: int, message: Message, slot: Optional[Slot], host: str) -> None:
@@ -49,6 +50,7 @@ class Member:
         self.dead_after_s = float(dead_after_s) if isinstance(dead_after_s, (int, float)) else 0.0
         self.listens = message.get("listens") is True
         self.heard_s = 0.0
+        self.number = -1
 
     def name(self) -> str:
         """The member as text, such as ``rank 2 (jetson2)``."""
@@ -56,13 +58,16 @@ class Member:
 
     def describe(self) -> Dict[str, Any]:
         """The description of this rank that is sent to every other."""
-        return {
+        description: Dict[str, Any] = {
             "rank": self.rank,
             "host": self.host,
             "host_index": self.host_index,
             "local_rank": self.local_rank,
             "pid": self.pid,
         }
+        if self.number >= 0:
+            description["member"] = self.number
+        return description
 
     def as_target(self, addresses: Optional[Collection[str]] = None) -> Dict[str, Any]:
         """What a rank of another host needs in order to dial this one.
@@ -141,16 +146,7 @@ class RankAssignment:
         else:
             self._deal_out(members)
         ordered = sorted(members, key=lambda member: member.rank)
-        hosts: Dict[Any, int] = {}
-        counts: Dict[int, int] = {}
-        for member in ordered:
-            by_plan = self.seats and member.slot is not None
-            identity: Any = (
-                member.slot.host_index if by_plan and member.slot else (member.hostname, member.machine)
-            )
-            member.host_index = hosts.setdefault(identity, len(hosts))
-            member.local_rank = counts.get(member.host_index, 0)
-            counts[member.host_index] = member.local_rank + 1
+        number_hosts(ordered, bool(self.seats))
         return ordered
 
     def _deal_out(self, members: Sequence[Member]) -> None:
@@ -182,6 +178,24 @@ class RankAssignment:
             return ", ".join(absent[:8]) + (f" and {len(absent) - 8} more" if len(absent) > 8 else "")
         here = ", ".join(f"{member.host} (process {member.pid})" for member in members)
         return f"{self.size - len(members)} more; these have joined: {here}"
+
+
+def number_hosts(ordered: Sequence[Member], planned: bool) -> None:
+    """Set every member's host index and local rank.
+
+    Args:
+        ordered: the members, in rank order.
+        planned: whether a launcher planned the job, so that the slots say which members share a host.
+    """
+    hosts: Dict[Any, int] = {}
+    counts: Dict[int, int] = {}
+    for member in ordered:
+        identity: Any = (
+            member.slot.host_index if planned and member.slot else (member.hostname, member.machine)
+        )
+        member.host_index = hosts.setdefault(identity, len(hosts))
+        member.local_rank = counts.get(member.host_index, 0)
+        counts[member.host_index] = member.local_rank + 1
 
 
 def _join_order(member: Member) -> Tuple[str, Slot, int]:

@@ -25,7 +25,15 @@ MOST_TURNS = 12
 
 
 class NoRoute(Exception):
-    """Two hosts cannot reach each other; the text lists the addresses tried and why each failed."""
+    """Two hosts cannot reach each other; the text lists the addresses tried and why each failed.
+
+    Attributes:
+        ranks: the first ranks of the two hosts.
+    """
+
+    def __init__(self, text: str, ranks: Pair) -> None:
+        super().__init__(text)
+        self.ranks = ranks
 
 
 class Routing:
@@ -130,7 +138,7 @@ class Routing:
                 wires = self._wires[pair]
                 chosen = choose(wires, self._measured[pair]) if wires else None
                 if chosen is None:
-                    raise NoRoute(_no_route(low, high, self._tried[pair]))
+                    raise NoRoute(_no_route(low, high, self._tried[pair]), pair)
                 routes[low.host_index, high.host_index] = self._with_speed(pair, wires[chosen])
         return routes
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Callable, Dict, List, Optional, Sequence
+from typing import Callable, Dict, List, Optional, Protocol, Sequence
 
 from ..clock import monotonic
 from ..config import Slot
@@ -38,17 +38,34 @@ HANDLERS: Dict[str, Handler] = {
 """The messages that ranks may send, and what handles them."""
 
 
-class RendezvousServer(MessageServer):
-    """Connects the ranks of one job, and aborts all of them when one is lost.
+class JobState(Protocol):
+    """The state machine of a job: :class:`.Rendezvous`, or :class:`~.elastic.ElasticRendezvous`.
+
+    Attributes:
+        refused_connections: the connections that failed to authenticate, as text; empty if none did.
+    """
+
+    refused_connections: str
+
+    def is_waiting(self, connection: int) -> bool:
+        """Whether the process of this connection waits for the next generation."""
+
+    def disconnected(self, connection: int, now_s: float) -> List[Action]:
+        """A control connection ended."""
+
+    def tick(self, now_s: float) -> List[Action]:
+        """Time has passed: act on what is due."""
+
+
+class JobServer(MessageServer):
+    """The server of one job. Subclasses define which messages its state machine takes.
 
     Args:
+        state: the state machine.
         key: the job's secret.
         job: the job's name; ranks of others are refused.
-        seats: one per rank, in rank order, if a launcher planned the job; or just the number of
-            ranks, if they come on their own.
         addresses: where to listen. Each is bound by itself; never all interfaces.
-        start_timeout_s: how long the first rank waits for the last.
-        notify: called in the server's thread with every :class:`~ringcomm.rendezvous.state.Notice`.
+        notify: called in the server's thread with every :class:`~ringcomm.rendezvous.actions.Notice`.
         port: fixed port for every address; 0 lets the system choose.
         encryption: how connections are encrypted; None: not at all.
         forwarded: see :class:`~ringcomm.transport.accept.Acceptor`.
@@ -56,13 +73,11 @@ class RendezvousServer(MessageServer):
 
     def __init__(
         self,
+        state: JobState,
         *,
         key: bytes,
         job: str,
-        seats: Sequence[Seat] = (),
-        size: Optional[int] = None,
         addresses: Sequence[str],
-        start_timeout_s: float,
         notify: Callable[[Notice], None],
         port: int = 0,
         encryption: Optional[Encryption] = None,
@@ -78,21 +93,19 @@ class RendezvousServer(MessageServer):
             encryption=encryption,
             forwarded=forwarded,
         )
-        self._state = Rendezvous(size or len(seats), seats, __version__, start_timeout_s)
+        self._state = state
         self._board = Board()
         self._notify = notify
         self._idle = threading.Event()
         self._idle.set()
 
-    def process_exited(self, slot: Slot, how: str, ok: bool) -> None:
-        """Report to the rendezvous that a rank's process ended (any thread).
+    def handle(self, number: int, message: Message) -> List[Action]:
+        """Give one message to the state machine; the actions that it returns.
 
-        Args:
-            slot: the place of the process.
-            how: how it ended, such as ``exit code 3`` or ``killed by SIGKILL``.
-            ok: whether that is a normal end.
+        Raises:
+            ProtocolError: ranks may not send it.
         """
-        self.order(lambda: self._act(self._state.process_exited(slot, how, ok, monotonic())))
+        raise NotImplementedError
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until only processes that wait for the next generation are connected (any thread).
@@ -101,11 +114,6 @@ class RendezvousServer(MessageServer):
             whether that happened in time.
         """
         return self._idle.wait(timeout_s)
-
-    @property
-    def phase(self) -> Phase:
-        """How far the job has come."""
-        return self._state.phase
 
     def arrived(self, number: int) -> None:
         """A process of the job has authenticated itself."""
@@ -117,10 +125,7 @@ class RendezvousServer(MessageServer):
             take = self._board.posted if message["type"] == "post" else self._board.awaited
             self._act(take(number, message))
             return
-        handler = HANDLERS.get(message["type"])
-        if handler is None:
-            raise ProtocolError(f"a rank may not send {message['type']!r}")
-        self._act(handler(self._state, number, message, monotonic()))
+        self._act(self.handle(number, message))
         self.changed()
 
     def lost(self, number: int) -> None:
@@ -153,3 +158,68 @@ class RendezvousServer(MessageServer):
     def _tick(self) -> None:
         self._state.refused_connections = str(self.refusals)
         self._act(self._state.tick(monotonic()))
+
+
+class RendezvousServer(JobServer):
+    """Connects the ranks of one job, and aborts all of them when one is lost.
+
+    Args:
+        key: the job's secret.
+        job: the job's name; ranks of others are refused.
+        seats: one per rank, in rank order, if a launcher planned the job; or just the number of
+            ranks, if they come on their own.
+        addresses: where to listen. Each is bound by itself; never all interfaces.
+        start_timeout_s: how long the first rank waits for the last.
+        notify: called in the server's thread with every :class:`~ringcomm.rendezvous.state.Notice`.
+        port: fixed port for every address; 0 lets the system choose.
+        encryption: how connections are encrypted; None: not at all.
+        forwarded: see :class:`~ringcomm.transport.accept.Acceptor`.
+    """
+
+    def __init__(
+        self,
+        *,
+        key: bytes,
+        job: str,
+        seats: Sequence[Seat] = (),
+        size: Optional[int] = None,
+        addresses: Sequence[str],
+        start_timeout_s: float,
+        notify: Callable[[Notice], None],
+        port: int = 0,
+        encryption: Optional[Encryption] = None,
+        forwarded: bool = False,
+    ) -> None:
+        self._rendezvous = Rendezvous(size or len(seats), seats, __version__, start_timeout_s)
+        super().__init__(
+            self._rendezvous,
+            key=key,
+            job=job,
+            addresses=addresses,
+            notify=notify,
+            port=port,
+            encryption=encryption,
+            forwarded=forwarded,
+        )
+
+    def process_exited(self, slot: Slot, how: str, ok: bool) -> None:
+        """Report to the rendezvous that a rank's process ended (any thread).
+
+        Args:
+            slot: the place of the process.
+            how: how it ended, such as ``exit code 3`` or ``killed by SIGKILL``.
+            ok: whether that is a normal end.
+        """
+        self.order(lambda: self._act(self._rendezvous.process_exited(slot, how, ok, monotonic())))
+
+    @property
+    def phase(self) -> Phase:
+        """How far the job has come."""
+        return self._rendezvous.phase
+
+    def handle(self, number: int, message: Message) -> List[Action]:
+        """Give one message to the state machine; the actions that it returns."""
+        handler = HANDLERS.get(message["type"])
+        if handler is None:
+            raise ProtocolError(f"a rank may not send {message['type']!r}")
+        return handler(self._rendezvous, number, message, monotonic())

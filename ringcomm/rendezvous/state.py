@@ -11,7 +11,7 @@ the I/O shell around it. A generation goes through these phases::
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, Dict, List, Optional, Sequence, Set
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 from ..config import Slot
 from ..errors import ProtocolError
@@ -53,6 +53,8 @@ class Rendezvous:
         members: by the number of their control connection.
         abort_message: what was sent to every rank when the job failed; None as long as it has not.
         refused_connections: the connections that failed to authenticate, as text; empty if none did.
+        unreachable: two ranks between which there is no route, or no link could be built; empty if there are
+            none.
     """
 
     def __init__(self, size: int, seats: Sequence[Seat], version: str, start_timeout_s: float) -> None:
@@ -63,6 +65,7 @@ class Rendezvous:
         self.members: Dict[int, Member] = {}
         self.abort_message: Optional[Message] = None
         self.refused_connections = ""
+        self.unreachable: Tuple[int, ...] = ()
         self._had_started = False
         self._ranks = RankAssignment(size, seats, version)
         self._analysis = RootCauseAnalysis()
@@ -140,6 +143,15 @@ class Rendezvous:
             ordered = self._waiting.assign_ranks()
         except Refusal as refusal:
             return self._abort("startup", f"The job cannot start: {refusal}.", None)
+        return self.begin(ordered, now_s)
+
+    def begin(self, ordered: Sequence[Member], now_s: float) -> List[Action]:
+        """Start a generation with these members.
+
+        Args:
+            ordered: in rank order; their ranks, hosts and local ranks are assigned.
+            now_s: the time on the rendezvous' monotonic clock.
+        """
         self.members = {member.connection: member for member in ordered}
         self._by_rank = {member.rank: member for member in ordered}
         self._leaders = [member for member in ordered if member.local_rank == 0]
@@ -253,6 +265,7 @@ class Rendezvous:
         try:
             self._routes = self._routing.routes()
         except NoRoute as problem:
+            self.unreachable = problem.ranks
             return self._abort("no_route", str(problem), None)
         self.phase = Phase.LINKING
         members, speeds = list(self._by_rank.values()), self._routing.speeds()
@@ -282,6 +295,9 @@ class Rendezvous:
     def unlinked(self, connection: int, message: Message, now_s: float) -> List[Action]:
         """A rank could not build a link. If the other rank has ended, that will be reported soon."""
         report = {**message, "doing": "", "why": message["reason"], "kind": "unlinked"}
+        member = self.members.get(connection)
+        if member is not None:
+            self.unreachable = member.rank, int(message["peer"])
         return self.lost(connection, report, now_s)
 
     # ---- failures ----------------------------------------------------------------------------
@@ -357,6 +373,21 @@ class Rendezvous:
         if self.phase in (Phase.PROBING, Phase.LINKING):
             return self._abort_for(self._analysis.root_cause_of(self._by_rank, member))
         return self._next_generation(now_s)
+
+    def left_for_next_view(self, connection: int, now_s: float) -> List[Action]:
+        """A rank has ended its part in this generation, to take part in the next one.
+
+        The ranks that have not are pinged from now on: the last of them has no peer that would notice if it
+        was stopped.
+        """
+        member = self.members.get(connection)
+        if member is None or member.left is not None or self.phase is not Phase.RUNNING:
+            return []
+        first = not self._some_have_left()
+        member.left = "it has asked for the next view"
+        for other in self.members.values():
+            other.heard_s = now_s if first else other.heard_s
+        return self._listen(now_s) if first else []
 
     def _some_have_left(self) -> bool:
         return self.phase is Phase.RUNNING and any(item.left is not None for item in self.members.values())

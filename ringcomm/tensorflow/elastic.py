@@ -7,10 +7,11 @@ from typing import Any, Dict, List, Optional, Sequence
 import tensorflow as tf
 
 from ..elastic.parts import PartsState, VariablesPart, check_built
+from ..elastic.samples import ElasticSampler
 from ..elastic.state import ObjectState, Part, State, run
 from .functions import broadcast_variables
 
-__all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]
+__all__ = ["ElasticSampler", "ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]
 
 tf1 = tf.compat.v1
 

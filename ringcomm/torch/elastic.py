@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterator, List, Sized, Tuple, Type
+from typing import Any, Callable, Dict, List, Tuple, Type
 
 import torch
 from torch.utils.data import Sampler
 
-from .. import api
+from ..elastic import samples
 from ..elastic.parts import PartsState
-from ..elastic.sampler import plan_share
+from ..elastic.samples import SamplerPart
 from ..elastic.state import DictPart, ObjectState, Part, State, run
 from .state import broadcast_optimizer_state, broadcast_parameters
 
@@ -19,64 +19,18 @@ __all__ = [
 ]  # fmt: skip
 
 
-class ElasticSampler(Sampler):
+class ElasticSampler(samples.ElasticSampler, Sampler):
     """Distributes samples over the ranks, and redistributes the remaining ones when the ranks change.
 
-    Pass it to a :class:`TorchState`, call :meth:`record_batch` after each batch and :meth:`set_epoch` at
-    the end of each epoch.
+    Pass it to a :class:`TorchState`, call :meth:`record_batch` after each batch and before the commit, and
+    :meth:`set_epoch` at the end of each epoch. A ``DataLoader`` that exists when the ranks change takes the
+    new distribution when it is iterated over again.
 
     Args:
         dataset: its size must not change.
         shuffle: whether to shuffle, in a different order each epoch.
         seed: of the shuffling; the same on all ranks.
     """
-
-    def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
-        self.dataset = dataset
-        self.shuffle = shuffle
-        self.seed = seed
-        self.epoch = 0
-        self.processed_num = 0
-        self.reset()
-
-    def set_epoch(self, epoch: int) -> None:
-        """Start an epoch, with all samples."""
-        self.epoch = epoch
-        self.processed_num = 0
-        self.reset()
-
-    def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Record that every rank has processed a batch of this size."""
-        self.processed_num += batch_size * self.num_replicas
-
-    def state_dict(self) -> Dict[str, Any]:
-        """The epoch, and the number of samples processed in it."""
-        return {"epoch": self.epoch, "processed_num": self.processed_num}
-
-    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
-        """Continue from a state, with the current ranks."""
-        self.epoch = state_dict["epoch"]
-        self.processed_num = state_dict["processed_num"]
-        self.reset()
-
-    def reset(self) -> None:
-        """Distribute the samples that have not been processed over the current ranks."""
-        self.num_replicas = api.size()
-        self.rank = api.rank()
-        share = plan_share(
-            len(self.dataset), self.rank, self.num_replicas, self.epoch, self.seed, self.shuffle,
-            self.processed_num,
-        )  # fmt: skip
-        self.remaining_indices = share.remaining
-        self.indices: List[int] = share.indices
-        self.num_samples = len(share.indices)
-        self.total_size = self.num_samples * self.num_replicas
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.indices)
-
-    def __len__(self) -> int:
-        return self.num_samples
 
 
 def _model_part(model: torch.nn.Module) -> DictPart:
@@ -92,7 +46,7 @@ Registry = List[Tuple[Type[Any], Callable[[Any], Part]]]
 _registry: Registry = [
     (torch.nn.Module, _model_part),
     (torch.optim.Optimizer, _optimizer_part),
-    (ElasticSampler, DictPart),
+    (ElasticSampler, SamplerPart),
 ]
 
 

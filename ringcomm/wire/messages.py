@@ -56,6 +56,9 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     "go": {"table": (str,)},
     "abort": {"kind": (str,), "text": (str,)},
     "ping": {},
+    "waiting": {"member": (int,)},
+    "updated": {"change": (int,)},
+    "excluded": {"reason": (str,)},
     # between any two engines
     "beat": {"calls": (list,), "engine": (list,)},
     "bye": {},

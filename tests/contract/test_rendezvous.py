@@ -317,7 +317,7 @@ def _connects(listener):
 @pytest.fixture
 def channel(no_leaks, monkeypatch, request):
     """Of a rank without any host name, or of rank 1 among these hosts."""
-    monkeypatch.setattr(control, "_ROOT_CAUSE_S", 0.2)
+    monkeypatch.setattr(control, "ROOT_CAUSE_S", 0.2)
     inside, outside = socket.socketpair()
     inside.setblocking(False)
     place = (1, request.param) if hasattr(request, "param") else ()

@@ -29,22 +29,12 @@ TO_LAUNCHER = struct.Struct("!BiI")  # kind, rank, length
 TO_AGENT = struct.Struct("!BQ")  # kind, length
 STDOUT, STDERR, RESULT, EVENT, RECORD, FILE = 1, 2, 3, 4, 5, 6
 JSON, PAYLOAD, PACKAGE, CODE = 1, 2, 3, 4
-CHECK = -1  # in place of a rank: the trial import before the ranks start
+CHECK, ALL = -1, -2  # in place of a rank: the trial import before the ranks start; every process
 
-ENDING = ((signal.SIGTERM, 0.0), (signal.SIGKILL, 1.5))  # signals to all ranks, seconds from now
+ENDING = ((signal.SIGTERM, 0.0), (signal.SIGKILL, 1.5))  # signals, seconds from now
 LEFTOVER_S = 0.5  # processes that a rank leaves behind have this long between SIGTERM and SIGKILL
 PAUSE_BYTES, RESUME_BYTES = 1 << 20, 1 << 18  # unsent bytes: above, ranks' output is not read; below, again
 CHECK_LIMIT_S = 30.0
-
-
-class Child:
-    """A process that this agent started: a rank, or the check."""
-
-    def __init__(self, rank: int, process: subprocess.Popen[bytes], pipes: List[int]) -> None:
-        self.rank = rank
-        self.process = process
-        self.pipes = pipes
-        self.sent = 0  # the last signal sent to it
 
 
 class Agent:
@@ -58,7 +48,7 @@ class Agent:
         self.fetched: Optional[Iterator[bytes]] = None
         self.env = {name: value for name, value in os.environ.items() if name not in config["unset"]}
         self.env.update(config["env"])
-        limits = threads.limit(self.env, config["threads"], len(config["ranks"]))
+        limits = threads.limit(self.env, config["threads"], config["slots"])
         cwd = os.path.expanduser(config["cwd"])  # noqa: PTH111  no pathlib here
         self.shares = binding.shares(
             config["bind"], binding.available_processors(), len(config["ranks"])
@@ -69,12 +59,13 @@ class Agent:
             self.selector, lambda rank, line: self.send(RECORD, rank, line), lambda: self.event("asked")
         )
         self.received, self.unsent = bytearray(), bytearray()
-        self.children: Dict[int, Child] = {}
+        self.children: Dict[int, processes.Child] = {}
         self.pipes: Dict[int, Tuple[int, int]] = {}  # descriptor: (kind, rank)
         self.check_output = bytearray()
         self.paused = self.lost = self.finished = self.end_requested = self.stopped = False
         self.waiting = True  # until the launcher says go
-        self.scheduled_signals: List[Tuple[float, int]] = []  # (when, signal to all ranks)
+        self.is_open = config["elastic"]  # whether further ranks may be started
+        self.scheduled_signals: List[Tuple[float, int, int]] = []  # (when, signal, rank or ALL)
         self.leftovers: List[Tuple[float, int]] = []  # (when, process group to kill)
         self.closing_since: Optional[float] = None
         self.last_command_s = time.monotonic()
@@ -117,7 +108,7 @@ class Agent:
             return None
         if self.closing_since is not None:
             return 0.02
-        due = [when for when, _ in self.scheduled_signals + self.leftovers]
+        due = [item[0] for item in (*self.scheduled_signals, *self.leftovers)]
         now = time.monotonic()
         due += self.recorders.due()
         if self.config["silence_s"]:
@@ -134,18 +125,19 @@ class Agent:
         for when, pgid in [item for item in self.leftovers if item[0] <= now]:
             self.leftovers.remove((when, pgid))
             processes.kill_group(pgid, signal.SIGKILL)
-        for when, signum in [item for item in sorted(self.scheduled_signals) if item[0] <= now]:
-            self.scheduled_signals.remove((when, signum))
-            self.signal_all(signum)
-        if not self.children and not self.waiting and not self.finished:
+        for item in [item for item in sorted(self.scheduled_signals) if item[0] <= now]:
+            self.scheduled_signals.remove(item)
+            self.send_signal(item[1], item[2])
+        if not (self.children or self.waiting or self.is_open or self.finished):
             self.close(now)
 
-    def signal_all(self, signum: int) -> None:
-        """Signal every rank's process group; SIGKILL is also sent to processes that left their group."""
+    def send_signal(self, signum: int, rank: int) -> None:
+        """Signal process groups of ranks; SIGKILL to all is also sent to processes that left their group."""
         for pid, child in self.children.items():
-            child.sent = signum
-            processes.kill_group(pid, signum)
-        if signum == signal.SIGKILL:
+            if rank in (ALL, child.rank):
+                child.sent = signum
+                processes.kill_group(pid, signum)
+        if signum == signal.SIGKILL and rank == ALL:
             processes.kill(self.strays(), signum)
 
     def strays(self) -> List[int]:
@@ -180,14 +172,14 @@ class Agent:
     def launcher_gone(self) -> None:
         """The launcher is lost: end all ranks without further commands."""
         if not self.lost:
-            self.lost, self.waiting = True, False
+            self.lost, self.waiting, self.is_open = True, False, False
             self.unsent.clear()
             self.schedule(ENDING)
             self.resume()
 
-    def schedule(self, steps: Any) -> None:
+    def schedule(self, steps: Any, rank: int = ALL) -> None:
         now = time.monotonic()
-        self.scheduled_signals += [(now + after_s, int(signum)) for signum, after_s in steps]
+        self.scheduled_signals += [(now + after_s, int(signum), rank) for signum, after_s in steps]
 
     # -- to and from the launcher -------------------------------------------------------------
 
@@ -223,8 +215,13 @@ class Agent:
             self.env.update(command["env"])
             for rank, processors in zip(self.config["ranks"], self.shares):
                 self.start_rank(rank, processors)
+        elif command["do"] == "start" and self.is_open:
+            self.start_rank(command["rank"], set())
+        elif command["do"] == "end":
+            self.schedule(command["steps"], command["rank"])
         elif command["do"] == "stop":
-            self.waiting, self.stopped = False, True
+            self.waiting = self.is_open = False
+            self.stopped = True
             self.schedule(command["steps"])
         elif command["do"] == "use" and self.waiting:
             self.advance(self.preparation.use(command["package"]))
@@ -272,10 +269,10 @@ class Agent:
         name, facts = step
         if name == preparation.CHECK:
             self.start(CHECK, facts["argv"], self.env, ())
-            self.scheduled_signals.append((time.monotonic() + CHECK_LIMIT_S, signal.SIGKILL))
+            self.scheduled_signals.append((time.monotonic() + CHECK_LIMIT_S, signal.SIGKILL, ALL))
             return
         if name == "problem":
-            self.waiting = False
+            self.waiting = self.is_open = False
         self.event(name, **facts)
 
     def check_ended(self, how: Dict[str, Any]) -> None:
@@ -299,7 +296,7 @@ class Agent:
         try:
             self.start(rank["rank"], argv, env, tuple(inherited), result, processors)
         except (OSError, subprocess.SubprocessError) as problem:
-            self.event("problem", rank["rank"], problem="start", path=argv[0], why=str(problem))
+            self.event("problem", problem="start", path=argv[0], why=str(problem))
             self.schedule(ENDING)
         finally:
             for descriptor in inherited:
@@ -328,7 +325,7 @@ class Agent:
             os.close(out_end)
             os.close(err_end)
         sources = [(out, STDOUT), (err, STDERR)] + ([(result, RESULT)] if result >= 0 else [])
-        self.children[process.pid] = Child(rank, process, [descriptor for descriptor, _ in sources])
+        self.children[process.pid] = processes.Child(rank, process, [each for each, _ in sources])
         for descriptor, kind in sources:
             os.set_blocking(descriptor, False)
             self.pipes[descriptor] = (kind, rank)

@@ -42,6 +42,22 @@ def read_exactly(count: int) -> bytes:
     return bytes(data)
 
 
+class Child:
+    """A process that the agent started: a rank, or the check.
+
+    Args:
+        rank: the rank.
+        process: the process.
+        pipes: the descriptors from which its output is read.
+    """
+
+    def __init__(self, rank: int, process: Any, pipes: List[int]) -> None:
+        self.rank = rank
+        self.process = process
+        self.pipes = pipes
+        self.sent = 0  # the last signal sent to it
+
+
 class InheritedBytes:
     """Bytes that children read from an inherited descriptor: in anonymous memory, never in a file.
 

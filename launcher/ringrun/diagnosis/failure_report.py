@@ -99,6 +99,7 @@ def failure_box(
     failure: FirstFailure, hosts: Mapping[int, str], host_names: Sequence[str],
     tails: Mapping[int, Sequence[str]], diagnosis: str = "", lines: str = "",
     pythons: Optional[Mapping[str, str]] = None,
+    first: str = "",
 ) -> str:  # fmt: skip
     """The report: the rank that failed first, where, how, its last traceback; the others in one line.
 
@@ -109,6 +110,7 @@ def failure_box(
         diagnosis: which ranks waited for which, if that is known.
         lines: calls from different lines of the program, if there are any: they may explain all the rest.
         pythons: by host's name, its interpreter where that is known.
+        first: a paragraph before all others, or "".
     """
     cause = failure.cause()
     assert cause is not None
@@ -127,7 +129,7 @@ def failure_box(
         title = f"rank {cause.rank} has ended while {ranks_text(waiting)} still {verb} for it"
     else:
         title = f"rank {cause.rank} on {hosts[cause.rank]} failed first: {cause.how}"
-    paragraphs = [lines] if lines else []
+    paragraphs = [text for text in (first, lines) if text]
     paragraphs += _body(cause, tails)
     if cause.rank is not None:
         host = hosts[cause.rank]
@@ -198,7 +200,7 @@ def _alike(failure: FirstFailure, cause: Cause, tails: Mapping[int, Sequence[str
     for rank, end in failure.exits.items():
         tail = tails.get(rank, ())
         same = (error and shared_error(tail) == error) or (bug[0] and _bug(tail) == bug)
-        if same and not end.ok and rank != cause.rank:
+        if same and not end.ok and rank != cause.rank and rank not in failure.past:
             found.append(rank)
     return sorted(found)
 
@@ -230,6 +232,7 @@ def _others(failure: FirstFailure, cause: Cause, alike: Sequence[int]) -> str:
         rank for rank, end in failure.exits.items()
         if rank != cause.rank and not (end.ok and rank not in failure.secondary())
     }  # fmt: skip
+    ended -= failure.past
     ended |= failure.secondary() - {cause.rank}
     if cause.host_index is not None:
         ended -= {rank for rank in ended if rank not in failure.exits}

@@ -65,6 +65,7 @@ class FirstFailure:
         self.exits: Dict[int, Exit] = {}
         self.complaints: List[Complaint] = []
         self.lost: Dict[int, str] = {}  # host index: what happened
+        self.past: Set[int] = set()  # ranks that had ended before the last change that the job survived
         self._events: List[Cause] = []
         self._explained: List[Complaint] = []
 
@@ -82,6 +83,12 @@ class FirstFailure:
         """A host's agent, or the way to it, is gone."""
         self.lost[host_index] = text
         self._events.append(Cause(None, host_index, text, "", NO_CODE))
+
+    def survived(self) -> None:
+        """The job continues without the ranks that have failed until now (elastic jobs)."""
+        self.past.update(self.exits)
+        self.complaints, self._explained, self._events = [], [], []
+        self.lost.clear()
 
     def explained(self, complaints: Sequence[Complaint]) -> None:
         """The ranks because of which others have ended, by those ranks' own records.
@@ -107,7 +114,7 @@ class FirstFailure:
         """
         found = {item.rank for item in self._complaints if item.culprit not in (None, item.rank)}
         if None in found or self._link() is not None:
-            found |= {rank for rank, end in self.exits.items() if not end.ok}
+            found |= {rank for rank, end in self.exits.items() if not end.ok and rank not in self.past}
             found -= {item.culprit for item in self.complaints if item.rank is None}
         return {rank for rank in found if rank is not None}
 

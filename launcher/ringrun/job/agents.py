@@ -207,13 +207,22 @@ class Agents:
             if index in self.closed or index in self._exiting:
                 continue
             if link.answered and link.alive:
-                link.send({"do": "stop", "steps": list(steps)})
+                self.stop_host(self.job.hosts[index], steps)
             elif link.alive:  # still logging in: no process of the job runs there yet
                 self._forget(index, "stdin")
                 link.kill()
             else:  # between two attempts
                 self.closed.add(index)
         self._loop.after("force", max(after_s for _, after_s in steps) + FORCE_S, self.force)
+
+    def stop_host(self, host: HostJob, steps: Steps = ()) -> None:
+        """Make the agent of one host end its ranks and exit.
+
+        Args:
+            host: the host.
+            steps: (signal to all ranks, seconds from now).
+        """
+        self.links[host.index].send({"do": "stop", "steps": list(steps)})
 
     def force(self) -> None:
         """Close all links without waiting. Agents that still run then end their ranks by themselves."""
@@ -230,6 +239,16 @@ class Agents:
     def send_archive(self, host: HostJob, kind: int, archive: bytes) -> None:
         """Send an archive to the agent of a host, which has asked for it."""
         self.links[host.index].send_archive(kind, archive)
+
+    def add(self, host: HostJob) -> None:
+        """Start an agent on a host that has become part of the job; its index is the next one."""
+        self.links.append(Link(host.argv))
+        self._unstarted.append(host)
+
+    def abandon(self, host: HostJob) -> None:
+        """Close the link of a host that does not answer; :meth:`AgentHandler.hung_up` is called."""
+        if self.links[host.index].alive and host.index not in self._exiting:
+            self._take_down(host)
 
     def send(self, host: HostJob, command: Dict[str, Any]) -> None:
         """Send a command to the agent of a host."""

@@ -5,11 +5,15 @@ from __future__ import annotations
 import selectors
 import socket
 from collections import deque
-from typing import Callable, Deque, Dict, NamedTuple
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Callable, Deque, Dict, NamedTuple, TypeVar
 
 from ringcomm.clock import Clock
+from ringcomm.errors import ConfigError
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+_Answer = TypeVar("_Answer")
 
 
 class _Timer(NamedTuple):
@@ -38,6 +42,30 @@ class Loop:
         """Run a function in the loop's thread. For other threads and signal handlers."""
         self._calls.append(action)
         self.wake()
+
+    def ask(self, question: Callable[[], _Answer], limit_s: float = 5.0) -> _Answer:
+        """Run a function in the loop's thread and return its result. For other threads.
+
+        Args:
+            question: the function; what it raises is raised here.
+            limit_s: how long to wait for the loop, in seconds.
+
+        Raises:
+            ConfigError: the loop is busy, or has ended.
+        """
+        future: Future[_Answer] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(question())
+            except BaseException as problem:  # noqa: BLE001  raised in the caller's thread
+                future.set_exception(problem)
+
+        self.call(run)
+        try:
+            return future.result(limit_s)
+        except FutureTimeoutError:
+            raise ConfigError(f"The job has not answered within {limit_s:g} s.") from None
 
     def wake(self) -> None:
         """Make :meth:`run_once` return now."""

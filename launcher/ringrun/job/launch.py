@@ -9,37 +9,35 @@ import os
 import resource
 import secrets
 import shlex
-import shutil
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ringcomm.certificate import make_certificate
 from ringcomm.errors import ConfigError
 from ringcomm.transport.nics import InterfaceFilter
 
 from ..diagnosis.failure_report import ranks_text
+from ..elastic.job import ElasticJob
+from ..elastic.options import ElasticOptions, fixed_hosts, limits_of, refuse_without_effect
 from ..plan import horovod, setting_sources
-from ..plan.command import Command, parse_command, with_interpreter
+from ..plan.command import Command, parse_command
 from ..plan.environment import forwarded, horovods_variables, not_forwarded, own_variables
 from ..plan.horovod import SettingValue
 from ..plan.hosts import HostSpec, parse_hostfile, parse_hosts
-from ..plan.job import HostJob, Job
+from ..plan.job import Job
 from ..plan.ranks import Plan, make_plan
 from ..plan.setting_sources import Effective
 from ..reach.local import find_local
-from ..reach.protocol import BOOT
-from ..reach.ssh import SshOptions, ssh_argv
-from ..ship.package import own_package
+from ..reach.ssh import SshOptions
 from ..ship.source_tree import SourceTree, position
 from ..show.console import Console
+from .elastic_supervisor import ElasticSupervisor, elastic_rendezvous_for
+from .host_jobs import HostMaker, per_host, working_directory
 from .outcome import Outcome
 from .rendezvous import rendezvous_for
 from .supervise import Supervisor
 
-ANY_PYTHON = "python3"
-"""The interpreter of another host that does not have the one that runs ringrun."""
 SPARE_FILES = 64
 """Number of open files that a process needs in addition to its connections to ranks."""
 
@@ -58,6 +56,7 @@ class Options:
         provision: whether hosts that lack numpy or psutil are sent their wheels.
         ship: the directory whose files are sent to other hosts, or None.
         fetch: patterns of files to bring back from them.
+        elastic: the options of elastic jobs.
     """
 
     np: Optional[int] = None
@@ -81,6 +80,7 @@ class Options:
     provision: bool = False
     ship: Optional[str] = None
     fetch: Tuple[str, ...] = ()
+    elastic: ElasticOptions = ElasticOptions()
 
 
 def prepare(
@@ -100,9 +100,10 @@ def prepare(
         ConfigError: an option is not valid; the message names it and the valid values.
     """
     environ = os.environ if environ is None else environ
+    refuse_without_effect(options.elastic)
     parsed = parse_command(command)
-    plan = make_plan(options.np, read_hosts(options), options.oversubscribe)
-    names = [host.spec.name for host in plan.hosts]
+    plan = _plan(options)
+    names = host_names(plan)
     pythons = per_host("--python", options.pythons, names)
     cwds = per_host("--cwd", options.cwds, names)
     ifaces = per_host("--iface", options.ifaces, names)
@@ -110,44 +111,46 @@ def prepare(
     common = {**own_variables(settings, environ), **forwarded(options.forward, environ)}
     if options.horovod:
         common = {**horovods_variables(environ), **common, **horovod.counted(environ)}
-    hosts: List[HostJob] = []
+    maker = HostMaker(
+        parsed, environ, options.ssh, common, local_env or {}, pythons, cwds, ifaces, options.ship_self
+    )
+    tree, code_at = _tree(options, environ)
+    facts: Dict[str, Any] = {
+        "id": secrets.token_hex(8), "key": secrets.token_bytes(32), "settings": settings, "command": parsed,
+        "version": own_version(), "payload": payload, "horovod": options.horovod,
+        "output_dir": None if options.output_dir is None else Path(options.output_dir),
+        "certificate": make_certificate() if settings.encrypt else "",
+        "notes": (*not_forwarded(options.forward, environ), *_left_out(tree, parsed)),
+        "provision": options.provision, "bind": options.bind,
+        "tree": tree, "code_at": code_at, "fetch": options.fetch,
+    }  # fmt: skip
+    if options.elastic.is_elastic:
+        limits = limits_of(options.elastic, options.np, options.horovod, environ)
+        specs = () if plan is None else tuple(host.spec for host in plan.hosts)
+        return ElasticJob(plan=Plan([], []), hosts=[], limits=limits, specs=specs, maker=maker, **facts)
+    assert plan is not None
     are_local = find_local([host.spec for host in plan.hosts])
     _refuse_aliases(plan, are_local)
     _check_open_files(plan.size)
-    for index, (planned, is_local) in enumerate(zip(plan.hosts, are_local)):
-        spec = planned.spec
-        chosen = spec.python or pythons.get(spec.name) or pythons.get(None)
-        python = chosen or sys.executable
-        if is_local:
-            python = str(Path(python).expanduser())
-        cwd = spec.cwd or cwds.get(spec.name) or cwds.get(None) or _working_directory(environ)
-        env = dict(common)
-        iface = spec.iface or ifaces.get(spec.name)
-        if iface:
-            InterfaceFilter(iface)
-            env["RINGCOMM_IFACE"] = iface
-        if is_local:
-            env.update(local_env or {})
-        argv = [python, "-c", BOOT] if is_local else ssh_argv(spec, python, options.ssh)
-        own = with_interpreter(parsed, None if chosen else _found_python(parsed, environ))
-        package = own_package().digest if options.ship_self and not (is_local and _is_own(python)) else ""
-        other = () if is_local or chosen else tuple(ssh_argv(spec, ANY_PYTHON, options.ssh))
-        own_cwd = spec.cwd or cwds.get(spec.name) or cwds.get(None)
-        hosts.append(
-            HostJob(
-                index, planned, is_local, python, cwd, own, env, tuple(argv), other, package,
-                gets_code=not is_local and not own_cwd,
-            )  # fmt: skip
-        )
-    tree, code_at = _tree(options, environ)
-    return Job(
-        id=secrets.token_hex(8), key=secrets.token_bytes(32), plan=plan, hosts=tuple(hosts),
-        settings=settings, command=parsed, version=own_version(), payload=payload, horovod=options.horovod,
-        output_dir=None if options.output_dir is None else Path(options.output_dir),
-        certificate=make_certificate() if settings.encrypt else "",
-        notes=(*not_forwarded(options.forward, environ), *_left_out(tree, parsed)),
-        provision=options.provision, bind=options.bind, tree=tree, code_at=code_at, fetch=options.fetch,
-    )  # fmt: skip
+    hosts = [maker.make(index, *row) for index, row in enumerate(zip(plan.hosts, are_local))]
+    return Job(plan=plan, hosts=tuple(hosts), **facts)
+
+
+def _plan(options: Options) -> Optional[Plan]:
+    """The hosts and ranks, for elastic jobs the hosts only; None if a discovery script names them."""
+    if not options.elastic.is_elastic:
+        return make_plan(options.np, read_hosts(options), options.oversubscribe)
+    specs = read_hosts(options)
+    if options.elastic.script is None:
+        return make_plan(None, fixed_hosts(options.elastic, options.np, specs))
+    if specs:
+        raise ConfigError("--host-discovery-script and a list of hosts are both given. Use one of them.")
+    return None
+
+
+def host_names(plan: Optional[Plan]) -> Optional[List[str]]:
+    """The names of the hosts of a plan, None without one."""
+    return None if plan is None else [host.spec.name for host in plan.hosts]
 
 
 def _tree(options: Options, environ: Mapping[str, str]) -> Tuple[Optional[SourceTree], str]:
@@ -159,7 +162,7 @@ def _tree(options: Options, environ: Mapping[str, str]) -> Tuple[Optional[Source
             )
         return None, "."
     root = Path(options.ship)
-    return SourceTree(root), position(root, Path(_working_directory(environ)))
+    return SourceTree(root), position(root, Path(working_directory(environ)))
 
 
 def _left_out(tree: Optional[SourceTree], command: Command) -> List[str]:
@@ -169,11 +172,6 @@ def _left_out(tree: Optional[SourceTree], command: Command) -> List[str]:
         return []
     files = ", ".join(missing)
     return [f"--ship does not send {files}, which the program imports: git or .ringignore ignores it"]
-
-
-def _is_own(python: str) -> bool:
-    """Whether a path is that of the interpreter that runs ringrun; links are kept, they make environments."""
-    return os.path.abspath(python) == os.path.abspath(sys.executable)  # noqa: PTH100
 
 
 def _refuse_aliases(plan: Plan, are_local: Sequence[bool]) -> None:
@@ -227,39 +225,6 @@ def _read(what: str, path: str) -> str:
         raise ConfigError(f"The {what} {path} is not a text file in UTF-8.") from None
 
 
-def per_host(option: str, values: Sequence[str], hosts: Sequence[str]) -> Dict[Optional[str], str]:
-    """``[HOST=]VALUE`` options by host; the key None has the value for all hosts.
-
-    Args:
-        option: the option's name, for messages.
-        values: what it was given.
-        hosts: the names of the job's hosts.
-
-    Raises:
-        ConfigError: a host is not in the list, has two values, or a value is empty.
-    """
-    found: Dict[Optional[str], str] = {}
-    for text in values:
-        left, equals, right = text.partition("=")
-        host: Optional[str] = None
-        value = text
-        if equals and "/" not in left:
-            host, value = left, right
-            if host not in hosts:
-                raise ConfigError(f"{option} {text}: {host!r} is not among the hosts ({', '.join(hosts)}).")
-        if not value:
-            raise ConfigError(
-                f"{option} {text!r} has no value. Write {option} VALUE, or {option} HOST=VALUE."
-            )
-        if host in found:
-            target = "all hosts" if host is None else host
-            raise ConfigError(
-                f"{option} is given twice for {target}: {found[host]} and {value}. Keep one of them."
-            )
-        found[host] = value
-    return found
-
-
 def effective_settings(
     options: Options, environ: Mapping[str, str], ifaces: Optional[Mapping[Optional[str], str]] = None
 ) -> Effective:
@@ -274,9 +239,7 @@ def effective_settings(
         ConfigError: a setting is not valid, or the configuration file cannot be read.
     """
     if ifaces is None:
-        plan = make_plan(options.np, read_hosts(options), options.oversubscribe)
-        names = [planned.spec.name for planned in plan.hosts]
-        ifaces = per_host("--iface", options.ifaces, names)
+        ifaces = per_host("--iface", options.ifaces, host_names(_plan(options)))
     flags = list(options.setting_values)
     if None in ifaces:
         flags.append(SettingValue("iface", ifaces[None], f"--iface {ifaces[None]}", "--iface"))
@@ -289,25 +252,6 @@ def effective_settings(
     found = setting_sources.effective([file, others, variables, setting_sources.without_conflicts(flags)])
     InterfaceFilter(found.settings.iface)  # reports an invalid value once here, and not on every host
     return found
-
-
-def _working_directory(environ: Mapping[str, str]) -> str:
-    """The current directory as in ``PWD``, with symbolic links: other hosts more likely have that path."""
-    try:
-        real, named = Path.cwd(), environ.get("PWD", "")
-        return named if named.startswith("/") and real.samefile(named) else str(real)
-    except OSError:
-        raise ConfigError("The current directory no longer exists. Change to another one.") from None
-
-
-def _found_python(command: Command, environ: Mapping[str, str]) -> Optional[str]:
-    """The path of the command ``python`` here; None if that is the interpreter that runs ringrun."""
-    if command.word is None:
-        return None
-    found = shutil.which(command.word, path=environ.get("PATH"))
-    if found is None or Path(found).absolute().parent == Path(sys.executable).parent:
-        return None
-    return str(Path(found).absolute())
 
 
 def own_version() -> str:
@@ -334,7 +278,10 @@ def launch(
     """
     console = Console() if console is None else console
     coloured = console.coloured(os.environ if environ is None else environ)
-    supervisor = Supervisor(job, console, rendezvous_for(job), coloured)
+    if isinstance(job, ElasticJob):
+        supervisor: Supervisor = ElasticSupervisor(job, console, elastic_rendezvous_for(job), coloured)
+    else:
+        supervisor = Supervisor(job, console, rendezvous_for(job), coloured)
     if started is not None:
         started(supervisor)
     return supervisor.run()
@@ -342,6 +289,8 @@ def launch(
 
 def describe(job: Job) -> str:
     """The plan and the command lines, for ``--dry-run``. The text contains no secret."""
+    if isinstance(job, ElasticJob):
+        return _describe_elastic(job)
     plan: Plan = job.plan
     lines = [f"{_count(plan.size, 'rank')} on {_count(len(plan.hosts), 'host')}:"]
     for host in job.hosts:
@@ -354,6 +303,22 @@ def describe(job: Job) -> str:
             lines.append(f"    with {', '.join(sorted(host.env))} in its environment")
         lines.append(f"    started by: {' '.join(shlex.quote(word) for word in host.argv)}")
     return "\n".join(lines) + "\n"
+
+
+def _describe_elastic(job: ElasticJob) -> str:
+    limits = job.limits
+    most = "any number of" if limits.max_np is None else f"at most {limits.max_np}"
+    lines = [
+        f"An elastic job: it starts with {_count(limits.start_np, 'slot')} or more, runs with at least "
+        f"{_count(limits.min_np, 'rank')} and {most}; a failure excludes the {limits.drop}.",
+    ]
+    if limits.script:
+        lines.append(f"  hosts: as {limits.script} prints them")
+    for spec, is_local in zip(job.specs, find_local(job.specs)):
+        lines.append(f"  {spec.target} ({'this machine, no ssh' if is_local else 'ssh'}): "
+                     f"{_count(spec.slots or limits.slots, 'slot')}")  # fmt: skip
+    words = ["python" if word is None else word for word in job.command.argv]
+    return "\n".join([*lines, f"  command: {' '.join(shlex.quote(word) for word in words)}"]) + "\n"
 
 
 def _count(number: int, noun: str) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Dict, Iterable, List, Mapping, Optional
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from ..diagnosis import failure_report
 from ..diagnosis.first_failure import Cause, Exit, FirstFailure
+from ..elastic.changes import describe_history
 from ..plan.job import Job
 from ..show.visible import visible
 
@@ -25,6 +26,7 @@ class Outcome:
         cause: the first failure.
         exits: how each rank ended, as far as is known.
         results: for each rank, what it wrote to its result descriptor; None if that was not signed by it.
+        members: for an elastic job: the processes that have ended well, in the order of their last ranks.
         to_show: ranks whose tracebacks the report shows in part only.
     """
 
@@ -35,6 +37,7 @@ class Outcome:
     exits: Dict[int, Exit] = field(default_factory=dict)
     results: Dict[int, Optional[bytes]] = field(default_factory=dict)
     to_show: List[int] = field(default_factory=list)
+    members: Optional[List[int]] = None
 
 
 def not_started(job: Job, problems: Mapping[int, str], ready: Iterable[int]) -> Outcome:
@@ -51,7 +54,7 @@ def not_started(job: Job, problems: Mapping[int, str], ready: Iterable[int]) -> 
 
 def ended(
     job: Job, failure: FirstFailure, ending: str, signum: int, tails: Mapping[int, List[str]],
-    lines: str = "", diagnosis: str = "", pythons: Optional[Mapping[str, str]] = None,
+    lines: str = "", diagnosis: str = "", pythons: Optional[Mapping[str, str]] = None, first: str = "",
 ) -> Outcome:  # fmt: skip
     """The ranks had started.
 
@@ -60,6 +63,7 @@ def ended(
         lines: which calls came from different lines of the program.
         diagnosis: which ranks waited for which.
         pythons: by host's name, its interpreter where that is known.
+        first: a paragraph before all others, or "".
     """
     exits = dict(failure.exits)
     if ending == "pipe":
@@ -70,10 +74,39 @@ def ended(
         return Outcome(0, "", "done", None, exits)
     hosts = {place.rank: job.hosts[place.host_index].name for place in job.plan.places}
     names = [host.name for host in job.hosts]
-    text = failure_report.failure_box(failure, hosts, names, tails, diagnosis, lines, pythons)
+    text = failure_report.failure_box(failure, hosts, names, tails, diagnosis, lines, pythons, first)
     cause = failure.cause()
     in_part = [
         rank for rank, tail in tails.items()
         if cause is not None and rank == cause.rank and not failure_report.is_shown_whole(tail)
     ]  # fmt: skip
     return Outcome(failure.exit_code(), visible(text), "failure", cause, exits, to_show=in_part)
+
+
+def with_changes(outcome: Outcome, failure: Optional[str], changes: Sequence[Tuple[float, str]]) -> Outcome:
+    """The outcome of an elastic job.
+
+    Args:
+        outcome: of its processes since the last change of the ranks; see :func:`ended`.
+        failure: why the job could not continue; None if it has succeeded.
+        changes: seconds since the start, and what has changed.
+    """
+    if outcome.reason in ("interrupt", "pipe"):
+        return outcome
+    history = [f"What changed while the job ran:\n{describe_history(changes)}"] if changes else []
+    if failure is None:
+        title = f"the ranks changed {len(changes)} time{'' if len(changes) == 1 else 's'}"
+        report = failure_report.box(title, history, "exit code 0") if changes else ""
+        return Outcome(0, visible(report), "done", None, outcome.exits)
+    code = outcome.exit_code or 1
+    if not outcome.report:
+        title, last = "the job cannot continue", f"exit code {code}"
+        return Outcome(code, visible(failure_report.box(title, [failure, *history], last)), "failure")
+    if history:
+        outcome.report = outcome.report.replace("\n╰─", "\n│\n" + visible(_lines(history[0])) + "╰─")
+    return outcome
+
+
+def _lines(paragraph: str) -> str:
+    """A paragraph as lines inside a box."""
+    return "".join(f"│ {line}\n" for line in paragraph.splitlines())

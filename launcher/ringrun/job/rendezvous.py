@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 
-from ringcomm.config import Slot
+from ringcomm.config import Settings, Slot
 from ringcomm.endpoints import format_endpoint
 from ringcomm.errors import ConfigError
 
@@ -81,6 +81,17 @@ def rendezvous_addresses(job: Job) -> List[str]:
             + ", but the job's other hosts must reach it. `ip address` lists the addresses."
         )
     return [item.address for item in found]
+
+
+def elastic_addresses(settings: Settings) -> List[str]:
+    """The addresses on which the rendezvous of an elastic job listens: hosts may be added at any time.
+
+    Args:
+        settings: the job's; ``iface`` selects interfaces.
+    """
+    from ringcomm.transport.nics import own_addresses
+
+    return [item.address for item in own_addresses(settings.iface) if not item.scope]
 
 
 def rendezvous_variables(endpoints: Sequence[Tuple[str, int]], host: HostJob) -> Dict[str, str]:

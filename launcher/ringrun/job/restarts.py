@@ -5,8 +5,9 @@ from __future__ import annotations
 import secrets
 import threading
 from dataclasses import replace
-from typing import Callable, Optional
+from typing import Any, Callable, Dict, Optional
 
+from ..elastic.job import ElasticJob
 from ..plan.job import Job
 from ..show.console import Console
 from .launch import launch
@@ -49,9 +50,9 @@ def attempt_of(job: Job, attempt: int, restarts: int) -> Job:
     folder = job.output_dir
     if restarts and folder is not None:
         folder = folder / f"attempt.{attempt}"
-    return replace(
-        job, id=secrets.token_hex(8), key=secrets.token_bytes(32), output_dir=folder, attempt=attempt
-    )
+    changes: Dict[str, Any] = {"output_dir": folder, "attempt": attempt}
+    changes.update(id=secrets.token_hex(8), key=secrets.token_bytes(32))
+    return job.fresh(**changes) if isinstance(job, ElasticJob) else replace(job, **changes)
 
 
 class Attempts:
@@ -63,6 +64,9 @@ class Attempts:
         console: receives the reports of failed attempts, and messages between attempts.
         run: runs one attempt.
         wait: sleeps for a number of seconds, or until :meth:`interrupt`.
+
+    Attributes:
+        job: the job of the last attempt.
     """
 
     def __init__(
@@ -73,7 +77,7 @@ class Attempts:
         run: Optional[Run] = None,
         wait: Optional[Callable[[float], object]] = None,
     ) -> None:
-        self._job, self._restarts, self._console = job, restarts, console
+        self.job, self._restarts, self._console = job, restarts, console
         self._run = run or (lambda job, started: launch(job, console, started=started))
         self._interrupted = threading.Event()
         self._wait = wait or self._interrupted.wait
@@ -102,9 +106,10 @@ class Attempts:
         Returns:
             The outcome of the last attempt. The reports of earlier attempts have been shown.
         """
-        attempt = 0
+        attempt, first = 0, self.job
         while True:
-            outcome = self._run(attempt_of(self._job, attempt, self._restarts), self._started)
+            self.job = attempt_of(first, attempt, self._restarts)
+            outcome = self._run(self.job, self._started)
             self._supervisor = None
             again = attempt < self._restarts and not self._signum and is_worthwhile(outcome, attempt)
             if not again:

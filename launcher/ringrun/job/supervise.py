@@ -102,13 +102,22 @@ class Supervisor:
         try:
             for note in () if self.job.attempt else self.job.notes:
                 self._printer.show(note)
-            self._loop.after("start", self.job.settings.start_timeout_s, self._start_timed_out)
             self._loop.after("ping", PING_S, self._agents.ping)
-            while not self._agents.all_closed:
+            self._begin()
+            while not self._is_over:
                 self._run_once()
         finally:
             self._tear_down()
         return self._outcome()
+
+    @property
+    def _is_over(self) -> bool:
+        return self._agents.all_closed
+
+    @property
+    def _has_failed(self) -> bool:
+        """Whether the job has failed, so that it ends soon."""
+        return self._failure.failed
 
     def _run_once(self) -> None:
         self._agents.go_on(reading=not self._console.full)
@@ -117,11 +126,15 @@ class Supervisor:
         self._printer.tick()
         if self._console.broken and not self._ending:
             self._end("pipe", END)
-        if self._failure.failed and not self._ending and not self._loop.is_set("grace"):
+        if self._has_failed and not self._ending and not self._loop.is_set("grace"):
             self._loop.after("grace", GRACE_S, self._grace_over)
             self._inquiry.after_failure()
 
     # -- starting ------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Start: the agents of all hosts are started by the loop."""
+        self._loop.after("start", self.job.settings.start_timeout_s, self._start_timed_out)
 
     def unstartable(self, host: HostJob, text: str) -> None:
         """There is no agent on that host, and cannot be."""
@@ -137,17 +150,18 @@ class Supervisor:
                 self._end("start", END)
 
     def _start_timed_out(self) -> None:
-        limit_s = self.job.settings.start_timeout_s
         for host in self.job.hosts:
             if host.index not in self._ready:
-                link = self._agents.links[host.index]
-                said = ssh.last_lines(link.stderr_text + "\n" + link.noise)
-                self._problems.setdefault(
-                    host.index,
-                    f"{host.name}: not ready within {limit_s:g} s (--start-timeout). "
-                    f"{'Its agent had' if link.answered else 'It had not'} answered; it said: {said}.",
-                )
+                self._problems.setdefault(host.index, self._not_ready_text(host))
         self._end("start", END)
+
+    def _not_ready_text(self, host: HostJob) -> str:
+        link = self._agents.links[host.index]
+        said = ssh.last_lines(link.stderr_text + "\n" + link.noise)
+        return (
+            f"{host.name}: not ready within {self.job.settings.start_timeout_s:g} s (--start-timeout). "
+            f"{'Its agent had' if link.answered else 'It had not'} answered; it said: {said}."
+        )
 
     def _go(self) -> None:
         """Every host has what it needs: open the rendezvous and start the ranks."""
@@ -176,7 +190,7 @@ class Supervisor:
             self._problem(host, why)
 
     def chattered(self, host: HostJob, data: bytes) -> None:
-        """An agent or its ssh has printed something; shown with --verbose."""
+        """An agent or its ssh has written to stderr: shown with --verbose."""
         if self.job.settings.verbose:
             for line in data.splitlines():
                 self._printer.show(f"{host.name}: {line.decode('utf-8', 'replace')}")
@@ -210,10 +224,7 @@ class Supervisor:
             raise ProtocolError(f"an event {name!r} of rank {rank}")
         if name == "ready":
             self._ready[host.index] = facts
-            if len(self._ready) == len(self.job.hosts) and not self._ending:
-                self._go()
-            elif self._problems and len(self._problems) + len(self._ready) == len(self.job.hosts):
-                self._end("start", END)
+            self._host_ready(host)
         elif name == "problem":
             try:
                 text = failure_report.host_problem(host.name, facts, host.is_local, install_for(host))
@@ -234,6 +245,13 @@ class Supervisor:
         elif name == "started" and self.job.settings.verbose:
             self._printer.show(f"rank {rank} runs on {host.name} as process {facts['pid']}")
 
+    def _host_ready(self, host: HostJob) -> None:
+        """A host has what its ranks need; the last one starts the ranks."""
+        if len(self._ready) == len(self.job.hosts) and not self._ending:
+            self._go()
+        elif self._problems and len(self._problems) + len(self._ready) == len(self.job.hosts):
+            self._end("start", END)
+
     def _grace_over(self) -> None:
         """End the job, but let the rank that failed first end by itself if it is about to."""
         if self._leaving - set(self._failure.exits) and not self._patient:
@@ -246,19 +264,27 @@ class Supervisor:
         end = Exit(rank, facts["code"], facts["signal"], facts["sent"])
         self._failure.exited(end)
         self._printer.ended(rank, end.ok)
-        if self._rendezvous is not None:
-            self._rendezvous.process_exited(self.job.slot_of(rank), end.describe(), end.ok)
+        self._report_exit(end)
         if self._patient and self._loop.is_set("grace") and not self._leaving - set(self._failure.exits):
             self._loop.cancel("grace")
             self._end("failure", END)
 
+    def _report_exit(self, end: Exit) -> None:
+        """Report the end of a rank to the rendezvous."""
+        if self._rendezvous is not None:
+            self._rendezvous.process_exited(self.job.slot_of(end.rank), end.describe(), end.ok)
+
+    def _failed_notice(self, notice: NoticeLike) -> None:
+        """The rendezvous has aborted the job."""
+        if not self._ending:
+            link = notice.detail.get("kind") == "cut"
+            self._failure.complained(Complaint(notice.rank, notice.culprit, notice.text, link))
+            if notice.culprit is not None and notice.detail.get("leaving"):
+                self._leaving.add(notice.culprit)
+
     def _notice(self, notice: NoticeLike) -> None:
         if notice.kind == "failed":
-            if not self._ending:
-                link = notice.detail.get("kind") == "cut"
-                self._failure.complained(Complaint(notice.rank, notice.culprit, notice.text, link))
-                if notice.culprit is not None and notice.detail.get("leaving"):
-                    self._leaving.add(notice.culprit)
+            self._failed_notice(notice)
         elif notice.kind == "usage" and notice.rank is not None:
             self._usages[notice.rank] = Usage(**notice.detail)
         elif notice.kind == "refused":
@@ -311,7 +337,7 @@ class Supervisor:
             self._end(self._ending, AT_ONCE)
             return
         self._signum = signum
-        if self._failure.failed or self._ending:
+        if self._has_failed or self._ending:
             self._end(self._ending or "failure", END)
         else:
             self._printer.show(f"{signal_name(signum)}: ending all ranks on all hosts (once more: at once)")
@@ -325,14 +351,13 @@ class Supervisor:
 
     def _tear_down(self) -> None:
         try:
-            if not self._agents.all_closed:  # an exception: the caller's Ctrl-C, or a defect
+            if not self._is_over:  # an exception: the caller's Ctrl-C, or a defect
                 self._end("abandoned", END)
                 while not self._agents.all_closed:
                     self._run_once()
         finally:
             self._agents.force()
-            if self._rendezvous is not None:
-                self._rendezvous.stop()
+            self._stop_services()
             self._printer.close()
             self._console.on_change(lambda: None)
             self._loop.close()
@@ -345,15 +370,17 @@ class Supervisor:
         names = rank_names([self.job.hosts[place.host_index].name for place in self.job.plan.places])
         return job_line(names, [self._usages[rank] for rank in range(size)])
 
+    def _stop_services(self) -> None:
+        if self._rendezvous is not None:
+            self._rendezvous.stop()
+
     def _outcome(self) -> Outcome:
         if self._problems and self._ending in ("start", ""):
             return not_started(self.job, self._problems, set(self._ready))
         failed = self._failure.failed and self._ending not in ("pipe", "interrupt")
         told, tails = self._inquiry.conclude() if failed else ("", ""), self._printer.tails()
         self._failure.explained(self._inquiry.explanations(tails))
-        checked = {self.job.hosts[index].name: facts.get("found") for index, facts in self._ready.items()}
-        pythons = {name: found["python"] for name, found in checked.items() if found}
-        outcome = ended(self.job, self._failure, self._ending, self._signum, tails, *told, pythons)
+        outcome = self._ended(tails, *told)
         if outcome.reason != "interrupt":
             self._printer.settle(range(self.job.plan.size) if self.job.settings.verbose else outcome.to_show)
         if self.job.fetch:
@@ -361,8 +388,26 @@ class Supervisor:
         if outcome.reason == "done":
             self._printer.show(self._unequal())
             self._printer.show(missing_timeline(self.job, self._began_s))
-        outcome.results = {
+        outcome.results = self._verified_results()
+        return outcome
+
+    def _ended(
+        self, tails: Mapping[int, List[str]], lines: str = "", diagnosis: str = "", first: str = ""
+    ) -> Outcome:
+        """The outcome of ranks that had started; see :func:`~.outcome.ended`."""
+        checked = {self.job.hosts[index].name: facts.get("found") for index, facts in self._ready.items()}
+        pythons = {name: found["python"] for name, found in checked.items() if found}
+        causes = self._failure
+        return ended(
+            self.job, causes, self._ending, self._signum, tails, lines, diagnosis, pythons, first
+        )  # fmt: skip
+
+    def _forget_failures(self) -> None:
+        """The job continues without the ranks that have failed until now."""
+        self._failure.survived()
+
+    def _verified_results(self) -> Dict[int, Optional[bytes]]:
+        return {
             rank: self.job.verified_result(rank, bytes(data)) if data else b""
             for rank, data in self._results.items()
         }
-        return outcome

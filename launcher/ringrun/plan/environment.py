@@ -19,7 +19,7 @@ from .ranks import Place
 
 _IN_ONE_JOB = (
     "SIZE", "RENDEZVOUS", "RENDEZVOUS_MACHINE", "RANK", "KEY", "KEY_FILE", "KEY_FD", "JOB", "HOST", "SLOT",
-    "MASTER", "FLIGHT_FD", "RESTART",
+    "MASTER", "FLIGHT_FD", "RESTART", "ELASTIC", "MEMBER",
 )  # fmt: skip
 MEMBERSHIP = tuple(PREFIX + name for name in _IN_ONE_JOB)
 """Variables that describe a process's part in *one* job; a job inside another must not inherit them."""
@@ -34,7 +34,7 @@ def setting_variables() -> List[str]:
 
 def removed() -> List[str]:
     """Variables that the agent removes from its environment before it adds the rank's own."""
-    return [*MEMBERSHIP, *setting_variables(), *horovod.IDENTITY]
+    return [*MEMBERSHIP, *setting_variables(), *horovod.IDENTITY, "HOROVOD_ELASTIC"]
 
 
 def rank_variables(place: Place, size: int, host: str, as_horovod: bool = False) -> Dict[str, str]:

@@ -107,10 +107,6 @@ NAMES = (
 )  # fmt: skip
 
 NO_MPI = "ringcomm has no MPI; its own TCP links replace Horovod's Gloo. Leave it out."
-NO_ELASTIC = (
-    "jobs that continue with fewer or more ranks (elastic training) are not supported yet. Leave it out, and "
-    "the job runs with the number of ranks that -np or the hosts give."
-)
 _HIERARCHY = "ringcomm has no such algorithm"
 _TUNER = "ringcomm's autotuner has no such parameter"
 _LOG = "ringcomm logs through Python's logging; --verbose shows more"
@@ -118,11 +114,6 @@ _LOG = "ringcomm logs through Python's logging; --verbose shows more"
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("--mpi", "--jsrun"), NO_MPI),
     **dict.fromkeys(("--mpi-args", "--binding-args"), NO_MPI),
-    **dict.fromkeys(
-        ("--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--slots-per-host"), NO_ELASTIC
-    ),
-    **dict.fromkeys(("--elastic-timeout", "--reset-limit", "--blacklist-cooldown-range"), NO_ELASTIC),
-    "--host-discovery-script": NO_ELASTIC,
 }
 """horovodrun's flags that are an error here, because ringrun cannot do what they request; with the reason."""
 
@@ -145,12 +136,10 @@ IGNORED: Mapping[str, str] = {
 """horovodrun's flags that change nothing here; ringrun prints the reason if there is one."""
 
 VALUES: Mapping[str, int] = {
-    **dict.fromkeys(("--mpi-args", "--binding-args", "--min-np", "--min-num-proc", "--max-np"), 1),
-    **dict.fromkeys(("--max-num-proc", "--slots-per-host", "--elastic-timeout", "--reset-limit"), 1),
-    **dict.fromkeys(("--host-discovery-script", "--num-nccl-streams", "--thread-affinity", "--log-level"), 1),
+    **dict.fromkeys(("--mpi-args", "--binding-args"), 1),
+    **dict.fromkeys(("--num-nccl-streams", "--thread-affinity", "--log-level"), 1),
     **dict.fromkeys(("--autotune-warmup-samples", "--autotune-steps-per-sample"), 1),
     **dict.fromkeys(("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"), 1),
-    "--blacklist-cooldown-range": 2,
 }
 """Number of values that flags of :data:`REFUSED` and :data:`IGNORED` take; flags not listed take none."""
 

@@ -95,7 +95,7 @@ class Job:
     id: str
     key: bytes = field(repr=False)
     plan: Plan
-    hosts: Tuple[HostJob, ...]
+    hosts: Sequence[HostJob]
     settings: Settings
     command: Command
     version: str = ""
@@ -162,6 +162,8 @@ class Job:
             "unset": removed(),
             "env": {**host.env, **own},
             "ranks": ranks,
+            "slots": len(ranks),
+            "elastic": False,
             "payload": self.payload is not None,
             "version": self.version,
             "package": host.package,
@@ -180,8 +182,10 @@ class Job:
 
     def _writes(self, host: HostJob) -> List[List[str]]:
         """The files that the ranks of a host will write because of an option: the option and the path."""
-        if host.index != self.plan.places[0].host_index:
-            return []
+        return self._outputs() if host.index == self.plan.places[0].host_index else []
+
+    def _outputs(self) -> List[List[str]]:
+        """The files that rank 0 will write because of an option: the option and the path."""
         log = self.settings.autotune_log if self.settings.autotune else ""
         outputs = [["--timeline", self.settings.timeline], ["--autotune-log", log]]
         return [row for row in outputs if row[1]]

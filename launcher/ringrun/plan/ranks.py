@@ -40,8 +40,8 @@ class PlannedHost(NamedTuple):
 class Plan(NamedTuple):
     """All ranks in rank order, and the hosts they run on in the order given."""
 
-    hosts: Tuple[PlannedHost, ...]
-    places: Tuple[Place, ...]
+    hosts: Sequence[PlannedHost]
+    places: Sequence[Place]
 
     @property
     def size(self) -> int:

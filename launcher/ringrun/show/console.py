@@ -220,21 +220,38 @@ class OutputFiles:
 
     def __init__(self, folder: Path, ranks: int) -> None:
         self._files: Dict[Tuple[int, int], Tuple[Path, int]] = {}
+        self._folder = folder
         self.problem = ""
+        for rank in range(ranks):
+            self.add(rank)
+
+    def add(self, rank: int) -> None:
+        """Create the files of a rank.
+
+        Raises:
+            ConfigError: they cannot be created.
+        """
+        folder = self._folder
         try:
             with own_folder(folder):
                 pass  # or another user would decide what is below it
-            for rank in range(ranks):
-                place = folder / f"rank.{rank}"
-                with own_folder(place) as opened:
-                    for stream, name in ((1, "stdout"), (2, "stderr")):
-                        self._files[rank, stream] = place / name, new_file(opened, name, 0o666)
+            place = folder / f"rank.{rank}"
+            with own_folder(place) as opened:
+                for stream, name in ((1, "stdout"), (2, "stderr")):
+                    self._files[rank, stream] = place / name, new_file(opened, name, 0o666)
         except OSError as problem:
             self.close()
             raise ConfigError(
                 f"--output-dir {folder}: {problem.filename or folder} cannot be written: {problem.strerror}. "
                 "Name a directory that you may write to."
             ) from None
+
+    def remove(self, rank: int) -> None:
+        """Close the files of a rank that has ended."""
+        for stream in (1, 2):
+            file = self._files.pop((rank, stream), None)
+            if file is not None:
+                os.close(file[1])
 
     def write(self, rank: int, stream: int, data: bytes) -> None:
         """Append to a rank's file. On an error set ``problem``, and write no more to that file."""

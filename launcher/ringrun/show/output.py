@@ -275,16 +275,32 @@ class Outputs:
     def __init__(
         self, hosts: Dict[int, str], coloured: Mapping[int, bool], in_place: Container[int] = ()
     ) -> None:
-        self._lines = {
-            (rank, stream): LineAssembler(stream in in_place) for rank in hosts for stream in (1, 2)
-        }
-        self._prefixes = {
-            (rank, stream): prefix(host, rank, coloured[stream])
-            for rank, host in hosts.items()
-            for stream in (1, 2)
-        }
-        self._delays = {rank: TracebackDelay() for rank in hosts}
-        self.tails = {rank: Tail() for rank in hosts}
+        self._lines: Dict[Tuple[int, int], LineAssembler] = {}
+        self._prefixes: Dict[Tuple[int, int], bytes] = {}
+        self._delays: Dict[int, TracebackDelay] = {}
+        self._coloured, self._in_place = coloured, in_place
+        self.tails: Dict[int, Tail] = {}
+        for rank, host in hosts.items():
+            self.add(rank, host)
+
+    def add(self, rank: int, host: str) -> None:
+        """Add a rank.
+
+        Args:
+            rank: its number.
+            host: the name of its host.
+        """
+        for stream in (1, 2):
+            self._lines[rank, stream] = LineAssembler(stream in self._in_place)
+            self._prefixes[rank, stream] = prefix(host, rank, self._coloured[stream])
+        self._delays[rank] = TracebackDelay()
+        self.tails[rank] = Tail()
+
+    def remove(self, rank: int) -> None:
+        """Forget a rank that has ended."""
+        for stream in (1, 2):
+            del self._lines[rank, stream], self._prefixes[rank, stream]
+        del self._delays[rank], self.tails[rank]
 
     def feed(self, rank: int, stream: int, data: bytes, now_s: float) -> bytes:
         """The bytes to write for data of a rank.

@@ -39,6 +39,26 @@ class Printer:
         if job.output_dir is not None:
             self._files = OutputFiles(job.output_dir, job.plan.size)
 
+    def add(self, rank: int, host: str) -> None:
+        """A rank has been added to the job.
+
+        Args:
+            rank: its number.
+            host: the name of its host.
+
+        Raises:
+            ConfigError: its files in ``--output-dir`` cannot be written.
+        """
+        self._outputs.add(rank, host)
+        if self._files is not None:
+            self._files.add(rank)
+
+    def remove(self, rank: int) -> None:
+        """Forget a rank that has ended, with its last lines, and close its files."""
+        self._outputs.remove(rank)
+        if self._files is not None:
+            self._files.remove(rank)
+
     @property
     def waiting(self) -> bool:
         """Whether :meth:`tick` must be called soon."""

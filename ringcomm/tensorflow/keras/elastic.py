@@ -2,6 +2,7 @@
 
 from ...keras.elastic import (
     CommitStateCallback,
+    ElasticSampler,
     KerasState,
     ObjectState,
     State,
@@ -12,6 +13,7 @@ from ...keras.elastic import (
 
 __all__ = [
     "CommitStateCallback",
+    "ElasticSampler",
     "KerasState",
     "ObjectState",
     "State",

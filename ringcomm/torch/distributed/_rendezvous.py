@@ -11,9 +11,10 @@ import ipaddress
 import json
 import logging
 import socket
+import weakref
 from datetime import timedelta
 from importlib import import_module
-from typing import Any, Callable, Iterator, Tuple
+from typing import Any, Callable, Iterator, Optional, Tuple
 
 import torch.distributed as dist
 
@@ -27,6 +28,7 @@ logger = logging.getLogger("ringcomm.torch")
 
 SCHEME = "ringcomm"
 _stores_made = 0
+_last_view: Optional[weakref.ref[Context]] = None
 _TIMEOUT = timedelta(minutes=30)
 Found = Tuple[Any, int, int]
 
@@ -41,8 +43,7 @@ def ringcomm_rendezvous(url: str, timeout: timedelta = _TIMEOUT, **_: Any) -> It
     Yields:
         a store, this process's rank, and the number of ranks.
     """
-    api.init()
-    context = api.context()
+    context = _view()
     if context.size == 1:
         yield dist.HashStore(), 0, 1
         return
@@ -53,8 +54,22 @@ def ringcomm_rendezvous(url: str, timeout: timedelta = _TIMEOUT, **_: Any) -> It
     where = context.broadcast_object(where)
     if store is None:
         store = _reach_store(where, _address_of_rank_0(context), context.size, timeout)
-    adopt(store, Membership.from_environment())
+    adopt(store, context.membership or Membership.from_environment(), context.generation)
     yield store, context.rank, context.size
+
+
+def _view() -> Context:
+    """The job that the default group is made from. In an elastic job a second group begins a new view.
+
+    A program that has destroyed its process group and makes another one has lost a rank, or is to go on with
+    other ranks; all ranks of the job do that together.
+    """
+    global _last_view
+    api.init()
+    if api.context().is_elastic and _last_view is not None and _last_view() is api.context():
+        api.restart()
+    _last_view = weakref.ref(api.context())
+    return api.context()
 
 
 def _launchers_rendezvous(membership: Membership, rank: int, timeout: timedelta) -> Found:
@@ -143,7 +158,7 @@ def _with_fallback(usual: Callable[..., Iterator[Found]]) -> Callable[..., Itera
             first = next(found)
         except ValueError:
             # RANK, WORLD_SIZE, MASTER_ADDR or MASTER_PORT is not set. In a job of ringcomm that is allowed.
-            if Membership.from_environment().size == 1:
+            if Membership.from_environment().is_alone:
                 raise
             found = ringcomm_rendezvous(url, timeout)
             first = next(found)

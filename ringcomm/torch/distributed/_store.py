@@ -42,7 +42,7 @@ _STOP_THREAD_NAME = "ringcomm-farewell"
 _ENTRY = "ringcomm/rendezvous"
 _LOOK_AGAIN_S = 0.25
 _warned = False
-_job_stores: List[Tuple[Any, Membership]] = []
+_job_stores: List[Tuple[Any, Membership, int]] = []
 """The store that the job itself has made, if there is one, and the job."""
 _connections: Counter[str] = Counter()
 """The number of connections that this process has made, by the title of the group."""
@@ -88,16 +88,22 @@ def group_settings(timeout: timedelta) -> Settings:
     return replace(settings, timeout_s=silence_s, start_timeout_s=max(timeout_s, 1.0))
 
 
-def adopt(store: Any, membership: Membership) -> None:
-    """Mark a store as made by a job for all its ranks: its groups connect at the job's rendezvous."""
-    _job_stores[:] = [(store, membership)]
+def adopt(store: Any, membership: Membership, epoch: int = 0) -> None:
+    """Mark a store as made by a job for all its ranks: its groups connect at the job's rendezvous.
+
+    Args:
+        store: the store.
+        membership: of the job.
+        epoch: number of the view, if the job is elastic.
+    """
+    _job_stores[:] = [(store, membership, epoch)]
 
 
-def _job_of(store: Any) -> Optional[Membership]:
-    """The job that has made this store for its ranks; None for any other store."""
+def _job_of(store: Any) -> Optional[Tuple[Membership, int]]:
+    """The job that has made this store for its ranks, and its epoch; None for any other store."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
-    return next((membership for own, membership in _job_stores if own is store), None)
+    return next(((membership, epoch) for own, membership, epoch in _job_stores if own is store), None)
 
 
 class JobEntry:
@@ -106,14 +112,16 @@ class JobEntry:
     Args:
         membership: of the job.
         title: identifies the group; the same on all its ranks.
+        epoch: number of the view, if the job is elastic.
     """
 
     patience_s = 0.0
     hint = ""
 
-    def __init__(self, membership: Membership, title: str) -> None:
+    def __init__(self, membership: Membership, title: str, epoch: int) -> None:
         self._membership = membership
-        # All processes of a job live as long as the job, so their counts are equal.
+        title = f"epoch {epoch}, {title}" if membership.elastic else title
+        # All members of a view live as long as the view, so their counts are equal.
         self._entry = f"{title}, turn {_connections[title]}"
         _connections[title] += 1
 
@@ -229,7 +237,7 @@ def meet(store: Any, rank: int, ranks: Sequence[int], name: str, settings: Setti
     job = _job_of(store)
     entry: Entry
     if job is not None:
-        entry = JobEntry(job, title)
+        entry = JobEntry(job[0], title, job[1])
     else:
         patience_s = min(settings.start_timeout_s, Settings.from_environment().start_timeout_s)
         entry = StoreEntry(store, title, b"" if secret is None else secret[0], patience_s)

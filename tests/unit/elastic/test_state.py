@@ -47,15 +47,15 @@ def test_rank_0_decides():
 def test_changed_hosts_interrupt_once():
     kept = state(epoch=0)
     kept.check_host_updates()
-    kept.on_hosts_updated(5.0, 2)
+    kept.on_hosts_updated(5.0, 1)
     with pytest.raises(rc.HostsUpdatedInterrupt) as caught:
         kept.commit()
     assert caught.value.skip_sync
     kept.check_host_updates()
-    kept.on_hosts_updated(4.0, 1)  # old news
+    kept.on_hosts_updated(4.0, 2)  # old news
     kept.check_host_updates()
-    kept.on_hosts_updated(6.0, 1)
-    kept.on_hosts_updated(7.0, 2)
+    kept.on_hosts_updated(6.0, 2)
+    kept.on_hosts_updated(7.0, 1)
     with pytest.raises(rc.HostsUpdatedInterrupt) as caught:
         kept.check_host_updates()
     assert not caught.value.skip_sync

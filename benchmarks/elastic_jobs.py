@@ -1,0 +1,289 @@
+"""How long elastic jobs of ringrun need after a loss, what a newcomer costs, and ten minutes of losses.
+
+    python benchmarks/elastic_jobs.py kills  4 ranks, 100 MB of state, SIGKILL of each in turn, 20 times
+    python benchmarks/elastic_jobs.py join   what the others pause while a process that sleeps 20 s joins
+    python benchmarks/elastic_jobs.py soak   ten minutes, a kill and a rejoin every 30 s
+
+All ranks run on this machine. `--quick` makes each a check of some seconds; its numbers mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+ROOT = Path(__file__).resolve().parents[1]
+LIMIT_S = 120.0
+
+WORKER = """
+import json, os, resource, sys, time
+import numpy as np
+import ringcomm as rc
+
+if int(os.environ["RINGCOMM_MEMBER"]) >= int(os.environ["FIRST_MEMBERS"]):
+    time.sleep(float(os.environ.get("NEWCOMER_SLEEPS", "0")))
+rc.init()
+member, pause_s = int(os.environ["RINGCOMM_MEMBER"]), float(os.environ["PAUSE_S"])
+log = open(os.path.join(os.environ["LOGS"], f"{member}.jsonl"), "a", buffering=1)
+stop = os.path.join(os.environ["LOGS"], "stop")
+
+
+def note(**facts):
+    log.write(json.dumps({**facts, "at": time.time(), "pid": os.getpid()}) + "\\n")
+
+
+def resources():
+    pages = int(open("/proc/self/statm").read().split()[1])
+    return {"memory_bytes": pages * resource.getpagesize(), "descriptors": len(os.listdir("/proc/self/fd"))}
+
+
+@rc.elastic.run
+def train(state):
+    rc.check_same({"weights": state.weights})
+    note(event="view", epoch=rc.epoch(), size=rc.size(), step=state.step, **resources())
+    gradient = np.zeros(1 << 18, np.float32)
+    while True:
+        began = time.time()
+        time.sleep(pause_s)
+        gradient[:] = 1e-3 * ((state.step + rc.rank()) % 7)
+        total = rc.allreduce(gradient)
+        ends = rc.allreduce(np.array([float(os.path.exists(stop))]), op=rc.Max)[0] > 0
+        with state.update():
+            at = state.step * len(total) % len(state.weights)
+            state.weights[at : at + len(total)] += total[: len(state.weights) - at]
+        note(event="step", epoch=rc.epoch(), size=rc.size(), step=state.step, s=time.time() - began)
+        if ends:
+            rc.check_same({"weights": state.weights})
+            note(event="end", epoch=rc.epoch(), step=state.step, **resources())
+            return
+
+
+train(rc.elastic.ArrayState(weights=np.zeros(int(os.environ["STATE_BYTES"]) // 4, np.float32)))
+"""
+
+
+class ElasticJob:
+    """One job of ringrun on this machine, and what its processes note.
+
+    Args:
+        options: of ringrun.
+        ranks: number of ranks at the start.
+        state_bytes: size of the state.
+        pause_s: seconds of computation in each step.
+        environment: more variables of the ranks.
+    """
+
+    def __init__(
+        self, *options: str, ranks: int, state_bytes: int, pause_s: float = 0.02, **environment: str
+    ) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="ringcomm-elastic-"))
+        (self.folder / "worker.py").write_text(WORKER)
+        env = {name: value for name, value in os.environ.items() if not name.startswith("RINGCOMM_")}
+        env.update(
+            PYTHONPATH=f"{ROOT}:{ROOT / 'launcher'}", LOGS=str(self.folder), XDG_RUNTIME_DIR=str(self.folder),
+            STATE_BYTES=str(state_bytes), PAUSE_S=str(pause_s), FIRST_MEMBERS=str(ranks),
+            OPENBLAS_NUM_THREADS="1", **environment,
+        )  # fmt: skip
+        self.env = env
+        self.output = (self.folder / "ringrun.txt").open("w")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "ringrun", *options, str(self.folder / "worker.py")], env=env,
+            stdin=subprocess.DEVNULL, stdout=self.output, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+
+    def notes(self, member: int) -> List[Dict[str, Any]]:
+        """What a process has noted, without a line that is being written."""
+        path = self.folder / f"{member}.jsonl"
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def members(self) -> List[int]:
+        """The numbers of all processes that have noted anything."""
+        return sorted(int(path.stem) for path in self.folder.glob("*.jsonl"))
+
+    def running(self, size: int, but: Sequence[int] = ()) -> List[int]:
+        """Wait until a view of so many ranks makes steps; its members without those in ``but``.
+
+        Raises:
+            RuntimeError: that has not happened in time, or the job has ended.
+        """
+        until = time.monotonic() + LIMIT_S
+        while time.monotonic() < until and self.process.poll() is None:
+            last = {member: notes[-1] for member in self.members() if (notes := self.notes(member))}
+            newest = max((note["epoch"] for note in last.values()), default=0)
+            found = [member for member in last if last[member]["epoch"] == newest and member not in but]
+            makes_steps = all(last[member]["event"] == "step" for member in found)
+            if len(found) == size and last[found[0]]["size"] == size and makes_steps:
+                return found
+            time.sleep(0.02)
+        raise RuntimeError(f"no view of {size} ranks\n{(self.folder / 'ringrun.txt').read_text()}")
+
+    def __enter__(self) -> ElasticJob:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """End what a failed measurement left running; its files stay, those of others do not."""
+        self.process.terminate()
+        self.process.wait()
+        self.output.close()
+        if kind is None:
+            shutil.rmtree(self.folder)
+
+    def kill(self, member: int) -> float:
+        """SIGKILL a process; when."""
+        pid = self.notes(member)[-1]["pid"]
+        at = time.time()
+        os.kill(pid, signal.SIGKILL)
+        return at
+
+    def first_step(self, members: Sequence[int], after: float) -> float:
+        """When all these processes have finished a step of a view that began after a time."""
+        until = time.monotonic() + LIMIT_S
+        while time.monotonic() < until:
+            times = [self._first_step(member, after) for member in members]
+            if None not in times:
+                return max(time_s for time_s in times if time_s is not None)
+            time.sleep(0.05)
+        raise RuntimeError(f"no step after a loss\n{(self.folder / 'ringrun.txt').read_text()}")
+
+    def _first_step(self, member: int, after: float) -> Optional[float]:
+        notes = [note for note in self.notes(member) if note["at"] >= after]
+        views = [number for number, note in enumerate(notes) if note["event"] == "view"]
+        steps = [note["at"] for note in notes[views[0] :] if note["event"] == "step"] if views else []
+        return steps[0] if steps else None
+
+    def end(self) -> Tuple[int, str]:
+        """End training; the exit code, and what ringrun has printed."""
+        (self.folder / "stop").touch()
+        code = self.process.wait(LIMIT_S)
+        return code, (self.folder / "ringrun.txt").read_text()
+
+
+def kills(ranks: int, state_bytes: int, count: int) -> Dict[str, Any]:
+    """SIGKILL one rank after the other; seconds until the survivors have finished a step."""
+    with ElasticJob(
+        "-np", str(ranks), "--min-np", str(ranks - 1), "--max-np", str(ranks), ranks=ranks,
+        state_bytes=state_bytes,
+    ) as job:  # fmt: skip
+        dead: List[int] = []
+        seconds: List[float] = []
+        moved = 0
+        for number in range(count):
+            members = job.running(ranks, dead)
+            time.sleep(1.0)
+            pids = {member: job.notes(member)[-1]["pid"] for member in members}
+            victim = members[number % ranks]
+            at = job.kill(victim)
+            dead.append(victim)
+            survivors = [member for member in members if member != victim]
+            seconds.append(job.first_step(survivors, at) - at)
+            moved += sum(job.notes(member)[-1]["pid"] != pids[member] for member in survivors)
+            print(f"  kill {number + 1}: {seconds[-1]:.2f} s", flush=True)
+        job.running(ranks, dead)
+        code, text = job.end()
+        ordered = sorted(seconds)
+        return {
+            "losses": count, "ranks": ranks, "state_bytes": state_bytes,
+            "median_s": statistics.median(ordered), "longest_s": ordered[-1],
+            "percentile_95_s": ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))],
+            "survivors_with_another_pid": moved, "exit_code": code, "end": text.splitlines()[-1:],
+        }  # fmt: skip
+
+
+def join(ranks: int, state_bytes: int, sleep_s: float) -> Dict[str, Any]:
+    """A process is killed, and its successor sleeps before init(): the pauses of the others."""
+    with ElasticJob(
+        "-np", str(ranks), "--min-np", str(ranks - 1), "--max-np", str(ranks), ranks=ranks,
+        state_bytes=state_bytes, NEWCOMER_SLEEPS=str(sleep_s),
+    ) as job:  # fmt: skip
+        members = job.running(ranks)
+        at = job.kill(members[-1])
+        survivors = members[:-1]
+        job.running(ranks, members[-1:])
+        time.sleep(1.0)
+        code, _ = job.end()
+        steps = [
+            note["at"] for note in job.notes(survivors[0])
+            if note["event"] == "step" and note["at"] > at + 3.0
+        ]  # fmt: skip
+        return {
+            "newcomer_sleeps_s": sleep_s, "state_bytes": state_bytes, "exit_code": code,
+            "longest_pause_s": max(after - before for before, after in zip(steps, steps[1:])),
+            "median_step_s": statistics.median(after - before for before, after in zip(steps, steps[1:])),
+        }  # fmt: skip
+
+
+def soak(ranks: int, state_bytes: int, minutes: float, every_s: float) -> Dict[str, Any]:
+    """Kill a rank every ``every_s`` seconds; it is started again. Member 0 is measured and never killed."""
+    with ElasticJob(
+        "-np", str(ranks), "--min-np", "1", "--max-np", str(ranks), ranks=ranks, state_bytes=state_bytes,
+        pause_s=0.05,
+    ) as job:  # fmt: skip
+        dead: List[int] = []
+        members = job.running(ranks)
+        time.sleep(min(10.0, every_s))
+        began = job.notes(0)[-1]["at"]
+        until = time.monotonic() + 60 * minutes
+        while time.monotonic() < until:
+            victim = [member for member in members if member != 0][len(dead) % (ranks - 1)]
+            job.kill(victim)
+            dead.append(victim)
+            print(f"  {len(dead)} losses", flush=True)
+            time.sleep(every_s)
+            members = job.running(ranks, dead)
+        code, _ = job.end()
+        notes = job.notes(0)
+        usual_s = statistics.median(
+            note["s"] for note in notes if note["event"] == "step" and note["at"] < began
+        )
+        steps = [note for note in notes if note["event"] == "step" and note["at"] >= began]
+        span_s = steps[-1]["at"] - steps[0]["at"]
+        views = [note for note in notes if note["event"] == "view"]
+        ends = [job.notes(member)[-1] for member in members]
+        three = [views[min(2, len(views) - 1)], views[len(views) // 2], notes[-1]]  # early, middle, end
+        return {
+            "minutes": span_s / 60, "losses": len(dead), "steps": len(steps), "exit_code": code,
+            "usual_step_s": usual_s, "throughput_kept": len(steps) * usual_s / span_s,
+            "all_at_the_same_step": len({note["step"] for note in ends}) == 1,
+            "memory_bytes": [note["memory_bytes"] for note in three],
+            "descriptors": [note["descriptors"] for note in three],
+        }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=("kills", "join", "soak"))
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--mb", type=float, default=100.0, help="size of the state in MB (10^6 bytes)")
+    parser.add_argument("--count", type=int, default=20, help="number of kills")
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--every", type=float, default=30.0, help="seconds between losses")
+    parser.add_argument("--sleep", type=float, default=20.0, help="seconds that the newcomer sleeps")
+    parser.add_argument("--quick", action="store_true")
+    given = parser.parse_args()
+    if given.quick:
+        given.mb, given.count, given.minutes, given.every, given.sleep = 1.0, 2, 0.1, 3.0, 4.0
+    size = int(given.mb * 1e6)
+    if given.what == "kills":
+        result = kills(given.ranks, size, given.count)
+    elif given.what == "join":
+        result = join(given.ranks, size, given.sleep)
+    else:
+        result = soak(given.ranks, size, given.minutes, given.every)
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Parts of Horovod's elastic launcher that scripts and tests import."""

@@ -1,0 +1,65 @@
+"""Discovery of hosts, for programs that call it themselves; ``ringrun`` runs scripts on its own."""
+
+from __future__ import annotations
+
+import threading
+from typing import Dict, Optional
+
+from ringcomm.errors import ConfigError
+from ringrun.elastic.discovery import parse_discovered
+from ringrun.job.discovery import SCRIPT_LIMIT_S, ScriptError, run_script
+
+
+class HostDiscovery:
+    """Base class of what finds the available hosts."""
+
+    def find_available_hosts_and_slots(self) -> Dict[str, int]:
+        """The available hosts with their numbers of slots."""
+        raise NotImplementedError
+
+
+class HostDiscoveryScript(HostDiscovery):
+    """Runs a script that prints the available hosts.
+
+    Args:
+        discovery_script: the command.
+        slots: slots of hosts without a number; None for 1.
+    """
+
+    def __init__(self, discovery_script: str, slots: Optional[int] = None) -> None:
+        self._script, self._slots = discovery_script, slots or 1
+
+    def find_available_hosts_and_slots(self) -> Dict[str, int]:
+        """The hosts that the script prints, in its order.
+
+        Raises:
+            RuntimeError: the script has failed, or its output is not valid.
+        """
+        try:
+            output = run_script(self._script, SCRIPT_LIMIT_S, threading.Event())
+            return {spec.target: spec.slots or 1 for spec in parse_discovered(output, self._slots)}
+        except (ScriptError, ConfigError) as problem:
+            raise RuntimeError(f"Failed to execute discovery script: {problem}") from None
+
+
+class FixedHosts(HostDiscovery):
+    """Hosts that a program sets.
+
+    Args:
+        host_slots: the hosts with their numbers of slots.
+    """
+
+    def __init__(self, host_slots: Dict[str, int]) -> None:
+        self._host_slots = host_slots
+
+    def find_available_hosts_and_slots(self) -> Dict[str, int]:
+        """The hosts that were set last."""
+        return self._host_slots
+
+    def set(self, host_slots: Dict[str, int]) -> None:
+        """Set the hosts.
+
+        Args:
+            host_slots: the hosts with their numbers of slots.
+        """
+        self._host_slots = host_slots

@@ -1,0 +1,105 @@
+"""An elastic job as data: a job to which hosts and processes are added while it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Dict, List, Protocol, Tuple
+
+from ..plan import horovod
+from ..plan.hosts import HostSpec
+from ..plan.job import HostJob, Job
+from ..plan.ranks import Place, Plan, PlannedHost
+from .limits import Limits
+
+
+class MakesHosts(Protocol):
+    """Makes the part of the job on one host from the user's options."""
+
+    def make(self, index: int, planned: PlannedHost, is_local: bool) -> HostJob:
+        """The part of the job on a host.
+
+        Raises:
+            ConfigError: an option for this host is not valid.
+        """
+
+
+@dataclass(frozen=True)
+class ElasticJob(Job):
+    """An elastic job. ``plan.places`` are its processes by member number, ``hosts`` its agents.
+
+    Attributes:
+        limits: how many ranks it may have, and how long it waits for them.
+        specs: the hosts that the user has listed; empty if a script names them.
+        maker: makes the part of the job on a host.
+    """
+
+    limits: Limits = field(default_factory=lambda: Limits(1, 1))
+    specs: Tuple[HostSpec, ...] = ()
+    maker: Any = None
+
+    @property
+    def all_local(self) -> bool:
+        """False: hosts of other machines may be added at any time."""
+        return False
+
+    def fresh(self, **changes: Any) -> ElasticJob:
+        """The same job before its start.
+
+        Args:
+            changes: fields with other values.
+        """
+        return replace(self, plan=Plan([], []), hosts=[], **changes)
+
+    def open_host(self, agent: int, spec: HostSpec, slots: int, is_local: bool) -> HostJob:
+        """Add a host.
+
+        Args:
+            agent: the number of its agent, the next in order.
+            spec: the host.
+            slots: most processes there.
+            is_local: whether it is this machine.
+
+        Raises:
+            ConfigError: an option for this host is not valid.
+        """
+        planned = PlannedHost(spec, slots, slots)
+        host: HostJob = self.maker.make(agent, planned, is_local)
+        hosts, planned_hosts = self.hosts, self.plan.hosts
+        assert isinstance(hosts, list) and isinstance(planned_hosts, list) and len(hosts) == agent
+        hosts.append(host)
+        planned_hosts.append(planned)
+        return host
+
+    def add_member(self, member: int, agent: int, local: int, rank: int, size: int) -> Dict[str, Any]:
+        """Add a process; what its agent needs to start it.
+
+        Args:
+            member: its number, the next in order.
+            agent: the number of its host's agent.
+            local: its slot there.
+            rank: the rank that it will probably have; only Horovod's variables contain it.
+            size: the number of ranks that the job will probably have then.
+        """
+        places = self.plan.places
+        assert isinstance(places, list) and len(places) == member
+        host = self.hosts[agent]
+        place = Place(member, agent, local, host.planned.slots, agent, len(self.hosts))
+        places.append(place)
+        env = {} if not self.horovod else _horovods(place._replace(rank=rank), size, host.name)
+        env = {name: value for name, value in env.items() if name not in host.env}
+        env.update(RINGCOMM_SLOT=f"{agent}:{local}", RINGCOMM_ELASTIC="1", RINGCOMM_MEMBER=str(member))
+        return {"rank": member, "env": env}
+
+    def agent_config(self, host: HostJob) -> Dict[str, Any]:
+        """The first message to a host's agent; processes are started later."""
+        config = super().agent_config(host)
+        config["env"]["RINGCOMM_SIZE"] = str(self.limits.start_np)
+        return {**config, "elastic": True, "slots": host.planned.slots}
+
+    def _writes(self, host: HostJob) -> List[List[str]]:
+        return self._outputs() if host.index == 0 else []  # any rank may become the one that writes
+
+
+def _horovods(place: Place, size: int, host: str) -> Dict[str, str]:
+    """Horovod's variables, as they are when the process starts."""
+    return {**horovod.rank_variables(place, size, host), "HOROVOD_ELASTIC": "1"}

@@ -1,0 +1,396 @@
+"""An elastic job's hosts and processes as a state machine: events and the time go in, actions come out.
+
+It decides where processes run: which hosts get an agent, which slots get a process, when a slot or a host
+that failed is used again, and when the job cannot continue. The rendezvous decides which of these processes
+are the ranks: it publishes the views.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
+
+from ..plan.hosts import HostSpec
+from .changes import Change, ChangeLog
+from .cooldown import NEVER
+from .discovery import host_key
+from .limits import Limits, failed_text, timeout_text
+from .places import (
+    Action,
+    CloseHost,
+    Exclude,
+    Fail,
+    Finish,
+    Host,
+    OpenHost,
+    Phase,
+    Process,
+    ReportExit,
+    Say,
+    StartProcess,
+    StopProcess,
+)
+
+SHOWN_S = 1.0
+"""Shorter exclusions are not reported."""
+LEAVE_S = 60.0
+"""A process of a removed host that has not left by itself after this time is ended."""
+NO_HOST_REMAINS = "No hosts from previous set remaining, unable to broadcast state."
+
+
+class Membership:
+    """The hosts and processes of one elastic job.
+
+    Args:
+        limits: the job's limits.
+        now_s: the time at which the job starts, in seconds, on the clock of all events.
+        chance: returns random numbers from 0 to 1, for the length of exclusions.
+
+    Attributes:
+        hosts: by :func:`~.discovery.host_key`, in the order in which they became known.
+        processes: the running processes, by member number.
+        finishing: whether a rank has ended with exit code 0: no process is started any more.
+        log: what has changed since the start.
+    """
+
+    def __init__(self, limits: Limits, now_s: float, chance: Callable[[], float] = random.random) -> None:
+        self.limits = limits
+        self.hosts: Dict[str, Host] = {}
+        self.processes: Dict[int, Process] = {}
+        self.finishing = False
+        self.log = ChangeLog(now_s)
+        self._began_s, self._chance = now_s, chance
+        self._agents = self._members = 0  # the next numbers
+        self._by_agent: Dict[int, Host] = {}
+        self._started = self._has_view = self._ended = False
+        self._holders: Set[int] = set()  # processes that have the job's state: the present view's
+        self._first_failure: Optional[Tuple[str, int, int]] = None
+        self._failed_late = False  # a rank has failed after another has ended with exit code 0
+        self._postponed: Set[str] = set()
+        self._ticked_s = now_s
+
+    # -- which hosts there are -------------------------------------------------------------------
+
+    def list_hosts(self, specs: Sequence[HostSpec], now_s: float) -> List[Action]:
+        """The list or the script names these hosts, and no others."""
+        named = {host_key(spec): spec for spec in specs}
+        for key, host in self.hosts.items():
+            host.listed = key in named
+            if not (host.listed or host.added):
+                host.dropped = False  # the script may name it again later
+        for spec in specs:
+            self._host_of(spec).listed = True
+        return self._plan(now_s)
+
+    def add_host(self, spec: HostSpec, now_s: float) -> List[Action]:
+        """The user adds a host, or one that was dropped or excluded again."""
+        host = self._host_of(spec)
+        host.added, host.dropped = True, False
+        host.forgive()
+        return self._plan(now_s)
+
+    def drop_host(self, name: str, now_s: float) -> Optional[List[Action]]:
+        """The user removes a host; None if the job has no such host.
+
+        Args:
+            name: the host's name, with or without the user.
+            now_s: the time.
+        """
+        found = [host for host in self.hosts.values() if name.lower() in (host.key, host.name.lower())]
+        for host in found:
+            host.added, host.dropped = False, True
+        return self._plan(now_s) if found else None
+
+    def is_postponed(self, spec: HostSpec) -> bool:
+        """Whether a host that was removed stays until others have joined, because too few would be left."""
+        return host_key(spec) in self._postponed
+
+    def _host_of(self, spec: HostSpec) -> Host:
+        host = self.hosts.setdefault(host_key(spec), Host(spec, self.limits, self._chance))
+        host.slots = spec.slots or self.limits.slots
+        return host
+
+    # -- agents ------------------------------------------------------------------------------------
+
+    def host_ready(self, agent: int, now_s: float) -> List[Action]:
+        """An agent has found everything that ranks need there."""
+        host = self._by_agent[agent]
+        if host.agent == agent and host.phase is Phase.OPENING:
+            host.phase, host.problem = Phase.READY, ""
+        return self._plan(now_s)
+
+    def host_failed(self, agent: int, text: str, now_s: float) -> List[Action]:
+        """A host cannot start processes, or is lost with those that ran there.
+
+        Args:
+            agent: the number of its agent.
+            text: why, as a paragraph.
+            now_s: the time.
+        """
+        host = self._by_agent[agent]
+        if host.agent != agent or host.phase is Phase.CLOSED:
+            return []
+        was_ready, host.phase = host.phase is Phase.READY, Phase.CLOSED
+        host.cooldown.fail(now_s, was_ready)
+        is_shown = text != host.problem and (self._started or bool(self.limits.script))
+        host.problem = text
+        actions: List[Action] = [Say(text)] if is_shown else []
+        for process in list(host.processes.values()):
+            actions.append(ReportExit(process.member, "lost with its host"))
+            actions += self._gone(process, "lost with its host", 255, now_s)
+        if self._started:
+            return [*actions, *self._report_exclusion(host.name, host, None, now_s), *self._plan(now_s)]
+        possible = sum(other.capacity(now_s) for other in self.hosts.values())
+        if possible < self.limits.start_np and not self.limits.script:
+            return [*actions, *self._fail("")]
+        return actions + self._plan(now_s)
+
+    # -- processes ---------------------------------------------------------------------------------
+
+    def exited(self, member: int, code: int, how: str, now_s: float, ended: bool = False) -> List[Action]:
+        """A process has ended.
+
+        Args:
+            member: its number.
+            code: its exit code, or 128 and the number of a signal.
+            how: how it ended, as text.
+            now_s: the time.
+            ended: whether the job has ended it, with a signal.
+        """
+        process = self.processes.get(member)
+        if process is None:
+            return []
+        if code and not ended:
+            self.log.fail(member, how)
+        actions = self._after_exit(process, code, how, now_s)
+        return [*actions, *map(Say, self.log.end(member, now_s)), *self._plan(now_s)]
+
+    def _after_exit(self, process: Process, code: int, how: str, now_s: float) -> List[Action]:
+        if process.leaving and not process.cause:
+            self._forget(process)
+        elif code == 0:
+            self._forget(process)
+            if process.joined or not self._has_view:  # it may be a program that does not use ringcomm
+                self.finishing = True
+            else:
+                process.host.slot_cooldown(process.local).fail(now_s, was_member=False)
+        else:
+            return self._gone(process, process.cause or how, code, now_s)
+        return []
+
+    def _forget(self, process: Process) -> None:
+        self.processes.pop(process.member, None)
+        process.host.processes.pop(process.local, None)
+        self._holders.discard(process.member)
+
+    def _gone(self, process: Process, how: str, code: int, now_s: float) -> List[Action]:
+        """A process has failed, or is lost."""
+        host = process.host
+        self._forget(process)
+        if not process.cause:  # otherwise the rendezvous has reported it before
+            self._blame(process, how, code)
+        actions: List[Action] = []
+        if host.phase is not Phase.READY:
+            return []  # the host itself is excluded
+        if self.limits.drop == "slot":
+            host.slot_cooldown(process.local).fail(now_s, process.joined)
+            return self._report_exclusion(f"slot {process.local} of {host.name}", host, process.local, now_s)
+        host.cooldown.fail(now_s, process.joined)
+        for other in list(host.processes.values()):
+            if not other.leaving:
+                other.leaving = "its host is excluded"
+                self.log.report(other.member, other.leaving)
+                self._holders.discard(other.member)
+                actions.append(StopProcess(other.member, other.leaving))
+        return [*actions, *self._report_exclusion(host.name, host, None, now_s)]
+
+    def _blame(self, process: Process, how: str, code: int) -> None:
+        self.log.report(process.member, how)
+        if self._first_failure is None:
+            self._first_failure = (process.host.name, process.local, code)
+        self._failed_late = self._failed_late or (self.finishing and process.joined)
+
+    def _report_exclusion(self, name: str, host: Host, local: Optional[int], now_s: float) -> List[Action]:
+        """The line for an exclusion that lasts, unless no process remains that would notice."""
+        cooldown = host.cooldown if local is None else host.slot_cooldown(local)
+        rest_s = cooldown.until_s - now_s
+        if rest_s < SHOWN_S or not self._holders or self.finishing:
+            return []
+        if cooldown.until_s == NEVER:
+            return [Say(f"{name} is excluded for the rest of the job, unless `ringrun add` names its host")]
+        return [Say(f"{name} is excluded for {rest_s:.0f} s")]
+
+    def lost(self, member: Optional[int], text: str, now_s: float) -> List[Action]:
+        """The rendezvous has declared a member lost; its process may still run, frozen or cut off.
+
+        Args:
+            member: its number; None if no single member is the cause.
+            text: why.
+            now_s: the time.
+        """
+        process = self.processes.get(-1 if member is None else member)
+        if process is None or process.cause:
+            return []
+        self._blame(process, text, 128 + 9)
+        process.cause = process.leaving = text
+        self._holders.discard(process.member)
+        return [StopProcess(process.member, text, is_lost=True)]
+
+    def view(self, change: Change, now_s: float) -> List[Action]:
+        """The rendezvous has published a view: these members are the ranks from now on."""
+        self._has_view = True
+        for member in change.members:
+            process = self.processes.get(member)
+            if process is not None and not process.joined:
+                process.joined = True
+                process.host.slot_cooldown(process.local).succeed()
+                process.host.cooldown.succeed()
+        self._holders = {member for member in change.members if member in self.processes}
+        self._first_failure = None
+        lines = self.log.publish(change, self.processes, now_s)
+        return [*map(Say, lines), *self._plan(now_s)]
+
+    # -- time ----------------------------------------------------------------------------------------
+
+    def due_s(self) -> Optional[float]:
+        """When :meth:`tick` is to be called next; None: not before another event."""
+        due = [until_s for host in self.hosts.values() for until_s in host.due_s()]
+        due += [item.leaves_by_s for item in self.processes.values() if item.leaves_by_s is not None]
+        if not self._started:
+            due.append(self._began_s + self.limits.timeout_s)
+        due = [until_s for until_s in due if until_s != NEVER and until_s > self._ticked_s]
+        return min(due) if due else None
+
+    def tick(self, now_s: float) -> List[Action]:
+        """Time has passed: act on what is due."""
+        self._ticked_s = now_s
+        actions: List[Action] = []
+        for process in self.processes.values():
+            if process.leaves_by_s is not None and process.leaves_by_s <= now_s:
+                process.leaves_by_s = None
+                actions.append(StopProcess(process.member, f"it has not left within {LEAVE_S:g} s"))
+        if not self._started and now_s >= self._began_s + self.limits.timeout_s:
+            return actions + self._fail(timeout_text(self.limits, self.limits.start_np))
+        return actions + self._plan(now_s)
+
+    # -- decisions -------------------------------------------------------------------------------------
+
+    def _plan(self, now_s: float) -> List[Action]:
+        """What follows from the present state."""
+        self._ticked_s = max(self._ticked_s, now_s)
+        if self._ended:
+            return []
+        ending = self._end(now_s)
+        if ending:
+            return ending
+        if self.finishing:
+            return self._stop_newcomers()
+        return self._remove(now_s) + self._open(now_s) + self._start(now_s)
+
+    def _end(self, now_s: float) -> List[Action]:
+        if self.finishing:
+            if self.processes:
+                return []
+            if self._failed_late and self._first_failure is not None:
+                return self._fail(failed_text(self.limits, *self._first_failure))
+            self._ended = True
+            return [Finish()]
+        if not self._started or self._holders:
+            return []
+        if self._first_failure is not None:
+            return self._fail(failed_text(self.limits, *self._first_failure))
+        return self._fail(NO_HOST_REMAINS)
+
+    def _fail(self, text: str) -> List[Action]:
+        self._ended = True
+        return [Fail(text)]
+
+    def _open(self, now_s: float) -> List[Action]:
+        """Agents for hosts that are available and needed."""
+        actions: List[Action] = []
+        slots = sum(host.capacity(now_s) for host in self.hosts.values())
+        for host in self.hosts.values():
+            needed = self.limits.max_np is None or slots < self.limits.max_np or not self._started
+            if host.phase is Phase.CLOSED and host.is_wanted and needed:
+                if host.cooldown.excludes(now_s) or host.processes:
+                    continue
+                host.phase, host.agent = Phase.OPENING, self._agents
+                self._by_agent[host.agent] = host
+                self._agents += 1
+                slots += host.slots
+                actions.append(OpenHost(host.agent, host.spec, host.slots))
+        return actions
+
+    def _start(self, now_s: float) -> List[Action]:
+        """Processes in free slots: all together at first, later wherever there is room."""
+        free = [(host, local) for host in self.hosts.values() for local in host.free_slots(now_s)]
+        if not self._started:
+            if any(host.may_start_soon for host in self.hosts.values()) or len(free) < self.limits.start_np:
+                return []
+            self._started = True
+            self._holders = set(range(self._room(len(free))))
+        elif not self._has_view and len(self._holders) >= self.limits.min_np:
+            return []  # the first view does not wait for replacements
+        actions: List[Action] = []
+        for host, local in free[: self._room(len(free))]:
+            process = Process(self._members, host, local)
+            self._members += 1
+            self.processes[process.member] = host.processes[local] = process
+            self.log.start(process.member, host.name, local)
+            actions.append(StartProcess(process.member, host.agent, local))
+        return actions
+
+    def _room(self, most: int) -> int:
+        """How many processes may be started, at most ``most``."""
+        if self.limits.max_np is None:
+            return most
+        running = sum(not process.leaving for process in self.processes.values())
+        return min(most, max(0, self.limits.max_np - running))
+
+    def _remove(self, now_s: float) -> List[Action]:
+        """Processes leave hosts that are not available any more, and slots that no longer exist."""
+        unwanted = [
+            process for process in self.processes.values()
+            if not process.leaving and (not process.host.is_wanted or process.local >= process.host.slots)
+        ]  # fmt: skip
+        actions: List[Action] = []
+        self._postponed &= {process.host.key for process in unwanted}
+        staying = len(self._holders - {process.member for process in unwanted})
+        for process in unwanted:
+            why = f"{process.host.name} is not available any more"
+            if not process.joined:
+                process.leaving = why
+                actions.append(StopProcess(process.member, why))
+            elif self._has_view and staying >= self.limits.min_np:
+                process.leaving, process.leaves_by_s = why, now_s + LEAVE_S
+                self.log.ask(process.member)
+                actions.append(Exclude(process.member, why))
+            else:
+                actions += self._postpone(process.host, staying)
+        for host in self.hosts.values():
+            if not host.is_wanted and host.phase is not Phase.CLOSED and not host.processes:
+                host.phase = Phase.CLOSED
+                actions.append(CloseHost(host.agent))
+        return actions
+
+    def _postpone(self, host: Host, staying: int) -> List[Action]:
+        """A host is to be removed, but the others are too few."""
+        if host.key in self._postponed or not self._has_view:
+            return []
+        self._postponed.add(host.key)
+        ranks = f"{staying} rank{'' if staying == 1 else 's'}"
+        return [
+            Say(
+                f"{host.name} is to be removed, but only {ranks} would be left (--min-np "
+                f"{self.limits.min_np}): it stays until other hosts have joined"
+            )
+        ]
+
+    def _stop_newcomers(self) -> List[Action]:
+        """The job ends: processes that have not joined yet are not needed."""
+        actions: List[Action] = []
+        for process in self.processes.values():
+            if process.member not in self._holders and not process.leaving:
+                process.leaving = "the job has ended"
+                actions.append(StopProcess(process.member, process.leaving))
+        return actions

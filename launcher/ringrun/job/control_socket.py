@@ -1,0 +1,209 @@
+"""The socket on which ``ringrun add`` and ``ringrun drop`` reach a running job of the same user.
+
+It is a Unix socket in a directory that only the user can enter, ``$XDG_RUNTIME_DIR/ringrun`` or
+``/tmp/ringrun-UID``. In addition the kernel reports the user of every connection (``SO_PEERCRED``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import threading
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+
+from ringcomm.errors import ConfigError
+from ringcomm.files import own_folder
+
+REQUEST_LIMIT_BYTES = 4096
+LIMIT_S = 5.0
+"""Time limit of a request and of its answer, in seconds."""
+_CREDENTIALS = struct.Struct("iii")  # process id, user, group
+_SUFFIX = ".sock"
+
+
+def control_folder(environ: Mapping[str, str]) -> Path:
+    """The directory of the control sockets of this user's jobs."""
+    runtime = environ.get("XDG_RUNTIME_DIR", "")
+    if runtime.startswith("/") and Path(runtime).is_dir():
+        return Path(runtime) / "ringrun"
+    return Path(f"/tmp/ringrun-{os.getuid()}")  # noqa: S108  its owner and mode are checked
+
+
+def is_same_user(connection: socket.socket) -> bool:
+    """Whether the process at the other end belongs to this user; True where the kernel cannot report it."""
+    option = getattr(socket, "SO_PEERCRED", None)
+    if option is None:
+        return True  # the directory's mode alone keeps other users away
+    credentials = connection.getsockopt(socket.SOL_SOCKET, option, _CREDENTIALS.size)
+    return bool(_CREDENTIALS.unpack(credentials)[1] == os.geteuid())
+
+
+class ControlSocket:
+    """The server: one request per connection, each a line of JSON.
+
+    Args:
+        job: the job's identifier, which is the socket's name.
+        execute: called in the server's thread with a request; returns the answer, or raises ConfigError.
+        folder: its directory; None: :func:`control_folder`.
+    """
+
+    def __init__(
+        self, job: str, execute: Callable[[Mapping[str, Any]], str], folder: Optional[Path] = None
+    ) -> None:
+        self._path = (folder or control_folder(os.environ)) / f"{job}{_SUFFIX}"
+        self._execute = execute
+        self._socket: Optional[socket.socket] = None
+        self._thread: Optional[threading.Thread] = None
+
+    def start(self) -> None:
+        """Listen, in a thread.
+
+        Raises:
+            ConfigError: the directory belongs to another user, or cannot be written.
+        """
+        server = socket.socket(socket.AF_UNIX)
+        try:
+            with own_folder(self._path.parent, 0o700) as folder:
+                os.fchmod(folder, 0o700)
+            server.bind(str(self._path))
+            server.listen(8)
+        except OSError as problem:
+            server.close()
+            raise ConfigError(
+                f"`ringrun add` and `ringrun drop` cannot reach this job: the socket {self._path} cannot be "
+                f"made ({problem.strerror or problem}). Set XDG_RUNTIME_DIR to a directory of your own."
+            ) from None
+        self._socket = server
+        self._thread = threading.Thread(
+            target=self._serve, args=(server,), name="ringrun-control", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Remove the socket, and end the thread."""
+        if self._socket is not None:
+            with contextlib.suppress(FileNotFoundError):
+                self._path.unlink()
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)  # accept() returns
+            self._socket.close()
+            self._socket = None
+        if self._thread is not None:
+            self._thread.join(LIMIT_S)
+
+    def _serve(self, server: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return  # it has been closed
+            with connection:
+                if is_same_user(connection):
+                    with contextlib.suppress(OSError):  # a caller that has gone needs no answer
+                        self._answer(connection)
+
+    def _answer(self, connection: socket.socket) -> None:
+        connection.settimeout(LIMIT_S)
+        try:
+            answer: Dict[str, Any] = {"ok": True, "text": self._execute(_receive(connection))}
+        except ConfigError as problem:
+            answer = {"ok": False, "text": str(problem)}
+        connection.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def _receive(connection: socket.socket) -> Dict[str, Any]:
+    data = b""
+    while not data.endswith(b"\n"):
+        piece = connection.recv(REQUEST_LIMIT_BYTES)
+        data += piece
+        if not piece or len(data) > REQUEST_LIMIT_BYTES:
+            break
+    try:
+        content = json.loads(data.decode())
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        raise ConfigError("The request is not valid.")
+    return content
+
+
+def running_jobs(folder: Path) -> List[str]:
+    """The identifiers of this user's elastic jobs that run now on this machine.
+
+    Sockets that jobs have left behind (after SIGKILL) are removed.
+    """
+    found = []
+    for path in sorted(folder.glob(f"*{_SUFFIX}")):
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(path))
+                found.append(path.name[: -len(_SUFFIX)])
+            except ConnectionRefusedError:
+                with contextlib.suppress(FileNotFoundError):
+                    path.unlink()
+            except FileNotFoundError:
+                pass  # the job has ended in this moment
+    return found
+
+
+def send_command(folder: Path, job: str, command: Mapping[str, Any]) -> str:
+    """Send a command to a running job.
+
+    Args:
+        folder: the directory of the sockets.
+        job: the job's identifier.
+        command: the request.
+
+    Returns:
+        the job's answer.
+
+    Raises:
+        ConfigError: the job has refused the command, or does not answer.
+    """
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(2 * LIMIT_S)
+        try:
+            connection.connect(str(folder / f"{job}{_SUFFIX}"))
+            connection.sendall(json.dumps(dict(command)).encode() + b"\n")
+            answer = _receive(connection)
+        except OSError as problem:
+            raise ConfigError(f"The job {job} does not answer: {problem}.") from None
+    if not answer.get("ok"):
+        raise ConfigError(str(answer.get("text")))
+    return str(answer.get("text"))
+
+
+def change_hosts(what: str, words: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Run ``ringrun add HOST[:SLOTS]`` or ``ringrun drop HOST``.
+
+    Args:
+        what: ``add`` or ``drop``.
+        words: the host, and perhaps ``--job`` and a job's identifier.
+        environ: the environment.
+
+    Returns:
+        the job's answer.
+
+    Raises:
+        ConfigError: no job or several jobs run, or the job has refused the command.
+    """
+    if len(words) == 3 and words[1] != "--job":
+        raise ConfigError(f"{words[1]!r} is no option. Write: ringrun {what} HOST --job ID")
+    folder = control_folder(environ)
+    jobs = running_jobs(folder)
+    if not jobs:
+        raise ConfigError(
+            f"No elastic job of yours runs on this machine ({folder} has no socket). Hosts can be added to "
+            "jobs that were started with --min-np or --host-discovery-script."
+        )
+    if len(words) == 3:
+        chosen = [job for job in jobs if job.startswith(words[2])]
+    else:
+        chosen = jobs
+    if len(chosen) != 1:
+        raise ConfigError(f"{len(jobs)} jobs run: {', '.join(jobs)}. Name one with --job ID.")
+    return send_command(folder, chosen[0], {"do": what, "host": words[0]})

@@ -1,0 +1,360 @@
+"""The supervisor of an elastic job: hosts and processes come and go while the job runs.
+
+:class:`~ringrun.elastic.membership.Membership` decides what is started and ended;
+:class:`~ringrun.job.supervise.Supervisor` has the loop, the agents and the output.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Set, Tuple
+
+from ringcomm.clock import Clock, monotonic
+from ringcomm.config import Slot
+from ringcomm.errors import ConfigError
+
+from ..agent import processes
+from ..diagnosis.first_failure import Exit
+from ..elastic.changes import change_of
+from ..elastic.discovery import host_key
+from ..elastic.job import ElasticJob
+from ..elastic.limits import reset_limit_text, timeout_text
+from ..elastic.membership import Membership
+from ..elastic.places import (
+    Action,
+    CloseHost,
+    Exclude,
+    Fail,
+    Finish,
+    OpenHost,
+    ReportExit,
+    Say,
+    StartProcess,
+    StopProcess,
+    describe_sources,
+)
+from ..plan.hosts import HostSpec, parse_host
+from ..plan.job import HostJob
+from ..reach import ssh
+from ..reach.agent_process import Link
+from ..reach.local import find_local
+from ..show.console import Console
+from .agents import Steps
+from .control_socket import ControlSocket
+from .discovery import Discovery
+from .outcome import Outcome, not_started, with_changes
+from .rendezvous import NoticeLike, elastic_addresses, rendezvous_variables
+from .supervise import END, Supervisor
+
+LOST: Steps = ((9, 2.0),)
+"""For a process that the rendezvous has declared lost: it may be writing its traceback, or be frozen."""
+
+
+class ElasticRendezvousLike(Protocol):
+    """The methods of an ``ElasticServer`` that the supervisor uses."""
+
+    def start(self) -> List[Tuple[str, int]]: ...
+    def stop(self) -> None: ...
+    def expect(self, member: int, slot: Slot, host: str) -> None: ...
+    def process_exited(self, member: int, how: str, ok: bool) -> None: ...
+    def exclude(self, member: int, why: str) -> None: ...
+
+
+OpenElasticRendezvous = Callable[[Callable[[NoticeLike], None]], ElasticRendezvousLike]
+
+
+def elastic_rendezvous_for(job: ElasticJob) -> OpenElasticRendezvous:
+    """A function that opens the ``ElasticServer`` of a job; its argument receives the notices."""
+
+    def open_it(notify: Callable[[NoticeLike], None]) -> ElasticRendezvousLike:
+        from ringcomm.rendezvous.elastic_server import ElasticServer
+        from ringcomm.transport.encryption import encryption_of
+
+        limits = job.limits
+        return ElasticServer(
+            key=job.key, job=job.id, addresses=elastic_addresses(job.settings), notify=notify,
+            start_timeout_s=job.settings.start_timeout_s, encryption=encryption_of(job.certificate),
+            forwarded=job.settings.allow_forwarding, min_size=limits.min_np, max_size=limits.max_np,
+            start_size=limits.start_np, elastic_timeout_s=limits.timeout_s, reset_limit=limits.reset_limit,
+            launched=True,
+        )  # fmt: skip
+
+    return open_it
+
+
+class ElasticSupervisor(Supervisor):
+    """Runs one elastic job, once.
+
+    Args:
+        job: the job.
+        console: receives the output.
+        open_rendezvous: opens the rendezvous.
+        coloured: by stream, whether prefixes have colours.
+        clock: the time in seconds.
+    """
+
+    def __init__(
+        self,
+        job: ElasticJob,
+        console: Console,
+        open_rendezvous: OpenElasticRendezvous,
+        coloured: Optional[Mapping[int, bool]] = None,
+        clock: Clock = monotonic,
+    ) -> None:
+        super().__init__(job, console, None, coloured, clock)
+        self._elastic_job, self._limits = job, job.limits
+        self._membership = Membership(job.limits, clock())
+        self._server = open_rendezvous(lambda notice: self._loop.call(lambda: self._notice(notice)))
+        self._endpoints: List[Tuple[str, int]] = []
+        self._local: Dict[str, bool] = {}  # by host, whether it is this machine
+        self._stopped_because: Optional[str] = None  # why the job cannot continue
+        self._finished = False
+        self._ended_members: Set[int] = set()  # since the last view
+        self._ranks_now: Sequence[int] = ()  # the members of the last view, in rank order
+        self._control = ControlSocket(job.id, self._command)
+        self._discovery: Optional[Discovery] = None
+
+    @property
+    def _is_over(self) -> bool:
+        return (self._finished or bool(self._ending)) and self._agents.all_closed
+
+    @property
+    def _has_failed(self) -> bool:
+        return self._stopped_because is not None
+
+    # -- starting ------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        self._endpoints = self._server.start()
+        try:
+            self._control.start()
+        except ConfigError as problem:  # the job can do without
+            self._printer.show(str(problem))
+        limits = self._limits
+        if limits.script:
+            self._discovery = Discovery(
+                limits.script, limits.slots, self._listed,
+                lambda text: self._loop.call(lambda: self._printer.show(text)),
+                lambda text: self._loop.call(lambda: self._take([Fail(text)])),
+            )  # fmt: skip
+            self._discovery.start()
+            self._take([])
+        else:
+            self._find_local(self._elastic_job.specs)
+            self._take(self._membership.list_hosts(self._elastic_job.specs, self._loop.clock()))
+
+    def _listed(self, specs: Sequence[HostSpec]) -> None:
+        """The script has named these hosts (any thread)."""
+        self._find_local(specs)
+        self._loop.call(lambda: self._take(self._membership.list_hosts(specs, self._loop.clock())))
+
+    def _find_local(self, specs: Sequence[HostSpec]) -> None:
+        """Determine which hosts are this machine. That may take seconds (any thread)."""
+        new = [spec for spec in specs if host_key(spec) not in self._local]
+        self._local.update(zip(map(host_key, new), find_local(new)))
+
+    # -- actions -------------------------------------------------------------------------------
+
+    def _take(self, actions: Sequence[Action]) -> None:
+        """Perform actions, then set the timer for the next ones."""
+        for action in actions:
+            if not self._ending or isinstance(action, (Say, Fail)):
+                self._perform(action)
+        due_s = self._membership.due_s()
+        if due_s is None or self._ending or self._finished:
+            self._loop.cancel("elastic")
+        else:
+            self._loop.after("elastic", max(0.0, due_s - self._loop.clock()), self._tick)
+
+    def _tick(self) -> None:
+        self._take(self._membership.tick(self._loop.clock()))
+
+    def _perform(self, action: Action) -> None:
+        if isinstance(action, Say):
+            self._printer.show(action.text)
+        elif isinstance(action, OpenHost):
+            self._open_host(action)
+        elif isinstance(action, CloseHost):
+            self._agents.stop_host(self.job.hosts[action.agent])
+        elif isinstance(action, StartProcess):
+            self._start_process(action)
+        elif isinstance(action, StopProcess):
+            host = self.job.host_of(action.member)
+            steps = LOST if action.is_lost else END
+            self._agents.send(host, {"do": "end", "rank": action.member, "steps": list(steps)})
+        elif isinstance(action, Exclude):
+            self._server.exclude(action.member, action.why)
+        elif isinstance(action, ReportExit):
+            self._server.process_exited(action.member, action.how, False)
+            self._printer.ended(action.member, False)
+            self._ended_members.add(action.member)
+        elif isinstance(action, Fail):
+            self._fail(action.text)
+        elif isinstance(action, Finish):
+            self._finished = True
+            self._agents.stop(END)
+
+    def _open_host(self, action: OpenHost) -> None:
+        try:
+            is_local = self._local[host_key(action.spec)]
+            host = self._elastic_job.open_host(action.agent, action.spec, action.slots, is_local)
+        except ConfigError as problem:
+            self._fail(str(problem))
+            return
+        self._ranks.append(set())
+        self._agents.add(host)
+        limit_s = self.job.settings.start_timeout_s
+        self._loop.after(f"start-{host.index}", limit_s, lambda: self._late_host(host))
+
+    def _late_host(self, host: HostJob) -> None:
+        """A host has not become ready in time."""
+        text = self._not_ready_text(host)
+        self._agents.abandon(host)
+        self._problem(host, text)
+
+    def _start_process(self, action: StartProcess) -> None:
+        host = self.job.hosts[action.agent]
+        staying = [item for item in self._membership.processes.values() if not item.leaving]
+        before = sum(item.joined or item.member < action.member for item in staying)
+        place = (action.member, action.agent, action.local)
+        rank = self._elastic_job.add_member(*place, before, len(staying))
+        self._server.expect(action.member, Slot(action.agent, action.local), host.name)
+        self._ranks[action.agent].add(action.member)
+        try:
+            self._printer.add(action.member, host.name)
+        except ConfigError as problem:
+            self._fail(str(problem))
+            return
+        self._agents.send(host, {"do": "start", "rank": rank})
+
+    def _fail(self, text: str) -> None:
+        """The job cannot continue; "": the hosts' problems say why."""
+        if self._stopped_because is None and not self._finished:
+            self._stopped_because = text
+            if not self._membership.processes:
+                self._end("failure" if text else "start", END)
+
+    # -- what agents report --------------------------------------------------------------------
+
+    def _host_ready(self, host: HostJob) -> None:
+        self._loop.cancel(f"start-{host.index}")
+        self._agents.send(host, {"do": "go", "env": rendezvous_variables(self._endpoints, host)})
+        self._take(self._membership.host_ready(host.index, self._loop.clock()))
+
+    def _problem(self, host: HostJob, text: str) -> None:
+        self._loop.cancel(f"start-{host.index}")
+        if not (self._ending or self._finished):
+            self._problems[host.index] = text
+            self._take(self._membership.host_failed(host.index, text, self._loop.clock()))
+
+    def confused(self, host: HostJob, why: str) -> None:
+        """What comes from a host is not an agent's: it counts as lost."""
+        self._problem(host, why)
+
+    def _host_lost(self, host: HostJob, text: str) -> None:
+        if host.is_local:
+            processes.sweep(self.job.id, host.index)
+        self._problem(host, text)
+
+    def hung_up(self, host: HostJob, link: Link, status: Optional[int]) -> bool:
+        """A link has ended; whether to try again."""
+        if host.index in {*self._done, *self._problems} or self._ending or self._finished:
+            return False
+        if host.index in self._ready:
+            self._host_lost(host, ssh.explain_loss(host.name, status, link.stderr_text, host.is_local))
+            return False
+        return super().hung_up(host, link, status)
+
+    def _report_exit(self, end: Exit) -> None:
+        self._server.process_exited(end.rank, end.describe(), end.ok)
+        self._ended_members.add(end.rank)
+        ended = bool(end.sent) and end.signal == end.sent
+        now_s = self._loop.clock()
+        self._take(self._membership.exited(end.rank, end.status, end.describe(), now_s, ended))
+
+    # -- what the rendezvous reports -----------------------------------------------------------
+
+    def _notice(self, notice: NoticeLike) -> None:
+        now_s = self._loop.clock()
+        if notice.kind == "view":
+            change = change_of(notice.detail)
+            self._survived(change.members)
+            self._take(self._membership.view(change, now_s))
+            if self.job.settings.verbose:
+                self._printer.show(str(notice.detail.get("table", "")))
+        elif notice.kind == "lost":
+            self._take(self._membership.lost(notice.detail.get("member"), notice.text, now_s))
+        elif notice.kind == "waiting":
+            sources = describe_sources(self._membership.hosts.values(), self._limits.script, now_s)
+            self._printer.show(f"{notice.text}{sources}")
+        else:
+            super()._notice(notice)
+
+    def _survived(self, members: Sequence[int]) -> None:
+        """The failures until now have not ended the job."""
+        self._ranks_now = members
+        self._forget_failures()
+        self._printer.settle(self._ended_members)
+        for member in self._ended_members:
+            self._printer.remove(member)
+        self._ended_members.clear()
+
+    def _failed_notice(self, notice: NoticeLike) -> None:
+        limits, kind = self._limits, notice.detail.get("kind")
+        if kind == "reset_limit":
+            self._fail(reset_limit_text(limits))
+        elif kind == "timeout":
+            self._fail(f"{timeout_text(limits, limits.min_np)}\n{notice.text}")
+        else:
+            self._fail(notice.text)
+
+    # -- the user's commands -------------------------------------------------------------------
+
+    def _command(self, command: Mapping[str, Any]) -> str:
+        """Execute ``ringrun add`` or ``ringrun drop`` (in a thread of the control socket).
+
+        Raises:
+            ConfigError: the command is not valid.
+        """
+        what, text = command.get("do"), command.get("host")
+        if what not in ("add", "drop") or not isinstance(text, str):
+            raise ConfigError(f"There is no command {what!r}.")
+        spec = parse_host(text, f"ringrun {what}")
+        self._find_local([spec])
+        act = self._add if what == "add" else self._drop
+        return str(self._loop.ask(lambda: act(spec)))
+
+    def _add(self, spec: HostSpec) -> str:
+        self._take(self._membership.add_host(spec, self._loop.clock()))
+        slots = spec.slots or self._limits.slots
+        return f"{spec.target} with {slots} slot{'' if slots == 1 else 's'} is being added"
+
+    def _drop(self, spec: HostSpec) -> str:
+        actions = self._membership.drop_host(spec.target, self._loop.clock())
+        if actions is None:
+            raise ConfigError(f"{spec.target} is no host of this job.")
+        self._take(actions)
+        if self._membership.is_postponed(spec):
+            return f"{spec.target} leaves when other hosts have joined: --min-np {self._limits.min_np}"
+        return f"{spec.target} leaves at the next commit"
+
+    # -- ending --------------------------------------------------------------------------------
+
+    def _stop_services(self) -> None:
+        self._control.stop()
+        if self._discovery is not None:
+            self._discovery.stop()
+        self._server.stop()
+
+    def _outcome(self) -> Outcome:
+        if self._ending == "start" or (self._stopped_because == "" and self._problems):
+            return not_started(self.job, self._problems, set(self._ready))
+        outcome = self._ended(self._printer.tails(), first=self._stopped_because or "")
+        outcome = with_changes(outcome, self._stopped_because, self._membership.log.lines)
+        if outcome.reason != "interrupt":
+            self._printer.settle(outcome.to_show)
+        outcome.results = self._verified_results()
+        ended_well = [member for member, end in sorted(outcome.exits.items()) if end.ok]
+        last = [member for member in self._ranks_now if member in ended_well]
+        # A rank that has returned may have left before the last view.
+        outcome.members = last + [item for item in ended_well if item in outcome.results and item not in last]
+        return outcome

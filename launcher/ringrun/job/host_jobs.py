@@ -1,0 +1,136 @@
+"""The part of a job on one host, from the options: interpreter, directory, variables, command lines."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Dict, Mapping, Optional, Sequence
+
+from ringcomm.errors import ConfigError
+from ringcomm.transport.nics import InterfaceFilter
+
+from ..plan.command import Command, with_interpreter
+from ..plan.job import HostJob
+from ..plan.ranks import PlannedHost
+from ..reach.protocol import BOOT
+from ..reach.ssh import SshOptions, ssh_argv
+from ..ship.package import own_package
+
+ANY_PYTHON = "python3"
+"""The interpreter of another host that does not have the one that runs ringrun."""
+
+
+class HostMaker:
+    """Makes the part of a job on each host.
+
+    Args:
+        command: the ranks' command line.
+        environ: the launcher's environment.
+        ssh: how to log in.
+        env: variables for all ranks.
+        local_env: more variables for the ranks on this machine.
+        pythons, cwds, ifaces: interpreters, directories and interfaces by host; the key None has those for
+            all hosts.
+        ship_self: whether hosts get this machine's ringcomm; else they need the same version installed.
+    """
+
+    def __init__(
+        self, command: Command, environ: Mapping[str, str], ssh: SshOptions, env: Mapping[str, str],
+        local_env: Mapping[str, str], pythons: Mapping[Optional[str], str], cwds: Mapping[Optional[str], str],
+        ifaces: Mapping[Optional[str], str], ship_self: bool = True,
+    ) -> None:  # fmt: skip
+        self._command, self._environ, self._ssh = command, environ, ssh
+        self._env, self._local_env, self._ship_self = env, local_env, ship_self
+        self._pythons, self._cwds, self._ifaces = pythons, cwds, ifaces
+
+    def make(self, index: int, planned: PlannedHost, is_local: bool) -> HostJob:
+        """The part of the job on one host.
+
+        Args:
+            index: the host's number.
+            planned: the host, and how many ranks it runs.
+            is_local: whether it is this machine.
+
+        Raises:
+            ConfigError: an option for this host is not valid.
+        """
+        spec = planned.spec
+        chosen = spec.python or self._pythons.get(spec.name) or self._pythons.get(None)
+        python = chosen or sys.executable
+        if is_local:
+            python = str(Path(python).expanduser())
+        cwd = spec.cwd or self._cwds.get(spec.name) or self._cwds.get(None)
+        env = dict(self._env)
+        iface = spec.iface or self._ifaces.get(spec.name)
+        if iface:
+            InterfaceFilter(iface)
+            env["RINGCOMM_IFACE"] = iface
+        if is_local:
+            env.update(self._local_env)
+        argv = [python, "-c", BOOT] if is_local else ssh_argv(spec, python, self._ssh)
+        own = with_interpreter(self._command, None if chosen else _found_python(self._command, self._environ))
+        package = own_package().digest if self._ship_self and not (is_local and _is_own(python)) else ""
+        other = () if is_local or chosen else tuple(ssh_argv(spec, ANY_PYTHON, self._ssh))
+        return HostJob(
+            index, planned, is_local, python, cwd or working_directory(self._environ), own, env, tuple(argv),
+            other, package, gets_code=not is_local and not cwd,
+        )  # fmt: skip
+
+
+def _is_own(python: str) -> bool:
+    """Whether a path is that of the interpreter that runs ringrun; links are kept, they make environments."""
+    return os.path.abspath(python) == os.path.abspath(sys.executable)  # noqa: PTH100
+
+
+def per_host(option: str, values: Sequence[str], hosts: Optional[Sequence[str]]) -> Dict[Optional[str], str]:
+    """``[HOST=]VALUE`` options by host; the key None has the value for all hosts.
+
+    Args:
+        option: the option's name, for messages.
+        values: what it was given.
+        hosts: the names of the job's hosts; None if they are not determined yet.
+
+    Raises:
+        ConfigError: a host is not in the list, has two values, or a value is empty.
+    """
+    found: Dict[Optional[str], str] = {}
+    for text in values:
+        left, equals, right = text.partition("=")
+        host: Optional[str] = None
+        value = text
+        if equals and "/" not in left:
+            host, value = left, right
+            if hosts is not None and host not in hosts:
+                raise ConfigError(f"{option} {text}: {host!r} is not among the hosts ({', '.join(hosts)}).")
+        if not value:
+            raise ConfigError(
+                f"{option} {text!r} has no value. Write {option} VALUE, or {option} HOST=VALUE."
+            )
+        if host in found:
+            target = "all hosts" if host is None else host
+            raise ConfigError(
+                f"{option} is given twice for {target}: {found[host]} and {value}. Keep one of them."
+            )
+        found[host] = value
+    return found
+
+
+def working_directory(environ: Mapping[str, str]) -> str:
+    """The current directory as in ``PWD``, with symbolic links: other hosts more likely have that path."""
+    try:
+        real, named = Path.cwd(), environ.get("PWD", "")
+        return named if named.startswith("/") and real.samefile(named) else str(real)
+    except OSError:
+        raise ConfigError("The current directory no longer exists. Change to another one.") from None
+
+
+def _found_python(command: Command, environ: Mapping[str, str]) -> Optional[str]:
+    """The path of the command ``python`` here; None if that is the interpreter that runs ringrun."""
+    if command.word is None:
+        return None
+    found = shutil.which(command.word, path=environ.get("PATH"))
+    if found is None or Path(found).absolute().parent == Path(sys.executable).parent:
+        return None
+    return str(Path(found).absolute())

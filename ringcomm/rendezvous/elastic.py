@@ -1,0 +1,416 @@
+"""The rendezvous of an elastic job, without I/O: publishes views, one after another.
+
+Each view is one epoch, and each epoch is one :class:`~ringcomm.rendezvous.state.Rendezvous`: it connects the
+members, collects their failure reports and finds the root cause. This module decides which processes are
+members. When an epoch fails, or when processes are to join or to leave, its members ask for the next view on
+the connections that they have. Once every member has asked or is lost, the next view is published, with the
+new processes that are ready by then. New processes never delay a view.
+
+A root cause belongs to the epoch in which it happened: it ends the epoch, and the job only if the job cannot
+go on (a defect of the program, too few processes for too long, too many views).
+"""
+
+from __future__ import annotations
+
+from typing import Callable, List, Optional, Sequence, Tuple
+
+from ..config import Slot
+from ..errors import ProtocolError
+from ..group.view import NO_VIEW, View
+from ..group.view import Member as ViewMember
+from ..wire.messages import Message
+from .actions import Action, Drop, Notice, Send, Timer
+from .elastic_notices import lost_notice, view_notice
+from .membership import Member, Refusal, number_hosts
+from .next_view import Cuts, Decision, Limits, NextView, Step
+from .pings import Pings
+from .processes import Place, Process, Processes, Stage
+from .root_cause import VANISHED
+from .state import Phase, Rendezvous
+
+ADDED, REMOVED = 2, 1
+"""Changes of the membership, as bits: as in Horovod's ``HostUpdateResult``."""
+
+Handler = Callable[[Rendezvous, int, Message, float], List[Action]]
+
+
+class ElasticRendezvous:
+    """The state of an elastic job.
+
+    Args:
+        limits: of the job.
+        version: ringcomm's version; processes must have the same.
+        launched: whether only processes that a launcher has announced may join.
+
+    Attributes:
+        view: the last view that was published.
+        abort_message: what every process is sent once the job has failed; None until then.
+        refused_connections: the connections that failed to authenticate, as text; empty if none did.
+    """
+
+    def __init__(self, limits: Limits, version: str, launched: bool = False) -> None:
+        self.view: View = NO_VIEW
+        self.abort_message: Optional[Message] = None
+        self.refused_connections = ""
+        self._limits = limits
+        self._version = version
+        self._launched = launched
+        self._processes = Processes(version, launched)
+        self._next = NextView(limits, self._processes, launched)
+        self._epoch: Optional[Rendezvous] = None
+        self._before: View = NO_VIEW
+        self._over = False
+        self._paused_since_s: Optional[float] = None
+        self._pings = Pings()
+        self._cuts = Cuts()
+
+    # ---- what the launcher reports ------------------------------------------------------------
+
+    def expect(self, number: int, slot: Slot, host: str) -> List[Action]:
+        """A process is about to be started."""
+        self._processes.expected[number] = Place(slot, host)
+        return []
+
+    def process_exited(self, number: int, how: str, ok: bool, now_s: float) -> List[Action]:
+        """The process of a member has ended."""
+        self._processes.exits[number] = how, ok
+        process = self._processes.get(number)
+        if process is None:
+            return self._advance(now_s)
+        stage = process.stage
+        if stage is Stage.WAITING and process.is_new:
+            self._processes.forget(process)
+        elif stage in (Stage.WAITING, Stage.IN_VIEW):
+            self._end(process, how, ok)
+        elif stage is Stage.LOST and process.why_lost == VANISHED:
+            process.why_lost = how
+        actions: List[Action] = []
+        # Its connection may have ended first; how the process ended is the better root cause.
+        member = number in self.view.numbers and stage is not Stage.WAITING
+        if member and process.place is not None and self._epoch is not None:
+            slot = process.place.slot
+            actions = self._relay(self._epoch.process_exited(slot, how, ok, now_s), now_s)
+        return actions + self._advance(now_s)
+
+    def exclude(self, number: int, why: str, now_s: float) -> List[Action]:
+        """A member is to leave at the next boundary between steps, without an error."""
+        self._processes.expected.pop(number, None)
+        process = self._processes.get(number)
+        if process is None:
+            return []
+        process.excluded = why
+        if process.stage is Stage.WAITING and process.is_new:
+            return self._dismiss(process, why)
+        return self._notify(REMOVED) if process.stage is Stage.IN_VIEW else self._advance(now_s)
+
+    # ---- what processes send ------------------------------------------------------------------
+
+    def joined(self, connection: int, message: Message, now_s: float) -> List[Action]:
+        """A process asks for a place in the next view.
+
+        Raises:
+            ProtocolError: it has done so already, or its epoch has not ended.
+        """
+        if self.abort_message is not None:
+            return [Send(connection, self.abort_message), Drop(connection)]
+        if self._over:
+            return self._excluded(connection, "the job has ended")
+        number = message.get("member")
+        known = self._processes.at(connection)
+        if known is None and type(number) is int:
+            known = self._processes.get(number)
+        elif known is not None:
+            message = {**message, "member": known.number}
+        stage, old = (None, -1) if known is None else (known.stage, known.connection)
+        linking = self._epoch is not None and self._epoch.phase in (Phase.PROBING, Phase.LINKING)
+        if old == connection and (stage is Stage.WAITING or (stage is Stage.IN_VIEW and linking)):
+            raise ProtocolError("a process may ask for the next view only after the last one has ended")
+        try:
+            process = self._processes.enter(connection, message, now_s)
+        except Refusal as refusal:
+            return self._refuse(connection, str(refusal))
+        actions: List[Action] = []
+        if stage is Stage.IN_VIEW and self._epoch is not None:
+            if self._paused_since_s is None:
+                self._paused_since_s = now_s
+            actions += self._relay(self._epoch.left_for_next_view(old, now_s), now_s)
+        if stage is not None and old != connection:
+            actions.append(Drop(old))
+        if process.is_new:
+            actions += self._welcome(process)
+        return actions + self._advance(now_s)
+
+    def _welcome(self, process: Process) -> List[Action]:
+        waiting = len(self._processes.among(Stage.WAITING))
+        detail = {"member": process.number, "host": process.host, "waiting": waiting}
+        actions: List[Action] = [
+            Send(process.connection, {"type": "waiting", "member": process.number}),
+            Notice("joined", f"a process on {process.host} is ready ({waiting} waiting)", detail=detail),
+        ]
+        running = self._epoch is not None and self._epoch.phase is Phase.RUNNING
+        return actions + (self._notify(ADDED) if running and self._has_room() else [])
+
+    def _refuse(self, connection: int, reason: str) -> List[Action]:
+        return [
+            Send(connection, {"type": "refused", "reason": reason}),
+            Drop(connection),
+            Notice("refused", f"refused a process that asked to join: {reason}"),
+        ]
+
+    def is_waiting(self, connection: int) -> bool:
+        """Whether the process of this connection waits for the next view."""
+        process = self._processes.at(connection)
+        return process is not None and process.stage is Stage.WAITING
+
+    def answered(self, connection: int, message: Message, now_s: float) -> List[Action]:
+        """A process answers a ping."""
+        process = self._processes.at(connection)
+        if process is None:
+            return []
+        process.heard_s = now_s
+        return self.relay(Rendezvous.answered, connection, message, now_s)
+
+    def relay(self, handler: Handler, connection: int, message: Message, now_s: float) -> List[Action]:
+        """A message about the present epoch; of a process that is not in it any more it is ignored."""
+        process = self._processes.at(connection)
+        if self._epoch is None or process is None or process.stage is not Stage.IN_VIEW:
+            return []
+        return self._relay(handler(self._epoch, connection, message, now_s), now_s)
+
+    def leaving(self, connection: int, message: Message, now_s: float) -> List[Action]:
+        """A process leaves: it has finished, or its program has ended."""
+        process = self._processes.at(connection)
+        if process is None:
+            return []
+        stage = process.stage
+        if stage is Stage.WAITING and process.is_new:
+            self._processes.forget(process)
+            return []
+        if stage not in (Stage.WAITING, Stage.IN_VIEW):
+            return []
+        self._end(process, str(message["reason"]), bool(message["ok"]))
+        actions: List[Action] = []
+        if stage is Stage.IN_VIEW and self._epoch is not None:
+            actions = self._relay(self._epoch.leaving(connection, message, now_s), now_s)
+        return actions + self._advance(now_s)
+
+    def disconnected(self, connection: int, now_s: float) -> List[Action]:
+        """The control connection of a process has ended."""
+        process = self._processes.at(connection)
+        if process is None:
+            return []
+        stage = process.stage
+        self._processes.disconnect(process)
+        if stage is Stage.WAITING and process.is_new:
+            self._processes.forget(process)
+            return []
+        actions: List[Action] = []
+        if stage in (Stage.WAITING, Stage.IN_VIEW):
+            how, _ = self._processes.exits.get(process.number, (VANISHED, False))
+            process.stage, process.why_lost = Stage.LOST, how
+        if stage is Stage.IN_VIEW and self._epoch is not None:
+            actions = self._relay(self._epoch.disconnected(connection, now_s), now_s)
+        return actions + self._advance(now_s)
+
+    def _end(self, process: Process, how: str, ok: bool) -> None:
+        """A process that has been in a view ends; it has finished if nothing was wrong then."""
+        running = self._epoch is not None and self._epoch.phase is Phase.RUNNING
+        finished = ok and running and process.stage is Stage.IN_VIEW
+        process.stage = Stage.LEFT if finished else Stage.LOST
+        process.why_lost = how
+
+    # ---- the end of an epoch ------------------------------------------------------------------
+
+    def _relay(self, actions: Sequence[Action], now_s: float) -> List[Action]:
+        """The actions of an epoch, as actions of the job."""
+        result: List[Action] = []
+        for action in actions:
+            if isinstance(action, Send) and action.message["type"] == "abort":
+                process = self._processes.at(action.connection)
+                if process is not None and process.stage is Stage.IN_VIEW:
+                    message = {**action.message, "epoch": self.view.epoch}
+                    result.append(Send(action.connection, message))
+            elif isinstance(action, Notice) and action.kind == "failed":
+                result += self._failed(action, now_s)
+            elif isinstance(action, Notice) and action.kind == "started":
+                result += self._started(action, now_s)
+            elif not (isinstance(action, Notice) and action.kind in ("joined", "ended")):
+                result.append(action)
+        return result
+
+    def _failed(self, notice: Notice, now_s: float) -> List[Action]:
+        """The epoch has been aborted, and its members have been told. Can the job go on?"""
+        kind = str(notice.detail["kind"])
+        first = self._before is NO_VIEW
+        if kind == "mismatch" or (kind == "no_route" and first):
+            return self._fail(kind, notice.text)
+        if self._paused_since_s is None:
+            self._paused_since_s = now_s
+        members = self._processes.among(Stage.IN_VIEW)
+        for process in members:
+            process.heard_s = now_s
+        culprit = self._with_rank(notice.culprit)
+        actions: List[Action] = [lost_notice(notice, self.view.epoch, culprit)]
+        for process in self._to_drop(kind, culprit):
+            actions += self._drop(process, f"in epoch {self.view.epoch} {notice.text}")
+        return actions + self._advance(now_s)
+
+    def _with_rank(self, rank: Optional[int]) -> Optional[Process]:
+        if rank is None or not 0 <= rank < self.view.size:
+            return None
+        return self._processes.get(self.view.members[rank].number)
+
+    def _to_drop(self, kind: str, culprit: Optional[Process]) -> List[Process]:
+        """The connected processes without which the job goes on after its epoch has failed."""
+        assert self._epoch is not None and self._epoch.abort_message is not None
+        if kind == "stalled" and culprit is not None:
+            return [culprit] if culprit.stage is Stage.IN_VIEW else []
+        if kind not in ("cut", "no_route"):
+            return []
+        ranks = self._epoch.abort_message.get("ranks", ()) or self._epoch.unreachable
+        found = [self._with_rank(rank) for rank in ranks]
+        apart = [item for item in found if item is not None and item.stage is Stage.IN_VIEW]
+        return self._cuts.left_out(apart, kind == "cut", self._before)
+
+    def _drop(self, process: Process, why: str) -> List[Action]:
+        """Go on without a process that is connected: it does not run, or cannot reach the others."""
+        process.stage, process.why_lost = Stage.LOST, why
+        reason = f"the job has gone on without this process: {why}"
+        return [Send(process.connection, {"type": "refused", "reason": reason}), Drop(process.connection)]
+
+    def _fail(self, kind: str, text: str) -> List[Action]:
+        """The job cannot go on. Members of an epoch that was aborted have been told already."""
+        self.abort_message = {"type": "abort", "kind": kind, "text": text, "rank": None, "host": None}
+        waiting = self._processes.among(Stage.WAITING)
+        actions: List[Action] = [Send(item.connection, self.abort_message) for item in waiting]
+        return [*actions, Notice("failed", text, detail={"kind": kind, "leaving": False})]
+
+    # ---- the next view ------------------------------------------------------------------------
+
+    def _advance(self, now_s: float) -> List[Action]:
+        """Publish the next view, if every member of the last one has asked for it or has ended."""
+        if self.abort_message is not None or self._over or self._processes.among(Stage.IN_VIEW):
+            return self._keep_pinging(now_s)
+        actions: List[Action] = []
+        for process in self._processes.among(Stage.WAITING):
+            if process.excluded is not None:
+                actions += self._dismiss(process, process.excluded)
+        decision = self._next.decide(self.view, self.refused_connections, now_s)
+        if decision.step is Step.PUBLISH:
+            return actions + self._publish(decision.order, now_s)
+        if decision.step is Step.FAIL:
+            return actions + self._fail(decision.kind, decision.text)
+        if decision.step is Step.END:
+            return actions + self._end_job()
+        return actions + self._wait(decision) + self._keep_pinging(now_s)
+
+    def _wait(self, decision: Decision) -> List[Action]:
+        """Too few processes: wait for more, up to the limit."""
+        if not decision.is_new:
+            return []
+        limits = self._limits
+        timers: List[Action] = [Timer(limits.start_timeout_s), Timer(limits.elastic_timeout_s)]
+        if self.view is NO_VIEW:
+            return timers
+        detail = {
+            "size": decision.size, "min_size": limits.min_size, "timeout_s": limits.elastic_timeout_s
+        }  # fmt: skip
+        text = f"{decision.text}; waiting for up to {limits.elastic_timeout_s:g} s"
+        return [*timers, Notice("waiting", text, detail=detail)]
+
+    def _end_job(self) -> List[Action]:
+        self._over = True
+        actions: List[Action] = []
+        for process in self._processes.among(Stage.WAITING):
+            actions += self._dismiss(process, "the job has ended")
+        return [*actions, Notice("ended", "every rank has left")]
+
+    def _dismiss(self, process: Process, why: str) -> List[Action]:
+        process.stage, process.why_lost = Stage.LOST, why
+        self._processes.disconnect(process)
+        return self._excluded(process.connection, why)
+
+    def _excluded(self, connection: int, why: str) -> List[Action]:
+        return [Send(connection, {"type": "excluded", "reason": why}), Drop(connection)]
+
+    def _publish(self, order: Tuple[int, ...], now_s: float) -> List[Action]:
+        members: List[Member] = []
+        for rank, number in enumerate(order):
+            process = self._processes.get(number)
+            assert process is not None
+            slot = None if process.place is None else process.place.slot
+            member = Member(process.connection, process.message, slot, process.host)
+            member.rank = process.rank = rank
+            member.number = number
+            process.stage, process.heard_s = Stage.IN_VIEW, now_s
+            members.append(member)
+        number_hosts(members, planned=False)  # one host may have several names, or a new agent
+        self._before = self.view
+        self.view = View(
+            self.view.epoch + 1, tuple(ViewMember(item.number, item.host, item.pid) for item in members)
+        )
+        epoch = self._epoch = Rendezvous(len(order), (), self._version, self._limits.start_timeout_s)
+        epoch.generation = self.view.epoch
+        return self._relay(epoch.begin(members, now_s), now_s) + self._keep_pinging(now_s)
+
+    def _started(self, notice: Notice, now_s: float) -> List[Action]:
+        """The members of a view are connected."""
+        assert self._epoch is not None
+        since_s, self._paused_since_s = self._paused_since_s, None
+        members = self._processes.among(Stage.IN_VIEW)
+        for process in members:
+            process.heard_s = now_s
+        change = ADDED if self._processes.among(Stage.WAITING) and self._has_room() else 0
+        change |= REMOVED if any(item.excluded for item in members) else 0
+        left = {item.number for item in self._processes.among(Stage.LEFT)}
+        pause_s = None if since_s is None else now_s - since_s
+        ordered = self._epoch.members.values()
+        report = view_notice(notice, self.view, self._before, ordered, left, pause_s)
+        return [report, *(self._notify(change) if change else [])]
+
+    def _has_room(self) -> bool:
+        return self.view.size < self._limits.most
+
+    def _notify(self, change: int) -> List[Action]:
+        """Ask the members to come to the next view at the next boundary between steps."""
+        message = {"type": "updated", "change": change}
+        return [Send(item.connection, message) for item in self._processes.among(Stage.IN_VIEW)]
+
+    # ---- time ---------------------------------------------------------------------------------
+
+    def _pinged(self) -> List[Process]:
+        """The processes that are pinged: all that wait, and the members of the view unless it is set up."""
+        linking = self._epoch is not None and self._epoch.phase in (Phase.PROBING, Phase.LINKING)
+        return self._processes.among(Stage.WAITING, *([] if linking else [Stage.IN_VIEW]))
+
+    def _keep_pinging(self, now_s: float) -> List[Action]:
+        return [] if self.abort_message is not None else self._pings.keep_up(self._pinged(), now_s)
+
+    def _look_for_silent(self, now_s: float) -> List[Action]:
+        """Drop the processes that have not answered pings for too long.
+
+        While a view runs its members monitor each other. Only if none of them answers any more, no member
+        can report that.
+        """
+        silent = self._pings.silent(self._pinged(), now_s)
+        members = self._processes.among(Stage.IN_VIEW)
+        running = self._epoch is not None and self._epoch.phase is Phase.RUNNING
+        if running and not set(members) <= set(silent):
+            silent = [item for item in silent if item not in members]
+        actions: List[Action] = []
+        for process in silent:
+            actions += self._drop(process, f"it has been silent for {now_s - process.heard_s:.0f} s")
+            self._processes.disconnect(process)
+            if process.is_new:
+                self._processes.forget(process)
+        return actions
+
+    def tick(self, now_s: float) -> List[Action]:
+        """Time has passed: act on what is due."""
+        if self.abort_message is not None or self._over:
+            return []
+        actions: List[Action] = []
+        if self._epoch is not None and self._processes.among(Stage.IN_VIEW):
+            actions += self._relay(self._epoch.tick(now_s), now_s)
+        actions += self._look_for_silent(now_s)
+        return actions + self._advance(now_s)

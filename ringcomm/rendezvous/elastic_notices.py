@@ -1,0 +1,61 @@
+"""What an elastic rendezvous reports to the launcher about losses and new views. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Collection, Dict, Iterable, Optional
+
+from ..group.view import View
+from .actions import Notice
+from .membership import Member
+from .processes import Process
+
+
+def lost_notice(notice: Notice, epoch: int, culprit: Optional[Process]) -> Notice:
+    """The end of an epoch.
+
+    Args:
+        notice: how the epoch itself has reported it.
+        epoch: its number.
+        culprit: the process at fault, if there is one.
+    """
+    detail: Dict[str, Any] = {
+        "epoch": epoch, "kind": str(notice.detail["kind"]), "rank": notice.culprit,
+        "member": None if culprit is None else culprit.number,
+        "host": None if culprit is None else culprit.host,
+    }  # fmt: skip
+    return Notice("lost", notice.text, culprit=notice.culprit, detail=detail)
+
+
+def view_notice(
+    notice: Notice,
+    view: View,
+    before: View,
+    members: Iterable[Member],
+    left: Collection[int],
+    pause_s: Optional[float],
+) -> Notice:
+    """The start of an epoch.
+
+    Args:
+        notice: how the epoch itself has reported it.
+        view: the view.
+        before: the last one.
+        members: of the view, in rank order.
+        left: numbers of processes that have ended without an error.
+        pause_s: how long the members of the last view have waited, in seconds; None: there is no last view.
+    """
+    gone = [item.number for item in view.lost(before)]
+    detail: Dict[str, Any] = {
+        "epoch": view.epoch,
+        "members": [
+            {**item.describe(), "slot": None if item.slot is None else list(item.slot)} for item in members
+        ],
+        "joined": [item.number for item in view.joined(before)],
+        "lost": [number for number in gone if number not in left],
+        "left": [number for number in gone if number in left],
+        "pause_s": pause_s or 0.0, "table": notice.text, "links": notice.detail["links"],
+    }  # fmt: skip
+    text = f"{view.size} ranks"
+    if pause_s is not None:
+        text = f"going on with {text} after {pause_s:.1f} s"
+    return Notice("view", text, detail=detail)

@@ -1,0 +1,170 @@
+"""The processes of an elastic job, from their first connection to their end."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
+
+from ..config import Slot
+from ..group.view import Candidate
+from ..wire.messages import Message
+from .membership import Refusal
+
+
+class Place(NamedTuple):
+    """Where a launcher starts a process."""
+
+    slot: Slot
+    host: str
+
+
+class Stage(Enum):
+    """What a process is doing."""
+
+    WAITING = "waits for the next view"
+    IN_VIEW = "is a member of the last view"
+    LEFT = "has left without an error"
+    LOST = "is lost"
+
+
+class Process:
+    """One process of an elastic job.
+
+    Attributes:
+        number: its member number.
+        connection: number of its control connection.
+        place: where its launcher has started it, if one did.
+        message: its last request to join.
+        stage: what it is doing.
+        rank: its rank in the last view that it was in; -1: none yet.
+        heard_s: when its last message arrived, on the rendezvous' monotonic clock.
+        excluded: why it has to leave at the next boundary; None if it may stay.
+        why_lost: how it was lost.
+    """
+
+    def __init__(self, number: int, connection: int, place: Optional[Place], message: Message) -> None:
+        self.number = number
+        self.connection = connection
+        self.place = place
+        self.message = message
+        self.stage = Stage.WAITING
+        self.rank = -1
+        self.heard_s = 0.0
+        self.excluded: Optional[str] = None
+        self.why_lost = ""
+
+    @property
+    def host(self) -> str:
+        """The name of its host."""
+        host = self.place.host if self.place is not None else self.message.get("host")
+        return str(host or self.message["hostname"])
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it has never been in a view."""
+        return self.rank < 0
+
+    @property
+    def dead_after_s(self) -> float:
+        """For how long it may leave pings unanswered; 0: for ever."""
+        limit_s = self.message.get("dead_after", 0.0)
+        return float(limit_s) if isinstance(limit_s, (int, float)) else 0.0
+
+    def candidate(self) -> Candidate:
+        """This process as a candidate for the next view."""
+        position = self.message.get("position", 0)
+        slot = Slot(0, 0) if self.place is None else self.place.slot
+        return Candidate(self.number, self.rank, position if type(position) is int else 0, slot)
+
+
+class Processes:
+    """All processes of a job, by member number and by connection.
+
+    Args:
+        version: ringcomm's version; processes must have the same.
+        launched: whether only processes that a launcher has announced may join.
+    """
+
+    def __init__(self, version: str, launched: bool) -> None:
+        self.expected: Dict[int, Place] = {}
+        self.exits: Dict[int, Tuple[str, bool]] = {}
+        self._version = version
+        self._launched = launched
+        self._by_number: Dict[int, Process] = {}
+        self._by_connection: Dict[int, Process] = {}
+        self._given = -1
+
+    def at(self, connection: int) -> Optional[Process]:
+        """The process of a connection, if it has joined on it."""
+        return self._by_connection.get(connection)
+
+    def get(self, number: int) -> Optional[Process]:
+        """The process with a member number, if it has joined."""
+        return self._by_number.get(number)
+
+    def among(self, *stages: Stage) -> List[Process]:
+        """The processes in these stages, by number."""
+        return [item for _, item in sorted(self._by_number.items()) if item.stage in stages]
+
+    def missing(self) -> List[Tuple[int, Place]]:
+        """The processes that a launcher has announced, and that have neither joined nor ended."""
+        known = {*self._by_number, *self.exits}
+        return [(number, place) for number, place in sorted(self.expected.items()) if number not in known]
+
+    def enter(self, connection: int, message: Message, now_s: float) -> Process:
+        """A process asks for a place in the next view: a new one, or a member of the last.
+
+        Raises:
+            Refusal: it may not join.
+        """
+        host = str(message.get("host") or message["hostname"])
+        if message["version"] != self._version:
+            raise Refusal(
+                f"{host} has ringcomm {message['version']}, but this job runs {self._version}. "
+                "Install the same on every host, from the same folder or wheel."
+            )
+        number = message.get("member")
+        known = self._by_number.get(number) if type(number) is int else None
+        process = self._new(connection, message, host) if known is None else self._again(known, message)
+        self._by_connection.pop(process.connection, None)
+        process.connection, process.message = connection, message
+        process.stage, process.heard_s = Stage.WAITING, now_s
+        self._by_connection[connection] = process
+        self._by_number[process.number] = process
+        return process
+
+    def _new(self, connection: int, message: Message, host: str) -> Process:
+        number = message.get("member")
+        if number is None and not self._launched:
+            self._given += 1
+            number = self._given
+        if type(number) is not int or (self._launched and number not in self.expected):
+            raise Refusal(f"{host} (process {message['pid']}) was not started by this job's launcher")
+        return Process(number, connection, self.expected.get(number), message)
+
+    def _again(self, process: Process, message: Message) -> Process:
+        if (process.message["pid"], process.message["hostname"]) != (message["pid"], message["hostname"]):
+            raise Refusal(
+                f"member {process.number} is process {process.message['pid']} on {process.host}, and not "
+                f"process {message['pid']} on {message['hostname']}"
+            )
+        if process.stage in (Stage.LOST, Stage.LEFT):
+            raise Refusal(f"the job has gone on without this process: {process.why_lost or 'it has left'}")
+        return process
+
+    def forget(self, process: Process) -> None:
+        """Remove a process that has not been in any view."""
+        self._by_number.pop(process.number, None)
+        self.disconnect(process)
+
+    def disconnect(self, process: Process) -> None:
+        """The connection of a process has ended."""
+        self._by_connection.pop(process.connection, None)
+
+
+def names(processes: Iterable[Process]) -> str:
+    """The processes as text: their ranks in the last view, and their hosts."""
+    return ", ".join(
+        f"rank {item.rank} ({item.host})" if item.rank >= 0 else f"a new process on {item.host}"
+        for item in processes
+    )

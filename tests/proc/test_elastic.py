@@ -1,0 +1,191 @@
+"""Elastic jobs: a process is lost or joins, and the others go on in the same processes."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from tests.proc.elastic_jobs import ElasticJob, fields
+
+PROGRAM = """
+import os, time
+import numpy as np
+import ringcomm as rc
+
+STEPS, COUNT = int(os.environ["STEPS"]), int(os.environ["COUNT"])
+time.sleep(float(os.environ.get("IMPORTS_S", "0")))
+rc.init()
+
+@rc.elastic.run
+def train(state):
+    print(f"epoch number={rc.epoch()} rank={rc.rank()} size={rc.size()} step={state.step}")
+    first = True
+    def goes_on():
+        return state.step < STEPS or os.path.exists(os.environ.get("GO_ON", ""))
+    while rc.broadcast(np.array([goes_on()]))[0]:
+        time.sleep(0.01)
+        gradient = rc.allreduce(np.full(COUNT, 1.0, np.float32) * (state.step % 7))
+        with state.update():
+            state.weights += gradient
+        if first:
+            print(f"step number={state.step} epoch={rc.epoch()} pid={os.getpid()}")
+            first = False
+
+state = rc.elastic.ArrayState(weights=np.full(COUNT, np.float32(os.getpid() % 5)))
+train(state)
+same = rc.check_same({"weights": state.weights})
+print(f"done step={state.step} start={float(state.weights[0]) - sum(i % 7 for i in range(state.step))}")
+"""
+STEPS = "150"
+
+
+def test_a_killed_process_is_lost_and_the_others_go_on() -> None:
+    with ElasticJob("--min-np", "2", "--np", "4", program=PROGRAM, STEPS=STEPS, COUNT="1000") as job:
+        workers = job.start(4)
+        started = job.wait_for(lambda _, line: line.startswith("step"), 4)
+        victim = next(worker for worker in workers if fields(worker.said("epoch")[0])["rank"] == "0")
+        assert len(started) == 4
+        victim.kill()
+        job.wait_for(lambda _, line: line.startswith("step") and "epoch=1" in line, 3)
+        assert [worker.end() for worker in workers if worker is not victim] == [0, 0, 0], job.output()
+        done = {worker.said("done")[0] for worker in workers if worker is not victim}
+        assert len(done) == 1 and f"step={STEPS}" in done.pop(), job.output()
+        assert job.rendezvous.wait(10) == 0
+        (lost,) = job.notices("lost")
+        assert "rank 0" in lost
+
+
+def test_a_new_process_joins_without_delay_by_its_imports(tmp_path: Path) -> None:
+    go_on = tmp_path / "go on"
+    go_on.touch()
+    with ElasticJob("--min-np", "2", program=PROGRAM, STEPS="1", COUNT="1000", GO_ON=str(go_on)) as job:
+        job.start(2)
+        job.wait_for(lambda _, line: line.startswith("step"), 2)
+        (new,) = job.start(1, IMPORTS_S="2")
+        job.wait_for(lambda worker, line: worker is new and line.startswith("step number"))
+        go_on.unlink()
+        assert [worker.end() for worker in job.workers] == [0, 0, 0], job.output()
+        done = {worker.said("done")[0] for worker in job.workers}
+        assert len(done) == 1, job.output()  # the new process has taken the state of the others
+        (joined,) = [line for line in job.notices("view") if "going on with 3 ranks after" in line]
+        assert job.rendezvous.wait(10) == 0
+
+
+def test_a_stopped_process_is_left_behind_and_refused_when_it_runs_again() -> None:
+    with ElasticJob(
+        "--min-np", "2", "--np", "3", program=PROGRAM, STEPS="300", COUNT="1000", RINGCOMM_DEAD_AFTER="2"
+    ) as job:
+        workers = job.start(3)
+        job.wait_for(lambda _, line: line.startswith("step"), 3)
+        victim = workers[1]
+        victim.process.send_signal(signal.SIGSTOP)
+        job.wait_for(lambda _, line: line.startswith("step") and "epoch=1" in line, 2)
+        victim.process.send_signal(signal.SIGCONT)
+        assert victim.end() == 1, job.output()
+        assert "the job has gone on without this process" in "\n".join(victim.lines), job.output()
+        assert [worker.end() for worker in workers if worker is not victim] == [0, 0], job.output()
+
+
+def test_below_the_least_size_the_job_waits_for_a_new_process() -> None:
+    with ElasticJob("--min-np", "2", program=PROGRAM, STEPS=STEPS, COUNT="1000") as job:
+        first, second = job.start(2)
+        job.wait_for(lambda _, line: line.startswith("step"), 2)
+        second.kill()
+        job.wait_for_notice("waiting")
+        job.start(1)
+        job.wait_for(lambda _, line: line.startswith("step") and "epoch=1" in line, 2)
+        assert first.end() == 0, job.output()
+        assert job.workers[2].end() == 0, job.output()
+        assert first.said("done") == job.workers[2].said("done"), job.output()
+
+
+def test_one_process_can_go_on_alone() -> None:
+    with ElasticJob("--min-np", "1", "--np", "2", program=PROGRAM, STEPS=STEPS, COUNT="10") as job:
+        first, second = job.start(2)
+        job.wait_for(lambda _, line: line.startswith("step"), 2)
+        first.kill()
+        assert second.end() == 0, job.output()
+        assert "size=1" in second.said("epoch")[-1], job.output()
+        assert job.rendezvous.wait(10) == 0
+
+
+def test_too_few_processes_for_too_long_end_the_job() -> None:
+    options = "--min-np", "2", "--elastic-timeout", "1"
+    with ElasticJob(*options, program=PROGRAM, STEPS=STEPS, COUNT="10") as job:
+        first, second = job.start(2)
+        job.wait_for(lambda _, line: line.startswith("step"), 2)
+        second.kill()
+        assert first.end() == 1
+        assert "Not enough ranks within 1 s" in "\n".join(first.lines), job.output()
+        assert job.rendezvous.wait(10) == 1
+
+
+def test_a_wrong_key_disturbs_no_rank() -> None:
+    with ElasticJob("--min-np", "2", program=PROGRAM, STEPS=STEPS, COUNT="10") as job:
+        workers = job.start(2)
+        job.wait_for(lambda _, line: line.startswith("step"), 2)
+        (wrong,) = job.start(1, RINGCOMM_KEY="ab" * 32, RINGCOMM_START_TIMEOUT="1")
+        assert wrong.end() == 1
+        assert [worker.end() for worker in workers] == [0, 0], job.output()
+        assert all(len(worker.said("epoch")) == 1 for worker in workers), job.output()
+
+
+def test_a_defect_of_the_program_ends_the_job() -> None:
+    program = PROGRAM.replace("np.full(COUNT, 1.0,", "np.full(COUNT + rc.rank(), 1.0,")
+    with ElasticJob("--min-np", "1", "--np", "2", program=program, STEPS="5", COUNT="10") as job:
+        workers = job.start(2)
+        assert [worker.end() for worker in workers] == [1, 1], job.output()
+        assert all("do not make the same call" in "\n".join(item.lines) for item in workers), job.output()
+        assert job.rendezvous.wait(10) == 1
+
+
+def test_views_are_limited() -> None:
+    with ElasticJob(
+        "--min-np", "1", "--np", "2", "--reset-limit", "0", program=PROGRAM, STEPS=STEPS, COUNT="10"
+    ) as job:
+        first, second = job.start(2)
+        job.wait_for(lambda _, line: line.startswith("step"), 2)
+        first.kill()
+        assert second.end() == 1
+        assert "number of resets during elastic job exceeded limit: 0" in "\n".join(second.lines)
+
+
+SETS = """
+import os
+import numpy as np
+import ringcomm as rc
+from ringcomm._adapter.basics import init
+
+pair = rc.ProcessSet([0, 1])
+init(process_sets=[pair, rc.ProcessSet([0, 2])])
+
+@rc.elastic.run
+def train(state):
+    first = True
+    while rc.broadcast(np.array([os.path.exists(os.environ["GO_ON"])]))[0]:
+        if pair.included():
+            assert rc.allreduce_async(np.ones(1), rc.Sum, process_set=pair).wait()[0] == 2
+        with state.update():
+            state.count += 1
+        if first:
+            print(f"step size={rc.size()} {pair}")
+            first = False
+
+train(rc.elastic.ArrayState(count=np.zeros(1)))
+print("done")
+"""
+
+
+def test_process_sets_of_init_exist_in_every_view(tmp_path: Path) -> None:
+    """... on the processes that have been there, too: those that are new register them in init()."""
+    go_on = tmp_path / "go on"
+    go_on.touch()
+    with ElasticJob("--min-np", "2", "--np", "3", program=SETS, GO_ON=str(go_on)) as job:
+        workers = job.start(3)
+        job.wait_for(lambda _, line: line.startswith("step size=3"), 3)
+        workers[0].kill()
+        job.wait_for(lambda _, line: line.startswith("step size=2"), 2)
+        workers += job.start(1)
+        job.wait_for(lambda _, line: line.startswith("step size=3"), 3)
+        go_on.unlink()
+        assert [worker.end() for worker in workers[1:]] == [0, 0, 0], job.output()

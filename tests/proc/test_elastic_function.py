@@ -1,0 +1,127 @@
+"""Elastic jobs that run a function, and what ``--horovod`` offers programs for them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import List
+
+import pytest
+
+import ringcomm as rc
+from ringrun.function import RemoteError, run_function
+from ringrun.show.console import Console
+from tests.proc.test_ringrun_support import ringrun
+
+
+class Kept(Console):
+    """A console that keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text = ""
+
+    def write(self, stream: int, data: bytes) -> None:
+        self.text += data.decode()
+
+
+def train(victim: int, steps: int = 40) -> List[int]:
+    """Train; one process dies. The numbers of the process and of the ranks at the end."""
+    import signal
+    import time
+
+    import numpy as np
+
+    rc.init()
+    member = int(os.environ["RINGCOMM_MEMBER"])
+
+    @rc.elastic.run
+    def loop(state: rc.elastic.ObjectState) -> None:
+        while state.step < steps:
+            if member == victim and state.step == 5:
+                os.kill(os.getpid(), signal.SIGKILL)
+            rc.allreduce(np.ones(3))
+            time.sleep(0.05)
+            state.step += 1
+            state.commit()
+
+    loop(rc.elastic.ObjectState(step=0))
+    return [member, rc.size(), rc.rank()]
+
+
+def test_results_are_those_of_the_last_ranks() -> None:
+    console = Kept()
+    results = run_function(train, (1,), np=3, min_np=2, max_np=3, console=console)
+    assert [row[0] for row in results][:2] == [0, 2], console.text
+    assert [row[2] for row in results] == list(range(len(results)))
+    assert "rank 1 (localhost) lost: killed by SIGKILL" in console.text
+
+
+def test_a_job_that_fails_raises_and_says_why() -> None:
+    def fail() -> None:
+        raise ValueError("a bug on every rank")
+
+    with pytest.raises(RemoteError, match="a bug on every rank"):
+        run_function(fail, np=2, min_np=1, console=Kept())
+
+
+PROGRAM = """
+import warnings
+import horovod
+from horovod.runner.common.util import hosts, secret, timeout
+from horovod.runner.common.util.host_hash import host_hash
+from horovod.runner.elastic.constants import RESET_LIMIT_EXCEEDED_MESSAGE
+from horovod.runner.elastic.discovery import FixedHosts, HostDiscoveryScript
+from horovod.runner.elastic.worker import HostUpdateResult
+from horovod.runner.util import network, threads
+from horovod.runner import launch
+import horovod.common.util
+
+
+def work(factor):
+    import os
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    total = hvd.allreduce(torch.ones(2), op=hvd.Sum)
+    return hvd.rank() * factor, total.tolist(), os.environ["HOROVOD_ELASTIC"], os.environ["HOROVOD_HOSTNAME"]
+
+
+assert HostUpdateResult.removed == 1 and HostUpdateResult.added == 2 and HostUpdateResult.mixed == 3
+assert HostDiscoveryScript("echo b:2; echo a", 3).find_available_hosts_and_slots() == {"b": 2, "a": 3}
+try:
+    HostDiscoveryScript("exit 3").find_available_hosts_and_slots()
+except RuntimeError as problem:
+    assert "exit code 3" in str(problem)
+assert FixedHosts({"a": 1}).find_available_hosts_and_slots() == {"a": 1}
+assert hosts.parse_hosts_and_slots("a:2,b:3") == (["a", "b"], {"a": 2, "b": 3})
+places = hosts.get_host_assignments(hosts.parse_hosts("a:2,b:3"), 2, 4)
+rows = "0,4,0,2,0,2 1,4,1,2,0,2 2,4,0,2,1,2 3,4,1,2,1,2".split()
+assert [place.to_response_string() for place in places] == rows
+assert len(secret.make_secret_key()) == 32 and host_hash() == host_hash() != host_hash("x")
+assert "127.0.0.1" in network.get_local_host_addresses()
+assert timeout.Timeout(60, "waiting for {activity}").check_time_out_for("x") is None
+assert horovod.run(work, (10,), num_proc=3, min_num_proc=2, slots=1, hosts="localhost:2,127.0.0.1:1") == [
+    (0, [3.0, 3.0], "1", "localhost"), (10, [3.0, 3.0], "1", "localhost")
+]
+print("fine")
+"""
+
+
+def test_modules_of_horovods_launcher_exist(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    done = ringrun("--horovod", "-np", "1", "program.py", cwd=tmp_path)
+    assert done.process.returncode == 0, done.err
+    assert done.out.endswith("[localhost:0] fine\n")
+
+
+def test_horovods_launcher_is_a_program(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        "import subprocess, sys\n"
+        "words = [sys.executable, '-m', 'horovod.runner.launch', '-np', '2', '--min-np', '1']\n"
+        "sys.exit(subprocess.call([*words, 'sh', '-c', 'echo $HOROVOD_RANK of $HOROVOD_SIZE']))\n"
+    )
+    done = ringrun("--horovod", "-np", "1", "program.py", cwd=tmp_path)
+    assert done.process.returncode == 0, done.err
+    assert sorted(line.rpartition("] ")[2] for line in done.out.splitlines()) == ["0 of 2", "1 of 2"]

@@ -1,0 +1,209 @@
+"""Elastic training under the real launcher on this machine: losses, joins, removals and failures."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Dict, List
+
+import pytest
+
+from tests.proc.test_elastic_launcher import command, environment, script
+from tests.proc.test_ringrun_support import ROOT, SOURCES, Launched, ringrun
+
+PROGRAM = str(ROOT / "tests" / "proc" / "programs" / "elastic_steps.py")
+LIMIT_S = 60.0
+
+
+def starts(out: str) -> Dict[int, List[str]]:
+    """By member, its lines at the start of the training function."""
+    found: Dict[int, List[str]] = {}
+    for member, line in re.findall(r"member (\d+) pid \d+ (epoch .*)", out):
+        found.setdefault(int(member), []).append(line)
+    return found
+
+
+def pids(out: str) -> Dict[int, set]:
+    """By member, the process ids that it has reported."""
+    found: Dict[int, set] = {}
+    for member, pid in re.findall(r"member (\d+) pid (\d+)", out):
+        found.setdefault(int(member), set()).add(pid)
+    return found
+
+
+def wait_for(path: Path, text: str, count: int = 1) -> None:
+    """Wait until a file contains a text so many times."""
+    until = time.monotonic() + LIMIT_S
+    while time.monotonic() < until:
+        if path.exists() and path.read_text().count(text) >= count:
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"{text!r} has not appeared {count} times in {path}")
+
+
+def test_a_killed_rank_is_replaced_and_the_others_go_on_in_their_processes() -> None:
+    done = ringrun("-np", "3", "--min-np", "2", PROGRAM, env={"DIE": "1:10:kill", "STEPS": "60"})
+    assert done.process.returncode == 0, done.err
+    assert re.search(
+        r"^ringrun: rank 1 \(localhost\) lost: killed by SIGKILL; going on with 2 ranks after \d+\.\d s$",
+        done.err, re.M,
+    )  # fmt: skip
+    assert "ringrun: localhost joined again: 3 ranks\n" in done.err
+    assert "╭─ ringrun: the ranks changed 2 times" in done.err
+    found = starts(done.out)
+    assert sorted(found) == [0, 1, 2, 3]
+    assert found[0][1] == "epoch 1 rank 0 of 2 from step 10"
+    assert found[2][1] == "epoch 1 rank 1 of 2 from step 10"
+    assert len(found[3]) == 1
+    assert all(len(each) == 1 for each in pids(done.out).values())
+    assert done.out.count("ends with 60.0") == 3
+
+
+@pytest.mark.parametrize(
+    ("how", "cause"),
+    [("exit", "exit code 3"), ("error", "uncaught ValueError: member 0 has a bug at step 5")],
+)
+def test_rank_0_that_fails_is_replaced_like_any_other(how: str, cause: str) -> None:
+    done = ringrun("-np", "2", "--min-np", "1", PROGRAM, env={"DIE": f"0:5:{how}", "STEPS": "60"})
+    assert done.process.returncode == 0, done.err
+    assert f"rank 0 (localhost) lost: {cause}; going on with 1 rank" in done.err
+    assert ("member 0 has a bug" in done.err) is (how == "error")
+    assert done.out.count("ends with 60.0") == 2
+
+
+def test_a_frozen_rank_is_lost_after_the_time_limit_and_its_process_is_ended() -> None:
+    done = ringrun(
+        "-np", "3", "--min-np", "2", "--max-np", "3", "--dead-after", "2", PROGRAM,
+        env={"DIE": "2:10:stop", "STEPS": "120"},
+    )  # fmt: skip
+    assert done.process.returncode == 0, done.err
+    assert re.search(r"rank 2 \(localhost\) lost: .*2 s.*; going on with 2 ranks after", done.err), done.err
+    assert done.out.count("ends with 120.0") >= 2
+
+
+def test_under_horovod_the_whole_host_is_excluded(tmp_path: Path) -> None:
+    """Horovod's own test: one of four fails, its host's other rank goes with it, the job goes on with two."""
+    done = ringrun(
+        "--horovod", "-np", "4", "--min-np", "2", "-H", "localhost:2,127.0.0.1:2", PROGRAM,
+        env={"DIE": "0:5:exit"},
+    )  # fmt: skip
+    assert done.process.returncode == 0, done.err
+    assert "localhost is excluded for the rest of the job" in done.err
+    assert re.search(r"rank 0 \(localhost\) lost: exit code 3; .*going on with 2 ranks", done.err)
+    found = starts(done.out)
+    assert found[2][-1].endswith("rank 0 of 2 from step 5")
+    assert sorted(found) == [0, 1, 2, 3]
+    assert done.out.count("ends with 40.0") == 2
+
+
+def test_hosts_of_the_script_come_and_go(tmp_path: Path) -> None:
+    hosts, out = tmp_path / "hosts", tmp_path / "out"
+    hosts.write_text("localhost:2\n")
+    path = script(tmp_path / "discover", f"cat {hosts}")
+    job = Launched(
+        "--min-np", "2", "--max-np", "4", "--host-discovery-script", path, "--output-dir", str(out), PROGRAM,
+        env={**environment(tmp_path), "STEPS": "400"},
+    )  # fmt: skip
+    wait_for(out / "rank.0" / "stdout", "of 2 from")
+    hosts.write_text("localhost:2\n127.0.0.1:2\n")
+    wait_for(out / "rank.0" / "stdout", "of 4 from")
+    hosts.write_text("127.0.0.1:2\n")
+    wait_for(out / "rank.2" / "stdout", "of 2 from")
+    assert job.finish(LIMIT_S) == 0, job.err
+    assert re.search(r"^ringrun: 127.0.0.1 (\(2 ranks\) )?joined: 4 ranks$", job.err, re.M)
+    assert "localhost (2 ranks) left: 2 ranks\n" in job.err
+    assert " lost: " not in job.err
+    assert "Traceback" not in job.err
+    assert job.out.count("ends with 400.0") == 2
+    assert len(starts(job.out)[2]) >= 2
+
+
+def test_hosts_are_added_and_dropped_from_another_terminal(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    job = Launched(
+        "--min-np", "1", "-H", "localhost:1", "--output-dir", str(out), PROGRAM,
+        env={**environment(tmp_path), "STEPS": "400"},
+    )  # fmt: skip
+    wait_for(out / "rank.0" / "stdout", "of 1 from")
+    assert command(tmp_path, "add", "127.0.0.1:2").returncode == 0
+    wait_for(out / "rank.0" / "stdout", "of 3 from")
+    assert command(tmp_path, "drop", "localhost").stdout == "localhost leaves at the next commit\n"
+    wait_for(out / "rank.1" / "stdout", "of 2 from")
+    assert command(tmp_path, "add", "localhost:1").returncode == 0
+    wait_for(out / "rank.1" / "stdout", "of 3 from", 2)
+    assert job.finish(LIMIT_S) == 0, job.err
+    assert re.search(r"^ringrun: 127.0.0.1 (\(2 ranks\) )?joined: 3 ranks$", job.err, re.M)
+    for line in ("localhost left: 2 ranks", "localhost joined again: 3 ranks"):
+        assert f"ringrun: {line}\n" in job.err
+    assert job.out.count("ends with 400.0") == 3
+
+
+def test_the_reset_limit_ends_the_job() -> None:
+    done = ringrun(
+        "--horovod", "--drop", "slot", "-np", "3", "--min-np", "2", "--reset-limit", "0", PROGRAM,
+        env={"DIE": "1:10:kill", "STEPS": "400"},
+    )  # fmt: skip
+    assert done.process.returncode != 0
+    text = "Horovod was shutdown because number of resets during elastic job exceeded limit: 0"
+    assert text in done.err
+
+
+def test_below_min_np_the_job_waits_for_the_elastic_timeout_and_says_for_what() -> None:
+    done = ringrun(
+        "--horovod", "-np", "2", "--min-np", "2", "-H", "localhost:1,127.0.0.1:1", "--elastic-timeout", "3",
+        PROGRAM, env={"DIE": "1:10:kill", "STEPS": "400"},
+    )  # fmt: skip
+    assert done.process.returncode != 0
+    assert "127.0.0.1 is excluded (`ringrun add 127.0.0.1` ends that)" in done.err
+    assert "Please check that you have enough resources to run at least 2 Horovod processes." in done.err
+    assert "Timeout after 3 seconds." in done.err
+
+
+def test_all_ranks_that_fail_end_the_job() -> None:
+    done = ringrun("-np", "2", "--min-np", "1", PROGRAM, env={"DIE": "0:5:exit,1:5:exit"})
+    assert done.process.returncode == 3
+    assert "detected that one or more processes exited with non-zero status" in done.err
+
+
+def test_a_newcomer_that_sleeps_before_init_does_not_delay_the_others() -> None:
+    """The others train at their speed while it sleeps for 5 s."""
+    done = ringrun(
+        "-np", "3", "--min-np", "2", PROGRAM,
+        env={"DIE": "1:5:kill", "STEPS": "260", "SLEEP": "5", "SLEEP_FROM": "3"},
+    )  # fmt: skip
+    assert done.process.returncode == 0, done.err
+    (line,) = starts(done.out)[3]
+    assert int(line.rpartition(" ")[2]) > 30, "the others made steps while it slept"
+    assert done.out.count("ends with 260.0") == 3
+
+
+def test_a_key_of_another_job_is_refused_without_disturbing_the_job(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    job = Launched("--min-np", "2", "--output-dir", str(out), PROGRAM,
+                   env={**environment(tmp_path), "STEPS": "150"})  # fmt: skip
+    wait_for(out / "rank.0" / "stdout", "of 2 from")
+    (pid,) = pids((out / "rank.0" / "stdout").read_text())[0]
+    environ = dict(
+        item.split("=", 1) for item in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in item
+    )
+    impostor = {key: value for key, value in environ.items() if key.startswith("RINGCOMM_")}
+    impostor.pop("RINGCOMM_KEY_FD")
+    refused = run_alone({**impostor, "RINGCOMM_KEY": "ab" * 32, "RINGCOMM_START_TIMEOUT": "3"})
+    assert refused != 0
+    assert job.finish(LIMIT_S) == 0, job.err
+    assert " lost: " not in job.err
+    assert job.out.count("ends with 150.0") == 2
+
+
+def run_alone(variables: Dict[str, str]) -> int:
+    """Run the program without the launcher, with these variables; its exit code."""
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("RINGCOMM_")}
+    environ.update(variables, PYTHONPATH=SOURCES)
+    return subprocess.run(
+        [sys.executable, PROGRAM], env=environ, timeout=LIMIT_S,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    ).returncode  # fmt: skip

@@ -1,0 +1,55 @@
+"""The script on the page about elastic jobs, while its ranks are killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+from tests.proc.test_ringrun_support import ROOT, Launched
+
+EXAMPLE = ROOT / "examples" / "elastic_numpy.py"
+
+
+def test_the_page_shows_the_example() -> None:
+    page = (ROOT / "docs" / "elastic.md").read_text()
+    (block,) = re.findall(r"```python\n(# elastic_numpy.py\n.*?)```", page, re.S)
+    assert block == EXAMPLE.read_text()
+
+
+def test_the_example_learns_the_same_although_its_ranks_are_killed(tmp_path: Path) -> None:
+    """Ten times as many steps, so that there is time; two of three ranks are killed, rank 0 first."""
+    script = tmp_path / "elastic_numpy.py"
+    script.write_text(EXAMPLE.read_text().replace("STEPS, GLOBAL_BATCH = 300", "STEPS, GLOBAL_BATCH = 3000"))
+    out = tmp_path / "out"
+    job = Launched(
+        "-np", "3", "--min-np", "2", "--max-np", "3", "--output-dir", str(out), str(script),
+        env={"XDG_RUNTIME_DIR": str(tmp_path), "OPENBLAS_NUM_THREADS": "1"},
+    )  # fmt: skip
+    for member, victim in ((0, 0), (3, 1)):
+        wait_for(out / f"rank.{member}" / "stdout", "of 3 begins", job)
+        os.kill(process_of(job, victim), signal.SIGKILL)
+    assert job.finish(120.0) == 0, job.err
+    assert "rank 0 (localhost) lost: killed by SIGKILL; going on with 2 ranks" in job.err
+    assert job.err.count("killed by SIGKILL; going on") == 4, "two lines, and two in the box"
+    errors = re.findall(r"rank \d: largest error of a weight (\S+)", job.out)
+    assert len(errors) >= 2 and len(set(errors)) == 1 and float(errors[0]) < 1e-6
+
+
+def wait_for(path: Path, text: str, job: Launched) -> None:
+    """Wait until a file contains a text."""
+    until = time.monotonic() + 60.0
+    while not (path.exists() and text in path.read_text()):
+        assert job.process.poll() is None and time.monotonic() < until, (job.finish(1.0), job.out, job.err)
+        time.sleep(0.02)
+
+
+def process_of(job: Launched, member: int) -> int:
+    """The process id of a member of the job."""
+    for pid in job.pids():
+        environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        if b"RINGCOMM_MEMBER=%d" % member in environ:
+            return pid
+    raise AssertionError(f"there is no member {member}")

@@ -1,0 +1,83 @@
+"""Messages between two ranks: by tag, in order, large and small, and errors that both ranks raise."""
+
+from __future__ import annotations
+
+from tests.proc.plain_jobs import run_plain
+
+PROGRAM = """
+import threading
+import numpy as np
+import ringcomm as rc
+
+rc.init()
+rank, size = rc.rank(), rc.size()
+if rank == 0:
+    rc.send(np.arange(5.0), dest=2)
+    rc.send(np.arange(300_000, dtype=np.int64), dest=2)
+    read_only = np.arange(3, dtype=np.float32)
+    read_only.flags.writeable = False
+    rc.send(read_only, dest=2, tag=7)
+elif rank == 2:
+    small, large = np.zeros(5), np.zeros((2, 150_000), np.int64).reshape(-1)
+    other = threading.Thread(target=lambda: tagged.append(rc.recv(np.zeros(3, np.float32), source=0, tag=7)))
+    tagged = []
+    other.start()
+    assert rc.recv(small, source=0) is small
+    rc.recv(large, source=0)
+    other.join()
+    assert small.tolist() == [0, 1, 2, 3, 4] and (large == np.arange(300_000)).all()
+    assert tagged[0].tolist() == [0, 1, 2]
+assert rc.allreduce(np.ones(3), rc.Sum)[0] == size
+
+# A ring, with messages in both directions under way at once.
+data, left, right = np.full(10, float(rank)), (rank - 1) % size, (rank + 1) % size
+received = np.empty(10)
+sender = threading.Thread(target=rc.send, args=(data, right))
+sender.start()
+rc.recv(received, left)
+sender.join()
+assert (received == left).all()
+
+if rank == 0:
+    for wrong in (0, size, -1):
+        try:
+            rc.send(data, wrong)
+        except rc.ConfigError as error:
+            assert "rank 0 can exchange messages" in str(error).lower()
+        else:
+            raise AssertionError(wrong)
+if rank < 2:
+    try:
+        if rank == 0:
+            rc.send(np.ones(3), dest=1)
+        else:
+            rc.recv(np.ones(4), source=0)
+    except rc.MismatchError as error:
+        assert "[3]" in str(error) or "(3,)" in str(error), error
+    else:
+        raise AssertionError("not noticed")
+rc.barrier()
+print("passed")
+"""
+
+
+def test_messages() -> None:
+    for code, output in run_plain(PROGRAM, 3):
+        assert code == 0 and "passed" in output, output
+
+
+CROSSED = """
+import numpy as np
+import ringcomm as rc
+
+rc.init()
+try:
+    rc.recv(np.zeros(1), source=1 - rc.rank())
+except rc.RingcommError as error:
+    print("caught", error)
+"""
+
+
+def test_two_ranks_that_wait_for_each_other_learn_it() -> None:
+    for code, output in run_plain(CROSSED, 2):
+        assert code == 0 and "caught" in output and "message from rank" in output, output

@@ -1,0 +1,50 @@
+"""Elastic jobs on bad networks: right numbers, or the same error on all members of a view; no view twice.
+
+`--schedules 10000` runs more seeds; `ElasticSim(seed).run()` repeats the one that a failure names.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from ringcomm.group import view
+from ringcomm.rendezvous import elastic, next_view
+from tests.sim.elastic import EVENTS, ElasticSim
+
+BLOCK = 100
+
+
+def pytest_generate_tests(metafunc):
+    """Blocks of seeds, so that several processes can share them."""
+    if "first" in metafunc.fixturenames:
+        metafunc.parametrize("first", range(0, metafunc.config.getoption("--schedules"), BLOCK))
+
+
+def test_right_numbers_or_the_same_error_on_all_members(first):
+    for seed in range(first, first + BLOCK):
+        ElasticSim(seed).run()
+
+
+def test_everything_that_can_happen_does():
+    planned = {what for seed in range(BLOCK) for _, what in ElasticSim(seed).plan}
+    assert planned == set(EVENTS)
+
+
+MISTAKES = ("any rank 0", "an epoch twice", "keeps stopped members", "waits for ever")
+
+
+@pytest.mark.parametrize("broken", MISTAKES)
+def test_the_simulation_notices_mistakes(monkeypatch, broken):
+    if broken == "any rank 0":
+        order = view.rank_order
+        equal = lambda found: [item._replace(position=1) for item in found]  # noqa: E731
+        monkeypatch.setattr(next_view, "rank_order", lambda found, most: order(equal(found), most))
+    elif broken == "an epoch twice":
+        monkeypatch.setattr(elastic, "View", lambda epoch, members: view.View(epoch // 2, members))
+    elif broken == "keeps stopped members":
+        monkeypatch.setattr(elastic.ElasticRendezvous, "_drop", lambda *_: [])
+    else:
+        monkeypatch.setattr(elastic.ElasticRendezvous, "_look_for_silent", lambda *_: [])
+    with pytest.raises(AssertionError, match="epoch"):
+        for seed in range(4 * BLOCK):
+            ElasticSim(seed).run()

@@ -1,0 +1,422 @@
+from __future__ import annotations
+
+from typing import Any, List, Optional, Tuple
+
+from ringrun.elastic.changes import Change
+from ringrun.elastic.limits import Limits, failed_text, timeout_text
+from ringrun.elastic.membership import LEAVE_S, NO_HOST_REMAINS, Membership
+from ringrun.elastic.places import (
+    CloseHost,
+    Exclude,
+    Fail,
+    Finish,
+    OpenHost,
+    ReportExit,
+    Say,
+    StartProcess,
+    StopProcess,
+)
+from ringrun.plan.hosts import parse_hosts
+
+
+class Simulated:
+    """A job whose agents and rendezvous do at once what they are asked to."""
+
+    def __init__(self, hosts: str, limits: Limits, ready: bool = True, chance: float = 0.0) -> None:
+        self.now_s = 0.0
+        self.membership = Membership(limits, 0.0, lambda: chance)
+        self.ready = ready
+        self.done: List[Any] = []
+        self.epoch = -1
+        self.view: Tuple[int, ...] = ()
+        self.waiting: List[int] = []
+        if hosts:
+            self.list(hosts)
+
+    def take(self, actions: Optional[List[Any]]) -> List[Any]:
+        """Record actions; agents become ready and processes wait for the next view."""
+        assert actions is not None
+        taken = list(actions)
+        self.done += actions
+        for action in actions:
+            if isinstance(action, OpenHost) and self.ready:
+                taken += self.take(self.membership.host_ready(action.agent, self.now_s))
+            elif isinstance(action, StartProcess):
+                self.waiting.append(action.member)
+        return taken
+
+    def list(self, hosts: str) -> List[Any]:
+        return self.take(self.membership.list_hosts(parse_hosts(hosts) if hosts else [], self.now_s))
+
+    def publish(
+        self, lost: Tuple[int, ...] = (), left: Tuple[int, ...] = (), pause_s: float = 0.0, join: bool = True
+    ) -> List[Any]:
+        """The next view, with all waiting processes if ``join``."""
+        staying = tuple(member for member in self.view if member not in (*lost, *left))
+        joined = tuple(self.waiting) if join else ()
+        self.waiting = [] if join else self.waiting
+        self.epoch += 1
+        self.view = staying + joined
+        change = Change(self.epoch, self.view, lost, joined, left, pause_s)
+        return self.take(self.membership.view(change, self.now_s))
+
+    def exit(
+        self, member: int, code: int = 137, how: str = "killed by SIGKILL", ended: bool = False
+    ) -> List[Any]:
+        self.waiting = [other for other in self.waiting if other != member]
+        return self.take(self.membership.exited(member, code, how, self.now_s, ended))
+
+    def after(self, seconds: float) -> List[Any]:
+        """Let time pass, with a tick whenever one is due."""
+        end_s, taken = self.now_s + seconds, []
+        while True:
+            due_s = self.membership.due_s()
+            if due_s is None or due_s > end_s:
+                break
+            self.now_s = due_s
+            taken += self.take(self.membership.tick(self.now_s))
+        self.now_s = end_s
+        return taken
+
+
+def kinds(actions: List[Any], *classes: type) -> List[Any]:
+    return [action for action in actions if isinstance(action, classes)]
+
+
+def texts(actions: List[Any]) -> List[str]:
+    return [action.text for action in kinds(actions, Say)]
+
+
+# ---- starting ---------------------------------------------------------------------------------
+
+
+def test_all_slots_start_together_when_every_host_is_ready() -> None:
+    job = Simulated("", Limits(2, 2), ready=False)
+    opened = job.list("a:2,b:1")
+    assert [(item.agent, item.spec.name, item.slots) for item in opened] == [(0, "a", 2), (1, "b", 1)]
+    assert job.take(job.membership.host_ready(0, 1.0)) == []
+    assert job.take(job.membership.host_ready(1, 2.0)) == [
+        StartProcess(0, 0, 0), StartProcess(1, 0, 1), StartProcess(2, 1, 0),
+    ]  # fmt: skip
+    assert job.publish() == []
+
+
+def test_no_more_than_max_np_start() -> None:
+    job = Simulated("a:2,b:2,c:2", Limits(2, 2, 3))
+    assert [action.member for action in kinds(job.done, StartProcess)] == [0, 1, 2]
+    job.publish()
+    assert kinds(job.exit(2), StartProcess) == [StartProcess(3, 1, 0)]
+
+
+def test_a_host_that_does_not_start_is_left_out_if_enough_remain() -> None:
+    job = Simulated("", Limits(2, 2), ready=False)
+    job.list("a:2,b")
+    job.take(job.membership.host_ready(0, 1.0))
+    actions = job.take(job.membership.host_failed(1, "b: no route", 2.0))
+    assert [action.member for action in kinds(actions, StartProcess)] == [0, 1]
+
+
+def test_without_enough_slots_the_start_fails_and_with_a_script_it_waits() -> None:
+    job = Simulated("", Limits(3, 2), ready=False)
+    job.list("a:2,b")
+    assert kinds(job.take(job.membership.host_failed(1, "b: no route", 2.0)), Fail) == [Fail("")]
+    limits = Limits(3, 2, script="./hosts", timeout_s=20.0)
+    job = Simulated("a:2", limits)
+    assert kinds(job.done, StartProcess, Fail) == []
+    assert kinds(job.after(19.0), StartProcess, Fail) == []
+    assert kinds(job.after(1.0), Fail) == [Fail(timeout_text(limits, 3))]
+    job = Simulated("a:2", limits)
+    job.after(19.0)
+    assert [action.member for action in kinds(job.list("a:2,b"), StartProcess)] == [0, 1, 2]
+    assert kinds(job.after(100.0), Fail) == []
+
+
+# ---- losses -------------------------------------------------------------------------------------
+
+
+def test_a_failed_slot_is_started_again_and_the_lines_say_what_happened() -> None:
+    job = Simulated("pc:2,jetson2", Limits(2, 2))
+    job.publish()
+    job.now_s = 75.0
+    assert job.exit(2) == [StartProcess(3, 1, 0)]
+    assert texts(job.publish(lost=(2,), pause_s=0.72, join=False)) == [
+        "rank 2 (jetson2) lost: killed by SIGKILL; going on with 2 ranks after 0.7 s"
+    ]
+    assert texts(job.publish()) == ["jetson2 joined again: 3 ranks"]
+    assert job.membership.log.lines == [
+        (75.0, "rank 2 (jetson2) lost: killed by SIGKILL; going on with 2 ranks after 0.7 s"),
+        (75.0, "jetson2 joined again: 3 ranks"),
+    ]
+
+
+def test_pauses_grow_while_a_slot_fails_again_and_again_before_it_joins() -> None:
+    job = Simulated("a:2", Limits(2, 1))
+    job.publish()
+    assert kinds(job.exit(1), StartProcess) == [StartProcess(2, 0, 1)]
+    job.publish(lost=(1,), join=False)
+    assert texts(job.exit(2)) == ["slot 1 of a is excluded for 1 s"]
+    assert kinds(job.after(0.9), StartProcess) == []
+    assert kinds(job.after(0.2), StartProcess) == [StartProcess(3, 0, 1)]
+    assert texts(job.exit(3)) == ["slot 1 of a is excluded for 2 s"]
+    assert kinds(job.after(2.0), StartProcess) == [StartProcess(4, 0, 1)]
+    assert "slot 1 of a is excluded for the rest of the job" in texts(job.exit(4))[0]
+    assert kinds(job.after(1000.0), StartProcess) == []
+
+
+def test_with_drop_host_the_whole_host_is_excluded() -> None:
+    job = Simulated("a:2,b:2", Limits(2, 2, drop="host"))
+    job.publish()
+    actions = job.exit(2, 3, "exit code 3")
+    assert kinds(actions, StartProcess) == []
+    assert [action.member for action in kinds(actions, StopProcess)] == [3]
+    assert "b is excluded for the rest of the job" in texts(actions)[0]
+    assert job.exit(3, 143, "killed by SIGTERM", ended=True) == []
+    assert texts(job.publish(lost=(2, 3), pause_s=1.0)) == [
+        "rank 2 (b) lost: exit code 3; rank 3 (b) lost: its host is excluded; "
+        "going on with 2 ranks after 1.0 s"
+    ]
+    assert kinds(job.after(10000.0), StartProcess) == []
+    actions = job.take(job.membership.add_host(parse_hosts("b:2")[0], job.now_s))
+    assert [action.member for action in kinds(actions, StartProcess)] == [4, 5]
+
+
+def test_a_cooldown_range_ends_the_exclusion() -> None:
+    job = Simulated("a:2,b:2", Limits(2, 2, drop="host", cooldown_s=(10, 100)))
+    job.publish()
+    job.exit(2)
+    job.exit(3)
+    job.publish(lost=(2, 3))
+    assert kinds(job.after(19.9), StartProcess) == []
+    assert [action.member for action in kinds(job.after(0.2), StartProcess)] == [4, 5]
+
+
+def test_a_member_that_is_declared_lost_is_killed_and_started_again() -> None:
+    job = Simulated("a:2", Limits(2, 1))
+    job.publish()
+    cause = "rank 1 (a) is silent: rank 0 (a) reports: no heartbeat for 5 s: its process is stopped"
+    assert job.take(job.membership.lost(1, cause, 0.0)) == [StopProcess(1, cause, is_lost=True)]
+    assert job.take(job.membership.lost(1, cause, 0.0)) == []
+    assert texts(job.publish(lost=(1,), pause_s=5.5)) == []
+    actions = job.exit(1, ended=True)
+    assert texts(actions) == ["rank 1 (a) lost: no heartbeat for 5 s; going on with 1 rank after 5.5 s"]
+    assert kinds(actions, StartProcess) == [StartProcess(2, 0, 1)]
+    assert job.take(job.membership.lost(None, "the link", 0.0)) == []
+
+
+def test_a_lost_host_is_opened_again_under_a_new_number() -> None:
+    job = Simulated("a,b:2", Limits(3, 1))
+    job.publish()
+    actions = job.take(job.membership.host_failed(1, "b: connection lost", 0.0))
+    assert kinds(actions, ReportExit) == [
+        ReportExit(1, "lost with its host"), ReportExit(2, "lost with its host"),
+    ]  # fmt: skip
+    assert "b: connection lost" in texts(actions)
+    assert kinds(actions, OpenHost) == []
+    actions = job.after(1.0)
+    assert [(item.agent, item.spec.name) for item in kinds(actions, OpenHost)] == [(2, "b")]
+    assert kinds(actions, StartProcess) == [StartProcess(3, 2, 0), StartProcess(4, 2, 1)]
+    assert job.take(job.membership.host_failed(1, "again", 0.0)) == []
+
+
+def test_a_host_that_cannot_start_is_tried_again_and_its_problem_is_shown_once() -> None:
+    job = Simulated("a", Limits(1, 1))
+    job.publish()
+    job.ready = False
+    job.list("a,b")
+    found = []
+    for agent in (1, 2, 3):
+        found += texts(job.take(job.membership.host_failed(agent, "b: there is no script", job.now_s)))
+        assert len(kinds(job.after(40.0), OpenHost)) == 1
+    assert found.count("b: there is no script") == 1
+
+
+def test_the_job_fails_when_no_rank_is_left() -> None:
+    limits = Limits(2, 1, horovod=True)
+    job = Simulated("a:2", limits)
+    job.publish()
+    assert kinds(job.exit(0, 3), StartProcess) != []
+    assert kinds(job.exit(1, 4), Fail) == [Fail(failed_text(limits, "a", 0, 3))]
+    assert job.after(1000.0) == []
+
+
+def test_the_job_fails_when_all_processes_fail_before_the_first_view() -> None:
+    job = Simulated("a:3", Limits(2, 1))
+    assert kinds(job.exit(0, 1), StartProcess, Fail) == []
+    assert kinds(job.exit(1, 1), StartProcess, Fail) == []
+    assert len(kinds(job.exit(2, 1), Fail)) == 1
+
+
+def test_the_job_fails_when_all_hosts_are_excluded() -> None:
+    limits = Limits(4, 2, drop="host", horovod=True)
+    job = Simulated("a:2,b:2", limits)
+    job.publish()
+    job.exit(0, 1)
+    assert kinds(job.exit(2, 1), Fail) == [Fail(failed_text(limits, "a", 0, 1))]
+
+
+def test_a_rank_that_leaves_and_then_ends_with_an_error_is_lost() -> None:
+    """``sys.exit(3)``: the program says goodbye before its exit code is known."""
+    job = Simulated("a:2", Limits(2, 1))
+    job.publish()
+    assert texts(job.publish(left=(1,), pause_s=0.2)) == []
+    assert texts(job.exit(1, 3, "exit code 3")) == [
+        "rank 1 (a) lost: exit code 3; going on with 1 rank after 0.2 s"
+    ]
+    assert job.membership.processes.keys() == {0, 2}
+
+
+def test_an_uncaught_error_is_named_and_other_reports_give_way_to_the_exit_code() -> None:
+    job = Simulated("a:3", Limits(2, 1))
+    job.publish()
+    job.take(job.membership.lost(1, "rank 1 (a) was lost: uncaught ValueError: a bug.", 0.0))
+    job.take(job.membership.lost(2, "rank 2 (a) has finished (its program ended) while others wait.", 0.0))
+    job.publish(lost=(1, 2))
+    assert texts(job.exit(1, 1, "exit code 1")) == []
+    assert texts(job.exit(2, 3, "exit code 3")) == [
+        "rank 1 (a) lost: uncaught ValueError: a bug; rank 2 (a) lost: exit code 3; "
+        "going on with 1 rank after 0.0 s"
+    ]
+
+
+def test_a_view_that_failed_at_once_is_part_of_the_next_change() -> None:
+    job = Simulated("a:3", Limits(2, 1))
+    job.publish()
+    job.exit(1)
+    job.exit(2)
+    change = Change(2, (0,), lost=(2,))  # the view of 0 and 2 was never reported
+    assert texts(job.take(job.membership.view(change, 0.0))) == [
+        "rank 1 (a) lost: killed by SIGKILL; rank 2 (a) lost: killed by SIGKILL; "
+        "going on with 1 rank after 0.0 s"
+    ]
+
+
+def test_the_line_of_a_rank_that_left_does_not_wait_for_longer_than_the_next_view() -> None:
+    job = Simulated("a:2,b", Limits(2, 1))
+    job.publish()
+    assert texts(job.publish(left=(2,))) == []
+    job.exit(1)
+    assert texts(job.publish(lost=(1,), join=False)) == [
+        "b left: 2 ranks", "rank 1 (a) lost: killed by SIGKILL; going on with 1 rank after 0.0 s"
+    ]  # fmt: skip
+
+
+# ---- adding and removing ------------------------------------------------------------------------
+
+
+def test_a_new_host_starts_while_the_others_train() -> None:
+    job = Simulated("a:2", Limits(2, 2, 4))
+    job.publish()
+    job.ready = False
+    assert [item.spec.name for item in kinds(job.list("a:2,b:2"), OpenHost)] == ["b"]
+    assert [action.member for action in job.take(job.membership.host_ready(1, 1.0))] == [2, 3]
+    assert texts(job.publish()) == ["b (2 ranks) joined: 4 ranks"]
+
+
+def test_a_host_that_the_script_no_longer_names_leaves_at_the_next_step() -> None:
+    job = Simulated("a:2,b:2", Limits(2, 2))
+    job.publish()
+    actions = job.list("a:2")
+    assert [action.member for action in kinds(actions, Exclude)] == [2, 3]
+    assert job.list("a:2") == []
+    job.exit(2, 0, "exit code 0")
+    assert job.exit(3, 0, "exit code 0") == [CloseHost(1)]
+    assert not job.membership.finishing
+    assert texts(job.publish(lost=(2,), left=(3,))) == ["b (2 ranks) left: 2 ranks"]
+    actions = job.list("a:2,b:1")
+    assert kinds(actions, StartProcess) == [StartProcess(4, 2, 0)]
+    assert texts(job.publish()) == ["b joined again: 3 ranks"]
+
+
+def test_a_process_that_does_not_leave_is_ended() -> None:
+    job = Simulated("a,b", Limits(2, 1))
+    job.publish()
+    job.list("a")
+    assert kinds(job.after(LEAVE_S - 1), StopProcess) == []
+    assert [action.member for action in kinds(job.after(1.0), StopProcess)] == [1]
+    job.exit(1, 143, "killed by SIGTERM")
+    assert not kinds(job.done, Fail)
+
+
+def test_fewer_slots_remove_the_highest_ones() -> None:
+    job = Simulated("a:3", Limits(1, 1))
+    job.publish()
+    assert [action.member for action in kinds(job.list("a:1"), Exclude)] == [1, 2]
+
+
+def test_a_removal_waits_for_other_hosts_if_too_few_ranks_would_be_left() -> None:
+    job = Simulated("a:2", Limits(2, 2))
+    job.publish()
+    actions = job.list("b:2")
+    assert kinds(actions, Exclude) == []
+    assert texts(actions) == [
+        "a is to be removed, but only 0 ranks would be left (--min-np 2): "
+        "it stays until other hosts have joined"
+    ]
+    assert texts(job.list("b:2")) == []
+    actions = job.publish()
+    assert [action.member for action in kinds(actions, Exclude)] == [0, 1]
+
+
+def test_the_job_fails_when_nothing_of_the_previous_hosts_remains() -> None:
+    job = Simulated("a,b", Limits(2, 1))
+    job.publish()
+    job.list("a")
+    job.exit(1, 0)
+    job.membership.processes[0].leaving = "removed"
+    assert kinds(job.exit(0, 0), Fail) == [Fail(NO_HOST_REMAINS)]
+
+
+def test_dropped_hosts_stay_away_until_they_are_added() -> None:
+    job = Simulated("a,b", Limits(2, 1, script="./hosts"))
+    job.publish()
+    assert job.membership.drop_host("c", 0.0) is None
+    assert [action.member for action in kinds(job.take(job.membership.drop_host("B", 0.0)), Exclude)] == [1]
+    job.exit(1, 0)
+    job.publish(left=(1,))
+    assert job.list("a,b") == []
+    actions = job.take(job.membership.add_host(parse_hosts("b")[0], 0.0))
+    assert kinds(actions, StartProcess) == [StartProcess(2, 2, 0)]
+
+
+def test_an_added_host_stays_although_the_script_does_not_name_it() -> None:
+    job = Simulated("a", Limits(1, 1, script="./hosts"))
+    job.publish()
+    job.take(job.membership.add_host(parse_hosts("b:2")[0], 0.0))
+    assert kinds(job.list("a"), Exclude, CloseHost, StopProcess) == []
+    assert sorted(job.membership.processes) == [0, 1, 2]
+
+
+# ---- the end ------------------------------------------------------------------------------------
+
+
+def test_the_first_rank_that_ends_well_ends_the_job_for_newcomers() -> None:
+    job = Simulated("a:2", Limits(2, 1))
+    job.publish()
+    job.exit(1)
+    job.publish(lost=(1,), join=False)
+    assert [action.member for action in kinds(job.exit(0, 0), StopProcess)] == [2]
+    assert job.exit(2, 143) == [Finish()]
+    assert job.list("a:2,b:2") == []
+
+
+def test_programs_that_never_join_end_the_job_too() -> None:
+    job = Simulated("a:2", Limits(2, 2))
+    assert job.exit(0, 0) == []
+    assert job.exit(1, 0) == [Finish()]
+
+
+def test_a_newcomer_that_ends_without_joining_does_not_end_the_job() -> None:
+    job = Simulated("a:2", Limits(2, 1))
+    job.publish()
+    job.exit(1)
+    job.publish(lost=(1,), join=False)
+    job.exit(2, 0)
+    assert not job.membership.finishing
+
+
+def test_a_rank_that_fails_after_another_has_finished_is_a_failure() -> None:
+    limits = Limits(2, 1)
+    job = Simulated("a:2", limits)
+    job.publish()
+    assert job.exit(0, 0) == []
+    assert kinds(job.exit(1, 9), Fail) == [Fail(failed_text(limits, "a", 1, 9))]

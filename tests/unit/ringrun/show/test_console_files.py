@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from ringrun.show.console import OutputFiles
+from ringrun.show.output import Outputs
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_files_of_ranks_that_come_and_go_are_closed(tmp_path: Path) -> None:
+    files = OutputFiles(tmp_path, 1)
+    before = descriptors()
+    for rank in range(1, 20):
+        files.add(rank)
+        files.write(rank, 1, b"a line\n")
+        files.remove(rank)
+    assert descriptors() == before
+    files.write(5, 1, b"late\n")
+    assert (tmp_path / "rank.5" / "stdout").read_text() == "a line\n"
+    files.close()
+
+
+def test_outputs_of_ranks_that_come_and_go_are_forgotten() -> None:
+    outputs = Outputs({0: "a"}, {1: False, 2: False})
+    outputs.add(7, "b")
+    assert outputs.feed(7, 1, b"hello\n", 0.0) == b"[b:7] hello\n"
+    outputs.remove(7)
+    assert list(outputs.tails) == [0]
+    assert outputs.tick(9.0) == []
