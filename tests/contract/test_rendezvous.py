@@ -85,7 +85,8 @@ def test_three_ranks_start_work_and_end(service, rank_ports):
         assert len(rank_ports) == 3
         assert all(refuses(port) for port in rank_ports), "a rank still listens after the start"
     assert eventually(lambda: job.texts("ended") != [])
-    assert [notice.kind for notice in job.notices] == ["joined"] * 3 + ["started", "ended"]
+    kinds = [notice.kind for notice in job.notices]
+    assert kinds == ["joined"] * 3 + ["started"] + ["usage"] * 3 + ["ended"]
 
 
 def test_ranks_without_a_plan(service):

@@ -220,8 +220,8 @@ def test_other_version_is_told_so_on_both_sides(monkeypatch):
 
 
 def test_responder_of_another_version_is_noticed_even_if_it_accepts():
-    challenge = struct.pack("!8sHH32s32s", auth.MAGIC, 3, 0, bytes(32), bytes(32))
-    with pytest.raises(ProtocolError, match="version 3"):
+    challenge = struct.pack("!8sHH32s32s", auth.MAGIC, 4, 0, bytes(32), bytes(32))
+    with pytest.raises(ProtocolError, match="version 4"):
         initiator().receive(challenge)
 
 

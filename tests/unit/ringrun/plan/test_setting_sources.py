@@ -29,7 +29,7 @@ GOOD: Dict[str, str] = {
     "flight_recorder": "50", "diagnose_dir": "flights", "check_every": "100",
     "check_calls": "1",
     "timeline_mark_cycles": "1", "autotune": "1", "autotune_log": "a.csv", "verbose": "1",
-    "encrypt": "1", "threads": "3", "allow_forwarding": "1",
+    "encrypt": "1", "threads": "3", "allow_forwarding": "1", "compression": "int8", "advise": "1",
 }  # fmt: skip
 
 HOROVOD_FILE = """
