@@ -159,8 +159,8 @@ stage_tensorflow() {
     fi
 }
 
-stage_coverage() { # every module by the tests that the table names for it
-    quick && return
+stage_coverage() { # every module by the tests that the table names for it; only with --only coverage
+    [ ${#only[@]} -gt 0 ] || return 0
     quietly "$python" tests/check_coverage.py
 }
 
