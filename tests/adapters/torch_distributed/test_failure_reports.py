@@ -78,7 +78,9 @@ dist.all_reduce(torch.ones(4))
 """
     text = told(tmp_path, 3, program)
     assert f"╭─ ringrun: {title}\n" in text
-    assert "│ Ranks 0, 2 stopped because of it.\n" in text and "PeerLostError" not in text, text
+    # What follows depends on which ranks had ended when all were asked what they were doing.
+    causes, stopped, _ = text.partition("│ Ranks 0, 2 stopped because of it.\n")
+    assert stopped and "PeerLostError" not in causes, text
     if end == "sys.exit(0)":
         assert "│ rank 1 (localhost) has finished (its program ended) while others were in " in text
     site = f"train.py:{len(START.splitlines())}"
