@@ -70,7 +70,7 @@ def test_a_killed_rank_is_replaced_and_the_others_go_on_in_their_processes() -> 
 def test_rank_0_that_fails_is_replaced_like_any_other(how: str, cause: str) -> None:
     done = ringrun("-np", "2", "--min-np", "1", PROGRAM, env={"DIE": f"0:5:{how}", "STEPS": "60"})
     assert done.process.returncode == 0, done.err
-    assert f"rank 0 (localhost) lost: {cause}; going on with " in done.err  # 1 rank, or 2 if the next is quick
+    assert f"rank 0 (localhost) lost: {cause}; going on with " in done.err  # 1 rank, or 2 by then
     assert ("member 0 has a bug" in done.err) is (how == "error")
     assert done.out.count("ends with 60.0") == 2
 
