@@ -200,7 +200,7 @@ class Process:
     def leave_view(self) -> None:
         """At a boundary: end the links, and ask for the next view."""
         rank = self.rank
-        rank.lines.close()
+        rank.peers.close()
         rank.end(None)
         self.ask()
 
@@ -218,7 +218,7 @@ class Process:
         if self.epoch.plan.size == 1:
             self.alone(rank)
             return True
-        moved = rank.turn()
+        moved = rank.step()
         if rank.error is not None and self.rank is rank:
             if isinstance(rank.error, Recoverable):
                 self.sim.raised(self.epoch, self, rank.error)
@@ -245,7 +245,7 @@ class Process:
         ok = outcome == "finished"
         if self.rank is not None:
             if ok:
-                self.rank.lines.close()
+                self.rank.peers.close()
             self.rank.end(None)
         if outcome in ("finished", "failed"):
             self.sim.send(self, {"type": "leaving", "reason": outcome, "ok": ok})
@@ -456,7 +456,7 @@ class ElasticSim:
             if not process.over:
                 times += [at_s for at_s, _ in process.inbox]
                 if process.rank is not None:
-                    times.append(self.now_s + process.rank.lines.alarm_s())
+                    times.append(self.now_s + process.rank.peers.alarm_s())
                     if process.rank.asking_until_s is not None:
                         times.append(process.rank.asking_until_s)
         later = [at_s for at_s in times if at_s > self.now_s]

@@ -259,7 +259,7 @@ class Simulated:
                 {
                     "source": rank, "target": peer, "address": f"10.0.0.{peer}", "port": 5000,
                     "local": "", "local_iface": "eth0", "remote_iface": "eth0", "kind": "wired",
-                    "why": "", "mb_per_s": None,
+                    "why": "", "mb_per_s": None, "too_slow": False,
                 }
                 for peer in leaders
                 if peer != rank
