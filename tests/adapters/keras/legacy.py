@@ -84,7 +84,7 @@ def saved_and_loaded(model: Any, images: Any, labels: Any) -> None:
         model.save(path)
         plain, loaded = keras.models.load_model(path), hvd.load_model(path)
     assert not hasattr(plain.optimizer, "_reducer")
-    assert type(loaded.optimizer) is type(model.optimizer)
+    assert type(loaded.optimizer).__bases__ == type(model.optimizer).__bases__
     assert int(loaded.optimizer.iterations) == EPOCHS * STEPS
     again, further = fit(loaded, images, labels), fit(model, images, labels)
     np.testing.assert_allclose(again["loss"], further["loss"], rtol=1e-5)

@@ -96,7 +96,8 @@ def saved_and_loaded(model: Any, images: Any, labels: Any) -> None:
         plain = keras.models.load_model(path)
         loaded = hvd.load_model(path)
     assert type(plain.optimizer) is not type(model.optimizer)
-    assert isinstance(loaded.optimizer, type(model.optimizer)), type(loaded.optimizer).__mro__
+    # Each distributed optimizer has a class of its own, by which from_config() finds its options.
+    assert type(loaded.optimizer).__bases__ == type(model.optimizer).__bases__, type(loaded.optimizer).__mro__
     assert int(loaded.optimizer.iterations) == int(plain.optimizer.iterations) == EPOCHS * STEPS
     for mine, theirs in zip(model.optimizer.variables, loaded.optimizer.variables):
         assert np.array_equal(keras.ops.convert_to_numpy(mine), keras.ops.convert_to_numpy(theirs))
