@@ -22,10 +22,11 @@ import numpy as np
 from .. import api
 from ..codec.base import SEGMENT_ITEMS
 from ..codec.table import make_codec
+from ..errors import ConfigError
 from ..ops import ReduceOp
 from ..process_set import ProcessSet, number_of, size_of
 from ..schedule.cost import CostModel
-from .compression import Compression, compressor_of
+from .compression import Compression, PowerSGD, compressor_of
 
 logger = logging.getLogger(__name__)
 
@@ -234,17 +235,28 @@ class AutoCompression:
         return choose(nbytes, step, links_of(api.context().cost_model, size_of(self._process_set)), slowest)
 
 
-def configured(compression: Any, process_set: ProcessSet) -> Any:
+def configured(compression: Any, process_set: ProcessSet, weighted: bool = False) -> Any:
     """The compressor for what a program has passed: of ``Compression.none``, what the settings say.
 
+    Args:
+        compression: a compressor or its name.
+        process_set: the ranks that reduce.
+        weighted: whether gradients have weights.
+
     Raises:
-        ConfigError: no compressor has the name.
+        ConfigError: no compressor has the name, or it cannot average with weights.
     """
     if compression is Compression.none and api.is_initialized():
         compression = api.context().settings.compression or compression
     if compression == "auto":
         return AutoCompression(process_set)
-    return compressor_of(compression)
+    compressor = compressor_of(compression)
+    if weighted and isinstance(compressor, PowerSGD):
+        raise ConfigError(
+            "PowerSGD averages gradients without weights, so it cannot be used with balanced batches. Use "
+            "Compression.int8 or Compression.bf16."
+        )
+    return compressor
 
 
 def _rates_from(names: Sequence[str], numbers: Sequence[Any]) -> Dict[str, Rates]:

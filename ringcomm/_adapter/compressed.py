@@ -124,6 +124,7 @@ class CompressedAllreduce(NamedTuple):
         return api.context().engine.allreduce(
             flats, self.how.op, wire_name("allreduce", f"{self.name}.{codec}"), shapes, self.how.prescale,
             self.how.postscale, number_of(self.how.process_set), urgent, compression=codec, residuals=kept,
+            weight=self.how.weight_now(),
         )  # fmt: skip
 
 

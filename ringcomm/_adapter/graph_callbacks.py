@@ -53,7 +53,7 @@ class Allreduce(NamedTuple):
         return api.context().engine.allreduce(
             flats, self.how.op, wire_name("allreduce", self.name), shapes, self.how.prescale,
             self.how.postscale, number_of(self.how.process_set), urgent,
-            lambda _: [flat.reshape(shape) for flat, shape in zip(flats, shapes)], weight,
+            lambda _: [flat.reshape(shape) for flat, shape in zip(flats, shapes)], weight=weight,
         )  # fmt: skip
 
 

@@ -52,7 +52,7 @@ class GradientReducer:
         chosen = op_of(op)
         prescale, postscale = predivided(chosen, gradient_predivide_factor)
         self.how = Reduction(chosen, prescale, postscale, process_set, weight)
-        self.compression = configured(compression, process_set)
+        self.compression = configured(compression, process_set, weight is not None)
         self.sparse_as_dense = sparse_as_dense
         self.groups = chosen_groups(groups, num_groups, object)
         self.scale_local_gradients = scale_local_gradients

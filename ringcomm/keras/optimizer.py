@@ -271,7 +271,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             chosen, prescale, postscale, process_set,
             weight_of_steps(batches, chosen, backward_passes_per_step),
         ),
-        configured(compression, process_set),
+        configured(compression, process_set, batches is not None),
         sparse_as_dense,
         chosen_groups(groups, num_groups, object),
     )

@@ -338,7 +338,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
         warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=2)
     groups = chosen_groups(groups, num_groups, torch.Tensor)
     names = names_of(_parameters(optimizer), named_parameters)
-    compression = configured(compression, process_set)
+    compression = configured(compression, process_set, batches is not None)
     if chosen == ReduceOp.ADASUM and api.size() > 1:
         if process_set is not global_process_set:
             raise NotOfferedError("Adasum does not support non-global process sets yet.")

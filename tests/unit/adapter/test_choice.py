@@ -10,10 +10,14 @@ from ringcomm._adapter.choice import (
     Step,
     choose,
     code_s,
+    configured,
     links_of,
     measured_rates,
     send_s,
 )
+from ringcomm._adapter.compression import PowerSGD
+from ringcomm.errors import ConfigError
+from ringcomm.process_set import global_process_set
 from ringcomm.schedule.cost import CostModel
 
 RESNET = 102_000_000
@@ -93,3 +97,10 @@ def test_rates_are_measured():
     rates = measured_rates()
     assert set(rates) == {"bf16", "int8"}
     assert all(0 < value < 1e-6 for rate in rates.values() for value in rate)
+
+
+def test_powersgd_has_no_weights() -> None:
+    """Its two averages are of factors, not of gradients: weights would be lost without an error."""
+    with pytest.raises(ConfigError, match="balanced batches"):
+        configured(PowerSGD(4), global_process_set, weighted=True)
+    assert isinstance(configured(PowerSGD(4), global_process_set), PowerSGD)
