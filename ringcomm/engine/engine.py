@@ -203,6 +203,7 @@ class Engine:
         process_set: int = GLOBAL_SET,
         urgent: bool = False,
         convert: Convert = None,
+        *,
         compression: Any = None,
         residuals: Sequence[Array] = (),
         weight: Optional[float] = None,

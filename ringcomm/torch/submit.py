@@ -28,7 +28,7 @@ def start_allreduce(
     """Start a reduction in place of tensors in host memory; ``finish()`` makes the handle's result."""
     return api.context().engine.allreduce(
         [flat_array(target) for target in targets], op, wire_name("allreduce", name), shapes_of(targets),
-        prescale, postscale, number_of(process_set), urgent, lambda _: finish(), weight,
+        prescale, postscale, number_of(process_set), urgent, lambda _: finish(), weight=weight,
     )  # fmt: skip
 
 
