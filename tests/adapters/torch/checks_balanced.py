@@ -189,7 +189,7 @@ def check_few_samples_and_batch_normalization() -> None:
         context.batch_norm = False
         model = nn.Sequential(layer, nn.Linear(6, 1)).double()
         hvd.broadcast_parameters(model.state_dict(), 0)
-        batches = hvd.BalancedBatches(dataset(), 16, speeds=[1] * (hvd.size() - 1) + [0.4], drop_last=True)
+        batches = hvd.BalancedBatches(dataset(), 20, speeds=[1] * (hvd.size() - 1) + [0.4], drop_last=True)
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), batches=batches)
         original = pace.announce
         pace.announce = lambda context, topic, text: said.append(text)
