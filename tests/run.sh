@@ -187,7 +187,7 @@ stage_package() { # wheel and sdist, installed into empty environments on the ol
 }
 all_minors=()
 
-core_needs=(pytest pytest-timeout pytest-xdist ml_dtypes)
+core_needs=(pytest pytest-timeout pytest-xdist hypothesis ml_dtypes)
 
 stage_pythons() { # the core on every other Python; of parametrized tests another share in each
     quick && return
