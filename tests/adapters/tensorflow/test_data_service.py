@@ -106,7 +106,8 @@ def test_the_loss_of_a_training_job_ends_the_compute_job(tmp_path: Path, side: s
     compute = Launched("-np", "2", *program, *options, cwd=tmp_path, env=QUIET)
     training = Launched("-np", "2", "train.py", cwd=tmp_path, env=QUIET)
     try:
-        assert training.finish(100) == 1, training.err + compute.err
+        # 1, or 255 if TensorFlow takes so long to leave that the launcher ends the rank.
+        assert training.finish(100) in (1, 255), training.err + compute.err
         assert "ValueError: bad sample" in training.err
         assert compute.finish(60) == 0, compute.err
     finally:
