@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set
 
 from ringrun.agent import shipped
@@ -23,13 +24,15 @@ KEPT_JOBS = 3
 CACHE_BYTES = 1 << 30
 """The contents that were not used for the longest time are removed above this."""
 PIECE_BYTES = 1 << 18
+LOCK_S = 5.0
+"""How long the agent of the attempt before may take to leave."""
 
 
 class JobFolder:
     """The files of one job on this host.
 
     Args:
-        job: the job's identifier, and the host's number.
+        job: the name of the directory, the same in all attempts of a job with ``--restarts``.
         files: (path, digest, whether it is executable) of each file.
         environ: this host's environment.
 
@@ -121,10 +124,8 @@ class JobFolder:
                 file.write(content)
             os.rename(mine, os.path.join(cache, digest))
         path = os.path.join(jobs, self.job)
-        shutil.rmtree(path, ignore_errors=True)
-        os.makedirs(path, mode=0o700)
-        self._lock = os.open(path + ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        os.makedirs(path, mode=0o700, exist_ok=True)  # a restart finds what the last attempt has written
+        self._lock = _locked(path + ".lock", LOCK_S)
         made: Set[str] = set()
         for name, digest, executable in self.files:
             _check_inside(name)
@@ -173,6 +174,25 @@ def _pieces(path: str, name: str) -> Iterator[bytes]:
         yield json.dumps({"path": name, "offset": offset, "error": problem.strerror}).encode() + b"\n"
 
 
+def _locked(path: str, limit_s: float) -> int:
+    """A descriptor of the file, locked for this process.
+
+    Raises:
+        BlockingIOError: another process has held the lock for this long.
+    """
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    until = time.monotonic() + limit_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except BlockingIOError:
+            if time.monotonic() > until:
+                os.close(descriptor)
+                raise
+            time.sleep(0.05)
+
+
 def _check_inside(name: str) -> None:
     if name.startswith("/") or ".." in name.split("/") or "\0" in name or not name:
         raise ValueError(f"the path {name!r} leaves the directory")
@@ -198,12 +218,10 @@ def _remove_old(jobs: str) -> None:
     names.sort(key=lambda name: os.stat(os.path.join(jobs, name)).st_mtime, reverse=True)
     for name in names[KEPT_JOBS:]:
         lock = os.path.join(jobs, name + ".lock")
-        descriptor = os.open(lock, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(os.path.join(jobs, name), ignore_errors=True)
-            os.unlink(lock)
+            descriptor = _locked(lock, 0.0)
         except BlockingIOError:
-            pass  # its job runs
-        finally:
-            os.close(descriptor)
+            continue  # its job runs
+        shutil.rmtree(os.path.join(jobs, name), ignore_errors=True)
+        os.unlink(lock)
+        os.close(descriptor)

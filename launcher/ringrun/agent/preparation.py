@@ -38,8 +38,7 @@ class Preparation:
         self._config, self._env, self._program, self._limits = config, env, program, limits
         self._interpreter = ""
         self.cwd = cwd
-        job = "{job}-{host_index}".format(**config)
-        self.folder = job_folder.JobFolder(job, config["code"], os.environ)
+        self.folder = job_folder.JobFolder(config["folder"], config["code"], os.environ)
 
     def use(self, digest: str) -> Step:
         """Use one more package, which the launcher has made for this host."""

@@ -19,6 +19,7 @@ from . import facts, probe
 START_LIMIT_S = 20.0
 ANSWER_LIMIT_S = 8.0
 STREAM_S = 0.35
+END_S = 2.0
 NOISE_LIMIT_BYTES = 1 << 20
 
 
@@ -81,8 +82,12 @@ class HostProbe:
         if time.monotonic() - began >= START_LIMIT_S:
             self.end()
             return ssh.Failure(f"{self.host.name}: no answer within {START_LIMIT_S:g} s of the login.")
-        status = self._process.wait()
-        said = self._process.stderr.read().decode("utf-8", "replace")
+        try:
+            # A program that has closed its output without leaving is ended, and has no exit status then.
+            said = self._process.communicate(timeout=END_S)[1].decode("utf-8", "replace")
+            status: Optional[int] = self._process.returncode
+        except subprocess.TimeoutExpired:
+            said, status = "", None
         self.end()
         return ssh.explain_start(
             self.host.name, argv, self.host.python, status, said, self.host.is_local
@@ -126,7 +131,7 @@ class HostProbe:
             if stream is not None:
                 stream.close()
         try:
-            self._process.wait(2.0)
+            self._process.wait(END_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -120,9 +120,9 @@ def prepare(
         "version": own_version(), "payload": payload, "horovod": options.horovod,
         "output_dir": None if options.output_dir is None else Path(options.output_dir),
         "certificate": make_certificate() if settings.encrypt else "",
-        "notes": (*not_forwarded(options.forward, environ), *_left_out(tree, parsed)),
+        "notes": (*not_forwarded(options.forward, environ), *_left_out(tree, code_at, parsed)),
         "provision": options.provision, "bind": options.bind,
-        "tree": tree, "code_at": code_at, "fetch": options.fetch,
+        "tree": tree, "code_at": code_at, "fetch": options.fetch, "folder": secrets.token_hex(8),
     }  # fmt: skip
     if options.elastic.is_elastic:
         limits = limits_of(options.elastic, options.np, options.horovod, environ)
@@ -165,9 +165,9 @@ def _tree(options: Options, environ: Mapping[str, str]) -> Tuple[Optional[Source
     return SourceTree(root), position(root, Path(working_directory(environ)))
 
 
-def _left_out(tree: Optional[SourceTree], command: Command) -> List[str]:
+def _left_out(tree: Optional[SourceTree], code_at: str, command: Command) -> List[str]:
     """A line about modules that the program imports and that are not sent."""
-    missing = [] if tree is None else tree.left_out(command.script)
+    missing = [] if tree is None else tree.left_out(str(Path(code_at, command.script or "")))
     if not missing:
         return []
     files = ", ".join(missing)

@@ -88,6 +88,7 @@ class Job:
         provision: whether hosts that lack numpy or psutil are sent their wheels.
         tree: the files to send to hosts, or None.
         code_at: the working directory relative to the tree.
+        folder: the name of the directories for the tree, the same in all attempts; "" for the identifier.
         bind: the processors of each rank; see :func:`ringrun.agent.binding.shares`.
         fetch: patterns of files to bring back from hosts that were sent the tree.
     """
@@ -109,6 +110,7 @@ class Job:
     provision: bool = False
     tree: Optional[Tree] = field(default=None, repr=False)
     code_at: str = "."
+    folder: str = ""
     fetch: Tuple[str, ...] = ()
     bind: str = "none"
 
@@ -170,6 +172,7 @@ class Job:
             "provision": self.provision,
             "code": list(self.tree.files) if self.tree is not None and host.gets_code else [],
             "code_at": self.code_at,
+            "folder": f"{self.folder or self.id}-{host.index}",
             "fetch": list(self.fetch),
             "bind": self.bind,
             "bytecode": self.bytecode,

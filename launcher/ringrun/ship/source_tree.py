@@ -8,7 +8,7 @@ import hashlib
 import os
 import subprocess
 from pathlib import Path
-from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Sequence, Set, Tuple
 
 from ringcomm.errors import ConfigError
 
@@ -83,14 +83,16 @@ class SourceTree:
         """The contents with these digests; unknown digests are left out."""
         return {digest: self._contents[digest] for digest in digests if digest in self._contents}
 
-    def left_out(self, script: Optional[str]) -> List[str]:
+    def left_out(self, script: str) -> List[str]:
         """Files and packages next to the script that its tree imports, but that are not sent.
 
         Args:
-            script: the path of the script relative to the tree, or None.
+            script: the path of the script relative to the tree; outside of it nothing is found.
         """
         paths = {file.path for file in self.files}
-        folder = Path(script or "").parent
+        folder = Path(script).parent
+        if folder.is_absolute():
+            return []
         found: Set[str] = set()
         sources = [file for file in self.files if file.path.endswith(".py")]
         for name in _imported(self._contents[file.digest] for file in sources):

@@ -56,6 +56,26 @@ def test_only_what_a_host_lacks_is_sent(tree: SourceTree, environ: Dict[str, str
     assert list(changed.contents(sent).values()) == [b"print(2)"]
 
 
+def test_a_restart_finds_what_the_last_attempt_has_written(tree: SourceTree, environ: Dict[str, str]) -> None:
+    first, _ = place("job", tree, environ)
+    root = Path(str(first.path))
+    (root / "checkpoint").write_text("step 100")
+    (root / "train.py").write_text("changed")
+    os.close(first._lock)  # as at the end of its agent
+    second, sent = place("job", tree, environ)
+    assert second.path == first.path and sent == []
+    assert (root / "checkpoint").read_text() == "step 100" and (root / "train.py").read_text() == "print(1)"
+
+
+def test_a_directory_in_use_is_not_waited_for_without_a_limit(
+    tree: SourceTree, environ: Dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_folder, "LOCK_S", 0.0)
+    place("job", tree, environ)
+    facts = JobFolder("job", tree.files, environ).prepare(b"")
+    assert facts["problem"] == "package" and "temporarily unavailable" in facts["why"]
+
+
 def test_a_changed_content_is_sent_again(tree: SourceTree, environ: Dict[str, str]) -> None:
     place("one", tree, environ)
     for file in Path(environ["XDG_CACHE_HOME"], "ringcomm", "files").iterdir():

@@ -80,7 +80,7 @@ def test_ignored_files_that_the_program_imports_are_named(tmp_path: Path) -> Non
     write(tmp_path, ".ringignore", content="models\nsecrets_local.py\nother.py\n")
     tree = SourceTree(tmp_path)
     assert tree.left_out("src/train.py") == ["src/models/__init__.py", "src/secrets_local.py"]
-    assert tree.left_out(None) == []
+    assert tree.left_out("train.py") == [] and tree.left_out("/elsewhere/train.py") == []
 
 
 def test_the_working_directory_has_to_be_in_the_tree(tmp_path: Path) -> None:
