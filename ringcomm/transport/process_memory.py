@@ -235,6 +235,8 @@ class ReadingLink(SharedLink):
         """How many of the lent bytes the other end has read since the last time."""
         words = self._out_words
         ended = not self._open or words[READER_STATE] == CLOSED
+        if ended:
+            self._order()  # The other end stored what it returned before it closed.
         returned = (words[RETURNED] - self._returned) & MASK
         if returned > self._lent:
             raise LinkClosed(self.peer, "it claims to have read more than it was lent")

@@ -21,7 +21,7 @@ from typing import List
 
 from .base import LinkClosed, Views
 from .ring import CLOSED, CONTROL_BYTES, LENT, MASK, READ, READER_STATE, WRITER_STATE, WRITTEN, Ring
-from .tcp import SocketLink, closed_reason
+from .tcp import SocketLink
 from .views import flat
 
 PIECE_BYTES = 128 * 1024
@@ -180,11 +180,15 @@ class SharedLink(SocketLink):
             self._meet_reader(state)
 
     def _meet_reader(self, state: int) -> None:
+        """Wake the other end if it sleeps.
+
+        If it has closed the link it may have read what this end just stored, its last message. So this is
+        not an error yet; the next call that sends or receives finds that the link has ended.
+        """
         self._reader_seen = state
         if state == CLOSED:
             self._end()
-            raise LinkClosed(self.peer, ENDED)
-        if state:
+        elif state:
             self._kick()
 
     def _kick(self) -> None:
@@ -193,9 +197,8 @@ class SharedLink(SocketLink):
             self._send(b"!")
         except (BlockingIOError, InterruptedError):
             pass  # There are bytes in the socket that it has not read: they wake it.
-        except OSError as problem:
+        except OSError:
             self._end()
-            raise LinkClosed(self.peer, closed_reason(problem)) from None
 
     def _end(self) -> None:
         """What this end sends is read no more."""
@@ -290,10 +293,7 @@ class SharedLink(SocketLink):
         if state != self._writer_seen:
             self._writer_seen = state
             if state and state != CLOSED:
-                try:
-                    self._kick()
-                except LinkClosed:
-                    pass  # What it sent before can still be read.
+                self._kick()
 
     # ---- waiting -----------------------------------------------------------------------------
 
