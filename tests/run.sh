@@ -37,7 +37,7 @@ conclude() {
     local code=$?
     if [ -n "$table" ]; then
         printf '\n'
-        "$python" tests/summary.py "$results" "$table" || true
+        "$python" tests/summary.py table "$results" "$table" || true
     fi
     if [ "$code" -eq 0 ]; then
         printf '\nALL PASSED in %d min %d s (%s)\n' $((SECONDS / 60)) $((SECONDS % 60)) "$mode"
@@ -105,11 +105,21 @@ system_packages() { # for tests/hosts: several hosts on this machine
     echo "not installed: ${missing[*]}; tests on several hosts will say what they need"
 }
 
+most_repeated=5
+
 tests() { # ENVIRONMENT NAME PYTEST-ARGUMENTS...: run pytest; NAME is for the table of the slowest tests
-    local environment=$1 name=$2
+    local environment=$1 name=$2 code=0 failed=()
     shift 2
-    "$environment/bin/python" -m pytest -q -rs --no-header \
-        --junitxml="$results/$stage.$name.xml" "$@"
+    "$environment/bin/python" -m pytest -q -rs --no-header -o cache_dir="$results/cache.$stage.$name" \
+        --junitxml="$results/$stage.$name.xml" "$@" || code=$?
+    if [ "$code" -ne 1 ] || [ "$mode" = quick ] || [ ${#given[@]} -gt 0 ]; then return "$code"; fi
+    # Thousands of tests with real processes and time limits, on a machine that others use: a few that failed
+    # are run once more, alone. The table names them, and more than a few are a failure.
+    mapfile -t failed < <("$python" tests/summary.py failed "$results/cache.$stage.$name")
+    if [ ${#failed[@]} -eq 0 ] || [ ${#failed[@]} -gt "$most_repeated" ]; then return "$code"; fi
+    printf '\nRunning the %d that failed once more, alone\n' ${#failed[@]}
+    "$environment/bin/python" -m pytest -q --no-header "${failed[@]}" || return
+    printf '%s\n' "${failed[@]/#/$name: }" >>"$results/repeated"
 }
 
 quick() { [ "$mode" = quick ]; }

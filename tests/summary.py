@@ -1,7 +1,13 @@
-"""Prints the table at the end of tests/run.sh, from JUnit files: ``summary.py RESULTS STAGE=SECONDS...``."""
+"""Parts of tests/run.sh.
+
+``summary.py table RESULTS STAGE=SECONDS...`` prints the table at its end, from JUnit files.
+``summary.py failed CACHE`` prints the tests that failed in the run of pytest with this cache directory.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
@@ -11,8 +17,15 @@ from typing import List, Tuple
 SLOWEST = 10
 
 
-def main(folder: str, stages: str) -> None:
-    """Print the table of stages and the slowest tests."""
+def failed(cache: str) -> None:
+    """Print the tests that failed, one in a line."""
+    path = Path(cache) / "v" / "cache" / "lastfailed"
+    for test in json.loads(path.read_text()) if path.exists() else ():
+        print(re.sub(r"@[^@\]]*$", "", test))  # behind "@" is the group of tests that one worker runs
+
+
+def table(folder: str, stages: str) -> None:
+    """Print the table of stages, the slowest tests, and those that passed only when they were repeated."""
     tests: Counter[str] = Counter()
     slowest: List[Tuple[float, str, str]] = []
     for path in sorted(Path(folder).glob("*.xml")):
@@ -29,7 +42,11 @@ def main(folder: str, stages: str) -> None:
         print(f"\nThe {min(SLOWEST, len(slowest))} slowest tests, in seconds:")
         for seconds_spent, environment, name in sorted(slowest, reverse=True)[:SLOWEST]:
             print(f"{seconds_spent:9.1f}  {environment:<8} {name}")
+    repeated = Path(folder) / "repeated"
+    if repeated.exists():
+        print("\nThese failed once (see above) and passed when they were run again, alone:")
+        print(repeated.read_text(), end="")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    {"table": table, "failed": failed}[sys.argv[1]](*sys.argv[2:])

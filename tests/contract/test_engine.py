@@ -15,6 +15,7 @@ from ringcomm.arrays.bridge import flat_copy
 from ringcomm.config import Settings
 from ringcomm.engine.process_sets import UnknownProcessSetError
 from ringcomm.errors import (
+    BrokenInvariantError,
     ConfigError,
     DuplicateNameError,
     MismatchError,
@@ -574,3 +575,35 @@ class TestLate:
             return True
 
         assert run_ranks(3, work, "tcp", settings=plain(dead_after_s=0.3)) == [True] * 3
+
+
+def test_after_a_bug_in_the_engine_every_call_says_so():
+    def work(context):
+        context.engine.allreduce([np.ones(3)], Sum, "a").wait(LIMIT_S)
+        context.engine._thread._state.broken = BrokenInvariantError("two positions in one place")
+        with pytest.raises(Misuse, match="has failed before.*two positions in one place"):
+            context.engine.allreduce([np.ones(3)], Sum, "a")
+
+    run_ranks(2, work)
+
+
+def test_a_wait_that_has_ended_does_not_count_for_a_deadlock():
+    """Rank 1 waits for a while for what rank 0 submits last, and computes when rank 0 waits in its turn."""
+    computes = threading.Event()
+
+    def work(context):
+        engine = context.engine
+        if context.rank == 1:
+            late = engine.allreduce([np.ones(3)], Sum, "late")
+            with pytest.raises(TimeoutError):
+                late.wait(1.0)
+            computes.set()
+            time.sleep(3.0)
+            engine.allreduce([np.ones(3)], Sum, "early").wait(LIMIT_S)
+        else:
+            assert computes.wait(LIMIT_S)
+            engine.allreduce([np.ones(3)], Sum, "early").wait()
+            late = engine.allreduce([np.ones(3)], Sum, "late")
+        late.wait(LIMIT_S)
+
+    run_ranks(2, work, settings=plain(stall_warning_s=0.3))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import mmap
 import os
 import socket
 import subprocess
@@ -279,3 +282,18 @@ def test_memory_of_a_process_that_is_gone_is_an_error_of_the_system(no_leaks):
     memory = PeerMemory(process.pid, lease.address, lease.token)
     with pytest.raises(ProcessLookupError):
         memory.read(lease.address, memoryview(bytearray(100)))
+
+
+def test_memory_that_ends_half_way_is_an_error_unless_the_lease_was_revoked(no_leaks):
+    """The system copies the first page and then stops: fewer bytes, and no error number."""
+    page, lease = mmap.PAGESIZE, Lease()
+    with mmap.mmap(-1, 2 * page) as area:
+        place = ctypes.addressof(ctypes.c_char.from_buffer(area))
+        protect = ctypes.CDLL(None).mprotect
+        assert protect(ctypes.c_void_p(place + page), ctypes.c_size_t(page), 0) == 0
+        memory, into = PeerMemory(os.getpid(), lease.address, lease.token), memoryview(bytearray(2 * page))
+        with pytest.raises(OSError) as caught:
+            memory.read(place, into)
+        assert caught.value.errno == errno.EFAULT
+        lease.revoke()
+        assert memory.read(place, into) == 0
