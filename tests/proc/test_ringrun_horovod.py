@@ -44,7 +44,7 @@ assert (hvd.rank(), hvd.size(), hvd.is_initialized()) == (rc.rank(), 2, True)
 assert hvd.gloo_built() and hvd.gloo_enabled() and not hvd.mpi_enabled() and hvd.nccl_built() == 0
 assert global_process_set.ranks == [0, 1] and hvd.Sum == rc.Sum
 assert util.split_list(list(range(7)), 3) == [[0, 1, 2], [3, 4], [5, 6]]
-assert util.num_rank_is_power_2(4) and util.num_rank_is_power_2(1) and not util.num_rank_is_power_2(6) and not util.num_rank_is_power_2(0)
+assert [util.num_rank_is_power_2(number) for number in (0, 1, 4, 6)] == [False, True, True, False]
 assert util.is_version_greater_equal_than("2.10.1+cpu", "2.9.0")
 assert not util.is_version_greater_equal_than("1.13.0rc1", "2.0.0")
 with util.env(A_NAME="1"):
