@@ -90,6 +90,17 @@ class Balanced:
             self._start = 0
         self._epoch = int(epoch)
 
+    def set_step(self, step: int) -> None:
+        """Set the global batch with which the next iteration begins, counted over all epochs.
+
+        It does not depend on the number of ranks, so that the ``step`` of an elastic state can be passed.
+
+        Args:
+            step: number of global batches that are done, from 0.
+        """
+        self._epoch, self._start = divmod(int(step), self.pace.deal.steps)
+        self._exhausted = False
+
     def _next_epoch(self) -> int:
         return self.pace.epoch + self._exhausted if self._epoch is None else self._epoch
 

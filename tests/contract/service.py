@@ -37,7 +37,7 @@ def opened() -> Any:
     return {"descriptors": psutil.Process().num_fds(), "threads": threads}
 
 
-def eventually(condition: Callable[[], bool], timeout_s: float = 5.0) -> bool:
+def eventually(condition: Callable[[], bool], timeout_s: float = 30.0) -> bool:
     """Whether the condition comes true within the time."""
     until_s = time.monotonic() + timeout_s
     while not condition():

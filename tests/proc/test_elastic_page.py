@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
+from typing import Dict
 
-from tests.proc.test_ringrun_support import ROOT, Launched
+from tests.proc.test_ringrun_support import ROOT, SOURCES, Launched
 
 EXAMPLE = ROOT / "examples" / "elastic_numpy.py"
 
@@ -36,6 +39,36 @@ def test_the_example_learns_the_same_although_its_ranks_are_killed(tmp_path: Pat
     assert job.err.count("killed by SIGKILL; going on") == 4, "two lines, and two in the box"
     errors = re.findall(r"rank \d: largest error of a weight (\S+)", job.out)
     assert len(errors) >= 2 and len(set(errors)) == 1 and float(errors[0]) < 1e-6
+
+
+def test_the_losses_do_not_depend_on_the_ranks(tmp_path: Path) -> None:
+    """Fixed global batches in float64: one process alone, and ranks that are lost and that join."""
+    program = str(ROOT / "tests" / "proc" / "programs" / "elastic_losses.py")
+    alone = subprocess.run(
+        [sys.executable, program], env=dict(os.environ, PYTHONPATH=SOURCES), stdout=subprocess.PIPE,
+        text=True, check=True, timeout=60,
+    )  # fmt: skip
+    expected = losses_of(alone.stdout)
+    assert len(expected) == 126 and expected[125] < expected[0] / 10
+    job = Launched(
+        "-np", "3", "--min-np", "2", "--max-np", "3", program,
+        env={"XDG_RUNTIME_DIR": str(tmp_path), "OPENBLAS_NUM_THREADS": "1", "DIE": "0:20", "WAIT_AT": "70"},
+    )  # fmt: skip
+    assert job.finish(120.0) == 0, job.err
+    assert {"with 2", "with 3"} <= set(re.findall(r"begins at [1-9]\d* (with \d)", job.out)), job.out
+    assert job.err.count("killed by SIGKILL; going on with 2 ranks") == 2, "a line, and one in the box"
+    reached = losses_of(job.out)
+    assert reached.keys() == expected.keys()
+    for step, loss in expected.items():
+        assert abs(reached[step] - loss) <= 1e-12 * loss, f"step {step}"
+
+
+def losses_of(output: str) -> Dict[int, float]:
+    """The loss by step, which is the same wherever it was printed."""
+    found: Dict[int, float] = {}
+    for step, loss in re.findall(r"loss (\d+) (\S+)", output):
+        assert found.setdefault(int(step), float.fromhex(loss)) == float.fromhex(loss), f"step {step}"
+    return found
 
 
 def wait_for(path: Path, text: str, job: Launched) -> None:
