@@ -3,8 +3,8 @@
     python -m pytest tests/fuzz/test_programs.py --programs 2000 --timeout 0
 
 runs 2,000 of each kind. A failure names the seed of its program, with which it runs again: those of the first
-test by ``ringrun -np 3 python -m tests.fuzz.agreeing SEED 1 FAMILY``. Programs over ``torch.distributed`` in
-which one rank differs are not among them yet.
+test by ``ringrun -np 3 python -m tests.fuzz.agreeing SEED 1 FAMILY``, those of the last one by ``ringrun -np 3
+python -m tests.fuzz.diverging_group SEED 1``.
 """
 
 from __future__ import annotations
@@ -53,3 +53,16 @@ def test_one_rank_differs(by_name: bool, transport: str, programs: int) -> None:
         except BaseException as problem:
             raise AssertionError(f"program {seed}, by_name={by_name}, over {transport}: {case}") from problem
     assert programs < 40 or len(tried) > 4
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_one_rank_of_a_process_group_differs(size: int, programs: int) -> None:
+    pytest.importorskip("torch")
+    job = Launched(
+        "-np", str(size), "-x", "OMP_NUM_THREADS=1", sys.executable, "-W", "ignore", "-m",
+        "tests.fuzz.diverging_group", str(size * 1_000_000), str(programs // 2),
+    )  # fmt: skip
+    code = job.finish(90.0 + 2 * EACH_S * programs)
+    print(job.out, job.err)
+    assert code == 0
+    assert f"{programs // 2} programs of one odd rank" in job.out
