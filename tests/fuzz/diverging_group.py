@@ -17,7 +17,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 import torch
 import torch.distributed as dist
 
-import ringcomm.torch.distributed
+import ringcomm.torch.distributed  # noqa: F401 - registers the backend
 
 LIMIT_S = 60.0
 
@@ -157,7 +157,7 @@ def run(case: Program, group: Any) -> str:
 
 
 def judge(case: Program, ends: List[str]) -> None:
-    """Check that all ranks have raised, none before the call that differs, and all with one text and its cause."""
+    """Check that all ranks have raised one text with the cause, and none before the call that differs."""
     texts = set()
     for rank, end in enumerate(ends):
         if case.odd is None and rank == case.odd_rank:

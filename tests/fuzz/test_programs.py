@@ -3,8 +3,8 @@
     python -m pytest tests/fuzz/test_programs.py --programs 2000 --timeout 0
 
 runs 2,000 of each kind. A failure names the seed of its program, with which it runs again: those of the first
-test by ``ringrun -np 3 python -m tests.fuzz.agreeing SEED 1 FAMILY``, those of the last one by ``ringrun -np 3
-python -m tests.fuzz.diverging_group SEED 1``.
+test by ``ringrun -np 3 python -m tests.fuzz.agreeing SEED 1 FAMILY``, those of the last one by ``ringrun -np
+3 python -m tests.fuzz.diverging_group SEED 1``.
 """
 
 from __future__ import annotations
