@@ -41,6 +41,11 @@ class SegmentPool:
             segment = self._segments[link.peer] = np.empty(self.bytes_for(link), np.uint8)
         return segment
 
+    def release(self) -> None:
+        """Free all of it."""
+        self._segments.clear()
+        self.workspace = Workspace()
+
 
 class Segment:
     """A peer's segment as an execution sees it: bytes to receive into, elements to fold."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -27,10 +27,12 @@ class Workspace:
     """Two blocks of wide elements, so that folding allocates nothing. For one thread at a time."""
 
     def __init__(self) -> None:
-        self._blocks = [np.empty(_BLOCK_ITEMS, np.float64) for _ in range(2)]
+        self._blocks: List[np.ndarray[Any, Any]] = []
 
     def wide(self, block: np.ndarray[Any, Any], dtype: np.dtype[Any], index: int) -> np.ndarray[Any, Any]:
         """A copy of a block, of a wider type, in place ``index`` (0 or 1)."""
+        if not self._blocks:
+            self._blocks = [np.empty(_BLOCK_ITEMS, np.float64) for _ in range(2)]
         copy = self._blocks[index].view(dtype)[: block.size]
         np.copyto(copy, block, casting="unsafe")
         return copy

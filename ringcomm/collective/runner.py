@@ -143,7 +143,17 @@ class Runner:
         self._stopped = True
         self._fabric.wake()
         if self._lock.acquire(timeout=_LEAVING_S):
+            self.release()
             self._lock.release()
+
+    def release(self) -> None:
+        """Free what is kept for the next call, when there is none.
+
+        Some cycles of references keep a runner until Python's garbage collector comes by. An elastic job has
+        a new one in every view.
+        """
+        self._plans.clear()
+        self._pool.release()
 
     def exclusive(
         self, parts: float = math.inf, but: Type[BaseException] = RingcommError

@@ -67,8 +67,10 @@ class BucketRunner:
         self._residuals = FusionBuffer()
 
     def release(self) -> None:
-        """Free the buffer for fused tensors: this rank has left the job, but the program may go on."""
+        """Free all buffers: this rank has left the job, but the program may go on."""
         self._buffer = FusionBuffer()
+        for runner in self._runners.values():
+            runner.release()
 
     def run(self, bucket: Sequence[Work]) -> List[Any]:
         """Run one bucket; what each member's handle is to give, in order."""
