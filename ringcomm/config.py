@@ -17,7 +17,7 @@ from .endpoints import parse_endpoint
 from .errors import ConfigError
 from .keys import read_key
 from .unknown_settings import misspelt
-from .variables import MEMBERSHIP_VARIABLES, launchers_rank, torchrun
+from .variables import MEMBERSHIP_VARIABLES, env_rendezvous, launchers_rank, torchrun
 
 PREFIX = "RINGCOMM_"
 
@@ -390,6 +390,11 @@ def launchers_rank_from_environment() -> Optional[int]:
 def torchrun_from_environment(size: int) -> Tuple[bool, str]:
     """torchrun's or ``ringrun``'s variables about a group of ``size`` ranks: (all on this host, address)."""
     return torchrun(os.environ, size)
+
+
+def env_rendezvous_from_environment() -> Tuple[List[str], int]:
+    """Of the variables that PyTorch's ``env://`` reads, those that are not set; and ``WORLD_SIZE``, or 1."""
+    return env_rendezvous(os.environ)
 
 
 def flight_channel_from_environment(environ: Optional[Mapping[str, str]] = None) -> List[Tuple[int, int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Mapping, Optional, Tuple
+from typing import List, Mapping, Optional, Tuple
 
 MEMBERSHIP_VARIABLES = (
     ("SIZE", "Number of ranks. Unset or 1: this process is the whole job."),
@@ -58,3 +58,10 @@ def launchers_rank(environ: Mapping[str, str]) -> Optional[int]:
     if environ.get("RINGCOMM_MASTER") != current or not same_size or not rank.isdigit():
         return None
     return int(rank)
+
+
+def env_rendezvous(environ: Mapping[str, str]) -> Tuple[List[str], int]:
+    """Of the variables that PyTorch's ``env://`` reads, those that are not set; and ``WORLD_SIZE``, or 1."""
+    size = environ.get("WORLD_SIZE", "")
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    return [name for name in names if not environ.get(name)], int(size) if size.isdigit() else 1

@@ -137,7 +137,8 @@ LEVELS: Dict[int, List[List[str]]] = {
             "torch.distributed._collectives", "torch.distributed._store", "torch.distributed._monitored",
             "torch.distributed._group_base", "torch.distributed._trace",
             "torch.distributed._group_transport", "torch.distributed._group", "torch.distributed._hooks",
-            "torch.distributed._rendezvous", "torch.distributed._weighted", "torch.distributed.__init__",
+            "torch.distributed._rendezvous", "torch.distributed._weighted",
+            "torch.distributed._unsynchronized", "torch.distributed._start", "torch.distributed.__init__",
         ],
     ],
 }  # fmt: skip

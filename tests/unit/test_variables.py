@@ -6,7 +6,7 @@ from typing import Dict, Optional, Tuple
 
 import pytest
 
-from ringcomm.variables import MEMBERSHIP_VARIABLES, launchers_rank, torchrun
+from ringcomm.variables import MEMBERSHIP_VARIABLES, env_rendezvous, launchers_rank, torchrun
 
 RINGRUN = {
     "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "4", "RANK": "2", "RINGCOMM_SIZE": "4",
@@ -55,3 +55,9 @@ def test_the_launchers_rank_counts_while_its_variables_are_unchanged(
 
 def test_without_a_launcher_there_is_no_rank():
     assert launchers_rank({}) is None
+
+
+def test_what_env_rendezvous_lacks():
+    assert env_rendezvous(RINGRUN) == ([], 4)
+    assert env_rendezvous({"WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}) == (["RANK"], 2)
+    assert env_rendezvous({"WORLD_SIZE": "many", "RANK": ""})[1] == 1

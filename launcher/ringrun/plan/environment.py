@@ -54,6 +54,8 @@ def rank_variables(place: Place, size: int, host: str, as_horovod: bool = False)
         "WORLD_SIZE": str(size),
         "LOCAL_RANK": str(place.local_rank),
         "LOCAL_WORLD_SIZE": str(place.local_size),
+        "GROUP_RANK": str(place.host_index),
+        "NODE_RANK": str(place.host_index),  # for Lightning and Composer; not torchrun's
     }
     return {**common, **(horovod.rank_variables(place, size, host) if as_horovod else {})}
 

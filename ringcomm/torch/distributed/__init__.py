@@ -3,6 +3,8 @@
     import ringcomm.torch.distributed
     torch.distributed.init_process_group("ringcomm")
 
+or, for trainers that make a process group themselves, :func:`init`.
+
 Importing this module registers the backend, and two rendezvous methods for processes started by ``ringrun``:
 ``init_method="ringcomm://"``, and PyTorch's default if its variables are not set.
 """
@@ -19,11 +21,12 @@ from ._group_base import BACKEND
 from ._hooks import compress_hook
 from ._monitored import monitored_barrier
 from ._rendezvous import register
+from ._start import init, make_default
 from ._weighted import WeightedAverage, weighted_average_hook
 
 __all__ = [
-    "BACKEND", "ProcessGroupRingcomm", "WeightedAverage", "compress_hook", "monitored_barrier",
-    "weighted_average_hook",
+    "BACKEND", "ProcessGroupRingcomm", "WeightedAverage", "compress_hook", "init", "make_default",
+    "monitored_barrier", "weighted_average_hook",
 ]  # fmt: skip
 
 if BACKEND not in _dist.Backend.backend_list:

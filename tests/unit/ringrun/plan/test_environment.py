@@ -83,9 +83,9 @@ def test_ranks_lose_what_belongs_to_another_job() -> None:
 def test_variables_of_other_launchers() -> None:
     plan = make_plan(None, parse_hosts("a:2,b,c:2"))
     found = [rank_variables(place, plan.size, "abc"[place.host_index], True) for place in plan.places]
-    names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"]
+    names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK"]
     assert [" ".join(item[name] for name in names) for item in found] == [
-        "0 5 0 2", "1 5 1 2", "2 5 0 1", "3 5 0 2", "4 5 1 2",
+        "0 5 0 2 0 0", "1 5 1 2 0 0", "2 5 0 1 1 1", "3 5 0 2 2 2", "4 5 1 2 2 2",
     ]  # fmt: skip
     names = [
         f"HOROVOD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
@@ -96,7 +96,8 @@ def test_variables_of_other_launchers() -> None:
     ]  # fmt: skip
     assert set(horovod.IDENTITY) < set(found[0])
     plain = rank_variables(plan.places[1], plan.size, "a")
-    assert sorted(plain) == ["LOCAL_RANK", "LOCAL_WORLD_SIZE", "RANK", "WORLD_SIZE"]
+    assert sorted(plain) == sorted(["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
+                                    "GROUP_RANK", "NODE_RANK"])  # fmt: skip
 
 
 def test_the_users_own_variables_of_horovods() -> None:

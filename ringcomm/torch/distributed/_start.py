@@ -1,0 +1,96 @@
+"""``init()``: join a job and make ringcomm the default backend, so that trainers use it."""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from typing import Optional
+
+import torch
+import torch.distributed as dist
+
+from ... import api
+from ...config import Membership, env_rendezvous_from_environment
+from ...errors import Misuse, StartupError
+from ._group_base import BACKEND
+from ._rendezvous import SCHEME
+from ._unsynchronized import watch_optimizers
+
+
+def init(timeout: Optional[timedelta] = None) -> None:
+    """Join the job's other processes, and make ``"ringcomm"`` the default backend for CPU tensors.
+
+    Call it at the top of a program that uses Lightning, Fabric, Accelerate, the Hugging Face ``Trainer``,
+    Composer or plain ``torch.distributed``::
+
+        import ringcomm.torch.distributed
+        ringcomm.torch.distributed.init()
+
+    It finds the other processes under ``ringrun`` and ``torchrun``, and makes a group of one process where
+    there is no launcher. A second call does nothing. Where Lightning starts its processes itself, call
+    :func:`make_default` instead.
+
+    If several ranks train and no collective ever runs, it warns (``RuntimeWarning``) at the tenth step of an
+    optimizer or at the end of the program: then every rank trains a model of its own.
+
+    Args:
+        timeout: how long a transfer of the default group may be without any progress; None:
+            ``RINGCOMM_TIMEOUT``.
+
+    Raises:
+        Misuse: there is a default process group of another backend.
+        StartupError: (or a subclass) the processes did not connect, or a launcher has set only some of the
+            variables that are needed.
+    """
+    make_default()
+    if dist.is_initialized():
+        _check_backend()
+        return
+    own_context = not api.is_initialized()
+    dist.init_process_group(BACKEND, init_method=_init_method(), timeout=timeout)
+    watch_optimizers(uses_context=not own_context)
+
+
+def make_default() -> None:
+    """Make ``"ringcomm"`` the backend for CPU tensors wherever a program names none; join no job.
+
+    After it, ``init_process_group()`` without a backend and Lightning's ``strategy="ddp"`` use ringcomm. For
+    Composer, which accepts no other backend than Gloo for CPUs, its constant is changed too, if Composer has
+    been imported.
+    """
+    dist.Backend.default_device_backend_map["cpu"] = BACKEND
+    composer = sys.modules.get("composer.devices.device_cpu")
+    if composer is not None:
+        composer.DeviceCPU.dist_backend = BACKEND
+
+
+def _check_backend() -> None:
+    """Raise unless CPU tensors of the default group go through ringcomm."""
+    try:
+        found = dist.group.WORLD._get_backend(torch.device("cpu"))
+    except RuntimeError:  # it has no backend for CPU tensors
+        found = None
+    name = getattr(found, "getBackendName", lambda: dist.get_backend())()
+    if name != BACKEND:
+        raise Misuse(
+            f"There is a default process group already, and its backend is {dist.get_backend()!r}. Call "
+            "ringcomm.torch.distributed.init() before anything makes a group (init_process_group, "
+            "Accelerator, TrainingArguments, Trainer), or destroy that group first."
+        )
+
+
+def _init_method() -> str:
+    """``env://`` where a launcher has set its variables, else ``ringcomm://``."""
+    membership = Membership.from_environment()
+    unset, size = env_rendezvous_from_environment()
+    if membership.elastic:
+        return f"{SCHEME}://"
+    if not unset:
+        return "env://"
+    if membership.is_alone and size > 1:
+        raise StartupError(
+            f"WORLD_SIZE={size} says that this is one of {size} processes, but {', '.join(unset)} is not "
+            "set. Where Lightning starts its processes itself, call ringcomm.torch.distributed.make_default() "
+            "instead of init(); else start the program with ringrun or torchrun."
+        )
+    return f"{SCHEME}://"

@@ -1,0 +1,77 @@
+"""Warns if several ranks train and no collective ever runs: then each of them trains a model of its own.
+
+That happens without an error when a trainer does not use the group: ``Accelerator()`` without
+``cpu=True``, ``TrainingArguments()`` without ``use_cpu=True``, Lightning's ``Trainer()`` without a strategy,
+or a plain model without DistributedDataParallel.
+"""
+
+from __future__ import annotations
+
+import atexit
+import warnings
+from typing import Any
+
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from ... import api
+from ._group import ProcessGroupRingcomm
+
+STEPS = 10
+"""The step of an optimizer after which the warning is given."""
+
+
+def watch_optimizers(uses_context: bool) -> None:
+    """Warn on rank 0 if the default group has several ranks, and training begins without a collective.
+
+    Args:
+        uses_context: whether the program uses the other interface of ringcomm as well, whose collectives are
+            not counted here; then there is no warning.
+    """
+    if dist.get_world_size() > 1 and dist.get_rank() == 0 and not uses_context:
+        _Observer(api.is_initialized())
+
+
+class _Observer:
+    """Counts steps of optimizers until a collective has run.
+
+    Args:
+        has_context: whether making the group has also made ringcomm's default context.
+    """
+
+    def __init__(self, has_context: bool) -> None:
+        self._size = dist.get_world_size()
+        self._has_context = has_context
+        self._steps = 0
+        self._hook = register_optimizer_step_post_hook(self._after_step)
+        atexit.register(self._at_exit)
+
+    def _after_step(self, *_: Any) -> None:
+        self._steps += 1
+        if self._is_synchronized():
+            self._stop()
+        elif self._steps >= STEPS:
+            self._warn()
+
+    def _at_exit(self) -> None:
+        if self._steps and not self._is_synchronized():
+            self._warn()
+
+    def _is_synchronized(self) -> bool:
+        return ProcessGroupRingcomm.any_collective or api.is_initialized() != self._has_context
+
+    def _warn(self) -> None:
+        self._stop()
+        warnings.warn(
+            f"Rank 0 of {self._size} has made {self._steps} optimizer step(s), and no collective of "
+            "torch.distributed has run: every rank trains a model of its own. On machines without a GPU, "
+            "Accelerate takes part only with Accelerator(cpu=True), the Hugging Face Trainer with "
+            "TrainingArguments(use_cpu=True), and Lightning with a strategy (\"ddp_ringcomm\"); a plain model "
+            "has to be wrapped in DistributedDataParallel.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+    def _stop(self) -> None:
+        self._hook.remove()
+        atexit.unregister(self._at_exit)

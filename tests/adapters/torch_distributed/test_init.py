@@ -1,0 +1,84 @@
+"""``ringcomm.torch.distributed.init()`` under every launcher, and its warning of ranks that train alone."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.proc.test_ringrun_support import ROOT, SOURCES, Launched
+
+pytest.importorskip("torch")
+
+pytestmark = pytest.mark.full
+PROGRAM = str(Path(__file__).with_name("starts.py"))
+LIMIT_S = 90.0
+ENVIRON = {"OMP_NUM_THREADS": "1"}
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+WARNING = re.compile(r"Rank 0 of 2 has made (\d+) optimizer step")
+
+
+def plain(*command, **environ):
+    """What a command without ringrun prints on both streams."""
+    done = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env={"PYTHONPATH": SOURCES, **ENVIRON, **environ},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def under_ringrun(way):
+    """What two ranks print on both streams."""
+    job = Launched("-np", "2", PROGRAM, way, cwd=ROOT, env=ENVIRON)
+    assert job.finish(LIMIT_S) == 0, f"{job.out}\n{job.err}"
+    return job.out + job.err
+
+
+def test_it_joins_under_ringrun():
+    found = re.findall(r"rank (\d) of 2 has \[2.0, 2.0, 2.0\]", under_ringrun("joins"))
+    assert sorted(found) == ["0", "1"]
+
+
+def test_it_joins_under_torchrun():
+    found = re.findall(r"rank (\d) of 2 has \[2.0, 2.0, 2.0\]", plain(*TORCHRUN, PROGRAM, "joins"))
+    assert sorted(found) == ["0", "1"]
+
+
+def test_one_process_needs_no_launcher():
+    assert "rank 0 of 1 has [1.0, 1.0, 1.0]" in plain(PROGRAM, "joins")
+
+
+def test_a_group_of_another_backend_is_in_the_way():
+    text = plain(PROGRAM, "gloo")
+    assert text.startswith("Misuse There is a default process group already, and its backend is 'gloo'.")
+
+
+def test_lightnings_own_launcher_needs_make_default():
+    text = plain(PROGRAM, "joins", WORLD_SIZE="2", LOCAL_RANK="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+    assert text.startswith("StartupError WORLD_SIZE=2 says that")
+    assert "but RANK is not set" in text
+    assert "make_default()" in text
+
+
+@pytest.mark.parametrize(("way", "steps"), [("alone", 10), ("briefly", 3)])
+def test_ranks_that_train_alone_are_reported_once(way, steps):
+    """After some steps, or at the end if there were fewer."""
+    text = under_ringrun(way)
+    assert WARNING.findall(text) == [str(steps)], text
+    assert text.count("has trained") == 2
+
+
+@pytest.mark.parametrize("way", ["ddp", "late"])
+def test_there_is_no_warning_once_a_collective_has_run(way):
+    text = under_ringrun(way)
+    assert text.count("has trained") == 2
+    assert "optimizer step" not in text, text
+
+
+def test_one_process_is_not_warned():
+    text = plain(PROGRAM, "alone")
+    assert "has trained" in text and "Warning" not in text
