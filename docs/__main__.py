@@ -26,7 +26,8 @@ PAGES = {
         "README.md", "docs/collectives.md", "docs/machines.md", "docs/unequal.md", "docs/trouble.md",
     ],
     "How-to": [
-        "docs/ringrun.md", "docs/from_mpirun.md", "docs/elastic.md", "docs/doctor.md",
+        "docs/ringrun.md", "docs/from_mpirun.md", "docs/schedulers.md", "docs/containers.md",
+        "docs/elastic.md", "docs/doctor.md",
         "docs/horovod.md", "docs/torch_distributed.md", "docs/tensorflow.md", "docs/compression.md",
     ],
     "Reference": ["docs/configuration.md", "docs/protocol.md", "CHANGELOG.md"],

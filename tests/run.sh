@@ -13,7 +13,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PATH:/usr/sbin:/sbin" PIP_DISABLE_PIP_VERSION_CHECK=1
 
-stages=(lint types main slow hosts tensorflow coverage docs package pythons numpy)
+stages=(lint types main slow hosts slurm tensorflow coverage docs package pythons numpy)
 mode=quick only=()
 while [ $# -gt 0 ]; do
     case $1 in
@@ -89,9 +89,12 @@ find_pythons() {
     done
 }
 
-system_packages() { # for tests/hosts: several hosts on this machine
+host_packages=(sshd:openssh-server ssh:openssh-client nft:nftables ip:iproute2 unshare:util-linux)
+slurm_packages=(slurmctld:slurm-wlm munged:munge mpirun.openmpi:openmpi-bin mpirun.mpich:mpich)
+
+system_packages() { # PROGRAM:PACKAGE...: install the packages of programs that are missing
     local item missing=()
-    for item in sshd:openssh-server ssh:openssh-client nft:nftables ip:iproute2 unshare:util-linux; do
+    for item in "$@"; do
         command -v "${item%%:*}" >/dev/null || missing+=("${item#*:}")
     done
     [ "${#missing[@]}" -gt 0 ] || return 0
@@ -102,7 +105,7 @@ system_packages() { # for tests/hosts: several hosts on this machine
             return 0
         fi
     fi
-    echo "not installed: ${missing[*]}; tests on several hosts will say what they need"
+    echo "not installed: ${missing[*]}; the tests that need them will say so"
 }
 
 most_repeated=5
@@ -138,9 +141,9 @@ stage_main() { # everything that needs neither several hosts nor TensorFlow, on 
     if [ ${#given[@]} -gt 0 ]; then
         tests .venv-test given -n 2 --dist loadgroup "${given[@]}"
     elif quick; then
-        tests .venv-test main -n 2 --dist loadgroup --quick -m "not slow and not hosts"
+        tests .venv-test main -n 2 --dist loadgroup --quick -m "not slow and not hosts and not slurm"
     else
-        tests .venv-test main -n 2 --dist loadgroup -m "not slow and not hosts"
+        tests .venv-test main -n 2 --dist loadgroup -m "not slow and not hosts and not slurm"
     fi
 }
 
@@ -154,6 +157,12 @@ stage_hosts() {
     else
         tests .venv-test hosts -n 2 --dist loadgroup -m hosts
     fi
+}
+
+stage_slurm() { # a real Slurm, and real mpiruns, over several hosts on this machine
+    quick && return
+    system_packages "${slurm_packages[@]}"
+    tests .venv-test slurm -m slurm tests/slurm
 }
 
 stage_tensorflow() {
@@ -231,7 +240,7 @@ find_pythons
 main=${pythons[11]:-python3}
 [ -n "$(minor_of "$main")" ] || { echo "Python with venv is needed (Debian: apt install python3-venv)" >&2; exit 2; }
 environment .venv-test "$main" -e '.[test,dev,examples]' -r tests/requirements.txt
-system_packages
+system_packages "${host_packages[@]}"
 python=.venv-test/bin/python
 table="environment=$SECONDS"
 for stage in "${stages[@]}"; do

@@ -109,6 +109,8 @@ def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
               help="Elastic: how long what failed is excluded, in seconds.")  # fmt: skip
 @click.option("--drop", metavar="slot|host",
               help="Elastic: what a failure excludes. Default: slot, with --horovod host.")  # fmt: skip
+@click.option("--via", metavar="TEMPLATE",
+              help="Reach hosts by a command, like 'docker exec -i {host}'.")  # fmt: skip
 @click.option("--ssh", default="ssh", metavar="COMMAND", help="The ssh command, with options if needed.")
 @click.option("-p", "--ssh-port", type=_Whole(1, 65535), metavar="PORT", help="The ssh port on all hosts.")
 @click.option("-i", "--ssh-identity-file", metavar="FILE", help="The private key for ssh.")
@@ -141,6 +143,8 @@ def ringrun(
     command: Tuple[str, ...], dry_run: bool, print_config: bool, check_build: bool, **given: Any
 ) -> None:
     """Run COMMAND as one job of several ranks, on this machine and on other hosts through ssh.
+
+    In a job of Slurm, LSF, Grid Engine, OAR or PBS the hosts are those of that job.
 
     COMMAND is a script (train.py), "-m pkg.module", "python …", or any other program.
     """
@@ -177,7 +181,7 @@ def _options(given: Any) -> Options:
         horovod=given["horovod"], verbose=given["verbose"],
         ship_self=given["ship_self"], provision=given["provision"], fetch=given["fetch"],
         ship=given["ship_from"] or ("." if given["ship"] else None),
-        ssh=SshOptions(given["ssh"], given["ssh_port"], given["ssh_identity_file"]),
+        ssh=SshOptions(given["ssh"], given["ssh_port"], given["ssh_identity_file"]), via=given["via"],
         elastic=ElasticOptions(
             given["min_np"], given["max_np"], given["script"], given["slots"], given["reset_limit"],
             given["elastic_timeout"], given["cooldown"] or None, given["drop"],

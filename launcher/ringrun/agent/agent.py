@@ -3,7 +3,7 @@
 It uses the standard library and the modules that are sent with it, so that a host with only Python 3.8
 can report what it lacks. The agent reads frames (kind, length) from stdin: the job as JSON, a payload for the
 ranks if there is one, then commands and packages. After :data:`MARKER` it writes frames (kind, rank, length)
-to stdout: the output of ranks, their results, and events as JSON.
+to stdout, each followed by :data:`FRAME_END`: the output of ranks, their results, and events as JSON.
 
 When stdin ends (the launcher or its ssh died), the agent ends every process of the job: by process group, by
 descent (orphans become this process's children), and by the job's identifier in their environment. A guard,
@@ -26,6 +26,7 @@ from ringrun.agent import binding, preparation, processes, recorders, threads
 
 MARKER = b"\nringrun-agent/1\n"
 TO_LAUNCHER = struct.Struct("!BiI")  # kind, rank, length
+FRAME_END = b"\n"  # srun passes output on line by line
 TO_AGENT = struct.Struct("!BQ")  # kind, length
 STDOUT, STDERR, RESULT, EVENT, RECORD, FILE = 1, 2, 3, 4, 5, 6
 JSON, PAYLOAD, PACKAGE, CODE = 1, 2, 3, 4
@@ -46,7 +47,11 @@ class Agent:
         self.payload = None if payload is None else processes.InheritedBytes(payload, libc)
         self.argv: List[str] = [sys.executable if word is None else word for word in config["argv"]]
         self.fetched: Optional[Iterator[bytes]] = None
-        self.env = {name: value for name, value in os.environ.items() if name not in config["unset"]}
+        prefixes = tuple(config["unset_prefixes"])
+        self.env = {
+            name: value for name, value in os.environ.items()
+            if name not in config["unset"] and not name.startswith(prefixes)
+        }
         self.env.update(config["env"])
         limits = threads.limit(self.env, config["threads"], config["slots"])
         cwd = os.path.expanduser(config["cwd"])  # noqa: PTH111  no pathlib here
@@ -233,7 +238,7 @@ class Agent:
 
     def send(self, kind: int, rank: int, data: bytes) -> None:
         if not self.lost:
-            self.unsent += TO_LAUNCHER.pack(kind, rank, len(data)) + data
+            self.unsent += TO_LAUNCHER.pack(kind, rank, len(data)) + data + FRAME_END
             if len(self.unsent) > PAUSE_BYTES and not self.paused:
                 self.paused = True
                 for descriptor in self.pipes:

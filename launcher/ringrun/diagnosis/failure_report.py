@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ..agent.agent import CHECK_LIMIT_S
 from ..agent.checks import PROVISIONED
-from ..reach.ssh import other_python
+from ..reach.base import other_python
 from .first_failure import Cause, Exit, FirstFailure, signal_name
 from .hints import hint_of
 

@@ -25,6 +25,7 @@ EPILOG = "A program of this name is started by its path: ringrun ./doctor."
 @click.option("--hostfile", "-hostfile", metavar="FILE", help="The hosts, one per line.")
 @click.option("--python", "pythons", multiple=True, metavar="[HOST=]PATH", help="The ranks' interpreter.")
 @click.option("--cwd", "cwds", multiple=True, metavar="[HOST=]DIR", help="The ranks' directory.")
+@click.option("--via", metavar="TEMPLATE", help="Reach hosts by a command, like 'docker exec -i {host}'.")
 @click.option("--ssh", default="ssh", metavar="COMMAND", help="The ssh command, with options if needed.")
 @click.option("-p", "--ssh-port", type=click.IntRange(1, 65535), metavar="PORT", help="The ssh port.")
 @click.option("-i", "--ssh-identity-file", metavar="FILE", help="The private key for ssh.")
@@ -39,7 +40,7 @@ def doctor(as_data: bool, **given: Any) -> NoReturn:
     options = Options(
         np=given["np"], hosts=given["hosts"], hostfile=given["hostfile"], pythons=given["pythons"],
         cwds=given["cwds"], ssh=SshOptions(given["ssh"], given["ssh_port"], given["ssh_identity_file"]),
-        ship_self=False,
+        ship_self=False, via=given["via"],
     )  # fmt: skip
     try:
         hosts = prepare(options, ["true"]).hosts

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..plan.job import HostJob
-from ..reach import ssh
+from ..plan.reaching import Failure
 from ..reach.protocol import program_source
 from . import facts, probe
 
@@ -52,7 +52,7 @@ class HostProbe:
             if not failure.no_python:
                 return
 
-    def _start(self, argv: Sequence[str]) -> Optional[ssh.Failure]:
+    def _start(self, argv: Sequence[str]) -> Optional[Failure]:
         began = time.monotonic()
         pipe = subprocess.PIPE
         try:
@@ -61,7 +61,7 @@ class HostProbe:
             )
         except OSError as problem:
             text = f"{self.host.name}: {argv[0]} cannot be started: {problem.strerror}"
-            return ssh.Failure(text, no_python=True)
+            return Failure(text, no_python=True)
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(program_source(probe, [facts]))
@@ -77,11 +77,11 @@ class HostProbe:
         self.start_s = time.monotonic() - began
         return None
 
-    def _explain(self, argv: Sequence[str], began: float) -> ssh.Failure:
+    def _explain(self, argv: Sequence[str], began: float) -> Failure:
         assert self._process is not None and self._process.stderr is not None
         if time.monotonic() - began >= START_LIMIT_S:
             self.end()
-            return ssh.Failure(f"{self.host.name}: no answer within {START_LIMIT_S:g} s of the login.")
+            return Failure(f"{self.host.name}: no answer within {START_LIMIT_S:g} s of the login.")
         try:
             # A program that has closed its output without leaving is ended, and has no exit status then.
             said = self._process.communicate(timeout=END_S)[1].decode("utf-8", "replace")
@@ -89,9 +89,7 @@ class HostProbe:
         except subprocess.TimeoutExpired:
             said, status = "", None
         self.end()
-        return ssh.explain_start(
-            self.host.name, argv, self.host.python, status, said, self.host.is_local
-        )  # fmt: skip
+        return self.host.reach.explain_start(self.host.name, argv, self.host.python, status, said)
 
     def ask(self, limit_s: float = ANSWER_LIMIT_S, **command: Any) -> Any:
         """Send a command; its answer, or None if the host has failed (see :attr:`problem`)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Dict, List, Protocol, Tuple
+from typing import Any, Dict, List, Protocol, Sequence, Tuple
 
 from ..plan import horovod
 from ..plan.hosts import HostSpec
@@ -14,6 +14,9 @@ from .limits import Limits
 
 class MakesHosts(Protocol):
     """Makes the part of the job on one host from the user's options."""
+
+    def find_local(self, specs: Sequence[HostSpec]) -> List[bool]:
+        """Whether each host is this machine."""
 
     def make(self, index: int, planned: PlannedHost, is_local: bool) -> HostJob:
         """The part of the job on a host.

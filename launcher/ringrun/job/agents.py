@@ -13,8 +13,8 @@ from ringcomm.errors import ProtocolError
 
 from ..agent import processes
 from ..plan.job import HostJob, Job
-from ..reach import ssh
 from ..reach.agent_process import Link
+from ..reach.base import AT_ONCE, retry_delay_s
 from ..reach.protocol import Frame
 from .event_loop import READ, WRITE, Loop
 
@@ -88,7 +88,7 @@ class Agents:
         """
         # A jump host limits the number of simultaneous logins.
         logins = sum(link.alive and not link.answered for link in self.links)
-        while self._unstarted and logins < ssh.LOGINS_AT_ONCE:
+        while self._unstarted and logins < AT_ONCE:
             self._start(self._unstarted.popleft())
             logins += 1
         for host, link in zip(self.job.hosts, self.links):
@@ -119,17 +119,10 @@ class Agents:
             self.links[host.index].start(self.job.agent_config(host), self.job.signed_payload())
         except OSError as problem:
             self.closed.add(host.index)
-            if host.is_local:
-                text = (
-                    f"{host.name}: there is no Python at {host.python} that can be started "
-                    f"({problem.strerror}). {ssh.other_python(host.name)}"
-                )
-            else:
-                text = (
-                    f"{host.name}: {host.argv[0]!r} cannot be started on this machine ({problem.strerror}). "
-                    "Install an ssh client, or name one with --ssh."
-                )
-            self._handler.unstartable(host, text)
+            why = str(problem.strerror)
+            self._handler.unstartable(
+                host, host.reach.explain_unstarted(host.name, host.argv, host.python, why)
+            )
 
     def ping(self) -> None:
         """Send a ping to all remote agents periodically: without it they consider the launcher dead."""
@@ -173,7 +166,7 @@ class Agents:
         status = link.poll()
         link.close()
         if self._handler.hung_up(host, link, status):
-            delay_s = ssh.retry_delay_s(link.attempt, random.random())
+            delay_s = retry_delay_s(link.attempt, random.random())
             self._loop.after(f"retry {host.index}", delay_s, lambda: self._start(host))
         else:
             self.closed.add(host.index)

@@ -34,9 +34,7 @@ from ..elastic.places import (
 )
 from ..plan.hosts import HostSpec, parse_host
 from ..plan.job import HostJob
-from ..reach import ssh
 from ..reach.agent_process import Link
-from ..reach.local import find_local
 from ..show.console import Console
 from .agents import Steps
 from .control_socket import ControlSocket
@@ -150,7 +148,7 @@ class ElasticSupervisor(Supervisor):
     def _find_local(self, specs: Sequence[HostSpec]) -> None:
         """Determine which hosts are this machine. That may take seconds (any thread)."""
         new = [spec for spec in specs if host_key(spec) not in self._local]
-        self._local.update(zip(map(host_key, new), find_local(new)))
+        self._local.update(zip(map(host_key, new), self._elastic_job.maker.find_local(new)))
 
     # -- actions -------------------------------------------------------------------------------
 
@@ -260,7 +258,7 @@ class ElasticSupervisor(Supervisor):
         if host.index in {*self._done, *self._problems} or self._ending or self._finished:
             return False
         if host.index in self._ready:
-            self._host_lost(host, ssh.explain_loss(host.name, status, link.stderr_text, host.is_local))
+            self._host_lost(host, host.reach.explain_loss(host.name, status, link.stderr_text))
             return False
         return super().hung_up(host, link, status)
 

@@ -6,16 +6,16 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Dict, Mapping, Optional, Sequence
+from typing import Dict, List, Mapping, Optional, Sequence
 
 from ringcomm.errors import ConfigError
 from ringcomm.transport.nics import InterfaceFilter
 
 from ..plan.command import Command, with_interpreter
+from ..plan.hosts import HostSpec
 from ..plan.job import HostJob
 from ..plan.ranks import PlannedHost
-from ..reach.protocol import BOOT
-from ..reach.ssh import SshOptions, ssh_argv
+from ..reach.doors import Doors
 from ..ship.package import own_package
 
 ANY_PYTHON = "python3"
@@ -28,7 +28,7 @@ class HostMaker:
     Args:
         command: the ranks' command line.
         environ: the launcher's environment.
-        ssh: how to log in.
+        doors: the ways to the hosts.
         env: variables for all ranks.
         local_env: more variables for the ranks on this machine.
         pythons, cwds, ifaces: interpreters, directories and interfaces by host; the key None has those for
@@ -37,13 +37,17 @@ class HostMaker:
     """
 
     def __init__(
-        self, command: Command, environ: Mapping[str, str], ssh: SshOptions, env: Mapping[str, str],
+        self, command: Command, environ: Mapping[str, str], doors: Doors, env: Mapping[str, str],
         local_env: Mapping[str, str], pythons: Mapping[Optional[str], str], cwds: Mapping[Optional[str], str],
         ifaces: Mapping[Optional[str], str], ship_self: bool = True,
     ) -> None:  # fmt: skip
-        self._command, self._environ, self._ssh = command, environ, ssh
+        self._command, self._environ, self.doors = command, environ, doors
         self._env, self._local_env, self._ship_self = env, local_env, ship_self
         self._pythons, self._cwds, self._ifaces = pythons, cwds, ifaces
+
+    def find_local(self, specs: Sequence[HostSpec]) -> List[bool]:
+        """Whether each host is this machine."""
+        return self.doors.find_local(specs)
 
     def make(self, index: int, planned: PlannedHost, is_local: bool) -> HostJob:
         """The part of the job on one host.
@@ -69,13 +73,13 @@ class HostMaker:
             env["RINGCOMM_IFACE"] = iface
         if is_local:
             env.update(self._local_env)
-        argv = [python, "-c", BOOT] if is_local else ssh_argv(spec, python, self._ssh)
+        reach = self.doors.of(spec, is_local)
         own = with_interpreter(self._command, None if chosen else _found_python(self._command, self._environ))
         package = own_package().digest if self._ship_self and not (is_local and _is_own(python)) else ""
-        other = () if is_local or chosen else tuple(ssh_argv(spec, ANY_PYTHON, self._ssh))
+        other = () if is_local or chosen else tuple(reach.argv(spec, ANY_PYTHON))
         return HostJob(
-            index, planned, is_local, python, cwd or working_directory(self._environ), own, env, tuple(argv),
-            other, package, gets_code=not is_local and not cwd,
+            index, planned, is_local, reach, python, cwd or working_directory(self._environ), own, env,
+            tuple(reach.argv(spec, python)), other, package, gets_code=not is_local and not cwd,
         )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from ..diagnosis.failure_report import ranks_text
 from ..elastic.job import ElasticJob
 from ..elastic.options import ElasticOptions, fixed_hosts, limits_of, refuse_without_effect
 from ..plan import horovod, setting_sources
+from ..plan.allocations import Allocation, refuse_many_launchers
 from ..plan.command import Command, parse_command
 from ..plan.environment import forwarded, horovods_variables, not_forwarded, own_variables
 from ..plan.horovod import SettingValue
@@ -28,7 +29,7 @@ from ..plan.hosts import HostSpec, parse_hostfile, parse_hosts
 from ..plan.job import Job
 from ..plan.ranks import Plan, make_plan
 from ..plan.setting_sources import Effective
-from ..reach.local import find_local
+from ..reach.doors import Doors, allocation_of
 from ..reach.ssh import SshOptions
 from ..ship.source_tree import SourceTree, position
 from ..show.console import Console
@@ -52,6 +53,7 @@ class Options:
         oversubscribe: allow more ranks than slots.
         bind: the processors of each rank; see :func:`ringrun.agent.binding.shares`.
         setting_values: the settings given by flags.
+        via: a template of the command that reaches hosts (:class:`ringrun.reach.via.Via`), or None.
         ship_self: whether hosts get this machine's ringcomm; else they need the same version installed.
         provision: whether hosts that lack numpy or psutil are sent their wheels.
         ship: the directory whose files are sent to other hosts, or None.
@@ -75,6 +77,7 @@ class Options:
     config_file: Optional[str] = None
     horovod: bool = False
     ssh: SshOptions = SshOptions()
+    via: Optional[str] = None
     verbose: bool = False
     ship_self: bool = True
     provision: bool = False
@@ -101,8 +104,10 @@ def prepare(
     """
     environ = os.environ if environ is None else environ
     refuse_without_effect(options.elastic)
+    refuse_many_launchers(environ)
     parsed = parse_command(command)
-    plan = _plan(options)
+    allocation = allocation_of(environ, needed=needs_hosts(options))
+    plan = _plan(options, allocation)
     names = host_names(plan)
     pythons = per_host("--python", options.pythons, names)
     cwds = per_host("--cwd", options.cwds, names)
@@ -111,8 +116,9 @@ def prepare(
     common = {**own_variables(settings, environ), **forwarded(options.forward, environ)}
     if options.horovod:
         common = {**horovods_variables(environ), **common, **horovod.counted(environ)}
+    doors = Doors(options.via, options.ssh, allocation)
     maker = HostMaker(
-        parsed, environ, options.ssh, common, local_env or {}, pythons, cwds, ifaces, options.ship_self
+        parsed, environ, doors, common, local_env or {}, pythons, cwds, ifaces, options.ship_self
     )
     tree, code_at = _tree(options, environ)
     facts: Dict[str, Any] = {
@@ -120,7 +126,10 @@ def prepare(
         "version": own_version(), "payload": payload, "horovod": options.horovod,
         "output_dir": None if options.output_dir is None else Path(options.output_dir),
         "certificate": make_certificate() if settings.encrypt else "",
-        "notes": (*not_forwarded(options.forward, environ), *_left_out(tree, code_at, parsed)),
+        "notes": (
+            *_where_from(options, allocation), *not_forwarded(options.forward, environ),
+            *_left_out(tree, code_at, parsed),
+        ),
         "provision": options.provision, "bind": options.bind,
         "tree": tree, "code_at": code_at, "fetch": options.fetch, "folder": secrets.token_hex(8),
     }  # fmt: skip
@@ -129,18 +138,28 @@ def prepare(
         specs = () if plan is None else tuple(host.spec for host in plan.hosts)
         return ElasticJob(plan=Plan([], []), hosts=[], limits=limits, specs=specs, maker=maker, **facts)
     assert plan is not None
-    are_local = find_local([host.spec for host in plan.hosts])
+    are_local = doors.find_local([host.spec for host in plan.hosts])
     _refuse_aliases(plan, are_local)
     _check_open_files(plan.size)
     hosts = [maker.make(index, *row) for index, row in enumerate(zip(plan.hosts, are_local))]
     return Job(plan=plan, hosts=tuple(hosts), **facts)
 
 
-def _plan(options: Options) -> Optional[Plan]:
+def needs_hosts(options: Options) -> bool:
+    """Whether no option names the hosts, so that those of a surrounding job of a scheduler are used."""
+    return options.hosts is None and options.hostfile is None and options.elastic.script is None
+
+
+def _where_from(options: Options, allocation: Optional[Allocation]) -> List[str]:
+    """A line about a scheduler's hosts, if the job uses them."""
+    return [allocation.describe()] if allocation is not None and needs_hosts(options) else []
+
+
+def _plan(options: Options, allocation: Optional[Allocation]) -> Optional[Plan]:
     """The hosts and ranks, for elastic jobs the hosts only; None if a discovery script names them."""
+    specs = read_hosts(options, allocation)
     if not options.elastic.is_elastic:
-        return make_plan(options.np, read_hosts(options), options.oversubscribe)
-    specs = read_hosts(options)
+        return make_plan(options.np, specs, options.oversubscribe)
     if options.elastic.script is None:
         return make_plan(None, fixed_hosts(options.elastic, options.np, specs))
     if specs:
@@ -195,8 +214,12 @@ def _check_open_files(size: int) -> None:
         )
 
 
-def read_hosts(options: Options) -> List[HostSpec]:
-    """The hosts that ``-H`` or ``--hostfile`` name; empty means this machine.
+def read_hosts(options: Options, allocation: Optional[Allocation] = None) -> List[HostSpec]:
+    """The hosts that ``-H`` or ``--hostfile`` name, or the scheduler; empty means this machine.
+
+    Args:
+        options: the options of the job.
+        allocation: the surrounding job of a scheduler, or None.
 
     Raises:
         ConfigError: both are given, the file cannot be read, or an item is malformed.
@@ -208,6 +231,8 @@ def read_hosts(options: Options) -> List[HostSpec]:
         specs = parse_hosts(options.hosts)
     elif options.hostfile is not None:
         specs = parse_hostfile(_read("hostfile", options.hostfile), options.hostfile)
+    elif allocation is not None and needs_hosts(options):
+        specs = list(allocation.hosts)
     if options.slots_each is not None:
         specs = specs or [HostSpec("localhost")]
         unique = {spec.target.lower(): spec._replace(slots=options.slots_each) for spec in specs}
@@ -239,7 +264,8 @@ def effective_settings(
         ConfigError: a setting is not valid, or the configuration file cannot be read.
     """
     if ifaces is None:
-        ifaces = per_host("--iface", options.ifaces, host_names(_plan(options)))
+        allocation = allocation_of(environ, needed=needs_hosts(options))
+        ifaces = per_host("--iface", options.ifaces, host_names(_plan(options, allocation)))
     flags = list(options.setting_values)
     if None in ifaces:
         flags.append(SettingValue("iface", ifaces[None], f"--iface {ifaces[None]}", "--iface"))
@@ -295,7 +321,7 @@ def describe(job: Job) -> str:
     lines = [f"{_count(plan.size, 'rank')} on {_count(len(plan.hosts), 'host')}:"]
     for host in job.hosts:
         ranks = ranks_text([place.rank for place in plan.on_host(host.index)])
-        how = "this machine, no ssh" if host.is_local else "ssh"
+        how = host.reach.description
         lines.append(f"  {host.name} ({how}): {ranks}, {_count(host.planned.slots, 'slot')}")
         words = [host.python if word is None else word for word in host.command.argv]
         lines.append(f"    in {host.cwd}: {' '.join(shlex.quote(word) for word in words)}")
@@ -314,8 +340,8 @@ def _describe_elastic(job: ElasticJob) -> str:
     ]
     if limits.script:
         lines.append(f"  hosts: as {limits.script} prints them")
-    for spec, is_local in zip(job.specs, find_local(job.specs)):
-        lines.append(f"  {spec.target} ({'this machine, no ssh' if is_local else 'ssh'}): "
+    for spec, is_local in zip(job.specs, job.maker.find_local(job.specs)):
+        lines.append(f"  {spec.target} ({job.maker.doors.of(spec, is_local).description}): "
                      f"{_count(spec.slots or limits.slots, 'slot')}")  # fmt: skip
     words = ["python" if word is None else word for word in job.command.argv]
     return "\n".join([*lines, f"  command: {' '.join(shlex.quote(word) for word in words)}"]) + "\n"

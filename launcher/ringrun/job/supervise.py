@@ -19,8 +19,8 @@ from ..agent import agent, processes, threads
 from ..diagnosis import failure_report
 from ..diagnosis.first_failure import Complaint, Exit, FirstFailure, signal_name
 from ..plan.job import HostJob, Job
-from ..reach import ssh
 from ..reach.agent_process import Link
+from ..reach.base import RETRIES, last_lines
 from ..reach.origin import install_for
 from ..reach.protocol import Frame, event_facts
 from ..ship.source_tree import FETCHED
@@ -157,7 +157,7 @@ class Supervisor:
 
     def _not_ready_text(self, host: HostJob) -> str:
         link = self._agents.links[host.index]
-        said = ssh.last_lines(link.stderr_text + "\n" + link.noise)
+        said = last_lines(link.stderr_text + "\n" + link.noise)
         return (
             f"{host.name}: not ready within {self.job.settings.start_timeout_s:g} s (--start-timeout). "
             f"{'Its agent had' if link.answered else 'It had not'} answered; it said: {said}."
@@ -302,19 +302,19 @@ class Supervisor:
         if host.index in self._done or self._ending:
             return False
         if self._going:
-            self._host_lost(host, ssh.explain_loss(host.name, status, link.stderr_text, host.is_local))
+            self._host_lost(host, host.reach.explain_loss(host.name, status, link.stderr_text))
         elif link.answered:
-            self._problem(host, ssh.explain_loss(host.name, status, link.stderr_text, host.is_local))
+            self._problem(host, host.reach.explain_loss(host.name, status, link.stderr_text))
         else:
             said = link.stderr_text or link.noise
             second = link.argv == list(host.fallback)
             tried = f"{host.python} or python3" if second else host.python
-            failure = ssh.explain_start(host.name, link.argv, tried, status, said, host.is_local)
+            failure = host.reach.explain_start(host.name, link.argv, tried, status, said)
             if failure.no_python and host.fallback and not second:
                 self._printer.show(f"{host.name} has no {host.python}: using python3 there")
                 link.argv = list(host.fallback)
                 return True
-            if failure.retry and link.attempt <= ssh.RETRIES:
+            if failure.retry and (failure.patient or link.attempt <= RETRIES):
                 return True
             self._problem(host, failure.text)
         return False

@@ -24,6 +24,17 @@ _IN_ONE_JOB = (
 MEMBERSHIP = tuple(PREFIX + name for name in _IN_ONE_JOB)
 """Variables that describe a process's part in *one* job; a job inside another must not inherit them."""
 
+OTHER_IDENTITIES = (
+    "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_GTIDS",
+    "SLURM_STEPID", "SLURM_TASK_PID", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE", "SLURM_DISTRIBUTION",
+    "SLURM_LAUNCH_NODE_IPADDR", "SLURM_CPU_BIND", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "HYDI_CONTROL_FD",
+    "OMPI_APP_CTX_NUM_PROCS", "OMPI_FIRST_RANKS", "OMPI_NUM_APP_CTX", "OMPI_UNIVERSE_SIZE", "OMPI_COMMAND",
+    "OMPI_ARGV", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_ess_base_vpid",
+)  # fmt: skip
+OTHER_LAUNCHERS = ("SLURM_STEP_", "SLURM_SRUN_", "SLURM_CPU_BIND_", "OMPI_COMM_WORLD_", "PMI_", "PMIX_")
+"""Beginnings of variables, like the names in :data:`OTHER_IDENTITIES`, by which srun and mpirun number their
+own processes. An agent is one task of a step; its ranks would take themselves for that task."""
+
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
@@ -34,7 +45,12 @@ def setting_variables() -> List[str]:
 
 def removed() -> List[str]:
     """Variables that the agent removes from its environment before it adds the rank's own."""
-    return [*MEMBERSHIP, *setting_variables(), *horovod.IDENTITY, "HOROVOD_ELASTIC"]
+    return [*MEMBERSHIP, *setting_variables(), *horovod.IDENTITY, "HOROVOD_ELASTIC", *OTHER_IDENTITIES]
+
+
+def removed_prefixes() -> List[str]:
+    """The beginnings of variables that the agent removes, too: see :data:`OTHER_LAUNCHERS`."""
+    return list(OTHER_LAUNCHERS)
 
 
 def rank_variables(place: Place, size: int, host: str, as_horovod: bool = False) -> Dict[str, str]:

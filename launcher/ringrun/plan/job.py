@@ -11,8 +11,9 @@ from ringcomm.keys import key_text
 from ringcomm.wire.signing import Signer
 
 from .command import Command
-from .environment import rank_variables, removed
+from .environment import rank_variables, removed, removed_prefixes
 from .ranks import Place, Plan, PlannedHost
+from .reaching import Reach
 from .signed import about_call, about_result, signed, verified
 
 SILENCE_S = 120.0
@@ -37,7 +38,8 @@ class HostJob:
     Attributes:
         index: the host's number in the plan.
         planned: the host and how many ranks it runs.
-        is_local: whether it is this machine, so that no ssh is needed.
+        is_local: whether it is this machine.
+        reach: how programs are started there.
         python: the interpreter that runs the agent, and the ranks unless the command names one.
         cwd: the ranks' working directory there.
         command: what its ranks run.
@@ -51,6 +53,7 @@ class HostJob:
     index: int
     planned: PlannedHost
     is_local: bool
+    reach: Reach
     python: str
     cwd: str
     command: Command
@@ -162,6 +165,7 @@ class Job:
             "python": host.command.is_python,
             "script": host.command.script,
             "unset": removed(),
+            "unset_prefixes": removed_prefixes(),
             "env": {**host.env, **own},
             "ranks": ranks,
             "slots": len(ranks),

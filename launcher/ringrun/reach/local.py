@@ -10,14 +10,31 @@ import getpass
 import ipaddress
 import socket
 import threading
-from typing import Dict, FrozenSet, Iterable, List, Optional, Sequence, Set, Union
+from typing import Callable, Dict, FrozenSet, Iterable, List, Optional, Sequence, Set, Union
 
 from ..plan.hosts import HostSpec
+from .base import CommandReach, other_python
+from .protocol import BOOT
 
 _Address = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
 
 LOOKUP_LIMIT_S = 2.0
 """Time limit of name resolution, in seconds. After it the host counts as remote: ssh reports the error."""
+
+
+class ThisMachine(CommandReach):
+    """Starts programs on this machine."""
+
+    connection = "the agent there"
+    description = "this machine, no ssh"
+
+    def argv(self, spec: HostSpec, python: str) -> List[str]:
+        """The agent's command line; see :class:`.plan.reaching.Reach`."""
+        return [python, "-c", BOOT]
+
+    def explain_unstarted(self, host: str, argv: Sequence[str], python: str, why: str) -> str:
+        """The interpreter could not be started."""
+        return f"{host}: there is no Python at {python} that can be started ({why}). {other_python(host)}"
 
 
 def numeric(text: str) -> Optional[_Address]:
@@ -65,7 +82,10 @@ def own_addresses() -> FrozenSet[_Address]:
     return frozenset(found)
 
 
-def find_local(specs: Sequence[HostSpec], limit_s: float = LOOKUP_LIMIT_S) -> List[bool]:
+def find_local(
+    specs: Sequence[HostSpec], limit_s: float = LOOKUP_LIMIT_S, more_names: Sequence[str] = (),
+    by_name: Callable[[HostSpec], bool] = lambda spec: False,
+) -> List[bool]:  # fmt: skip
     """Whether each host is this machine. Names are resolved in parallel.
 
     A host with another user before the @ counts as remote, because its ranks need a login.
@@ -73,12 +93,18 @@ def find_local(specs: Sequence[HostSpec], limit_s: float = LOOKUP_LIMIT_S) -> Li
     Args:
         specs: the hosts.
         limit_s: time limit of name resolution, in seconds.
+        more_names: further names of this machine.
+        by_name: whether a host's name alone decides: that of a container is not a name of the network.
     """
     hostname, own_user, own = socket.gethostname(), _user(), own_addresses()
     answers: Dict[str, List[str]] = {}
     threads: List[threading.Thread] = []
+
+    def is_named(spec: HostSpec) -> bool:
+        return spec.name in more_names or is_own_name(spec.name, hostname)
+
     for spec in specs:
-        if not is_own_name(spec.name, hostname) and spec.name not in answers:
+        if not is_named(spec) and not by_name(spec) and spec.name not in answers:
             answers[spec.name] = []
             thread = threading.Thread(target=_look_up, args=(spec.name, answers), daemon=True)
             thread.start()
@@ -87,7 +113,7 @@ def find_local(specs: Sequence[HostSpec], limit_s: float = LOOKUP_LIMIT_S) -> Li
         thread.join(limit_s)
     return [
         (spec.user is None or spec.user == own_user)
-        and (is_own_name(spec.name, hostname) or is_own(answers.get(spec.name, ()), own))
+        and (is_named(spec) or is_own(answers.get(spec.name, ()), own))
         for spec in specs
     ]
 

@@ -39,31 +39,38 @@ def _recorded_path(recorded: Optional[str]) -> Optional[Path]:
     return path if url.scheme == "file" and path.exists() else None
 
 
-def how_to_install(source: Optional[Path], version: str, host: str, python: str, is_local: bool) -> str:
+def how_to_install(
+    source: Optional[Path], version: str, python: str, is_local: bool, copy_line: Callable[[str, bool], str]
+) -> str:
     """Instructions to install this machine's version of ringcomm on a host. Pure, except for a stat call.
 
     Args:
         source: the result of :func:`find_source`.
         version: of ringcomm on this machine.
-        host: the host's name in the form that ssh accepts.
         python: the interpreter on that host.
         is_local: whether the host is this machine.
+        copy_line: makes a command that copies a path to the host's home directory, and "" if none is known;
+            its second argument is whether it is a folder.
     """
     pip = f"{shlex.quote(python)} -m pip install"
     if source is None:
         wheel = f"./ringcomm-{version}-py3-none-any.whl"
-        copy = "" if is_local else f"`scp {wheel} {host}:`, and there "
+        line = "" if is_local else copy_line(wheel, False)
+        copy = f"`{line}`, and there " if line else ""
         return f"Install the wheel that was installed here: {copy}`{pip} {wheel}`."
     if is_local:
         return f"Install this machine's version: `{pip} {shlex.quote(str(source))}`."
     path, name = shlex.quote(str(source)), shlex.quote(f"./{source.name}")
-    copy = f"rsync -a --exclude '.venv*' {path} {host}:" if source.is_dir() else f"scp {path} {host}:"
-    return f"Copy this machine's version: `{copy}`. Then install it there: `{pip} {name}`."
+    line = copy_line(path, source.is_dir())
+    copy = f": `{line}`" if line else f" there ({path})"
+    return f"Copy this machine's version{copy}. Then install it there: `{pip} {name}`."
 
 
 def install_for(host: HostJob) -> Callable[[str], str]:
     """A function that returns :func:`how_to_install` for a host and an interpreter on it."""
     from ringcomm.version import __version__
 
-    target = host.planned.spec.target
-    return lambda python: how_to_install(find_source(), __version__, target, python, host.is_local)
+    def copy_line(path: str, is_folder: bool) -> str:
+        return host.reach.copy_line(host.planned.spec, path, is_folder)
+
+    return lambda python: how_to_install(find_source(), __version__, python, host.is_local, copy_line)

@@ -164,10 +164,12 @@ class FrameReader:
             if not agent.STDOUT <= kind <= agent.FILE or length > FRAME_LIMIT_BYTES:
                 raise ProtocolError(f"an invalid frame of kind {kind} and {length} bytes")
             end = position + header.size + length
-            if len(self._buffer) < end:
+            if len(self._buffer) < end + len(agent.FRAME_END):
                 break
             frames.append(Frame(kind, rank, bytes(self._buffer[position + header.size : end])))
-            position = end
+            position = end + len(agent.FRAME_END)
+            if self._buffer[end:position] != agent.FRAME_END:
+                raise ProtocolError(f"a frame of kind {kind} and {length} bytes that does not end there")
         del self._buffer[:position]
         return frames
 

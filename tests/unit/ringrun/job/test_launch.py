@@ -15,6 +15,7 @@ from ringrun.job.launch import Options, describe, per_host, prepare, read_hosts
 from ringrun.job.rendezvous import master_variables, rendezvous_addresses, rendezvous_variables
 from ringrun.plan.horovod import SettingValue
 from ringrun.plan.setting_sources import from_values
+from ringrun.reach import doors
 
 ENVIRON = {"PATH": "/nowhere", "TOKEN": "hunter2"}
 
@@ -22,7 +23,8 @@ ENVIRON = {"PATH": "/nowhere", "TOKEN": "hunter2"}
 @pytest.fixture(autouse=True)
 def no_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which hosts are this machine is not asked of any resolver here."""
-    monkeypatch.setattr(launch, "find_local", lambda specs: [spec.name == "localhost" for spec in specs])
+    local = lambda specs, **_: [spec.name == "localhost" for spec in specs]  # noqa: E731
+    monkeypatch.setattr(doors, "find_local", local)
 
 
 def test_a_job() -> None:
@@ -69,7 +71,8 @@ def test_where_the_rendezvous_listens(
 
 
 def test_one_machine_under_two_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "find_local", lambda specs: [spec.name != "far" for spec in specs])
+    local = lambda specs, **_: [spec.name != "far" for spec in specs]  # noqa: E731
+    monkeypatch.setattr(doors, "find_local", local)
     with pytest.raises(ConfigError, match="localhost and 127.0.0.1 are one machine.*like localhost:3"):
         prepare(Options(hosts="localhost:2,far,127.0.0.1"), ["x.py"], ENVIRON)
 
@@ -109,7 +112,7 @@ def test_the_configuration_of_an_agent() -> None:
     config: Dict[str, Any] = job.agent_config(job.hosts[1])
     assert config["writes"] == []
     assert config["key"] == job.key.hex()
-    same = {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2"}
+    same = {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "1", "GROUP_RANK": "1"}
     assert config["ranks"] == [
         {"rank": 1, "env": {**same, "RANK": "1", "LOCAL_RANK": "0", "RINGCOMM_SLOT": "1:0"}},
         {"rank": 2, "env": {**same, "RANK": "2", "LOCAL_RANK": "1", "RINGCOMM_SLOT": "1:1"}},

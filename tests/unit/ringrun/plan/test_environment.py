@@ -96,8 +96,9 @@ def test_variables_of_other_launchers() -> None:
     ]  # fmt: skip
     assert set(horovod.IDENTITY) < set(found[0])
     plain = rank_variables(plan.places[1], plan.size, "a")
-    assert sorted(plain) == sorted(["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
-                                    "GROUP_RANK", "NODE_RANK"])  # fmt: skip
+    names = ["GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "RANK", "WORLD_SIZE"]
+    assert sorted(plain) == names
+    assert plain["NODE_RANK"] == plain["GROUP_RANK"] == str(plan.places[1].host_index)
 
 
 def test_the_users_own_variables_of_horovods() -> None:

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from ringrun.plan.hosts import HostSpec
 from ringrun.reach.origin import _recorded_path, find_source, how_to_install
+from ringrun.reach.ssh import Ssh, SshOptions
 
 
 def test_the_source_is_this_folder() -> None:
@@ -24,11 +26,21 @@ def test_the_wheel_that_pip_has_noted(tmp_path: Path) -> None:
     assert _recorded_path(f'{{"url": "{wheel.as_uri()}"}}') == wheel
 
 
+def by_ssh(path: str, is_folder: bool) -> str:
+    return Ssh(SshOptions()).copy_line(HostSpec("jetson1", "me"), path, is_folder)
+
+
+def test_a_way_that_copies_nothing_names_the_path() -> None:
+    here = Path(__file__).resolve().parents[4]
+    text = how_to_install(here, "1", "/p", False, lambda path, is_folder: "")
+    assert str(here) in text and "/p -m pip install" in text and "``" not in text
+
+
 def test_no_index_is_asked_for_ringcomm(tmp_path: Path) -> None:
     wheel = tmp_path / "ringcomm-1-py3-none-any.whl"
     for source in (tmp_path, wheel, None):
         for is_local in (False, True):
-            text = how_to_install(source, "1", "me@jetson1", "/p", is_local)
+            text = how_to_install(source, "1", "/p", is_local, by_ssh)
             assert "/p -m pip install " in text and "pip install ringcomm" not in text
             assert ("me@jetson1:" in text) is not is_local
             assert source is None or str(source) in text

@@ -10,7 +10,9 @@ from ringrun.agent import agent
 from ringrun.reach.protocol import FRAME_LIMIT_BYTES, Frame, FrameReader, agent_source, json_frame
 
 FRAMES = [Frame(agent.STDOUT, 3, b"hello\n"), Frame(agent.EVENT, -1, b"{}"), Frame(agent.RESULT, 0, b"")]
-STREAM = b"".join(agent.TO_LAUNCHER.pack(kind, rank, len(data)) + data for kind, rank, data in FRAMES)
+STREAM = b"".join(
+    agent.TO_LAUNCHER.pack(kind, rank, len(data)) + data + agent.FRAME_END for kind, rank, data in FRAMES
+)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +42,12 @@ def test_impossible_frames_are_refused(kind: int, length: int) -> None:
     reader = FrameReader()
     with pytest.raises(ProtocolError):
         reader.feed(agent.MARKER + agent.TO_LAUNCHER.pack(kind, 0, length))
+
+
+def test_a_frame_that_does_not_end_where_it_says_is_refused() -> None:
+    reader = FrameReader()
+    with pytest.raises(ProtocolError, match="does not end there"):
+        reader.feed(agent.MARKER + agent.TO_LAUNCHER.pack(agent.STDOUT, 0, 2) + b"abcd")
 
 
 def test_the_agent_travels_in_one_line_and_a_body() -> None:

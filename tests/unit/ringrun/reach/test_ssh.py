@@ -8,22 +8,13 @@ import pytest
 
 from ringcomm.errors import ConfigError
 from ringrun.plan.hosts import HostSpec
+from ringrun.reach.base import RETRIES, quoted_path, remote_command, retry_delay_s
+from ringrun.reach.local import ThisMachine
 from ringrun.reach.protocol import BOOT
-from ringrun.reach.ssh import (
-    RETRIES,
-    SshOptions,
-    explain_loss,
-    explain_start,
-    login_line,
-    quoted_path,
-    remote_command,
-    retry_delay_s,
-    ssh_argv,
-)
+from ringrun.reach.ssh import Ssh, SshOptions, login_line
 
-ARGV = ssh_argv(
-    HostSpec("jetson1", "me"), "/v/bin/python", SshOptions("ssh -F 'my config'", 2222, "key file")
-)
+SSH = Ssh(SshOptions("ssh -F 'my config'", 2222, "key file"))
+ARGV = SSH.argv(HostSpec("jetson1", "me"), "/v/bin/python")
 
 
 def test_argv() -> None:
@@ -36,7 +27,7 @@ def test_argv() -> None:
 
 
 def test_an_ipv6_address_goes_without_brackets() -> None:
-    assert ssh_argv(HostSpec("fd00::2", "me"), "python3", SshOptions())[-2] == "me@fd00::2"
+    assert Ssh(SshOptions()).argv(HostSpec("fd00::2", "me"), "python3")[-2] == "me@fd00::2"
 
 
 def test_the_login_as_one_would_type_it() -> None:
@@ -46,7 +37,7 @@ def test_the_login_as_one_would_type_it() -> None:
 @pytest.mark.parametrize("command", ["", "ssh 'x"])
 def test_bad_ssh_commands(command: str) -> None:
     with pytest.raises(ConfigError, match="--ssh"):
-        ssh_argv(HostSpec("a"), "python3", SshOptions(command))
+        Ssh(SshOptions(command)).argv(HostSpec("a"), "python3")
 
 
 def test_boot_survives_every_shell() -> None:
@@ -135,7 +126,7 @@ def test_paths_that_shells_disagree_about(path: str) -> None:
     ],
 )
 def test_failures_have_a_remedy(status: int, stderr: str, words: List[str], retry: bool) -> None:
-    failure = explain_start("jetson1", ARGV, "/v/bin/python", status, stderr)
+    failure = SSH.explain_start("jetson1", ARGV, "/v/bin/python", status, stderr)
     for word in ["jetson1: ", *words]:
         assert word in failure.text
     assert failure.retry is retry
@@ -143,8 +134,8 @@ def test_failures_have_a_remedy(status: int, stderr: str, words: List[str], retr
 
 
 def test_a_local_interpreter_is_not_logged_in_to() -> None:
-    failure = explain_start(
-        "localhost", [sys.executable, "-c", BOOT], "/v/bin/python", 255, "odd", is_local=True
+    failure = ThisMachine().explain_start(
+        "localhost", [sys.executable, "-c", BOOT], "/v/bin/python", 255, "odd"
     )
     assert "Try by hand: /v/bin/python --version" in failure.text
 
@@ -152,16 +143,15 @@ def test_a_local_interpreter_is_not_logged_in_to() -> None:
 def test_a_program_that_is_no_python() -> None:
     output = f"/bin/ls: cannot access '{BOOT}': No such file or directory\n"
     for status in (1, 2):
-        text = explain_start(
-            "localhost", ["/bin/ls", "-c", BOOT], "/bin/ls", status, output, is_local=True
-        ).text
+        argv = ["/bin/ls", "-c", BOOT]
+        text = ThisMachine().explain_start("localhost", argv, "/bin/ls", status, output).text
         assert "too old" not in text and "import os" not in text
         assert "/bin/ls: cannot access '…': No such file or directory" in text
     assert "/bin/ls ended with status 2" in text and "Is it a Python?" in text
 
 
 def test_what_was_said_ends_with_one_full_stop() -> None:
-    text = explain_loss("jetson1", 255, "Connection to jetson1 closed by remote host.\n", False)
+    text = SSH.explain_loss("jetson1", 255, "Connection to jetson1 closed by remote host.\n")
     assert text.endswith("closed by remote host.") and ".." not in text
 
 
@@ -174,7 +164,8 @@ def test_what_was_said_ends_with_one_full_stop() -> None:
     ],
 )
 def test_losses(status: int, is_local: bool, words: List[str]) -> None:
-    text = explain_loss("jetson1", status, "client_loop: send disconnect: Broken pipe\r\n", is_local)
+    reach = ThisMachine() if is_local else SSH
+    text = reach.explain_loss("jetson1", status, "client_loop: send disconnect: Broken pipe\r\n")
     for word in words:
         assert word in text
 

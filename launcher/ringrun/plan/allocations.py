@@ -1,0 +1,183 @@
+"""The hosts that a scheduler has given to this job, by its variables and host files. Pure.
+
+Files are read through a function that is passed in.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from ringcomm.errors import ConfigError
+
+from . import hostlist
+from .hosts import HostSpec, parse_hostfile
+
+Read = Callable[[str, str], str]
+"""Reads a file: what it is, for messages, and its path. Raises ConfigError."""
+Expand = Callable[[str], List[str]]
+"""From a list of Slurm's to its names."""
+
+
+class Allocation(NamedTuple):
+    """Hosts that belong to the surrounding job of a scheduler.
+
+    Attributes:
+        title: the scheduler and its job, for messages.
+        hosts: the hosts with their slots.
+        via: how hosts are reached: ``srun``, a template for :class:`ringrun.reach.via.Via`, or "" for ssh.
+        job: the scheduler's number of the job.
+        here: the scheduler's name of this machine, or "".
+        patient: whether hosts may still be starting.
+    """
+
+    title: str
+    hosts: Tuple[HostSpec, ...]
+    via: str = ""
+    job: str = ""
+    here: str = ""
+    patient: bool = False
+
+    def has(self, spec: HostSpec) -> bool:
+        """Whether a host is one of the allocation."""
+        return spec.name in {host.name for host in self.hosts}
+
+    def describe(self) -> str:
+        """A line about where the hosts come from."""
+        listed = [f"{host.name}:{host.slots or 1}" for host in self.hosts]
+        shown = ", ".join(listed if len(listed) <= 8 else [*listed[:7], f"and {len(listed) - 7} more"])
+        return f"hosts and slots are those of {self.title}: {shown}"
+
+
+def find_allocation(environ: Mapping[str, str], read: Read, expand: Expand) -> Optional[Allocation]:
+    """The allocation in which ringrun runs; None if it runs in none.
+
+    Args:
+        environ: the launcher's environment.
+        read: reads host files.
+        expand: expands a list of nodes.
+
+    Raises:
+        ConfigError: a variable or a file of the scheduler cannot be understood.
+    """
+    found = _slurm(environ, expand)
+    for find in (_lsf, _sge, _oar, _pbs, _operator):
+        found = find(environ, read) if found is None else found
+    return found
+
+
+def _slurm(environ: Mapping[str, str], expand: Expand) -> Optional[Allocation]:
+    job = environ.get("SLURM_JOB_ID", "")
+    listed = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
+    if not job or not listed:
+        return None
+    names = expand(listed)
+    tasks = environ.get("SLURM_TASKS_PER_NODE", "")
+    counts = hostlist.tasks_per_node(tasks) if tasks else [1] * len(names)
+    if len(counts) != len(names):
+        # In a step on some of the nodes the variable is the step's.
+        names = expand(environ.get("SLURM_STEP_NODELIST", listed))
+        if len(counts) != len(names):
+            raise ConfigError(
+                f"SLURM_TASKS_PER_NODE={tasks!r} has {len(counts)} numbers, but the node list {listed!r:.80} "
+                f"has {len(names)} names. Give the hosts with -H."
+            )
+    hosts = tuple(HostSpec(name, slots=count) for name, count in zip(names, counts))
+    return Allocation(f"Slurm job {job}", hosts, "srun", job, environ.get("SLURMD_NODENAME", ""))
+
+
+def _lsf(environ: Mapping[str, str], read: Read) -> Optional[Allocation]:
+    job, words = environ.get("LSB_JOBID", ""), environ.get("LSB_MCPU_HOSTS", "").split()
+    path = environ.get("LSB_DJOB_HOSTFILE", "")
+    if not job or not (words or path):
+        return None
+    if len(words) % 2 == 0 and all(count.isdigit() for count in words[1::2]) and words:
+        hosts = _counted([name for name, count in zip(words[::2], words[1::2]) for _ in range(int(count))])
+    elif path:
+        hosts = _lines("host file of LSF", path, read)
+    else:
+        raise ConfigError(f"LSB_MCPU_HOSTS={' '.join(words)!r:.80} is not a list of hosts and numbers.")
+    return Allocation(f"LSF job {job}", hosts, "blaunch {host}", job)
+
+
+def _sge(environ: Mapping[str, str], read: Read) -> Optional[Allocation]:
+    job, path = environ.get("JOB_ID", ""), environ.get("PE_HOSTFILE", "")
+    if not job or not path:
+        return None
+    hosts: List[HostSpec] = []
+    for line in read("host file of Grid Engine", path).splitlines():
+        words = line.split()
+        if words and (len(words) < 2 or not words[1].isdigit()):
+            raise ConfigError(f"{path}: {line!r:.80} is not a host with its slots.")
+        if words:
+            hosts.append(HostSpec(words[0], slots=int(words[1])))
+    return Allocation(f"Grid Engine job {job}", _some(hosts, path), "qrsh -inherit {host}", job)
+
+
+def _oar(environ: Mapping[str, str], read: Read) -> Optional[Allocation]:
+    job = environ.get("OAR_JOB_ID") or environ.get("OAR_JOBID", "")
+    path = environ.get("OAR_NODEFILE") or environ.get("OAR_NODE_FILE", "")
+    if not job or not path:
+        return None
+    return Allocation(f"OAR job {job}", _lines("node file of OAR", path, read), "oarsh {host}", job)
+
+
+def _pbs(environ: Mapping[str, str], read: Read) -> Optional[Allocation]:
+    job, path = environ.get("PBS_JOBID", ""), environ.get("PBS_NODEFILE", "")
+    if not job or not path:
+        return None
+    # By ssh: pbs_tmrsh and pbsdsh do not pass stdin on, by which the agent gets its program.
+    return Allocation(f"PBS job {job}", _lines("node file of PBS", path, read), "", job)
+
+
+HOSTFILE_VARIABLES = (
+    "OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile", "HYDRA_HOST_FILE",
+    "I_MPI_HYDRA_HOST_FILE",
+)  # fmt: skip
+"""Set by the MPI Operator of Kubernetes and by Kubeflow's runtimes for MPI."""
+
+
+def _operator(environ: Mapping[str, str], read: Read) -> Optional[Allocation]:
+    for variable in HOSTFILE_VARIABLES:
+        path = environ.get(variable, "")
+        if path:
+            hosts = tuple(parse_hostfile(read(f"hostfile of {variable}", path), path))
+            return Allocation(f"{path} ({variable})", hosts, patient=True)
+    return None
+
+
+def _lines(what: str, path: str, read: Read) -> Tuple[HostSpec, ...]:
+    """A file with a line per slot."""
+    return _some(_counted([line.strip() for line in read(what, path).splitlines() if line.strip()]), path)
+
+
+def _counted(names: Sequence[str]) -> Tuple[HostSpec, ...]:
+    return tuple(HostSpec(name, slots=names.count(name)) for name in dict.fromkeys(names))
+
+
+def _some(hosts: Sequence[HostSpec], path: str) -> Tuple[HostSpec, ...]:
+    if not hosts:
+        raise ConfigError(f"{path} names no host. Give the hosts with -H.")
+    return tuple(hosts)
+
+
+_STARTED = (
+    ("srun", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_ID"),
+    ("mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("mpirun", "PMI_SIZE", "PMI_RANK"),
+)
+
+
+def refuse_many_launchers(environ: Mapping[str, str]) -> None:
+    """Refuse to run if another launcher has started ringrun several times.
+
+    Raises:
+        ConfigError: srun or mpirun has.
+    """
+    for launcher, size, identity in _STARTED:
+        count = environ.get(size, "")
+        if count.isdigit() and int(count) > 1 and identity in environ and "SLURM_PTY_PORT" not in environ:
+            raise ConfigError(
+                f"{launcher} has started ringrun {count} times ({size}={count}), and each would start the "
+                f"whole job. Start it once, without {launcher}; or start the script itself with {launcher} "
+                "and without ringrun."
+            )

@@ -1,0 +1,152 @@
+"""What all ways to reach a host share. Pure.
+
+The command line that starts the agent, the limits of retries, and explanations of failures that do not
+depend on the way.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Optional, Sequence
+
+from ringcomm.errors import ConfigError
+
+from ..plan.hosts import HostSpec
+from ..plan.reaching import Failure
+from .protocol import BOOT
+
+RETRIES = 3
+"""How often a host is tried again after a failure that may pass, like a login that sshd dropped."""
+AT_ONCE = 8
+"""Maximum number of simultaneous starts: all logins may pass through one jump host."""
+LONGEST_DELAY_S = 4.0
+
+
+def retry_delay_s(attempt: int, chance: float) -> float:
+    """Seconds to wait before a retry.
+
+    Args:
+        attempt: number of the retry, from 1.
+        chance: a random number from 0 to 1, so that hosts do not retry at the same time.
+    """
+    return (0.3 + chance) * min(LONGEST_DELAY_S, float(2 ** min(attempt - 1, 8)))
+
+
+def quoted_path(path: str) -> str:
+    """A path quoted for the remote shell (sh, csh or fish). A leading ``~/`` is expanded by the shell.
+
+    Raises:
+        ConfigError: the path contains a character that these shells quote in different ways.
+    """
+    if re.search(r"['\\!\n]", path):
+        raise ConfigError(
+            f"{path!r} cannot be passed to a remote shell: it contains a quote, a backslash, an exclamation "
+            "mark or a line end. Make a symbolic link without them."
+        )
+    if path.startswith("~/"):
+        return "~/" + quoted_path(path[2:])
+    return path if re.fullmatch(r"[A-Za-z0-9_./+@%:,-]+", path) else f"'{path}'"
+
+
+def remote_command(python: str) -> str:
+    """The command for the remote login shell. It contains no secret; secrets are sent over stdin."""
+    return f"{quoted_path(python)} -c '{BOOT}'"
+
+
+def other_python(host: str) -> str:
+    """Instructions for a host whose interpreter is not usable."""
+    return f"Choose another interpreter with --python {host}=PATH, or with python=PATH in the hostfile."
+
+
+def last_lines(text: str, count: int = 2, limit: int = 400) -> str:
+    """The last lines of a program's output, joined into one line for a message.
+
+    Args:
+        text: the output.
+        count: number of lines.
+        limit: maximum number of characters.
+
+    Returns:
+        The line without a final full stop, or "nothing".
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return "; ".join(lines[-count:])[-limit:].rstrip(".") or "nothing"
+
+
+class CommandReach:
+    """A program of this machine that starts another one on a host.
+
+    Subclasses have the attribute :attr:`connection` and ``argv``, and add explanations of their own.
+    """
+
+    connection = "the connection to it"
+    """What ends when the agent is lost, in messages."""
+
+    def by_hand(self, argv: Sequence[str]) -> str:
+        """The beginning of a command line that the user can try: all up to the remote program.
+
+        Args:
+            argv: the command line that starts the agent.
+        """
+        return ""
+
+    def refused(
+        self, host: str, argv: Sequence[str], status: Optional[int], output: str
+    ) -> Optional[Failure]:
+        """A failure of the way itself; None if the program there has failed.
+
+        The arguments are those of :meth:`.plan.reaching.Reach.explain_start`.
+        """
+        return None
+
+    def lacks_python(self, python: str, status: Optional[int], output: str) -> bool:
+        """Whether the failure means that the host does not have the interpreter."""
+        return status in (126, 127) or (
+            status == 1 and re.search(r"not found|No such file", output, re.I) is not None
+        )
+
+    def explain_start(
+        self, host: str, argv: Sequence[str], python: str, status: Optional[int], output: str
+    ) -> Failure:
+        """Why the command line ended before the agent answered; see :class:`.plan.reaching.Reach`."""
+        output = output.replace(BOOT, "…")  # a program that is not a Python may print its arguments
+        said = last_lines(output)
+        old = re.search(r"^ringrun-old-python ([\d.]+) ?(.*)", output, re.M)
+        if old:
+            return Failure(
+                f"{host}: the Python there is too old: {old.group(2).strip() or python} is {old.group(1)}, "
+                f"and ringcomm needs 3.8 or newer. {other_python(host)}"
+            )
+        own = self.refused(host, argv, status, output)
+        if own is not None:
+            return own
+        if self.lacks_python(python, status, output):
+            text = f"{host}: there is no Python at {python} on that host ({said}). {other_python(host)}"
+            return Failure(text, no_python=True)
+        how = "was ended by a signal" if status is not None and status < 0 else f"ended with status {status}"
+        return Failure(
+            f"{host}: {python} {how} before the agent started. Its output: {said}. "
+            f"Is it a Python? Try by hand: {self.by_hand(argv)}{quoted_path(python)} --version"
+        )
+
+    def explain_unstarted(self, host: str, argv: Sequence[str], python: str, why: str) -> str:
+        """Why the command line could not be started here; see :class:`.plan.reaching.Reach`."""
+        return (
+            f"{host}: {argv[0]!r} cannot be started on this machine ({why}). Install it, or check its "
+            "name."
+        )
+
+    def explain_loss(self, host: str, status: Optional[int], output: str) -> str:
+        """Why the connection to an agent that had answered has ended; see :class:`.plan.reaching.Reach`."""
+        how = (
+            "is still open" if status is None
+            else f"was ended by signal {-status}" if status < 0
+            else f"ended with status {status}"
+        )  # fmt: skip
+        said = last_lines(output)
+        tail = "" if said == "nothing" else f" Its output: {said}."
+        return f"{host}: {self.connection} {how} while the job was running.{tail}"
+
+    def copy_line(self, spec: HostSpec, path: str, is_folder: bool) -> str:
+        """No command is known that copies files this way."""
+        return ""

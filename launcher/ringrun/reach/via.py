@@ -1,0 +1,92 @@
+"""Hosts that a command template reaches (``--via``), like ``kubectl exec -i {host} --``. Pure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import List, Optional, Sequence
+
+from ringcomm.errors import ConfigError
+
+from ..plan.hosts import HostSpec
+from ..plan.reaching import Failure
+from .base import CommandReach, last_lines, remote_command
+from .protocol import BOOT
+
+JOINING = ("ssh", "rsh", "blaunch", "qrsh", "oarsh")
+"""Programs that join their words with blanks and pass them to a shell over there, as ssh does."""
+_EXAMPLES = "--via 'kubectl exec -i {host} --', --via 'docker exec -i {host}'"
+_STILL_STARTING = (
+    r"ContainerCreating|PodInitializing|does not have a host assigned|is not running|container not found|"
+    r"unable to upgrade connection"
+)
+
+
+class Via(CommandReach):
+    """Reaches hosts by a template.
+
+    Args:
+        template: words of a command line, in which ``{host}`` is the host. The words that start the agent
+            follow, or take the place of ``{command}``: all of them, quoted for a shell.
+        option: where the template comes from, for messages.
+
+    Raises:
+        ConfigError: the template cannot be used.
+    """
+
+    def __init__(self, template: str, option: str = "--via") -> None:
+        try:
+            self._words = shlex.split(template)
+        except ValueError as problem:
+            raise ConfigError(f"{option} {template!r} cannot be parsed: {problem}.") from None
+        if not any("{host}" in word for word in self._words):
+            raise ConfigError(
+                f"{option} {template!r} does not say where the host goes: write {{host}} there, like "
+                f"{_EXAMPLES}. (--via ssh reaches hosts by ssh also inside a scheduler's job.)"
+            )
+        self._joins = self._words[0].rpartition("/")[2] in JOINING
+        self._has_command = any("{command}" in word for word in self._words)
+        self.connection = f"the connection to it ({self._words[0]})"
+
+    @property
+    def description(self) -> str:
+        """The template's program."""
+        return self._words[0]
+
+    def argv(self, spec: HostSpec, python: str) -> List[str]:
+        """The template's command line for a host; see :class:`.plan.reaching.Reach`."""
+        words = [word.replace("{host}", spec.target) for word in self._words]
+        if self._has_command:
+            return [word.replace("{command}", remote_command(python)) for word in words]
+        if self._joins:
+            return [*words, remote_command(python)]
+        if python.startswith("~"):
+            raise ConfigError(
+                f"{spec.name}: no shell expands the ~ in {python} when hosts are reached by "
+                f"{self._words[0]}. Give the full path."
+            )
+        return [*words, python, "-c", BOOT]
+
+    def by_hand(self, argv: Sequence[str]) -> str:
+        """The template's own words."""
+        end = 1 if self._joins or self._has_command else 3
+        return " ".join(shlex.quote(word) for word in argv[:-end]) + " "
+
+    def lacks_python(self, python: str, status: Optional[int], output: str) -> bool:
+        """Whether the program over there could not be executed; such commands have other failures, too."""
+        if self._joins:
+            return super().lacks_python(python, status, output)
+        named = python in output and re.search(r"not found|No such file", output, re.I) is not None
+        return named or status == 127
+
+    def refused(
+        self, host: str, argv: Sequence[str], status: Optional[int], output: str
+    ) -> Optional[Failure]:
+        """A container that is being created is tried again until the start timeout."""
+        if re.search(_STILL_STARTING, output, re.I) is None:
+            return None
+        said = last_lines(output)
+        return Failure(
+            f"{host}: it does not run yet ({said}). By hand: {self.by_hand(argv)}true",
+            retry=True, patient=True,
+        )  # fmt: skip
