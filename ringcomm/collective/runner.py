@@ -320,11 +320,15 @@ class Runner:
         self.all_reduce(np.zeros(1, np.uint8), ReduceOp.MAX, name, collective=Collective.BARRIER)
 
     def run_apart(
-        self, schedule: Sequence[Step], data: np.ndarray[Any, Any], source: np.ndarray[Any, Any], name: str
-    ) -> None:
-        """Run a schedule in which not all ranks take part, so it is not counted among the calls."""
+        self, schedule: Sequence[Step], data: np.ndarray[Any, Any], source: np.ndarray[Any, Any], name: str,
+        fold: Optional[Kernel] = None,
+    ) -> None:  # fmt: skip
+        """Run a schedule in which not all ranks take part, so it is not counted among the calls.
+
+        A schedule that folds needs ``fold``.
+        """
         call = Call(Collective.EXCHANGE, data.dtype, 0, NO_OP, NO_ROOT, name, ())
-        self._run(self._plan(call, schedule), data, source, counted=False)
+        self._run(self._plan(call, schedule, fold), data, source, counted=False)
 
     def _plan(self, call: Call, schedule: Sequence[Step], fold: Optional[Kernel] = None) -> Plan:
         """What is needed to run this call, from the last time if it was the same schedule."""
