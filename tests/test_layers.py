@@ -74,7 +74,8 @@ LEVELS: Dict[int, List[List[str]]] = {
             "engine.cycle", "engine.thread", "engine.engine", "engine.heartbeat",
         ],
         ["arrays.bridge", "arrays.rows"],
-        ["predict.machine", "predict.reduce", "predict.step"],
+        ["scaling.machine", "scaling.reduce", "scaling.step", "scaling.figure", "scaling.prediction",
+         "scaling.recorder", "scaling.job"],
         ["balance.plan", "balance.order", "balance.deal", "balance.replan", "balance.step_weight",
          "balance.unequal", "balance.advise", "balance.probe"],
         [

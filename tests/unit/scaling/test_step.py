@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringcomm.predict.step import Workload, time_step, workload
+from ringcomm.scaling.step import Workload, time_step, workload
 
 
 def per_byte(nbytes):

@@ -24,7 +24,8 @@ class Cost(NamedTuple):
 
     Attributes:
         seconds: all of it.
-        bound: what takes most of it: ``wire``, ``interface of a host``, ``processor``, ``latency``.
+        bound: what takes most of it: ``wire``, ``interface of a host``, ``local links`` (within one host),
+            ``processor`` or ``latency``.
         wire_bytes: for each host, what its interface sends; it receives as much.
         seconds_of: by part (wire, processor, latency), its seconds.
     """
@@ -85,7 +86,8 @@ def reduce_cost(method: Method, nbytes: float, machine: Machine, ranks: Sequence
     piece = min(machine.segment_bytes, sent / size)
     latency_s = _latency_s(load, machine, ranks, piece)
     stream_s = max(wire_s, processor_s)
-    parts = (("wire", wire_s), ("processor", processor_s), ("latency", latency_s))
+    wire = "wire" if len(load.wire_bytes) > 1 else "local links"
+    parts = ((wire, wire_s), ("processor", processor_s), ("latency", latency_s))
     bound = max(parts, key=lambda part: part[1])[0]
     mean_s = sum(per_host) / len(per_host)
     if bound == "wire" and max(per_host) > 1.2 * mean_s:

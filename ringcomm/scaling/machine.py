@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from ..errors import ConfigError
+from ..parsing import bits_per_s
 from ..schedule.calibration import (
     LOCAL_BYTE_S,
     LOCAL_LATENCY_S,
@@ -17,7 +18,6 @@ from ..schedule.cost import CostModel
 
 PAYLOAD = 0.957
 """Which part of a line rate is payload: headers take the rest of a frame of 1514 bytes."""
-_UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "": 1e6}
 
 
 class Machine(NamedTuple):
@@ -69,7 +69,7 @@ def link_byte_s(text: str) -> float:
     """Seconds per byte of payload over a link of this line rate.
 
     Args:
-        text: like ``1gbit``, ``100mbit`` or ``2.5gbit``; a number alone is in Mbit/s.
+        text: like ``1gbit``, ``100mbit`` or ``2.5gbit``.
 
     Raises:
         ConfigError: it is no rate.
@@ -77,17 +77,10 @@ def link_byte_s(text: str) -> float:
     >>> round(1e-6 / link_byte_s("1gbit"), 1)
     119.6
     """
-    number = text.strip().lower().removesuffix("/s") if hasattr(str, "removesuffix") else text.strip().lower()
-    for unit, bits in _UNITS.items():
-        if number.endswith(unit):
-            try:
-                rate = float(number[: len(number) - len(unit)]) * bits
-            except ValueError:
-                break
-            if 0 < rate < float("inf"):
-                return 8.0 / (rate * PAYLOAD)
-            break
-    raise ConfigError(f"{text!r} is no rate of a link. Write it like 1gbit, 100mbit or 2.5gbit.")
+    try:
+        return 8.0 / (bits_per_s(text) * PAYLOAD)
+    except ValueError as problem:
+        raise ConfigError(f"link={text!r}: {problem}.") from None
 
 
 class Method(NamedTuple):

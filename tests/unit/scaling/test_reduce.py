@@ -7,8 +7,8 @@ import time
 import pytest
 
 from ringcomm.errors import BrokenInvariantError
-from ringcomm.predict.machine import Machine, Method, link_byte_s
-from ringcomm.predict.reduce import reduce_cost
+from ringcomm.scaling.machine import Machine, Method, link_byte_s
+from ringcomm.scaling.reduce import reduce_cost
 from ringcomm.schedule import hierarchy, servers
 from ringcomm.schedule.cost import CostModel, predict
 from ringcomm.schedule.registry import Problem, build
