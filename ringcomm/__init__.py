@@ -94,6 +94,7 @@ from .local_sgd import LocalSGD
 from .messages import recv, send
 from .ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
 from .process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
+from .scaling.prediction import Prediction, predict
 from .version import __version__
 
 __all__ = [
@@ -121,6 +122,7 @@ __all__ = [
     "NotOfferedError",
     "PeerLostError",
     "PeerStalledError",
+    "Prediction",
     "ProcessSet",
     "Product",
     "Recoverable",
@@ -172,6 +174,7 @@ __all__ = [
     "local_size",
     "pause",
     "poll",
+    "predict",
     "rank",
     "recv",
     "reducescatter",

@@ -30,6 +30,7 @@ from .rendezvous.control import ControlChannel
 from .rendezvous.elastic_client import NEW, join_view
 from .rendezvous.elastic_control import ElasticChannel, Resume
 from .rendezvous.embedded import EmbeddedRendezvous
+from .scaling.job import JobPrediction
 from .schedule.cost import CostModel
 from .schedule.select import Selector
 from .timeline import Recording, timeline_path
@@ -122,6 +123,7 @@ class Context(Collectives):
             self._recording = Recording(self.engine, names)
             facts = Facts(self.rank, self.size, self.host, self.generation, range(self.size))
             self._flight = FlightRecorder(facts, settings, self._runner, self.engine)
+            self._prediction = JobPrediction(self, announce) if settings.predict else None
         except BaseException:
             self.engine.stop()
             raise
@@ -340,6 +342,8 @@ class Context(Collectives):
         if ok:
             if self.settings.advise and not self.advised and self.rank == 0:
                 announce(self, "advise", _NOT_ADVISED)
+            if self._prediction is not None:
+                self._prediction.close()
             self._recording.finish()
             self._report_usage()
         self._stop_calls(reason, ok)

@@ -71,6 +71,48 @@ def whole(text: str) -> int:
     return value
 
 
+def counts(text: str) -> str:
+    """Whole numbers from 1, separated by commas."""
+    for part in text.split(","):
+        try:
+            count(part)
+        except ValueError:
+            raise ValueError("must be whole numbers like 2,4,8") from None
+    return text
+
+
+_RATE_UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+
+
+def link_rate(text: str) -> str:
+    """A line rate like ``1gbit``, or nothing."""
+    if text:
+        bits_per_s(text)
+    return text
+
+
+def bits_per_s(text: str) -> float:
+    """A line rate: ``1gbit``, ``100mbit``, ``2.5gbit/s``."""
+    rate = text.strip().lower()
+    rate = rate[:-2] if rate.endswith("/s") else rate
+    factor = _RATE_UNITS.get(rate[-4:])
+    try:
+        value = float(rate[:-4]) * factor if factor is not None else 0.0
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise ValueError("must be a rate like 1gbit, 100mbit or 2.5gbit")
+    return value
+
+
+def price(text: str) -> float:
+    """An amount of money, zero included."""
+    value = _real(text)
+    if not 0 <= value < float("inf"):
+        raise ValueError("must be zero or more")
+    return value
+
+
 def seconds(text: str) -> float:
     """A duration, zero included."""
     value = _real(text)

@@ -29,6 +29,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "schedule.steps", "schedule.streams", "schedule.registry", "schedule.ring", "schedule.direct",
             "schedule.doubling", "schedule.tree", "schedule.hierarchy", "schedule.algorithms",
             "schedule.verify", "schedule.cost", "schedule.shares", "schedule.calibration",
+            "schedule.servers",
             "schedule.choose", "schedule.select",
         ],
     ],
@@ -73,6 +74,8 @@ LEVELS: Dict[int, List[List[str]]] = {
             "engine.cycle", "engine.thread", "engine.engine", "engine.heartbeat",
         ],
         ["arrays.bridge", "arrays.rows"],
+        ["scaling.machine", "scaling.reduce", "scaling.step", "scaling.figure", "scaling.prediction",
+         "scaling.recorder", "scaling.job"],
         ["balance.plan", "balance.order", "balance.deal", "balance.replan", "balance.step_weight",
          "balance.unequal", "balance.advise", "balance.probe"],
         [

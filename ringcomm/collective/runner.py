@@ -68,6 +68,8 @@ class Runner:
         waited: the time spent in calls, moving data or waiting for other ranks.
         history: is told of every call, if set.
         called_at: where the next call was made, if that was not in the thread that runs it.
+        on_reduction: called with the bytes of each all-reduce that is requested, and whether its caller waits
+            for it, if set.
         purpose: says what the calls are for, where they are not what the program has asked for.
         sites: is told of calls that other ranks make at other lines, if set; otherwise nothing is compared.
     """
@@ -109,6 +111,7 @@ class Runner:
         self._running: Optional[Tuple[Call, Part, bool]] = None
         self.waited = Stopwatch()
         self.reduced_bytes = 0
+        self.on_reduction: Optional[Callable[[int, bool], None]] = None
 
     def progress(self) -> Progress:
         """How far this rank is. For any thread, and at any time."""
@@ -185,6 +188,8 @@ class Runner:
         residuals: Optional[np.ndarray[Any, Any]] = None,
     ) -> None:
         """Reduce ``data`` over all ranks, in place. ``residuals`` are for a codec's error feedback."""
+        if self.on_reduction is not None and collective == Collective.ALLREDUCE:
+            self.on_reduction(data.nbytes, True)
         codec = usable_codec(codec, data.dtype, op) if codec else 0
         if codec and data.dtype != np.float32:
             single = data.astype(np.float32)
@@ -330,11 +335,15 @@ class Runner:
         self.all_reduce(np.zeros(1, np.uint8), ReduceOp.MAX, name, collective=Collective.BARRIER)
 
     def run_apart(
-        self, schedule: Sequence[Step], data: np.ndarray[Any, Any], source: np.ndarray[Any, Any], name: str
-    ) -> None:
-        """Run a schedule in which not all ranks take part, so it is not counted among the calls."""
+        self, schedule: Sequence[Step], data: np.ndarray[Any, Any], source: np.ndarray[Any, Any], name: str,
+        fold: Optional[Kernel] = None,
+    ) -> None:  # fmt: skip
+        """Run a schedule in which not all ranks take part, so it is not counted among the calls.
+
+        A schedule that folds needs ``fold``.
+        """
         call = Call(Collective.EXCHANGE, data.dtype, 0, NO_OP, NO_ROOT, name, ())
-        self._run(self._plan(call, schedule), data, source, counted=False)
+        self._run(self._plan(call, schedule, fold), data, source, counted=False)
 
     def _plan(self, call: Call, schedule: Sequence[Step], fold: Optional[Kernel] = None) -> Plan:
         """What is needed to run this call, from the last time if it was the same schedule."""

@@ -59,6 +59,7 @@ class Engine:
 
     Attributes:
         history: the last operations, if they are recorded.
+        on_reduction: as for :class:`~ringcomm.collective.runner.Runner`.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Engine:
         self.sets = ProcessSets(self.rank, self.size)
         self.coordinator: Optional[Coordinator] = None
         self.history: Optional[OperationHistory] = None
+        self.on_reduction: Optional[Callable[[int, bool], None]] = None
         self._thread: Optional[EngineThread] = None
         self._log: Optional[IO[str]] = None
         self._tuner: Optional[Autotuner] = None
@@ -221,6 +223,8 @@ class Engine:
             DuplicateNameError, UnknownProcessSetError: as the names say.
         """
         self._check_reducible(arrays, op, prescale, postscale)
+        if self.on_reduction is not None:
+            self.on_reduction(sum(array.nbytes for array in arrays), urgent)
         if weight is not None:
             weight = weight_of(weight)
             for array in arrays:

@@ -8,6 +8,10 @@ from .membership import Member
 from .routing import Routes
 
 
+MOST_LINES = 500
+"""Of the table as text. A thousand ranks have half a million links; a message may have 4 MiB."""
+
+
 def link_rows(
     members: Mapping[int, Member],
     links: Mapping[int, Sequence[Mapping[str, Any]]],
@@ -21,6 +25,7 @@ def link_rows(
         routes: between the hosts.
     """
     rows = []
+    ifaces = {rank: {link["peer"]: link["iface"] for link in found} for rank, found in links.items()}
     for rank, own_links in sorted(links.items()):
         for link in own_links:
             peer = int(link["peer"])
@@ -35,9 +40,7 @@ def link_rows(
                         "address": link["local"],
                         "peer": peer,
                         "peer_host": members[peer].host,
-                        "peer_iface": next(
-                            (x["iface"] for x in links.get(peer, ()) if x["peer"] == rank), "?"
-                        ),
+                        "peer_iface": ifaces.get(peer, {}).get(rank, "?"),
                         "peer_address": link["remote"],
                         "mb_per_s": None if route is None else route.mb_per_s,
                     }
@@ -46,7 +49,7 @@ def link_rows(
 
 
 def link_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as aligned text."""
+    """The first rows as aligned text."""
     cells = [
         (
             f"rank {row['rank']} ({row['host']})",
@@ -56,8 +59,9 @@ def link_table(rows: Sequence[Mapping[str, Any]]) -> str:
             f"rank {row['peer']} ({row['peer_host']})",
             f"{row['mb_per_s']:.0f} MB/s" if row["mb_per_s"] else "",
         )
-        for row in rows
+        for row in rows[:MOST_LINES]
     ]
     widths = [max((len(line[column]) for line in cells), default=0) for column in range(6)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in cells]
-    return "\n".join(["links:"] + ["  " + line for line in lines])
+    more = [f"and {len(rows) - MOST_LINES} more"] if len(rows) > MOST_LINES else []
+    return "\n".join(["links:"] + ["  " + line for line in [*lines, *more]])

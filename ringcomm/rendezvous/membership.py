@@ -169,7 +169,8 @@ class RankAssignment:
 
     def missing(self, present: Collection[Optional[Slot]]) -> List[Tuple[int, Seat]]:
         """The planned ranks whose place no process has taken."""
-        return [(rank, seat) for rank, seat in enumerate(self.seats) if seat.slot not in present]
+        taken = set(present)
+        return [(rank, seat) for rank, seat in enumerate(self.seats) if seat.slot not in taken]
 
     def describe_missing(self, members: Sequence[Member]) -> str:
         """The missing ranks as text; without a plan, how many are missing and which processes have joined."""

@@ -165,7 +165,8 @@ class Rendezvous:
         self.phase = Phase.PROBING
         for member in ordered:
             member.heard_s = now_s
-        actions: List[Action] = [Send(member.connection, self._assignment(member)) for member in ordered]
+        rows = [other.describe() for other in ordered]
+        actions: List[Action] = [Send(item.connection, self._assignment(item, rows)) for item in ordered]
         return actions + self._listen(now_s) + (self._link() if len(self._leaders) == 1 else [])
 
     def _listen(self, now_s: float) -> List[Action]:
@@ -209,13 +210,13 @@ class Rendezvous:
             self._analysis.answered(member.rank, message["heard"], message["silent"])
         return []
 
-    def _assignment(self, member: Member) -> Message:
+    def _assignment(self, member: Member, rows: List[Dict[str, Any]]) -> Message:
         others = [leader for leader in self._leaders if leader is not member]
         return {
             "type": "probe",
             "rank": member.rank,
             "generation": self.generation,
-            "members": [other.describe() for other in self._by_rank.values()],
+            "members": rows,
             "targets": [other.as_target() for other in others] if member.local_rank == 0 else [],
         }
 
@@ -287,7 +288,9 @@ class Rendezvous:
         rows = link_rows(self._by_rank, self._links, self._routes)
         table = link_table(rows)
         actions: List[Action] = [
-            Send(item.connection, {"type": "go", "table": table}) for item in self.members.values()
+            # Only rank 0 logs it.
+            Send(item.connection, {"type": "go", "table": "" if item.rank else table})
+            for item in self.members.values()
         ]
         actions.append(Notice("started", table, detail={"links": rows, "generation": self.generation}))
         return actions

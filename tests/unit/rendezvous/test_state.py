@@ -8,10 +8,11 @@ import random
 import pytest
 
 from ringcomm.errors import ProtocolError
-from ringcomm.rendezvous.actions import Drop, Notice, Timer
+from ringcomm.rendezvous.actions import Drop, Notice, Send, Timer
 from ringcomm.rendezvous.root_cause import EVIDENCE_S, SETTLE_S, VANISHED
 from ringcomm.rendezvous.state import Phase
-from tests.unit.rendezvous.simulated import VERSION, Job, attempt, offer, seats_of
+from ringcomm.wire.messages import MAX_MESSAGE_BYTES, encode
+from tests.unit.rendezvous.simulated import VERSION, Job, attempt, join_message, offer, seats_of
 
 # ---- joining ---------------------------------------------------------------------------------
 
@@ -1025,3 +1026,22 @@ class TestSilence:
         assert not job.aborts()
         job.pass_time(1.0)
         assert "while others have left already" in job.aborts()[2]["text"]
+
+
+def test_what_ranks_are_told_of_links_grows_with_the_ranks_only():
+    """With all pairs of ranks in every rank's message, 340 ranks were told more than a message may have."""
+    size = 400
+    job = Job(size)
+    for rank in range(size):
+        job.state.joined(rank, join_message(rank=rank, pid=100 + rank), job.now_s)
+    ends = [{"peer": rank, "iface": "eth0", "local": "10.0.0.1", "remote": "10.0.0.2"} for rank in range(size)]
+    for rank in range(size):
+        links = [end for end in ends if end["peer"] != rank]
+        actions = job.state.linked(rank, {"type": "linked", "links": links})
+    sent = {action.connection: len(encode(action.message)) for action in actions if isinstance(action, Send)}
+    assert len(sent) == size
+    assert max(sent.values()) < MAX_MESSAGE_BYTES / 16
+    assert sum(sent.values()) - max(sent.values()) < 100 * size
+    (started,) = [action for action in actions if isinstance(action, Notice)]
+    assert len(started.detail["links"]) == size * (size - 1) // 2
+    assert f"and {size * (size - 1) // 2 - 500} more" in started.text

@@ -1,0 +1,80 @@
+"""``ringrun --predict`` in a rank: records steps, predicts together with all ranks, and ends the program."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any, Callable, List
+
+import numpy as np
+
+from ..errors import ConfigError
+from ..schedule.calibration import Calibration, model_of
+from .machine import Machine, link_byte_s, machine_of
+from .prediction import Prediction, predictions
+from .recorder import Measured, StepRecorder, description, missing, workload_of
+
+_TOPIC = "predict"
+
+
+class JobPrediction:
+    """Takes the reductions of a job until they can be predicted.
+
+    Args:
+        context: of this rank.
+        announce: shows a text to the user, given the context, a topic and the text.
+    """
+
+    def __init__(self, context: Any, announce: Callable[[Any, str, str], None]) -> None:
+        self._context = context
+        self._announce = announce
+        self._done = False
+        self._recorder = StepRecorder(lambda: context.waited_s, self._finish)
+        context._runner.on_reduction = context.engine.on_reduction = self._recorder.requested
+
+    def _finish(self, own: Measured) -> None:
+        """All ranks come here before the same reduction."""
+        context, settings = self._context, self._context.settings
+        self._done = True
+        row = np.array([own.compute_s], np.float64)
+        rows = context.engine.allgather([row], [(1, 1)], "ringcomm.predict").wait()[0]
+        if context.rank == 0:
+            compute_s: List[float] = [float(value) for value in np.asarray(rows).reshape(-1)]
+            machine, link = self._machine()
+            numbers = [peer.host_index for peer in context.peers]
+            slots = [numbers.count(host) for host in sorted(set(numbers))]
+            ranks = [int(part) for part in settings.predict_ranks.split(",")]
+            price = settings.predict_price or None
+            work = workload_of(own, compute_s, settings.fusion_bytes)
+            found = predictions(work, machine, ranks, slots, settings.predict_batch, price)
+            hosts = [peer.host for peer in context.peers]
+            lines = [description(own, compute_s, hosts), f"predicted {link}:", found.table()]
+            self._announce(context, _TOPIC, "\n".join(lines))
+            self._draw(found, settings.predict_figure)
+        if threading.current_thread() is threading.main_thread():
+            raise SystemExit(0)
+
+    def _machine(self) -> Any:
+        """The model of the links, and where it is from."""
+        context, asked = self._context, self._context.settings.predict_link
+        numbers = [peer.host_index for peer in context.peers]
+        model = context.cost_model or model_of([Calibration()] * context.size, numbers)
+        machine: Machine = machine_of(model)
+        if asked:
+            return machine._replace(wire_byte_s=(link_byte_s(asked),)), f"for interfaces of {asked}"
+        speeds = ", ".join(f"{8e-6 / byte_s:.0f}" for byte_s in sorted(set(machine.wire_byte_s)))
+        if context.cost_model is None or not model.hosts:
+            return machine, f"for interfaces of {speeds} Mbit/s, which is assumed: name another with --link"
+        return machine, f"for the hosts' interfaces as measured ({speeds} Mbit/s)"
+
+    def _draw(self, found: Prediction, path: str) -> None:
+        if path:
+            try:
+                Path(path).write_text(found.svg())
+            except OSError as problem:
+                raise ConfigError(f"The figure {path} cannot be written: {problem.strerror}.") from None
+
+    def close(self) -> None:
+        """The program ends; report why there is no prediction, if there is none."""
+        if not self._done and self._context.rank == 0:
+            self._announce(self._context, _TOPIC, missing(self._recorder.seen))

@@ -1,0 +1,233 @@
+"""``rc.predict``: how long a training step takes on more machines, and what limits it."""
+
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+from ..errors import ConfigError
+from .figure import Line, line_chart
+from .machine import Machine, Method, grid, link_byte_s
+from .reduce import Cost, reduce_cost
+from .step import Workload, time_step, workload
+
+Number = Union[int, float]
+
+CODECS: Dict[str, Tuple[float, float]] = {"bf16": (0.5, 0.5e-9), "int8": (260 / 1024, 0.6e-9)}
+"""By name: bytes sent per byte of gradients, and processor time per byte for encoding and decoding them."""
+OWN = ("ring", "direct", "hierarchical")
+"""What ringcomm chooses from for long vectors."""
+MOST_DIRECT = 16
+_HIDDEN = 0.05
+"""Below this part of a step, what communication adds is not what bounds it."""
+_SLOW = 1.1
+"""From here on the slowest rank's computation is what bounds a step."""
+
+
+class Row(NamedTuple):
+    """One number of ranks, and one way to reduce their gradients.
+
+    Attributes:
+        ranks: that train.
+        machines: hosts, those of extra servers included.
+        method: how gradients are reduced, as text.
+        step_s: predicted seconds per step.
+        exposed_s: of them, communication that no computation hides.
+        samples_per_s: of all ranks together; steps of single ranks per second if no batch was given.
+        efficiency: that, divided by so many times one rank alone.
+        bound: what limits the step: ``compute``, ``slow rank``, ``wire``, ``interface of a host``,
+            ``local links``, ``processor`` or ``latency``.
+        wire_bytes: what the busiest interface sends per step.
+        cost: of a million samples, in the unit of the price; None without a price.
+    """
+
+    ranks: int
+    machines: int
+    method: str
+    step_s: float
+    exposed_s: float
+    samples_per_s: float
+    efficiency: float
+    bound: str
+    wire_bytes: float
+    cost: Optional[float]
+
+
+class Prediction(NamedTuple):
+    """What :func:`predict` returns.
+
+    Attributes:
+        rows: for each number of ranks all ways to reduce, that which ringcomm would choose first.
+        batch: samples of a rank per step; 0: not given.
+    """
+
+    rows: Tuple[Row, ...]
+    batch: int = 0
+
+    def table(self) -> str:
+        """All rows as lines of text."""
+        priced = any(row.cost is not None for row in self.rows)
+        rate = "samples/s" if self.batch else "  steps/s"
+        head = f"ranks machines {'gradients by':<28} {'step':>10} {rate:>10} efficiency  bound by"
+        lines = [head + ("             cost per 1M samples" if priced else "")]
+        last = 0
+        for row in self.rows:
+            ranks = f"{row.ranks:5d}" if row.ranks != last else "     "
+            last = row.ranks
+            text = (
+                f"{ranks} {row.machines:8d} {row.method:<28} {row.step_s:8.4f} s {row.samples_per_s:10.1f} "
+                f"{100 * row.efficiency:8.0f} %  {row.bound:<20}"
+            )
+            lines.append(f"{text} {row.cost:10.2f}" if row.cost is not None else text.rstrip())
+        return "\n".join(lines)
+
+    def svg(self) -> str:
+        """Efficiency against the number of ranks, one line for each way to reduce, as a picture in SVG."""
+        lines: Dict[str, List[Tuple[float, float]]] = {}
+        for row in self.rows:
+            name = (
+                "extra servers" if "extra" in row.method and not row.method.startswith("1 ") else row.method
+            )
+            name = "servers on half of the ranks" if name.endswith("servers") and name[0].isdigit() else name
+            lines.setdefault(name, []).append((row.ranks, 100 * row.efficiency))
+        drawn = [Line(name, tuple(points)) for name, points in lines.items()]
+        return line_chart(
+            "Predicted scaling efficiency", "ranks", "% of ranks times one rank alone (all points simulated)",
+            drawn, y_from_zero=True,
+        )  # fmt: skip
+
+
+def predict(
+    compute_s: Number,
+    gradients: Union[int, Sequence[int]],
+    ranks: Sequence[int] = (2, 4, 8, 16),
+    link: str = "1gbit",
+    slots: int = 1,
+    batch: int = 0,
+    price: Optional[Number] = None,
+    overlap: bool = True,
+    ready_s: Optional[Sequence[Number]] = None,
+    latency_s: Optional[Number] = None,
+    local_steps: int = 8,
+) -> Prediction:
+    """Predict how a training step scales to more ranks, from numbers alone.
+
+    Example: ``print(rc.predict(0.36, 4 * 25_557_032, ranks=[2, 8, 32], link="1gbit", batch=32).table())``.
+
+    Args:
+        compute_s: seconds of computation of one step on one rank.
+        gradients: bytes of all gradients in float32, or of each in the order in which they become ready.
+        ranks: numbers of ranks to predict, up to some thousands.
+        link: line rate of the hosts' interfaces, like ``1gbit`` or ``100mbit``.
+        slots: ranks per host.
+        batch: samples of one rank per step; 0: rates are in steps per second, of all ranks together.
+        price: of one machine per hour, in any currency.
+        overlap: whether gradients are reduced while others are computed.
+        ready_s: when each gradient is ready, in seconds since the beginning of the step; by default they
+            become ready in proportion to their bytes, in the last two thirds of the computation.
+        latency_s: of a message between two hosts, in seconds; by default 50 microseconds.
+        local_steps: number of steps between two reductions in the rows for local steps.
+
+    Returns:
+        the predictions, with a table and a figure.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+    lengths = [gradients] if isinstance(gradients, int) else list(gradients)
+    if not compute_s > 0 or not lengths or min(lengths) < 1 or slots < 1 or batch < 0 or local_steps < 2:
+        raise ConfigError(
+            "predict: compute_s and gradients are positive, slots at least 1, local_steps at least 2."
+        )
+    if not ranks or min(ranks) < 1:
+        raise ConfigError("predict: ranks are numbers of ranks, at least 1 each.")
+    if price is not None and not price > 0:
+        raise ConfigError("predict: the price of a machine per hour is positive.")
+    if ready_s is not None and (len(ready_s) != len(lengths) or sorted(ready_s) != list(ready_s)):
+        raise ConfigError("predict: ready_s has one time for each gradient, in ascending order.")
+    machine = Machine((link_byte_s(link),))
+    if latency_s is not None:
+        machine = machine._replace(wire_latency_s=float(latency_s))
+    work = workload(float(compute_s), lengths, overlap)
+    if ready_s is not None:
+        work = work._replace(ready_s=tuple(float(at_s) for at_s in ready_s))
+    return predictions(work, machine, ranks, [slots], batch, price, local_steps)
+
+
+def predictions(
+    work: Workload,
+    machine: Machine,
+    ranks: Sequence[int],
+    slots: Sequence[int],
+    batch: int = 0,
+    price: Optional[Number] = None,
+    local_steps: int = 8,
+) -> Prediction:
+    """The predictions behind :func:`predict`, for a step and machines that were measured.
+
+    Args:
+        work: the step.
+        machine: the model of hosts and links.
+        ranks: numbers of ranks.
+        slots: ranks of each host; further hosts have as many as the last one.
+        batch: samples of one rank per step; 0: unknown.
+        price: of one machine per hour.
+        local_steps: for the rows of local steps.
+    """
+    rows: List[Row] = []
+    for count in sorted(set(ranks)):
+        places = grid(count, slots)
+        for method in _methods(count, places, sum(work.gradients), machine, local_steps):
+            rows.append(_row(method, work, machine, places, batch, price))
+    return Prediction(tuple(rows), batch)
+
+
+def _methods(
+    count: int, places: Sequence[int], nbytes: int, machine: Machine, local_steps: int
+) -> List[Method]:
+    """What is compared for a number of ranks; ringcomm's choice comes first."""
+    own = [Method(kind) for kind in OWN if kind != "direct" or count <= MOST_DIRECT]
+    if len(places) < 2 or len(set(places)) > 1 or places[0] == 1:
+        own = [method for method in own if method.kind != "hierarchical"]
+    best = min(own, key=lambda method: reduce_cost(method, nbytes, machine, places).seconds)
+    found = [best]
+    if count < 2:
+        return found
+    for name, (sent, coding_byte_s) in CODECS.items():
+        coded = Method(
+            best.kind if name == "bf16" else "direct", codec=name, sent=sent, coding_byte_s=coding_byte_s
+        )
+        found.append(coded)
+    found.append(best._replace(local_steps=local_steps))
+    half = max(1, count // 2)
+    found += [Method("servers", number) for number in sorted({1, half})]
+    found += [Method("servers", number, dedicated=True) for number in sorted({1, half, count})]
+    return found
+
+
+def _row(
+    method: Method,
+    work: Workload,
+    machine: Machine,
+    places: Sequence[int],
+    batch: int,
+    price: Optional[Number],
+) -> Row:
+    count = sum(places)
+
+    def cost(nbytes: int) -> Cost:
+        return reduce_cost(method, nbytes, machine, places)
+
+    timing = time_step(work, lambda nbytes: cost(nbytes).seconds, method.local_steps)
+    whole = cost(sum(work.gradients))
+    usual_s = work.usual_s or work.compute_s
+    machines = len(places) + (method.servers if method.dedicated else 0)
+    rate = count * (batch or 1) / timing.step_s
+    bound = whole.bound
+    if timing.exposed_s < _HIDDEN * timing.step_s:
+        bound = "slow rank" if work.compute_s > _SLOW * usual_s else "compute"
+    per_hour = None if price is None or not batch else machines * float(price)
+    return Row(
+        count, machines, method.label, timing.step_s, timing.exposed_s, rate, usual_s / timing.step_s, bound,
+        max(whole.wire_bytes) / method.local_steps,
+        None if per_hour is None else 1e6 * per_hour / (3600 * rate),
+    )  # fmt: skip
