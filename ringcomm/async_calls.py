@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, ContextManager, List, Optional, Sequence
 
 from . import api
-from .arrays.bridge import InPlace, flat_copy
+from .arrays.operands import Rows, mirrors, submitted
 from .arrays.rows import check_splits, row_items
 from .docstrings import documented
 from .dtypes import Array
@@ -45,11 +45,12 @@ def allreduce_async(
     Raises:
         {start_errors}
     """
-    flat, shape = flat_copy(array)
-    return api.context().engine.allreduce(
-        [flat], op_of(op), name, [shape], prescale_factor, postscale_factor, number_of(process_set),
-        convert=lambda _: flat.reshape(shape),
-        compression=compression, weight=weight,
+    context = api.context()
+    argument = submitted(context.staging, array)
+    return context.engine.allreduce(
+        [argument.flat], op_of(op), name, [argument.shape], prescale_factor, postscale_factor,
+        number_of(process_set), convert=lambda _: argument.finish(),
+        compression=compression, weight=weight, mirrors=mirrors([argument]),
     )  # fmt: skip
 
 
@@ -79,10 +80,12 @@ def allreduce_async_(
         Misuse: it is not a NumPy array, or it is read-only.
         {start_errors}
     """
-    target = InPlace(array, "allreduce_async_")
-    return api.context().engine.allreduce(
+    context = api.context()
+    target = submitted(context.staging, array, "allreduce_async_")
+    return context.engine.allreduce(
         [target.flat], op_of(op), name, [target.shape], prescale_factor, postscale_factor,
         number_of(process_set), convert=lambda _: target.finish(), compression=compression, weight=weight,
+        mirrors=mirrors([target]),
     )  # fmt: skip
 
 
@@ -111,12 +114,13 @@ def grouped_allreduce_async(
     Raises:
         {start_errors}
     """
-    copies = [flat_copy(array) for array in arrays]
-    return api.context().engine.allreduce(
-        [flat for flat, _ in copies], op_of(op), name, [shape for _, shape in copies],
+    context = api.context()
+    copies = [submitted(context.staging, array) for array in arrays]
+    return context.engine.allreduce(
+        [copy.flat for copy in copies], op_of(op), name, [copy.shape for copy in copies],
         prescale_factor, postscale_factor, number_of(process_set),
-        convert=lambda _: [flat.reshape(shape) for flat, shape in copies],
-        compression=compression, weight=weight,
+        convert=lambda _: [copy.finish() for copy in copies],
+        compression=compression, weight=weight, mirrors=mirrors(copies),
     )  # fmt: skip
 
 
@@ -146,12 +150,13 @@ def grouped_allreduce_async_(
         Misuse: it is not a NumPy array, or it is read-only.
         {start_errors}
     """
-    targets = [InPlace(array, "grouped_allreduce_async_") for array in arrays]
-    return api.context().engine.allreduce(
+    context = api.context()
+    targets = [submitted(context.staging, array, "grouped_allreduce_async_") for array in arrays]
+    return context.engine.allreduce(
         [target.flat for target in targets], op_of(op), name, [target.shape for target in targets],
         prescale_factor, postscale_factor, number_of(process_set),
         convert=lambda _: [target.finish() for target in targets],
-        compression=compression, weight=weight,
+        compression=compression, weight=weight, mirrors=mirrors(targets),
     )  # fmt: skip
 
 
@@ -220,10 +225,11 @@ def reducescatter_async(
         Misuse: the array has no first dimension.
         {start_errors}
     """
-    flat, shape = flat_copy(array)
-    return api.context().engine.reducescatter(
-        [flat], [shape], op_of(op), name, prescale_factor, postscale_factor, number_of(process_set),
-        convert=_only,
+    context = api.context()
+    rows = Rows(context.staging, array)
+    return context.engine.reducescatter(
+        [rows.flat], [rows.shape], op_of(op), name, prescale_factor, postscale_factor, number_of(process_set),
+        convert=lambda results: rows.deliver(results[0]), mirrors=mirrors([rows]),
     )  # fmt: skip
 
 
@@ -244,10 +250,12 @@ def allgather_async(
     Raises:
         {start_errors}
     """
-    flat, shape = flat_copy(array)
-    return api.context().engine.allgather(
-        [flat], [shape or (1,)], name, number_of(process_set), convert=_only
-    )
+    context = api.context()
+    rows = Rows(context.staging, array)
+    return context.engine.allgather(
+        [rows.flat], [rows.shape or (1,)], name, number_of(process_set),
+        convert=lambda results: rows.deliver(results[0]), mirrors=mirrors([rows]),
+    )  # fmt: skip
 
 
 @documented
@@ -267,10 +275,11 @@ def broadcast_async(
     Raises:
         {start_errors}
     """
-    flat, shape = flat_copy(array)
-    return api.context().engine.broadcast(
-        [flat], root_rank, name, [shape], number_of(process_set),
-        convert=lambda _: flat.reshape(shape),
+    context = api.context()
+    argument = submitted(context.staging, array, read=context.rank == root_rank)
+    return context.engine.broadcast(
+        [argument.flat], root_rank, name, [argument.shape], number_of(process_set),
+        convert=lambda _: argument.finish(), mirrors=mirrors([argument]),
     )  # fmt: skip
 
 
@@ -292,10 +301,11 @@ def broadcast_async_(
         Misuse: it is not a NumPy array, or it is read-only.
         {start_errors}
     """
-    target = InPlace(array, "broadcast_async_")
-    return api.context().engine.broadcast(
+    context = api.context()
+    target = submitted(context.staging, array, "broadcast_async_", read=context.rank == root_rank)
+    return context.engine.broadcast(
         [target.flat], root_rank, name, [target.shape], number_of(process_set),
-        convert=lambda _: target.finish(),
+        convert=lambda _: target.finish(), mirrors=mirrors([target]),
     )  # fmt: skip
 
 
@@ -321,14 +331,17 @@ def alltoall_async(
         Misuse: the splits do not fit the array, or it has no first dimension.
         {start_errors}
     """
-    flat, shape = flat_copy(array)
-    engine = api.context().engine
+    context = api.context()
+    engine = context.engine
+    rows = Rows(context.staging, array)
     number = number_of(process_set)
     size = len(engine.sets.check_member(number))
-    row_items(shape, "alltoall")
-    counts = check_splits(shape[0], splits, size)
-    return engine.alltoall(flat, shape, counts, name, number)
-
+    row_items(rows.shape, "alltoall")
+    counts = check_splits(rows.shape[0], splits, size)
+    return engine.alltoall(
+        rows.flat, rows.shape, counts, name, number,
+        convert=lambda result: (rows.deliver(result[0]), result[1]), mirrors=mirrors([rows]),
+    )  # fmt: skip
 
 @documented
 def join() -> int:
@@ -395,7 +408,3 @@ def synchronize(handle: Handle) -> Any:
         {rank_errors}
     """
     return handle.wait()
-
-
-def _only(results: Sequence[Any]) -> Any:
-    return results[0]

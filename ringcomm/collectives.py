@@ -12,9 +12,11 @@ from typing import Any, List, Optional, Sequence, Tuple
 import numpy as np
 
 from .arrays.bridge import InPlace, flat_copy, flat_view
+from .arrays.kinds import device_kind
 from .arrays.rows import check_splits, cumulative, row_items
 from .collective.runner import Runner
 from .collective.weighted import weighted_average
+from .device_collectives import DeviceCollectives
 from .docstrings import documented
 from .dtypes import Array
 from .engine.adasum import adasum, check_adasum
@@ -41,6 +43,7 @@ class Collectives:
         self.rank = rank
         self.size = size
         self._runner = runner
+        self._devices = DeviceCollectives(runner)
 
     # ---- reductions --------------------------------------------------------------------------
 
@@ -59,6 +62,13 @@ class Collectives:
 
         {allreduce}
         """
+        kind = None if type(array) is np.ndarray else device_kind(array)
+        if kind is not None:
+            made: Array = self._devices.allreduce(
+                kind, array, "", op, name, prescale_factor, postscale_factor, compression, weight,
+                self._all_reduce,
+            )  # fmt: skip
+            return made
         flat, shape = flat_copy(array)
         self._all_reduce(flat, shape, op, name, prescale_factor, postscale_factor, compression, weight)
         return flat.reshape(shape)
@@ -78,6 +88,13 @@ class Collectives:
 
         {allreduce_}
         """
+        kind = None if type(array) is np.ndarray else device_kind(array)
+        if kind is not None:
+            made: Array = self._devices.allreduce(
+                kind, array, "allreduce_", op, name, prescale_factor, postscale_factor, compression, weight,
+                self._all_reduce,
+            )  # fmt: skip
+            return made
         target = InPlace(array, "allreduce_")
         self._all_reduce(
             target.flat, target.shape, op, name, prescale_factor, postscale_factor, compression, weight
@@ -123,6 +140,12 @@ class Collectives:
 
         {reducescatter}
         """
+        kind = None if type(array) is np.ndarray else device_kind(array)
+        if kind is not None:
+            made: Array = self._devices.reducescatter(
+                kind, array, "", op, name, prescale_factor, postscale_factor
+            )
+            return made
         flat, shape = flat_copy(array)
         mine = self._reduce_scatter(flat, shape, op, name, prescale_factor, postscale_factor)
         # A copy, so that a small result does not keep the whole input's memory alive.
@@ -141,6 +164,12 @@ class Collectives:
 
         {reducescatter_}
         """
+        kind = None if type(array) is np.ndarray else device_kind(array)
+        if kind is not None:
+            made: Array = self._devices.reducescatter(
+                kind, array, "reducescatter_", op, name, prescale_factor, postscale_factor
+            )
+            return made
         target = InPlace(array, "reducescatter_")
         self._reduce_scatter(target.flat, target.shape, op, name, prescale_factor, postscale_factor)
         rows = even_bounds(target.shape[0], self.size)
@@ -173,6 +202,10 @@ class Collectives:
 
         {allgather}
         """
+        kind = None if type(array) is np.ndarray else device_kind(array)
+        if kind is not None:
+            made: Array = self._devices.allgather(kind, array, name)
+            return made
         flat, shape = flat_view(array)
         shape = shape or (1,)
         width = row_items(shape, "allgather")
@@ -193,6 +226,10 @@ class Collectives:
 
         {allgather_}
         """
+        kind = None if type(array) is np.ndarray else device_kind(array)
+        if kind is not None:
+            made: Array = self._devices.allgather_(kind, array, name)
+            return made
         target = InPlace(array, "allgather_")
         width = row_items(target.shape, "allgather_")
         bounds = tuple(row * width for row in even_bounds(target.shape[0], self.size))
@@ -205,6 +242,10 @@ class Collectives:
 
         {broadcast}
         """
+        kind = None if type(array) is np.ndarray else device_kind(array)
+        if kind is not None:
+            made: Array = self._devices.broadcast(kind, array, "", self._root(root_rank), name)
+            return made
         flat, shape = flat_copy(array)
         self._runner.broadcast(flat, self._root(root_rank), name_of(name), shape)
         return flat.reshape(shape)
@@ -215,6 +256,10 @@ class Collectives:
 
         {broadcast_}
         """
+        kind = None if type(array) is np.ndarray else device_kind(array)
+        if kind is not None:
+            made: Array = self._devices.broadcast(kind, array, "broadcast_", self._root(root_rank), name)
+            return made
         target = InPlace(array, "broadcast_")
         self._runner.broadcast(target.flat, self._root(root_rank), name_of(name), target.shape)
         return target.finish()
@@ -225,6 +270,10 @@ class Collectives:
 
         {alltoall}
         """
+        kind = None if type(array) is np.ndarray else device_kind(array)
+        if kind is not None:
+            result, received = self._devices.alltoall(kind, array, splits, name)
+            return result if splits is None else (result, received)
         flat, shape = flat_view(array)
         width = row_items(shape, "alltoall")
         counts = check_splits(shape[0], splits, self.size)
@@ -245,6 +294,10 @@ class Collectives:
 
         {alltoall_}
         """
+        kind = None if type(array) is np.ndarray else device_kind(array)
+        if kind is not None:
+            made: Array = self._devices.alltoall_(kind, array, name)
+            return made
         target = InPlace(array, "alltoall_")
         target.flat[:] = np.asarray(self.alltoall(target.flat.reshape(target.shape), name=name)).reshape(-1)
         return target.finish()

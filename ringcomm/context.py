@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Dict, List, Optional, Sequence, Union
 
+from .arrays.mirrors import StagingPool
 from .collective.call_sites import CallSites
 from .collective.measure import agreed, measure
 from .collective.reporter import Reporter
@@ -127,6 +128,11 @@ class Context(Collectives):
         except BaseException:
             self.engine.stop()
             raise
+
+    @property
+    def staging(self) -> StagingPool:
+        """The page-locked memory through which arrays of devices are sent."""
+        return self._devices.pool
 
     @classmethod
     def start(

@@ -180,6 +180,10 @@ class BrokenInvariantError(RingcommError, AssertionError):
     """ringcomm has a defect. Please report it with the message."""
 
 
+class DeviceError(RingcommError):
+    """A copy between a device (a GPU) and the host has failed, or does not come to its end."""
+
+
 class ProtocolError(RingcommError):
     """The other end sent invalid bytes: it has another version, or is not ringcomm at all."""
 

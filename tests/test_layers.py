@@ -28,8 +28,8 @@ LEVELS: Dict[int, List[List[str]]] = {
         [
             "schedule.steps", "schedule.streams", "schedule.registry", "schedule.ring", "schedule.direct",
             "schedule.doubling", "schedule.tree", "schedule.hierarchy", "schedule.algorithms",
-            "schedule.verify", "schedule.cost", "schedule.shares", "schedule.calibration",
-            "schedule.servers",
+            "schedule.verify", "schedule.staging", "schedule.staging_check", "schedule.cost",
+             "schedule.shares", "schedule.calibration", "schedule.servers",
             "schedule.choose", "schedule.select",
         ],
     ],
@@ -46,7 +46,8 @@ LEVELS: Dict[int, List[List[str]]] = {
     3: [
         [
             "collective.reduce", "collective.flows", "collective.call_sites", "collective.headers",
-            "collective.progress", "collective.execute", "collective.short", "collective.drive",
+            "collective.progress", "collective.execute", "collective.staged", "collective.short",
+            "collective.drive",
             "collective.coded", "collective.calls", "collective.call_history", "collective.call_lock",
             "collective.reporter", "collective.runner", "collective.weighted", "collective.measure",
         ],
@@ -65,7 +66,7 @@ LEVELS: Dict[int, List[List[str]]] = {
     ],
     4: [
         [
-            "engine.request", "engine.operation_history", "engine.observer", "engine.cache",
+            "engine.request", "engine.mirrors", "engine.operation_history", "engine.observer", "engine.cache",
             "engine.announcements", "engine.piggyback", "engine.mismatch", "engine.fusion",
             "engine.coordinator", "engine.tuning",
             "engine.process_sets", "engine.adasum", "engine.bucket_runner", "engine.control_messages",
@@ -73,7 +74,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "engine.single_rank", "engine.progress_reports", "engine.peer_channels", "engine.waiters",
             "engine.cycle", "engine.thread", "engine.engine", "engine.heartbeat",
         ],
-        ["arrays.bridge", "arrays.rows"],
+        ["arrays.bridge", "arrays.rows", "arrays.kinds", "arrays.mirrors", "arrays.operands"],
         ["scaling.machine", "scaling.reduce", "scaling.step", "scaling.figure", "scaling.prediction",
          "scaling.recorder", "scaling.job"],
         ["balance.plan", "balance.order", "balance.deal", "balance.replan", "balance.step_weight",
@@ -85,7 +86,8 @@ LEVELS: Dict[int, List[List[str]]] = {
     ],
     5: [
         [
-            "timeline", "flight_recorder", "objects", "collectives", "program", "context", "api",
+            "timeline", "flight_recorder", "objects", "device_collectives", "collectives",
+            "program", "context", "api",
             "process_set", "async_calls", "messages", "consistency", "local_sgd", "balance.pace",
             "balance.batches", "__init__",
         ],
@@ -131,7 +133,7 @@ LEVELS: Dict[int, List[List[str]]] = {
         ],
         [
             "testing.faulty", "testing.reference", "testing.simulation", "testing.driving",
-            "testing.contract", "testing.cluster",
+            "testing.contract", "testing.cluster", "testing.fake_device", "testing.device_contract",
         ],
         [
             "torch.distributed._version", "torch.distributed._bridge", "torch.distributed._work",

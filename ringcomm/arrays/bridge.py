@@ -61,6 +61,8 @@ class InPlace:
         UnsupportedDtypeError: its elements cannot be sent.
     """
 
+    mirror = None  # as arrays on devices have one
+
     def __init__(self, array: Any, what: str) -> None:
         if not isinstance(array, np.ndarray):
             raise Misuse(

@@ -15,6 +15,7 @@ from ..wire.frames import MEASUREMENT, NO_OP, NO_ROOT, Header, digest
 from .call_sites import Site, nowhere, number_of_known
 from .execute import Part
 from .reduce import Kernel
+from .staged import StagedExecution
 
 _WITHOUT_ARRAY = (Collective.BARRIER, Collective.BROADCAST_OBJECT, Collective.ALLGATHER_OBJECT)
 _BY_ROWS = (Collective.ALLGATHER, Collective.ALLTOALL)
@@ -130,7 +131,9 @@ def sizes_text(bounds: Tuple[int, ...]) -> str:
 class Plan:
     """How a call is run, kept for the next time the same call comes."""
 
-    __slots__ = ("call", "execution", "fold", "has_place", "header", "items", "schedule", "site", "warns")
+    __slots__ = (
+        "call", "execution", "fold", "has_place", "header", "items", "schedule", "site", "staged", "warns",
+    )  # fmt: skip
 
     def __init__(self, call: Call, schedule: Sequence[Step], header: Header, fold: Optional[Kernel]) -> None:
         self.call = call
@@ -142,6 +145,7 @@ class Plan:
         self.has_place = call.collective != Collective.BARRIER
         self.warns = fold is not None and fold.warns
         self.execution: Optional[Part] = None
+        self.staged: Optional[StagedExecution] = None  # for arrays on devices
         self.site = nowhere()
 
     def site_number(self, site: Site) -> int:

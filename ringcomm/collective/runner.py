@@ -28,8 +28,9 @@ from ..errors import (
 from ..group.failures import FailureReporter
 from ..ops import Collective, ReduceOp
 from ..schedule.select import Selector
+from ..schedule.staging import plan_copies
 from ..schedule.steps import Step, even_bounds
-from ..transport.base import Fabric, LinkClosed, Stopped
+from ..transport.base import Fabric, LinkClosed, Stopped, Watch
 from ..transport.huge_pages import LEAST_BYTES
 from ..wire.frames import NO_OP, NO_ROOT
 from .call_history import CallHistory, Row
@@ -44,6 +45,7 @@ from .progress import Progress
 from .reduce import Kernel, kernel
 from .reporter import Reporter
 from .short import make_execution
+from .staged import StagedExecution, Staging
 
 _PLANS_KEPT = 512
 _LEAVING_S = 1.0
@@ -133,6 +135,11 @@ class Runner:
         running = self._running
         return self.history.rows(running[1].moved_bytes if running is not None else None)
 
+    @property
+    def watch(self) -> Optional[Watch]:
+        """What every wait of this rank must watch."""
+        return self._fabric.watch
+
     def twin(self, settings: Settings) -> Runner:
         """Another runner over the same links that chooses by rule: to measure with, before this one runs."""
         return Runner(self._fabric, settings, self._generation, self.spin_s, self._reporter)
@@ -186,8 +193,13 @@ class Runner:
         intent: Optional[Intent] = None,
         codec: int = 0,
         residuals: Optional[np.ndarray[Any, Any]] = None,
+        staging: Optional[Staging] = None,
     ) -> None:
-        """Reduce ``data`` over all ranks, in place. ``residuals`` are for a codec's error feedback."""
+        """Reduce ``data`` over all ranks, in place. ``residuals`` are for a codec's error feedback.
+
+        ``staging``, here and below: for arrays on devices, of which ``data`` is the host's block, if there is
+        more than one rank and no codec.
+        """
         if self.on_reduction is not None and collective == Collective.ALLREDUCE:
             self.on_reduction(data.nbytes, True)
         codec = usable_codec(codec, data.dtype, op) if codec else 0
@@ -218,9 +230,9 @@ class Runner:
             else:
                 schedule = self._selector.all_reduce(data.size, data.itemsize, fold.needs_single_fold)
                 plan = self._plan(call, schedule, fold)
-        if prescale != 1.0 and plan.fold is not None:
+        if prescale != 1.0 and plan.fold is not None and staging is None:
             plan.fold.prepare(data)
-        self._run(plan, data, residuals if codec else None)
+        self._run(plan, data, residuals if codec else None, staging=staging)
 
     def reduce_scatter(
         self,
@@ -232,6 +244,7 @@ class Runner:
         prescale: float = 1.0,
         postscale: float = 1.0,
         intent: Optional[Intent] = None,
+        staging: Optional[Staging] = None,
     ) -> None:
         """Reduce over all ranks; afterwards chunk ``rank`` of ``data`` is finished, the rest is not."""
         call = Call(
@@ -243,12 +256,13 @@ class Runner:
         fold = plan.fold if plan is not None else None
         if fold is None:
             fold = kernel(op, data.dtype, self.size, prescale, postscale)
-        fold.prepare(data)
+        if staging is None:
+            fold.prepare(data)
         if self.size == 1:
             fold.finish_alone(data)
             return
         schedule = self._selector.reduce_scatter(bounds, data.itemsize, fold.needs_single_fold)
-        self._run(self._plan(call, schedule, fold), data)
+        self._run(self._plan(call, schedule, fold), data, staging=staging)
 
     def all_gather(
         self,
@@ -258,6 +272,7 @@ class Runner:
         shape: Tuple[int, ...] = (),
         collective: Collective = Collective.ALLGATHER,
         intent: Optional[Intent] = None,
+        staging: Optional[Staging] = None,
     ) -> None:
         """Fill ``data`` with every rank's chunk; this rank's own must be in its place already."""
         if self.size == 1:
@@ -266,7 +281,7 @@ class Runner:
         # With the number of elements no header is the same as that of the exchange before it.
         call = Call(int(collective), data.dtype, data.size, NO_OP, NO_ROOT, name, shape, bounds=bounds)
         call = call if intent is None else intent.applied(call)
-        self._run(self._plan(call, schedule), data)
+        self._run(self._plan(call, schedule), data, staging=staging)
 
     def exchange(
         self,
@@ -302,13 +317,14 @@ class Runner:
         name: str = "",
         shape: Tuple[int, ...] = (),
         collective: Collective = Collective.BROADCAST,
+        staging: Optional[Staging] = None,
     ) -> None:
         """Overwrite ``data`` on all ranks with the root's."""
         if self.size == 1:
             return
         schedule = self._selector.broadcast(root, data.size, data.itemsize)
         call = Call(int(collective), data.dtype, data.size, NO_OP, root, name, shape)
-        self._run(self._plan(call, schedule), data)
+        self._run(self._plan(call, schedule), data, staging=staging)
 
     def all_to_all(
         self,
@@ -319,16 +335,21 @@ class Runner:
         name: str = "",
         shape: Tuple[int, ...] = (),
         intent: Optional[Intent] = None,
+        staging: Optional[Staging] = None,
     ) -> None:
-        """Chunk ``i`` of ``source`` goes to rank i; chunk ``i`` of ``data`` comes from it."""
-        mine = source[send_bounds[self.rank] : send_bounds[self.rank + 1]]
-        data[recv_bounds[self.rank] : recv_bounds[self.rank + 1]] = mine
+        """Chunk ``i`` of ``source`` goes to rank i; chunk ``i`` of ``data`` comes from it.
+
+        With ``staging`` this rank's own chunk must be in its place already.
+        """
+        if staging is None:
+            mine = source[send_bounds[self.rank] : send_bounds[self.rank + 1]]
+            data[recv_bounds[self.rank] : recv_bounds[self.rank + 1]] = mine
         if self.size == 1:
             return
         schedule = self._selector.all_to_all(send_bounds, recv_bounds)
         call = Call(int(Collective.ALLTOALL), data.dtype, 0, NO_OP, NO_ROOT, name, shape)
         call = call if intent is None else intent.applied(call)
-        self._run(self._plan(call, schedule), data, source)
+        self._run(self._plan(call, schedule), data, source, staging=staging)
 
     def barrier(self, name: str = "") -> None:
         """Return once every rank has called it: an allreduce of one byte."""
@@ -360,16 +381,19 @@ class Runner:
         data: np.ndarray[Any, Any],
         source: Optional[np.ndarray[Any, Any]] = None,
         counted: bool = True,
+        staging: Optional[Staging] = None,
     ) -> None:
         with self._lock:
             self._check_usable()
             sequence = self._sequence + counted
             execution = plan.execution
-            if execution is None:
+            if staging is not None:
+                execution = self._staged(plan, staging, data.dtype)
+            elif execution is None:
                 execution = plan.execution = make_execution(
                     plan.schedule, self._fabric, plan.header, data.dtype, self._pool, plan.fold
                 )
-            if data.nbytes >= LEAST_BYTES:
+            if data.nbytes >= LEAST_BYTES and staging is None:
                 self._fabric.prepare(data.ctypes.data, data.nbytes)
             history, sites, number = self.history, self.sites, 0
             if history is not None or sites is not None:
@@ -407,6 +431,17 @@ class Runner:
             finally:
                 self._running = None
                 execution.disarm()
+
+    def _staged(self, plan: Plan, staging: Staging, dtype: np.dtype[Any]) -> Part:
+        """What runs the plan on arrays of devices."""
+        execution = plan.staged
+        if execution is None:
+            copies = plan_copies(plan.schedule, staging.results)
+            execution = plan.staged = StagedExecution(
+                plan.schedule, self._fabric, plan.header, dtype, self._pool, plan.fold, copies
+            )
+        execution.attach(staging)
+        return execution
 
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:

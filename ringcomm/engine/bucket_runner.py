@@ -20,6 +20,7 @@ from ..schedule.steps import even_bounds
 from ..transport.base import Fabric
 from ..transport.subset import Subset
 from .adasum import adasum
+from .mirrors import Mirrors, fetch_all, mirrors_of, staging_of, store_all
 from .process_sets import ProcessSets
 from .request import Key, Request, Signature
 
@@ -65,6 +66,7 @@ class BucketRunner:
         self._active: Optional[Runner] = None
         self._buffer = FusionBuffer()
         self._residuals = FusionBuffer()
+        self._mirrors: Mirrors = {}
 
     def release(self) -> None:
         """Free all buffers: this rank has left the job, but the program may go on."""
@@ -79,9 +81,13 @@ class BucketRunner:
         runner.may_poll = self.may_poll
         runner.purpose = lambda: bucket_text(bucket)
         self._active = runner
+        self._mirrors = mirrors_of(request for _, request in bucket)
         try:
+            if self._mirrors and first.kind not in _STORING:
+                fetch_all([array for work in bucket for array in _arrays(work)], self._mirrors, runner.watch)
             results: List[Any] = _DO[Collective(first.kind)](self, runner, bucket)
         finally:
+            self._mirrors = {}
             self._active = runner.purpose = None
         return results
 
@@ -127,6 +133,23 @@ class BucketRunner:
         first = bucket[0][0]
         op = ReduceOp(first.op)
         arrays = [array for work in bucket for array in _arrays(work)]
+        mirrors = self._mirrors
+        whole = bool(mirrors) and bool(
+            first.weighted or first.codec or op == ReduceOp.ADASUM or runner.size == 1
+        )
+        if whole:
+            fetch_all(arrays, mirrors, runner.watch)
+        self._reduce_all(runner, bucket, arrays, {} if whole else mirrors)
+        if whole:
+            store_all(arrays, mirrors)
+        return [None] * len(bucket)
+
+    def _reduce_all(
+        self, runner: Runner, bucket: Sequence[Work], arrays: Sequence[Array], mirrors: Mirrors
+    ) -> None:
+        """Reduce the arrays of a bucket; of those with mirrors, copies overlap if they run alone."""
+        first = bucket[0][0]
+        op = ReduceOp(first.op)
         if first.weighted:
             for request in (request for _, request in bucket if request is not None):
                 for array in request.arrays:
@@ -134,17 +157,23 @@ class BucketRunner:
         if op == ReduceOp.ADASUM:
             for array in arrays:
                 adasum(runner, array, first.prescale, first.postscale)
-            return [None] * len(bucket)
+            return
         if first.codec:
             self._all_reduce_coded(runner, bucket, arrays)
-            return [None] * len(bucket)
+            return
         for group in _groups(arrays):
+            staging = staging_of(group[0], mirrors) if mirrors and len(group) == 1 else None
+            if mirrors and staging is None:
+                fetch_all(group, mirrors, runner.watch)
             packed, unpack = self._pack(group)
             self._note("RINGCOMM_ALLREDUCE")
-            runner.all_reduce(packed, op, prescale=first.prescale, postscale=first.postscale)
+            runner.all_reduce(
+                packed, op, prescale=first.prescale, postscale=first.postscale, staging=staging
+            )
             self._note("")
             unpack()
-        return [None] * len(bucket)
+            if mirrors and staging is None:
+                store_all(group, mirrors)
 
     def _all_reduce_coded(self, runner: Runner, bucket: Sequence[Work], arrays: Sequence[Array]) -> None:
         """Reduce with a codec: every tensor begins with a block of its own, so that none coarsens another."""
@@ -273,8 +302,12 @@ class BucketRunner:
     def _broadcast(self, runner: Runner, bucket: Sequence[Work]) -> List[Any]:
         for work in bucket:
             root = self._sets.members(work[0].process_set).index(work[0].root)
-            for array in _arrays(work):
+            arrays, mirrors = _arrays(work), self._mirrors
+            if runner.rank == root:
+                fetch_all(arrays, mirrors, runner.watch)
+            for array in arrays:
                 runner.broadcast(array, root)
+            store_all(arrays, mirrors)
         return [None] * len(bucket)
 
     def _all_to_all(self, runner: Runner, bucket: Sequence[Work]) -> List[Any]:
@@ -322,6 +355,10 @@ _DO = {
     Collective.PROCESS_SET: BucketRunner._process_set,
 }
 """Unbound methods: an object that refers to itself would keep its buffers until garbage is collected."""
+
+
+_STORING = (Collective.ALLREDUCE, Collective.BROADCAST)
+"""Their results overwrite the arrays, so they load and store mirrors themselves."""
 
 
 def _nothing() -> None:

@@ -17,6 +17,7 @@ from ..collective.progress import Progress
 from ..collective.reduce import kernel
 from ..collective.reporter import Reporter
 from ..collective.runner import Runner
+from ..collective.staged import Mirror
 from ..config import Settings
 from ..dtypes import Array, check_weighable, code_of
 from ..errors import ConfigError, Misuse, RingcommError, ShapeError, UnsupportedDtypeError, describe_error
@@ -42,6 +43,7 @@ from .tuning import Autotuner
 logger = logging.getLogger("ringcomm.engine")
 
 Convert = Optional[Callable[[Any], Any]]
+Mirrors = Sequence[Optional[Mirror]]
 
 
 class Engine:
@@ -209,6 +211,7 @@ class Engine:
         compression: Any = None,
         residuals: Sequence[Array] = (),
         weight: Optional[float] = None,
+        mirrors: Mirrors = (),
     ) -> Handle:
         """Reduce the arrays in place, all of them or none.
 
@@ -216,6 +219,7 @@ class Engine:
             compression: as for :func:`ringcomm.ops.codec_number`.
             residuals: of error feedback, one for each array.
             weight: of this rank's contribution to a weighted average; None on all ranks: there are none.
+            mirrors: of arrays on devices; see :class:`~.request.Request`. Results are stored to them.
 
         Raises:
             UnsupportedDtypeError: the reduction has no meaning for these elements.
@@ -232,7 +236,7 @@ class Engine:
         return self._submit(
             Collective.ALLREDUCE, arrays, shapes, name, process_set, urgent, convert,
             op=int(op), prescale=factor_of(prescale), postscale=factor_of(postscale),
-            codec=codec_number(compression), residuals=residuals, weight=weight,
+            codec=codec_number(compression), residuals=residuals, weight=weight, mirrors=mirrors,
         )  # fmt: skip
 
     def reducescatter(
@@ -246,6 +250,7 @@ class Engine:
         process_set: int = GLOBAL_SET,
         urgent: bool = False,
         convert: Convert = None,
+        mirrors: Mirrors = (),
     ) -> Handle:
         """Reduce the arrays, which become working space; the handle gives this rank's rows of each."""
         self._check_reducible(arrays, op, prescale, postscale)
@@ -254,7 +259,7 @@ class Engine:
             raise UnsupportedDtypeError("Adasum exists for allreduce only.")
         return self._submit(
             Collective.REDUCESCATTER, arrays, shapes, name, process_set, urgent, convert,
-            op=int(op), prescale=factor_of(prescale), postscale=factor_of(postscale),
+            op=int(op), prescale=factor_of(prescale), postscale=factor_of(postscale), mirrors=mirrors,
         )  # fmt: skip
 
     def allgather(
@@ -265,13 +270,14 @@ class Engine:
         process_set: int = GLOBAL_SET,
         urgent: bool = False,
         convert: Convert = None,
+        mirrors: Mirrors = (),
     ) -> Handle:
         """Concatenate every rank's rows; the handle gives a list with the result for each array."""
         _check_rows("allgather", shapes)
         rows = [shape[0] for shape in shapes]
         return self._submit(
             Collective.ALLGATHER, arrays, [shape[1:] for shape in shapes], name, process_set, urgent, convert,
-            rows=rows,
+            rows=rows, mirrors=mirrors,
         )  # fmt: skip
 
     def broadcast(
@@ -283,6 +289,7 @@ class Engine:
         process_set: int = GLOBAL_SET,
         urgent: bool = False,
         convert: Convert = None,
+        mirrors: Mirrors = (),
     ) -> Handle:
         """Overwrite the arrays with those of the root, which is a rank of the job."""
         members = self.sets.check_member(process_set)
@@ -290,8 +297,9 @@ class Engine:
             owner = "this job" if process_set == GLOBAL_SET else f"process set {process_set}"
             raise ConfigError(f"root_rank={root}: {owner} has the ranks {', '.join(map(str, members))}.")
         return self._submit(
-            Collective.BROADCAST, arrays, shapes, name, process_set, urgent, convert, root=int(root)
-        )
+            Collective.BROADCAST, arrays, shapes, name, process_set, urgent, convert, root=int(root),
+            mirrors=mirrors,
+        )  # fmt: skip
 
     def alltoall(
         self,
@@ -302,6 +310,7 @@ class Engine:
         process_set: int = GLOBAL_SET,
         urgent: bool = False,
         convert: Convert = None,
+        mirrors: Mirrors = (),
     ) -> Handle:
         """Send ``splits[i]`` rows to the i-th member; the handle gives rows, and the count from each rank."""
         _check_rows("alltoall", [shape])
@@ -312,8 +321,9 @@ class Engine:
                 f"rows; got {list(splits)}."
             )
         return self._submit(
-            Collective.ALLTOALL, [array], [shape[1:]], name, process_set, urgent, convert, splits=splits
-        )
+            Collective.ALLTOALL, [array], [shape[1:]], name, process_set, urgent, convert, splits=splits,
+            mirrors=mirrors,
+        )  # fmt: skip
 
     def barrier(
         self, name: Optional[str] = None, process_set: int = GLOBAL_SET, urgent: bool = True
@@ -405,6 +415,7 @@ class Engine:
         codec: int = 0,
         residuals: Sequence[Array] = (),
         weight: Optional[float] = None,
+        mirrors: Mirrors = (),
     ) -> Handle:
         if process_set != GLOBAL_SET:
             self.sets.check_member(process_set)
@@ -423,6 +434,7 @@ class Engine:
         own = 1.0 if weight is None else weight
         request = Request(signature, arrays, handle, rows, splits, call_site(), own)
         request.residuals = residuals
+        request.mirrors = mirrors
         if thread is not None:
             return thread.submit(request, urgent)
         handle.finish(self._single.run(request))

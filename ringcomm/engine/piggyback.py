@@ -31,6 +31,8 @@ def may_piggyback(request: Request) -> bool:
     kind, arrays = request.signature.kind, request.arrays
     if kind not in _KINDS or request.signature.op == ReduceOp.ADASUM or request.signature.codec:
         return False
+    if request.mirrors:
+        return False  # The device has still to copy the numbers.
     return len(arrays) <= 1 and sum(array.nbytes for array in arrays) <= PIGGYBACK_BYTES
 
 

@@ -9,6 +9,7 @@ from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
+from ..collective.staged import Mirror
 from ..errors import fresh_copy
 from ..ops import CODECS, Collective, ReduceOp, factor_of
 from ..wire.frames import NO_OP, NO_ROOT
@@ -234,11 +235,13 @@ class Request:
         site: file and line of the call.
         operation: what the flight recorder remembers of it, if there is one.
         residuals: of error feedback, float32, one for each array; empty without it.
+        mirrors: of arrays on devices, which are loaded when they are submitted, one for each array (None: in
+            host memory); empty if there is none. Then ``arrays`` are their host blocks.
     """
 
     __slots__ = (
-        "arrays", "handle", "key", "operation", "residuals", "rows", "signature", "site", "splits", "total",
-        "urgent", "weight",
+        "arrays", "handle", "key", "mirrors", "operation", "residuals", "rows", "signature", "site", "splits",
+        "total", "urgent", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -263,3 +266,4 @@ class Request:
         self.urgent = False
         self.operation: Any = None
         self.residuals: Sequence[np.ndarray[Any, Any]] = ()
+        self.mirrors: Sequence[Optional[Mirror]] = ()

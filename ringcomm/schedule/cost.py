@@ -62,6 +62,27 @@ class CodingCost(NamedTuple):
     """Per byte of a peer's codes that are decoded and added to a sum."""
 
 
+class CopyCost(NamedTuple):
+    """What copies between devices and the host take, in seconds and bytes.
+
+    Attributes:
+        ranks: how many ranks there are; their devices are the ranks after them
+            (:func:`ringcomm.schedule.staging.with_devices`).
+        out_byte_s: per byte from a device to the host.
+        in_byte_s: per byte from the host to a device; at the same time.
+        copy_s: for each copy, whatever its length.
+    """
+
+    ranks: int
+    out_byte_s: float
+    in_byte_s: float
+    copy_s: float = 0.0
+
+
+_COPY_PORTS = 1 << 20
+"""Added to a rank's number: the port of its copies, which do not use its network."""
+
+
 class _Line(NamedTuple):
     """When a step has done its first segment and when all of it."""
 
@@ -70,7 +91,11 @@ class _Line(NamedTuple):
 
 
 def predict(
-    schedules: Schedules, item_bytes: int, model: CostModel, coding: Optional[CodingCost] = None
+    schedules: Schedules,
+    item_bytes: int,
+    model: CostModel,
+    coding: Optional[CodingCost] = None,
+    copying: Optional[CopyCost] = None,
 ) -> float:
     """Seconds from a common start until the last rank has finished its last step.
 
@@ -80,6 +105,7 @@ def predict(
         model: the machine.
         coding: for schedules of codes (``item_bytes`` is 1 then): a rank encodes what it sends of its own,
             decodes and adds in a fold, encodes what comes of it, and decodes what it receives otherwise.
+        copying: for schedules of ranks and their devices.
 
     Raises:
         BrokenInvariantError: the schedules do not fit together.
@@ -91,7 +117,7 @@ def predict(
     """
     streams = pair_steps(schedules)
     before = [[_waits_for(steps, index) for index in range(len(steps))] for steps in schedules]
-    clock = _Clock(schedules, streams, before, item_bytes, model, coding)
+    clock = _Clock(schedules, streams, before, item_bytes, model, coding, copying)
     followers, blockers = _graph(streams, before)
     ready: List[Tuple[float, int, int]] = [(0.0, i, r) for (r, i), n in blockers.items() if n == 0]
     heapq.heapify(ready)
@@ -117,13 +143,14 @@ class _Clock:
 
     def __init__(
         self, schedules: Schedules, streams: Streams, before: _Before, item_bytes: int, model: CostModel,
-        coding: Optional[CodingCost],
+        coding: Optional[CodingCost], copying: Optional[CopyCost],
     ) -> None:  # fmt: skip
         size = len(schedules)
         self._schedules = schedules
         self._item_bytes = item_bytes
         self._model = model
         self._coding = coding
+        self._copying = copying
         self._before = before
         self._target = {(p.source, p.send_index): p.target for pairs in streams.values() for p in pairs}
         self._sources: Dict[_Node, List[_Node]] = {}
@@ -147,9 +174,9 @@ class _Clock:
         if isinstance(self._schedules[node[0]][node[1]], Send):
             source, target = node[0], self._target[node]
             latency_s = self.latency_s(source, target)
-            for port, _, _ in self._ports(source, target):
+            for port, _, _ in self._ports(source, target, True):
                 begin_s = max(begin_s, self._out_free.get(port, 0.0))
-            for port, _, _ in self._ports(target, source):
+            for port, _, _ in self._ports(target, source, False):
                 begin_s = max(begin_s, self._in_free.get(port, 0.0) - latency_s)
         mantissa, exponent = frexp(begin_s)
         return ldexp(round(mantissa * 128), exponent)
@@ -183,8 +210,8 @@ class _Clock:
         # Out through the sender's ports, in through the receiver's. Each works off what it is given in
         # that order; while a port is busy, the port at the other end can serve other ranks.
         for free, lag_s, ports in (
-            (self._out_free, 0.0, self._ports(source, target)),
-            (self._in_free, latency_s, self._ports(target, source)),
+            (self._out_free, 0.0, self._ports(source, target, True)),
+            (self._in_free, latency_s, self._ports(target, source, False)),
         ):
             for port, byte_s, message_s in ports:
                 begin_s = max(begin_s, free.get(port, 0.0) - lag_s)
@@ -194,17 +221,22 @@ class _Clock:
         segment_s = min(length_bytes, model.segment_bytes) * pace_s
         return _Line(begin_s + model.message_s + segment_s, max(end_s, wait.last_s + segment_s))
 
-    def _ports(self, rank: int, peer: int) -> Tuple[Tuple[int, float, float], ...]:
+    def _ports(self, rank: int, peer: int, outward: bool) -> Tuple[Tuple[int, float, float], ...]:
         """What a message between them occupies at this rank: port, seconds per byte and per message."""
-        model = self._model
+        model, copying = self._model, self._copying
+        if copying is not None and max(rank, peer) >= copying.ranks:
+            byte_s = copying.out_byte_s if outward == (rank >= copying.ranks) else copying.in_byte_s
+            return ((rank + _COPY_PORTS, byte_s, copying.copy_s),)
         if self._alone or model.hosts[rank] == model.hosts[peer]:
             return ((rank, model.byte_s, model.message_s),)
         host = model.hosts[rank]
         return ((rank, 0.0, model.message_s), (-1 - host, model.wire_byte_s[host], 0.0))
 
     def latency_s(self, source: int, target: int) -> float:
-        """alpha between two ranks."""
-        model = self._model
+        """alpha between two ranks; none between a rank and its device."""
+        model, copying = self._model, self._copying
+        if copying is not None and max(source, target) >= copying.ranks:
+            return 0.0
         if self._alone or model.hosts[source] == model.hosts[target]:
             return model.latency_s
         return model.wire_latency_s

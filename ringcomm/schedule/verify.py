@@ -22,7 +22,7 @@ is the comparison of two numbers, and that is what makes the bits the same on al
 from __future__ import annotations
 
 from collections import deque
-from typing import Deque, Dict, Iterable, List, NamedTuple, Sequence, Tuple
+from typing import Deque, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from .steps import DATA, SELF, SOURCE, Bounds, Recv, Send
 from .streams import Domain, Schedules, Streams, cut_buffers, fail, name_of, pair_steps
@@ -47,7 +47,7 @@ def check_all_reduce(
         BrokenInvariantError: otherwise.
     """
     size = len(schedules)
-    replay = _Replay(schedules, {(rank, DATA): (0, count) for rank in range(size)}, coded)
+    replay = Replay(schedules, {(rank, DATA): (0, count) for rank in range(size)}, coded)
     replay.fill((rank, DATA, 0, count) for rank in range(size))
     replay.run()
     for rank in range(size):
@@ -69,7 +69,7 @@ def check_reduce_scatter(schedules: Schedules, bounds: Bounds, *, single_fold: b
         BrokenInvariantError: otherwise.
     """
     size = len(schedules)
-    replay = _Replay(schedules, {(rank, DATA): bounds for rank in range(size)})
+    replay = Replay(schedules, {(rank, DATA): bounds for rank in range(size)})
     replay.fill((rank, DATA, bounds[0], bounds[-1]) for rank in range(size))
     replay.run()
     for rank in range(size):
@@ -87,7 +87,7 @@ def check_all_gather(schedules: Schedules, bounds: Bounds) -> None:
         BrokenInvariantError: otherwise.
     """
     size = len(schedules)
-    replay = _Replay(schedules, {(rank, DATA): bounds for rank in range(size)})
+    replay = Replay(schedules, {(rank, DATA): bounds for rank in range(size)})
     replay.fill((rank, DATA, bounds[rank], bounds[rank + 1]) for rank in range(size))
     replay.run()
     for rank in range(size):
@@ -107,7 +107,7 @@ def check_broadcast(schedules: Schedules, root: int, count: int) -> None:
         BrokenInvariantError: otherwise.
     """
     size = len(schedules)
-    replay = _Replay(schedules, {(rank, DATA): (0, count) for rank in range(size)})
+    replay = Replay(schedules, {(rank, DATA): (0, count) for rank in range(size)})
     replay.fill([(root, DATA, 0, count)])
     replay.run()
     for rank in range(size):
@@ -130,7 +130,7 @@ def check_all_to_all(
     size = len(schedules)
     marks: Dict[Domain, Bounds] = {(rank, DATA): recv_bounds[rank] for rank in range(size)}
     marks.update({(rank, SOURCE): send_bounds[rank] for rank in range(size)})
-    replay = _Replay(schedules, marks)
+    replay = Replay(schedules, marks)
     replay.fill((rank, SOURCE, send_bounds[rank][0], send_bounds[rank][-1]) for rank in range(size))
     replay.run()
     for rank in range(size):
@@ -236,17 +236,30 @@ class _Stream:
         self.next = 0
 
 
-class _Replay:
+class Replay:
     """All buffers of all ranks, cut into pieces; a *place* is one piece of one buffer.
+
+    Args:
+        schedules: one per rank.
+        marks: as for :func:`~.streams.cut_buffers`.
+        coded: as for :func:`check_all_reduce`.
+        contributors: how many ranks, from 0 on, have contributions; None: all.
 
     Each place counts the steps that touched it. The *version* that a step needs at a place is the number of
     earlier steps of its rank that touch it too: when the count has reached it, the step may go on.
     """
 
-    def __init__(self, schedules: Schedules, marks: Dict[Domain, Bounds], coded: bool = False) -> None:
+    def __init__(
+        self,
+        schedules: Schedules,
+        marks: Dict[Domain, Bounds],
+        coded: bool = False,
+        contributors: Optional[int] = None,
+    ) -> None:
         self._schedules = schedules
         self._coded = coded
-        self._terms = _Terms(len(schedules))
+        self._contributors = len(schedules) if contributors is None else contributors
+        self._terms = _Terms(self._contributors)
         pairings = pair_steps(schedules)
         self._position: List[int] = []
         self._place: Dict[Domain, Dict[int, int]] = {}
@@ -292,10 +305,14 @@ class _Replay:
             streams.append(stream)
         return streams
 
-    def fill(self, spans: Iterable[Tuple[int, int, int, int]]) -> None:
-        """Define (rank, buffer, start, stop): each element is that rank's own contribution."""
+    def fill(self, spans: Iterable[Tuple[int, int, int, int]], on: Optional[int] = None) -> None:
+        """Define (rank, buffer, start, stop): each element is that rank's own contribution.
+
+        Args:
+            on: the rank in whose memory the contributions are; None: in their own rank's.
+        """
         for rank, buffer, start, stop in spans:
-            for place in self._places(rank, buffer, start, stop):
+            for place in self._places(rank if on is None else on, buffer, start, stop):
                 self._value[place] = self._terms.leaf(rank, buffer, self._position[place])
 
     def run(self) -> None:
@@ -371,7 +388,7 @@ class _Replay:
 
     def expect_reduced(self, rank: int, start: int, stop: int, single_fold: bool) -> None:
         """Fail unless the elements are finished folds of all contributions to their own position."""
-        terms, alone = self._terms, len(self._schedules) == 1
+        terms, alone = self._terms, self._contributors == 1
         for place in self._places(rank, DATA, start, stop):
             term, position = terms.terms[self._value[place]], self._position[place]
             wrong = ""
@@ -394,14 +411,16 @@ class _Replay:
                 state = "decoded" if term.decoded else "not decoded"
                 fail(f"rank {rank} element {position} is {state} and was encoded {term.codings} times")
 
-    def expect_same(self, start: int, stop: int) -> None:
-        """Fail unless all ranks hold the same expressions."""
-        first = [self._value[place] for place in self._places(0, DATA, start, stop)]
-        for rank in range(1, len(self._schedules)):
+    def expect_same(self, start: int, stop: int, ranks: Optional[Sequence[int]] = None) -> None:
+        """Fail unless all of these ranks (None: all ranks) hold the same expressions."""
+        ranks = range(len(self._schedules)) if ranks is None else ranks
+        first = [self._value[place] for place in self._places(ranks[0], DATA, start, stop)]
+        for rank in ranks[1:]:
             for place, value in zip(self._places(rank, DATA, start, stop), first):
                 if self._value[place] != value:
                     element = self._position[place]
-                    fail(f"ranks 0 and {rank} fold element {element} in different order: bits may differ")
+                    pair = f"{ranks[0]} and {rank}"
+                    fail(f"ranks {pair} fold element {element} in different order: bits may differ")
 
     def expect_copy(self, rank: int, start: int, stop: int, origin: Tuple[int, int, int]) -> None:
         """Fail unless the elements are those of (owner, buffer, start)."""

@@ -12,6 +12,7 @@ from ringcomm.errors import (
     BrokenInvariantError,
     ConfigError,
     DesyncError,
+    DeviceError,
     DuplicateNameError,
     HorovodInternalError,
     HostsUpdatedInterrupt,
@@ -46,7 +47,7 @@ PLACE = {
     ],
     StartupError: [StartTimeoutError, RefusedError, AuthenticationError, NoRouteError],
     Recoverable: [PeerLostError, PeerStalledError, LinkLostError],
-    RingcommError: [BrokenInvariantError, ProtocolError, HostsUpdatedInterrupt],
+    RingcommError: [BrokenInvariantError, ProtocolError, HostsUpdatedInterrupt, DeviceError],
 }  # fmt: skip
 
 

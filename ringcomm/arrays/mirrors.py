@@ -1,0 +1,274 @@
+"""Blocks of page-locked host memory, and the mirrors of device arrays that are made of them.
+
+Locking memory takes milliseconds, so blocks are kept: one pool for a context, in size classes. A block that
+is given back is used again when the copies that use it are done; nothing waits for that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any, Deque, Dict, Hashable, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from ..collective.staged import Done, Mirror
+from ..schedule.staging import LEAST_PIECE_BYTES, piece_bytes
+from ..transport.base import Watch
+from .kinds import CopyEngine, DeviceKind
+
+_LEAST_BLOCK_BYTES = 4096
+_ASSUMED_BYTE_S = 1.0 / 10e9
+"""Until something has been measured: about what a PCIe slot of the third generation does."""
+_MEASURED_FROM_BYTES = LEAST_PIECE_BYTES
+_LEAST_NAP_S, _MOST_NAP_S = 50e-6, 1e-3
+_CHECK_S = 0.1
+
+
+def block_bytes(nbytes: int) -> int:
+    """The size class of a block: at most a quarter more than what is needed, from 4096 bytes on.
+
+    >>> block_bytes(10), block_bytes(5000), block_bytes(25_000_000)
+    (4096, 5120, 25165824)
+    """
+    if nbytes <= _LEAST_BLOCK_BYTES:
+        return _LEAST_BLOCK_BYTES
+    step = 1 << max(0, (nbytes - 1).bit_length() - 3)
+    return -(-nbytes // step) * step
+
+
+class _Returned(NamedTuple):
+    """A block that has been given back.
+
+    Attributes:
+        pending: the last copies that use it; a load comes first.
+        arrays: what they use on the device and must stay alive until then.
+        load_bytes: the length of that load; 0: there is none.
+    """
+
+    engine: CopyEngine
+    block: np.ndarray[Any, Any]
+    pending: Sequence[Done]
+    arrays: Sequence[Any]
+    load_bytes: int
+
+
+class _Joint(Done):
+    """Several copies as one."""
+
+    def __init__(self, parts: Sequence[Done]) -> None:
+        self._parts = list(parts)
+
+    def poll(self) -> bool:
+        while self._parts and self._parts[-1].poll():
+            self._parts.pop()
+        return not self._parts
+
+
+class StagingPool:
+    """The page-locked memory and the copy engines of one context. For any thread.
+
+    Attributes:
+        allocations: how many blocks have been made so far.
+    """
+
+    def __init__(self) -> None:
+        self.allocations = 0
+        self._engines: Dict[Hashable, CopyEngine] = {}
+        self._free: Dict[Tuple[int, int], List[np.ndarray[Any, Any]]] = {}
+        # Appended to by finalizers too, so without a lock.
+        self._returned: Deque[_Returned] = deque()
+        self._byte_s: Dict[int, float] = {}
+
+    def engine(self, kind: DeviceKind, value: Any) -> CopyEngine:
+        """The engine of the device that holds an array."""
+        key = (kind.name, kind.device(value))
+        engine = self._engines.get(key)
+        if engine is None:
+            engine = self._engines.setdefault(key, kind.engine(value))
+        return engine
+
+    def mirror(
+        self, kind: DeviceKind, source: Any, target: Optional[Any] = None, target_start: int = 0
+    ) -> BlockMirror:
+        """A mirror for a flat array on a device.
+
+        Args:
+            kind: of the array.
+            source: what is copied to the host.
+            target: what is copied back to; None: ``source``.
+            target_start: where in ``source`` the target begins, in elements.
+        """
+        (count,), dtype = kind.describe(source)
+        engine = self.engine(kind, source)
+        return BlockMirror(self, engine, source, target, count, dtype, target_start * dtype.itemsize)
+
+    def take(self, engine: CopyEngine, nbytes: int) -> np.ndarray[Any, Any]:
+        """A block of at least so many bytes that no copy uses.
+
+        Raises:
+            DeviceError: a copy of an earlier call has failed.
+        """
+        self._collect()
+        size = block_bytes(nbytes)
+        free = self._free.get((id(engine), size))
+        while free:
+            try:
+                return free.pop()
+            except IndexError:
+                break  # Another thread was faster.
+        self.allocations += 1
+        return engine.block(size)
+
+    def give(self, returned: _Returned) -> None:
+        """Give a block back."""
+        self._returned.append(returned)
+
+    def _collect(self) -> None:
+        for _ in range(len(self._returned)):
+            try:
+                item = self._returned.popleft()
+            except IndexError:
+                return
+            if all(done.poll() for done in item.pending):
+                self._free.setdefault((id(item.engine), item.block.nbytes), []).append(item.block)
+                if item.load_bytes >= _MEASURED_FROM_BYTES:
+                    self._measured(item.engine, item.pending[0].elapsed_s(), item.load_bytes)
+            else:
+                self._returned.append(item)
+
+    def byte_s(self, engine: CopyEngine) -> float:
+        """Seconds per byte of a copy, as measured in the copies so far."""
+        return self._byte_s.get(id(engine), _ASSUMED_BYTE_S)
+
+    def _measured(self, engine: CopyEngine, elapsed_s: Optional[float], nbytes: int) -> None:
+        if elapsed_s:
+            known = self._byte_s.get(id(engine))
+            new = elapsed_s / nbytes
+            self._byte_s[id(engine)] = new if known is None else 0.9 * known + 0.1 * new
+
+
+class BlockMirror(Mirror):
+    """A flat array on a device, and a block of the pool. Made by :meth:`StagingPool.mirror`.
+
+    What the calling thread's current stream has to do at that time comes before all copies.
+
+    Args:
+        pool: where the block comes from.
+        engine: of the array's device.
+        source: is loaded.
+        target: is stored to; None: ``source``.
+        count: number of elements.
+        dtype: element type.
+        target_start: where in ``source`` the target begins, in bytes.
+    """
+
+    def __init__(
+        self,
+        pool: StagingPool,
+        engine: CopyEngine,
+        source: Any,
+        target: Optional[Any],
+        count: int,
+        dtype: np.dtype[Any],
+        target_start: int = 0,
+    ) -> None:
+        self._block: Optional[np.ndarray[Any, Any]] = None
+        self._pool = pool
+        self._engine = engine
+        self._source = source
+        self._target = source if target is None else target
+        self._target_start = target_start
+        self.nbytes = count * dtype.itemsize
+        self._block = pool.take(engine, self.nbytes)
+        self.piece_bytes = piece_bytes(self.nbytes, pool.byte_s(engine), engine.overhead_s)
+        self._mark = engine.mark()
+        self._marked = [False, False]  # each direction
+        self._preloaded: List[Tuple[int, Done]] = []
+        self._last_load: Optional[Done] = None
+        self._last_load_bytes = 0
+        self._last_store: Optional[Done] = None
+        self._followed = True
+        self.host = self._block[: self.nbytes].view(dtype)
+
+    def __del__(self) -> None:
+        self.release()
+
+    def _after(self, direction: int) -> Any:
+        """The mark, for the first copy of each direction."""
+        if self._marked[direction]:
+            return None
+        self._marked[direction] = True
+        return self._mark
+
+    def load(self, start: int, stop: int) -> Done:
+        if self._preloaded:
+            first = start // self.piece_bytes
+            last = -(-stop // self.piece_bytes)
+            return _Joint([done for _, done in self._preloaded[first:last]])
+        return self._load(start, stop)
+
+    def _load(self, start: int, stop: int) -> Done:
+        assert self._block is not None
+        done = self._engine.to_host(self._source, start, stop, self._block, self._after(0))
+        self._last_load, self._last_load_bytes = done, stop - start
+        return done
+
+    def preload(self) -> None:
+        """Start copying the whole array to the host now, in pieces; :meth:`load` then only asks for them."""
+        if not self._preloaded:
+            for start in range(0, self.nbytes, self.piece_bytes):
+                stop = min(self.nbytes, start + self.piece_bytes)
+                self._preloaded.append((start, self._load(start, stop)))
+
+    def store(self, start: int, stop: int) -> None:
+        assert self._block is not None
+        self._followed = False
+        first = self._target_start
+        self._last_store = self._engine.to_device(
+            self._block[first:], self._target, start - first, stop - first, self._after(1)
+        )
+
+    def store_all(self) -> None:
+        """Start copying the whole block to the array."""
+        if self.nbytes:
+            self.store(0, self.nbytes)
+
+    def fetch(self, watch: Optional[Watch] = None) -> np.ndarray[Any, Any]:
+        self.preload()
+        began_s = checked_s = time.perf_counter()
+        for _, done in self._preloaded:
+            while not done.poll():
+                now_s = time.perf_counter()
+                # Short naps at first; a long kernel of the program may be ahead of the copy.
+                time.sleep(max(_LEAST_NAP_S, min(_MOST_NAP_S, 0.1 * (now_s - began_s))))
+                if watch is not None and now_s - checked_s >= min(_CHECK_S, watch.interval_s):
+                    checked_s = now_s
+                    watch.check()
+        return self.host
+
+    def keep_source(self) -> None:
+        """Let the calling thread's current stream wait until the array has been copied to the host."""
+        if self._last_load is not None:
+            self._engine.follow(self._last_load)
+
+    def finish(self) -> None:
+        """Let the calling thread's current stream wait for the result, and give the block back.
+
+        Raises:
+            DeviceError: a copy has failed already.
+        """
+        if self._last_store is not None:
+            self._last_store.poll()
+            self._engine.follow(self._last_store)
+        self._followed = True
+        self.release()
+
+    def release(self) -> None:
+        """Give the block back, without a wait. The second time nothing happens."""
+        block, self._block = self._block, None
+        if block is None:
+            return
+        pending = [done for done in (self._last_load, self._last_store) if done is not None]
+        arrays = () if self._followed else (self._source, self._target)
+        self._pool.give(_Returned(self._engine, block, pending, arrays, self._last_load_bytes))

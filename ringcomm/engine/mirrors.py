@@ -1,0 +1,47 @@
+"""The arrays of a bucket that devices hold: when they are loaded, and when results are stored.
+
+They are loaded when they are submitted (:mod:`ringcomm.arrays`), so here only the rest of that is waited for.
+A large array, which runs alone, is not even that: its copies, the network and the additions overlap.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterable, Optional, Sequence
+
+from ..collective.staged import Mirror, Staging
+from ..transport.base import Watch
+from .request import Request
+
+Mirrors = Dict[int, Mirror]
+"""By the identity of the array that is the mirror's block."""
+
+
+def mirrors_of(requests: Iterable[Optional[Request]]) -> Mirrors:
+    """The mirrors of some requests; of arrays in host memory there are none."""
+    return {
+        id(array): mirror
+        for request in requests
+        if request is not None and request.mirrors
+        for array, mirror in zip(request.arrays, request.mirrors)
+        if mirror is not None
+    }
+
+
+def fetch_all(arrays: Sequence[Any], mirrors: Mirrors, watch: Optional[Watch]) -> None:
+    """Wait until those of the arrays that devices hold have been loaded."""
+    for array in arrays:
+        if id(array) in mirrors:
+            mirrors[id(array)].fetch(watch)
+
+
+def store_all(arrays: Sequence[Any], mirrors: Mirrors) -> None:
+    """Start copying those of the arrays that devices hold back to them."""
+    for array in arrays:
+        if id(array) in mirrors:
+            mirrors[id(array)].store(0, array.nbytes)
+
+
+def staging_of(array: Any, mirrors: Mirrors) -> Optional[Staging]:
+    """For an array that runs alone: how its copies overlap with it; None: it is in host memory."""
+    mirror = mirrors.get(id(array))
+    return None if mirror is None else Staging(mirror, ((0, array.size),))

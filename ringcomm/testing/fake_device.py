@@ -1,0 +1,340 @@
+"""A device that exists only in tests: its streams are threads, and what is not done yet is poison.
+
+A real device is fast, which hides missing waits. This one has seeded delays, its streams overtake each other,
+a block or an array holds NaN (bytes of ones) while a copy to it is on its way, and copies can be made to
+fail. Its arrays are known to ringcomm as any kind of arrays is (:mod:`ringcomm.arrays.kinds`)::
+
+    with FakeDevice(seed=1) as device:
+        array = device.array(np.arange(5.0))
+        rc.allreduce_(array)
+        assert array.numpy()[0] == 0.0
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from queue import SimpleQueue
+from typing import Any, Callable, Hashable, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from ..arrays.kinds import CopyEngine, DeviceKind, register_kind
+from ..collective.staged import Done
+from ..errors import DeviceError
+
+_POISON = 0xFF
+_LONGEST_WAIT_S = 60.0
+Operation = Callable[[], None]
+
+
+class FakeEvent(Done):
+    """The end of everything that was queued in a stream before it."""
+
+    def __init__(self) -> None:
+        self._set = threading.Event()
+        self._error: Optional[BaseException] = None
+        self._elapsed_s: Optional[float] = None
+
+    def poll(self) -> bool:
+        if not self._set.is_set():
+            return False
+        if self._error is not None:
+            raise DeviceError(f"a copy has failed: {self._error}")
+        return True
+
+    def elapsed_s(self) -> Optional[float]:
+        return self._elapsed_s
+
+    def wait(self) -> None:
+        """Block the calling thread."""
+        if not self._set.wait(_LONGEST_WAIT_S):
+            raise DeviceError(f"a fake stream did not come here within {_LONGEST_WAIT_S:g} s")
+
+    def complete(self, error: Optional[BaseException], elapsed_s: Optional[float] = None) -> None:
+        """The stream has come here."""
+        self._error = error
+        self._elapsed_s = elapsed_s
+        self._set.set()
+
+
+class FakeStream:
+    """Operations that are done one after another, in a thread. After a failure nothing more is done.
+
+    Args:
+        name: of the thread.
+        seed: of the delays.
+        delay_s: the longest delay before an operation.
+    """
+
+    def __init__(self, name: str, seed: int, delay_s: float) -> None:
+        self._random = random.Random(seed)
+        self._delay_s = delay_s
+        self._queue: SimpleQueue[Optional[Tuple[Optional[Operation], FakeEvent]]] = SimpleQueue()
+        self._error: Optional[BaseException] = None
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, operation: Optional[Operation] = None) -> FakeEvent:
+        """Queue an operation (None: nothing), and return what is complete after it."""
+        event = FakeEvent()
+        self._queue.put((operation, event))
+        return event
+
+    def wait_event(self, event: FakeEvent) -> None:
+        """Do what is queued from now on after the event only."""
+        self.put(event.wait)
+
+    def close(self) -> None:
+        """End the thread when all is done."""
+        self._queue.put(None)
+        self._thread.join(60.0)
+
+    def _work(self) -> None:
+        while True:
+            item = self._queue.get()
+            if item is None:
+                return
+            operation, event = item
+            began_s = time.perf_counter()
+            if operation is not None and self._error is None:
+                if self._delay_s:
+                    time.sleep(self._random.uniform(0.0, self._delay_s))
+                try:
+                    operation()
+                except Exception as problem:  # noqa: BLE001 - reported by the event
+                    self._error = problem
+            event.complete(self._error, time.perf_counter() - began_s)
+
+
+class FakeDevice:
+    """A device with a stream for the program and one for copies in each direction.
+
+    Args:
+        seed: of the delays; what differs only in it differs in the order of events.
+        delay_s: the longest delay before an operation of a stream.
+        byte_s: seconds per byte of a copy, each direction on its own.
+        fail_out: the number (from 1) of the copy to the host that fails; 0: none.
+        fail_in: likewise of the copies to the device.
+
+    Attributes:
+        copies_out, copies_in: how many copies have been started.
+        blocks: how many blocks of host memory have been made.
+        host_waits: how often a thread of the program has waited for the device.
+    """
+
+    def __init__(
+        self,
+        seed: int = 0,
+        delay_s: float = 0.0,
+        byte_s: float = 0.0,
+        fail_out: int = 0,
+        fail_in: int = 0,
+    ) -> None:
+        self.copies_out = self.copies_in = self.blocks = self.host_waits = 0
+        self.byte_s = byte_s
+        self.fail_out = fail_out
+        self.fail_in = fail_in
+        self._streams: List[FakeStream] = []
+        self._seed = seed
+        self._delay_s = delay_s
+        self._local = threading.local()
+        self.main = self.stream()
+
+    def __enter__(self) -> FakeDevice:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all streams when what is queued is done."""
+        for stream in self._streams:
+            stream.close()
+
+    def stream(self) -> FakeStream:
+        """A new stream."""
+        number = len(self._streams)
+        stream = FakeStream(f"fake-stream-{number}", self._seed * 101 + number, self._delay_s)
+        self._streams.append(stream)
+        return stream
+
+    @property
+    def current(self) -> FakeStream:
+        """The stream in which the calling thread's work is queued; see :meth:`use`."""
+        stream: FakeStream = getattr(self._local, "stream", self.main)
+        return stream
+
+    def use(self, stream: FakeStream) -> None:
+        """Queue the calling thread's work in a stream from now on."""
+        self._local.stream = stream
+
+    def array(self, values: Any) -> FakeArray:
+        """A new array with these elements, which it has when the current stream has come here."""
+        copied = np.array(values)
+        made = self.empty(copied.shape, copied.dtype)
+        memory = made.memory
+        self.current.put(lambda: np.copyto(memory, copied))
+        return made
+
+    def empty(self, shape: Sequence[int], dtype: Any) -> FakeArray:
+        """A new array; its elements are poison."""
+        memory = np.empty(tuple(shape), dtype)
+        memory.reshape(-1).view(np.uint8)[:] = _POISON
+        return FakeArray(self, memory)
+
+
+class FakeArray:
+    """An array in a fake device's memory, which the host must not use: see :meth:`numpy`.
+
+    Attributes:
+        device: the device.
+        memory: for operations in its streams.
+    """
+
+    def __init__(self, device: FakeDevice, memory: np.ndarray[Any, Any]) -> None:
+        self.device = device
+        self.memory = memory
+
+    @property
+    def shape(self) -> Tuple[int, ...]:
+        """The shape."""
+        return tuple(self.memory.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The element type."""
+        dtype: np.dtype[Any] = self.memory.dtype
+        return dtype
+
+    def __array__(self, *options: Any, **more: Any) -> Any:
+        raise TypeError("the host cannot use the memory of this device; use numpy()")
+
+    def __getitem__(self, index: Any) -> FakeArray:
+        return FakeArray(self.device, self.memory[index])
+
+    def reshape(self, shape: Sequence[int]) -> FakeArray:
+        """The same memory in another shape."""
+        return FakeArray(self.device, self.memory.reshape(shape))
+
+    def apply(self, kernel: Callable[[np.ndarray[Any, Any]], Any], takes_s: float = 0.0) -> FakeArray:
+        """Queue a function of the memory in the current stream: a kernel."""
+        memory = self.memory
+
+        def run() -> None:
+            time.sleep(takes_s)
+            kernel(memory)
+
+        self.device.current.put(run)
+        return self
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """A copy of the elements, when the current stream has come here; the thread waits for that."""
+        out = np.empty_like(self.memory)
+        memory = self.memory
+        self.device.host_waits += 1
+        event = self.device.current.put(lambda: np.copyto(out, memory))
+        event.wait()
+        event.poll()
+        return out
+
+
+class FakeEngine(CopyEngine):
+    """The copies of a fake device."""
+
+    def __init__(self, device: FakeDevice) -> None:
+        self._device = device
+        self._out, self._in = device.stream(), device.stream()
+        self._free_s = [0.0, 0.0]
+
+    def block(self, nbytes: int) -> np.ndarray[Any, Any]:
+        self._device.blocks += 1
+        return np.full(nbytes, _POISON, np.uint8)
+
+    def mark(self) -> Any:
+        return self._device.current.put()
+
+    def to_host(
+        self, array: Any, start: int, stop: int, block: np.ndarray[Any, Any], after: Optional[Any]
+    ) -> Done:
+        self._device.copies_out += 1
+        fails = self._device.copies_out == self._device.fail_out
+        block[start:stop] = _POISON
+        return self._copy(self._out, 0, block[start:stop], _bytes(array)[start:stop], after, fails)
+
+    def to_device(
+        self, block: np.ndarray[Any, Any], array: Any, start: int, stop: int, after: Optional[Any]
+    ) -> Done:
+        self._device.copies_in += 1
+        fails = self._device.copies_in == self._device.fail_in
+        return self._copy(self._in, 1, _bytes(array)[start:stop], block[start:stop], after, fails)
+
+    def _copy(
+        self,
+        stream: FakeStream,
+        direction: int,
+        target: np.ndarray[Any, Any],
+        source: np.ndarray[Any, Any],
+        after: Optional[FakeEvent],
+        fails: bool,
+    ) -> FakeEvent:
+        if after is not None:
+            stream.wait_event(after)
+
+        def run() -> None:
+            target[:] = _POISON
+            if fails:
+                raise OSError("this copy was to fail")
+            if self._device.byte_s:
+                # Delays of this thread are made up for by the next copies, as on hardware there are none.
+                now_s = time.perf_counter()
+                begin_s = max(self._free_s[direction], now_s - 2e-3)
+                self._free_s[direction] = end_s = begin_s + source.size * self._device.byte_s
+                time.sleep(max(0.0, end_s - now_s))
+            target[:] = source
+
+        return stream.put(run)
+
+    def follow(self, done: Done) -> None:
+        assert isinstance(done, FakeEvent)
+        self._device.current.wait_event(done)
+
+
+def _bytes(array: FakeArray) -> np.ndarray[Any, Any]:
+    return array.memory.view(np.uint8)
+
+
+class FakeKind(DeviceKind):
+    """The kind of :class:`FakeArray`."""
+
+    name = "FakeDevice"
+
+    def on_device(self, value: Any) -> bool:
+        return True
+
+    def device(self, value: Any) -> Hashable:
+        return id(value.device)
+
+    def engine(self, value: Any) -> CopyEngine:
+        return FakeEngine(value.device)
+
+    def describe(self, value: Any) -> Tuple[Tuple[int, ...], np.dtype[Any]]:
+        return value.shape, value.dtype
+
+    def flat(self, value: Any) -> Tuple[Any, bool]:
+        if value.memory.flags.c_contiguous:
+            return value.reshape((-1,)), True
+        copy = value.device.empty(value.shape, value.dtype)
+        self.assign(copy, value)
+        return copy.reshape((-1,)), False
+
+    def empty(self, like: Any, shape: Sequence[int]) -> Any:
+        return like.device.empty(shape, like.dtype)
+
+    def assign(self, target: Any, source: Any) -> None:
+        into, elements = target.memory, source.memory
+        target.device.current.put(lambda: np.copyto(into, elements))
+
+
+register_kind(FakeArray, FakeKind())
