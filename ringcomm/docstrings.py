@@ -182,6 +182,14 @@ PeerLostError: a rank ended, or is silent for too long.""",
     summed locally before one reduction and one step.""",
     "tf_average_aggregated_gradients": """average_aggregated_gradients: divide the local sums by
     ``backward_passes_per_step``.""",
+    # MXNet
+    "mx_priority": """priority: no effect; accepted because Horovod's function has it. A call waits for its
+    result.""",
+    "mx_gradient_predivide_factor": """gradient_predivide_factor: divide by this factor before the sum and
+    by (number of ranks / factor) after it, so that float16 sums stay in range.""",
+    "mx_num_groups": """num_groups: split the gradients into this number of groups, each reduced as one
+    operation; 0: groups of up to 8 MiB.""",
+    # Keras
     "keras_compression": """compression: no effect; accepted because Horovod's function has it.""",
     "keras_filepath": """filepath: path of the saved model.""",
     "keras_custom_optimizers": """custom_optimizers: the user's optimizer classes that the file

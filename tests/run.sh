@@ -13,7 +13,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PATH:/usr/sbin:/sbin" PIP_DISABLE_PIP_VERSION_CHECK=1
 
-stages=(lint types main slow hosts slurm tensorflow coverage docs package pythons numpy)
+stages=(lint types main slow hosts slurm tensorflow mxnet jax trainers engines coverage docs package pythons numpy)
 mode=quick only=()
 while [ $# -gt 0 ]; do
     case $1 in
@@ -176,6 +176,25 @@ stage_tensorflow() {
         tests .venv-test-tf tf -n 2 --dist loadgroup tests/adapters/tensorflow tests/adapters/keras tests/hosts/test_keras.py
         tests .venv-test-tf horovod tests/proc/test_ringrun_horovod.py -k the_adapters_of_this_version
     fi
+}
+
+stage_mxnet() { # MXNet 1.9 exists for Python 3.8 to 3.11
+    local minor
+    for minor in 11 10 9 8; do
+        [ -n "${pythons[$minor]:-}" ] || continue
+        if ! environment .venv-test-mxnet "${pythons[$minor]}" -e . -r tests/requirements-mxnet.txt; then
+            [ -z "${CI:-}${RINGCOMM_REQUIRE_HOSTS:-}" ] || return 1
+            echo "skipped: MXNet cannot be installed here"
+        elif quick; then
+            tests .venv-test-mxnet smoke -m smoke tests/adapters/mxnet
+        else
+            tests .venv-test-mxnet mxnet tests/adapters/mxnet
+            tests .venv-test-mxnet horovod tests/proc/test_ringrun_horovod.py -k 'the_adapters_of_this_version and mxnet'
+        fi
+        return
+    done
+    echo "skipped: MXNet needs one of Python 3.8 to 3.11"
+    [ -z "${CI:-}${RINGCOMM_REQUIRE_HOSTS:-}" ]
 }
 
 stage_coverage() { # every module by the tests that the table names for it; only with --only coverage

@@ -96,10 +96,11 @@ LEVELS: Dict[int, List[List[str]]] = {
         [
             "_adapter.arguments", "_adapter.basics", "_adapter.common", "_adapter.horovod_basics",
             "_adapter.compression", "_adapter.choice", "_adapter.feedback", "_adapter.powersgd",
-            "_adapter.gradients", "_adapter.names", "_adapter.causes", "_adapter.compressed",
+            "_adapter.gradients", "_adapter.names", "_adapter.causes", "_adapter.waiting",
+            "_adapter.compressed",
             "_adapter.graph_callbacks",
             "_adapter.callbacks",
-            "_adapter.objects", "_adapter.trees", "_adapter.checking",
+            "_adapter.objects", "_adapter.trees", "_adapter.checking", "_adapter.late_broadcast",
             "elastic.sampler", "elastic.state", "elastic.samples", "elastic.parts", "elastic.arrays",
             "elastic.__init__",
         ],
@@ -132,6 +133,10 @@ LEVELS: Dict[int, List[List[str]]] = {
             "tensorflow.data.compute_service", "tensorflow.data.compute_worker",
         ],
         [
+            "mxnet.arrays", "mxnet.compression", "mxnet.collectives", "mxnet.mpi_ops", "mxnet.parameters",
+            "mxnet.reducer", "mxnet.optimizer", "mxnet.trainer", "mxnet.__init__",
+        ],
+        [
             "testing.faulty", "testing.reference", "testing.simulation", "testing.driving",
             "testing.contract", "testing.cluster", "testing.fake_device", "testing.device_contract",
         ],
@@ -158,6 +163,7 @@ ADAPTERS = {
     "_tensorflow": {"tensorflow"},
     "tensorflow": {"tensorflow"},
     "keras": {"keras", "torch", "jax"},
+    "mxnet": {"mxnet"},
 }
 """Packages on level 7 that translate, and for which frameworks; users import the packages themselves."""
 
@@ -180,7 +186,7 @@ PURE = [
     "engine.process_sets", "engine.pending", "engine.tuning", "engine.failure_detector",
     "engine.progress_reports", "group.message_matching",
     "_adapter.arguments", "_adapter.compression", "_adapter.feedback", "_adapter.powersgd",
-    "_adapter.gradients", "_adapter.names", "_adapter.trees",
+    "_adapter.gradients", "_adapter.names", "_adapter.trees", "_adapter.waiting",
     "elastic.sampler", "data_service.registry",
 ]  # fmt: skip
 IMPURE_MODULES = {

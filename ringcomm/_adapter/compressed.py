@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from .. import api
 from ..arrays.bridge import flat_copy
 from ..dtypes import Array
 from ..engine.request import Handle
-from ..errors import RingcommError
 from ..ops import ReduceOp
 from ..process_set import number_of, size_of
 from .arguments import wire_name
@@ -25,6 +24,7 @@ from .compression import PowerSGD, codec_for
 from .feedback import Residuals
 from .gradients import Reduction
 from .powersgd import Matrix, PowerIteration
+from .waiting import run_all
 
 Shape = Tuple[int, ...]
 
@@ -188,16 +188,9 @@ class Pending:
         Raises:
             RingcommError: a reduction failed; the others have ended.
         """
-        problem: Optional[RingcommError] = None
         waiting_from_s = time.perf_counter()
-        steps = [handle.wait for handle in self.handles]
-        for step in steps if self.power is None else [*steps, self.power.complete]:
-            try:
-                step()
-            except RingcommError as error:
-                problem = problem or error
-        if problem is not None:
-            raise problem
+        steps: List[Callable[[], Any]] = [handle.wait for handle in self.handles]
+        run_all(steps if self.power is None else [*steps, self.power.complete])
         if self._auto is not None:
             self._auto.finished(sum(4 * array.size for array in self._results), waiting_from_s)
         return self._results

@@ -23,6 +23,8 @@ def wire_dtype(compression: str, dtype: str) -> Optional[str]:
 def dtype_name(tensor: Any) -> str:
     """NumPy's name of a tensor's dtype."""
     dtype = tensor.dtype
+    if isinstance(dtype, type):  # MXNet's: numpy.float32 itself
+        return dtype.__name__
     return str(getattr(dtype, "name", None) or str(dtype).rpartition(".")[2])
 
 

@@ -30,6 +30,7 @@ from .arguments import row_counts, wire_name
 from .causes import record_cause
 from .compressed import CompressedAllreduce, Pending
 from .gradients import Reduction
+from .waiting import run_all
 
 
 class Allreduce(NamedTuple):
@@ -225,19 +226,14 @@ class Batch:
         return handles
 
     def _wait(self, handles: Sequence[AnyHandle]) -> List[Array]:
-        results: List[Array] = []
-        problem: Optional[RingcommError] = None
-        for handle in handles:
-            try:
-                results.extend(handle.wait() or ())
-            except RingcommError as error:
-                problem = problem or error
-        if problem is not None:
-            record_cause(problem)
-            raise problem
+        try:
+            results = run_all([handle.wait for handle in handles])
+        except RingcommError as error:
+            record_cause(error)
+            raise
         if self._weight is not None:
             self._weight.reduced()
-        return results
+        return [array for arrays in results for array in arrays or ()]
 
 
 def _side_by_side(arrays: Sequence[Array]) -> Tuple[List[Array], List[Tuple[int, ...]]]:

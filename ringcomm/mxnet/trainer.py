@@ -1,0 +1,91 @@
+"""``DistributedTrainer``: a ``gluon.Trainer`` that averages gradients over all ranks before each step."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Dict, Optional
+
+import mxnet as mx
+
+from .._adapter.checking import StepCheck
+from ..docstrings import documented
+from ..errors import ConfigError
+from ..process_set import ProcessSet, global_process_set
+from .arrays import flat_array
+from .compression import Compression
+from .optimizer import DistributedOptimizer
+from .reducer import GradientReducer
+
+
+@documented
+class DistributedTrainer(mx.gluon.Trainer):
+    """A ``gluon.Trainer`` that averages gradients over all ranks before each step.
+
+    Example: ``trainer = hvd.DistributedTrainer(model.collect_params(), "sgd", {"learning_rate": 0.1})``.
+
+    ``step(batch_size)`` divides gradients by the batch size of this rank, and they are averaged over the
+    ranks. So ranks of equal batch sizes together make the step of one process with all their samples.
+
+    Args:
+        params: ``Block.collect_params()``, a dict or a list of parameters, in the same order on all ranks.
+        optimizer: an optimizer of MXNet or its name.
+        optimizer_params: arguments for an optimizer given by name.
+        {gradient_compression}
+            A class with methods ``compress`` and ``decompress`` does as well.
+        {mx_gradient_predivide_factor}
+        prefix: of the operations' names. Trainers that are used at the same time in several threads need
+            different ones.
+        {mx_num_groups}
+        {process_set}
+
+    Raises:
+        ConfigError: an argument has an invalid value, or a parameter is in several contexts: every rank
+            trains in one.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        optimizer: Any,
+        optimizer_params: Optional[Dict[str, Any]] = None,
+        compression: Any = Compression.none,
+        gradient_predivide_factor: float = 1.0,
+        prefix: Optional[str] = None,
+        num_groups: int = 0,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        if isinstance(optimizer, DistributedOptimizer):
+            optimizer = optimizer._optimizer
+            warnings.warn(
+                "DistributedTrainer does not take DistributedOptimizer as its optimizer. We have unwrapped "
+                "it for you.",
+                stacklevel=2,
+            )
+        if prefix is not None and not isinstance(prefix, str):
+            raise ConfigError(f"DistributedTrainer: prefix={prefix!r} is not a string.")
+        super().__init__(params, optimizer, optimizer_params=optimizer_params, kvstore=None)
+        if len(self._contexts or ()) > 1:
+            listed = ", ".join(map(str, self._contexts))
+            raise ConfigError(
+                f"DistributedTrainer: parameters are in the contexts {listed}. Every rank trains in one "
+                "context: start one rank for each."
+            )
+        self._prefix = prefix or ""
+        self._reducer = GradientReducer(process_set, gradient_predivide_factor, num_groups, compression)
+        self._check = StepCheck(process_set)
+
+    def _allreduce_grads(self) -> None:
+        trained = [
+            (f"{self._prefix}{index}", parameter)
+            for index, parameter in enumerate(self._params)
+            if parameter.grad_req != "null"
+        ]
+        self._reducer.reduce(
+            [name for name, _ in trained], [parameter.list_grad()[0] for _, parameter in trained]
+        )
+
+    def _update(self, ignore_stale_grad: bool = False) -> None:
+        super()._update(ignore_stale_grad)
+        self._check.stepped(
+            lambda: [(parameter.name, flat_array(parameter.list_data()[0])) for parameter in self._params]
+        )

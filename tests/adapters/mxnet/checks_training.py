@@ -1,0 +1,290 @@
+"""What every rank checks about training: it is what one process with the data of all ranks would do."""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any, Callable, List
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+
+import ringcomm.mxnet as hvd
+from tests.adapters import digits
+from tests.adapters.jobs import same_everywhere
+from tests.adapters.mxnet.checks_collectives import context, raises
+
+BATCH = digits.GLOBAL_BATCH
+SGD = {"learning_rate": digits.LEARNING_RATE, "momentum": digits.MOMENTUM}
+
+
+def network(known: bool = False) -> Any:
+    """The common network in gluon; deferred unless the layers' inputs are known."""
+    block = gluon.nn.HybridSequential(prefix="digits_")
+    with block.name_scope():
+        block.add(gluon.nn.Dense(digits.HIDDEN, activation="relu", in_units=64 if known else 0))
+        block.add(gluon.nn.Dense(10, in_units=digits.HIDDEN if known else 0))
+    for place, (matrix, bias) in enumerate(zip(*[iter(digits.weights(hvd.rank()))] * 2)):
+        block[place].weight.init = mx.init.Constant(mx.nd.array(matrix.T))
+        block[place].bias.init = mx.init.Constant(mx.nd.array(bias))
+    block.initialize(ctx=context())
+    block.hybridize()
+    return block
+
+
+Make = Callable[[Any], Any]
+
+
+def trained(make: Make, known: bool = False, steps: int = digits.STEPS) -> List[float]:
+    """The average losses of all ranks, of the gluon script of Horovod's articles."""
+    block = network(known)
+    params = block.collect_params()
+    hvd.broadcast_parameters(params, root_rank=0)
+    trainer = make(params)
+    loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
+    losses = []
+    for step in range(steps):
+        images, labels = digits.samples(step, hvd.rank(), hvd.size())
+        with autograd.record():
+            loss = loss_of(block(mx.nd.array(images, ctx=context())), mx.nd.array(labels, ctx=context()))
+        loss.backward()
+        trainer.step(len(images))
+        losses.append(hvd.allreduce(loss.mean(), name="loss").asscalar())
+    same_everywhere(np.concatenate([params[name].data().asnumpy().ravel() for name in sorted(params.keys())]))
+    return [float(loss) for loss in losses]
+
+
+def distributed(**options: Any) -> Make:
+    return lambda params: hvd.DistributedTrainer(params, "sgd", dict(SGD), **options)
+
+
+def check_gluon_has_the_loss_curve_of_one_process() -> None:
+    digits.same_curve(trained(distributed()))
+    digits.same_curve(trained(distributed(prefix="known."), known=True))
+
+
+def check_the_script_of_the_article() -> None:
+    """An optimizer that is wrapped, and gluon's own Trainer."""
+
+    def make(params: Any) -> Any:
+        optimizer = hvd.DistributedOptimizer(mx.optimizer.create("sgd", **SGD))
+        return gluon.Trainer(params, optimizer, kvstore=None)
+
+    digits.same_curve(trained(make, known=True))
+
+
+def check_a_wrapped_optimizer_is_unwrapped() -> None:
+    def make(params: Any) -> Any:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trainer = hvd.DistributedTrainer(params, hvd.DistributedOptimizer(mx.optimizer.SGD(**SGD)))
+        assert ["unwrapped" in str(item.message) for item in caught] == [True]
+        return trainer
+
+    digits.same_curve(trained(make))
+
+
+def check_ways_to_reduce() -> None:
+    for options in ({"num_groups": 1}, {"num_groups": 3}, {"gradient_predivide_factor": 2.0}):
+        digits.same_curve(trained(distributed(**options)))
+    digits.same_curve(trained(distributed(compression=_Twice)))
+    plain = trained(distributed())
+    for compression, places in ((hvd.Compression.fp16, 2e-3), ("bf16", 2e-2), (hvd.Compression.int8, 5e-2),
+                                (hvd.PowerSGD(2), 1.0)):  # fmt: skip
+        found = trained(distributed(compression=compression))
+        np.testing.assert_allclose(found, plain, rtol=places)
+        assert hvd.size() == 1 or found != plain
+    raises(ValueError, lambda: trained(distributed(num_groups=-1)), "groups")
+    raises(ValueError, lambda: trained(distributed(prefix=1)), "prefix")
+
+
+class _Twice:
+    """A compression of the program's own, which returns new arrays."""
+
+    @staticmethod
+    def compress(tensor: Any) -> Any:
+        return tensor * 2, "twice"
+
+    @staticmethod
+    def decompress(tensor: Any, context: Any) -> Any:
+        assert context == "twice"
+        return tensor / 2
+
+
+def module() -> Any:
+    """The common network as a symbol."""
+    data = mx.sym.Variable("data")
+    hidden = mx.sym.FullyConnected(data, num_hidden=digits.HIDDEN, name="first")
+    active = mx.sym.Activation(hidden, act_type="relu")
+    scores = mx.sym.FullyConnected(active, num_hidden=10, name="second")
+    return mx.sym.SoftmaxOutput(scores, mx.sym.Variable("softmax_label"), name="softmax")
+
+
+def check_module_has_the_loss_curve_of_one_process() -> None:
+    for options in ({}, {"num_groups": 2}, {"gradient_predivide_factor": 2.0}):
+        each = BATCH // hvd.size()
+        optimizer = mx.optimizer.create("sgd", rescale_grad=1.0 / each, **SGD)
+        fitted = mx.mod.Module(module(), context=context())
+        fitted.bind(data_shapes=[("data", (each, 64))], label_shapes=[("softmax_label", (each,))])
+        fitted.init_params(mx.init.Zero())
+        names = ["first_weight", "first_bias", "second_weight", "second_bias"]
+        own = {name: mx.nd.array(array.T) for name, array in zip(names, digits.weights(hvd.rank()))}
+        hvd.broadcast_parameters(own, root_rank=0)
+        fitted.set_params(own, {})
+        fitted.init_optimizer(kvstore=None, optimizer=hvd.DistributedOptimizer(optimizer, **options))
+        losses = []
+        for step in range(digits.STEPS):
+            images, labels = digits.samples(step, hvd.rank(), hvd.size())
+            fitted.forward_backward(mx.io.DataBatch([mx.nd.array(images)], [mx.nd.array(labels)]))
+            chances = fitted.get_outputs()[0].asnumpy()
+            losses.append(-np.log(chances[np.arange(each), labels]).mean())
+            fitted.update()
+        digits.same_curve(np.mean(hvd.allgather_object(losses), axis=0).tolist())
+        arrays, _ = fitted.get_params()
+        same_everywhere(np.concatenate([arrays[name].asnumpy().ravel() for name in names]))
+
+
+def check_module_fit() -> None:
+    """``fit`` with the kvstore that it makes by default, which is none for one context."""
+    images, labels = digits.samples(0, hvd.rank(), hvd.size())
+    data = mx.io.NDArrayIter(images, labels.astype(np.float32), batch_size=len(labels))
+    fitted = mx.mod.Module(module(), context=context())
+    optimizer = mx.optimizer.create("adam", learning_rate=0.01, rescale_grad=1.0 / len(labels))
+    fitted.fit(data, optimizer=hvd.DistributedOptimizer(optimizer), num_epoch=2, initializer=mx.init.One())
+    arrays, _ = fitted.get_params()
+    same_everywhere(np.concatenate([arrays[name].asnumpy().ravel() for name in sorted(arrays)]))
+
+
+def check_two_trainers_at_once() -> None:
+    blocks, trainers = [], []
+    for number in range(2):
+        mx.random.seed(10 * number + hvd.rank())
+        block = gluon.nn.Dense(3 + number, in_units=4, prefix=f"net{number}_")
+        block.initialize(mx.init.Normal(1.0), ctx=context())
+        hvd.broadcast_parameters(block.collect_params(), 0, prefix=f"net{number}.")
+        blocks.append(block)
+        trainers.append(
+            hvd.DistributedTrainer(
+                block.collect_params(), "sgd", {"learning_rate": 0.1}, prefix=f"net{number}."
+            )
+        )
+    starts = [block.weight.data().asnumpy() for block in blocks]
+    for step in range(3):
+        inputs = mx.nd.ones((2, 4), ctx=context()) * (hvd.rank() + 1)
+        with autograd.record():
+            losses = [block(inputs).sum() for block in blocks]
+        autograd.backward(losses)
+        for trainer in trainers if step % 2 else reversed(trainers):
+            trainer.step(2)
+    # The gradient of a weight is the sum over the rows of its input: 1, 2, ..., on average (size + 1) / 2.
+    for block, start in zip(blocks, starts):
+        np.testing.assert_allclose(start - block.weight.data().asnumpy(), 0.15 * (hvd.size() + 1), rtol=1e-4)
+
+
+def check_a_process_set() -> None:
+    """Members train together; the other ranks, for themselves."""
+    if hvd.size() < 3:
+        return
+    members = hvd.add_process_set([0, 1])
+    wrapped = hvd.DistributedOptimizer(mx.optimizer.SGD(learning_rate=1.0), process_set=members)
+    for make in (
+        lambda params: hvd.DistributedTrainer(params, "sgd", {"learning_rate": 1.0}, process_set=members),
+        lambda params: gluon.Trainer(params, wrapped, kvstore=None),
+    ):
+        parameter = gluon.Parameter("weight", shape=(2,))
+        parameter.initialize(mx.init.Zero(), ctx=context())
+        trainer = make({"weight": parameter})
+        with autograd.record():
+            loss = (parameter.data() * (hvd.rank() + 1)).sum()
+        loss.backward()
+        trainer.step(1)
+        expected = 1.5 if hvd.rank() < 2 else hvd.rank() + 1
+        assert parameter.data().asnumpy().tolist() == [-expected] * 2
+    hvd.remove_process_set(members)
+
+
+def check_gradients_can_be_clipped_between() -> None:
+    parameter = gluon.Parameter("weight", shape=(2,))
+    parameter.initialize(mx.init.Zero(), ctx=context())
+    trainer = hvd.DistributedTrainer({"weight": parameter}, "sgd", {"learning_rate": 1.0})
+    with autograd.record():
+        loss = (parameter.data() * (hvd.rank() + 1)).sum()
+    loss.backward()
+    trainer.allreduce_grads()
+    assert parameter.grad().asnumpy().tolist() == [(hvd.size() + 1) / 2] * 2
+    gluon.utils.clip_global_norm([parameter.grad()], 0.5)
+    trainer.update(1)
+    np.testing.assert_allclose(np.linalg.norm(parameter.data().asnumpy()), 0.5, rtol=1e-3)
+
+
+def check_optimizers_keep_their_interface() -> None:
+    inner = mx.optimizer.create("sgd", **SGD)
+    outer = hvd.DistributedOptimizer(inner, num_groups=1)
+    outer.rescale_grad = 0.25
+    outer.set_learning_rate(0.5)
+    assert (inner.rescale_grad, inner.lr, outer.learning_rate, outer.momentum) == (0.25, 0.5, 0.5, 0.9)
+    outer.set_lr_mult({"a": 2.0})
+    outer.set_wd_mult({"a": 3.0})
+    assert inner.lr_mult["a"] == 2.0 and inner.wd_mult["a"] == 3.0
+    raises(AttributeError, lambda: outer.no_such_thing)
+    raises(ValueError, lambda: hvd.DistributedOptimizer(outer), "takes an optimizer")
+    raises(ValueError, lambda: hvd.DistributedOptimizer("sgd"), "takes an optimizer")
+    # One at a time, as some callers do, and Horovod's test optimizer.
+    for optimizer in (mx.optimizer.SGD(learning_rate=1.0), mx.optimizer.Test(learning_rate=1.0)):
+        alone = hvd.DistributedOptimizer(optimizer)
+        weight, gradient = mx.nd.zeros((2,)), mx.nd.ones((2,)) * (hvd.rank() + 1)
+        alone.update(0, weight, gradient, alone.create_state(0, weight))
+        assert gradient.asnumpy().tolist() == [(hvd.size() + 1) / 2] * 2
+        assert abs(weight.asnumpy()[0]) == (hvd.size() + 1) / 2
+    half = mx.nd.zeros((2,), dtype="float16")
+    precise = hvd.DistributedOptimizer(mx.optimizer.SGD(learning_rate=1.0, multi_precision=True))
+    state = precise.create_state_multi_precision(0, half)
+    precise.update_multi_precision([0], [half], [mx.nd.ones((2,), dtype="float16")], [state])
+    assert half.asnumpy().tolist() == [-1, -1]
+
+
+def check_states_are_saved_and_loaded() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for make in (
+            distributed(),
+            lambda params: gluon.Trainer(
+                params, hvd.DistributedOptimizer(mx.optimizer.SGD(**SGD)), kvstore=None
+            ),
+        ):
+            block = network(known=True)
+            params = block.collect_params()
+            hvd.broadcast_parameters(params)
+            trainer = make(params)
+            path = str(Path(folder, "states"))
+            losses = []
+            for step in range(6):
+                if step == 3:
+                    trainer.save_states(path)
+                    trainer = make(params)
+                    trainer.load_states(path)
+                    assert trainer.learning_rate == digits.LEARNING_RATE
+                images, labels = digits.samples(step, hvd.rank(), hvd.size())
+                with autograd.record():
+                    scores = block(mx.nd.array(images, ctx=context()))
+                    loss = gluon.loss.SoftmaxCrossEntropyLoss()(scores, mx.nd.array(labels, ctx=context()))
+                loss.backward()
+                trainer.step(len(images))
+                losses.append(hvd.allreduce(loss.mean()).asscalar())
+            np.testing.assert_allclose(losses, digits.loss_curve()[:6], rtol=2e-4)
+
+
+def check_what_cannot_be_trained() -> None:
+    several = gluon.Parameter("weight", shape=(2,))
+    several.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
+    raises(ValueError, lambda: hvd.DistributedTrainer({"weight": several}, "sgd"), "one context")
+    if hvd.size() == 1:
+        return
+    embedding = gluon.nn.Embedding(4, 2, sparse_grad=True)
+    embedding.initialize(ctx=context())
+    trainer = hvd.DistributedTrainer(embedding.collect_params(), "sgd")
+    with autograd.record():
+        loss = embedding(mx.nd.array([1, 2], ctx=context())).sum()
+    loss.backward()
+    raises(ValueError, lambda: trainer.step(1), "sparse_grad=False")
