@@ -13,7 +13,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PATH:/usr/sbin:/sbin" PIP_DISABLE_PIP_VERSION_CHECK=1
 
-stages=(lint types main slow hosts tensorflow coverage docs package pythons numpy)
+stages=(lint types main slow hosts tensorflow jax coverage docs package pythons numpy)
 mode=quick only=()
 while [ $# -gt 0 ]; do
     case $1 in
@@ -156,6 +156,16 @@ stage_tensorflow() {
     else
         tests .venv-test-tf tf -n 2 --dist loadgroup tests/adapters/tensorflow tests/adapters/keras tests/hosts/test_keras.py
         tests .venv-test-tf horovod tests/proc/test_ringrun_horovod.py -k the_adapters_of_this_version
+    fi
+}
+
+stage_jax() {
+    environment .venv-test-jax "$main" -e '.[test,examples]' -r tests/requirements-jax.txt
+    if quick; then
+        tests .venv-test-jax smoke -m smoke tests/adapters/jax
+    else
+        tests .venv-test-jax jax -n 2 --dist loadgroup tests/adapters/jax
+        tests .venv-test-jax help tests/test_help.py -k jax
     fi
 }
 
