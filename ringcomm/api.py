@@ -21,6 +21,7 @@ _default: Optional[Context] = None
 _registered = False
 _left = False
 _after_restart: List[Callable[[], None]] = []
+_before_leaving: List[Callable[[], None]] = []
 
 
 def init(membership: Optional[Membership] = None, settings: Optional[Settings] = None) -> None:
@@ -57,6 +58,7 @@ def shutdown() -> None:
     Does nothing if this process is in no job. It is called automatically when the program ends.
     """
     global _default, _left
+    _finish_first()
     with _lock:
         context, _default = _default, None
         _left = _left or context is not None
@@ -97,6 +99,21 @@ def after_restart(callback: Callable[[], None]) -> None:
         callback: calls what new processes call after ``init()``, such as the registration of process sets.
     """
     _after_restart.append(callback)
+
+
+def before_leaving(callback: Callable[[], None]) -> None:
+    """Have a function called before this process leaves its job, unless its program has failed.
+
+    Args:
+        callback: waits for collectives that a framework executes later than the program calls them.
+    """
+    _before_leaving.append(callback)
+
+
+def _finish_first() -> None:
+    if _default is not None:
+        for callback in _before_leaving:
+            callback()
 
 
 def take_changes() -> int:
@@ -142,10 +159,12 @@ def epoch() -> int:
 def _leave_at_exit() -> None:
     """Leave the job, and report an uncaught exception, so that the other ranks' errors can name it."""
     global _default
+    error = getattr(sys, "last_value", None)
+    if error is None:
+        _finish_first()
     context, _default = _default, None
     if context is None:
         return
-    error = getattr(sys, "last_value", None)
     if error is not None and not sys.flags.interactive and not hasattr(sys, "ps1"):
         context.close(f"uncaught {describe_error(error)}", ok=False)
     else:

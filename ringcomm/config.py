@@ -184,6 +184,12 @@ class Settings:
         "Number of optimizer steps between two checks that all ranks have the same parameters, bit by "
         "bit. 0: never.",
     )  # fmt: skip
+    jax_callbacks: str = _setting(
+        "auto", "JAX_CALLBACKS", parsing.jax_callbacks,
+        "How programs that JAX has compiled call `ringcomm.jax`: `buffers` (on XLA's own memory, without "
+        "copies; uses private names of JAX), `io_callback` (as that does, by copies of arrays), or `auto`: "
+        "`buffers` if a trial with the installed JAX succeeds.",
+    )  # fmt: skip
     encrypt: bool = _setting(
         False, "ENCRYPT", parsing.flag,
         "Encrypt all TCP connections by TLS 1.3, with a certificate for this job alone that `ringrun` makes "

@@ -111,6 +111,17 @@ tensors: dense tensors on any device; equal in number, shapes and dtypes on all 
     "tensors_pending": """\
 tensors: dense tensors on any device; equal in number, shapes and dtypes on all ranks. They are overwritten
     and must not be used until the handle is done.""",
+    "jax_tree": """\
+tree: a pytree of arrays and numbers, of the same structure, shapes and dtypes on all ranks. None stands for
+    nothing, and stays.""",
+    "jax_name": """\
+name: the operation's name, or None. Operations without a name are matched by their order, which is that of
+    the program; those of compiled programs separately from others.""",
+    "jax_errors": """\
+MismatchError: ranks disagree about the call. (In a compiled program JAX raises a ``JaxRuntimeError`` with
+    the same text, when its result is used: see ``typed_errors()``. So for the next one.)
+PeerLostError: a rank was lost.
+NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.""",
     # Ranks of unequal speed.
     "balanced_count": """\
 count: the data set, or its number of samples; the same on all ranks.""",

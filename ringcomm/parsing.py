@@ -173,6 +173,16 @@ def transport(text: str) -> str:
     return text
 
 
+JAX_CALLBACKS = ("auto", "buffers", "io_callback")
+
+
+def jax_callbacks(text: str) -> str:
+    """One of :data:`JAX_CALLBACKS`."""
+    if text not in JAX_CALLBACKS:
+        raise ValueError(f"must be one of {', '.join(JAX_CALLBACKS)}")
+    return text
+
+
 ALGORITHMS = {
     "one_shot": "direct",
     "direct": "direct",

@@ -197,6 +197,16 @@ stage_mxnet() { # MXNet 1.9 exists for Python 3.8 to 3.11
     [ -z "${CI:-}${RINGCOMM_REQUIRE_HOSTS:-}" ]
 }
 
+stage_jax() {
+    environment .venv-test-jax "$main" -e '.[test,examples]' -r tests/requirements-jax.txt
+    if quick; then
+        tests .venv-test-jax smoke -m smoke tests/adapters/jax
+    else
+        tests .venv-test-jax jax -n 2 --dist loadgroup tests/adapters/jax
+        tests .venv-test-jax help tests/test_help.py -k jax
+    fi
+}
+
 stage_coverage() { # every module by the tests that the table names for it; only with --only coverage
     [ ${#only[@]} -gt 0 ] || return 0
     quietly "$python" tests/check_coverage.py

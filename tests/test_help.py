@@ -12,14 +12,15 @@ from typing import Any, Iterator, List, Tuple
 
 import pytest
 
-MODULES = ("ringcomm", "ringcomm.torch", "ringcomm.torch.distributed")
+MODULES = ("ringcomm", "ringcomm.torch", "ringcomm.torch.distributed", "ringcomm.jax")
 MADE_ELSEWHERE = ("Context", "Handle", "ProcessGroupRingcomm")
 """Classes whose instances users get from a function, and do not construct."""
 
 
 def public() -> Iterator[Tuple[str, str]]:
     for module in MODULES:
-        if module == "ringcomm" or importlib.util.find_spec("torch") is not None:
+        framework = module.split(".")[1:2]
+        if not framework or importlib.util.find_spec(framework[0]) is not None:
             names = importlib.import_module(module).__all__
             yield from ((module, name) for name in names)
 

@@ -120,6 +120,11 @@ LEVELS: Dict[int, List[List[str]]] = {
             "_tensorflow.accumulation", "_tensorflow.legacy",
         ],
         [
+            "jax.host_call", "jax.io_callbacks", "jax.buffers", "jax.mechanism", "jax.eager", "jax.primitive",
+            "jax.compression", "jax.collectives", "jax.gradients", "jax.optimizer", "jax.state", "jax.ending",
+            "jax.cluster", "jax.__init__",
+        ],
+        [
             "keras.reduction_options", "keras.on_tensorflow", "keras.on_torch", "keras.on_jax",
             "keras.backends", "keras.balanced", "keras.collectives", "keras.optimizer", "keras.models",
             "keras.callbacks", "keras.local_sgd", "keras.elastic", "keras.__init__",
@@ -153,7 +158,7 @@ LEVELS: Dict[int, List[List[str]]] = {
     ],
 }  # fmt: skip
 
-ACROSS = {"keras": {"torch", "_tensorflow"}, "tensorflow": {"keras", "_tensorflow"}}
+ACROSS = {"keras": {"torch", "jax", "_tensorflow"}, "tensorflow": {"keras", "_tensorflow"}}
 """Families of level 7 (by package) whose modules may import those of other packages of the same level. Both
 directions between two packages would be a cycle; `test_adapter_packages_form_no_cycle` checks that."""
 
@@ -161,6 +166,7 @@ ADAPTERS = {
     "torch": {"torch"},
     "distributed": {"torch"},
     "_tensorflow": {"tensorflow"},
+    "jax": {"jax"},
     "tensorflow": {"tensorflow"},
     "keras": {"keras", "torch", "jax"},
     "mxnet": {"mxnet"},

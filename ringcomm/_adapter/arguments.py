@@ -51,11 +51,21 @@ def _outside() -> int:
     return level
 
 
+class SequenceName(str):
+    """The one name of operations that run one after another, in the same order on all ranks.
+
+    All kinds share it, so that ranks get an error if the kinds of their next operations differ. Unlike
+    operations without a name, they may run beside others that have none.
+    """
+
+
 def wire_name(kind: str, name: Optional[str]) -> str:
     """The name by which the ranks match an operation: the kind and the caller's name.
 
     Without a name it is empty: operations are matched by their order.
     """
+    if isinstance(name, SequenceName):
+        return str(name)
     return f"{kind}.{name}" if name else ""
 
 

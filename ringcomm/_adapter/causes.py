@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from typing import Any, Deque, Optional, Tuple
+from contextlib import contextmanager
+from typing import Any, Deque, Iterator, Optional, Tuple
 
 from .. import api
-from ..errors import RingcommError
+from ..errors import HostsUpdatedInterrupt, RingcommError
 
 _KEPT = 32
 
@@ -36,6 +37,20 @@ def cause_of(error: BaseException) -> Optional[RingcommError]:
         recorded = list(_recorded)
     found = [item for made_in, item in recorded if made_in() is job and str(item) and str(item) in text]
     return max(found, key=lambda item: len(str(item)), default=None)
+
+
+@contextmanager
+def with_causes() -> Iterator[None]:
+    """In the block, replace a framework's error about a failed collective by that collective's error."""
+    try:
+        yield
+    except (RingcommError, HostsUpdatedInterrupt):
+        raise
+    except Exception as error:
+        cause = cause_of(error)
+        if cause is None:
+            raise
+        raise cause from error
 
 
 def _no_job() -> None:

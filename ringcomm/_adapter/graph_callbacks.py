@@ -22,7 +22,7 @@ import numpy as np
 from .. import api
 from ..arrays.bridge import flat_copy, flat_view
 from ..dtypes import Array
-from ..engine.request import Handle
+from ..engine.request import Handle, Shape
 from ..errors import RingcommError
 from ..ops import ReduceOp
 from ..process_set import ProcessSet, number_of
@@ -50,7 +50,15 @@ class Allreduce(NamedTuple):
         weight = self.how.weight_now()
         if self.has_weight:
             arrays, weight = arrays[:-1], float(arrays[-1])
-        flats, shapes = _side_by_side(arrays)
+        return self._submit(*_side_by_side(arrays), urgent, weight)
+
+    def overwrite(self, arrays: Sequence[Array], urgent: bool = False) -> Handle:
+        """Submit it; the arrays, which are contiguous, receive the results, and the handle returns them."""
+        return self._submit(*_flat(arrays), urgent, self.how.weight_now())
+
+    def _submit(
+        self, flats: List[Array], shapes: List[Shape], urgent: bool, weight: Optional[float]
+    ) -> Handle:
         return api.context().engine.allreduce(
             flats, self.how.op, wire_name("allreduce", self.name), shapes, self.how.prescale,
             self.how.postscale, number_of(self.how.process_set), urgent,
@@ -100,7 +108,13 @@ class Broadcast(NamedTuple):
 
     def start(self, arrays: Sequence[Array], urgent: bool = False) -> Handle:
         """Submit it; the handle returns new arrays."""
-        flats, shapes = _side_by_side(arrays)
+        return self._submit(*_side_by_side(arrays), urgent)
+
+    def overwrite(self, arrays: Sequence[Array], urgent: bool = False) -> Handle:
+        """Submit it; the arrays, which are contiguous, receive the results, and the handle returns them."""
+        return self._submit(*_flat(arrays), urgent)
+
+    def _submit(self, flats: List[Array], shapes: List[Shape], urgent: bool) -> Handle:
         return api.context().engine.broadcast(
             flats, self.root_rank, wire_name("broadcast", self.name), shapes, number_of(self.process_set),
             urgent, lambda _: [flat.reshape(shape) for flat, shape in zip(flats, shapes)],
@@ -141,6 +155,9 @@ class Barrier(NamedTuple):
         engine = api.context().engine
         return engine.barrier(wire_name("barrier", self.name), number_of(self.process_set), urgent)
 
+
+Overwriting = (Allreduce, Broadcast)
+"""Operations that can overwrite their arrays instead of returning new ones."""
 
 Operation = Union[Allreduce, CompressedAllreduce, Reducescatter, Allgather, Broadcast, Alltoall, Barrier]
 
@@ -185,6 +202,14 @@ class Batch:
         """
         return self._wait(self._submit(arrays, urgent=True))
 
+    def overwrite(self, arrays: Sequence[Array]) -> None:
+        """As :meth:`run`, but the arrays themselves receive the results.
+
+        Args:
+            arrays: writable and contiguous, for operations that are all :data:`Overwriting`.
+        """
+        self._wait(self._submit(arrays, urgent=True, in_place=True))
+
     def start(self, arrays: Sequence[Any]) -> int:
         """Submit all operations and return a number for :meth:`finish`. Does not wait for other ranks."""
         handles = self._submit(arrays, urgent=False)
@@ -203,7 +228,7 @@ class Batch:
             handle.block(None)
         return self._wait(handles)
 
-    def _submit(self, arrays: Sequence[Any], urgent: bool) -> List[AnyHandle]:
+    def _submit(self, arrays: Sequence[Any], urgent: bool, in_place: bool = False) -> List[AnyHandle]:
         # A framework may run this batch again before its last run has ended, and a name can be in use only
         # once. The last run was submitted, so it ends.
         for handle in self._latest:
@@ -215,7 +240,11 @@ class Batch:
             for operation in self.operations:
                 stop = start + operation.inputs
                 given = [np.asarray(array) for array in arrays[start:stop]]
-                handles.append(operation.start(given, urgent and operation is last))
+                now = urgent and operation is last
+                if in_place and isinstance(operation, Overwriting):
+                    handles.append(operation.overwrite(given, now))
+                else:
+                    handles.append(operation.start(given, now))
                 start = stop
         except RingcommError as error:
             record_cause(error)
@@ -236,7 +265,7 @@ class Batch:
         return [array for arrays in results for array in arrays or ()]
 
 
-def _side_by_side(arrays: Sequence[Array]) -> Tuple[List[Array], List[Tuple[int, ...]]]:
+def _side_by_side(arrays: Sequence[Array]) -> Tuple[List[Array], List[Shape]]:
     """Flat copies of arrays, contiguous in memory per dtype, and the shapes.
 
     The engine reduces contiguous arrays as one without packing them. The arrays that a graph passes to a
@@ -259,6 +288,11 @@ def _side_by_side(arrays: Sequence[Array]) -> Tuple[List[Array], List[Tuple[int,
         target[:] = flat
         flats.append(target)
     return flats, [shape for _, shape in pairs]
+
+
+def _flat(arrays: Sequence[Array]) -> Tuple[List[Array], List[Shape]]:
+    """The memory of contiguous arrays as flat ones, and the shapes."""
+    return [array.reshape(-1) for array in arrays], [array.shape for array in arrays]
 
 
 def average(process_set: ProcessSet, op: ReduceOp = ReduceOp.AVERAGE) -> Reduction:

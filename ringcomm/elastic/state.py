@@ -8,9 +8,9 @@ import queue
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from .. import api
-from .._adapter.causes import cause_of
+from .._adapter.causes import with_causes
 from .._adapter.objects import broadcast_object
-from ..errors import HostsUpdatedInterrupt, Recoverable, RingcommError
+from ..errors import HostsUpdatedInterrupt, Recoverable
 
 NO_UPDATE, REMOVED, ADDED, MIXED = range(4)
 """``update_res`` of :meth:`State.on_hosts_updated`, with the numbers of Horovod's ``HostUpdateResult``."""
@@ -301,12 +301,5 @@ def _synchronize(state: State) -> None:
 
 def _with_causes(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a function; replace a framework's error about a failed collective by that collective's error."""
-    try:
+    with with_causes():
         return func(*args, **kwargs)
-    except (RingcommError, HostsUpdatedInterrupt):
-        raise
-    except Exception as error:
-        cause = cause_of(error)
-        if cause is None:
-            raise
-        raise cause from error

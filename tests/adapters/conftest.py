@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-collect_ignore = [name for name in ("tensorflow", "keras", "mxnet") if find_spec(name) is None]
+collect_ignore = [name for name in ("tensorflow", "keras", "mxnet", "jax") if find_spec(name) is None]
 
 
 def pytest_collection_modifyitems(items):

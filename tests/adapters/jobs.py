@@ -37,9 +37,13 @@ def run_checks(modules: Sequence[str]) -> Dict[str, str]:
     return outcome
 
 
-def run_on(ranks: int, modules: Sequence[str], **environment: str) -> None:
-    """Run modules' checks as a job of so many processes, and fail if any has failed on any rank."""
-    outcomes: List[Dict[str, str]] = run(run_checks, (list(modules),), ranks, **environment)
+def run_on(ranks: int, modules: Sequence[str], runner: Any = run_checks, **environment: str) -> None:
+    """Run modules' checks as a job of so many processes, and fail if any has failed on any rank.
+
+    Args:
+        runner: :func:`run_checks`, or a function that prepares something and then calls it.
+    """
+    outcomes: List[Dict[str, str]] = run(runner, (list(modules),), ranks, **environment)
     assert len(outcomes) == ranks
     for name, result in outcomes[0].items():
         print(f"{name} {result if result.startswith('ok') else 'failed'}")

@@ -1,0 +1,273 @@
+"""The public collectives on pytrees of JAX arrays, inside and outside of compiled programs."""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .. import api, async_calls
+from .._adapter import graph_callbacks
+from .._adapter.arguments import row_counts, scattered_reduction
+from .._adapter.gradients import Reduction
+from ..collective.call_sites import look_through
+from ..docstrings import documented
+from ..errors import NotOfferedError
+from ..ops import ReduceOp, op_of
+from ..process_set import ProcessSet, global_process_set, size_of
+from .compression import Compression
+from .eager import from_host, to_host
+from .host_call import rows_of
+from .primitive import bind
+
+look_through(jax)
+
+
+@documented
+def allreduce(
+    tree: Any,
+    op: Optional[ReduceOp] = None,
+    name: Optional[str] = None,
+    compression: Any = Compression.none,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Reduce all arrays of a tree over all ranks, in one operation; every rank gets the results.
+
+    Example: ``loss = hvd.allreduce(loss)``, inside or outside of ``jax.jit``.
+
+    Args:
+        {jax_tree}
+        {op}
+        {jax_name}
+        {compression}
+        {prescale_factor}
+        {postscale_factor}
+        {process_set}
+
+    Returns:
+        a new tree of the input's structure, shapes and dtypes, bit-identical on all ranks. With Average and
+        Sum it is differentiable; the gradient is the same reduction of the ranks' gradients.
+
+    Raises:
+        UnsupportedDtypeError: the op does not support the dtype.
+        {jax_errors}
+    """
+    how = Reduction(_op(op), float(prescale_factor), float(postscale_factor), process_set)
+    leaves, structure = _arrays(tree)
+    if not leaves:
+        return tree
+    pairs = [compression.compress(leaf) for leaf in leaves]
+    reduced = bind(graph_callbacks.Allreduce(how, name, len(leaves)), [item for item, _ in pairs])
+    results = [compression.decompress(item, context) for item, (_, context) in zip(reduced, pairs)]
+    return jax.tree_util.tree_unflatten(structure, results)
+
+
+@documented
+def psum(tree: Any, process_set: ProcessSet = global_process_set) -> Any:
+    """Add the arrays of all ranks: ``allreduce(tree, op=Sum)``, named as in ``jax.lax``.
+
+    Args:
+        {jax_tree}
+        {process_set}
+
+    Returns:
+        a new tree of sums.
+
+    Raises:
+        {jax_errors}
+    """
+    return allreduce(tree, ReduceOp.SUM, process_set=process_set)
+
+
+@documented
+def pmean(tree: Any, process_set: ProcessSet = global_process_set) -> Any:
+    """Average the arrays of all ranks: ``allreduce(tree)``, named as in ``jax.lax``.
+
+    Args:
+        {jax_tree}
+        {process_set}
+
+    Returns:
+        a new tree of averages.
+
+    Raises:
+        {jax_errors}
+    """
+    return allreduce(tree, ReduceOp.AVERAGE, process_set=process_set)
+
+
+@documented
+def allgather(tree: Any, name: Optional[str] = None, process_set: ProcessSet = global_process_set) -> Any:
+    """Concatenate the arrays of all ranks along their first dimension, in rank order.
+
+    Args:
+        tree: a pytree of arrays with at least one dimension. In compiled programs all shapes are equal on all
+            ranks; elsewhere the first dimensions may differ.
+        {jax_name}
+        {process_set}
+
+    Returns:
+        a new tree, the same on all ranks. It is differentiable where shapes are equal; the gradient is this
+        rank's rows of the averaged gradients.
+
+    Raises:
+        ShapeError: an array has no dimensions.
+        {jax_errors}
+    """
+    return _on_leaves(tree, lambda count: graph_callbacks.Allgather(process_set, name, count))
+
+
+@documented
+def broadcast(
+    tree: Any, root_rank: int = 0, name: Optional[str] = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Send the root's arrays to all ranks.
+
+    Args:
+        {jax_tree}
+        {root_rank}
+        {jax_name}
+        {process_set}
+
+    Returns:
+        a new tree with the root's values. It is differentiable; the root gets the averaged gradients, all
+        other ranks zeros.
+
+    Raises:
+        {jax_errors}
+    """
+    return _on_leaves(tree, lambda count: graph_callbacks.Broadcast(root_rank, process_set, name, count))
+
+
+@documented
+def reducescatter(
+    tree: Any,
+    op: Optional[ReduceOp] = None,
+    name: Optional[str] = None,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
+    """Reduce all arrays of a tree over all ranks; every rank gets its part of the rows.
+
+    Rows are divided evenly; where that leaves a remainder of r rows, the first r ranks get one row more.
+
+    Args:
+        tree: a pytree of arrays with at least one dimension, of the same structure, shapes and dtypes on all
+            ranks.
+        {scatter_op}
+        {jax_name}
+        {process_set}
+        {prescale_factor}
+        {postscale_factor}
+
+    Returns:
+        a new tree with this rank's rows. With Average and Sum it is differentiable.
+
+    Raises:
+        NotOfferedError: the op is Adasum.
+        ShapeError: an array has no dimensions.
+        {jax_errors}
+    """
+    chosen = scattered_reduction(_op(op))
+    how = Reduction(chosen, float(prescale_factor), float(postscale_factor), process_set)
+    return _on_leaves(tree, lambda count: graph_callbacks.Reducescatter(how, name, count))
+
+
+@documented
+def alltoall(
+    x: Any,
+    splits: Optional[Sequence[int]] = None,
+    name: Optional[str] = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Send rows of an array to every rank, and receive rows from every rank.
+
+    Args:
+        x: an array with at least one dimension.
+        {splits}
+            Only outside of compiled programs, where shapes may depend on other ranks.
+        {jax_name}
+        {process_set}
+
+    Returns:
+        the received rows in rank order; with ``splits`` a pair of them and their numbers by rank (int32).
+        Without ``splits`` it is differentiable; the gradient is the alltoall of the gradients.
+
+    Raises:
+        ConfigError: the splits do not match the rows or the ranks.
+        NotOfferedError: there are splits in a compiled program.
+        ShapeError: the array has no dimensions.
+        {jax_errors}
+    """
+    array = jnp.asarray(x)
+    rows = rows_of("alltoall", array.shape)
+    operation = graph_callbacks.Alltoall(process_set, name)
+    if splits is None:
+        row_counts(rows, None, size_of(process_set))
+        (result,) = bind(operation, [array])
+        return result
+    if isinstance(array, jax.core.Tracer) or is_tracing():
+        raise NotOfferedError(
+            "alltoall with splits inside jit or grad: the number of rows received is not known when the "
+            "program is compiled. Call it outside, or pad to equal numbers and leave splits out."
+        )
+    given = [to_host(array, copy=False), np.asarray(list(splits))]
+    received, counts = graph_callbacks.Batch([operation]).run(given)
+    return from_host(received, array), jnp.asarray(counts)
+
+
+@documented
+def barrier(name: Optional[str] = None, process_set: ProcessSet = global_process_set) -> None:
+    """Wait until all ranks have come here; in a compiled program, in the order of its other collectives.
+
+    Args:
+        {jax_name}
+        {process_set}
+
+    Raises:
+        {jax_errors}
+    """
+    bind(graph_callbacks.Barrier(process_set, name), [])
+
+
+def join() -> int:
+    """Announce that this rank has no more data, and wait until all ranks have announced it.
+
+    Until then this rank contributes zeros to the other ranks' sums; an average still divides by the number of
+    all ranks. Programs that this rank has started are waited for first.
+
+    Returns:
+        the rank that joined last, whose state is the newest.
+
+    Raises:
+        PeerLostError: a rank ended, or is silent for too long.
+        NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.
+    """
+    api.context()
+    jax.effects_barrier()
+    return async_calls.join()
+
+
+def is_tracing() -> bool:
+    """Whether JAX is tracing a program in this thread, so that even constants are part of it."""
+    return isinstance(jnp.add(0, 0), jax.core.Tracer)
+
+
+def _op(op: Optional[Any]) -> ReduceOp:
+    return ReduceOp.AVERAGE if op is None else op_of(op)
+
+
+def _arrays(tree: Any) -> Any:
+    leaves, structure = jax.tree_util.tree_flatten(tree)
+    return [jnp.asarray(leaf) for leaf in leaves], structure
+
+
+def _on_leaves(tree: Any, operation: Any) -> Any:
+    leaves, structure = _arrays(tree)
+    results: List[Any] = bind(operation(len(leaves)), leaves) if leaves else []
+    return jax.tree_util.tree_unflatten(structure, results)

@@ -1,0 +1,51 @@
+"""Programs in progress: the errors of their collectives, and waiting for them before leaving the job."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager
+from typing import Iterator
+
+import jax
+
+from .. import api
+from .._adapter.causes import cause_of, with_causes
+
+logger = logging.getLogger("ringcomm.jax")
+
+
+@contextmanager
+def typed_errors() -> Iterator[None]:
+    """Raise the error of a failed collective in place of JAX's error that quotes it.
+
+    Outside of compiled programs collectives raise their own errors (``PeerLostError``, ``MismatchError``, …).
+    A compiled program runs them in XLA, which turns each into a ``JaxRuntimeError`` with the same text,
+    raised where a result of the program is used. At the end of this ``with`` block programs in progress are
+    waited for, so that their errors are raised here.
+
+    Example::
+
+        with hvd.typed_errors():
+            for batch in batches:
+                params, loss = step(params, batch)
+
+    Returns:
+        a context manager.
+
+    Raises:
+        RingcommError: a collective failed in the block.
+    """
+    with with_causes():
+        yield
+        jax.effects_barrier()
+
+
+def _finish() -> None:
+    """Wait for programs in progress: their collectives need this rank's connections."""
+    try:
+        jax.effects_barrier()
+    except Exception as error:  # noqa: BLE001 - of a collective; where its results are used it is raised too
+        logger.warning("A collective of a JAX program failed: %s", cause_of(error) or error)
+
+
+api.before_leaving(_finish)

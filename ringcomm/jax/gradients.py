@@ -1,0 +1,152 @@
+"""Reduces trees of gradients in buckets, and differentiates functions with the reduction built in."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Union
+
+import jax
+import jax.numpy as jnp
+
+from .._adapter.arguments import predivided
+from .._adapter.choice import configured
+from .._adapter.compressed import CompressedAllreduce, CompressionState, is_coded
+from .._adapter.gradients import Gradient, Reduction, plan_buckets
+from .._adapter.graph_callbacks import Allreduce
+from ..docstrings import documented
+from ..ops import ReduceOp, op_of
+from ..process_set import ProcessSet, global_process_set
+from .compression import Compression
+from .primitive import bind
+
+
+class GradientReducer(NamedTuple):
+    """Reduces a tree of gradients.
+
+    Attributes:
+        how: op, factors and process set.
+        compression: a compressor, its name, or what the settings say for ``Compression.none``.
+        state: what a compression by codes keeps from step to step.
+        name: of the operations, or None.
+    """
+
+    how: Reduction
+    compression: Any
+    state: CompressionState
+    name: Optional[str] = None
+
+    def __call__(self, gradients: Any) -> Any:
+        """The reduced gradients, as a tree of the same structure. None stands for no gradient."""
+        leaves, structure = jax.tree_util.tree_flatten(gradients)
+        arrays = [jnp.asarray(leaf) for leaf in leaves]
+        if not arrays:
+            return gradients
+        compression = configured(self.compression, self.how.process_set)
+        if is_coded(compression):
+            coded = CompressedAllreduce(
+                self.how, self.name or "jax.gradients", len(arrays), compression, self.state
+            )
+            return jax.tree_util.tree_unflatten(structure, bind(coded, arrays))
+        pairs = [compression.compress(array) for array in arrays]
+        results: List[Any] = [None] * len(arrays)
+        for bucket in plan_buckets([_described(item) for item, _ in pairs]):
+            operation = Allreduce(self.how, self.name, len(bucket))
+            for index, reduced in zip(bucket, bind(operation, [pairs[index][0] for index in bucket])):
+                results[index] = compression.decompress(reduced, pairs[index][1])
+        return jax.tree_util.tree_unflatten(structure, results)
+
+
+def _described(array: Any) -> Gradient:
+    return Gradient(array.size * array.dtype.itemsize, str(array.dtype))
+
+
+def gradient_reducer(
+    op: Any, compression: Any, gradient_predivide_factor: float, process_set: ProcessSet, share: float = 1.0
+) -> GradientReducer:
+    """A reducer for the arguments of the public functions.
+
+    Args:
+        op: the reduction.
+        compression: a compressor or its name.
+        gradient_predivide_factor: divides an average in two steps.
+        process_set: the ranks that take part.
+        share: is multiplied to the results.
+
+    Raises:
+        ConfigError: the factor is given with an op other than Average.
+    """
+    chosen = op_of(op)
+    prescale, postscale = predivided(chosen, gradient_predivide_factor)
+    how = Reduction(chosen, prescale, postscale * share, process_set)
+    return GradientReducer(how, compression, CompressionState())
+
+
+@documented
+def value_and_grad(
+    fun: Callable[..., Any],
+    argnums: Union[int, Sequence[int]] = 0,
+    has_aux: bool = False,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    compression: Any = Compression.none,
+    gradient_predivide_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    **options: Any,
+) -> Callable[..., Any]:
+    """``jax.value_and_grad`` whose gradients are reduced over all ranks. The value stays this rank's own.
+
+    Example::
+
+        loss, gradients = hvd.value_and_grad(loss_of)(params, batch)
+
+    Args:
+        fun: a function that returns a scalar, as for ``jax.value_and_grad``.
+        argnums: the arguments to differentiate by.
+        has_aux: whether ``fun`` returns a pair of the scalar and other results.
+        op: the reduction: ``Average`` (the default), ``Sum`` or ``Adasum``.
+        {gradient_compression}
+        {tf_gradient_predivide_factor}
+        {process_set}
+        options: further arguments of ``jax.value_and_grad``, by keyword.
+
+    Returns:
+        a function with the arguments of ``fun`` that returns what ``jax.value_and_grad(fun)`` does.
+
+    Raises:
+        ConfigError: ``gradient_predivide_factor`` is given with an op other than Average.
+    """
+    reduce = gradient_reducer(op, compression, gradient_predivide_factor, process_set)
+    own = jax.value_and_grad(fun, argnums, has_aux, **options)
+
+    def of_all_ranks(*args: Any, **kwargs: Any) -> Any:
+        value, gradients = own(*args, **kwargs)
+        return value, reduce(gradients)
+
+    return of_all_ranks
+
+
+@documented
+def grad(
+    fun: Callable[..., Any], argnums: Union[int, Sequence[int]] = 0, has_aux: bool = False, **options: Any
+) -> Callable[..., Any]:
+    """``jax.grad`` whose gradients are reduced over all ranks.
+
+    Args:
+        fun: a function that returns a scalar, as for ``jax.grad``.
+        argnums: the arguments to differentiate by.
+        has_aux: whether ``fun`` returns a pair of the scalar and other results.
+        options: ``op``, ``compression``, ``gradient_predivide_factor`` and ``process_set`` as for
+            ``value_and_grad()``, and further arguments of ``jax.grad``, by keyword.
+
+    Returns:
+        a function with the arguments of ``fun`` that returns the gradients, or a pair of them and the other
+        results.
+
+    Raises:
+        ConfigError: ``gradient_predivide_factor`` is given with an op other than Average.
+    """
+    both = value_and_grad(fun, argnums, has_aux, **options)
+
+    def of_all_ranks(*args: Any, **kwargs: Any) -> Any:
+        value, gradients = both(*args, **kwargs)
+        return (gradients, value[1]) if has_aux else gradients
+
+    return of_all_ranks

@@ -1,0 +1,165 @@
+"""What a compiled program calls on the host: a collective on NumPy arrays. Nothing here calls JAX.
+
+A callback that called JAX could wait for a thread of XLA's pool while it occupies the only one.
+"""
+
+from __future__ import annotations
+
+from typing import List, NamedTuple, Optional, Sequence
+
+import numpy as np
+
+from .. import api
+from .._adapter.arguments import SequenceName
+from .._adapter.causes import record_cause
+from .._adapter.compressed import CompressedAllreduce
+from .._adapter.graph_callbacks import (
+    Allgather,
+    Allreduce,
+    Alltoall,
+    Batch,
+    Operation,
+    Overwriting,
+    Reducescatter,
+)
+from ..dtypes import Array
+from ..errors import MismatchError, ShapeError
+from ..process_set import ProcessSet, number_of, rank_in, size_of
+
+IN_ORDER = SequenceName("jax.jit")
+"""The name of operations in compiled programs, unless the caller gives one. JAX runs them in order."""
+
+NO_SPLITS = np.zeros(0, np.int32)
+"""Row counts of an alltoall that mean: every rank gets the same number of rows."""
+
+
+class Place(NamedTuple):
+    """This rank's position in a process set, and the set's size, where shapes depend on them."""
+
+    position: int
+    size: int
+
+
+def process_set_of(operation: Operation) -> ProcessSet:
+    """The ranks that take part in an operation."""
+    if isinstance(operation, (Allreduce, CompressedAllreduce, Reducescatter)):
+        return operation.how.process_set
+    return operation.process_set
+
+
+def place_for(operation: Operation) -> Optional[Place]:
+    """The place that a program with this operation is compiled for; None: it fits every number of ranks.
+
+    Raises:
+        NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.
+        UnknownProcessSetError: the process set is not registered, or this rank is not a member.
+    """
+    process_set = process_set_of(operation)
+    api.context().engine.sets.check_member(number_of(process_set))
+    if isinstance(operation, (Reducescatter, Allgather, Alltoall)):
+        return Place(rank_in(process_set), size_of(process_set))
+    return None
+
+
+class HostCall(NamedTuple):
+    """A collective in a compiled program, where shapes are fixed.
+
+    Attributes:
+        operation: the collective.
+        place: what the program was compiled for.
+    """
+
+    operation: Operation
+    place: Optional[Place]
+
+    @property
+    def overwrites(self) -> bool:
+        """Whether :meth:`overwrite` can be used in place of :meth:`run`."""
+        return isinstance(self.operation, Overwriting)
+
+    def overwrite(self, arrays: Sequence[Array]) -> None:
+        """Execute it on writable, contiguous arrays, which receive the results."""
+        Batch([self._named()]).overwrite(arrays)
+
+    def run(self, arrays: Sequence[Array]) -> List[Array]:
+        """Execute it; returns new arrays, or the given ones where these are not read any more.
+
+        Raises:
+            MismatchError: the number of ranks has changed since the program was compiled.
+        """
+        operation, place = self._named(), self.place
+        if place is None:
+            return Batch([operation]).run(arrays)
+        if place_for(operation) != place:
+            error = MismatchError(
+                f"This program was compiled for rank {place.position} of {place.size}, and the ranks have "
+                "changed since. Call jax.clear_caches() after ringcomm.init()."
+            )
+            record_cause(error)
+            raise error
+        if isinstance(operation, Allgather):
+            # As one row of equal shape each, so that ranks with other numbers of rows get an error.
+            gathered = Batch([operation]).run([array[np.newaxis] for array in arrays])
+            return [part.reshape(-1, *array.shape[1:]) for part, array in zip(gathered, arrays)]
+        if isinstance(operation, Alltoall):
+            blocks = arrays[0].reshape(place.size, -1, *arrays[0].shape[1:])
+            return [Batch([operation]).run([blocks, NO_SPLITS])[0].reshape(arrays[0].shape)]
+        return Batch([operation]).run(arrays)
+
+    def _named(self) -> Operation:
+        return self.operation if self.operation.name else self.operation._replace(name=IN_ORDER)
+
+
+def run_now(operation: Operation, arrays: Sequence[Array]) -> List[Array]:
+    """Execute an operation outside of compiled programs: ranks may have different numbers of rows.
+
+    Args:
+        operation: the collective.
+        arrays: its inputs; of an :class:`Overwriting` one they are overwritten.
+
+    Returns:
+        the results.
+    """
+    if isinstance(operation, Overwriting):
+        Batch([operation]).overwrite(arrays)
+        return list(arrays)
+    if isinstance(operation, Alltoall):
+        return Batch([operation]).run([*arrays, NO_SPLITS])[:1]
+    return Batch([operation]).run(arrays)
+
+
+def rows_of(kind: str, shape: Sequence[int]) -> int:
+    """The first dimension of an array.
+
+    Raises:
+        ShapeError: it has none.
+    """
+    if not shape:
+        raise ShapeError(f"{kind} needs an array with at least one dimension, to divide it by rows.")
+    return shape[0]
+
+
+def results_of(call: HostCall, shapes: Sequence[Sequence[int]]) -> List[List[int]]:
+    """The shapes of a call's results.
+
+    Args:
+        call: the collective.
+        shapes: of its arrays.
+    """
+    operation, place = call.operation, call.place
+    results = [list(shape) for shape in shapes]
+    if place is None:
+        return results
+    for shape in results:
+        rows = rows_of(type(operation).__name__.lower(), shape)
+        if isinstance(operation, Allgather):
+            shape[0] = rows * place.size
+        elif isinstance(operation, Reducescatter):
+            shape[0] = part_of(rows, place)
+    return results
+
+
+def part_of(rows: int, place: Place) -> int:
+    """How many of so many rows a rank gets in a reducescatter: the first ranks get one more."""
+    each, more = divmod(rows, place.size)
+    return each + (place.position < more)

@@ -1,0 +1,55 @@
+"""The way from a compiled program to the host where the fast one does not work: as ``io_callback`` does it.
+
+It copies operands and results. ``io_callback`` itself would make JAX arrays of its operands inside the
+callback; with one thread of XLA, converting these to NumPy waits for ever for that thread.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import jax
+import numpy as np
+from jax.experimental import io_callback
+from jax.interpreters import mlir
+
+from .host_call import HostCall
+
+NAME = "io_callback"
+
+
+def _effect() -> Any:
+    """The effect by which ``io_callback`` keeps its order; its class has no public name."""
+    (found,) = jax.make_jaxpr(lambda: io_callback(lambda: None, None, ordered=True))().effects
+    try:
+        from jax._src.effects import remat_allowed_effects
+
+        # Otherwise jax.checkpoint refuses functions with collectives.
+        remat_allowed_effects.add_type(type(found))
+    except (ImportError, AttributeError):
+        pass
+    return found
+
+
+effect = _effect()
+
+
+def lower(ctx: Any, call: HostCall, *operands: Any) -> Sequence[Any]:
+    """Emit the call of the host into a program."""
+    results: Sequence[Any]
+    token, results = emit(ctx, call, ctx.tokens_in.get(effect), operands)
+    ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({effect: token})))
+    return results
+
+
+def emit(ctx: Any, call: HostCall, token: Any, operands: Sequence[Any]) -> Any:
+    """Emit a callback on copies, for every kind of device; returns the next token and the results."""
+
+    def on_host(*arrays: Any) -> Any:
+        return tuple(call.run([np.asarray(array) for array in arrays]))
+
+    results, next_token, _ = mlir.emit_python_callback(
+        ctx, on_host, token, list(operands), ctx.avals_in, ctx.avals_out, has_side_effect=True,
+        returns_token=True,
+    )  # fmt: skip
+    return next_token, list(results)

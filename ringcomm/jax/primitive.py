@@ -1,0 +1,189 @@
+"""The JAX primitive of every collective: how it is compiled, executed, differentiated and vectorized.
+
+**Gradients** follow Horovod, as in the other adapters: the gradient of a sum is the sum of the ranks'
+gradients, that of an average their average, that of an allgather this rank's rows of the averaged gradients.
+"""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from .. import api
+from .._adapter.compressed import CompressedAllreduce
+from .._adapter.graph_callbacks import (
+    Allgather,
+    Allreduce,
+    Alltoall,
+    Broadcast,
+    Operation,
+    Overwriting,
+    Reducescatter,
+    average,
+)
+from ..errors import NotOfferedError
+from ..ops import ReduceOp
+from . import mechanism
+from .eager import from_host, to_host
+from .host_call import HostCall, Place, part_of, place_for, process_set_of, results_of, run_now
+
+collective_p = Primitive("ringcomm_collective")
+collective_p.multiple_results = True
+
+
+def bind(operation: Operation, operands: Sequence[Any]) -> List[Any]:
+    """Add a collective to the program that is being traced, or execute it if there is none.
+
+    Args:
+        operation: the collective.
+        operands: JAX arrays.
+
+    Returns:
+        its results.
+
+    Raises:
+        NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.
+        UnknownProcessSetError: the process set is not registered, or this rank is not a member.
+        ShapeError: an operand has no dimensions, and the operation needs rows.
+    """
+    call = HostCall(operation, place_for(operation))
+    results_of(call, [operand.shape for operand in operands])
+    results: List[Any] = collective_p.bind(*operands, call=call)
+    return results
+
+
+@collective_p.def_effectful_abstract_eval
+def _abstract(*operands: Any, call: HostCall) -> Any:
+    shapes = results_of(call, [operand.shape for operand in operands])
+    results = [jax.core.ShapedArray(tuple(shape), operand.dtype) for shape, operand in zip(shapes, operands)]
+    return results, {mechanism.chosen().effect}
+
+
+def _lower(ctx: Any, *operands: Any, call: HostCall) -> Any:
+    return mechanism.chosen().lower(ctx, call, *operands)
+
+
+# Not cached: a program that contains the operation twice calls the host at two places.
+mlir.register_lowering(collective_p, _lower, cacheable=False)
+
+
+@collective_p.def_impl
+def _execute(*operands: Any, call: HostCall) -> List[Any]:
+    overwritten = isinstance(call.operation, Overwriting)
+    arrays = [to_host(operand, copy=overwritten) for operand in operands]
+    results = run_now(call.operation, arrays)
+    return [from_host(result, operand) for result, operand in zip(results, operands)]
+
+
+def _linear(operation: Operation) -> bool:
+    if isinstance(operation, (Allreduce, Reducescatter)):
+        return operation.how.op in (ReduceOp.SUM, ReduceOp.AVERAGE)
+    return not isinstance(operation, CompressedAllreduce)
+
+
+def _differentiate(primals: Sequence[Any], tangents: Sequence[Any], *, call: HostCall) -> Any:
+    """The derivative in a direction: the same operation on the tangents."""
+    results = collective_p.bind(*primals, call=call)
+    given = [index for index, tangent in enumerate(tangents) if type(tangent) is not ad.Zero]
+    derived: List[Any] = [ad.Zero(jax.typeof(result).to_tangent_aval()) for result in results]
+    if given:
+        if not _linear(call.operation):
+            raise NotOfferedError(
+                f"{type(call.operation).__name__.lower()} has a gradient for Sum and Average only, without "
+                "compression by codes."
+            )
+        used = _for_inputs(call, len(given))
+        for index, item in zip(given, collective_p.bind(*(tangents[index] for index in given), call=used)):
+            derived[index] = item
+    return results, derived
+
+
+def _for_inputs(call: HostCall, inputs: int) -> HostCall:
+    """The same call for another number of arrays. (Of an alltoall's two inputs one is the splits.)"""
+    if isinstance(call.operation, Alltoall):
+        return call
+    return call._replace(operation=call.operation._replace(inputs=inputs))
+
+
+def _transpose(cotangents: Sequence[Any], *operands: Any, call: HostCall) -> List[Any]:
+    """The gradients of the operands from those of the results."""
+    found: List[Any] = [
+        ad.Zero(operand.aval) if ad.is_undefined_primal(operand) else None for operand in operands
+    ]
+    wanted = [
+        index
+        for index, (operand, cotangent) in enumerate(zip(operands, cotangents))
+        if ad.is_undefined_primal(operand) and type(cotangent) is not ad.Zero
+    ]
+    if wanted:
+        shapes = [operands[index].aval.shape for index in wanted]
+        gradients = _gradients(call, [cotangents[index] for index in wanted], shapes)
+        for index, gradient in zip(wanted, gradients):
+            found[index] = gradient
+    return found
+
+
+def _gradients(call: HostCall, cotangents: List[Any], shapes: Sequence[Sequence[int]]) -> List[Any]:
+    operation, place, count = call.operation, call.place, len(cotangents)
+    if isinstance(operation, (Allreduce, Alltoall)):
+        return list(collective_p.bind(*cotangents, call=_for_inputs(call, count)))
+    averaged = Allreduce(average(process_set_of(operation)), operation.name, count)
+    if isinstance(operation, Broadcast):
+        means = bind(averaged, cotangents)
+        own = api.rank() == operation.root_rank
+        return means if own else [jnp.zeros_like(mean) for mean in means]
+    assert place is not None
+    if isinstance(operation, Allgather):
+        means = bind(averaged, cotangents)
+        rows = [shape[0] for shape in shapes]
+        return [
+            jax.lax.slice_in_dim(mean, place.position * length, (place.position + 1) * length)
+            for mean, length in zip(means, rows)
+        ]
+    assert isinstance(operation, Reducescatter)
+    return _gather_parts(operation, place, cotangents, [shape[0] for shape in shapes])
+
+
+def _gather_parts(operation: Reducescatter, place: Place, parts: List[Any], rows: List[int]) -> List[Any]:
+    """All ranks' gradients of a reducescatter, by rows; times the number of ranks for a sum."""
+    factor = operation.how.prescale * operation.how.postscale
+    if operation.how.op == ReduceOp.SUM:
+        factor *= place.size
+    padded = []
+    for part, length in zip(parts, rows):
+        missing = -(-length // place.size) - part.shape[0]
+        scaled = part * jnp.asarray(factor, part.dtype)
+        padded.append(jnp.pad(scaled, [(0, missing)] + [(0, 0)] * (part.ndim - 1)))
+    gathered = bind(Allgather(operation.how.process_set, operation.name, len(parts)), padded)
+    whole = []
+    for item, length in zip(gathered, rows):
+        most = -(-length // place.size)
+        lengths = [part_of(length, place._replace(position=rank)) for rank in range(place.size)]
+        own = [item[rank * most : rank * most + lengths[rank]] for rank in range(place.size)]
+        whole.append(jnp.concatenate(own))
+    return whole
+
+
+def _vectorize(operands: Sequence[Any], dims: Sequence[Optional[int]], *, call: HostCall) -> Any:
+    """The operation on arrays with one more dimension, which is not that of the rows."""
+    operation = call.operation
+    if isinstance(operation, CompressedAllreduce) or (
+        isinstance(operation, Allreduce) and operation.how.op == ReduceOp.ADASUM
+    ):
+        raise NotOfferedError("vmap of an allreduce by Adasum or with codes: it is not element-wise.")
+    if not isinstance(operation, Overwriting):
+        # Rows stay in front.
+        operands = [
+            operand if dim is None else jnp.moveaxis(operand, dim, 1) for operand, dim in zip(operands, dims)
+        ]
+        dims = [None if dim is None else 1 for dim in dims]
+    return collective_p.bind(*operands, call=call), list(dims)
+
+
+ad.primitive_jvps[collective_p] = _differentiate
+ad.primitive_transposes[collective_p] = _transpose
+batching.primitive_batchers[collective_p] = _vectorize

@@ -1,0 +1,106 @@
+"""The distributed optimizer, gradients with the reduction built in, and compression."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import ringcomm as rc
+import ringcomm.jax as hvd
+from tests.adapters.jax.forms import FORMS, raises, ranks, same
+from tests.adapters.jobs import same_everywhere
+
+
+def gradients(scale: float = 1.0) -> dict:
+    return {
+        "w": jnp.full((3, 2), scale * (hvd.rank() + 1.0)),
+        "none": None,
+        "b": jnp.arange(2.0) + hvd.rank(),
+    }
+
+
+def mean(scale: float = 1.0) -> dict:
+    middle = (rc.size() - 1) / 2
+    return {"w": np.full((3, 2), scale * (middle + 1)), "none": None, "b": np.arange(2.0) + middle}
+
+
+def check_updates_are_those_of_the_reduced_gradients() -> None:
+    for form in FORMS:
+        plain, params = optax.adam(0.1), {"w": jnp.ones((3, 2)), "none": None, "b": jnp.ones(2)}
+        for options, expected in (
+            ({}, mean()),
+            ({"op": hvd.Sum}, jax.tree_util.tree_map(lambda leaf: leaf * rc.size(), mean())),
+            ({"gradient_predivide_factor": 2.0, "compression": hvd.Compression.fp16}, mean()),
+        ):
+            tx = hvd.DistributedOptimizer(plain, **options)
+            state = tx.init(params)
+            assert jax.tree_util.tree_structure(state) == jax.tree_util.tree_structure(plain.init(params))
+            found, after = form(tx.update)(gradients(), state, params)
+            as_arrays = jax.tree_util.tree_map(jnp.asarray, expected)
+            right, right_after = plain.update(as_arrays, plain.init(params), params)
+            same(found, right)
+            same(after, right_after)
+    raises(rc.ConfigError, lambda: hvd.DistributedOptimizer("adam"))
+    raises(rc.ConfigError, lambda: hvd.DistributedOptimizer(plain, backward_passes_per_step=0))
+
+
+def check_passes_are_accumulated() -> None:
+    for form in FORMS:
+        for averaged in (False, True):
+            tx = hvd.distributed(
+                optax.chain(optax.trace(0.5), optax.sgd(1.0)), backward_passes_per_step=2,
+                average_aggregated_gradients=averaged,
+            )  # fmt: skip
+            params = {"w": jnp.ones((3, 2)), "none": None, "b": jnp.ones(2)}
+            state = tx.init(params)
+            update = form(tx.update)
+            for turn in range(4):
+                found, state = update(gradients(), state, params)
+                factor = (0, -1, 0, -1.5)[turn] * (1 if averaged else 2)
+                same(found, jax.tree_util.tree_map(lambda leaf, factor=factor: factor * leaf, mean()))
+
+
+def check_gradients_with_the_reduction_built_in() -> None:
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        return (w * x).sum()
+
+    x = jnp.arange(3.0) + hvd.rank()
+    averaged = sum(ranks(lambda rank: np.arange(3.0) + rank)) / rc.size()
+    for form in FORMS:
+        value, found = form(hvd.value_and_grad(loss))(jnp.ones(3), x)
+        same((value, found), (x.sum(), averaged))
+        same(form(hvd.grad(loss, op=hvd.Sum))(jnp.ones(3), x), averaged * rc.size())
+        auxiliary = form(hvd.grad(lambda w, x: (loss(w, x), x + 1), has_aux=True))(jnp.ones(3), x)
+        same(auxiliary, (averaged, x + 1))
+        both = form(hvd.grad(loss, argnums=(0, 1)))(jnp.ones(3), x)
+        same(both, (averaged, np.ones(3)))
+
+
+def check_large_gradients_travel_in_buckets() -> None:
+    tree = [jnp.full(size, hvd.rank() + 1.0) for size in (3_000_000, 5, 400_000, 7)]
+    update = jax.jit(hvd.DistributedOptimizer(optax.sgd(1.0)).update)
+    found, _ = update(tree, optax.sgd(1.0).init(tree), tree)
+    same(found, [np.full(leaf.shape, -(rc.size() + 1) / 2) for leaf in tree])
+
+
+def check_compression_by_codes() -> None:
+    """What a code loses of a gradient is added to the next one, so the sum of many is right."""
+    weights = jnp.asarray(np.random.default_rng(hvd.rank()).normal(size=(64, 96)), jnp.float32)
+    exact = (
+        sum(ranks(lambda rank: np.random.default_rng(rank).normal(size=(64, 96)).astype(np.float32)))
+        / rc.size()
+    )
+    for compression in ("int8", hvd.Compression.int4, hvd.PowerSGD(2)):
+        tx = hvd.DistributedOptimizer(optax.sgd(1.0), compression=compression)
+        state, update = tx.init(weights), jax.jit(tx.update)
+        found = np.zeros_like(exact)
+        for _ in range(20):
+            step, state = update(weights, state)
+            same_everywhere(step)
+            found -= np.asarray(step)
+        if not isinstance(compression, hvd.PowerSGD):
+            np.testing.assert_allclose(found / 20, exact, atol=0.05)
+        else:
+            assert np.linalg.norm(found / 20 - exact) < np.linalg.norm(exact)

@@ -1,0 +1,36 @@
+"""What the checks of ringcomm.jax share: each holds outside of compiled programs and in them."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List
+
+import jax
+import numpy as np
+
+import ringcomm as rc
+
+FORMS: List[Callable[[Any], Any]] = [lambda function: function, jax.jit]
+
+
+def ranks(value: Callable[[int], Any]) -> List[Any]:
+    """A value of every rank, computed here."""
+    return [np.asarray(value(rank)) for rank in range(rc.size())]
+
+
+def same(found: Any, expected: Any, exact: float = 1e-5) -> None:
+    """The trees have the same structure, shapes and, up to rounding, numbers."""
+    assert jax.tree_util.tree_structure(found) == jax.tree_util.tree_structure(expected)
+    for mine, right in zip(jax.tree_util.tree_leaves(found), jax.tree_util.tree_leaves(expected)):
+        assert np.shape(mine) == np.shape(right), (np.shape(mine), np.shape(right))
+        np.testing.assert_allclose(
+            np.asarray(mine, np.float64), np.asarray(right, np.float64), rtol=exact, atol=exact
+        )
+
+
+def raises(kind: Any, function: Callable[[], Any]) -> Any:
+    """The error of this kind that a function raises."""
+    try:
+        function()
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind.__name__}")
