@@ -109,7 +109,7 @@ def test_the_configuration_of_an_agent() -> None:
     config: Dict[str, Any] = job.agent_config(job.hosts[1])
     assert config["writes"] == []
     assert config["key"] == job.key.hex()
-    same = {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2"}
+    same = {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1", "NODE_RANK": "1"}
     assert config["ranks"] == [
         {"rank": 1, "env": {**same, "RANK": "1", "LOCAL_RANK": "0", "RINGCOMM_SLOT": "1:0"}},
         {"rank": 2, "env": {**same, "RANK": "2", "LOCAL_RANK": "1", "RINGCOMM_SLOT": "1:1"}},
