@@ -67,8 +67,8 @@ environment() { # DIRECTORY PYTHON PIP-ARGUMENTS...: a virtual environment, made
     wanted="$("$python" -VV) $PWD $* $(cat pyproject.toml tests/requirements*.txt | cksum)"
     if [ "$(cat "$directory/made-from" 2>/dev/null)" != "$wanted" ]; then
         echo "making $directory"
-        quietly "$python" -m venv --clear "$directory"
-        quietly "$directory/bin/python" -m pip install "$@"
+        quietly "$python" -m venv --clear "$directory" || return
+        quietly "$directory/bin/python" -m pip install "$@" || return
         echo "$wanted" >"$directory/made-from"
     fi
 }
@@ -205,6 +205,28 @@ stage_jax() {
         tests .venv-test-jax jax -n 2 --dist loadgroup tests/adapters/jax
         tests .venv-test-jax help tests/test_help.py -k jax
     fi
+}
+
+stage_trainers() { # Lightning, Fabric, Accelerate, the Hugging Face Trainer and Composer
+    if ! trainers_environment; then
+        [ "${CI:-}${RINGCOMM_REQUIRE_HOSTS:-}" = "" ] || return 1
+        echo "skipped: what tests/requirements-trainers.txt lists cannot be installed here"
+        return 0
+    fi
+    if quick; then
+        tests .venv-test-trainers smoke --quick -m smoke tests/adapters/trainers
+    else
+        tests .venv-test-trainers trainers tests/adapters/trainers tests/hosts/test_trainers.py
+    fi
+}
+
+trainers_environment() {
+    environment .venv-test-trainers "$main" -e '.[test]' -r tests/requirements-trainers.txt || return
+    # These two ask for another PyTorch than the tests use, and a torchvision that other trainers can see breaks
+    # them: so they are in a folder of their own, which tests/adapters/trainers/recorded.py adds to the path.
+    [ -e .venv-test-trainers/composer/composer ] ||
+        quietly .venv-test-trainers/bin/python -m pip install --no-deps --target .venv-test-trainers/composer \
+            mosaicml==0.32.1 torchvision==0.28.0
 }
 
 stage_coverage() { # every module by the tests that the table names for it; only with --only coverage

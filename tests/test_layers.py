@@ -155,10 +155,13 @@ LEVELS: Dict[int, List[List[str]]] = {
             "torch.distributed._rendezvous", "torch.distributed._weighted",
             "torch.distributed._unsynchronized", "torch.distributed._start", "torch.distributed.__init__",
         ],
+        ["lightning._job_ranks", "lightning._registration", "lightning.__init__"],
     ],
 }  # fmt: skip
 
-ACROSS = {"keras": {"torch", "jax", "_tensorflow"}, "tensorflow": {"keras", "_tensorflow"}}
+ACROSS = {
+    "lightning": {"torch"}, "keras": {"torch", "jax", "_tensorflow"}, "tensorflow": {"keras", "_tensorflow"},
+}
 """Families of level 7 (by package) whose modules may import those of other packages of the same level. Both
 directions between two packages would be a cycle; `test_adapter_packages_form_no_cycle` checks that."""
 
@@ -170,6 +173,7 @@ ADAPTERS = {
     "tensorflow": {"tensorflow"},
     "keras": {"keras", "torch", "jax"},
     "mxnet": {"mxnet"},
+    "lightning": {"torch"},
 }
 """Packages on level 7 that translate, and for which frameworks; users import the packages themselves."""
 

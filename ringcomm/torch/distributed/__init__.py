@@ -21,12 +21,12 @@ from ._group_base import BACKEND
 from ._hooks import compress_hook
 from ._monitored import monitored_barrier
 from ._rendezvous import register
-from ._start import init, make_default
+from ._start import init, local_rank, make_default
 from ._weighted import WeightedAverage, weighted_average_hook
 
 __all__ = [
-    "BACKEND", "ProcessGroupRingcomm", "WeightedAverage", "compress_hook", "init", "make_default",
-    "monitored_barrier", "weighted_average_hook",
+    "BACKEND", "ProcessGroupRingcomm", "WeightedAverage", "compress_hook", "init", "local_rank",
+    "make_default", "monitored_barrier", "weighted_average_hook",
 ]  # fmt: skip
 
 if BACKEND not in _dist.Backend.backend_list:

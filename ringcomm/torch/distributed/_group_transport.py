@@ -41,6 +41,7 @@ class GroupTransport:
         watch: aborts waits on the links.
         generation: membership epoch.
         host: the name of this rank's host.
+        local_rank: number of the ranks before this one on its host.
         end: ends the group's communication on this rank, with an error.
         spin_s: how long to poll before sleeping, in seconds.
 
@@ -51,7 +52,7 @@ class GroupTransport:
     def __init__(
         self, store: Any, rank: int, ranks: Sequence[int], name: str, settings: Settings, default: bool
     ) -> None:
-        self.generation, self.spin_s, self.host = 0, 0.0, "localhost"
+        self.generation, self.spin_s, self.host, self.local_rank = 0, 0.0, "localhost", 0
         self.channels = Channels(*(SocketFabric(0, {}) for _ in Channels._fields))
         numbers = ", ".join(map(str, ranks))
         self._name = "the default process group" if default else f"process group {name} (ranks {numbers})"
@@ -68,7 +69,8 @@ class GroupTransport:
             joined = self._rendezvous.joined
             self.generation, control, self.channels = joined.generation, joined.control, joined.channels
             own, self.host = joined.peers[rank].host_index, joined.peers[rank].host
-            self.spin_s = polling_s(settings, sum(peer.host_index == own for peer in joined.peers))
+            here = [number for number, peer in enumerate(joined.peers) if peer.host_index == own]
+            self.spin_s, self.local_rank = polling_s(settings, len(here)), here.index(rank)
         self.watch = GroupWatch(control, ranks)
         for fabric in (self.channels.direct, self.channels.background):
             fabric.watch = self.watch

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from ... import api
 from ...config import Membership, env_rendezvous_from_environment
 from ...errors import Misuse, StartupError
+from ._group import ProcessGroupRingcomm
 from ._group_base import BACKEND
 from ._rendezvous import SCHEME
 from ._unsynchronized import watch_optimizers
@@ -44,7 +45,7 @@ def init(timeout: Optional[timedelta] = None) -> None:
     """
     make_default()
     if dist.is_initialized():
-        _check_backend()
+        _default_group()
         return
     own_context = not api.is_initialized()
     dist.init_process_group(BACKEND, init_method=_init_method(), timeout=timeout)
@@ -64,19 +65,31 @@ def make_default() -> None:
         composer.DeviceCPU.dist_backend = BACKEND
 
 
-def _check_backend() -> None:
-    """Raise unless CPU tensors of the default group go through ringcomm."""
+def local_rank() -> int:
+    """This process's number among those of the default group on its host.
+
+    Returns:
+        0 for the first rank on each host, in the order of ranks.
+
+    Raises:
+        Misuse: CPU tensors of the default group do not go through ringcomm.
+    """
+    return _default_group()._transport.local_rank
+
+
+def _default_group() -> ProcessGroupRingcomm:
+    """The default group, or its part for CPU tensors; raises unless they go through ringcomm."""
     try:
         found = dist.group.WORLD._get_backend(torch.device("cpu"))
     except RuntimeError:  # it has no backend for CPU tensors
         found = None
-    name = getattr(found, "getBackendName", lambda: dist.get_backend())()
-    if name != BACKEND:
+    if not isinstance(found, ProcessGroupRingcomm):
         raise Misuse(
             f"There is a default process group already, and its backend is {dist.get_backend()!r}. Call "
             "ringcomm.torch.distributed.init() before anything makes a group (init_process_group, "
             "Accelerator, TrainingArguments, Trainer), or destroy that group first."
         )
+    return found
 
 
 def _init_method() -> str:
@@ -89,8 +102,8 @@ def _init_method() -> str:
         return "env://"
     if membership.is_alone and size > 1:
         raise StartupError(
-            f"WORLD_SIZE={size} says that this is one of {size} processes, but {', '.join(unset)} is not "
-            "set. Where Lightning starts its processes itself, call ringcomm.torch.distributed.make_default() "
+            f"WORLD_SIZE={size} says that this is one of {size} processes, but {', '.join(unset)} is "
+            "not set. Where Lightning starts its processes itself, call make_default() of this module "
             "instead of init(); else start the program with ringrun or torchrun."
         )
     return f"{SCHEME}://"

@@ -64,10 +64,10 @@ class _Observer:
         self._stop()
         warnings.warn(
             f"Rank 0 of {self._size} has made {self._steps} optimizer step(s), and no collective of "
-            "torch.distributed has run: every rank trains a model of its own. On machines without a GPU, "
+            "torch.distributed has run: every rank trains a model of its own. On machines without a GPU "
             "Accelerate takes part only with Accelerator(cpu=True), the Hugging Face Trainer with "
-            "TrainingArguments(use_cpu=True), and Lightning with a strategy (\"ddp_ringcomm\"); a plain model "
-            "has to be wrapped in DistributedDataParallel.",
+            "TrainingArguments(use_cpu=True), and Lightning with a strategy (\"ddp_ringcomm\"); a plain "
+            "model has to be wrapped in DistributedDataParallel.",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -42,15 +41,6 @@ def test_it_learns(launcher):
     assert len(digests) == ranks and len(set(digests)) == 1
     (reached,) = re.findall(r"bit-identical; final accuracy ([\d.]+)$", output, re.MULTILINE)
     assert float(reached) > 0.9
-
-
-@pytest.mark.skipif(not importlib.util.find_spec("lightning"), reason="lightning is not installed")
-@pytest.mark.parametrize("launcher", ["alone", "torchrun"])
-def test_lightning_learns(launcher):
-    prefix, _ = LAUNCHERS[launcher]
-    output = run(*prefix, "examples/lightning_ddp.py", "--processes", "2", "--epochs", "3")
-    (reached,) = re.findall(r"^2 process\(es\) over ringcomm; final accuracy ([\d.]+)$", output, re.MULTILINE)
-    assert float(reached) > 0.8
 
 
 def test_the_benchmark_runs():

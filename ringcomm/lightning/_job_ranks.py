@@ -1,0 +1,163 @@
+"""How Lightning and Fabric number the processes of a job, whichever distribution of Lightning is used.
+
+The classes derive from nothing of Lightning: ``lightning`` and ``pytorch_lightning`` each have base classes
+of their own (:mod:`._registration`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+from ..config import torchrun_from_environment
+from ..errors import Misuse
+from ..torch.distributed import BACKEND, init, local_rank
+
+
+class RingcommEnvironment:
+    """A ``ClusterEnvironment`` for Lightning and Fabric: ranks are those of the default process group.
+
+    Making one joins the job (:func:`ringcomm.torch.distributed.init`). To Lightning every rank is a node with
+    one device, so hosts may have unequal numbers of ranks. The strategies ``"ddp_ringcomm"`` and
+    ``"fsdp2_ringcomm"`` use it by themselves; for another strategy pass it as a plugin::
+
+        environment = RingcommEnvironment()
+        strategy = DDPStrategy(static_graph=True)
+        Trainer(strategy=strategy, plugins=[environment], devices=1, num_nodes=environment.world_size())
+
+    Then Lightning calls ``prepare_data`` on every rank, and not on one per host.
+    """
+
+    def __init__(self) -> None:
+        init()
+
+    creates_processes_externally = True
+
+    @property
+    def main_address(self) -> str:
+        """The address of rank 0. Lightning does not use it: the process group exists already."""
+        return torchrun_from_environment(self.world_size())[1] or "127.0.0.1"
+
+    @property
+    def main_port(self) -> int:
+        """Always 0; see :attr:`main_address`."""
+        return 0
+
+    @staticmethod
+    def detect() -> bool:
+        """Whether the default process group exists and is ringcomm's."""
+        return bool(dist.is_initialized() and dist.get_backend() == BACKEND)
+
+    def world_size(self) -> int:
+        """Number of ranks of the job."""
+        init()
+        return int(dist.get_world_size())
+
+    def set_world_size(self, size: int) -> None:
+        """Does nothing: the job has its size."""
+
+    def global_rank(self) -> int:
+        """This process's rank in the job."""
+        init()
+        return int(dist.get_rank())
+
+    def set_global_rank(self, rank: int) -> None:
+        """Join the job again if its process group has been destroyed; the rank is the job's own."""
+        init()
+
+    def local_rank(self) -> int:
+        """Always 0: every rank is a node of its own."""
+        return 0
+
+    def node_rank(self) -> int:
+        """The rank: every rank is a node of its own."""
+        return self.global_rank()
+
+    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
+        """Refuse settings that do not describe this job.
+
+        Raises:
+            ValueError: there is not one device per node, or not one node per rank.
+        """
+        size = self.world_size()
+        if (num_devices, num_nodes) != (1, size):
+            raise ValueError(
+                f"devices={num_devices} and num_nodes={num_nodes} do not describe this job: with "
+                f"RingcommEnvironment every rank is a node, so write devices=1, num_nodes={size}."
+            )
+
+    def teardown(self) -> None:
+        """Does nothing: the process group remains for what follows, and ends with the program."""
+
+
+class JobRanks:
+    """What the strategies of Lightning and Fabric do differently here; put before one of theirs as a base.
+
+    ``devices`` and ``num_nodes`` of the Trainer need not be given: each rank has one device, and the job its
+    size.
+    """
+
+    _devices: Optional[List[Any]] = None
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._environment = RingcommEnvironment()
+        super().__init__(*arguments, **{"process_group_backend": BACKEND, **options})
+        self.cluster_environment = self._environment
+
+    @property
+    def parallel_devices(self) -> Optional[List[Any]]:
+        """The one device of this rank, in a list; None until Lightning has chosen it."""
+        return self._devices
+
+    @parallel_devices.setter
+    def parallel_devices(self, devices: Optional[List[Any]]) -> None:
+        """Take the first device; raise if there are more than ranks."""
+        size = self._environment.world_size()
+        if devices and len(devices) > size:
+            raise Misuse(
+                f"devices={len(devices)}, but this job has {size} rank(s). Lightning does not start "
+                f"processes with this strategy: start the program with ringrun -np {len(devices)}, or "
+                "with torchrun."
+            )
+        self._devices = None if devices is None else devices[:1]
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of ranks: every rank is a node to Lightning."""
+        return self._environment.world_size()
+
+    @num_nodes.setter
+    def num_nodes(self, number: int) -> None:
+        """Ignore the Trainer's number of nodes: the job has its size."""
+
+    @property
+    def root_device(self) -> torch.device:
+        """The device of this rank."""
+        assert self._devices is not None
+        return self._devices[0]
+
+    @property
+    def local_rank(self) -> int:
+        """This rank's number on its host; Lightning calls ``prepare_data`` where it is 0."""
+        return local_rank()
+
+
+def shard(model: Any, mesh: Any) -> Any:
+    """Shard a model's parameters over all ranks with FSDP2: each child that has some, and then the model.
+
+    Args:
+        model: a ``torch.nn.Module``.
+        mesh: the strategy's device mesh.
+
+    Returns:
+        the same model.
+    """
+    ranks = mesh["data_parallel"]
+    for child in model.children():
+        if any(True for _ in child.parameters()):
+            fully_shard(child, mesh=ranks)
+    fully_shard(model, mesh=ranks)
+    return model

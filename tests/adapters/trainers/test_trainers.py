@@ -1,0 +1,53 @@
+"""The strategies for Lightning and Fabric in both distributions, Lightning's own launcher, and the warning of
+ranks that train alone with Accelerate. The examples are in ``tests/hosts/test_trainers.py``."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.proc.test_ringrun_support import ROOT, SOURCES, Launched
+
+pytest.importorskip("lightning", reason="needs Lightning: bash tests/run.sh --only trainers")
+
+HERE = Path(__file__).parent
+LIMIT_S = 240.0
+ENVIRON = {"OMP_NUM_THREADS": "1"}
+pytestmark = pytest.mark.timeout(300)
+
+
+def under_ringrun(*command: str) -> str:
+    """What two ranks print on both streams."""
+    job = Launched("-np", "2", "--start-timeout", "200", *command, cwd=ROOT, env=ENVIRON)
+    assert job.finish(LIMIT_S) == 0, f"{job.out}\n{job.err}"
+    return job.out + job.err
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+def test_strategies(package: str) -> None:
+    pytest.importorskip(package)
+    assert under_ringrun(str(HERE / "lightning_checks.py"), package).count("all is as it has to be") == 2
+
+
+def test_lightning_starts_the_processes() -> None:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("RINGCOMM_")}
+    done = subprocess.run(
+        [sys.executable, str(HERE / "lightning_starts.py")], cwd=ROOT, timeout=LIMIT_S, text=True,
+        env={**environ, "PYTHONPATH": SOURCES, **ENVIRON}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    assert sorted(re.findall(r"rank (\d) of 2 over ringcomm", done.stdout)) == ["0", "1"], done.stdout
+
+
+def test_accelerate_without_cpu_is_reported() -> None:
+    pytest.importorskip("accelerate")
+    text = under_ringrun(str(HERE / "accelerate_alone.py"))
+    assert text.count("1 process(es)") == 2
+    assert re.findall(r"Rank 0 of 2 has made (\d+) optimizer step", text) == ["10"], text
+    assert "Accelerator(cpu=True)" in text
