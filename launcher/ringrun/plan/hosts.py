@@ -19,6 +19,7 @@ class HostSpec(NamedTuple):
         python: the interpreter there, or None for the launcher's path.
         cwd: the working directory there, or None for the launcher's.
         iface: which interfaces ranks there may use, or None for the job's choice.
+        max_slots: how many ranks may run there with ``--oversubscribe``, or None for no limit.
     """
 
     name: str
@@ -27,6 +28,7 @@ class HostSpec(NamedTuple):
     python: Optional[str] = None
     cwd: Optional[str] = None
     iface: Optional[str] = None
+    max_slots: Optional[int] = None
 
     @property
     def target(self) -> str:
@@ -38,7 +40,7 @@ _FORM = "Write HOST, HOST:SLOTS, USER@HOST:SLOTS, or [IPV6]:SLOTS"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\Z")
 _ADDRESS = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9_.\-]+)?\Z")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+\\\-]*\Z")
-_KEYS = ("slots", "python", "cwd", "iface")
+_KEYS = ("slots", "max_slots", "python", "cwd", "iface")
 
 
 def parse_hosts(text: str) -> List[HostSpec]:
@@ -92,6 +94,7 @@ def _line(words: List[str], where: str) -> HostSpec:
     values: Dict[str, str] = {}
     for word in words[1:]:
         key, equals, value = word.partition("=")
+        key = "max_slots" if key == "max-slots" else key
         if not equals or key not in _KEYS:
             known = ", ".join(f"{name}=…" for name in _KEYS)
             raise ConfigError(f"{where}: {word!r} is not an option of a host. The options are {known}.")
@@ -106,6 +109,11 @@ def _line(words: List[str], where: str) -> HostSpec:
                 f"{where}: slots are given twice, as {words[0]!r} and slots=. Keep one of them."
             )
         spec = spec._replace(slots=_slots(values["slots"], where))
+    if "max_slots" in values:
+        most = _slots(values["max_slots"], where)
+        if spec.slots is not None and most < spec.slots:
+            raise ConfigError(f"{where}: max_slots={most} is less than slots={spec.slots}.")
+        spec = spec._replace(max_slots=most)
     return spec._replace(python=values.get("python"), cwd=values.get("cwd"), iface=values.get("iface"))
 
 

@@ -76,7 +76,7 @@ def make_plan(np: Optional[int], hosts: Sequence[HostSpec] = (), oversubscribe: 
         if len(merged) == 1 and merged[0].slots is None and np <= MOST_UNSTATED:
             slots = [np]
         elif oversubscribe and np <= MOST_UNSTATED:
-            slots = _enough(np, slots)
+            slots = _within_limits(np, merged, slots)
         else:
             raise ConfigError(_too_many(np, merged, slots))
     size = sum(slots) if np is None else np
@@ -85,6 +85,21 @@ def make_plan(np: Optional[int], hosts: Sequence[HostSpec] = (), oversubscribe: 
         used.append(min(available, size - sum(used)))
     chosen = [PlannedHost(*row) for row in zip(merged, slots, used) if row[2] > 0]
     return Plan(tuple(chosen), tuple(_places([host.used for host in chosen])))
+
+
+def _within_limits(np: int, hosts: Sequence[HostSpec], slots: Sequence[int]) -> List[int]:
+    """Enough slots per host, evenly, but on no host more than its ``max_slots``."""
+    most = [host.max_slots or np for host in hosts]
+    if sum(most) < np:
+        listed = ", ".join(f"{host.target} {host.max_slots or 'any number'}" for host in hosts)
+        raise ConfigError(
+            f"-np {np} asks for {np} ranks, but max_slots= in the hostfile allows {sum(most)} ({listed})."
+        )
+    found = list(slots)
+    while sum(found) < np:
+        room = [index for index in range(len(found)) if found[index] < most[index]]
+        found[min(room, key=lambda index: (found[index] - slots[index], index))] += 1
+    return found
 
 
 def _merge(hosts: Sequence[HostSpec]) -> List[HostSpec]:

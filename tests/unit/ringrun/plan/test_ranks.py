@@ -5,7 +5,7 @@ from typing import List, Optional
 import pytest
 
 from ringcomm.errors import ConfigError
-from ringrun.plan.hosts import parse_hosts
+from ringrun.plan.hosts import parse_hostfile, parse_hosts
 from ringrun.plan.ranks import Place, make_plan
 
 
@@ -72,3 +72,20 @@ def test_so_many_ranks_on_one_host_must_be_meant(hosts: str) -> None:
     with pytest.raises(ConfigError, match="-np 100000 asks for 100000 ranks, but there is only 1 slot"):
         make_plan(100000, specs)
     assert make_plan(2000, parse_hosts("a:2000")).size == 2000
+
+
+@pytest.mark.parametrize(
+    ("np", "used"), [(2, [2]), (3, [2, 1]), (5, [3, 2]), (8, [3, 5]), (9, [3, 6])]
+)
+def test_oversubscription_stays_below_max_slots(np: int, used: List[int]) -> None:
+    hosts = parse_hostfile("a slots=2 max_slots=3\nb slots=1 max-slots=6\n", "hosts")
+    plan = make_plan(np, hosts, oversubscribe=True)
+    assert [host.used for host in plan.hosts] == used
+
+
+def test_more_ranks_than_max_slots() -> None:
+    hosts = parse_hostfile("a slots=2 max_slots=3\n", "hosts")
+    with pytest.raises(ConfigError, match=r"max_slots= in the hostfile allows 3 \(a 3\)"):
+        make_plan(4, hosts, oversubscribe=True)
+    with pytest.raises(ConfigError, match="max_slots=1 is less than slots=2"):
+        parse_hostfile("a slots=2 max_slots=1", "hosts")
