@@ -7,7 +7,6 @@ from typing import Any, Dict, List, Mapping, Sequence
 from .membership import Member
 from .routing import Routes
 
-
 MOST_LINES = 500
 """Of the table as text. A thousand ranks have half a million links; a message may have 4 MiB."""
 
