@@ -12,11 +12,12 @@ from ringcomm.scaling.machine import Machine, Method, link_byte_s
 from ringcomm.scaling.reduce import reduce_cost
 
 from .models import TITLES, bytes_of
-from .scaling_plan import Task, key_of, predicted_s, task_of
+from .scaling_plan import Task, key_of, predicted_s, reduced, task_of
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 CALIBRATED = 4
 """Numbers of workers up to here were used for the calibration."""
+PLAIN = ("ring", "direct", "hierarchical", "servers")
 Point = Tuple[Task, float, Dict[str, float]]
 """A task, its measured median, and its predictions."""
 
@@ -51,7 +52,17 @@ def summary(folder: Path) -> str:
             found = errors(chosen, which)
             parts.append(f"{which} {100 * median(found):.1f} % ({100 * found[-1]:.1f} %)")
         lines.append(f"{title}: {len(chosen)} points; median (worst) error: {', '.join(parts)}")
+    ratios = sorted(_bytes_ratio(task) for task, _, _ in points(folder) if task["method"] in PLAIN)
+    lines.append(
+        f"bytes that the kernel counted on the busiest interface, over the formula: {len(ratios)} steps, "
+        f"median {median(ratios):.3f}, most {ratios[-1]:.3f}"
+    )
     return "\n".join(lines)
+
+
+def _bytes_ratio(task: Task) -> float:
+    counted = max(max(pair) for pair in task["bytes"])
+    return counted / max(reduced(task, Machine()).wire_bytes)
 
 
 def _groups(rows: Sequence[Point]) -> List[Tuple[str, List[Point]]]:

@@ -139,7 +139,7 @@ def calibrated(rows: Sequence[Task], mbit: int) -> Machine:
     rows = [row for row in rows if row["mbit"] == mbit]
     flat = Machine((1.0,), 0.0, reduce_byte_s=0.0, message_s=0.0)
     moved = [
-        median(row["processor_s"]) / (2 * sum(_reduced(row, flat).wire_bytes))
+        median(row["processor_s"]) / (2 * sum(reduced(row, flat).wire_bytes))
         for row in rows
         if row["slots"] == 1
     ]
@@ -229,8 +229,9 @@ def _method(task: Task) -> Method:
 
 
 def _reduce_s(task: Task, machine: Machine) -> float:
-    return _reduced(task, machine).seconds
+    return reduced(task, machine).seconds
 
 
-def _reduced(task: Task, machine: Machine) -> Cost:
+def reduced(task: Task, machine: Machine) -> Cost:
+    """What reducing a step's gradients as one bucket costs."""
     return reduce_cost(_method(task), sum(task["buckets"]), machine, _ranks(task))
