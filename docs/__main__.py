@@ -23,7 +23,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 PAGES = {
     "Start": [
-        "README.md", "docs/collectives.md", "docs/machines.md", "docs/unequal.md", "docs/trouble.md",
+        "README.md", "docs/collectives.md", "docs/machines.md", "docs/unequal.md", "docs/scaling.md",
+        "docs/trouble.md",
     ],
     "How-to": [
         "docs/ringrun.md", "docs/from_mpirun.md", "docs/schedulers.md", "docs/containers.md",

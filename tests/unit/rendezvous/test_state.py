@@ -1034,7 +1034,8 @@ def test_what_ranks_are_told_of_links_grows_with_the_ranks_only():
     job = Job(size)
     for rank in range(size):
         job.state.joined(rank, join_message(rank=rank, pid=100 + rank), job.now_s)
-    ends = [{"peer": rank, "iface": "eth0", "local": "10.0.0.1", "remote": "10.0.0.2"} for rank in range(size)]
+    ways = {"iface": "eth0", "local": "10.0.0.1", "remote": "10.0.0.2"}
+    ends = [{"peer": rank, **ways} for rank in range(size)]
     for rank in range(size):
         links = [end for end in ends if end["peer"] != rank]
         actions = job.state.linked(rank, {"type": "linked", "links": links})
