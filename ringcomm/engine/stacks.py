@@ -1,21 +1,103 @@
-"""Where the program of this rank is just now."""
+"""Where the threads of this process are just now, as :mod:`faulthandler` writes it.
+
+``sys._current_frames()`` is not used: a Python frame of another thread can end while this one goes from frame
+to frame, and CPython 3.11 has crashed and hung on that (https://github.com/python/cpython/issues/99110 and
+106883). faulthandler writes everything in one piece, in C, while no other thread runs Python.
+"""
 
 from __future__ import annotations
 
-import sys
+import faulthandler
+import os
+import re
+import tempfile
 import threading
 import traceback
-from types import FrameType
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, NamedTuple, Set, Tuple
 
 _MOST_FRAMES = 30
+_THREAD = re.compile(r"(?:Current t|T)hread 0x([0-9a-f]+)")
+_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+_ESCAPE = re.compile(r"\\x[0-9a-f]{2}|\\u[0-9a-f]{4}|\\U[0-9a-f]{8}")
+
+Frame = Tuple[str, int, str]
+"""(file, line, function)"""
+
+
+class Dump(NamedTuple):
+    """What faulthandler has written.
+
+    Attributes:
+        frames: by thread identifier, innermost call last; a thread that is not in Python has none.
+        whole: whether all threads are there. faulthandler writes no more than a hundred.
+    """
+
+    frames: Dict[int, List[Frame]]
+    whole: bool
+
+
+def parse(text: str) -> Dump:
+    """What :mod:`faulthandler` has written, threads in its order."""
+    frames: Dict[int, List[Frame]] = {}
+    current: List[Frame] = []
+    whole = True
+    for line in text.splitlines():
+        thread, frame = _THREAD.match(line), _FRAME.match(line)
+        if thread:
+            current = frames.setdefault(int(thread[1], 16), [])
+        elif frame:
+            current.insert(0, (_unescaped(frame[1]), int(frame[2]), _unescaped(frame[3])))
+        elif line == "...":
+            whole = False
+    return Dump(frames, whole)
+
+
+def _unescaped(name: str) -> str:
+    """faulthandler writes ASCII only."""
+    return _ESCAPE.sub(lambda found: chr(int(found[0][2:], 16)), name)
+
+
+def dump() -> Dump:
+    """The stacks of all threads.
+
+    Raises:
+        OSError: there is no room for some kilobytes, in memory or in the folder for temporary files.
+    """
+    descriptor = _temporary()
+    try:
+        faulthandler.dump_traceback(descriptor, all_threads=True)
+        with os.fdopen(os.dup(descriptor), "rb") as file:
+            file.seek(0)
+            found = parse(file.read().decode("ascii", "replace"))
+    finally:
+        os.close(descriptor)
+    del found.frames.get(threading.get_ident(), [])[-1:]  # this function
+    return found
+
+
+def _temporary() -> int:
+    """A descriptor of a file without a name."""
+    if hasattr(os, "memfd_create"):
+        try:
+            return os.memfd_create("ringcomm-stacks", os.MFD_CLOEXEC)
+        except OSError:
+            pass  # A sandbox may have the call but forbid it.
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def threads_in_python() -> Tuple[Set[int], bool]:
+    """The identifiers of threads that have called Python code, and whether these are all."""
+    found = dump()
+    return {ident for ident, frames in found.frames.items() if frames}, found.whole
 
 
 def main_stack() -> str:
     """The stack of the main thread, innermost call last, as Python prints it."""
-    ident = threading.main_thread().ident
-    frame = sys._current_frames().get(ident) if ident is not None else None
-    return "".join(traceback.format_stack(frame)[-_MOST_FRAMES:]) if frame is not None else ""
+    frames = dump().frames.get(threading.main_thread().ident or 0, [])
+    return "".join(
+        traceback.format_list([traceback.FrameSummary(*frame) for frame in frames[-_MOST_FRAMES:]])
+    )
 
 
 def thread_stacks() -> List[Dict[str, Any]]:
@@ -26,15 +108,8 @@ def thread_stacks() -> List[Dict[str, Any]]:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
     found = [
-        {"name": str(names.get(ident, ident)), "main": ident == main, "frames": _frames(frame)}
-        for ident, frame in sys._current_frames().items()
-    ]
+        {"name": str(names.get(ident, ident)), "main": ident == main,
+         "frames": [list(frame) for frame in frames[-_MOST_FRAMES:]]}
+        for ident, frames in dump().frames.items()
+    ]  # fmt: skip
     return sorted(found, key=lambda thread: not thread["main"])
-
-
-def _frames(frame: Optional[FrameType]) -> List[List[Any]]:
-    found: List[List[Any]] = []
-    while frame is not None and len(found) < _MOST_FRAMES:
-        found.append([frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name])
-        frame = frame.f_back
-    return found[::-1]

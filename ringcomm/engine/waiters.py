@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from typing import Dict, List, NamedTuple, Optional, Set
 from weakref import WeakKeyDictionary
 
 from .request import Handle
+from .stacks import threads_in_python
 
 _OWN_THREADS = "ringcomm-"
 """How the names of ringcomm's own threads begin. They submit nothing of the program's."""
@@ -64,7 +64,9 @@ class Waiters:
 
     def all_wait(self) -> bool:
         """Whether every thread that ever submitted anything, and still lives, waits for what is not done."""
-        self._submitters &= set(sys._current_frames())
+        alive, whole = threads_in_python()
+        if whole:
+            self._submitters &= alive
         return self._submitters <= self._waiting(limited=True)
 
     def none_can_submit(self) -> bool:
@@ -75,9 +77,9 @@ class Waiters:
         """
         waiting = self._waiting(limited=False)
         threads = {thread.ident: thread for thread in threading.enumerate()}
-        return all(
-            ident in waiting or (ident in threads and self._is_foreign(threads[ident]))
-            for ident in sys._current_frames()
+        alive, whole = threads_in_python()
+        return whole and all(
+            ident in waiting or (ident in threads and self._is_foreign(threads[ident])) for ident in alive
         )
 
     def _waiting(self, limited: bool) -> Set[int]:

@@ -8,7 +8,9 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-_LINE = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+from ringcomm.engine import stacks
+from ringcomm.engine.stacks import Frame
+
 _LIBRARIES = ("/site-packages/", "/dist-packages/")
 _STANDARD = re.compile(r"/lib(64)?/python3[^/]*/|^<frozen|/python3\d*\.zip/")
 
@@ -192,9 +194,6 @@ def short_place(site: str) -> str:
     return site.rpartition("/")[2]
 
 
-Frame = Tuple[str, int, str]
-
-
 def _main_frames(content: Mapping[str, Any]) -> List[Frame]:
     """The main thread's frames, innermost last."""
     for thread in content.get("threads", ()):
@@ -205,14 +204,8 @@ def _main_frames(content: Mapping[str, Any]) -> List[Frame]:
 
 def faulthandlers_frames(text: str) -> List[Frame]:
     """The main thread's frames in what :mod:`faulthandler` wrote: the last thread there, turned around."""
-    threads: List[List[Frame]] = []
-    for line in text.splitlines():
-        found = _LINE.match(line)
-        if "hread 0x" in line:
-            threads.append([])
-        elif found and threads:
-            threads[-1].append((found[1], int(found[2]), found[3]))
-    return threads[-1][::-1] if threads else []
+    threads = list(stacks.parse(text).frames.values())
+    return threads[-1] if threads else []
 
 
 def _whereabouts(frames: Sequence[Frame]) -> Tuple[str, bool]:

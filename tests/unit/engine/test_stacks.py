@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any, Callable, Dict
 
-from ringcomm.engine.stacks import main_stack, thread_stacks
+from ringcomm.engine.stacks import dump, main_stack, parse, thread_stacks, threads_in_python
 
 
 def deep(levels: int, then: Callable[[], Any]) -> Any:
@@ -50,3 +50,23 @@ def test_all_threads_with_the_main_one_first():
     main = found[0]["frames"]
     assert len(main) == 30 and "thread_stacks" in [function for _, _, function in main[-2:]]
     assert all(file.endswith(".py") or "<" in file for file, line, _ in main if line > 0)
+
+
+def test_what_faulthandler_writes_of_names_that_are_not_ascii():
+    text = 'Thread 0x1f (most recent call first):\n  File "/home/j\\xf6rg/\\u4e2d.py", line 3 in f\nThread 0x2 (m'
+    assert parse(text) == ({0x1F: [("/home/jörg/中.py", 3, "f")], 2: []}, True)
+
+
+def test_more_threads_than_faulthandler_writes():
+    leave = threading.Event()
+    threads = [threading.Thread(target=leave.wait, args=(60.0,)) for _ in range(120)]
+    try:
+        for thread in threads:
+            thread.start()
+        assert threads_in_python()[1] is False and len(dump().frames) == 100
+    finally:
+        leave.set()
+        for thread in threads:
+            thread.join()
+    idents, whole = threads_in_python()
+    assert whole and threading.get_ident() in idents
