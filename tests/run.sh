@@ -67,8 +67,9 @@ environment() { # DIRECTORY PYTHON PIP-ARGUMENTS...: a virtual environment, made
     wanted="$("$python" -VV) $PWD $* $(cat pyproject.toml tests/requirements*.txt | cksum)"
     if [ "$(cat "$directory/made-from" 2>/dev/null)" != "$wanted" ]; then
         echo "making $directory"
-        quietly "$python" -m venv --clear "$directory"
-        quietly "$directory/bin/python" -m pip install "$@"
+        # "|| return" because a caller's "if" switches set -e off.
+        quietly "$python" -m venv --clear "$directory" || return
+        quietly "$directory/bin/python" -m pip install "$@" || return
         echo "$wanted" >"$directory/made-from"
     fi
 }
@@ -113,6 +114,11 @@ tests() { # ENVIRONMENT NAME PYTEST-ARGUMENTS...: run pytest; NAME is for the ta
 }
 
 quick() { [ "$mode" = quick ]; }
+
+may_skip() { # REASON: skip a stage, except where everything is required: in CI
+    echo "cannot run: $1"
+    [[ ! "${CI:-} ${RINGCOMM_REQUIRE_HOSTS:-}" =~ 1|true ]]
+}
 
 # ---- stages ----
 
@@ -164,8 +170,7 @@ stage_mxnet() { # MXNet 1.9 exists for Python 3.8 to 3.11
     for minor in 11 10 9 8; do
         [ -n "${pythons[$minor]:-}" ] || continue
         if ! environment .venv-test-mxnet "${pythons[$minor]}" -e . -r tests/requirements-mxnet.txt; then
-            [ -z "${CI:-}${RINGCOMM_REQUIRE_HOSTS:-}" ] || return 1
-            echo "skipped: MXNet cannot be installed here"
+            may_skip "MXNet cannot be installed here"
         elif quick; then
             tests .venv-test-mxnet smoke -m smoke tests/adapters/mxnet
         else
@@ -174,8 +179,7 @@ stage_mxnet() { # MXNet 1.9 exists for Python 3.8 to 3.11
         fi
         return
     done
-    echo "skipped: MXNet needs one of Python 3.8 to 3.11"
-    [ -z "${CI:-}${RINGCOMM_REQUIRE_HOSTS:-}" ]
+    may_skip "MXNet needs one of Python 3.8 to 3.11"
 }
 
 stage_coverage() { # every module by the tests that the table names for it; only with --only coverage
