@@ -6,7 +6,7 @@ import sys
 import warnings
 from typing import Any, List, Optional, Sequence, Tuple
 
-from ..errors import ConfigError, NotOfferedError, ShapeError
+from ..errors import ConfigError, NotOfferedError
 from ..ops import ReduceOp, op_of
 
 
@@ -78,12 +78,11 @@ def row_counts(rows: int, splits: Optional[Sequence[Any]], members: int) -> List
         members: number of members of the process set.
 
     Raises:
-        ConfigError: the numbers are not integers.
-        ShapeError: they do not match the rows or the members.
+        ConfigError: the numbers do not match the rows or the members.
     """
     if splits is None:
         if rows % members:
-            raise ShapeError(
+            raise ConfigError(
                 f"alltoall without splits divides rows evenly, but {rows} is not an even multiple of the "
                 f"number of workers ({members}). Pass splits=[...], one number per rank."
             )
@@ -92,17 +91,17 @@ def row_counts(rows: int, splits: Optional[Sequence[Any]], members: int) -> List
     if any(count != item for count, item in zip(counts, splits)):
         raise ConfigError(f"alltoall expects splits to contain 32-bit integer elements, not {list(splits)}.")
     if len(counts) != members:
-        raise ShapeError(
+        raise ConfigError(
             f"alltoall: the number of entries in splits ({len(counts)}) does not equal the number of workers "
             f"({members})."
         )
     if min(counts, default=0) < 0 or sum(counts) > rows:
-        raise ShapeError(
+        raise ConfigError(
             f"alltoall: the sum of the splits {counts} is greater than the first dimension of the tensor "
             f"({rows}), or one of them is negative."
         )
     if sum(counts) < rows:
-        raise ShapeError(f"alltoall: splits {counts} have sum {sum(counts)}, the tensor {rows} rows.")
+        raise ConfigError(f"alltoall: splits {counts} have sum {sum(counts)}, the tensor {rows} rows.")
     return counts
 
 

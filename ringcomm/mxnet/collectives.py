@@ -11,7 +11,7 @@ from .. import api
 from .._adapter.arguments import reduction, row_counts, scattered_reduction, wire_name
 from ..collective.call_sites import look_through
 from ..docstrings import documented
-from ..errors import ConfigError
+from ..errors import ConfigError, ShapeError
 from ..ops import ReduceOp
 from ..process_set import ProcessSet, global_process_set, number_of
 from .arrays import InPlace, copy_of, dense, flat_array, ndarray_of
@@ -422,7 +422,12 @@ def alltoall(
     number = number_of(process_set)
     members = len(engine.sets.check_member(number))
     shape = tuple(given.shape)
-    counts = row_counts(shape[0], _listed(splits), members) if shape else [0] * members
+    listed = _listed(splits)
+    try:
+        counts = row_counts(shape[0], listed, members) if shape else [0] * members
+    except ConfigError as problem:
+        # Horovod's adapter for MXNet raises a RuntimeError; in its other adapters this is a ValueError.
+        raise ShapeError(str(problem)) from None
     rows, received = engine.alltoall(
         flat_array(given), shape, counts, wire_name("alltoall", name), number, True
     ).wait()

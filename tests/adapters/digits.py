@@ -6,7 +6,8 @@ have the same loss curve, up to the rounding of float32.
 
 from __future__ import annotations
 
-from typing import Any, List, Tuple
+from functools import lru_cache
+from typing import Any, List, Sequence, Tuple
 
 import numpy as np
 
@@ -19,14 +20,20 @@ MOMENTUM = 0.9
 _EACH_EPOCH = 1536 // GLOBAL_BATCH
 
 
-def samples(step: int, rank: int = 0, size: int = 1) -> Tuple[Any, Any]:
-    """A rank's part of a step's global batch: images (float32, rows of 64) and labels (int64)."""
+@lru_cache(maxsize=None)
+def _everything() -> Tuple[Any, Any]:
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
+    return (images / 16).astype(np.float32), labels.astype(np.int64)
+
+
+def samples(step: int, rank: int = 0, size: int = 1) -> Tuple[Any, Any]:
+    """A rank's part of a step's global batch: images (float32, rows of 64) and labels (int64)."""
+    images, labels = _everything()
     start = step % _EACH_EPOCH * GLOBAL_BATCH
     rows = np.arange(start, start + GLOBAL_BATCH).reshape(size, -1)[rank]
-    return (images[rows] / 16).astype(np.float32), labels[rows].astype(np.int64)
+    return images[rows], labels[rows]
 
 
 def weights(seed: int = 0) -> List[Any]:
@@ -37,26 +44,31 @@ def weights(seed: int = 0) -> List[Any]:
     return [array.astype(np.float32) for array in arrays]
 
 
+def loss_and_gradients(network: Sequence[Any], images: Any, labels: Any) -> Tuple[float, List[Any]]:
+    """The mean softmax cross-entropy of the network, and its gradients."""
+    first, bias, second, bias_2 = network
+    hidden = images @ first + bias
+    active = np.maximum(hidden, 0)
+    scores = active @ second + bias_2
+    scores -= scores.max(1, keepdims=True)
+    chances = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+    places = np.arange(len(labels))
+    loss = float(-np.log(chances[places, labels]).mean())
+    chances[places, labels] -= 1
+    error = chances / len(labels)
+    back = (error @ second.T) * (hidden > 0)
+    return loss, [images.T @ back, back.sum(0), active.T @ error, error.sum(0)]
+
+
+@lru_cache(maxsize=None)
 def loss_curve() -> List[float]:
-    """The loss of every step of one process: softmax cross-entropy, SGD with momentum, in float64."""
+    """The loss of every step of one process: SGD with momentum, in float64."""
     state = [array.astype(np.float64) for array in weights()]
     momenta = [np.zeros_like(array) for array in state]
     losses = []
     for step in range(STEPS):
-        images, labels = samples(step)
-        first, bias, second, bias_2 = state
-        hidden = images @ first + bias
-        active = np.maximum(hidden, 0)
-        scores = active @ second + bias_2
-        scores -= scores.max(1, keepdims=True)
-        chances = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
-        places = np.arange(len(labels))
-        losses.append(float(-np.log(chances[places, labels]).mean()))
-        error = chances
-        error[places, labels] -= 1
-        error /= len(labels)
-        back = (error @ second.T) * (hidden > 0)
-        gradients = [images.T @ back, back.sum(0), active.T @ error, error.sum(0)]
+        loss, gradients = loss_and_gradients(state, *samples(step))
+        losses.append(loss)
         momenta = [MOMENTUM * old - LEARNING_RATE * new for old, new in zip(momenta, gradients)]
         state = [array + change for array, change in zip(state, momenta)]
     return losses

@@ -171,17 +171,22 @@ def check_alltoall() -> None:
 
 def check_temporary_and_pending_arrays() -> None:
     """What MXNet still computes is waited for, and what it still reads is not overwritten."""
-    large = mx.nd.random.uniform(shape=(400, 400), ctx=context())
-    for _ in range(3):
-        product = mx.nd.dot(large, large)
-        expected = product.asnumpy().astype(np.float64)
-        result = hvd.allreduce(mx.nd.dot(large, large) * 2, op=hvd.Max)
-        assert (result.asnumpy() >= 2 * expected.astype(np.float32)).all()
-        ones = mx.nd.ones((400, 400), ctx=context())
-        reader = mx.nd.dot(ones, ones)
-        hvd.allreduce_(ones, op=hvd.Sum)
-        assert (reader.asnumpy() == 400).all() and (ones.asnumpy() == hvd.size()).all()
-    assert (hvd.allreduce_(mx.nd.dot(ones, ones) * 0 + 1, op=hvd.Sum) * 2).asnumpy()[0, 0] == 2 * hvd.size()
+    ones = mx.nd.ones((400, 400), ctx=context())
+
+    def slowly_one() -> mx.nd.NDArray:
+        product = ones
+        for _ in range(4):
+            product = mx.nd.dot(product, ones) / 400
+        return product
+
+    for factor in range(1, 6):  # other values each time, in memory that is used again
+        result = hvd.allreduce(slowly_one() * factor, op=hvd.Sum)
+        assert (result.asnumpy() == factor * hvd.size()).all()
+        target = mx.nd.ones((400, 400), ctx=context())
+        target.wait_to_read()
+        reader = slowly_one() + target
+        hvd.allreduce_(target, op=hvd.Sum, postscale_factor=2.0)
+        assert (reader.asnumpy() == 2).all() and (target.asnumpy() == 2 * hvd.size()).all()
 
 
 def check_parts_of_arrays() -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import warnings
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, List
 
 import pytest
 
-from tests.adapters.jobs import run_on
+from ringrun.function import RemoteError
+from tests.adapters.jobs import run, run_on
 from tests.adapters.signatures import differences
 
 if find_spec("mxnet") is None:
@@ -71,3 +74,76 @@ def test_signatures() -> None:
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.smoke), 3])
 def test_every_rank_finds_everything_in_order(ranks: int) -> None:
     run_on(ranks, CHECKS)
+
+
+def steps_of(wrapped: bool) -> Any:
+    """A parameter, and a function that trains it for a step."""
+    import mxnet as mx
+
+    import ringcomm.mxnet as hvd
+
+    parameter = mx.gluon.Parameter("weight", shape=(3,))
+    parameter.initialize(mx.init.One())
+    optimizer = mx.optimizer.SGD(learning_rate=0.1)
+    if wrapped:
+        trainer = mx.gluon.Trainer({"w": parameter}, hvd.DistributedOptimizer(optimizer), kvstore=None)
+    else:
+        trainer = hvd.DistributedTrainer({"w": parameter}, optimizer)
+
+    def step() -> None:
+        with mx.autograd.record():
+            loss = (parameter.data() * 2).sum()
+        loss.backward()
+        trainer.step(1)
+
+    return parameter, step
+
+
+def come_apart() -> List[str]:
+    """The last rank changes a weight after four steps; what the steps after that find."""
+    import ringcomm as rc
+
+    rc.init()
+    found = []
+    for wrapped in (False, True):
+        parameter, step = steps_of(wrapped)
+        for number in range(6):
+            if number == 4 and rc.rank() == rc.size() - 1:
+                parameter.data()[1] += 1
+            try:
+                step()
+            except rc.DesyncError as error:
+                found.append(f"{number} {error.tensor}")
+    return found
+
+
+def test_diverged_weights_are_found() -> None:
+    assert run(come_apart, (), 2, RINGCOMM_CHECK_EVERY="2") == [["5 weight", "5 0"]] * 2
+
+
+def lose_a_rank(notes: str) -> None:
+    """Rank 1 ends in the middle of training; the others write down the error that they get."""
+    import os
+
+    import ringcomm as rc
+    import ringcomm.mxnet as hvd
+
+    hvd.init()
+    _, step = steps_of(False)
+    try:
+        for number in range(1000):
+            if number == 3 and hvd.rank() == 1:
+                os._exit(7)
+            step()
+    except hvd.HorovodInternalError as error:
+        kind = "recoverable" if isinstance(error, rc.Recoverable) else type(error).__name__
+        Path(notes, str(hvd.rank())).write_text(f"{kind}: {error}")
+        raise
+
+
+def test_a_lost_rank_is_the_same_recoverable_error_for_all_others(tmp_path: Path) -> None:
+    with pytest.raises(RemoteError, match="rank 1"):
+        run(lose_a_rank, (str(tmp_path),), 3)
+    texts = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert sorted(texts) == ["0", "2"]
+    assert texts["0"] == texts["2"] and texts["0"].startswith("recoverable: rank 1")

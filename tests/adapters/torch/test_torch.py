@@ -22,6 +22,12 @@ def test_every_rank_finds_everything_in_order(ranks: int) -> None:
     run_on(ranks, *(f"tests.adapters.torch.checks_{subject}" for subject in checks))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_the_training_that_all_frameworks_have_in_common(ranks: int) -> None:
+    run_on(ranks, "tests.adapters.torch.checks_digits")
+
+
 def lose_a_rank(notes: str) -> None:
     """Rank 1 vanishes in the middle of training; the others write down what they are told."""
     import os
