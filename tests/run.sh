@@ -207,7 +207,7 @@ stage_jax() {
         tests .venv-test-jax smoke -m smoke tests/adapters/jax
     else
         tests .venv-test-jax jax -n 2 --dist loadgroup tests/adapters/jax
-        tests .venv-test-jax help tests/test_help.py -k jax
+        tests .venv-test-jax shared tests/test_help.py tests/proc/test_examples.py -k jax
     fi
 }
 

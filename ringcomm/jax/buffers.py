@@ -20,8 +20,6 @@ from jax.interpreters import mlir
 from .host_call import HostCall
 from .io_callbacks import emit
 
-NAME = "buffers"
-
 
 class CollectiveEffect(effects.Effect):
     """Operations with this effect are executed in program order."""

@@ -48,11 +48,16 @@ class GradientReducer(NamedTuple):
             return jax.tree_util.tree_unflatten(structure, bind(coded, arrays))
         pairs = [compression.compress(array) for array in arrays]
         results: List[Any] = [None] * len(arrays)
-        for bucket in plan_buckets([_described(item) for item, _ in pairs]):
+        for bucket in self._buckets([item for item, _ in pairs]):
             operation = Allreduce(self.how, self.name, len(bucket))
             for index, reduced in zip(bucket, bind(operation, [pairs[index][0] for index in bucket])):
                 results[index] = compression.decompress(reduced, pairs[index][1])
         return jax.tree_util.tree_unflatten(structure, results)
+
+    def _buckets(self, arrays: List[Any]) -> List[List[int]]:
+        if self.how.weight is not None:
+            return [list(range(len(arrays)))]  # a weight counts reductions as steps
+        return plan_buckets([_described(array) for array in arrays])
 
 
 def _described(array: Any) -> Gradient:

@@ -15,8 +15,6 @@ from jax.interpreters import mlir
 
 from .host_call import HostCall
 
-NAME = "io_callback"
-
 
 def _effect() -> Any:
     """The effect by which ``io_callback`` keeps its order; its class has no public name."""

@@ -26,6 +26,14 @@ EXAMPLES = [
             pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed"),
         ],
     ),
+    pytest.param(
+        "jax_digits",
+        id="jax",
+        marks=[
+            pytest.mark.slow,
+            pytest.mark.skipif(not importlib.util.find_spec("optax"), reason="JAX and optax are not installed"),
+        ],
+    ),
 ]
 
 

@@ -1,0 +1,111 @@
+"""A program whose ranks fail, disagree or end in the middle of JAX programs; its argument says how."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, Callable
+
+import jax
+import jax.numpy as jnp
+
+import ringcomm as rc
+import ringcomm.jax as hvd
+
+ITEMS = 1000
+step = jax.jit(lambda x: hvd.pmean(x * 1.5))
+
+
+def note(folder: Path, what: str) -> None:
+    """Write down what this rank has found."""
+    with (folder / f"rank.{hvd.rank()}").open("a") as file:
+        file.write(what + "\n")
+
+
+def kind_of(function: Callable[[], Any]) -> str:
+    """The kind and the text of the error that a function raises, in one line."""
+    try:
+        with hvd.typed_errors():
+            function()
+    except Exception as error:  # noqa: BLE001 - the test looks at it
+        return f"{type(error).__name__}: {error}".replace("\n", " ")
+    return "no error"
+
+
+@jax.jit
+def long(x: Any) -> Any:
+    """A program with 30 collectives."""
+    return jax.lax.scan(lambda carry, _: (hvd.pmean(carry * 1.1), None), x, None, length=30)[0]
+
+
+@jax.jit
+def slow(x: Any) -> Any:
+    """Ones, after some time."""
+    return jax.lax.fori_loop(0, 20, lambda _, carry: jnp.tanh(carry @ x), x)[:, 0] * 0 + 1
+
+
+def in_progress() -> Any:
+    """The result of a program that JAX has begun: it waits for its input, while the main thread goes on."""
+    x = jnp.eye(ITEMS)
+    long(slow(x)).block_until_ready()
+    return long(slow(x))
+
+
+def repeated(times: int, die_at: int = -1) -> Any:
+    x = jnp.ones(ITEMS)
+    for turn in range(times):
+        if turn == die_at and hvd.rank() == 1:
+            os._exit(7)
+        x = step(x)
+    return x
+
+
+def kill(folder: Path) -> None:
+    """Rank 1 is lost while the others are in a program; they cannot go on, in programs or outside."""
+    rank = hvd.rank()
+    said = [
+        kind_of(lambda: repeated(1000, die_at=5)), kind_of(lambda: step(jnp.ones(ITEMS))),
+        kind_of(lambda: hvd.psum(jnp.ones(3))),
+    ]  # fmt: skip
+    (folder / f"rank.{rank}").write_text("\n".join(said))
+
+
+def disagree(folder: Path) -> None:
+    """The ranks' programs have different collectives, then different shapes; afterwards they agree."""
+    other = jax.jit(hvd.psum) if hvd.rank() else jax.jit(hvd.allgather)
+    note(folder, kind_of(lambda: other(jnp.ones(ITEMS))))
+    note(folder, kind_of(lambda: jax.jit(hvd.psum)(jnp.ones(ITEMS + hvd.rank()))))
+    note(folder, kind_of(lambda: jax.jit(hvd.allgather)(jnp.ones((2 + hvd.rank(), 3)))))
+    note(folder, f"{float(step(jnp.ones(3))[0])}")
+
+
+def end(folder: Path) -> None:
+    """The program ends while its last step is in progress."""
+    in_progress()
+
+
+def leave(folder: Path) -> None:
+    """The ranks leave the job while a step is in progress, and join the next one; programs stay compiled."""
+    result = in_progress()
+    hvd.shutdown()
+    problem = kind_of(lambda: hvd.psum(jnp.ones(3)))
+    hvd.init()
+    note(folder, problem)
+    note(folder, f"{float(result[0])}")
+    note(folder, f"{float(step(jnp.ones(3))[0])}")
+
+
+def fail(folder: Path) -> None:
+    """Rank 1 raises an exception while steps are in progress."""
+    repeated(10)
+    if hvd.rank() == 1:
+        raise ValueError("bad sample")
+    note(folder, kind_of(lambda: repeated(1000)))
+
+
+if __name__ == "__main__":
+    rc.init()
+    {"kill": kill, "disagree": disagree, "end": end, "leave": leave, "fail": fail}[sys.argv[1]](
+        Path(sys.argv[2])
+    )

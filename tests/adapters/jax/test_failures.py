@@ -1,0 +1,63 @@
+"""Ranks that are lost, disagree or end in JAX programs: all ranks get typed errors, and none waits on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import List, Tuple
+
+import pytest
+
+pytest.importorskip("jax")
+
+from tests.proc.test_ringrun_support import Launched  # noqa: E402
+
+PROGRAM = Path(__file__).with_name("program.py")
+LIMIT_S = 240.0
+
+
+def run(how: str, tmp_path: Path, callbacks: str = "auto") -> Tuple[int, List[List[str]], str]:
+    """The exit code of three ranks, what each has written, and what the launcher printed."""
+    job = Launched("-np", "3", str(PROGRAM), how, str(tmp_path), env={"RINGCOMM_JAX_CALLBACKS": callbacks})
+    code = job.finish(LIMIT_S)
+    files = [tmp_path / f"rank.{rank}" for rank in range(3)]
+    return code, [file.read_text().splitlines() if file.exists() else [] for file in files], job.out + job.err
+
+
+@pytest.mark.parametrize("callbacks", ["buffers", "io_callback"])
+def test_a_lost_rank_is_a_typed_error_in_programs_and_outside(tmp_path: Path, callbacks: str) -> None:
+    code, said, output = run("kill", tmp_path, callbacks)
+    assert code == 7, output
+    assert said[1] == [] and len(said[0]) == 3, output
+    for lines in (said[0], said[2]):
+        assert all(line.startswith("PeerLostError: rank 1 ") for line in lines), said
+
+
+def test_ranks_that_disagree_get_the_same_error_and_go_on(tmp_path: Path) -> None:
+    code, said, output = run("disagree", tmp_path)
+    assert code == 0, output
+    assert said[0] == said[1] == said[2]
+    kinds, shapes, rows, after = said[0]
+    assert kinds.startswith("MismatchError") and "allgather" in kinds and "allreduce" in kinds
+    assert shapes.startswith("MismatchError") and "(1000,)" in shapes and "(1001,)" in shapes
+    assert rows.startswith("MismatchError") and "(2, 3)" in rows and "(3, 3)" in rows
+    assert float(after) == 1.5
+
+
+def test_a_program_ends_after_its_steps_in_progress(tmp_path: Path) -> None:
+    code, _, output = run("end", tmp_path)
+    assert code == 0 and "Error" not in output, output
+
+
+def test_ranks_leave_after_steps_in_progress_and_join_again(tmp_path: Path) -> None:
+    code, said, output = run("leave", tmp_path)
+    assert code == 0, output
+    for error, result, after in said:
+        assert error.startswith("NotInitializedError"), error
+        assert abs(float(result) - 1.1**30) < 1e-3 and float(after) == 1.5
+
+
+def test_an_exception_of_one_rank_is_reported_to_the_others(tmp_path: Path) -> None:
+    code, said, output = run("fail", tmp_path)
+    assert code == 1, output
+    assert "bad sample" in said[0][0] and said[0][0].startswith("PeerLostError"), said
+    assert said[0] == said[2]
