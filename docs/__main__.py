@@ -29,7 +29,8 @@ PAGES = {
     "How-to": [
         "docs/ringrun.md", "docs/from_mpirun.md", "docs/schedulers.md", "docs/containers.md",
         "docs/elastic.md", "docs/doctor.md", "docs/horovod.md", "docs/torch_distributed.md",
-        "docs/tensorflow.md", "docs/compression.md", "docs/mxnet.md",
+        "docs/tensorflow.md", "docs/compression.md", "docs/mxnet.md", "docs/trainers.md",
+        "docs/from_torchrun.md", "docs/from_accelerate.md",
     ],
     "Reference": ["docs/configuration.md", "docs/protocol.md", "CHANGELOG.md"],
     "Explanation": ["docs/architecture.md", "docs/reliability.md", "docs/performance.md", "SECURITY.md"],
@@ -39,7 +40,7 @@ PAGES = {
 
 MODULES = (
     "ringcomm", "ringcomm.errors", "ringcomm.torch", "ringcomm.torch.elastic", "ringcomm.torch.mpi_ops",
-    "ringcomm.torch.distributed", "ringcomm.tensorflow", "ringcomm.tensorflow.elastic",
+    "ringcomm.torch.distributed", "ringcomm.lightning", "ringcomm.tensorflow", "ringcomm.tensorflow.elastic",
     "ringcomm.tensorflow.mpi_ops", "ringcomm.tensorflow.data.compute_service", "ringcomm.keras",
     "ringcomm.keras.callbacks", "ringcomm.keras.elastic", "ringcomm.mxnet", "ringcomm.testing.cluster",
     "ringcomm.testing.contract", "ringcomm.testing.faulty",

@@ -7,6 +7,7 @@ import signal
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Sequence
 
 import pytest
 
@@ -27,11 +28,11 @@ HAS = {
 pytestmark = pytest.mark.timeout(300)
 
 
-def run(lab: Lab, example: str, *options: object) -> Job:
-    """An epoch of an example, on three ranks."""
+def run(lab: Lab, example: str, *options: object, more: Sequence[str] = ()) -> Job:
+    """An epoch of an example with more of its own options, on three ranks."""
     if not HAS[example]:
         pytest.skip("this trainer is not installed here: bash tests/run.sh --only trainers")
-    program = [RECORDED, EXAMPLES / f"{example}.py", "--epochs", 1]
+    program = [RECORDED, EXAMPLES / f"{example}.py", "--epochs", 1, *more]
     return ringrun(lab, *UNEQUAL, *options, *program, timeout_s=240)
 
 
@@ -51,7 +52,8 @@ def test_a_trainer_on_unequal_hosts(lab: Lab, example: str) -> None:
 
 @pytest.mark.parametrize("example", sorted(HAS))
 def test_a_killed_rank_is_named(lab: Lab, example: str) -> None:
-    job = run(lab, example, "-x", "KILL_RANK=2")
+    """With Lightning, in a job whose model is sharded with FSDP2."""
+    job = run(lab, example, "-x", "KILL_RANK=2", more=["--fsdp2"] if example == "lightning_ddp" else [])
     assert job.process.returncode == 128 + signal.SIGKILL, job.output
     box = job.output.split("╭")[-1]
     assert "rank 2 on jetson2" in box and "SIGKILL" in box, job.output

@@ -57,12 +57,7 @@ class ProcessGroupRingcomm(GroupFace):
         timeout: for operations that have none of their own: how long nothing at all may move.
         name: the group's name.
         default: whether it is the group of all ranks.
-
-    Attributes:
-        any_collective: whether a collective of any group has been called in this process.
     """
-
-    any_collective = False
 
     def __init__(
         self, store: Any, rank: int, ranks: Sequence[int], timeout: timedelta, name: str, default: bool
@@ -105,7 +100,6 @@ class ProcessGroupRingcomm(GroupFace):
                 do()
 
         self._started += 1
-        ProcessGroupRingcomm.any_collective = True
         work = RingcommWork(what, result, run, self._queue.help, self._interrupted)
         coalesced = self._coalesced
         if coalesced is not None:

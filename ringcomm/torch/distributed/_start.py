@@ -31,7 +31,7 @@ def init(timeout: Optional[timedelta] = None) -> None:
     there is no launcher. A second call does nothing. Where Lightning starts its processes itself, call
     :func:`make_default` instead.
 
-    If several ranks train and no collective ever runs, it warns (``RuntimeWarning``) at the tenth step of an
+    If several ranks train and never communicate, it warns (``RuntimeWarning``) at the tenth step of an
     optimizer or at the end of the program: then every rank trains a model of its own.
 
     Args:

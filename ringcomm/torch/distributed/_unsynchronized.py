@@ -1,4 +1,4 @@
-"""Warns if several ranks train and no collective ever runs: then each of them trains a model of its own.
+"""Warns if several ranks train and do not communicate: then each of them trains a model of its own.
 
 That happens without an error when a trainer does not use the group: ``Accelerator()`` without
 ``cpu=True``, ``TrainingArguments()`` without ``use_cpu=True``, Lightning's ``Trainer()`` without a strategy,
@@ -15,17 +15,17 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ... import api
-from ._group import ProcessGroupRingcomm
+from ._work import RingcommWork
 
 STEPS = 10
 """The step of an optimizer after which the warning is given."""
 
 
 def watch_optimizers(uses_context: bool) -> None:
-    """Warn on rank 0 if the default group has several ranks, and training begins without a collective.
+    """Warn on rank 0 if the default group has several ranks, and they train without any communication.
 
     Args:
-        uses_context: whether the program uses the other interface of ringcomm as well, whose collectives are
+        uses_context: whether the program uses the other interface of ringcomm as well, whose operations are
             not counted here; then there is no warning.
     """
     if dist.get_world_size() > 1 and dist.get_rank() == 0 and not uses_context:
@@ -33,7 +33,7 @@ def watch_optimizers(uses_context: bool) -> None:
 
 
 class _Observer:
-    """Counts steps of optimizers until a collective has run.
+    """Counts steps of optimizers until a collective has run or a message was sent or received.
 
     Args:
         has_context: whether making the group has also made ringcomm's default context.
@@ -58,7 +58,7 @@ class _Observer:
             self._warn()
 
     def _is_synchronized(self) -> bool:
-        return ProcessGroupRingcomm.any_collective or api.is_initialized() != self._has_context
+        return RingcommWork.any_made or api.is_initialized() != self._has_context
 
     def _warn(self) -> None:
         self._stop()

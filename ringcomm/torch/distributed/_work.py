@@ -33,7 +33,10 @@ class RingcommWork(dist.Work):
         source: the sender's rank, of a received message.
         epilogue: called when it has succeeded, before waiting threads are woken.
         site: the call's place in the user's program, if known.
+        any_made: whether this process has made one for any group.
     """
+
+    any_made = False
 
     def __init__(
         self,
@@ -44,6 +47,7 @@ class RingcommWork(dist.Work):
         interrupted: Optional[Interrupted] = None,
     ) -> None:
         super().__init__()
+        RingcommWork.any_made = True
         self.what = what
         self.waiters = 0
         self.source = -1

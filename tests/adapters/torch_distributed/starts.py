@@ -1,6 +1,6 @@
 """A program that joins with ``init()``, and then does what its argument says.
 
-python starts.py joins|alone|briefly|ddp|late|gloo
+python starts.py joins|alone|briefly|ddp|late|messages|gloo
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch.distributed as dist
 import ringcomm.torch.distributed as backend
 from ringcomm.errors import RingcommError
 
-STEPS = {"alone": 12, "briefly": 3, "ddp": 12, "late": 12}
+STEPS = {"alone": 12, "briefly": 3, "ddp": 12, "late": 12, "messages": 12}
 
 
 def join() -> None:
@@ -44,6 +44,9 @@ def train(way: str) -> None:
     for step in range(STEPS[way]):
         if way == "late" and step == 5:
             dist.all_reduce(torch.ones(1))
+        if way == "messages" and step == 5:
+            exchange = dist.send if dist.get_rank() else dist.recv
+            exchange(torch.ones(1), 1 - dist.get_rank())
         optimizer.zero_grad()
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()

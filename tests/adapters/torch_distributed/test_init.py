@@ -72,8 +72,8 @@ def test_ranks_that_train_alone_are_reported_once(way, steps):
     assert text.count("has trained") == 2
 
 
-@pytest.mark.parametrize("way", ["ddp", "late"])
-def test_there_is_no_warning_once_a_collective_has_run(way):
+@pytest.mark.parametrize("way", ["ddp", "late", "messages"])
+def test_there_is_no_warning_once_ranks_have_communicated(way):
     text = under_ringrun(way)
     assert text.count("has trained") == 2
     assert "optimizer step" not in text, text

@@ -136,6 +136,7 @@ def main() -> None:
         "unused": fit("ddp_ringcomm_find_unused_parameters_true"),
         "plugin": fit(plain, plugins=[environment], devices=1, num_nodes=size),
         "plain ddp": fit("ddp", plugins=[environment], devices=1, num_nodes=size),
+        "launcher's ranks": fit("ddp", devices=size),
     }
     for name, weights in results.items():
         assert all(torch.allclose(one, two, atol=1e-6) for one, two in zip(weights, reference)), name
