@@ -97,6 +97,13 @@ def test_a_batch_job_with_two_tasks_per_node(slurm: Slurm, slurm_lab: Lab) -> No
     await_no_process(slurm_lab, "member.py pairs")
 
 
+def test_the_batch_script_of_the_third_article(slurm: Slurm) -> None:
+    """It asks for nodes but not for tasks, and its dash is what a word processor makes of a hyphen."""
+    job, out = batch(slurm, f"ringrun \u2013n 4 python {MEMBER}", "-c", "2", "-N", "2", "--export=ALL")
+    await_state(slurm, job, "COMPLETED", "FAILED")
+    assert [host for host, _ in places(out.read_text()).values()] == ["jetson1"] * 2 + ["jetson2"] * 2
+
+
 def test_two_jobs_in_one_allocation_at_once(slurm: Slurm) -> None:
     flags = [slurm.folder / f"flag{number}" for number in (1, 2)]
     # Each ends only when the other has started, too.
