@@ -18,7 +18,9 @@ from tests.hosts.netlab import Lab, wait_for
 from tests.slurm.cluster import Slurm
 
 MEMBER = Path(__file__).parent / "programs" / "member.py"
-LINE = re.compile(r"rank (\d+) of (\d+) on (\S+) local (\d+) of (\d+): total (\d+) node (\d+) restart (\d+)")
+LINE = re.compile(
+    r"rank (\d+) of (\d+) on (\S+) local (\d+) of (\d+): total (\d+) node (\d+|None) restart (\d+|None)"
+)
 
 
 def places(output: str) -> Dict[int, Tuple[str, int]]:
