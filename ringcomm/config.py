@@ -16,6 +16,7 @@ from . import parsing, setting_aliases
 from .endpoints import parse_endpoint
 from .errors import ConfigError
 from .keys import read_key
+from .other_launchers import Launched, find_launched
 from .unknown_settings import misspelt
 from .variables import MEMBERSHIP_VARIABLES, env_rendezvous, launchers_rank, torchrun
 
@@ -287,6 +288,7 @@ class Membership:
         elastic: whether ranks may be lost and may join while the job runs; then ``size`` and ``rank`` do not
             count.
         member: in an elastic job, this process's member number, or None if the rendezvous is to give one.
+        launched: how srun or mpirun has started this process; then rank 0 chooses rendezvous and key.
     """
 
     size: int = 1
@@ -301,6 +303,7 @@ class Membership:
     rendezvous_machine: str = ""
     elastic: bool = False
     member: Optional[int] = None
+    launched: Optional[Launched] = None
 
     @property
     def is_alone(self) -> bool:
@@ -309,7 +312,7 @@ class Membership:
 
     @classmethod
     def from_environment(cls, environ: Optional[Mapping[str, str]] = None) -> Membership:
-        """Read the variables that ``ringrun`` sets, or that a user sets by hand without it.
+        """Read the variables that ``ringrun`` or a user has set; without them those of srun and mpirun.
 
         Raises:
             ConfigError: a variable is missing or does not parse.
@@ -319,7 +322,11 @@ class Membership:
         size = _integer(environ, "SIZE", 1 if elastic else None, low=1)
         if size is None:
             _check_alone(environ)
-            return cls()
+            launched = find_launched(environ, environ.get(PREFIX + "SHARED_DIR", ""))
+            if launched is None:
+                return cls()
+            host = environ.get(PREFIX + "HOST") or None
+            return cls(size=launched.size, rank=launched.rank, host=host, launched=launched)
         if size == 1 and not elastic:
             return cls()
         where = environ.get(PREFIX + "RENDEZVOUS", "")

@@ -31,6 +31,7 @@ from .rendezvous.control import ControlChannel
 from .rendezvous.elastic_client import NEW, join_view
 from .rendezvous.elastic_control import ElasticChannel, Resume
 from .rendezvous.embedded import EmbeddedRendezvous
+from .rendezvous.launched import join_launched
 from .scaling.job import JobPrediction
 from .schedule.cost import CostModel
 from .schedule.select import Selector
@@ -67,6 +68,8 @@ class Context(Collectives):
         batch_norm: whether a model is known to have batch normalization.
         cost_model: the links as they were measured; None: they were not.
         advised: whether machines have been recommended (``RINGCOMM_ADVISE``).
+        joined_as: how this process has taken part in the job, with address and key of the rendezvous; None:
+            it runs alone.
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class Context(Collectives):
         self.cost_model: Optional[CostModel] = None
         self._leaving: Optional[StopWatch] = None
         self.membership: Optional[Membership] = None
+        self.joined_as: Optional[Membership] = None
         own = self.peers[rank]
         self.host = own.host
         self.local_rank = own.local_rank
@@ -168,14 +172,18 @@ class Context(Collectives):
         forget_what_is_closed()
         if membership.elastic:
             return cls._start_in_view(membership, settings, NEW if resume is None else resume)
-        embedded = EmbeddedRendezvous.start_if_ours(membership, settings)
-        try:
-            joined = join(membership, settings, listens=True)
-        except BaseException:
-            if embedded is not None:
-                embedded.stop()
-            raise
+        if membership.launched is not None:
+            joined, embedded, membership = join_launched(membership, settings)
+        else:
+            embedded = EmbeddedRendezvous.start_if_ours(membership, settings)
+            try:
+                joined = join(membership, settings, listens=True)
+            except BaseException:
+                if embedded is not None:
+                    embedded.stop()
+                raise
         context = cls._of(joined, settings, embedded)
+        context.joined_as = membership
         try:
             context._prepare()
         except BaseException:
@@ -188,7 +196,7 @@ class Context(Collectives):
         """Join the next view of an elastic job; if that fails before the first call, the one after it."""
         while True:
             context = cls._of(join_view(membership, settings, resume), settings, None)
-            context.membership = membership
+            context.membership = context.joined_as = membership
             try:
                 context._prepare()
                 return context

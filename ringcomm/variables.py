@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import List, Mapping, Optional, Tuple
 
 MEMBERSHIP_VARIABLES = (
-    ("SIZE", "Number of ranks. Unset or 1: this process is the whole job."),
+    ("SIZE", "Number of ranks. 1: this process is the whole job. Unset: so it is, unless `srun` or "
+     "`mpirun` has started it with others."),
     ("RENDEZVOUS", "The address of the rendezvous: `host:port`, or several separated by commas; those behind "
      "a semicolon are dialled only if none before it answers. Without `ringrun` a "
      "process on that host that asks for rank 0 or for none serves it, if one address is given; otherwise "
@@ -19,6 +20,8 @@ MEMBERSHIP_VARIABLES = (
     ("KEY", "The key itself. A file is better: other users may see environments."),
     ("KEY_FD", "A descriptor that holds the key; `ringrun` passes it."),
     ("JOB", "The job's name. Ranks of another job are refused."),
+    ("SHARED_DIR", "A directory that all hosts share, by which ranks that `srun` or Open MPI's `mpirun` has "
+     "started find rank 0. Unset: `~/.ringcomm`."),
     ("HOST", "The name of this host in messages. Unset: its hostname."),
     ("SLOT", "`HOST_INDEX:SLOT`, the place that `ringrun` gave this process."),
     ("MASTER", "The values of `MASTER_ADDR`, `MASTER_PORT` and `WORLD_SIZE` that `ringrun` has set. As long "

@@ -18,7 +18,8 @@ LEVELS: Dict[int, List[List[str]]] = {
         [
             "version", "errors", "ops", "dtypes", "files", "certificate", "keys", "newkey", "endpoints",
             "parsing",
-            "unknown_settings", "setting_aliases", "variables", "config", "clock", "docstrings",
+            "unknown_settings", "setting_aliases", "variables", "other_launchers", "config", "clock",
+            "docstrings",
         ],
     ],
     1: [
@@ -61,7 +62,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "rendezvous.client", "rendezvous.elastic_client", "rendezvous.posting",
             "rendezvous.board",
             "rendezvous.message_server", "rendezvous.server", "rendezvous.elastic_server",
-            "rendezvous.embedded", "rendezvous.__main__",
+            "rendezvous.embedded", "rendezvous.pmi", "rendezvous.launched", "rendezvous.__main__",
         ],
     ],
     4: [
@@ -183,7 +184,7 @@ LAZY_STEP_UP = ("api", "ringrun.function")
 """The one exception: ``ringcomm.run`` imports the launcher when it is called."""
 
 PURE = [
-    "errors", "ops", "dtypes", "parsing", "unknown_settings", "variables",
+    "errors", "ops", "dtypes", "parsing", "unknown_settings", "variables", "other_launchers",
     "wire.frames", "wire.place", "wire.signing", "wire.auth", "wire.messages", "codec.*", "schedule.*",
     "collective.reduce", "collective.progress", "transport.rate_limit", "transport.routes",
     "rendezvous.actions", "rendezvous.membership", "rendezvous.root_cause", "rendezvous.routing",

@@ -131,7 +131,7 @@ class Slurm:
         mine = {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf"), "HOME": str(self.folder)}
         mine["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), system.TOOL_PATH])
         mine["PYTHONPATH"] = f"{ROOT}:{ROOT / 'launcher'}"
-        for name in ("CI", "PYTHONDONTWRITEBYTECODE"):
+        for name in ("CI", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED"):
             mine.pop(name, None)
         return mine
 

@@ -18,7 +18,9 @@ from tests.hosts.netlab import Lab, wait_for
 from tests.slurm.cluster import Slurm
 
 MEMBER = Path(__file__).parent / "programs" / "member.py"
-LINE = re.compile(r"rank (\d+) of (\d+) on (\S+) local (\d+) of (\d+): total (\d+) node (\d+) restart (\d+)")
+LINE = re.compile(
+    r"rank (\d+) of (\d+) on (\S+) local (\d+) of (\d+): total (\d+) node (\d+|None) restart (\d+|None)"
+)
 
 
 def places(output: str) -> Dict[int, Tuple[str, int]]:
@@ -95,6 +97,13 @@ def test_a_batch_job_with_two_tasks_per_node(slurm: Slurm, slurm_lab: Lab) -> No
         0: ("jetson1", 0), 1: ("jetson1", 1), 2: ("jetson2", 0), 3: ("jetson2", 1), 4: ("jetson3", 0)
     }  # fmt: skip
     await_no_process(slurm_lab, "member.py pairs")
+
+
+def test_the_batch_script_of_the_third_article(slurm: Slurm) -> None:
+    """It asks for nodes but not for tasks, and its dash is what a word processor makes of a hyphen."""
+    job, out = batch(slurm, f"ringrun \u2013n 4 python {MEMBER}", "-c", "2", "-N", "2", "--export=ALL")
+    await_state(slurm, job, "COMPLETED", "FAILED")
+    assert [host for host, _ in places(out.read_text()).values()] == ["jetson1"] * 2 + ["jetson2"] * 2
 
 
 def test_two_jobs_in_one_allocation_at_once(slurm: Slurm) -> None:

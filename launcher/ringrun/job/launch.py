@@ -159,7 +159,8 @@ def _plan(options: Options, allocation: Optional[Allocation]) -> Optional[Plan]:
     """The hosts and ranks, for elastic jobs the hosts only; None if a discovery script names them."""
     specs = read_hosts(options, allocation)
     if not options.elastic.is_elastic:
-        return make_plan(options.np, specs, options.oversubscribe)
+        is_open = allocation is not None and needs_hosts(options) and not allocation.is_stated
+        return make_plan(options.np, specs, options.oversubscribe or is_open)
     if options.elastic.script is None:
         return make_plan(None, fixed_hosts(options.elastic, options.np, specs))
     if specs:

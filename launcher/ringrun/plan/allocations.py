@@ -28,6 +28,7 @@ class Allocation(NamedTuple):
         job: the scheduler's number of the job.
         here: the scheduler's name of this machine, or "".
         patient: whether hosts may still be starting.
+        is_stated: whether the scheduler was asked for a number of tasks. Otherwise ``-np`` may be more.
     """
 
     title: str
@@ -36,6 +37,7 @@ class Allocation(NamedTuple):
     job: str = ""
     here: str = ""
     patient: bool = False
+    is_stated: bool = True
 
     def has(self, spec: HostSpec) -> bool:
         """Whether a host is one of the allocation."""
@@ -82,7 +84,9 @@ def _slurm(environ: Mapping[str, str], expand: Expand) -> Optional[Allocation]:
                 f"has {len(names)} names. Give the hosts with -H."
             )
     hosts = tuple(HostSpec(name, slots=count) for name, count in zip(names, counts))
-    return Allocation(f"Slurm job {job}", hosts, "srun", job, environ.get("SLURMD_NODENAME", ""))
+    is_stated = any(environ.get(name) for name in ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"))
+    here = environ.get("SLURMD_NODENAME", "")
+    return Allocation(f"Slurm job {job}", hosts, "srun", job, here, is_stated=is_stated)
 
 
 def _lsf(environ: Mapping[str, str], read: Read) -> Optional[Allocation]:

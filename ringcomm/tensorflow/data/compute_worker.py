@@ -15,6 +15,7 @@ from typing import Optional, Sequence
 
 from ..._adapter.common import init, rank, size
 from ..._adapter.objects import broadcast_object
+from ...api import context
 from ...config import Membership
 from ...data_service.service import ComputeService
 from ...errors import ConfigError
@@ -46,7 +47,8 @@ def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int) 
     written = False
     # The key itself is not sent: all ranks derive it from the job's key.
     salt = broadcast_object(secrets.token_bytes(32), name="TfDataServiceConfig.salt")
-    key = hmac.new(Membership.from_environment().key, b"tf.data service\0" + salt, hashlib.sha256).digest()
+    joined_as = context().joined_as or Membership.from_environment()
+    key = hmac.new(joined_as.key, b"tf.data service\0" + salt, hashlib.sha256).digest()
     try:
         where = None
         if rank() == 0:

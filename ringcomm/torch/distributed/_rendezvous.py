@@ -54,7 +54,7 @@ def ringcomm_rendezvous(url: str, timeout: timedelta = _TIMEOUT, **_: Any) -> It
     where = context.broadcast_object(where)
     if store is None:
         store = _reach_store(where, _address_of_rank_0(context), context.size, timeout)
-    adopt(store, context.membership or Membership.from_environment(), context.generation)
+    adopt(store, context.joined_as or Membership.from_environment(), context.generation)
     yield store, context.rank, context.size
 
 

@@ -1,0 +1,221 @@
+"""Joins a job whose ranks srun or mpirun has started: rank 0 serves the rendezvous, the others look it up.
+
+Where it is served, and the job's key, pass through a file in a directory that all hosts share and that only
+this user can read, or through the launcher's own key-value store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import stat
+import tempfile
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Optional, Protocol, Tuple
+
+from ..certificate import make_certificate
+from ..clock import Deadline
+from ..config import Membership, Settings
+from ..errors import ConfigError, StartTimeoutError
+from ..other_launchers import Launched
+from ..transport.nics import machine
+from .client import Joined, Moved, Watched, join
+from .embedded import EmbeddedRendezvous
+from .pmi import Pmi
+
+LOOK_AGAIN_S = 0.1
+PATIENCE_S = 10.0
+"""How long an address from a file may not answer: the file may be left from an earlier start."""
+
+_turns = 0
+_pmi: Optional[Pmi] = None
+
+
+class Notice(Protocol):
+    """Where rank 0 publishes a text that only ranks of this job can read."""
+
+    def publish(self, text: str, deadline: Deadline) -> None:
+        """Publish it (rank 0)."""
+
+    def read(self, deadline: Deadline) -> str:
+        """Wait for it (other ranks)."""
+
+    def moved(self) -> bool:
+        """Whether another text has been published since :meth:`read`."""
+
+    def withdraw(self) -> None:
+        """Remove it, when all ranks have joined (rank 0)."""
+
+
+class FileNotice:
+    """A file with mode 0600 in a directory that all hosts share.
+
+    Args:
+        launched: how this process was started.
+        turn: how often this process has joined before.
+    """
+
+    def __init__(self, launched: Launched, turn: int) -> None:
+        self._launched = launched
+        self._folder = Path(launched.folder).expanduser()
+        name = hashlib.sha256(f"{launched.job} turn {turn}".encode()).hexdigest()[:32]
+        self._path = self._folder / f"job-{name}"
+        self._read = ""
+
+    def publish(self, text: str, deadline: Deadline) -> None:
+        """Write the file in one step."""
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor, temporary = tempfile.mkstemp(dir=self._folder, prefix="new-")
+            with os.fdopen(descriptor, "w") as file:
+                file.write(text)
+            Path(temporary).replace(self._path)
+        except OSError as problem:
+            raise ConfigError(f"Rank 0 cannot write in {self._folder}: {problem.strerror}. {_HINT}") from None
+
+    def read(self, deadline: Deadline) -> str:
+        """Wait for the file."""
+        pause = threading.Event()
+        while True:
+            found = self._content()
+            if found:
+                self._read = found
+                return found
+            if deadline.expired():
+                raise StartTimeoutError(
+                    f"{self._launched.launcher} has started this process as rank {self._launched.rank} of "
+                    f"{self._launched.size}, but within {deadline.timeout_s:g} s rank 0 has left no file in "
+                    f"{self._folder} on this host. Does rank 0 call init()? {_HINT}"
+                )
+            pause.wait(LOOK_AGAIN_S)
+
+    def _content(self) -> str:
+        """What the file holds; "" while it is not there."""
+        try:
+            list(self._folder.iterdir())  # has a network file system ask its server anew
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW)
+        except OSError:
+            return ""
+        with os.fdopen(descriptor) as file:
+            facts = os.fstat(descriptor)
+            if facts.st_uid != os.geteuid() or stat.S_IMODE(facts.st_mode) & 0o077:
+                raise ConfigError(
+                    f"{self._path} is refused: it belongs to user {facts.st_uid} and has mode "
+                    f"{stat.S_IMODE(facts.st_mode):04o}. It holds the job's key, so only the user that runs "
+                    f"the job may be able to read it. {_HINT}"
+                )
+            return file.read()
+
+    def moved(self) -> bool:
+        """Whether the file has another content by now."""
+        latest = self._content()
+        return latest not in ("", self._read)
+
+    def withdraw(self) -> None:
+        """Remove the file."""
+        self._path.unlink(missing_ok=True)
+
+
+class PmiNotice:
+    """An entry of mpirun's key-value store.
+
+    Args:
+        launched: how this process was started.
+        turn: how often this process has joined before.
+        deadline: the time limit of mpirun's first answers.
+    """
+
+    def __init__(self, launched: Launched, turn: int, deadline: Deadline) -> None:
+        global _pmi
+        self._pmi = _pmi = _pmi or Pmi(launched.pmi, deadline)
+        self._key = f"ringcomm-{turn}"
+
+    def publish(self, text: str, deadline: Deadline) -> None:
+        """Store the entry, and wait for all ranks to come for it."""
+        self._pmi.put(self._key, text, deadline)
+        self._pmi.barrier(deadline)
+
+    def read(self, deadline: Deadline) -> str:
+        """Wait for rank 0, and fetch the entry."""
+        self._pmi.barrier(deadline)
+        return self._pmi.get(self._key, deadline)
+
+    def moved(self) -> bool:
+        """Never: each turn has its own entry."""
+        return False
+
+    def withdraw(self) -> None:
+        """The store ends with the job."""
+
+
+_HINT = (
+    "All hosts must share a directory: the home directory, or another one that RINGCOMM_SHARED_DIR names. "
+    "Without one start the program with ringrun."
+)
+
+
+def join_launched(
+    membership: Membership, settings: Settings
+) -> Tuple[Joined, Optional[EmbeddedRendezvous], Membership]:
+    """Join the job that srun or mpirun has started.
+
+    Args:
+        membership: with ``launched``.
+        settings: the tunables.
+
+    Returns:
+        the place in the job, on rank 0 the rendezvous that it serves, and the membership with address and
+        key.
+
+    Raises:
+        StartupError: (or a subclass) the ranks did not find each other.
+        ConfigError: the shared directory cannot be used.
+    """
+    global _turns
+    launched = membership.launched
+    assert launched is not None
+    turn, _turns = _turns, _turns + 1
+    deadline = Deadline(settings.start_timeout_s)
+    notice: Notice = PmiNotice(launched, turn, deadline) if launched.pmi >= 0 else FileNotice(launched, turn)
+    if launched.rank == 0:
+        return _serve(notice, membership, settings, deadline)
+    while True:
+        full = _with_notice(membership, notice.read(deadline))
+        left = replace(settings, start_timeout_s=max(1.0, deadline.remaining_s()))
+        try:
+            return join(full, left, listens=True, watched=Watched(notice.moved, PATIENCE_S)), None, full
+        except Moved:
+            continue  # the file was left from an earlier start
+
+
+def _serve(
+    notice: Notice, membership: Membership, settings: Settings, deadline: Deadline
+) -> Tuple[Joined, Optional[EmbeddedRendezvous], Membership]:
+    key, certificate = secrets.token_bytes(32), make_certificate() if settings.encrypt else ""
+    job = f"launched-{secrets.token_hex(8)}"
+    embedded, endpoints = EmbeddedRendezvous.serve(key, certificate, job, membership.size, settings)
+    try:
+        facts = {"job": job, "key": key.hex(), "certificate": certificate, "endpoints": endpoints}
+        text = json.dumps({**facts, "machine": machine()})
+        try:
+            notice.publish(text, deadline)
+            full = _with_notice(membership, text)
+            return join(full, settings, listens=True), embedded, full
+        finally:
+            notice.withdraw()
+    except BaseException:
+        embedded.stop(failed=True)
+        raise
+
+
+def _with_notice(membership: Membership, text: str) -> Membership:
+    facts = json.loads(text)
+    return replace(
+        membership, job=str(facts["job"]), key=bytes.fromhex(facts["key"]),
+        certificate=str(facts["certificate"]), rendezvous_machine=str(facts["machine"]),
+        rendezvous=tuple((str(address), int(port)) for address, port in facts["endpoints"]),
+    )  # fmt: skip

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from ringcomm.clock import Deadline
+from ringcomm.errors import ConfigError, StartTimeoutError
+from ringcomm.other_launchers import Launched
+from ringcomm.rendezvous.launched import FileNotice
+
+NOW = Deadline(0.0)
+
+
+def notice(folder: Path, turn: int = 0, job: str = "slurm 7.0", rank: int = 1) -> FileNotice:
+    return FileNotice(Launched("srun", rank, 2, job, str(folder)), turn)
+
+
+def test_only_the_owner_can_read_it(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "folder"
+    notice(folder, rank=0).publish("text", NOW)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert [stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()] == [0o600]
+    assert notice(folder).read(NOW) == "text"
+
+
+def test_what_others_can_read_is_refused(tmp_path: Path) -> None:
+    notice(tmp_path, rank=0).publish("text", NOW)
+    next(tmp_path.iterdir()).chmod(0o640)
+    with pytest.raises(ConfigError, match="has mode 0640.*RINGCOMM_SHARED_DIR"):
+        notice(tmp_path).read(NOW)
+
+
+def test_a_link_to_another_file_is_not_followed(tmp_path: Path) -> None:
+    notice(tmp_path, rank=0).publish("text", NOW)
+    path = next(tmp_path.iterdir())
+    path.rename(tmp_path / "other")
+    path.symlink_to(tmp_path / "other")
+    with pytest.raises(StartTimeoutError):
+        notice(tmp_path).read(NOW)
+
+
+def test_a_file_of_an_earlier_start_is_replaced(tmp_path: Path) -> None:
+    notice(tmp_path, rank=0).publish("old", NOW)
+    reader = notice(tmp_path)
+    assert reader.read(NOW) == "old" and not reader.moved()
+    writer = notice(tmp_path, rank=0)
+    writer.publish("new", NOW)
+    assert reader.moved() and reader.read(NOW) == "new" and not reader.moved()
+    writer.withdraw()
+    writer.withdraw()
+    assert not reader.moved() and list(tmp_path.iterdir()) == []
+
+
+def test_jobs_and_turns_do_not_meet(tmp_path: Path) -> None:
+    notice(tmp_path, rank=0).publish("text", NOW)
+    for other in (notice(tmp_path, turn=1), notice(tmp_path, job="slurm 7.1")):
+        with pytest.raises(StartTimeoutError, match="rank 1 of 2.*within 0 s.*RINGCOMM_SHARED_DIR"):
+            other.read(NOW)
+
+
+def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot write in .*file"):
+        notice(tmp_path / "file", rank=0).publish("text", NOW)
