@@ -24,15 +24,9 @@ Point = Tuple[Task, float, Dict[str, float]]
 
 def points(folder: Path) -> List[Point]:
     """Everything that was predicted and measured."""
-    found: List[Point] = []
-    for number in ("", "2"):
-        told = json.loads((folder / f"predictions{number}.json").read_text())["predictions"]
-        measured = folder / f"measured{number}.json"
-        tasks = json.loads(measured.read_text()) if measured.exists() else []
-        found += [
-            (task, median(task["seconds"]), told[key_of(task)]) for task in tasks if key_of(task) in told
-        ]
-    return found
+    told = json.loads((folder / "predictions.json").read_text())["predictions"]
+    tasks = json.loads((folder / "measured.json").read_text())
+    return [(task, median(task["seconds"]), told[key_of(task)]) for task in tasks if key_of(task) in told]
 
 
 def errors(rows: Sequence[Point], which: str = "seconds") -> List[float]:
@@ -114,7 +108,7 @@ def _errors_picture(rows: Sequence[Point]) -> str:
 
 def _efficiency_picture(folder: Path) -> str:
     """ResNet-50 at 100 Mbit/s: measured points, and lines of the model as it was calibrated."""
-    found = json.loads((folder / "predictions2.json").read_text())["parameters"]["100"]
+    found = json.loads((folder / "predictions.json").read_text())["parameters"]["100"]
     machine = Machine(**{**found, "wire_byte_s": tuple(found["wire_byte_s"])})
     rows = [
         (task, seconds) for task, seconds, _ in points(folder)

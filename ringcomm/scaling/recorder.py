@@ -44,11 +44,13 @@ class Measured(NamedTuple):
         compute_s: median of a step's time, without waiting.
         gradients: bytes of each reduction of a step, in their order.
         ready_s: when each is requested, in seconds of computation since the step began.
+        blocking: whether the program waits for each before it requests the next.
     """
 
     compute_s: float
     gradients: Tuple[int, ...]
     ready_s: Tuple[float, ...]
+    blocking: bool = False
 
 
 class StepRecorder:
@@ -118,10 +120,12 @@ def measured(events: Sequence[Event], length: int) -> Measured:
     # What is computed after the last gradient of a step comes before the first one of the next.
     before_s = compute_s - delays[-1]
     ready_s, latest_s = [], 0.0
-    for event, delay_s in zip(steps[0], delays):
+    for event, delay_s in zip(steps[0][:length], delays):
         latest_s = compute_s if event.blocking else min(compute_s, max(latest_s, before_s + delay_s))
         ready_s.append(latest_s)
-    return Measured(compute_s, tuple(event.nbytes for event in steps[0][:length]), tuple(ready_s))
+    own = steps[0][:length]
+    blocking = all(event.blocking for event in own)
+    return Measured(compute_s, tuple(event.nbytes for event in own), tuple(ready_s[:length]), blocking)
 
 
 def _computed_s(earlier: Event, later: Event) -> float:
@@ -138,7 +142,7 @@ def workload_of(own: Measured, compute_s: Sequence[float], bucket_bytes: int) ->
     """
     slowest_s, usual_s = max(compute_s), median(compute_s)
     stretched = tuple(at_s * slowest_s / own.compute_s for at_s in own.ready_s)
-    return Workload(slowest_s, own.gradients, stretched, usual_s, bucket_bytes)
+    return Workload(slowest_s, own.gradients, stretched, usual_s, 0 if own.blocking else bucket_bytes)
 
 
 def description(own: Measured, compute_s: Sequence[float], hosts: Sequence[str]) -> str:

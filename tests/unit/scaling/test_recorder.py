@@ -67,6 +67,7 @@ def test_reductions_that_are_waited_for_hide_nothing():
     (found,) = program.results
     assert found.compute_s == pytest.approx(2.0)
     assert found.ready_s == pytest.approx((2.0, 2.0))
+    assert workload_of(found, [2.0], 64).bucket_bytes == 0  # one after the other
 
 
 def test_it_ends_after_the_same_count_whatever_the_times():
