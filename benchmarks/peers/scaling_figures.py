@@ -23,9 +23,12 @@ Point = Tuple[Task, float, Dict[str, float]]
 
 
 def points(folder: Path) -> List[Point]:
-    """Everything that was predicted and measured."""
+    """Everything that was predicted and measured, also what was measured twice."""
     told = json.loads((folder / "predictions.json").read_text())["predictions"]
-    tasks = json.loads((folder / "measured.json").read_text())
+    tasks: List[Task] = []
+    for name in ("measured", "repeated"):
+        path = folder / f"{name}.json"
+        tasks += [{**task, "file": name} for task in json.loads(path.read_text())] if path.exists() else []
     return [(task, median(task["seconds"]), told[key_of(task)]) for task in tasks if key_of(task) in told]
 
 
@@ -63,14 +66,17 @@ def _groups(rows: Sequence[Point]) -> List[Tuple[str, List[Point]]]:
     def where(**wanted: Any) -> List[Point]:
         return [row for row in rows if all(row[0][name] == value for name, value in wanted.items())]
 
+    first = where(file="measured")
     return [
-        ("all", list(rows)),
-        ("100 Mbit/s", where(mbit=100)), ("1 Gbit/s", where(mbit=1000)),
-        ("100 Mbit/s, rings", where(mbit=100, method="ring")),
-        ("100 Mbit/s, direct", where(mbit=100, method="direct")),
-        ("100 Mbit/s, servers", where(mbit=100, method="servers")),
-        ("with overlap", where(overlap=True)),
-    ]  # fmt: skip
+        ("all first measurements", first),
+        ("rings", [row for row in first if row[0]["method"] == "ring"]),
+        ("direct", [row for row in first if row[0]["method"] == "direct"]),
+        ("servers", [row for row in first if row[0]["method"] == "servers"]),
+        ("up to 12 workers", [row for row in first if row[0]["workers"] < 16]),
+        ("16 workers", [row for row in first if row[0]["workers"] == 16]),
+        ("16 ranks or hosts, measured again", where(file="repeated")),
+        ("with overlap", where(file="measured", overlap=True)),
+    ]
 
 
 def draw(folder: Path) -> None:
