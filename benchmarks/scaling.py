@@ -11,8 +11,6 @@ shaped:
 * ``predict``: with those alone, all steps of the study are predicted (``predictions.json``);
 * ``measure``: the steps are run with up to 16 ranks, some on 4 hosts with 4 ranks each
   (``measured.json``);
-* ``predict-again``, ``measure-again``: the same for 10 and 12 workers, with what the first study has shown of
-  many senders (``predictions2.json``, ``measured2.json``);
 * ``draw``: errors of the predictions, and the pictures of docs/scaling.md, from these files.
 
 A step is a computation that sleeps and a list of gradients that is reduced: as ring, through one parameter
@@ -41,7 +39,7 @@ for _place in (str(ROOT), str(Path(__file__).resolve().parent)):
 from peers import scaling_plan  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "scaling"
-STAGES = ("calibrate", "predict", "measure", "predict-again", "measure-again", "draw")
+STAGES = ("calibrate", "predict", "measure", "draw")
 LIMIT_S = 1500.0
 
 Task = Dict[str, Any]
@@ -117,10 +115,6 @@ def main() -> int:
         scaling_plan.predict(study, args.output)
     if "measure" in args.stages:
         run_all(study, args.output / "measured.json")
-    if "predict-again" in args.stages:
-        scaling_plan.predict(scaling_plan.second_tasks(), args.output, again=True)
-    if "measure-again" in args.stages:
-        run_all(scaling_plan.second_tasks(), args.output / "measured2.json")
     if "draw" in args.stages:
         from peers import scaling_figures
 

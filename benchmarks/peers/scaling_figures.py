@@ -23,16 +23,13 @@ Point = Tuple[Task, float, Dict[str, float]]
 
 
 def points(folder: Path) -> List[Point]:
-    """Everything that was predicted and measured."""
-    found: List[Point] = []
-    for number in ("", "2"):
-        told = json.loads((folder / f"predictions{number}.json").read_text())["predictions"]
-        measured = folder / f"measured{number}.json"
-        tasks = json.loads(measured.read_text()) if measured.exists() else []
-        found += [
-            (task, median(task["seconds"]), told[key_of(task)]) for task in tasks if key_of(task) in told
-        ]
-    return found
+    """Everything that was predicted and measured, also what was measured twice."""
+    told = json.loads((folder / "predictions.json").read_text())["predictions"]
+    tasks: List[Task] = []
+    for name in ("measured", "repeated"):
+        path = folder / f"{name}.json"
+        tasks += [{**task, "file": name} for task in json.loads(path.read_text())] if path.exists() else []
+    return [(task, median(task["seconds"]), told[key_of(task)]) for task in tasks if key_of(task) in told]
 
 
 def errors(rows: Sequence[Point], which: str = "seconds") -> List[float]:
@@ -69,14 +66,17 @@ def _groups(rows: Sequence[Point]) -> List[Tuple[str, List[Point]]]:
     def where(**wanted: Any) -> List[Point]:
         return [row for row in rows if all(row[0][name] == value for name, value in wanted.items())]
 
+    first = where(file="measured")
     return [
-        ("all", list(rows)),
-        ("100 Mbit/s", where(mbit=100)), ("1 Gbit/s", where(mbit=1000)),
-        ("100 Mbit/s, rings", where(mbit=100, method="ring")),
-        ("100 Mbit/s, direct", where(mbit=100, method="direct")),
-        ("100 Mbit/s, servers", where(mbit=100, method="servers")),
-        ("with overlap", where(overlap=True)),
-    ]  # fmt: skip
+        ("all first measurements", first),
+        ("rings", [row for row in first if row[0]["method"] == "ring"]),
+        ("direct", [row for row in first if row[0]["method"] == "direct"]),
+        ("servers", [row for row in first if row[0]["method"] == "servers"]),
+        ("up to 12 workers", [row for row in first if row[0]["workers"] < 16]),
+        ("16 workers", [row for row in first if row[0]["workers"] == 16]),
+        ("16 ranks or hosts, measured again", where(file="repeated")),
+        ("with overlap", where(file="measured", overlap=True)),
+    ]
 
 
 def draw(folder: Path) -> None:
@@ -114,7 +114,7 @@ def _errors_picture(rows: Sequence[Point]) -> str:
 
 def _efficiency_picture(folder: Path) -> str:
     """ResNet-50 at 100 Mbit/s: measured points, and lines of the model as it was calibrated."""
-    found = json.loads((folder / "predictions2.json").read_text())["parameters"]["100"]
+    found = json.loads((folder / "predictions.json").read_text())["parameters"]["100"]
     machine = Machine(**{**found, "wire_byte_s": tuple(found["wire_byte_s"])})
     rows = [
         (task, seconds) for task, seconds, _ in points(folder)

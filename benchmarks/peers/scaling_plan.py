@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any, Dict, List, Sequence, Tuple
 
 from ringcomm.scaling.machine import Machine, Method, link_byte_s
-from ringcomm.scaling.reduce import Cost, reduce_cost, senders
+from ringcomm.scaling.reduce import Cost, reduce_cost
 from ringcomm.scaling.step import time_step, workload
 
 from .models import COMPUTE_S, buckets_of, bytes_of
@@ -18,8 +18,6 @@ from .models import COMPUTE_S, buckets_of, bytes_of
 Task = Dict[str, Any]
 SCALE = {"resnet50": 0.1, "vgg16": 0.05, "inception3": 0.1}
 """Which part of every gradient is reduced at 100 Mbit/s; at 1 Gbit/s ten times as much."""
-KNOWN = 8
-"""The second study's predictions use steps of the first one with at most so many workers."""
 BURST_BYTES = 256 * 1024
 """What the shaper of a link lets pass at once after a pause."""
 CALIBRATION_BYTES = {100: (2_000_000, 8_000_000), 1000: (8_000_000, 64_000_000)}
@@ -71,22 +69,17 @@ def study_tasks(rates: Sequence[int]) -> List[Task]:
                 task_of(mbit, method, 16, buckets, slots=4, compute_s=compute_s, model="resnet50", rounds=2)
             )
     if 100 in rates:
-        found += _as_in_the_fifth_article()
+        found += _as_in_the_fifth_article() + _more_workers()
     return found
 
 
-def second_tasks() -> List[Task]:
-    """Steps with 10 and 12 workers, after the first study has shown what many senders do."""
+def _more_workers() -> List[Task]:
+    """Steps with 10 and 12 workers."""
     found: List[Task] = []
     for workers in (10, 12):
         for model in ("resnet50", "inception3", "vgg16"):
-            buckets, compute_s = buckets_for(100, model), COMPUTE_S[model]
-            for method, servers in (
-                ("ring", ()),
-                ("direct", ()),
-                ("servers", (0,)),
-                ("servers", range(workers // 2)),
-            ):
+            buckets, compute_s, half = buckets_for(100, model), COMPUTE_S[model], range(workers // 2)
+            for method, servers in (("ring", ()), ("direct", ()), ("servers", (0,)), ("servers", half)):
                 if model != "vgg16" or method != "servers":
                     found.append(
                         task_of(100, method, workers, buckets, tuple(servers), 1, compute_s, False, model, 2)
@@ -157,25 +150,9 @@ def calibrated(rows: Sequence[Task], mbit: int) -> Machine:
         for latency_s in (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3)
     ]
     machine = min(tried, key=error)
-    crowded = [row for row in rows if _many(row)]
-    crowded = [row for row in crowded if row["workers"] > 4] or crowded
-    return machine._replace(incast=max(0.0, median(_slope(row, machine) for row in crowded)))
-
-
-def _many(row: Task) -> bool:
-    """Whether more than two hosts send to one at the same time, and none has several ranks."""
-    return (
-        row["slots"] == 1
-        and row["method"] in ("direct", "servers")
-        and senders(_method(row), _ranks(row)) > 2
-    )
-
-
-def _slope(row: Task, machine: Machine) -> float:
-    """By what part a step took longer than it would without further senders, for each of them."""
-    reduced_s = median(row["seconds"]) - row["compute_s"]
-    alone_s = predicted_s(row, machine._replace(incast=0.0)) - row["compute_s"]
-    return (reduced_s / alone_s - 1) / (senders(_method(row), _ranks(row)) - 2)
+    crowded = [row for row in rows if row["method"] in ("direct", "servers") and row["hosts"] == 4]
+    incast = median(median(row["seconds"]) / _reduce_s(row, machine) for row in crowded)
+    return machine._replace(incast=max(1.0, incast))
 
 
 def predicted_s(task: Task, machine: Machine, overlap: bool = True) -> float:
@@ -190,16 +167,9 @@ def predicted_s(task: Task, machine: Machine, overlap: bool = True) -> float:
     return max(work.compute_s, step_s - BURST_BYTES * machine.wire_byte_s[0])
 
 
-def predict(tasks: Sequence[Task], folder: Path, again: bool = False) -> None:
-    """Write the predictions of all tasks but those of other libraries.
-
-    The first time they follow from ``calibration.json`` alone. Again, the effect of many senders is taken
-    from the study's steps with 6 and 8 workers.
-    """
+def predict(tasks: Sequence[Task], folder: Path) -> None:
+    """Write the predictions of all tasks but those of other libraries, from ``calibration.json`` alone."""
     rows = json.loads((folder / "calibration.json").read_text())
-    if again:
-        known = json.loads((folder / "measured.json").read_text())
-        rows += [row for row in known if _many(row) and not row["overlap"] and row["workers"] <= KNOWN]
     machines = {mbit: calibrated(rows, mbit) for mbit in {task["mbit"] for task in tasks}}
     found = {
         key_of(task): {
@@ -214,7 +184,7 @@ def predict(tasks: Sequence[Task], folder: Path, again: bool = False) -> None:
     }
     parameters = {str(mbit): machine._asdict() for mbit, machine in machines.items()}
     text = json.dumps({"parameters": parameters, "predictions": found}, indent=1, sort_keys=True)
-    (folder / ("predictions2.json" if again else "predictions.json")).write_text(text + "\n")
+    (folder / "predictions.json").write_text(text + "\n")
 
 
 def _ranks(task: Task) -> List[int]:

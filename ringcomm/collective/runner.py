@@ -70,8 +70,8 @@ class Runner:
         waited: the time spent in calls, moving data or waiting for other ranks.
         history: is told of every call, if set.
         called_at: where the next call was made, if that was not in the thread that runs it.
-        on_reduction: called with the bytes of each all-reduce that is requested, and whether its caller waits
-            for it, if set.
+        on_reduction: called with the bytes of each all-reduce that is requested, whether its caller waits for
+            it, and its name, if set.
         purpose: says what the calls are for, where they are not what the program has asked for.
         sites: is told of calls that other ranks make at other lines, if set; otherwise nothing is compared.
     """
@@ -113,7 +113,7 @@ class Runner:
         self._running: Optional[Tuple[Call, Part, bool]] = None
         self.waited = Stopwatch()
         self.reduced_bytes = 0
-        self.on_reduction: Optional[Callable[[int, bool], None]] = None
+        self.on_reduction: Optional[Callable[[int, bool, str], None]] = None
 
     def progress(self) -> Progress:
         """How far this rank is. For any thread, and at any time."""
@@ -201,7 +201,7 @@ class Runner:
         more than one rank and no codec.
         """
         if self.on_reduction is not None and collective == Collective.ALLREDUCE:
-            self.on_reduction(data.nbytes, True)
+            self.on_reduction(data.nbytes, True, name)
         codec = usable_codec(codec, data.dtype, op) if codec else 0
         if codec and data.dtype != np.float32:
             single = data.astype(np.float32)

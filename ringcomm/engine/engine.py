@@ -80,7 +80,7 @@ class Engine:
         self.sets = ProcessSets(self.rank, self.size)
         self.coordinator: Optional[Coordinator] = None
         self.history: Optional[OperationHistory] = None
-        self.on_reduction: Optional[Callable[[int, bool], None]] = None
+        self.on_reduction: Optional[Callable[[int, bool, str], None]] = None
         self._thread: Optional[EngineThread] = None
         self._log: Optional[IO[str]] = None
         self._tuner: Optional[Autotuner] = None
@@ -228,7 +228,7 @@ class Engine:
         """
         self._check_reducible(arrays, op, prescale, postscale)
         if self.on_reduction is not None:
-            self.on_reduction(sum(array.nbytes for array in arrays), urgent)
+            self.on_reduction(sum(array.nbytes for array in arrays), urgent, name or "")
         if weight is not None:
             weight = weight_of(weight)
             for array in arrays:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any, Callable, List
+from typing import Any, Callable, List, Tuple
 
 import numpy as np
 
@@ -48,22 +48,27 @@ class JobPrediction:
             work = workload_of(own, compute_s, settings.fusion_bytes)
             found = predictions(work, machine, ranks, slots, settings.predict_batch, price)
             hosts = [peer.host for peer in context.peers]
-            lines = [description(own, compute_s, hosts), f"predicted {link}:", found.table()]
+            here = predictions(work, self._measured_machine(), [context.size], slots).rows[0]
+            lines = [description(own, compute_s, hosts, here.step_s), f"predicted {link}:", found.table()]
             self._announce(context, _TOPIC, "\n".join(lines))
             self._draw(found, settings.predict_figure)
         if threading.current_thread() is threading.main_thread():
             raise SystemExit(0)
 
-    def _machine(self) -> Any:
-        """The model of the links, and where it is from."""
-        context, asked = self._context, self._context.settings.predict_link
+    def _measured_machine(self) -> Machine:
+        """The model of the links as they were calibrated."""
+        context = self._context
         numbers = [peer.host_index for peer in context.peers]
-        model = context.cost_model or model_of([Calibration()] * context.size, numbers)
-        machine: Machine = machine_of(model)
+        return machine_of(context.cost_model or model_of([Calibration()] * context.size, numbers))
+
+    def _machine(self) -> Tuple[Machine, str]:
+        """The model of the links to predict for, and its source."""
+        context, asked = self._context, self._context.settings.predict_link
+        machine = self._measured_machine()
         if asked:
             return machine._replace(wire_byte_s=(link_byte_s(asked),)), f"for interfaces of {asked}"
         speeds = ", ".join(f"{8e-6 / byte_s:.0f}" for byte_s in sorted(set(machine.wire_byte_s)))
-        if context.cost_model is None or not model.hosts:
+        if context.cost_model is None or not context.cost_model.hosts:
             return machine, f"for interfaces of {speeds} Mbit/s, which is assumed: name another with --link"
         return machine, f"for the hosts' interfaces as measured ({speeds} Mbit/s)"
 

@@ -33,8 +33,8 @@ class Machine(NamedTuple):
         moved_byte_s: processor time of a rank per byte that it sends or receives.
         shared_cores: cores that the ranks of all hosts share, where hosts are only simulated; 0.0: each
             host has its own.
-        incast: by what part an interface takes longer for each further host, of more than two, that sends
-            to it at the same time: the switch drops packets then.
+        incast: how many times as long an interface takes that receives from more than two hosts at the same
+            time: the switch drops packets then.
     """
 
     wire_byte_s: Tuple[float, ...] = (WIRE_BYTE_S,)
@@ -46,7 +46,7 @@ class Machine(NamedTuple):
     segment_bytes: int = 262144
     moved_byte_s: float = 0.0
     shared_cores: float = 0.0
-    incast: float = 0.0
+    incast: float = 1.0
 
     def wires(self, hosts: int) -> Tuple[float, ...]:
         """Seconds per byte of the interfaces of so many hosts."""

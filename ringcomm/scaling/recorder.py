@@ -1,14 +1,13 @@
 """``ringrun --predict``: records the reductions of a program's steps, and finds out how long it computes.
 
-Reductions repeat from step to step, so the shortest period of their lengths is the step; a program whose
-gradients all have the same length may have steps of one gradient each, which predicts the same. Everything is
-decided by counts of reductions, which are the same on all ranks, and never by times.
+Reductions repeat from step to step, so the shortest period of their names and lengths is the step. Everything
+is decided by counts of reductions, which are the same on all ranks, and never by times.
 """
 
 from __future__ import annotations
 
 from statistics import median
-from typing import Callable, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, List, NamedTuple, Sequence, Tuple
 
 from ..clock import Clock, monotonic
 from .step import Workload
@@ -17,7 +16,9 @@ WARM_UP = 3
 """Steps that do not count: compilers compile, and caches fill."""
 STEPS = 10
 """Steps that are measured."""
-_FIRST_CHECK = 26
+_FIRST_CHECK = WARM_UP + STEPS + 1
+_FIRST_CHECK_UNNAMED = 26
+"""Without names, gradients of equal length that follow each other look like steps."""
 _MOST = 1 << 16
 
 
@@ -29,12 +30,14 @@ class Event(NamedTuple):
         waited_s: seconds that the program has waited for collectives until then.
         nbytes: length.
         blocking: whether the program waits for it at once, so that nothing can be computed beside it.
+        name: as the program named it; may be empty.
     """
 
     at_s: float
     waited_s: float
     nbytes: int
     blocking: bool
+    name: str
 
 
 class Measured(NamedTuple):
@@ -44,11 +47,15 @@ class Measured(NamedTuple):
         compute_s: median of a step's time, without waiting.
         gradients: bytes of each reduction of a step, in their order.
         ready_s: when each is requested, in seconds of computation since the step began.
+        blocking: whether the program waits for each before it requests the next.
+        step_s: median of a step's time, with waiting.
     """
 
     compute_s: float
     gradients: Tuple[int, ...]
     ready_s: Tuple[float, ...]
+    blocking: bool = False
+    step_s: float = 0.0
 
 
 class StepRecorder:
@@ -74,15 +81,15 @@ class StepRecorder:
         self._check_at = _FIRST_CHECK
         self._over = False
 
-    def requested(self, nbytes: int, blocking: bool) -> None:
+    def requested(self, nbytes: int, blocking: bool, name: str) -> None:
         """A reduction of so many bytes is requested."""
         if self._over:
             return
         self.seen += 1
-        self._events.append(Event(self._clock(), self._waited_s(), nbytes, blocking))
-        if len(self._events) < self._check_at:
+        self._events.append(Event(self._clock(), self._waited_s(), nbytes, blocking, name))
+        if len(self._events) < (self._check_at if name else max(self._check_at, _FIRST_CHECK_UNNAMED)):
             return
-        length = period([event.nbytes for event in self._events])
+        length = period([(event.name, event.nbytes) for event in self._events])
         if length and len(self._events) > (WARM_UP + STEPS) * length:
             self._over = True
             events, self._events = self._events, []
@@ -94,15 +101,15 @@ class StepRecorder:
             self._over = len(self._events) >= _MOST
 
 
-def period(lengths: Sequence[int]) -> int:
-    """The smallest p for which the last three times p items repeat, and so does all that is left of a third.
+def period(items: Sequence[Any]) -> int:
+    """The smallest p for which the last three times p items repeat, and the last two thirds of all.
 
     >>> period([5, 1, 2, 3, 1, 2, 3, 1, 2, 3])
     3
     >>> period([1, 2, 3, 4])
     0
     """
-    backwards = list(reversed(lengths))
+    backwards = list(reversed(items))
     for candidate in range(1, len(backwards) // 3 + 1):
         span = max(3 * candidate, 2 * len(backwards) // 3)
         if backwards[: span - candidate] == backwards[candidate:span]:
@@ -118,10 +125,13 @@ def measured(events: Sequence[Event], length: int) -> Measured:
     # What is computed after the last gradient of a step comes before the first one of the next.
     before_s = compute_s - delays[-1]
     ready_s, latest_s = [], 0.0
-    for event, delay_s in zip(steps[0], delays):
+    for event, delay_s in zip(steps[0][:length], delays):
         latest_s = compute_s if event.blocking else min(compute_s, max(latest_s, before_s + delay_s))
         ready_s.append(latest_s)
-    return Measured(compute_s, tuple(event.nbytes for event in steps[0][:length]), tuple(ready_s))
+    own = steps[0][:length]
+    blocking = all(event.blocking for event in own)
+    step_s = median(step[-1].at_s - step[0].at_s for step in steps)
+    return Measured(compute_s, tuple(event.nbytes for event in own), tuple(ready_s), blocking, step_s)
 
 
 def _computed_s(earlier: Event, later: Event) -> float:
@@ -138,18 +148,25 @@ def workload_of(own: Measured, compute_s: Sequence[float], bucket_bytes: int) ->
     """
     slowest_s, usual_s = max(compute_s), median(compute_s)
     stretched = tuple(at_s * slowest_s / own.compute_s for at_s in own.ready_s)
-    return Workload(slowest_s, own.gradients, stretched, usual_s, bucket_bytes)
+    return Workload(slowest_s, own.gradients, stretched, usual_s, 0 if own.blocking else bucket_bytes)
 
 
-def description(own: Measured, compute_s: Sequence[float], hosts: Sequence[str]) -> str:
-    """What was measured, in one line."""
+def description(own: Measured, compute_s: Sequence[float], hosts: Sequence[str], expected_s: float) -> str:
+    """What was measured, in one line.
+
+    Args:
+        own: this rank's steps.
+        compute_s: of every rank.
+        hosts: of every rank.
+        expected_s: what the model says of a step of these ranks.
+    """
     slowest = max(range(len(compute_s)), key=lambda rank: compute_s[rank])
     count, megabytes = len(own.gradients), sum(own.gradients) / 1e6
     hidden = sum(nbytes for nbytes, at_s in zip(own.gradients, own.ready_s) if at_s < 0.98 * own.compute_s)
     text = (
-        f"measured a step of {median(compute_s):.4g} s of computation and {count} reductions of "
-        f"{megabytes:.4g} MB together; {100 * hidden / sum(own.gradients):.0f} % of them begin before the "
-        "computation ends"
+        f"measured a step of {own.step_s:.4g} s (the model says {expected_s:.4g} s) with "
+        f"{median(compute_s):.4g} s of computation and {count} reductions of {megabytes:.4g} MB together; "
+        f"{100 * hidden / sum(own.gradients):.0f} % of them begin before the computation ends"
     )
     if compute_s[slowest] > 1.1 * median(compute_s):
         text += f"; rank {slowest} on {hosts[slowest]} needs {compute_s[slowest]:.4g} s"

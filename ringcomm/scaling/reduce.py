@@ -73,7 +73,8 @@ def reduce_cost(method: Method, nbytes: float, machine: Machine, ranks: Sequence
         wire_s = _slowest_hop_s(load, sent, machine, ranks)
     elif len(ranks) == 1:
         wire_s = load.rank_bytes / 2 * machine.local_byte_s
-    wire_s *= 1.0 + machine.incast * max(0, senders(method, ranks) - 2)
+    if _senders(method, ranks) > 2:
+        wire_s *= machine.incast
     if not method.pipelined:
         wire_s *= 2
     coding_s = nbytes * method.coding_byte_s
@@ -94,7 +95,7 @@ def reduce_cost(method: Method, nbytes: float, machine: Machine, ranks: Sequence
     return Cost(stream_s + latency_s, bound, load.wire_bytes, parts)
 
 
-def senders(method: Method, ranks: Sequence[int]) -> int:
+def _senders(method: Method, ranks: Sequence[int]) -> int:
     """How many hosts send to one at the same time."""
     return 1 if method.kind == "ring" else len(ranks) - (not method.dedicated)
 

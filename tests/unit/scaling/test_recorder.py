@@ -28,7 +28,8 @@ def test_periods(lengths, expected):
 class Program:
     """Requests reductions, and lets a clock run while it computes and waits."""
 
-    def __init__(self):
+    def __init__(self, named=False):
+        self.named = named
         self.now_s = self.waited_s = 0.0
         self.results = []
         self.recorder = StepRecorder(lambda: self.waited_s, self.results.append, lambda: self.now_s)
@@ -37,12 +38,15 @@ class Program:
         self.now_s += before_s
         for nbytes, compute_s in gradients:
             self.now_s += compute_s
-            self.recorder.requested(nbytes, blocking)
+            self.recorder.requested(nbytes, blocking, self.name(nbytes))
             if blocking:
                 self.wait(wait_s)
         if not blocking:
             self.wait(wait_s)
         self.now_s += after_s
+
+    def name(self, nbytes):
+        return f"layer {nbytes}" if self.named else ""
 
     def wait(self, wait_s):
         self.now_s += wait_s
@@ -56,6 +60,7 @@ def test_a_step_with_overlap():
     (found,) = program.results
     assert found.gradients in ((100, 200, 300), (200, 300, 100), (300, 100, 200))
     assert found.compute_s == pytest.approx(5.25)  # whatever was waited
+    assert found.step_s > found.compute_s
     if found.gradients == (100, 200, 300):
         assert found.ready_s == pytest.approx((2.75, 3.75, 5.25))
 
@@ -67,6 +72,7 @@ def test_reductions_that_are_waited_for_hide_nothing():
     (found,) = program.results
     assert found.compute_s == pytest.approx(2.0)
     assert found.ready_s == pytest.approx((2.0, 2.0))
+    assert workload_of(found, [2.0], 64).bucket_bytes == 0  # one after the other
 
 
 def test_it_ends_after_the_same_count_whatever_the_times():
@@ -90,17 +96,26 @@ def test_what_comes_before_the_steps_does_not_count():
 def test_reductions_that_never_repeat_end_nothing():
     program = Program()
     for number in range(500):
-        program.recorder.requested(number * number, False)
+        program.recorder.requested(number * number, False, "")
     assert program.results == []
     assert "500 reductions" in missing(program.recorder.seen)
     assert "at least two ranks" in missing(0)
 
 
 def test_the_slowest_rank_sets_the_pace():
-    own = Measured(1.0, (10, 20), (0.5, 1.0))
+    own = Measured(1.0, (10, 20), (0.5, 1.0), step_s=2.25)
     work = workload_of(own, [1.0, 1.0, 2.0], 64)
     assert (work.compute_s, work.usual_s, work.ready_s) == (2.0, 1.0, (1.0, 2.0))
-    text = description(own, [1.0, 1.0, 2.0], ["a", "b", "c"])
+    text = description(own, [1.0, 1.0, 2.0], ["a", "b", "c"], 2.5)
     assert "rank 2 on c needs 2 s" in text
     assert "33 % of them begin" in text
-    assert "rank" not in description(own, [1.0, 1.0], ["a", "b"])
+    assert "a step of 2.25 s (the model says 2.5 s)" in text
+    assert "rank" not in description(own, [1.0, 1.0], ["a", "b"], 1.0)
+
+
+def test_few_steps_are_enough_if_reductions_have_names():
+    program = Program(named=True)
+    for _ in range(WARM_UP + STEPS + 1):
+        assert program.results == []
+        program.step([(100, 1.0)], 0.0, 0.0, 0.0)
+    assert program.results[0].gradients == (100,)
