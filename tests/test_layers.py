@@ -75,7 +75,8 @@ LEVELS: Dict[int, List[List[str]]] = {
             "engine.cycle", "engine.thread", "engine.engine", "engine.heartbeat",
         ],
         [
-            "arrays.bridge", "arrays.rows", "arrays.kinds", "arrays.mirrors", "arrays.operands",
+            "arrays.kinds", "arrays.bridge", "arrays.rows", "arrays.mirrors", "arrays.operands",
+            "arrays.torch_tensors", "arrays.cupy_arrays", "arrays.dlpack",
         ],
         ["balance.plan", "balance.order", "balance.deal", "balance.replan", "balance.step_weight",
          "balance.unequal", "balance.advise", "balance.probe"],
