@@ -28,6 +28,7 @@ PAGES = {
     "How-to": [
         "docs/ringrun.md", "docs/from_mpirun.md", "docs/elastic.md", "docs/doctor.md",
         "docs/horovod.md", "docs/torch_distributed.md", "docs/tensorflow.md", "docs/compression.md",
+        "docs/gpu.md",
     ],
     "Reference": ["docs/configuration.md", "docs/protocol.md", "CHANGELOG.md"],
     "Explanation": ["docs/architecture.md", "docs/reliability.md", "docs/performance.md", "SECURITY.md"],
