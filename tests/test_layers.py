@@ -135,6 +135,7 @@ LEVELS: Dict[int, List[List[str]]] = {
         [
             "testing.faulty", "testing.reference", "testing.simulation", "testing.driving",
             "testing.contract", "testing.cluster", "testing.fake_device", "testing.device_contract",
+            "testing.device_simulation",
         ],
         [
             "torch.distributed._version", "torch.distributed._bridge", "torch.distributed._work",
