@@ -30,7 +30,7 @@ PAGES = {
         "docs/ringrun.md", "docs/from_mpirun.md", "docs/schedulers.md", "docs/containers.md",
         "docs/elastic.md", "docs/doctor.md", "docs/horovod.md", "docs/torch_distributed.md",
         "docs/tensorflow.md", "docs/compression.md", "docs/mxnet.md", "docs/trainers.md",
-        "docs/from_torchrun.md", "docs/from_accelerate.md",
+        "docs/from_torchrun.md", "docs/from_accelerate.md", "docs/gpu.md",
     ],
     "Reference": ["docs/configuration.md", "docs/protocol.md", "CHANGELOG.md"],
     "Explanation": ["docs/architecture.md", "docs/reliability.md", "docs/performance.md", "SECURITY.md"],

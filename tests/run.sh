@@ -4,6 +4,7 @@
 #   bash tests/run.sh                      a selection of every kind, for work on the code (minutes)
 #   bash tests/run.sh --all                everything
 #   bash tests/run.sh --only STAGE [...]   one stage whole; STAGE is one of those listed at the end of a run
+#   bash tests/run.sh --gpu                the tests that need a GPU; says what it ran, or that there is none
 #   bash tests/run.sh [PATH ...] [-k ...]  these tests whole: pytest gets these arguments
 #
 # It makes what it needs first: virtual environments (.venv-test*), and as root on Debian or Ubuntu the system
@@ -13,17 +14,18 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PATH:/usr/sbin:/sbin" PIP_DISABLE_PIP_VERSION_CHECK=1
 
-stages=(lint types main slow hosts slurm tensorflow mxnet jax trainers engines coverage docs package pythons numpy)
+stages=(lint types main slow hosts slurm tensorflow mxnet jax trainers engines coverage docs package pythons numpy gpu)
 mode=quick only=()
 while [ $# -gt 0 ]; do
     case $1 in
         --all) mode=all ;;
+        --gpu) mode=all only+=(gpu) ;;
         --only)
             shift
             [ $# -gt 0 ] || { echo "--only needs a stage: ${stages[*]}" >&2; exit 2; }
             [[ " ${stages[*]} " == *" $1 "* ]] || { echo "no stage is called $1; there are ${stages[*]}" >&2; exit 2; }
             mode=all only+=("$1") ;;
-        -h | --help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit ;;
+        -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit ;;
         *) break ;;
     esac
     shift
@@ -288,14 +290,29 @@ stage_numpy() { # the oldest NumPy that is supported
     done
 }
 
+stage_gpu() { # only with --gpu or --only gpu: arrays on a CUDA device, with the libraries that see one
+    [ ${#only[@]} -gt 0 ] || return 0
+    if ! "$python" tests/gpu/report.py; then
+        echo "no GPU: neither torch nor CuPy of $python sees a CUDA device, so nothing was run"
+        return 0
+    fi
+    export PYTHONPATH="$PWD:$PWD/launcher"
+    "$python" -m pytest -q -rs --no-header -W ignore --junitxml="$results/gpu.gpu.xml" tests/gpu
+    "$python" benchmarks/device_overlap.py --cuda
+}
+
 # ---- run them ----
 
-find_pythons
-main=${pythons[11]:-python3}
-[ -n "$(minor_of "$main")" ] || { echo "Python with venv is needed (Debian: apt install python3-venv)" >&2; exit 2; }
-environment .venv-test "$main" -e '.[test,dev,examples]' -r tests/requirements.txt
-system_packages "${host_packages[@]}"
-python=.venv-test/bin/python
+if [ "${only[*]:-}" = gpu ] && python3 -c 'import numpy, pytest' 2>/dev/null && python3 tests/gpu/report.py >/dev/null; then
+    python=python3 # as it is on a machine for GPUs: it has CUDA's libraries
+else
+    find_pythons
+    main=${pythons[11]:-python3}
+    [ -n "$(minor_of "$main")" ] || { echo "Python with venv is needed (Debian: apt install python3-venv)" >&2; exit 2; }
+    environment .venv-test "$main" -e '.[test,dev,examples]' -r tests/requirements.txt
+    system_packages "${host_packages[@]}"
+    python=.venv-test/bin/python
+fi
 table="environment=$SECONDS"
 for stage in "${stages[@]}"; do
     if [ ${#only[@]} -gt 0 ] && [[ " ${only[*]} " != *" $stage "* ]]; then continue; fi

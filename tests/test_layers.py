@@ -75,7 +75,10 @@ LEVELS: Dict[int, List[List[str]]] = {
             "engine.single_rank", "engine.progress_reports", "engine.peer_channels", "engine.waiters",
             "engine.cycle", "engine.thread", "engine.engine", "engine.heartbeat",
         ],
-        ["arrays.bridge", "arrays.rows", "arrays.kinds", "arrays.mirrors", "arrays.operands"],
+        [
+            "arrays.kinds", "arrays.bridge", "arrays.rows", "arrays.mirrors", "arrays.operands",
+            "arrays.torch_tensors", "arrays.cupy_arrays", "arrays.dlpack",
+        ],
         ["scaling.machine", "scaling.reduce", "scaling.step", "scaling.figure", "scaling.prediction",
          "scaling.recorder", "scaling.job"],
         ["balance.plan", "balance.order", "balance.deal", "balance.replan", "balance.step_weight",
@@ -145,6 +148,7 @@ LEVELS: Dict[int, List[List[str]]] = {
         [
             "testing.faulty", "testing.reference", "testing.simulation", "testing.driving",
             "testing.contract", "testing.cluster", "testing.fake_device", "testing.device_contract",
+            "testing.device_simulation",
         ],
         [
             "torch.distributed._version", "torch.distributed._bridge", "torch.distributed._work",

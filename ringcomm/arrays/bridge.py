@@ -11,6 +11,7 @@ import numpy as np
 
 from ..dtypes import code_of
 from ..errors import Misuse
+from .kinds import kind_of
 
 
 def as_array(value: Any) -> np.ndarray[Any, Any]:
@@ -57,18 +58,23 @@ class InPlace:
     :meth:`finish` writes back.
 
     Raises:
-        Misuse: the value is not an array, is masked, or is read-only.
+        Misuse: the value is no array in the host's memory, is masked, or is read-only.
         UnsupportedDtypeError: its elements cannot be sent.
     """
 
     mirror = None  # as arrays on devices have one
 
     def __init__(self, array: Any, what: str) -> None:
+        self._owner = array
         if not isinstance(array, np.ndarray):
-            raise Misuse(
-                f"{what} works in place, so it needs a numpy array, not {type(array).__name__}. "
-                f"Without the trailing underscore it returns a new array."
-            )
+            kind = kind_of(array)
+            shared = None if kind is None else kind.host_memory(array)
+            if shared is None:
+                raise Misuse(
+                    f"{what} works in place, so it needs a numpy array, not {type(array).__name__}. "
+                    f"Without the trailing underscore it returns a new array."
+                )
+            array = shared
         _refuse_masked(array)
         flags = array.flags
         if not flags.writeable:
@@ -85,4 +91,5 @@ class InPlace:
         """Write the copy back, if there is one, and return the caller's own array."""
         if not self._shared:
             self.array[...] = self.flat.reshape(self.shape)
-        return self.array
+        owner: np.ndarray[Any, Any] = self._owner
+        return owner

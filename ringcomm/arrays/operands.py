@@ -153,8 +153,12 @@ class Rows:
         return to_device(self._pool, self._kind, rows, self._value)
 
 
-def mirrors(arguments: Sequence[Union[Argument, Rows]]) -> Sequence[Optional[BlockMirror]]:
-    """The mirrors of some arguments, for a request of the engine; empty if there is none."""
+def mirrors(arguments: Sequence[Any]) -> Sequence[Optional[BlockMirror]]:
+    """The mirrors of some arguments, for a request of the engine; empty if there is none.
+
+    Args:
+        arguments: of the types above, or others with an attribute ``mirror``.
+    """
     found = [argument.mirror for argument in arguments]
     return found if any(mirror is not None for mirror in found) else ()
 

@@ -41,7 +41,7 @@ class Copies(NamedTuple):
 
     Attributes:
         loads: from the device to the host, in the order in which steps need them.
-        stores: from the host to the device.
+        stores: from the host to the device, in the order of the steps that finish them.
     """
 
     loads: Tuple[Copy, ...]
@@ -62,7 +62,7 @@ def plan_copies(schedule: Sequence[Step], results: Sequence[Span]) -> Copies:
     for step in schedule:
         cuts.setdefault(_buffer(step), set()).update((step.start, step.stop))
     loads: List[Tuple[int, Copy]] = []
-    stores: List[Copy] = []
+    stores: List[Tuple[int, Copy]] = []
     for buffer, points in cuts.items():
         ordered = sorted(points)
         for start, stop in zip(ordered, ordered[1:]):
@@ -71,17 +71,12 @@ def plan_copies(schedule: Sequence[Step], results: Sequence[Span]) -> Copies:
                 for index, step in enumerate(schedule)
                 if _buffer(step) == buffer and step.start <= start and stop <= step.stop
             ]
-            if not touching:
-                continue
-            if _reads(schedule[touching[0]]):
+            if touching and _reads(schedule[touching[0]]):
                 _append(loads, touching[0], Copy(start, stop, buffer))
-            wanted = buffer == DATA and any(low <= start and stop <= high for low, high in results)
-            if wanted and any(isinstance(schedule[index], Recv) for index in touching):
-                if stores and stores[-1].stop == start:
-                    start = stores.pop().start
-                stores.append(Copy(start, stop))
-    loads.sort(key=lambda item: item[0])  # stable
-    return Copies(tuple(copy for _, copy in loads), tuple(stores))
+            writing = [index for index in touching if isinstance(schedule[index], Recv)]
+            if writing and any(low <= start and stop <= high for low, high in results):
+                _append(stores, writing[-1], Copy(start, stop))
+    return Copies(_in_order(loads), _in_order(stores))
 
 
 def _buffer(step: Step) -> int:
@@ -92,11 +87,16 @@ def _reads(step: Step) -> bool:
     return isinstance(step, Send) or bool(step.fold)
 
 
-def _append(loads: List[Tuple[int, Copy]], index: int, copy: Copy) -> None:
-    """Add a load for the step ``index``; neighbours for one step are one load."""
-    if loads and loads[-1][0] == index and loads[-1][1].stop == copy.start:
-        copy = copy._replace(start=loads.pop()[1].start)
-    loads.append((index, copy))
+def _append(copies: List[Tuple[int, Copy]], index: int, copy: Copy) -> None:
+    """Add a copy for the step ``index``; neighbours of one step are one copy, which needs no other step."""
+    if copies and copies[-1][0] == index and copies[-1][1].stop == copy.start:
+        copy = copy._replace(start=copies.pop()[1].start)
+    copies.append((index, copy))
+
+
+def _in_order(copies: List[Tuple[int, Copy]]) -> Tuple[Copy, ...]:
+    """The copies in the order of their steps."""
+    return tuple(copy for _, copy in sorted(copies, key=lambda item: item[0]))
 
 
 def with_devices(schedules: Schedules, copies: Sequence[Copies]) -> List[List[Step]]:

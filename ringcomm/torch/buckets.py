@@ -16,13 +16,14 @@ from .. import api
 from .._adapter.arguments import wire_name
 from .._adapter.feedback import Residuals
 from .._adapter.gradients import Reduction, bucket_name
+from ..arrays.operands import mirrors
 from ..codec.base import BLOCK_ITEMS
 from ..dtypes import Array
 from ..ops import ReduceOp
 from ..process_set import number_of
 from . import handles
 from .compression import wire_torch_dtype
-from .tensors import flat_array, on_host
+from .tensors import InPlace
 
 Parameters = Sequence[torch.Tensor]
 
@@ -194,6 +195,7 @@ class FlatBucket(Bucket):
         self._own_references = 0
         self._fresh = False
         self._wire: Optional[torch.Tensor] = None
+        self._sent: Optional[InPlace] = None
         self._sparse: Set[torch.Tensor] = set()
 
     def _after(self, stop: int) -> int:
@@ -240,14 +242,15 @@ class FlatBucket(Bucket):
             if self._wire is None:
                 self._wire = torch.empty_like(flat, dtype=smaller)
             flat = self._wire.copy_(flat)
-        # Memory of the CPU is reduced in place; memory of other devices is copied to the host.
-        self._host = on_host(flat)
+        # Memory of the CPU is reduced in place. Memory of a CUDA device is being copied from here on, in
+        # order with the backward pass, which goes on at once.
+        sent = self._sent = InPlace(flat, "allreduce")
         reduction = self.reduction
         self.handle = api.context().engine.allreduce(
-            [flat_array(self._host)], reduction.op, wire_name("allreduce", self.name), [(self._count,)],
+            [sent.flat], reduction.op, wire_name("allreduce", self.name), [(self._count,)],
             reduction.prescale, reduction.postscale, number_of(reduction.process_set),
             compression=self._codec, residuals=self._own_residuals(),
-            weight=reduction.weight_now(),
+            weight=reduction.weight_now(), mirrors=mirrors([sent]),
         )  # fmt: skip
 
     def finish(self) -> None:
@@ -257,10 +260,12 @@ class FlatBucket(Bucket):
         self._deliver()
 
     def _deliver(self) -> None:
-        """Set every member's gradient to its part of the reduced elements, which are in host memory."""
+        """Set every member's gradient to its part of the reduced elements."""
         flat = self._flat_tensor()
-        if self._host is not flat:
-            flat.copy_(self._host)
+        assert self._sent is not None
+        reduced, self._sent = self._sent.finish(), None
+        if reduced is not flat:
+            flat.copy_(reduced)
         for parameter, place in self._places.items():
             if parameter in self._sparse:
                 parameter.grad = place.of(flat).to_sparse()
@@ -279,7 +284,7 @@ class FlatBucket(Bucket):
             self._residuals.drop(self.names)
         super().reset()
         # The engine may still write to these.
-        self._flat = self._wire = self._feedback = None
+        self._flat = self._wire = self._feedback = self._sent = None
         self._fresh = False
         self._sparse.clear()
 

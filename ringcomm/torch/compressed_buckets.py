@@ -17,7 +17,7 @@ from ..ops import ReduceOp
 from ..process_set import number_of, size_of
 from . import handles
 from .buckets import BLOCKWISE, Bucket, EachBucket, FlatBucket, Parameters
-from .tensors import flat_array, on_host
+from .tensors import InPlace
 
 
 class PowerBucket(FlatBucket):
@@ -51,8 +51,8 @@ class PowerBucket(FlatBucket):
         flat = self._flat_tensor()
         if self._marked:
             self._mark(flat[self._marks_start :])
-        self._host = on_host(flat)
-        elements = flat_array(self._host)
+        sent = self._sent = InPlace(flat, "allreduce")
+        elements = sent.flat if sent.mirror is None else sent.mirror.fetch()
         sizes = [parameter.numel() for parameter in self.parameters]
         self._own = [elements[start : start + size] for start, size in zip(self._starts, sizes)]
         if self.reduction.prescale != 1.0:
@@ -83,6 +83,8 @@ class PowerBucket(FlatBucket):
             factor *= size_of(self.reduction.process_set)
         self._iteration.finish(self._own, factor)
         self._own = []
+        if self._sent is not None and self._sent.mirror is not None:
+            self._sent.mirror.store_all()
         self._deliver()
 
     def reset(self) -> None:

@@ -6,7 +6,7 @@ once (except with ``urgent``: then the caller waits). Functions with one overwri
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Sequence, Union
+from typing import Any, Callable, Optional, Sequence, Union
 
 import torch
 
@@ -25,7 +25,7 @@ from .movement import (
     grouped_allgather_async,
 )
 from .submit import start_allreduce, start_reducescatter
-from .tensors import InPlace, back_to, host_copy, plain
+from .tensors import Copied, InPlace
 
 __all__ = [
     "AnyHandle", "Handle", "allgather_async", "allreduce_async", "allreduce_async_", "alltoall_async",
@@ -69,11 +69,10 @@ def allreduce_async(
         {start_errors}
     """
     chosen = reduction(op, average)
-    host = host_copy(plain(tensor, "allreduce"))
+    copied = Copied(tensor, "allreduce")
     return start_allreduce(
-        [host], chosen, name, prescale_factor, postscale_factor, process_set,
-        lambda: back_to(tensor.device, host), urgent, weight,
-    )  # fmt: skip
+        [copied], chosen, name, prescale_factor, postscale_factor, process_set, copied.finish, urgent, weight
+    )
 
 
 @documented
@@ -106,7 +105,7 @@ def allreduce_async_(
     chosen = reduction(op, average)
     target = InPlace(tensor, "allreduce_")
     return start_allreduce(
-        [target.host], chosen, name, prescale_factor, postscale_factor, process_set, target.finish, urgent,
+        [target], chosen, name, prescale_factor, postscale_factor, process_set, target.finish, urgent,
         weight,
     )
 
@@ -139,15 +138,10 @@ def grouped_allreduce_async(
         {start_errors}
     """
     chosen = reduction(op, average)
-    listed = list(tensors)
-    hosts = [host_copy(plain(tensor, "allreduce")) for tensor in listed]
-
-    def finish() -> List[torch.Tensor]:
-        return [back_to(tensor.device, host) for tensor, host in zip(listed, hosts)]
-
+    copies = [Copied(tensor, "allreduce") for tensor in tensors]
     return start_allreduce(
-        hosts, chosen, name, prescale_factor, postscale_factor, process_set, finish, urgent,
-        weight,
+        copies, chosen, name, prescale_factor, postscale_factor, process_set,
+        lambda: [copied.finish() for copied in copies], urgent, weight,
     )  # fmt: skip
 
 
@@ -181,7 +175,7 @@ def grouped_allreduce_async_(
     chosen = reduction(op, average)
     targets = [InPlace(tensor, "grouped_allreduce_") for tensor in tensors]
     return start_allreduce(
-        [target.host for target in targets], chosen, name, prescale_factor, postscale_factor, process_set,
+        targets, chosen, name, prescale_factor, postscale_factor, process_set,
         lambda: [target.finish() for target in targets], urgent, weight,
     )  # fmt: skip
 

@@ -12,12 +12,13 @@ import torch
 
 from .. import api
 from .._adapter.arguments import row_counts, wire_name
+from ..arrays.operands import mirrors
 from ..docstrings import documented
 from ..engine.request import Handle
 from ..errors import ConfigError
 from ..process_set import ProcessSet, global_process_set, number_of
 from .submit import start_allgather, start_broadcast
-from .tensors import InPlace, back_to, flat_array, host_copy, on_host, plain, tensor_of
+from .tensors import Copied, InPlace, Moved
 
 
 @documented
@@ -92,8 +93,8 @@ def broadcast_async(
         ConfigError: it is not a dense tensor.
         {start_errors}
     """
-    host = host_copy(plain(tensor, "broadcast"))
-    return start_broadcast(host, root_rank, name, process_set, urgent, lambda: back_to(tensor.device, host))
+    argument = Copied(tensor, "broadcast", api.rank() == root_rank)
+    return start_broadcast(argument, root_rank, name, process_set, urgent)
 
 
 @documented
@@ -119,8 +120,8 @@ def broadcast_async_(
         ConfigError: it is not a dense tensor.
         {start_errors}
     """
-    target = InPlace(tensor, "broadcast_")
-    return start_broadcast(target.host, root_rank, name, process_set, urgent, target.finish)
+    argument = InPlace(tensor, "broadcast_", api.rank() == root_rank)
+    return start_broadcast(argument, root_rank, name, process_set, urgent)
 
 
 @documented
@@ -147,21 +148,22 @@ def alltoall_async(
         ConfigError: it is not a dense tensor, or the splits do not fit it.
         {start_errors}
     """
-    host = (on_host if urgent else host_copy)(plain(tensor, "alltoall"))
+    moved = Moved(tensor, "alltoall", urgent)
     engine = api.context().engine
     number = number_of(process_set)
     members = len(engine.sets.check_member(number))
-    shape = tuple(host.shape)
+    shape = moved.shape
     counts = row_counts(shape[0], _listed(splits), members) if shape else [0] * members
 
     def convert(result: Any) -> Any:
         rows, received = result
         counted = torch.from_numpy(received)
-        return tensor_of(rows, tensor), counted.to(splits.device) if _is_tensor(splits) else counted
+        return moved.deliver(rows), counted.to(splits.device) if _is_tensor(splits) else counted
 
     return engine.alltoall(
-        flat_array(host), shape, counts, wire_name("alltoall", name), number, urgent, convert
-    )
+        moved.flat, shape, counts, wire_name("alltoall", name), number, urgent, convert,
+        mirrors=mirrors([moved]),
+    )  # fmt: skip
 
 
 def _is_tensor(value: Any) -> bool:

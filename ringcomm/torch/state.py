@@ -9,11 +9,12 @@ import torch
 from .. import api
 from .._adapter.objects import broadcast_object
 from .._adapter.trees import put_together, take_apart
+from ..arrays.operands import mirrors
 from ..docstrings import documented
 from ..errors import ConfigError
 from ..process_set import ProcessSet, global_process_set, number_of
 from . import handles
-from .tensors import InPlace, flat_array, shapes_of
+from .tensors import InPlace
 
 Named = Union[Mapping[str, Any], Iterable[Tuple[str, Any]]]
 
@@ -104,11 +105,11 @@ def _broadcast_all(tensors: Sequence[torch.Tensor], root_rank: int, process_set:
     """Overwrite the tensors with the root's, all as one operation."""
     if not tensors:
         return
-    targets = [InPlace(tensor, "broadcast_optimizer_state") for tensor in tensors]
-    hosts = [target.host for target in targets]
+    read = api.rank() == root_rank
+    targets = [InPlace(tensor, "broadcast_optimizer_state", read) for tensor in tensors]
     api.context().engine.broadcast(
-        [flat_array(host) for host in hosts], root_rank, "optimizer_state", shapes_of(hosts),
-        number_of(process_set), True,
+        [target.flat for target in targets], root_rank, "optimizer_state",
+        [target.shape for target in targets], number_of(process_set), True, mirrors=mirrors(targets),
     ).wait()  # fmt: skip
     for target in targets:
         target.finish()

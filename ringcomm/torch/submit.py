@@ -8,14 +8,15 @@ import torch
 
 from .. import api
 from .._adapter.arguments import scattered_reduction, wire_name
+from ..arrays.operands import mirrors
 from ..engine.request import Handle
 from ..ops import ReduceOp
 from ..process_set import ProcessSet, number_of
-from .tensors import flat_array, host_copy, on_host, plain, shapes_of, tensor_of
+from .tensors import Moved
 
 
 def start_allreduce(
-    targets: Sequence[torch.Tensor],
+    arguments: Sequence[Any],
     op: ReduceOp,
     name: Optional[str],
     prescale: float,
@@ -25,10 +26,14 @@ def start_allreduce(
     urgent: bool,
     weight: Optional[float] = None,
 ) -> Handle:
-    """Start a reduction in place of tensors in host memory; ``finish()`` makes the handle's result."""
+    """Start a reduction of arguments (:class:`.tensors.InPlace`, :class:`.tensors.Copied`).
+
+    ``finish()`` makes the handle's result.
+    """
     return api.context().engine.allreduce(
-        [flat_array(target) for target in targets], op, wire_name("allreduce", name), shapes_of(targets),
-        prescale, postscale, number_of(process_set), urgent, lambda _: finish(), weight=weight,
+        [item.flat for item in arguments], op, wire_name("allreduce", name),
+        [item.shape for item in arguments], prescale, postscale, number_of(process_set), urgent,
+        lambda _: finish(), weight=weight, mirrors=mirrors(arguments),
     )  # fmt: skip
 
 
@@ -43,11 +48,11 @@ def start_reducescatter(
     grouped: bool,
 ) -> Handle:
     """Start a reduction of which every rank gets its rows; a list as result if ``grouped``."""
-    hosts = [host_copy(plain(tensor, "reducescatter")) for tensor in tensors]
+    moved = [Moved(tensor, "reducescatter") for tensor in tensors]
     return api.context().engine.reducescatter(
-        [flat_array(host) for host in hosts], shapes_of(hosts), scattered_reduction(op),
+        [item.flat for item in moved], [item.shape for item in moved], scattered_reduction(op),
         wire_name("reducescatter", name), prescale, postscale, number_of(process_set), urgent,
-        _list_or_one(tensors, grouped),
+        _list_or_one(moved, grouped), mirrors=mirrors(moved),
     )  # fmt: skip
 
 
@@ -59,35 +64,32 @@ def start_allgather(
     grouped: bool,
 ) -> Handle:
     """Start gathering the rows of all ranks; a list as result if ``grouped``."""
-    own = on_host if urgent else host_copy
-    hosts = [own(plain(tensor, "allgather")) for tensor in tensors]
+    moved = [Moved(tensor, "allgather", urgent) for tensor in tensors]
     return api.context().engine.allgather(
-        [flat_array(host) for host in hosts], shapes_of(hosts), wire_name("allgather", name),
-        number_of(process_set), urgent, _list_or_one(tensors, grouped),
+        [item.flat for item in moved], [item.shape for item in moved], wire_name("allgather", name),
+        number_of(process_set), urgent, _list_or_one(moved, grouped), mirrors=mirrors(moved),
     )  # fmt: skip
 
 
-def _list_or_one(tensors: Sequence[torch.Tensor], grouped: bool) -> Callable[[Any], Any]:
-    """A converter of the engine's arrays to tensors on the devices of ``tensors``."""
-    likes = list(tensors)
+def _list_or_one(moved: Sequence[Moved], grouped: bool) -> Callable[[Any], Any]:
+    """A converter of the engine's arrays to tensors on the devices of the arguments."""
 
     def convert(arrays: Sequence[Any]) -> Any:
-        results = [tensor_of(array, like) for array, like in zip(arrays, likes)]
+        results = [item.deliver(array) for array, item in zip(arrays, moved)]
         return results if grouped else results[0]
 
     return convert
 
 
 def start_broadcast(
-    host: torch.Tensor,
+    argument: Any,
     root_rank: int,
     name: Optional[str],
     process_set: ProcessSet,
     urgent: bool,
-    finish: Callable[[], Any],
 ) -> Handle:
-    """Start overwriting a tensor in host memory; ``finish()`` makes the handle's result."""
+    """Start overwriting an argument (:class:`.tensors.InPlace`, :class:`.tensors.Copied`)."""
     return api.context().engine.broadcast(
-        [flat_array(host)], root_rank, wire_name("broadcast", name), shapes_of([host]),
-        number_of(process_set), urgent, lambda _: finish(),
+        [argument.flat], root_rank, wire_name("broadcast", name), [argument.shape],
+        number_of(process_set), urgent, lambda _: argument.finish(), mirrors=mirrors([argument]),
     )  # fmt: skip

@@ -1,15 +1,19 @@
 """Converts tensors to the flat NumPy arrays of the engine, and back.
 
-On the CPU both share memory. Tensors on other devices are staged in host memory (pinned for CUDA).
+On the CPU both share memory. CUDA tensors are copied to and from page-locked memory, and no thread waits for
+that (:mod:`ringcomm.arrays`). Tensors on other devices are copied while the caller waits.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional, Sequence
+from typing import Any, Optional
 
 import numpy as np
 import torch
 
+from .. import api
+from ..arrays.kinds import device_kind
+from ..arrays.operands import Argument, Rows, submitted
 from ..dtypes import Array, dtype_named
 from ..errors import ConfigError, UnsupportedDtypeError
 
@@ -78,54 +82,117 @@ def on_host(tensor: torch.Tensor) -> torch.Tensor:
     return _staged(tensor)
 
 
-def host_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of a dense tensor in host memory and in C order."""
-    if tensor.device.type == "cpu":
-        return tensor.clone(memory_format=torch.contiguous_format)
-    return _staged(tensor)
-
-
 def _staged(tensor: torch.Tensor) -> torch.Tensor:
-    pinned = tensor.device.type == "cuda"
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
+    """A copy in host memory, which the calling thread waits for."""
+    host = torch.empty(tensor.shape, dtype=tensor.dtype)
     host.copy_(tensor)
     return host
 
 
 class InPlace:
-    """A tensor that is to be overwritten.
+    """A tensor that is to be overwritten, as an argument of the engine.
 
     Args:
         tensor: a dense tensor on any device.
         what: the collective, for error texts.
+        read: whether the collective reads it on this rank.
 
     Attributes:
-        host: its elements in host memory and in C order; the tensor's own memory if possible.
+        flat: its elements in host memory and in C order, flat; the tensor's own memory if possible.
+        shape: of the tensor.
+        mirror: of a tensor on a CUDA device, which is being copied to ``flat``; otherwise None.
     """
 
-    def __init__(self, tensor: Any, what: str) -> None:
+    def __init__(self, tensor: Any, what: str, read: bool = True) -> None:
         self.tensor = tensor
+        self.shape = tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else ()
+        self.mirror: Optional[Any] = None
+        self._argument: Optional[Argument] = None
         bare = plain(tensor, what)
-        self.host = on_host(bare)
-        self._target: Optional[torch.Tensor] = (
-            None if self.host.data_ptr() == tensor.data_ptr() else tensor.detach()
-        )
+        if device_kind(bare) is not None:
+            argument = self._argument = submitted(api.context().staging, bare, what, read)
+            self.flat, self.mirror = argument.flat, argument.mirror
+            self._moved: Optional[torch.Tensor] = bare
+        else:
+            self._moved = on_host(bare)
+            self.flat = flat_array(self._moved)
+        if self._moved.data_ptr() == tensor.data_ptr():
+            self._moved = None
 
     def finish(self) -> Any:
-        """Write staged elements back, and return the caller's own tensor."""
-        if self._target is not None:
-            self._target.copy_(self.host)
+        """Write copied elements back, and return the caller's own tensor."""
+        if self._argument is not None:
+            self._argument.finish()
+        if self._moved is not None:
+            self.tensor.detach().copy_(self._moved)
         return self.tensor
 
 
-def back_to(device: torch.device, host: torch.Tensor) -> torch.Tensor:
-    """A result in host memory, moved to a device."""
-    return host if device.type == "cpu" else host.to(device)
+class Copied:
+    """A copy of a tensor as an argument of the engine, which becomes the result.
+
+    The attributes are those of :class:`InPlace`.
+
+    Args:
+        tensor: a dense tensor on any device.
+        what: the collective, for error texts.
+        read: whether the collective reads it on this rank.
+    """
+
+    def __init__(self, tensor: Any, what: str, read: bool = True) -> None:
+        bare = plain(tensor, what)
+        self.shape = tuple(bare.shape)
+        self.mirror: Optional[Any] = None
+        self._device = bare.device
+        self._argument: Optional[Argument] = None
+        if device_kind(bare) is not None:
+            argument = self._argument = submitted(api.context().staging, bare, read=read)
+            self.flat, self.mirror = argument.flat, argument.mirror
+        else:
+            self._host = _copy(bare)
+            self.flat = flat_array(self._host)
+
+    def finish(self) -> torch.Tensor:
+        """The result, on the tensor's device."""
+        if self._argument is not None:
+            result: torch.Tensor = self._argument.finish()
+            return result
+        return self._host if self._device.type == "cpu" else self._host.to(self._device)
 
 
-def shapes_of(tensors: Sequence[torch.Tensor]) -> Sequence[Any]:
-    """The tensors' shapes as tuples."""
-    return [tuple(tensor.shape) for tensor in tensors]
+class Moved:
+    """A tensor of which rows are moved, as an argument of the engine; the result is a new tensor.
+
+    Args:
+        tensor: a dense tensor on any device.
+        what: the collective, for error texts.
+        waits: whether the caller waits for the result, so that a tensor of the CPU need not be copied.
+
+    Attributes:
+        flat, shape, mirror: as of :class:`InPlace`.
+    """
+
+    def __init__(self, tensor: Any, what: str, waits: bool = False) -> None:
+        self._like = bare = plain(tensor, what)
+        self.shape = tuple(bare.shape)
+        self.mirror: Optional[Any] = None
+        self._rows: Optional[Rows] = None
+        if device_kind(bare) is not None:
+            rows = self._rows = Rows(api.context().staging, bare)
+            self.flat, self.mirror = rows.flat, rows.mirror
+        else:
+            self.flat = flat_array(on_host(bare) if waits else _copy(bare))
+
+    def deliver(self, array: Array) -> torch.Tensor:
+        """The result, of which the engine gives the elements, on the tensor's device."""
+        if self._rows is not None:
+            result: torch.Tensor = self._rows.deliver(array)
+            return result
+        return tensor_of(array, self._like)
 
 
-Convert = Callable[[Any], Any]
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a dense tensor in host memory and in C order."""
+    if tensor.device.type == "cpu":
+        return tensor.clone(memory_format=torch.contiguous_format)
+    return _staged(tensor)

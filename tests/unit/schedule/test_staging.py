@@ -105,6 +105,14 @@ def test_sources_are_loaded_from_the_array_that_is_only_read():
     assert plan_copies(steps, [(0, 6)]) == Copies((Copy(0, 3, SOURCE),), (Copy(2, 6),))
 
 
+def test_chunks_that_different_steps_finish_are_stored_separately():
+    """In one store the chunk that is finished first would wait for the other."""
+    for rank in range(2):
+        _, stores = plan_copies(make("allreduce", "direct", rank, 2, 10), [(0, 10)])
+        own = (0, 5) if rank == 0 else (5, 10)
+        assert [copy[:2] for copy in stores] == [own, (5, 10) if rank == 0 else (0, 5)]
+
+
 def test_loads_come_in_the_order_of_need():
     steps = [Send(1, 6, 9), Send(2, 0, 3), Recv((1, 2), 3, 6, (-1, 1, 2), True)]
     assert [copy[:2] for copy in plan_copies(steps, [(3, 6)]).loads] == [(6, 9), (0, 3), (3, 6)]

@@ -1,0 +1,148 @@
+"""CuPy's arrays: copies by ``memcpyAsync`` in two streams of their own, events, page-locked blocks.
+
+CuPy has no bfloat16, and does not need the elements' type here: bytes are copied.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any, Hashable, Optional, Sequence, Tuple
+
+import numpy as np
+
+from ..collective.staged import Done
+from ..errors import DeviceError
+from .kinds import CopyEngine, DeviceKind
+
+logger = logging.getLogger("ringcomm")
+
+_HOST_TO_DEVICE, _DEVICE_TO_HOST = 1, 2
+"""``cudaMemcpyKind``."""
+
+
+def _cupy() -> Any:
+    return sys.modules["cupy"]
+
+
+class _Recorded(Done):
+    """A copy between two events of a stream."""
+
+    __slots__ = ("_before", "event")
+
+    def __init__(self, before: Any, event: Any) -> None:
+        self._before = before
+        self.event = event
+
+    def poll(self) -> bool:
+        try:
+            return bool(self.event.done)
+        except RuntimeError as problem:  # of which CuPy's own errors are subclasses
+            raise DeviceError(f"a copy has failed on the device: {problem}") from problem
+
+    def elapsed_s(self) -> Optional[float]:
+        return 1e-3 * float(_cupy().cuda.get_elapsed_time(self._before, self.event))
+
+
+class CupyEngine(CopyEngine):
+    """Copies of one CUDA device through CuPy.
+
+    Args:
+        device: its number.
+    """
+
+    def __init__(self, device: int) -> None:
+        cuda = _cupy().cuda
+        self._device = cuda.Device(device)
+        self._pageable = False
+        with self._device:
+            self._out, self._in = cuda.Stream(non_blocking=True), cuda.Stream(non_blocking=True)
+
+    def block(self, nbytes: int) -> np.ndarray[Any, Any]:
+        if not self._pageable:
+            try:
+                memory = _cupy().cuda.alloc_pinned_memory(nbytes)  # rounded up, so its length is given
+                return np.frombuffer(memory, np.uint8, nbytes)
+            except (RuntimeError, MemoryError) as problem:
+                self._pageable = True
+                logger.warning(
+                    "Memory cannot be page-locked (%s), so copies to and from device %d are slower, and do "
+                    "not overlap with the program. In a container, raise its limit: --ulimit memlock=-1.",
+                    problem, self._device.id,
+                )  # fmt: skip
+        return np.empty(nbytes, np.uint8)
+
+    def mark(self) -> Any:
+        with self._device:
+            event = _cupy().cuda.Event(disable_timing=True)
+            event.record(_cupy().cuda.get_current_stream())
+        return event
+
+    def to_host(
+        self, array: Any, start: int, stop: int, block: np.ndarray[Any, Any], after: Optional[Any]
+    ) -> Done:
+        target, source = block.ctypes.data + start, array.data.ptr + start
+        return self._copy(self._out, target, source, stop - start, _DEVICE_TO_HOST, after)
+
+    def to_device(
+        self, block: np.ndarray[Any, Any], array: Any, start: int, stop: int, after: Optional[Any]
+    ) -> Done:
+        target, source = array.data.ptr + start, block.ctypes.data + start
+        return self._copy(self._in, target, source, stop - start, _HOST_TO_DEVICE, after)
+
+    def _copy(
+        self, stream: Any, target: int, source: int, nbytes: int, direction: int, after: Optional[Any]
+    ) -> Done:
+        cuda = _cupy().cuda
+        try:
+            with self._device:
+                before, event = cuda.Event(), cuda.Event()
+                if after is not None:
+                    stream.wait_event(after)
+                before.record(stream)
+                cuda.runtime.memcpyAsync(target, source, nbytes, direction, stream.ptr)
+                event.record(stream)
+        except RuntimeError as problem:
+            raise DeviceError(
+                f"a copy could not be started on device {self._device.id}: {problem}"
+            ) from problem
+        return _Recorded(before, event)
+
+    def follow(self, done: Done) -> None:
+        assert isinstance(done, _Recorded)
+        with self._device:
+            _cupy().cuda.get_current_stream().wait_event(done.event)
+
+
+class CupyKind(DeviceKind):
+    """``cupy.ndarray``."""
+
+    name = "cupy"
+
+    def on_device(self, value: Any) -> bool:
+        return True
+
+    def device(self, value: Any) -> Hashable:
+        return int(value.device.id)
+
+    def engine(self, value: Any) -> CopyEngine:
+        return CupyEngine(int(value.device.id))
+
+    def describe(self, value: Any) -> Tuple[Tuple[int, ...], np.dtype[Any]]:
+        return tuple(value.shape), np.dtype(value.dtype)
+
+    def flat(self, value: Any) -> Tuple[Any, bool]:
+        with value.device:
+            contiguous = _cupy().ascontiguousarray(value)
+        return contiguous.reshape(-1), contiguous.data.ptr == value.data.ptr
+
+    def empty(self, like: Any, shape: Sequence[int]) -> Any:
+        with like.device:
+            return _cupy().empty(tuple(shape), like.dtype)
+
+    def assign(self, target: Any, source: Any) -> None:
+        with target.device:
+            target[...] = source
+
+
+KIND = CupyKind()

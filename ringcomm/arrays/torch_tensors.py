@@ -1,0 +1,164 @@
+"""PyTorch's tensors: on a CUDA device with streams and events of their own, on the CPU by sharing memory."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any, Hashable, Optional, Sequence, Tuple
+
+import numpy as np
+
+from ..collective.staged import Done
+from ..dtypes import dtype_named
+from ..errors import DeviceError, Misuse, UnsupportedDtypeError
+from .kinds import CopyEngine, DeviceKind
+
+logger = logging.getLogger("ringcomm")
+
+
+def _torch() -> Any:
+    return sys.modules["torch"]
+
+
+class _Recorded(Done):
+    """A copy between two events of a stream."""
+
+    __slots__ = ("_before", "event")
+
+    def __init__(self, before: Any, event: Any) -> None:
+        self._before = before
+        self.event = event
+
+    def poll(self) -> bool:
+        try:
+            return bool(self.event.query())
+        except RuntimeError as problem:
+            raise DeviceError(f"a copy has failed on the device: {problem}") from problem
+
+    def elapsed_s(self) -> Optional[float]:
+        return 1e-3 * float(self._before.elapsed_time(self.event))
+
+
+class TorchEngine(CopyEngine):
+    """Copies of one CUDA device through ``torch.cuda``.
+
+    Args:
+        device: a ``torch.device`` with its index.
+    """
+
+    def __init__(self, device: Any) -> None:
+        cuda = _torch().cuda
+        self._device = device
+        self._out, self._in = cuda.Stream(device=device), cuda.Stream(device=device)
+        self._pageable = False
+
+    def block(self, nbytes: int) -> np.ndarray[Any, Any]:
+        torch = _torch()
+        if not self._pageable:
+            try:
+                made: np.ndarray[Any, Any] = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
+                return made
+            except RuntimeError as problem:
+                self._pageable = True
+                logger.warning(
+                    "Memory cannot be page-locked (%s), so copies to and from %s are slower, and do not "
+                    "overlap with the program. In a container, raise its limit: --ulimit memlock=-1.",
+                    problem, self._device,
+                )  # fmt: skip
+        return np.empty(nbytes, np.uint8)
+
+    def mark(self) -> Any:
+        event = _torch().cuda.Event()
+        event.record(_torch().cuda.current_stream(self._device))
+        return event
+
+    def to_host(
+        self, array: Any, start: int, stop: int, block: np.ndarray[Any, Any], after: Optional[Any]
+    ) -> Done:
+        target = _torch().from_numpy(block[start:stop])
+        return self._copy(self._out, target, _bytes(array)[start:stop], array, after)
+
+    def to_device(
+        self, block: np.ndarray[Any, Any], array: Any, start: int, stop: int, after: Optional[Any]
+    ) -> Done:
+        source = _torch().from_numpy(block[start:stop])
+        return self._copy(self._in, _bytes(array)[start:stop], source, array, after)
+
+    def _copy(self, stream: Any, target: Any, source: Any, array: Any, after: Optional[Any]) -> Done:
+        cuda = _torch().cuda
+        before, event = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+        try:
+            with cuda.stream(stream):
+                if after is not None:
+                    stream.wait_event(after)
+                before.record(stream)
+                target.copy_(source, non_blocking=True)
+                event.record(stream)
+            # The tensor's memory is not used again before this stream has come here.
+            array.record_stream(stream)
+        except RuntimeError as problem:
+            raise DeviceError(f"a copy could not be started on {self._device}: {problem}") from problem
+        return _Recorded(before, event)
+
+    def follow(self, done: Done) -> None:
+        assert isinstance(done, _Recorded)
+        _torch().cuda.current_stream(self._device).wait_event(done.event)
+
+
+def _bytes(flat: Any) -> Any:
+    return flat.view(_torch().uint8)
+
+
+class TorchKind(DeviceKind):
+    """``torch.Tensor``."""
+
+    name = "torch"
+
+    def on_device(self, value: Any) -> bool:
+        return bool(value.is_cuda)
+
+    def device(self, value: Any) -> Hashable:
+        return str(value.device)
+
+    def engine(self, value: Any) -> CopyEngine:
+        return TorchEngine(value.device)
+
+    def describe(self, value: Any) -> Tuple[Tuple[int, ...], np.dtype[Any]]:
+        name = str(value.dtype).rpartition(".")[2]
+        try:
+            return tuple(value.shape), dtype_named(name)
+        except TypeError:
+            raise UnsupportedDtypeError(f"a tensor of {value.dtype} cannot be sent") from None
+
+    def flat(self, value: Any) -> Tuple[Any, bool]:
+        if value.layout is not _torch().strided:
+            raise Misuse(f"collectives work on dense tensors, not on {value.layout}: use tensor.to_dense().")
+        bare = value.detach().resolve_conj().resolve_neg().contiguous()
+        return bare.view(-1), bare.data_ptr() == value.data_ptr()
+
+    def empty(self, like: Any, shape: Sequence[int]) -> Any:
+        return _torch().empty(tuple(shape), dtype=like.dtype, device=like.device)
+
+    def assign(self, target: Any, source: Any) -> None:
+        target.detach().copy_(source)
+
+    def reshaped(self, flat: Any, shape: Sequence[int]) -> Any:
+        return flat.view(tuple(shape))
+
+    def host_memory(self, value: Any) -> Optional[np.ndarray[Any, Any]]:
+        if value.device.type != "cpu" or value.layout is not _torch().strided:
+            return None
+        bare = value.detach()
+        if bare.is_conj() or bare.is_neg():
+            return None
+        if bare.dtype == _torch().bfloat16:
+            bits: np.ndarray[Any, Any] = bare.view(_torch().int16).numpy()
+            return bits.view(dtype_named("bfloat16"))
+        try:
+            shared: np.ndarray[Any, Any] = bare.numpy()
+        except (TypeError, RuntimeError) as problem:
+            raise UnsupportedDtypeError(f"a tensor of {bare.dtype} cannot be sent: {problem}") from None
+        return shared
+
+
+KIND = TorchKind()

@@ -1,0 +1,130 @@
+"""Tensors on devices: the adapter on a device that is slow and full of poison, against the CPU's numbers."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+import ringcomm.torch as hvd
+from ringcomm._adapter.compression import PowerSGD
+from ringcomm.arrays.mirrors import BlockMirror
+from ringcomm.testing.cluster import RankFailed
+from tests.adapters.torch.fake_cuda import Kind, run_on_devices, same
+
+SIZE = 2
+
+
+def values(rank, *shape):
+    return torch.from_numpy(np.random.default_rng((rank, *shape)).standard_normal(shape).astype(np.float32))
+
+
+def collectives(context):
+    """Every operation on tensors, as a list of results."""
+    rank, small, large = context.rank, values(context.rank, 4, 6), values(context.rank, 600, 700)
+    found = [
+        hvd.allreduce(small, name="a"),
+        hvd.allreduce_(large.clone(), name="b", op=hvd.Sum),
+        *hvd.grouped_allreduce([small, large], name="c"),
+        *hvd.grouped_allreduce_([small.clone(), large.clone()], name="d", op=hvd.Sum),
+        hvd.allgather(values(rank, rank + 1, 5), name="e"),
+        *hvd.grouped_allgather([small, large], name="f"),
+        hvd.broadcast(large, 1, name="g"),
+        hvd.broadcast_(small.clone(), 1, name="h"),
+        hvd.alltoall(small, name="i"),
+        hvd.reducescatter(large, name="j", op=hvd.Sum),
+        hvd.synchronize(hvd.allreduce_async(large, name="k", prescale_factor=0.5)),
+        hvd.allreduce(small.t(), name="l"),
+        hvd.allreduce(large.to(torch.bfloat16), name="m").float(),
+        hvd.allreduce(torch.tensor(float(rank)), name="n"),
+        hvd.allreduce(small, name="o", weight=rank + 1.0),
+    ]
+    turned = small.clone().t()
+    hvd.allreduce_(turned, name="p")
+    before = large.clone()
+    handle = hvd.allreduce_async(large, name="q")
+    large.zero_()  # the caller may do that at once
+    found += [turned, hvd.synchronize(handle), before]
+    return [item[0] if isinstance(item, tuple) else item for item in found]
+
+
+def training(compression=hvd.Compression.none, steps=4, group=None):
+    """A function that trains a model, and returns its parameters and the broadcast state."""
+
+    def train(context):
+        model = torch.nn.Sequential(torch.nn.Linear(20, 300), torch.nn.Tanh(), torch.nn.Linear(300, 5))
+        with torch.no_grad():
+            for parameter in model.parameters():  # the ranks share a random generator
+                parameter.copy_(0.1 * values(context.rank, *parameter.shape))
+        plain = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        optimizer = hvd.DistributedOptimizer(
+            plain, named_parameters=model.named_parameters(), compression=compression
+        )
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        for step in range(steps):
+            inputs = values(100 * step + context.rank, 8, 20)
+            optimizer.zero_grad(set_to_none=step % 2 == 0)
+            model(inputs).square().mean().backward()
+            optimizer.step()
+        return [parameter.detach().clone() for parameter in model.parameters()]
+
+    return train
+
+
+def compared(monkeypatch, function, **options):
+    expected = run_on_devices(monkeypatch, SIZE, function)
+    with monkeypatch.context() as patched:
+        kind = Kind(delay_s=0.001, **options)
+        found = run_on_devices(patched, SIZE, function, kind=kind)
+    assert len(kind.devices) == SIZE and all(device.copies_out for device in kind.devices)
+    for mine, theirs in zip(found, expected):
+        assert [same(one, other) for one, other in zip(mine, theirs)] == [True] * len(theirs)
+
+
+def test_collectives(monkeypatch):
+    compared(monkeypatch, collectives)
+
+
+@pytest.mark.parametrize("compression", ["none", "fp16", "int8", "powersgd"])
+def test_training_gives_the_parameters_of_the_cpu(compression, monkeypatch):
+    chosen = PowerSGD(1) if compression == "powersgd" else getattr(hvd.Compression, compression)
+    compared(monkeypatch, training(chosen))
+
+
+def test_the_hook_returns_before_the_copy_is_done(monkeypatch):
+    """backward() ends while no copy has been done, and step() waits for them."""
+    gate = threading.Event()
+    kind = Kind()
+    engine = kind.engine
+
+    def gated(value):
+        made = engine(value)
+        made._out.put(lambda: gate.wait(30.0))
+        return made
+
+    kind.engine = gated
+
+    def train(context):
+        model = torch.nn.Linear(50, 7)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters()
+        )
+        optimizer.zero_grad()
+        model(values(context.rank, 3, 50)).sum().backward()
+        copies = [device.copies_out for device in kind.devices]
+        context.barrier()  # every rank has come here
+        gate.set()
+        optimizer.step()
+        return copies
+
+    copies = run_on_devices(monkeypatch, SIZE, train, kind=kind)
+    assert all(sum(counts) for counts in copies), "the hooks have started copies"
+
+
+def test_a_missing_wait_is_found(monkeypatch):
+    monkeypatch.setattr(BlockMirror, "fetch", lambda mirror, watch=None: mirror.host)
+    with pytest.raises((RankFailed, AssertionError)):
+        compared(monkeypatch, training())

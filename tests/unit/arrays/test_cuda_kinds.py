@@ -1,0 +1,206 @@
+"""The kinds that need a GPU, on stand-ins for CuPy: which calls they make, and in which order.
+
+What hardware does with these calls is tested where there is some (``bash tests/run.sh --gpu``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from ringcomm.arrays import kinds
+from ringcomm.arrays.cupy_arrays import KIND as CUPY
+from ringcomm.arrays.dlpack import KIND as DLPACK
+from ringcomm.arrays.mirrors import StagingPool
+from ringcomm.errors import DeviceError, Misuse
+
+calls = []
+
+
+class Event:
+    def __init__(self, disable_timing=False):
+        self.stream = None
+
+    def record(self, stream):
+        self.stream = stream
+        calls.append(("record", stream.name))
+
+    @property
+    def done(self):
+        if Stream.broken:
+            raise RuntimeError("cudaErrorIllegalAddress")
+        return True
+
+
+class Stream:
+    broken = False
+
+    def __init__(self, non_blocking=True, name=""):
+        self.name = name or f"stream {len(Stream.made)}"
+        self.ptr = self.name
+        Stream.made.append(self)
+
+    made = []
+
+    def wait_event(self, event):
+        calls.append(("wait", self.name, event.stream.name))
+
+
+class Array:
+    """A ``cupy.ndarray`` whose memory is NumPy's."""
+
+    def __init__(self, memory):
+        self.memory = memory
+        self.data = SimpleNamespace(ptr=memory.ctypes.data)
+        self.shape, self.dtype = memory.shape, memory.dtype
+        self.device = Device(0)
+
+    def reshape(self, *shape):
+        return Array(self.memory.reshape(*shape))
+
+    def __getitem__(self, index):
+        return Array(self.memory[index])
+
+    def __setitem__(self, index, value):
+        self.memory[index] = value.memory
+
+
+class Device:
+    def __init__(self, number):
+        self.id = number
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        return None
+
+
+def copy(target, source, nbytes, direction, stream):
+    calls.append(("copy", direction, nbytes, stream))
+    ctypes.memmove(target, source, nbytes)
+
+
+@pytest.fixture
+def cupy(monkeypatch):
+    calls.clear()
+    Stream.made, Stream.broken = [], False
+    current = Stream(name="current")
+    cuda = SimpleNamespace(
+        Event=Event, Stream=Stream, Device=Device, get_current_stream=lambda: current,
+        alloc_pinned_memory=lambda nbytes: bytearray(nbytes + 512), get_elapsed_time=lambda one, other: 2.0,
+        runtime=SimpleNamespace(memcpyAsync=copy),
+    )  # fmt: skip
+    module = SimpleNamespace(
+        cuda=cuda, empty=lambda shape, dtype: Array(np.empty(shape, dtype)),
+        ascontiguousarray=lambda value: Array(np.ascontiguousarray(value.memory)),
+        from_dlpack=lambda value: Array(value.memory), asarray=lambda value: Array(value.memory),
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    return module
+
+
+def test_cupy_copies_in_two_streams_that_wait_for_the_programs(cupy):
+    pool = StagingPool()
+    array = Array(np.arange(1000.0))
+    mirror = pool.mirror(CUPY, array)
+    assert mirror.load(0, 4000).poll() and mirror.load(4000, 8000).poll()
+    assert mirror.host.tolist() == array.memory.tolist()
+    mirror.host *= 2
+    mirror.store_all()
+    assert array.memory[3] == 6.0
+    mirror.finish()
+    outward, inward = (stream.name for stream in Stream.made[1:3])
+    assert calls[:2] == [("record", "current"), ("wait", outward, "current")]
+    assert [call for call in calls if call[0] == "copy"] == [
+        ("copy", 2, 4000, outward), ("copy", 2, 4000, outward), ("copy", 1, 8000, inward),
+    ]  # fmt: skip
+    assert ("wait", inward, "current") in calls
+    assert calls[-1] == ("wait", "current", inward), "the program's stream waits for the result"
+
+
+def test_cupy_measures_copies_and_reports_their_errors(cupy):
+    pool = StagingPool()
+    mirror = pool.mirror(CUPY, Array(np.zeros(10)))
+    done = mirror.load(0, 80)
+    assert done.elapsed_s() == pytest.approx(2e-3)
+    Stream.broken = True
+    with pytest.raises(DeviceError, match="IllegalAddress"):
+        done.poll()
+
+
+def test_cupy_without_page_locked_memory_says_so_once(cupy, caplog):
+    def refuse(nbytes):
+        raise RuntimeError("out of memory")
+
+    cupy.cuda.alloc_pinned_memory = refuse
+    engine = CUPY.engine(Array(np.zeros(3)))
+    assert engine.block(4096).nbytes == engine.block(5120).nbytes - 1024 == 4096
+    assert len([record for record in caplog.records if "page-locked" in record.message]) == 1
+
+
+def test_cupy_layouts(cupy):
+    turned = Array(np.arange(6.0).reshape(2, 3).T)
+    flat, shares = CUPY.flat(turned)
+    assert not shares and flat.memory.tolist() == [0, 3, 1, 4, 2, 5]
+    flat, shares = CUPY.flat(Array(np.arange(6.0).reshape(2, 3)))
+    assert shares and CUPY.describe(flat) == ((6,), np.dtype(float))
+    target = CUPY.empty(turned, (3, 2))
+    CUPY.assign(target, turned)
+    assert target.memory.tolist() == turned.memory.tolist()
+
+
+def test_kinds_of_other_libraries_are_found_by_their_types_names(monkeypatch):
+    for package, name, kind in (("cupy", "ndarray", CUPY), ("jaxlib", "ArrayImpl", DLPACK)):
+        cls = type(name, (), {"__module__": f"{package}.core"})
+        assert kinds.kind_of(cls()) is kind
+        kinds._BY_TYPE.pop(cls)
+
+
+class Exported:
+    def __init__(self, memory, device=2):
+        self.memory = memory
+        self._device = device
+
+    def __dlpack__(self, stream=None):
+        raise AssertionError("the stand-in takes the memory")
+
+    def __dlpack_device__(self):
+        return (self._device, 0)
+
+
+class Interface:
+    """As of Numba: a device array without DLPack."""
+
+    def __init__(self, memory):
+        self.memory = memory
+
+    __cuda_array_interface__ = {}  # noqa: RUF012
+
+
+def test_dlpack_shares_the_memory(cupy):
+    for made in (Exported(np.arange(4.0)), Interface(np.arange(4.0))):
+        assert kinds.device_kind(made) is DLPACK
+        flat, shares = DLPACK.flat(made)
+        assert shares and np.shares_memory(flat.memory, made.memory)
+        assert DLPACK.describe(made) == ((4,), np.dtype(float))
+    assert kinds.device_kind(Exported(np.zeros(1), device=1)) is None
+
+
+def test_dlpack_without_cupy_and_torch_is_a_clear_error(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(Misuse, match="CuPy or PyTorch"):
+        DLPACK.flat(Exported(np.zeros(3)))
+
+
+def test_immutable_arrays_are_not_overwritten():
+    cls = type("ArrayImpl", (Exported,), {"__module__": "jaxlib._jax"})
+    with pytest.raises(Misuse, match="cannot be overwritten"):
+        DLPACK.check_writable(cls(np.zeros(1)), "allreduce_")
+    with contextlib.suppress(KeyError):
+        kinds._BY_TYPE.pop(cls)
