@@ -28,6 +28,7 @@ PAGES = {
     "How-to": [
         "docs/ringrun.md", "docs/from_mpirun.md", "docs/elastic.md", "docs/doctor.md",
         "docs/horovod.md", "docs/torch_distributed.md", "docs/tensorflow.md", "docs/compression.md",
+        "docs/ray_dask_spark.md",
     ],
     "Reference": ["docs/configuration.md", "docs/protocol.md", "CHANGELOG.md"],
     "Explanation": ["docs/architecture.md", "docs/reliability.md", "docs/performance.md", "SECURITY.md"],
@@ -39,7 +40,8 @@ MODULES = (
     "ringcomm", "ringcomm.errors", "ringcomm.torch", "ringcomm.torch.elastic", "ringcomm.torch.mpi_ops",
     "ringcomm.torch.distributed", "ringcomm.tensorflow", "ringcomm.tensorflow.elastic",
     "ringcomm.tensorflow.mpi_ops", "ringcomm.tensorflow.data.compute_service", "ringcomm.keras",
-    "ringcomm.keras.callbacks", "ringcomm.keras.elastic", "ringcomm.testing.cluster",
+    "ringcomm.keras.callbacks", "ringcomm.keras.elastic", "ringcomm.ray", "ringcomm.dask", "ringcomm.spark",
+    "ringcomm.testing.cluster",
     "ringcomm.testing.contract", "ringcomm.testing.faulty",
 )  # fmt: skip
 """The modules whose public names the API reference describes."""

@@ -13,7 +13,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PATH:/usr/sbin:/sbin" PIP_DISABLE_PIP_VERSION_CHECK=1
 
-stages=(lint types main slow hosts tensorflow coverage docs package pythons numpy)
+stages=(lint types main slow hosts tensorflow engines coverage docs package pythons numpy)
 mode=quick only=()
 while [ $# -gt 0 ]; do
     case $1 in
@@ -67,8 +67,8 @@ environment() { # DIRECTORY PYTHON PIP-ARGUMENTS...: a virtual environment, made
     wanted="$("$python" -VV) $PWD $* $(cat pyproject.toml tests/requirements*.txt | cksum)"
     if [ "$(cat "$directory/made-from" 2>/dev/null)" != "$wanted" ]; then
         echo "making $directory"
-        quietly "$python" -m venv --clear "$directory"
-        quietly "$directory/bin/python" -m pip install "$@"
+        quietly "$python" -m venv --clear "$directory" || return
+        quietly "$directory/bin/python" -m pip install "$@" || return
         echo "$wanted" >"$directory/made-from"
     fi
 }
@@ -89,9 +89,10 @@ find_pythons() {
     done
 }
 
-system_packages() { # for tests/hosts: several hosts on this machine
-    local item missing=()
-    for item in sshd:openssh-server ssh:openssh-client nft:nftables ip:iproute2 unshare:util-linux; do
+system_packages() { # PURPOSE COMMAND:PACKAGE...: install the packages whose commands are missing
+    local item purpose=$1 missing=()
+    shift
+    for item in "$@"; do
         command -v "${item%%:*}" >/dev/null || missing+=("${item#*:}")
     done
     [ "${#missing[@]}" -gt 0 ] || return 0
@@ -102,7 +103,7 @@ system_packages() { # for tests/hosts: several hosts on this machine
             return 0
         fi
     fi
-    echo "not installed: ${missing[*]}; tests on several hosts will say what they need"
+    echo "not installed: ${missing[*]}; $purpose will say what they need"
 }
 
 tests() { # ENVIRONMENT NAME PYTEST-ARGUMENTS...: run pytest; NAME is for the table of the slowest tests
@@ -157,6 +158,17 @@ stage_tensorflow() {
         tests .venv-test-tf tf -n 2 --dist loadgroup tests/adapters/tensorflow tests/adapters/keras tests/hosts/test_keras.py
         tests .venv-test-tf horovod tests/proc/test_ringrun_horovod.py -k the_adapters_of_this_version
     fi
+}
+
+stage_engines() { # Ray, Dask and Spark, each as a real cluster on this machine
+    quick && return
+    if ! environment .venv-test-engines "$main" -e '.[test]' -r tests/requirements-engines.txt; then
+        [ -n "${RINGCOMM_REQUIRE_HOSTS:-}" ] && return 1
+        echo "skipped: the packages of tests/requirements-engines.txt cannot be installed here"
+        return 0
+    fi
+    system_packages "tests of Spark" java:default-jre-headless
+    tests .venv-test-engines engines tests/adapters/clusters
 }
 
 stage_coverage() { # every module by the tests that the table names for it; only with --only coverage
@@ -221,7 +233,8 @@ find_pythons
 main=${pythons[11]:-python3}
 [ -n "$(minor_of "$main")" ] || { echo "Python with venv is needed (Debian: apt install python3-venv)" >&2; exit 2; }
 environment .venv-test "$main" -e '.[test,dev,examples]' -r tests/requirements.txt
-system_packages
+system_packages "tests on several hosts" sshd:openssh-server ssh:openssh-client nft:nftables ip:iproute2 \
+    unshare:util-linux
 python=.venv-test/bin/python
 table="environment=$SECONDS"
 for stage in "${stages[@]}"; do

@@ -18,7 +18,7 @@ LEVELS: Dict[int, List[List[str]]] = {
         [
             "version", "errors", "ops", "dtypes", "files", "certificate", "keys", "newkey", "endpoints",
             "parsing",
-            "unknown_settings", "setting_aliases", "variables", "config", "clock", "docstrings",
+            "unknown_settings", "setting_aliases", "variables", "config", "clock", "docstrings", "results",
         ],
     ],
     1: [
@@ -99,6 +99,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "elastic.__init__",
         ],
         ["data_service.registry", "data_service.service"],
+        ["_adapter.placed"],
     ],
     7: [
         [
@@ -126,6 +127,9 @@ LEVELS: Dict[int, List[List[str]]] = {
             "tensorflow.keras.__init__", "tensorflow.data.__init__", "tensorflow.data.servers",
             "tensorflow.data.compute_service", "tensorflow.data.compute_worker",
         ],
+        ["ray.settings", "ray.workers", "ray.executor", "ray.train", "ray.torch_config", "ray.__init__"],
+        ["dask"],
+        ["spark"],
         [
             "testing.faulty", "testing.reference", "testing.simulation", "testing.driving",
             "testing.contract", "testing.cluster",
@@ -152,10 +156,15 @@ ADAPTERS = {
     "_tensorflow": {"tensorflow"},
     "tensorflow": {"tensorflow"},
     "keras": {"keras", "torch", "jax"},
+    "ray": {"ray"},
+    "dask": {"distributed"},
+    "spark": {"pyspark"},
 }
 """Packages on level 7 that translate, and for which frameworks; users import the packages themselves."""
 
-FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "mxnet", "cupy", "lightning")
+FRAMEWORKS = (
+    "torch", "tensorflow", "keras", "jax", "mxnet", "cupy", "lightning", "ray", "distributed", "pyspark",
+)  # fmt: skip
 
 LAZY_STEP_UP = ("api", "ringrun.function")
 """The one exception: ``ringcomm.run`` imports the launcher when it is called."""
@@ -329,7 +338,7 @@ def test_the_library_does_not_print_exit_or_configure():
 
 def test_no_pickle_but_for_the_users_objects():
     users = {name for name in modules() for other in imported_by(name) if "pickle" in other}
-    assert users == {"objects"}
+    assert users == {"objects", "results"}
 
 
 @pytest.mark.parametrize("name", sorted(PLACE))
