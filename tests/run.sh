@@ -168,7 +168,7 @@ stage_engines() { # Ray, Dask and Spark, each as a real cluster on this machine
         return 0
     fi
     system_packages "tests of Spark" java:default-jre-headless
-    tests .venv-test-engines engines tests/adapters/clusters
+    tests .venv-test-engines engines -n 2 --dist loadfile tests/adapters/clusters
 }
 
 stage_coverage() { # every module by the tests that the table names for it; only with --only coverage

@@ -18,13 +18,6 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Any]:
     return facts_of("ray_job.py", tmp_path_factory.mktemp("ray"))
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Any]:
-    """What Ray Train has given."""
-    pytest.importorskip("ray.train.torch")
-    return facts_of("ray_train_job.py", tmp_path_factory.mktemp("ray_train"))
-
-
 def test_functions_run_again_in_the_same_processes(facts: Dict[str, Any]) -> None:
     check_ranks(facts["first"], 3, 1.0)
     assert facts["second"] == facts["first"]
@@ -87,15 +80,3 @@ def test_signatures_are_horovods() -> None:
 def test_the_example_trains(tmp_path) -> None:
     output = run_program([str(ROOT / "examples" / "ray_digits.py")], tmp_path)
     assert "2 ranks, the same weights on all; accuracy 0.9" in output
-
-
-def test_ray_train_starts_the_ranks_again_after_a_loss(trained: Dict[str, Any]) -> None:
-    assert trained["error"].startswith("1: rank 1 (") and "was lost while others were in" in trained["error"]
-    assert trained["numpy"][:4] == [0, 2, 0, 2] and trained["numpy"][5] == [3.0] * 3
-
-
-def test_ray_trains_pytorch_trainer_uses_the_backend(trained: Dict[str, Any]) -> None:
-    backend, first, last, weights = trained["torch"]
-    assert backend == "ringcomm"
-    assert last < first / 10
-    assert weights[0] == weights[1]
