@@ -105,7 +105,7 @@ def _start(
         futures = [
             # Pinned, never from the cache, and not again: a rank is one process, once.
             client.submit(
-                task, ticket, fn, pass_local_rank, *args, **kwargs, key=f"{job.id}-{ticket.rank}",
+                task, ticket, fn, pass_local_rank, list(args), dict(kwargs), key=f"{job.id}-{ticket.rank}",
                 workers=[address], allow_other_workers=False, pure=False, retries=0,
             )
             for ticket, address in zip(job.tickets, places)
@@ -145,16 +145,17 @@ def _host(address: str) -> Host:
     return Host(name, name)
 
 
-def _call(ticket: Ticket, fn: Callable[..., Any], pass_local_rank: bool, *args: Any, **kwargs: Any) -> Any:
+def _call(
+    ticket: Ticket, fn: Callable[..., Any], pass_local_rank: bool, args: List[Any], kwargs: Dict[str, Any]
+) -> Any:
     """On the worker: the task of one rank."""
-    if pass_local_rank:
-        kwargs["local_rank"] = ticket.local_rank
-    return call(ticket, fn, args, kwargs)
+    local = {"local_rank": ticket.local_rank} if pass_local_rank else {}
+    return call(ticket, fn, args, {**kwargs, **local})
 
 
-def _attempt(*args: Any, **kwargs: Any) -> bytes:
+def _attempt(*arguments: Any) -> bytes:
     """The same, and what it returns or raises as bytes."""
-    return attempt(lambda: _call(*args, **kwargs))
+    return attempt(lambda: _call(*arguments))
 
 
 def _poll(left: Dict[distributed.Future, int], timeout_s: float) -> Iterable[Tuple[int, Outcome]]:

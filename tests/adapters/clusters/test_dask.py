@@ -23,6 +23,16 @@ def test_a_second_identical_call_runs_again(facts: Dict[str, Any]) -> None:
     assert facts["local_rank"] == [[rank, rank] for rank in range(4)]
 
 
+def test_arguments_may_be_futures_and_may_be_called_like_options_of_dask(facts: Dict[str, Any]) -> None:
+    assert facts["arguments"] == [7.0] * 4
+
+
+def test_process_groups_of_pytorch_need_no_address_and_are_ended(facts: Dict[str, Any]) -> None:
+    failed, *trained = facts["torch"]
+    assert (failed["type"], failed["rank"], failed["cause"]) == ("RemoteError", 1, "KeyError")
+    assert trained == [[[rank, 2, [200.0] * 3] for rank in range(2)]] * 2
+
+
 def test_the_key_is_in_no_environment(facts: Dict[str, Any]) -> None:
     assert [keys for _, keys in facts["environment"]] == [[]] * 4
 

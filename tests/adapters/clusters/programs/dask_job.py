@@ -28,6 +28,8 @@ def main() -> None:
         facts["second"] = ringcomm.dask.run(client, functions.describe, 1.0)
         facts["local_rank"] = ringcomm.dask.run(client, functions.sees_local_rank, pass_local_rank=True)
         facts["environment"] = ringcomm.dask.run(client, functions.environment, "HOME")
+        five = client.submit(float, 5)
+        facts["arguments"] = ringcomm.dask.run(client, functions.add, five, priority=client.submit(float, 2))
         facts["failed"] = error_of(lambda: ringcomm.dask.run(client, functions.fail))
         there = sorted(workers(client))
         two = [
@@ -35,6 +37,10 @@ def main() -> None:
             for factor, part in ((1.0, there[:2]), (10.0, there[2:]))
         ]
         facts["two_jobs"] = [client.gather(futures) for futures in two]
+        facts["torch"] = [
+            error_of(lambda: ringcomm.dask.run(client, functions.train_torch, True, workers=there[:2])),
+            *(ringcomm.dask.run(client, functions.train_torch, False, workers=there[:2]) for _ in range(2)),
+        ]
         facts["died"] = error_of(lambda: ringcomm.dask.run(client, functions.die, workers=there[:3]))
         client.wait_for_workers(4, timeout=60)
         facts["submitted"] = killed(client)

@@ -26,6 +26,27 @@ def sees_local_rank(local_rank: int) -> List[int]:
     return [local_rank, rc.local_rank()]
 
 
+def add(number: float, *, priority: float) -> float:
+    """Arguments of which one is called like an option of Dask."""
+    return number + priority
+
+
+def train_torch(fails: bool) -> List[Any]:
+    """DistributedDataParallel; it leaves its process group to ringcomm."""
+    import torch
+    import torch.distributed as dist
+
+    import ringcomm.torch.distributed  # noqa: F401
+
+    dist.init_process_group("ringcomm")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))
+    for step in range(100):
+        if fails and dist.get_rank() == 1 and step == 3:
+            raise KeyError("no such sample")
+        model(torch.ones(2, 3)).sum().backward()
+    return [dist.get_rank(), dist.get_world_size(), model.module.weight.grad.flatten().tolist()]
+
+
 def fail() -> None:
     """Rank 1 raises an error while the others are in a collective."""
     rc.init()
