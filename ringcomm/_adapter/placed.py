@@ -144,17 +144,20 @@ class PlacedJob:
         return {f"RINGCOMM_{name}": text for name, text in {"SIZE": str(self.size), **place}.items()}
 
     def _notice(self, notice: Notice) -> None:
-        logger.log(logging.WARNING if notice.kind == "warning" else logging.INFO, "%s", notice.text)
+        if notice.text:
+            logger.log(logging.WARNING if notice.kind == "warning" else logging.INFO, "%s", notice.text)
         if notice.kind == "failed":
             self._culprit = -1 if notice.culprit is None else notice.culprit
             self._leaving = bool(notice.detail.get("leaving")) or notice.culprit is None
             self._failed.set()
             for callback in self._when_failed:
-                threading.Thread(target=callback, name="ringcomm-job-failed", daemon=True).start()
+                _start_thread(callback)
 
     def when_failed(self, callback: Callable[[], None]) -> None:
-        """Have a function called, in a thread of its own, when the ranks have been told of a failure."""
+        """Have a function called, in a thread of its own, when the ranks have been aborted; perhaps twice."""
         self._when_failed.append(callback)
+        if self._failed.is_set():
+            _start_thread(callback)
 
     @property
     def failure(self) -> Optional[RingcommError]:
@@ -215,7 +218,7 @@ class PlacedJob:
             rank = culprit if known else bad[0]
             host = getattr(failure, "host", None) or self._hosts[rank]
             raise remote_error(outcomes[rank].facts, rank, host)
-        if failure is not None:
+        if failure is not None and len(outcomes) - len(bad) < self.size:
             raise RemoteError(
                 str(failure), rank=culprit if culprit >= 0 else None, host=getattr(failure, "host", None)
             ) from failure
@@ -224,6 +227,10 @@ class PlacedJob:
         """Stop serving the rendezvous. Ranks that are still in the job go on without it."""
         if self._embedded is not None:
             self._embedded.stop(failed=True)
+
+
+def _start_thread(function: Callable[[], None]) -> None:
+    threading.Thread(target=function, name="ringcomm-job-failed", daemon=True).start()
 
 
 def _slots(size: int, hosts: Optional[Sequence[Host]]) -> List[Slot]:

@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Seque
 import ray
 
 from .._adapter.placed import Outcome, PlacedJob
+from ..clock import Deadline
 from ..errors import ConfigError, NotOfferedError, RemoteError
 from ..results import unpack
 from .settings import MiniSettings, job_settings
@@ -262,13 +263,16 @@ class RayExecutor:
         workers = self._placement.workers
         job = self._job = PlacedJob("ray", len(workers), self._job_settings, self._placement.hosts)
         entered = [worker.enter.remote(ticket) for worker, ticket in zip(workers, job.tickets)]
+        deadline = Deadline(self._job_settings.start_timeout_s)
         for rank, reference in enumerate(entered):
             try:
-                ray.get(reference)
-            except ray.exceptions.RayActorError as problem:
+                ray.get(reference, timeout=deadline.remaining_s())
+            except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as problem:
+                ended = isinstance(problem, ray.exceptions.RayActorError)
+                what = "has ended" if ended else f"has not answered for {deadline.timeout_s:g} s"
                 host = self._placement.hosts[rank].name
                 raise RemoteError(
-                    f"The worker of rank {rank} on {host} has ended. Call shutdown() and start().",
+                    f"The worker of rank {rank} on {host} {what}. Call shutdown() and start().",
                     rank=rank, host=host,
                 ) from problem  # fmt: skip
         self._failed = False
