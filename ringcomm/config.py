@@ -1,4 +1,4 @@
-"""Reads the configuration from the environment; the only module that does.
+"""Reads the configuration from the environment, through :mod:`.environment`; the only module that does.
 
 It produces two frozen objects: :class:`Settings`, the tunables, and :class:`Membership`, how
 this process takes part in a job (its place or rank, where the rendezvous listens, the job's key).
@@ -8,19 +8,16 @@ by :func:`document` from the same table, and a test compares the two.
 
 from __future__ import annotations
 
-import os
-from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-from . import parsing, setting_aliases
+from . import environment, parsing, setting_aliases
 from .endpoints import parse_endpoint
+from .environment import PREFIX as PREFIX
 from .errors import ConfigError
 from .keys import read_key
 from .unknown_settings import misspelt
 from .variables import MEMBERSHIP_VARIABLES, launchers_rank, torchrun
-
-PREFIX = "RINGCOMM_"
 
 
 def _setting(default: Any, variable: str, parse: Callable[[str], Any], doc: str, flag: str = "") -> Any:
@@ -190,7 +187,7 @@ class Settings:
         Raises:
             ConfigError: a variable does not parse; the message names it, its value and what fits.
         """
-        environ = _variables(environ)
+        environ = environment.variables(environ)
         changes: Dict[str, Any] = {}
         for item in fields(cls):
             variable = item.metadata["variable"]
@@ -283,7 +280,7 @@ class Membership:
         Raises:
             ConfigError: a variable is missing or does not parse.
         """
-        environ = _variables(environ)
+        environ = environment.variables(environ)
         elastic = environ.get(PREFIX + "ELASTIC", "") not in ("", "0")
         size = _integer(environ, "SIZE", 1 if elastic else None, low=1)
         if size is None:
@@ -315,52 +312,6 @@ class Membership:
             elastic=elastic,
             member=_integer(environ, "MEMBER", None, low=0) if elastic else None,
         )
-
-
-_assigned: Dict[str, str] = {}
-
-
-def assign(variables: Mapping[str, str]) -> None:
-    """Give this process its part in a job without a launcher, as Ray, Dask and Spark do.
-
-    From now on these variables take the place of those in the environment, in which they are not written:
-    programs that this process starts do not inherit them, and in particular not the key.
-
-    Args:
-        variables: ``RINGCOMM_*`` variables; none to read the environment again.
-    """
-    global _assigned
-    _assigned = dict(variables)
-
-
-def export(variables: Mapping[str, str]) -> None:
-    """Set variables in this process's environment, for the user's function and what it starts."""
-    os.environ.update(variables)
-
-
-@contextmanager
-def exported(variables: Mapping[str, str]) -> Iterator[None]:
-    """The same for the time of a ``with`` block."""
-    before = {name: os.environ.get(name) for name in variables}
-    export(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-def _variables(environ: Optional[Mapping[str, str]]) -> Mapping[str, str]:
-    """The given environment, or else this process's with the variables that it was assigned."""
-    if environ is not None:
-        return environ
-    if not _assigned:
-        return os.environ
-    replaced = {PREFIX + name for name, _ in MEMBERSHIP_VARIABLES}
-    return {**{name: value for name, value in os.environ.items() if name not in replaced}, **_assigned}
 
 
 def _check_alone(environ: Mapping[str, str]) -> None:
@@ -413,7 +364,7 @@ def key_from_environment(environ: Optional[Mapping[str, str]] = None) -> Optiona
     Raises:
         ConfigError: a variable names a key that cannot be read or is none.
     """
-    environ = _variables(environ)
+    environ = environment.variables(environ)
     if not any(environ.get(PREFIX + name) for name in ("KEY_FD", "KEY_FILE", "KEY")):
         return None
     return _key(environ)
@@ -421,23 +372,23 @@ def key_from_environment(environ: Optional[Mapping[str, str]] = None) -> Optiona
 
 def place_from_environment() -> Tuple[str, Optional[Slot]]:
     """The job's name, and the place in it that the launcher gave this process, if one did."""
-    environ = _variables(None)
+    environ = environment.variables(None)
     return environ.get(PREFIX + "JOB", "default"), _slot(environ)
 
 
 def host_from_environment(environ: Optional[Mapping[str, str]] = None) -> Optional[str]:
     """The launcher's name of this host, or None if it has given none."""
-    return _variables(environ).get(PREFIX + "HOST") or None
+    return environment.variables(environ).get(PREFIX + "HOST") or None
 
 
 def launchers_rank_from_environment() -> Optional[int]:
     """This process's rank if ``ringrun`` has set what ``env://`` reads; None if something else has."""
-    return launchers_rank(_variables(None))
+    return launchers_rank(environment.variables(None))
 
 
 def torchrun_from_environment(size: int) -> Tuple[bool, str]:
     """torchrun's or ``ringrun``'s variables about a group of ``size`` ranks: (all on this host, address)."""
-    return torchrun(_variables(None), size)
+    return torchrun(environment.variables(None), size)
 
 
 def flight_channel_from_environment(environ: Optional[Mapping[str, str]] = None) -> List[Tuple[int, int]]:
@@ -445,7 +396,7 @@ def flight_channel_from_environment(environ: Optional[Mapping[str, str]] = None)
 
     Empty where there are none.
     """
-    text = _variables(environ).get(PREFIX + "FLIGHT_FD", "")
+    text = environment.variables(environ).get(PREFIX + "FLIGHT_FD", "")
     pairs = [item.partition(":") for item in text.split(",")]
     if len(pairs) != 2 or not all(number.isdigit() and inode.isdigit() for number, _, inode in pairs):
         return []
@@ -456,7 +407,7 @@ def misspelt_variables(environ: Optional[Mapping[str, str]] = None) -> List[str]
     """A warning for each variable whose name is similar, but not equal, to one that is read."""
     known = [item.metadata["variable"] for item in fields(Settings)]
     known += [PREFIX + name for name, _ in MEMBERSHIP_VARIABLES]
-    return misspelt(_variables(environ), known, PREFIX)
+    return misspelt(environment.variables(environ), known, PREFIX)
 
 
 def document() -> str:

@@ -19,7 +19,7 @@ import pyspark
 
 from ._adapter.placed import ARRIVE_S, Outcome, PlacedJob, Ticket, attempt, call, settings_for
 from .clock import Deadline
-from .config import exported
+from .environment import exported
 from .errors import ConfigError, NotOfferedError, RemoteError, StartTimeoutError
 from .results import unpack
 

@@ -15,7 +15,7 @@ import threading
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from .. import api, config
+from .. import api, environment
 from ..certificate import make_certificate
 from ..clock import Deadline
 from ..config import Settings, Slot
@@ -282,7 +282,7 @@ def enter(ticket: Ticket) -> None:
                 "workers that are processes of their own, and for two jobs at once other workers for each."
             )
         _present = ticket
-        config.assign(ticket.variables)
+        environment.assign(ticket.variables)
 
 
 def end(error: Optional[BaseException] = None) -> None:
@@ -301,7 +301,7 @@ def end(error: Optional[BaseException] = None) -> None:
     finally:
         with _lock:
             _present = None
-            config.assign({})
+            environment.assign({})
 
 
 def _end_process_groups() -> None:

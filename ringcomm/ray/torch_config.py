@@ -11,7 +11,8 @@ from ray.train.torch import TorchConfig as _TorchConfig
 
 from .._adapter.placed import settings_for
 from ..certificate import make_certificate
-from ..config import Settings, assign
+from ..config import Settings
+from ..environment import assign
 from ..keys import key_text
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ringcomm import config, keys
+from ringcomm import config, environment, keys
 from ringcomm.config import Membership, Settings, Slot, document, misspelt_variables
 from ringcomm.endpoints import format_endpoint, parse_endpoint
 from ringcomm.errors import ConfigError
@@ -388,24 +388,24 @@ def test_variables_of_other_purposes_are_not():
 @pytest.fixture
 def nothing_assigned():
     yield
-    config.assign({})
+    environment.assign({})
 
 
 def test_an_assigned_part_in_a_job_replaces_the_whole_one_in_the_environment(monkeypatch, nothing_assigned):
     for name, text in {**JOB, "RINGCOMM_RANK": "2", "RINGCOMM_TIMEOUT": "7"}.items():
         monkeypatch.setenv(name, text)
-    config.assign({**JOB, "RINGCOMM_SIZE": "5", "RINGCOMM_IFACE": "eth1"})
+    environment.assign({**JOB, "RINGCOMM_SIZE": "5", "RINGCOMM_IFACE": "eth1"})
     membership = Membership.from_environment()
     assert (membership.size, membership.rank, membership.key) == (5, None, KEY)
     assert Settings.from_environment().timeout_s == 7
     assert Settings.from_environment().iface == "eth1"
     assert Membership.from_environment({}).size == 1
-    config.assign({})
+    environment.assign({})
     assert (Membership.from_environment().size, Membership.from_environment().rank) == (3, 2)
 
 
 def test_what_is_assigned_is_not_in_the_environment(nothing_assigned):
-    config.assign({**JOB, "RINGCOMM_JOB": "assigned"})
+    environment.assign({**JOB, "RINGCOMM_JOB": "assigned"})
     assert config.place_from_environment() == ("assigned", None)
     assert "RINGCOMM_KEY" not in os.environ
 
@@ -413,6 +413,6 @@ def test_what_is_assigned_is_not_in_the_environment(nothing_assigned):
 def test_variables_are_exported_for_the_time_of_a_block(monkeypatch):
     monkeypatch.setenv("COLOUR", "red")
     monkeypatch.delenv("SHAPE", raising=False)
-    with config.exported({"COLOUR": "blue", "SHAPE": "round"}):
+    with environment.exported({"COLOUR": "blue", "SHAPE": "round"}):
         assert (os.environ["COLOUR"], os.environ["SHAPE"]) == ("blue", "round")
     assert os.environ["COLOUR"] == "red" and "SHAPE" not in os.environ
