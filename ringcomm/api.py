@@ -171,6 +171,22 @@ def _leave_at_exit() -> None:
         context.close("its program ended")
 
 
+def leave(error: BaseException) -> None:
+    """Leave the job because of an error, which the other ranks' errors name; nothing in no job.
+
+    For processes that outlive the function which failed: in others this happens when the program ends.
+
+    Args:
+        error: what the function raised.
+    """
+    global _default, _left
+    with _lock:
+        context, _default = _default, None
+        _left = _left or context is not None
+    if context is not None:
+        context.close(f"uncaught {describe_error(error)}", ok=False)
+
+
 def is_initialized() -> bool:
     """Whether this process is in a job.
 
@@ -529,7 +545,7 @@ def run(
         the functions' results, in rank order.
 
     Raises:
-        ringrun.RemoteError: a rank failed, or the job did not start.
+        RemoteError: a rank failed, or the job did not start.
         ConfigError: an option has an invalid value.
     """
     from ringrun.function import run_function

@@ -1,4 +1,4 @@
-"""Reads the configuration from the environment; the only module that does.
+"""Reads the configuration from the environment, through :mod:`.environment`; the only module that does.
 
 It produces two frozen objects: :class:`Settings`, the tunables, and :class:`Membership`, how
 this process takes part in a job (its place or rank, where the rendezvous listens, the job's key).
@@ -8,19 +8,17 @@ by :func:`document` from the same table, and a test compares the two.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-from . import parsing, setting_aliases
+from . import environment, parsing, setting_aliases
 from .endpoints import parse_endpoint
+from .environment import PREFIX as PREFIX
 from .errors import ConfigError
 from .keys import read_key
 from .other_launchers import Launched, find_launched
 from .unknown_settings import misspelt
 from .variables import MEMBERSHIP_VARIABLES, env_rendezvous, launchers_rank, torchrun
-
-PREFIX = "RINGCOMM_"
 
 
 def _setting(default: Any, variable: str, parse: Callable[[str], Any], doc: str, flag: str = "") -> Any:
@@ -222,7 +220,7 @@ class Settings:
         Raises:
             ConfigError: a variable does not parse; the message names it, its value and what fits.
         """
-        environ = os.environ if environ is None else environ
+        environ = environment.variables(environ)
         changes: Dict[str, Any] = {}
         for item in fields(cls):
             variable = item.metadata["variable"]
@@ -317,7 +315,7 @@ class Membership:
         Raises:
             ConfigError: a variable is missing or does not parse.
         """
-        environ = os.environ if environ is None else environ
+        environ = environment.variables(environ)
         elastic = environ.get(PREFIX + "ELASTIC", "") not in ("", "0")
         size = _integer(environ, "SIZE", 1 if elastic else None, low=1)
         if size is None:
@@ -405,7 +403,7 @@ def key_from_environment(environ: Optional[Mapping[str, str]] = None) -> Optiona
     Raises:
         ConfigError: a variable names a key that cannot be read or is none.
     """
-    environ = os.environ if environ is None else environ
+    environ = environment.variables(environ)
     if not any(environ.get(PREFIX + name) for name in ("KEY_FD", "KEY_FILE", "KEY")):
         return None
     return _key(environ)
@@ -413,22 +411,23 @@ def key_from_environment(environ: Optional[Mapping[str, str]] = None) -> Optiona
 
 def place_from_environment() -> Tuple[str, Optional[Slot]]:
     """The job's name, and the place in it that the launcher gave this process, if one did."""
-    return os.environ.get(PREFIX + "JOB", "default"), _slot(os.environ)
+    environ = environment.variables(None)
+    return environ.get(PREFIX + "JOB", "default"), _slot(environ)
 
 
 def host_from_environment(environ: Optional[Mapping[str, str]] = None) -> Optional[str]:
     """The launcher's name of this host, or None if it has given none."""
-    return (os.environ if environ is None else environ).get(PREFIX + "HOST") or None
+    return environment.variables(environ).get(PREFIX + "HOST") or None
 
 
 def launchers_rank_from_environment() -> Optional[int]:
     """This process's rank if ``ringrun`` has set what ``env://`` reads; None if something else has."""
-    return launchers_rank(os.environ)
+    return launchers_rank(environment.variables(None))
 
 
 def torchrun_from_environment(size: int) -> Tuple[bool, str]:
     """torchrun's or ``ringrun``'s variables about a group of ``size`` ranks: (all on this host, address)."""
-    return torchrun(os.environ, size)
+    return torchrun(environment.variables(None), size)
 
 
 def env_rendezvous_from_environment() -> Tuple[List[str], int]:
@@ -441,7 +440,7 @@ def flight_channel_from_environment(environ: Optional[Mapping[str, str]] = None)
 
     Empty where there are none.
     """
-    text = (os.environ if environ is None else environ).get(PREFIX + "FLIGHT_FD", "")
+    text = environment.variables(environ).get(PREFIX + "FLIGHT_FD", "")
     pairs = [item.partition(":") for item in text.split(",")]
     if len(pairs) != 2 or not all(number.isdigit() and inode.isdigit() for number, _, inode in pairs):
         return []
@@ -452,7 +451,7 @@ def misspelt_variables(environ: Optional[Mapping[str, str]] = None) -> List[str]
     """A warning for each variable whose name is similar, but not equal, to one that is read."""
     known = [item.metadata["variable"] for item in fields(Settings)]
     known += [PREFIX + name for name, _ in MEMBERSHIP_VARIABLES]
-    return misspelt(os.environ if environ is None else environ, known, PREFIX)
+    return misspelt(environment.variables(environ), known, PREFIX)
 
 
 def document() -> str:

@@ -176,6 +176,31 @@ class ExcludedError(SystemExit):
         self.reason = reason
 
 
+class RemoteError(RingcommError):
+    """A function that ran as a job failed on a rank, or the job did not start.
+
+    ``__cause__`` is the exception of the rank that failed first, if it could be pickled.
+
+    Attributes:
+        rank: the rank that failed first, or None if the job did not start.
+        host: its host.
+        traceback_text: the traceback of that rank, "" if there is none.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: Optional[int] = None,
+        host: Optional[str] = None,
+        traceback_text: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.host = host
+        self.traceback_text = traceback_text
+
+
 class BrokenInvariantError(RingcommError, AssertionError):
     """ringcomm has a defect. Please report it with the message."""
 

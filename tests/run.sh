@@ -234,6 +234,16 @@ trainers_environment() {
             mosaicml==0.32.1 torchvision==0.28.0
 }
 
+stage_engines() { # Ray, Dask and Spark, each as a real cluster on this machine
+    quick && return
+    if ! environment .venv-test-engines "$main" -e '.[test]' -r tests/requirements-engines.txt; then
+        may_skip "what tests/requirements-engines.txt lists cannot be installed here"
+        return
+    fi
+    system_packages java:default-jre-headless
+    tests .venv-test-engines engines -n 2 --dist loadfile tests/adapters/clusters
+}
+
 stage_coverage() { # every module by the tests that the table names for it; only with --only coverage
     [ ${#only[@]} -gt 0 ] || return 0
     quietly "$python" tests/check_coverage.py

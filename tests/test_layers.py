@@ -18,8 +18,8 @@ LEVELS: Dict[int, List[List[str]]] = {
         [
             "version", "errors", "ops", "dtypes", "files", "certificate", "keys", "newkey", "endpoints",
             "parsing",
-            "unknown_settings", "setting_aliases", "variables", "other_launchers", "config", "clock",
-            "docstrings",
+            "unknown_settings", "setting_aliases", "variables", "other_launchers", "environment", "config",
+            "clock", "docstrings", "results",
         ],
     ],
     1: [
@@ -109,6 +109,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "elastic.__init__",
         ],
         ["data_service.registry", "data_service.service"],
+        ["_adapter.placed"],
     ],
     7: [
         [
@@ -141,6 +142,9 @@ LEVELS: Dict[int, List[List[str]]] = {
             "tensorflow.keras.__init__", "tensorflow.data.__init__", "tensorflow.data.servers",
             "tensorflow.data.compute_service", "tensorflow.data.compute_worker",
         ],
+        ["ray.settings", "ray.workers", "ray.executor", "ray.train", "ray.torch_config", "ray.__init__"],
+        ["dask"],
+        ["spark"],
         [
             "mxnet.arrays", "mxnet.compression", "mxnet.collectives", "mxnet.mpi_ops", "mxnet.parameters",
             "mxnet.reducer", "mxnet.optimizer", "mxnet.trainer", "mxnet.__init__",
@@ -179,10 +183,15 @@ ADAPTERS = {
     "keras": {"keras", "torch", "jax"},
     "mxnet": {"mxnet"},
     "lightning": {"torch"},
+    "ray": {"ray"},
+    "dask": {"distributed"},
+    "spark": {"pyspark"},
 }
 """Packages on level 7 that translate, and for which frameworks; users import the packages themselves."""
 
-FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "mxnet", "cupy", "lightning")
+FRAMEWORKS = (
+    "torch", "tensorflow", "keras", "jax", "mxnet", "cupy", "lightning", "ray", "distributed", "pyspark",
+)  # fmt: skip
 
 LAZY_STEP_UP = ("api", "ringrun.function")
 """The one exception: ``ringcomm.run`` imports the launcher when it is called."""
@@ -341,7 +350,7 @@ def test_the_environment_is_read_in_one_place():
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv")
     ]
-    assert set(readers) == {"config"}
+    assert set(readers) == {"environment"}
 
 
 def test_the_library_does_not_print_exit_or_configure():
@@ -356,7 +365,7 @@ def test_the_library_does_not_print_exit_or_configure():
 
 def test_no_pickle_but_for_the_users_objects():
     users = {name for name in modules() for other in imported_by(name) if "pickle" in other}
-    assert users == {"objects"}
+    assert users == {"objects", "results"}
 
 
 @pytest.mark.parametrize("name", sorted(PLACE))

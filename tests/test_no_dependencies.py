@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 FRAMEWORKS = ["torch", "tensorflow", "keras", "jax", "mxnet", "cupy", "lightning", "horovod", "mpi4py"]
+FRAMEWORKS += ["ray", "distributed", "dask", "pyspark"]
 
 PROBE = """
 import json, sys, time

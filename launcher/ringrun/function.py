@@ -13,7 +13,8 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import cloudpickle
 
-from ringcomm.errors import ConfigError, RingcommError
+from ringcomm.errors import ConfigError, RemoteError
+from ringcomm.results import remote_error, unpack
 
 from .agent.worker import Call, carries_bytecode, pack_call
 from .elastic.options import ElasticOptions
@@ -27,31 +28,6 @@ from .show.console import Console
 
 PerHost = Union[None, str, "os.PathLike[str]", Mapping[Optional[str], Union[str, "os.PathLike[str]"]]]
 """One value for all hosts, or values by host."""
-
-
-class RemoteError(RingcommError):
-    """A function that ran as a job failed on a rank, or the job did not start.
-
-    ``__cause__`` is the exception of the rank that failed first, if it could be pickled.
-
-    Attributes:
-        rank: the rank that failed first, or None if the job did not start.
-        host: its host.
-        traceback_text: the traceback of that rank, "" if there is none.
-    """
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        rank: Optional[int] = None,
-        host: Optional[str] = None,
-        traceback_text: str = "",
-    ) -> None:
-        super().__init__(message)
-        self.rank = rank
-        self.host = host
-        self.traceback_text = traceback_text
 
 
 def run_function(
@@ -214,7 +190,7 @@ def unpack_results(job: Job, outcome: Outcome) -> List[Any]:
             rank=forged, host=host,
         )  # fmt: skip
     if outcome.exit_code == 0 and all(rank in outcome.results for rank in ranks):
-        return [cloudpickle.loads(outcome.results[rank] or b"")["value"] for rank in ranks]
+        return [unpack(outcome.results[rank] or b"")["value"] for rank in ranks]
     rank = None if outcome.cause is None else outcome.cause.rank
     if rank is None:
         if outcome.exit_code == 0:
@@ -227,14 +203,10 @@ def unpack_results(job: Job, outcome: Outcome) -> List[Any]:
         raise RemoteError(outcome.report or "The job was stopped before its functions returned.")
     host = job.host_of(rank).name
     result = outcome.results.get(rank)
-    found: Dict[str, Any] = cloudpickle.loads(result) if result else {"ok": True}
+    found = unpack(result) if result else {"ok": True}
     if found["ok"]:
         raise RemoteError(outcome.report, rank=rank, host=host)
-    error = RemoteError(
-        f"rank {rank} on {host}: {found['summary']}\n\nIts traceback there:\n{found['traceback']}",
-        rank=rank, host=host, traceback_text=found["traceback"],
-    )  # fmt: skip
-    raise error from (None if found["exception"] is None else cloudpickle.loads(found["exception"]))
+    raise remote_error(found, rank, host)
 
 
 def _pack(call: Call, by_value: bool) -> bytes:

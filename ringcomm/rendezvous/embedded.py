@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import socket
-from typing import List, Optional, Sequence, Tuple
+from typing import Callable, List, Optional, Sequence, Tuple
 
-from ..config import Membership, Settings
-from ..errors import StartupError
+from ..config import Membership, Settings, Slot
+from ..errors import RingcommError, StartupError
 from ..transport.encryption import encryption_of
 from ..transport.kinds import LOOPBACK, VIRTUAL
 from ..transport.nics import own_addresses
-from .actions import Notice
+from .actions import Notice, Seat
 from .server import RendezvousServer
 
 logger = logging.getLogger("ringcomm.rendezvous")
@@ -71,6 +71,8 @@ class EmbeddedRendezvous:
         size: int,
         settings: Settings,
         preferred: Sequence[str] = (),
+        notify: Optional[Callable[[Notice], None]] = None,
+        seats: Sequence[Seat] = (),
     ) -> Tuple[EmbeddedRendezvous, List[Tuple[str, int]]]:
         """Serve a job of its own, on ports that are free.
 
@@ -82,6 +84,8 @@ class EmbeddedRendezvous:
             settings: the tunables.
             preferred: addresses at which all ranks can reach this machine, if they have been determined;
                 otherwise it is served on all addresses that are allowed.
+            notify: called in the server's thread with every notice, in place of logging it.
+            seats: the places of the ranks, in rank order, if they are planned.
 
         Returns:
             the server, and where it can be reached.
@@ -98,13 +102,23 @@ class EmbeddedRendezvous:
             key=key,
             job=job,
             size=size,
+            seats=seats,
             addresses=list(dict.fromkeys(item.address for item in offered if not item.scope)),
             start_timeout_s=settings.start_timeout_s,
-            notify=_log,
+            notify=_log if notify is None else notify,
             encryption=encryption_of(certificate, settings.encrypt),
             forwarded=settings.allow_forwarding,
         )
         return cls(server), server.start()
+
+    def process_ended(self, slot: Slot, how: str, ok: bool) -> None:
+        """Report how the process in a place ended; see :meth:`.RendezvousServer.process_exited`."""
+        self._server.process_exited(slot, how, ok)
+
+    @property
+    def failure(self) -> Optional[RingcommError]:
+        """The error that all ranks were aborted with; None as long as the job has not failed."""
+        return self._server.failure
 
     def stop(self, failed: bool = False) -> None:
         """Stop serving once all others have left too (or after a while).

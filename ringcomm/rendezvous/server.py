@@ -7,13 +7,14 @@ from typing import Callable, Dict, List, Optional, Protocol, Sequence
 
 from ..clock import monotonic
 from ..config import Slot
-from ..errors import ProtocolError
+from ..errors import ProtocolError, RingcommError
 from ..transport.secure import Encryption
 from ..version import __version__
 from ..wire.auth import Purpose
 from ..wire.messages import Message
 from .actions import Action, Drop, Notice, Seat, Send, Timer
 from .board import Board
+from .control import error_from
 from .message_server import MessageServer
 from .state import Phase, Rendezvous
 
@@ -216,6 +217,12 @@ class RendezvousServer(JobServer):
     def phase(self) -> Phase:
         """How far the job has come."""
         return self._rendezvous.phase
+
+    @property
+    def failure(self) -> Optional[RingcommError]:
+        """The error that all ranks were aborted with; None as long as the job has not failed."""
+        message = self._rendezvous.abort_message
+        return None if message is None else error_from(message)
 
     def handle(self, number: int, message: Message) -> List[Action]:
         """Give one message to the state machine; the actions that it returns."""

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 collect_ignore = [name for name in ("tensorflow", "keras", "mxnet", "jax") if find_spec(name) is None]
+if not any(find_spec(name) for name in ("ray", "distributed", "pyspark")):
+    collect_ignore.append("clusters")
 
 
 def pytest_collection_modifyitems(items):

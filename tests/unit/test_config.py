@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ringcomm import config, keys
+from ringcomm import config, environment, keys
 from ringcomm.config import Membership, Settings, Slot, document, misspelt_variables
 from ringcomm.endpoints import format_endpoint, parse_endpoint
 from ringcomm.errors import ConfigError
@@ -383,3 +383,36 @@ def test_variables_of_other_purposes_are_not():
     others = {f"RINGCOMM_{name}": "1" for name in ("REQUIRE_HOSTS", "TRACE", "MY_OWN", "", "X")}
     known = {item.metadata["variable"]: "1" for item in fields(Settings)}
     assert misspelt_variables({**others, **known, "RINGCOMM_SIZE": "2", "TRANSPROT": "1"}) == []
+
+
+@pytest.fixture
+def nothing_assigned():
+    yield
+    environment.assign({})
+
+
+def test_an_assigned_part_in_a_job_replaces_the_whole_one_in_the_environment(monkeypatch, nothing_assigned):
+    for name, text in {**JOB, "RINGCOMM_RANK": "2", "RINGCOMM_TIMEOUT": "7"}.items():
+        monkeypatch.setenv(name, text)
+    environment.assign({**JOB, "RINGCOMM_SIZE": "5", "RINGCOMM_IFACE": "eth1"})
+    membership = Membership.from_environment()
+    assert (membership.size, membership.rank, membership.key) == (5, None, KEY)
+    assert Settings.from_environment().timeout_s == 7
+    assert Settings.from_environment().iface == "eth1"
+    assert Membership.from_environment({}).size == 1
+    environment.assign({})
+    assert (Membership.from_environment().size, Membership.from_environment().rank) == (3, 2)
+
+
+def test_what_is_assigned_is_not_in_the_environment(nothing_assigned):
+    environment.assign({**JOB, "RINGCOMM_JOB": "assigned"})
+    assert config.place_from_environment() == ("assigned", None)
+    assert "RINGCOMM_KEY" not in os.environ
+
+
+def test_variables_are_exported_for_the_time_of_a_block(monkeypatch):
+    monkeypatch.setenv("COLOUR", "red")
+    monkeypatch.delenv("SHAPE", raising=False)
+    with environment.exported({"COLOUR": "blue", "SHAPE": "round"}):
+        assert (os.environ["COLOUR"], os.environ["SHAPE"]) == ("blue", "round")
+    assert os.environ["COLOUR"] == "red" and "SHAPE" not in os.environ

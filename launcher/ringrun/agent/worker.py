@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import sys
-import traceback
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Mapping, NamedTuple, Sequence, Tuple
 
 import cloudpickle
 
 from ringcomm.config import key_from_environment, place_from_environment
 from ringcomm.errors import ConfigError, Misuse
+from ringcomm.results import NOT_SENT, pack_error, pack_value
 from ringcomm.wire.signing import Signer
 
 from ..plan.signed import about_call, about_result, signed, verified
-
-_NOT_SENT = (pickle.PicklingError, TypeError, AttributeError, RecursionError)
-"""The exceptions of pickle for objects that cannot be pickled."""
 
 
 class Call(NamedTuple):
@@ -45,7 +41,7 @@ def pack_call(call: Call, path: Sequence[str]) -> bytes:
     """
     try:
         pickled: bytes = cloudpickle.dumps(tuple(call))
-    except _NOT_SENT as problem:
+    except NOT_SENT as problem:
         raise ConfigError(
             f"{_unpicklable(call)} cannot be sent to other processes: {problem}. Make it inside the function."
         ) from None
@@ -63,61 +59,15 @@ def unpack_call(payload: bytes) -> Tuple[List[str], Callable[[], Call]]:
     return json.loads(head.decode())["path"], lambda: Call(*cloudpickle.loads(pickled))
 
 
-def pack_value(value: Any) -> bytes:
-    """A function's return value as bytes.
-
-    Raises:
-        Misuse: it cannot be pickled.
-    """
-    try:
-        data: bytes = cloudpickle.dumps({"ok": True, "value": value})
-    except _NOT_SENT as problem:
-        raise Misuse(
-            f"the function's return value, a {type(value).__name__}, cannot be sent back: {problem}. Return "
-            "numbers, arrays or strings."
-        ) from None
-    return data
-
-
 def _unpicklable(call: Call) -> str:
     """The part of a call that cannot be pickled, for a message."""
     parts = [(f"args[{index}]", value) for index, value in enumerate(call.args)]
     for name, value in (*parts, *call.kwargs.items()):
         try:
             cloudpickle.dumps(value)
-        except _NOT_SENT:
+        except NOT_SENT:
             return f"The function's argument {name}, a {type(value).__name__},"
     return "The function, or something that it uses,"
-
-
-def pack_error(error: BaseException, skip: int) -> bytes:
-    """An exception as bytes: its text and, if it can be pickled, the object.
-
-    Args:
-        error: the exception.
-        skip: number of outermost frames to omit from the traceback: this module's.
-    """
-    trace = error.__traceback__
-    for _ in range(skip):
-        trace = trace.tb_next if trace is not None else None
-    facts: Dict[str, Any] = {
-        "ok": False,
-        "summary": "".join(traceback.format_exception_only(type(error), error)).strip(),
-        "traceback": "".join(traceback.format_exception(type(error), error, trace)),
-        "exception": _pickled(error),
-    }
-    data: bytes = cloudpickle.dumps(facts)
-    return data
-
-
-def _pickled(error: BaseException) -> Optional[bytes]:
-    """The exception as a pickle; None if it cannot be unpickled (some require arguments that it lacks)."""
-    try:
-        data: bytes = cloudpickle.dumps(error)
-        cloudpickle.loads(data)
-    except Exception:  # noqa: BLE001  a class's own pickling code may raise any exception
-        return None
-    return data
 
 
 def main(payload_descriptor: int, result_descriptor: int) -> None:

@@ -16,13 +16,15 @@ TARGETS: Dict[str, Tuple[str, ...]] = {
     "torch": ("ringcomm.torch",),
     "keras": ("ringcomm.keras",),
     "mxnet": ("ringcomm.mxnet",),
+    "ray": ("ringcomm.ray",),
+    "spark": ("ringcomm.spark",),
     "common.elastic": ("ringcomm.elastic", "ringcomm.elastic.state"),
 }
 """By module of Horovod, ringcomm's modules for it: the first one that this version of ringcomm has."""
 
 TITLES = {
     "tensorflow.keras": "Keras", "tensorflow": "TensorFlow", "torch": "PyTorch", "keras": "Keras",
-    "mxnet": "MXNet", "common.elastic": "elastic training",
+    "mxnet": "MXNet", "ray": "Ray", "spark": "Spark", "common.elastic": "elastic training",
 }  # fmt: skip
 
 PARTS = (

@@ -1,0 +1,356 @@
+"""Jobs whose processes another system starts and keeps: Ray, Dask or Spark.
+
+The driver makes a :class:`PlacedJob`, which serves the rendezvous and has a :class:`Ticket` for each rank.
+The system brings each ticket to a worker, which takes part in the job with :func:`call`, or with
+:func:`enter` if it calls several functions. From then on the ranks watch each other, and the rendezvous
+reports a failure to the driver: none of them waits for the system to notice that a worker has ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import sys
+import threading
+from dataclasses import dataclass, field, replace
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from .. import api, environment
+from ..certificate import make_certificate
+from ..clock import Deadline
+from ..config import Settings, Slot
+from ..endpoints import format_endpoint
+from ..errors import ConfigError, RemoteError, RingcommError
+from ..keys import key_text
+from ..rendezvous.actions import Notice, Seat
+from ..rendezvous.embedded import EmbeddedRendezvous
+from ..results import pack_error, pack_value, remote_error, unpack
+from ..transport.nics import machine
+
+logger = logging.getLogger("ringcomm")
+
+_POLL_S = 0.1
+ARRIVE_S = 5.0
+"""How long the exception of the rank that failed may take to the driver, after the ranks were aborted."""
+_OTHERS_S = 1.0
+"""The same if its process has ended, so that no exception is expected."""
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """What a worker needs to become one rank of a job. It contains the job's key.
+
+    Attributes:
+        job: the job's name.
+        rank: the rank.
+        size: number of ranks.
+        local_rank: the number of the rank on its host; None if the hosts are not known to the driver.
+        variables: the ``RINGCOMM_*`` variables of the rank.
+    """
+
+    job: str
+    rank: int
+    size: int
+    local_rank: Optional[int]
+    variables: Mapping[str, str] = field(repr=False)
+
+
+class Host(NamedTuple):
+    """The host of a worker: what identifies it, and its name in messages."""
+
+    identity: str
+    name: str
+
+
+class Outcome(NamedTuple):
+    """What a rank has returned or raised.
+
+    Attributes:
+        facts: those of :func:`ringcomm.results.unpack`.
+        lost: whether the error is the system's, which reports that the worker has ended.
+    """
+
+    facts: Dict[str, Any]
+    lost: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether it has returned."""
+        return bool(self.facts["ok"])
+
+    @classmethod
+    def of_error(cls, error: BaseException) -> Outcome:
+        """The outcome of a rank about which only the system's error is known."""
+        return cls(unpack(pack_error(error)), lost=True)
+
+    def describe(self) -> str:
+        """The error in one line."""
+        lines = str(self.facts["summary"]).splitlines()
+        return lines[0] if lines else "an error"
+
+
+class PlacedJob:
+    """The driver's side of a job.
+
+    Args:
+        system: the system that keeps the workers, for the job's name.
+        size: number of ranks.
+        settings: of the job; the ranks get those that are not the default.
+        hosts: the hosts of the workers in rank order, or None if they are not known yet.
+
+    Raises:
+        StartupError: no address of this machine can be listened on.
+        ConfigError: encryption is on, and no certificate can be made.
+    """
+
+    def __init__(
+        self, system: str, size: int, settings: Settings, hosts: Optional[Sequence[Host]] = None
+    ) -> None:
+        self.id = f"{system}-{secrets.token_hex(8)}"
+        self.size = size
+        self._slots = _slots(size, hosts)
+        self._hosts = [f"a {system} worker"] * size if hosts is None else [host.name for host in hosts]
+        self._failed = threading.Event()
+        self._leaving = False
+        self._culprit = -1
+        self._embedded: Optional[EmbeddedRendezvous] = None
+        self._when_failed: List[Callable[[], None]] = []
+        common = dict(settings.to_environment())
+        if size > 1:
+            common.update(self._serve(settings, hosts is not None))
+        local = [slot.local for slot in self._slots] if hosts is not None else [None] * size
+        self.tickets = [
+            Ticket(self.id, rank, size, local[rank], {**common, **self._place(rank)}) for rank in range(size)
+        ]
+
+    def _serve(self, settings: Settings, planned: bool) -> Dict[str, str]:
+        """Start the rendezvous; the variables that all ranks need to reach it."""
+        key = secrets.token_bytes(32)
+        certificate = make_certificate() if settings.encrypt else ""
+        seats = [Seat(slot, host) for slot, host in zip(self._slots, self._hosts)] if planned else []
+        self._embedded, endpoints = EmbeddedRendezvous.serve(
+            key, certificate, self.id, self.size, settings, notify=self._notice, seats=seats
+        )
+        return {
+            "RINGCOMM_JOB": self.id,
+            "RINGCOMM_RENDEZVOUS": ",".join(format_endpoint(*item) for item in endpoints),
+            "RINGCOMM_RENDEZVOUS_MACHINE": machine(),
+            "RINGCOMM_KEY": key_text(key, certificate),
+        }
+
+    def _place(self, rank: int) -> Dict[str, str]:
+        slot = self._slots[rank]
+        place = {"RANK": str(rank), "SLOT": f"{slot.host_index}:{slot.local}"} if self.size > 1 else {}
+        return {f"RINGCOMM_{name}": text for name, text in {"SIZE": str(self.size), **place}.items()}
+
+    def _notice(self, notice: Notice) -> None:
+        if notice.text:
+            logger.log(logging.WARNING if notice.kind == "warning" else logging.INFO, "%s", notice.text)
+        if notice.kind == "failed":
+            self._culprit = -1 if notice.culprit is None else notice.culprit
+            self._leaving = bool(notice.detail.get("leaving")) or notice.culprit is None
+            self._failed.set()
+            for callback in self._when_failed:
+                _start_thread(callback)
+
+    def when_failed(self, callback: Callable[[], None]) -> None:
+        """Have a function called, in a thread of its own, when the ranks have been aborted; perhaps twice."""
+        self._when_failed.append(callback)
+        if self._failed.is_set():
+            _start_thread(callback)
+
+    @property
+    def failure(self) -> Optional[RingcommError]:
+        """The error that all ranks were aborted with; None as long as the job has not failed."""
+        return None if self._embedded is None else self._embedded.failure
+
+    def ended(self, rank: int, how: str) -> None:
+        """Report that a rank takes part no more, because of an error; then the others need not wait for it.
+
+        Args:
+            rank: the rank.
+            how: the error as text.
+        """
+        if self._embedded is not None:
+            self._embedded.process_ended(self._slots[rank], how, False)
+
+    def collect(self, poll: Callable[[float], Iterable[Tuple[int, Outcome]]]) -> List[Any]:
+        """Wait until every rank's function has returned, or the job has failed.
+
+        Args:
+            poll: waits for at most so many seconds, and returns which ranks are done since it was last
+                called, with their outcomes.
+
+        Returns:
+            what the function returned, in rank order.
+
+        Raises:
+            RemoteError: a rank failed; the error names the first one.
+        """
+        outcomes: Dict[int, Outcome] = {}
+        deadline: Optional[Deadline] = None
+        while len(outcomes) < self.size:
+            for rank, outcome in poll(_POLL_S):
+                outcomes[rank] = outcome
+                if not outcome.ok:
+                    self.ended(rank, outcome.describe())
+            failed = self._failed.is_set()
+            if deadline is None and (failed or not all(item.ok for item in outcomes.values())):
+                deadline = Deadline(_OTHERS_S if failed and not self._leaving else ARRIVE_S)
+            if deadline is not None and (deadline.expired() or self._culprit in outcomes):
+                break
+        self.check(outcomes)
+        return [outcomes[rank].facts["value"] for rank in range(self.size)]
+
+    def check(self, outcomes: Mapping[int, Outcome]) -> None:
+        """Raise the error of the rank that failed first, if one did.
+
+        Args:
+            outcomes: by rank, those that have arrived, in the order in which they did.
+
+        Raises:
+            RemoteError: the job failed.
+        """
+        failure, culprit = self.failure, self._culprit
+        bad = [rank for rank, outcome in outcomes.items() if not outcome.ok]
+        known = culprit in bad and not outcomes[culprit].lost
+        if known or (failure is None and bad):
+            rank = culprit if known else bad[0]
+            host = getattr(failure, "host", None) or self._hosts[rank]
+            raise remote_error(outcomes[rank].facts, rank, host)
+        if failure is not None and len(outcomes) - len(bad) < self.size:
+            raise RemoteError(
+                str(failure), rank=culprit if culprit >= 0 else None, host=getattr(failure, "host", None)
+            ) from failure
+
+    def close(self) -> None:
+        """Stop serving the rendezvous. Ranks that are still in the job go on without it."""
+        if self._embedded is not None:
+            self._embedded.stop(failed=True)
+
+
+def _start_thread(function: Callable[[], None]) -> None:
+    threading.Thread(target=function, name="ringcomm-job-failed", daemon=True).start()
+
+
+def _slots(size: int, hosts: Optional[Sequence[Host]]) -> List[Slot]:
+    """The place of every rank: the number of its host, and its number there."""
+    if hosts is None:
+        return [Slot(0, rank) for rank in range(size)]
+    order = {identity: index for index, identity in enumerate(dict.fromkeys(item.identity for item in hosts))}
+    counts: Dict[str, int] = {}
+    slots = []
+    for item in hosts:
+        counts[item.identity] = counts.get(item.identity, -1) + 1
+        slots.append(Slot(order[item.identity], counts[item.identity]))
+    return slots
+
+
+def by_host(workers: Sequence[Any], host_of: Callable[[Any], Host]) -> List[Any]:
+    """The workers in an order in which those of the same host follow each other, for their ranks.
+
+    Args:
+        workers: in the order of the system.
+        host_of: the host of a worker.
+    """
+    identities = dict.fromkeys(host_of(item).identity for item in workers)
+    order = {name: index for index, name in enumerate(identities)}
+    return sorted(workers, key=lambda item: order[host_of(item).identity])
+
+
+# ---- in the worker ----------------------------------------------------------------------------------------
+
+_lock = threading.Lock()
+_present: Optional[Ticket] = None
+
+
+def enter(ticket: Ticket) -> None:
+    """Make this process a rank: from now on ``init()`` joins the ticket's job.
+
+    Args:
+        ticket: of the rank.
+
+    Raises:
+        ConfigError: the process is a rank already. A process can be one rank of one job.
+    """
+    global _present
+    with _lock:
+        if _present is not None or api.is_initialized():
+            here = "a rank" if _present is None else f"rank {_present.rank} of {_present.job}"
+            raise ConfigError(
+                f"This process cannot be rank {ticket.rank} of {ticket.job}: it is {here} already. Use "
+                "workers that are processes of their own, and for two jobs at once other workers for each."
+            )
+        _present = ticket
+        environment.assign(ticket.variables)
+
+
+def end(error: Optional[BaseException] = None) -> None:
+    """Leave the job, if this process is in one, and be no rank any more.
+
+    Args:
+        error: what the rank's function has raised; the errors of the other ranks name it.
+    """
+    global _present
+    try:
+        _end_process_groups()
+        if error is None:
+            api.shutdown()
+        else:
+            api.leave(error)
+    finally:
+        with _lock:
+            _present = None
+            environment.assign({})
+
+
+def _end_process_groups() -> None:
+    """Destroy the process groups of PyTorch that the function has left: the next job needs its own."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+def call(ticket: Ticket, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Join the job as a rank, call a function, and leave the job.
+
+    The job is joined before the call, so that the errors of all ranks name a rank whose function fails at
+    once. The function may call ``init()``, too.
+
+    Args:
+        ticket: of the rank.
+        fn: the function.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+
+    Returns:
+        what it returns.
+
+    Raises:
+        ConfigError: the process is a rank already.
+        StartupError: (or a subclass) the ranks did not connect.
+    """
+    enter(ticket)
+    try:
+        api.init()
+        value = fn(*args, **kwargs)
+    except BaseException as error:
+        end(error)
+        raise
+    end()
+    return value
+
+
+def attempt(function: Callable[[], Any]) -> bytes:
+    """Call a function; what it returns or raises, for :func:`ringcomm.results.unpack`."""
+    try:
+        return pack_value(function())
+    except Exception as error:  # noqa: BLE001  whatever the user's function raises goes to the driver
+        return pack_error(error, skip=1)
+
+
+def settings_for(start_timeout_s: Optional[float] = None, iface: Optional[str] = None) -> Settings:
+    """The driver's settings, with these in place of its own if they are given."""
+    changes: Dict[str, Any] = {"start_timeout_s": start_timeout_s, "iface": iface}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    return replace(Settings.from_environment(), **changes)

@@ -1,0 +1,56 @@
+"""The variables of this process: those of the environment, or those that it was assigned in their place."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import Dict, Iterator, Mapping, Optional
+
+from .variables import MEMBERSHIP_VARIABLES
+
+PREFIX = "RINGCOMM_"
+
+_assigned: Dict[str, str] = {}
+
+
+def variables(environ: Optional[Mapping[str, str]]) -> Mapping[str, str]:
+    """The given environment, or else this process's with the variables that it was assigned."""
+    if environ is not None:
+        return environ
+    if not _assigned:
+        return os.environ
+    replaced = {PREFIX + name for name, _ in MEMBERSHIP_VARIABLES}
+    return {**{name: value for name, value in os.environ.items() if name not in replaced}, **_assigned}
+
+
+def assign(variables: Mapping[str, str]) -> None:
+    """Give this process its part in a job without a launcher, as Ray, Dask and Spark do.
+
+    From now on these variables take the place of those in the environment, in which they are not written:
+    programs that this process starts do not inherit them, and in particular not the key.
+
+    Args:
+        variables: ``RINGCOMM_*`` variables; none to read the environment again.
+    """
+    global _assigned
+    _assigned = dict(variables)
+
+
+def export(variables: Mapping[str, str]) -> None:
+    """Set variables in this process's environment, for the user's function and what it starts."""
+    os.environ.update(variables)
+
+
+@contextmanager
+def exported(variables: Mapping[str, str]) -> Iterator[None]:
+    """The same for the time of a ``with`` block."""
+    before = {name: os.environ.get(name) for name in variables}
+    export(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,314 @@
+"""``RayExecutor``: functions and objects on the ranks of a job whose processes are Ray's actors."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+
+import ray
+
+from .._adapter.placed import Outcome, PlacedJob
+from ..clock import Deadline
+from ..errors import ConfigError, NotOfferedError, RemoteError
+from ..results import unpack
+from .settings import MiniSettings, job_settings
+from .workers import Placement
+
+_LEAVE_S = 5.0
+"""How long workers have to leave the job before they are ended."""
+
+
+class RayExecutor:
+    """Workers on a Ray cluster that are the ranks of one job, with Horovod's interface.
+
+    The machine of this process serves the rendezvous, so the workers must be able to connect to it: use it on
+    a machine of the cluster (``ray job submit``), not through Ray Client.
+
+    A worker that is lost is named by the others as soon as their heartbeats or connections show it; that does
+    not wait for Ray.
+
+    Args:
+        settings: of :meth:`create_settings`, a :class:`ringcomm.Settings`, or None for the defaults.
+        num_workers: number of ranks, wherever Ray has room.
+        num_hosts: number of hosts, instead of ``num_workers``.
+        num_workers_per_host: ranks on each of these hosts.
+        cpus_per_worker: CPUs that Ray reserves for each rank.
+        use_gpu: whether Ray reserves GPUs, too.
+        gpus_per_worker: how many for each rank; by default 1.
+        use_current_placement_group: whether to use the placement group of the Ray task or actor that this is
+            called in, if it has one.
+        min_workers: must be None, like the following: elastic jobs on Ray are not offered.
+        max_workers: see ``min_workers``.
+        reset_limit: see ``min_workers``.
+        cooldown_range: see ``min_workers``.
+        elastic_timeout: not used.
+        override_discovery: not used.
+
+    Attributes:
+        workers: the actors in rank order, between :meth:`start` and :meth:`shutdown`.
+
+    Raises:
+        ConfigError: the numbers do not fit together.
+        NotOfferedError: an elastic job is asked for.
+    """
+
+    @classmethod
+    def create_settings(
+        cls, timeout_s: float = 30, ssh_identity_file: Optional[str] = None, ssh_str: Optional[str] = None,
+        placement_group_timeout_s: float = 100, nics: Optional[Sequence[str]] = None,
+    ) -> MiniSettings:  # fmt: skip
+        """Settings for the constructor.
+
+        Args:
+            timeout_s: seconds that ranks wait for each other when they start.
+            ssh_identity_file: not used: Ray starts the processes.
+            ssh_str: not used.
+            placement_group_timeout_s: seconds until Ray must have reserved the resources.
+            nics: names of the network interfaces that may be used; None for all.
+
+        Returns:
+            the settings.
+        """
+        return MiniSettings(
+            ssh_identity_file=ssh_identity_file, ssh_str=ssh_str, timeout_s=timeout_s, nics=nics,
+            placement_group_timeout_s=placement_group_timeout_s,
+        )  # fmt: skip
+
+    def __init__(
+        self, settings: Any = None, num_workers: Optional[int] = None, num_hosts: Optional[int] = None,
+        num_workers_per_host: int = 1, cpus_per_worker: float = 1, use_gpu: bool = False,
+        gpus_per_worker: Optional[int] = None, use_current_placement_group: bool = True,
+        min_workers: Optional[int] = None, max_workers: Optional[int] = None,
+        reset_limit: Optional[int] = None, cooldown_range: Optional[Sequence[int]] = None,
+        elastic_timeout: float = 600, override_discovery: bool = True,
+    ) -> None:  # fmt: skip
+        elastic = {"min_workers": min_workers, "max_workers": max_workers, "reset_limit": reset_limit,
+                   "cooldown_range": cooldown_range}  # fmt: skip
+        asked = [name for name, value in elastic.items() if value is not None]
+        if asked:
+            raise NotOfferedError(
+                f"{asked[0]}: elastic jobs on Ray are not offered. ringrun has them (--min-np, with "
+                "--host-discovery-script for hosts that come and go)."
+            )
+        if (num_workers is None) == (num_hosts is None):
+            raise ConfigError("Give either num_workers, or num_hosts with num_workers_per_host.")
+        if gpus_per_worker is not None and (not use_gpu or gpus_per_worker < 1):
+            raise ConfigError(f"gpus_per_worker={gpus_per_worker}: it needs use_gpu=True, and at least 1.")
+        self._settings = settings
+        self._job_settings = job_settings(settings)
+        self._per_host = None if num_hosts is None else num_workers_per_host
+        self.num_workers = num_workers if num_hosts is None else num_hosts * num_workers_per_host
+        if not self.num_workers or self.num_workers < 1:
+            raise ConfigError("At least one worker is needed.")
+        self._use_current = use_current_placement_group
+        self._cpus, self._gpus = cpus_per_worker, (gpus_per_worker or 1) if use_gpu else 0
+        self._placement: Optional[Placement] = None
+        self._job: Optional[PlacedJob] = None
+        self._failed = False
+
+    @property
+    def workers(self) -> List[Any]:
+        """The actors in rank order."""
+        return [] if self._placement is None else self._placement.workers
+
+    def start(
+        self, executable_cls: Optional[Callable[..., Any]] = None,
+        executable_args: Optional[Sequence[Any]] = None,
+        executable_kwargs: Optional[Mapping[str, Any]] = None,
+        extra_env_vars: Optional[Mapping[str, str]] = None,
+    ) -> None:  # fmt: skip
+        """Start the workers.
+
+        Args:
+            executable_cls: a class; each worker makes an object of it, which the functions of
+                :meth:`execute` get.
+            executable_args: the class's positional arguments.
+            executable_kwargs: its keyword arguments.
+            extra_env_vars: environment variables for the workers.
+
+        Raises:
+            StartTimeoutError: Ray has no room for the workers.
+            RemoteError: the class raised an error.
+            ConfigError: the workers were started before.
+        """
+        if self._placement is not None:
+            raise ConfigError("The workers of this executor have been started. Call shutdown() first.")
+        timeout_s = float(getattr(self._settings, "placement_group_timeout_s", 100))
+        assert self.num_workers is not None
+        self._placement = Placement(
+            self.num_workers, self._per_host, self._cpus, self._gpus, timeout_s, self._use_current
+        )
+        try:
+            if extra_env_vars:
+                found = {name: str(value) for name, value in extra_env_vars.items()}
+                ray.get([worker.export.remote(found) for worker in self.workers])
+            self._begin_job()
+            if executable_cls is not None:
+                self.start_executables(executable_cls, executable_args, executable_kwargs)
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def start_executables(
+        self, executable_cls: Callable[..., Any], executable_args: Optional[Sequence[Any]] = None,
+        executable_kwargs: Optional[Mapping[str, Any]] = None,
+    ) -> None:  # fmt: skip
+        """Make an object on each worker, which the functions of :meth:`execute` get.
+
+        Args:
+            executable_cls: its class.
+            executable_args: the class's positional arguments.
+            executable_kwargs: its keyword arguments.
+
+        Raises:
+            RemoteError: the class raised an error.
+        """
+        args, kwargs = list(executable_args or []), dict(executable_kwargs or {})
+        self._collect([
+            worker.make.remote(executable_cls, args, kwargs) for worker in self._ready_workers()
+        ])  # fmt: skip
+
+    def execute(self, fn: Callable[[Any], Any], callbacks: Optional[Sequence[Any]] = None) -> List[Any]:
+        """Call ``fn(object)`` on each worker, with the object of ``executable_cls``.
+
+        Args:
+            fn: the function; the object is None if there is no class.
+            callbacks: must be None.
+
+        Returns:
+            what it returned on each rank, in rank order.
+
+        Raises:
+            RemoteError: a rank failed; ``rank`` and ``host`` say which, ``__cause__`` is its exception.
+        """
+        _refuse(callbacks)
+        return self._collect([worker.attempt.remote(fn) for worker in self._ready_workers()])
+
+    def run(
+        self, fn: Callable[..., Any], args: Optional[Sequence[Any]] = None,
+        kwargs: Optional[Mapping[str, Any]] = None, callbacks: Optional[Sequence[Any]] = None,
+    ) -> List[Any]:  # fmt: skip
+        """Call ``fn(*args, **kwargs)`` on each worker.
+
+        The function calls ``init()``; after it has returned, the worker remains in the job for the next call.
+
+        Args:
+            fn: the function.
+            args: its positional arguments, the same on all ranks.
+            kwargs: its keyword arguments.
+            callbacks: must be None.
+
+        Returns:
+            what it returned on each rank, in rank order.
+
+        Raises:
+            RemoteError: a rank failed; ``rank`` and ``host`` say which, ``__cause__`` is its exception.
+        """
+        return self.execute(_without_object(fn, args, kwargs), callbacks)
+
+    def run_remote(
+        self, fn: Callable[..., Any], args: Optional[Sequence[Any]] = None,
+        kwargs: Optional[Mapping[str, Any]] = None,
+    ) -> List[Any]:  # fmt: skip
+        """Start ``fn(*args, **kwargs)`` on each worker, and do not wait.
+
+        Args:
+            fn: the function.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
+
+        Returns:
+            a reference for each rank, for ``ray.get``, which raises the function's error as Ray does.
+        """
+        call = _without_object(fn, args, kwargs)
+        return [worker.execute.remote(call) for worker in self._ready_workers()]
+
+    def execute_single(self, fn: Callable[[Any], Any]) -> Any:
+        """Call ``fn(object)`` on rank 0 only.
+
+        Args:
+            fn: the function.
+
+        Returns:
+            what it returned.
+        """
+        return ray.get(self._ready_workers()[0].execute.remote(fn))
+
+    def shutdown(self) -> None:
+        """Let the workers leave the job, end them, and give the resources back to Ray."""
+        placement, self._placement = self._placement, None
+        if placement is not None:
+            ray.wait(
+                [worker.leave.remote() for worker in placement.workers],
+                num_returns=len(placement.workers), timeout=_LEAVE_S,
+            )  # fmt: skip
+            placement.remove()
+        job, self._job = self._job, None
+        if job is not None:
+            job.close()
+
+    def _ready_workers(self) -> List[Any]:
+        """The workers, in a job that has not failed."""
+        if self._placement is None or self._job is None:
+            raise ConfigError("The workers have not been started: call start() first.")
+        if self._failed or self._job.failure is not None:
+            self._begin_job()
+        return self._placement.workers
+
+    def _begin_job(self) -> None:
+        """Give every worker its part in a new job."""
+        assert self._placement is not None
+        if self._job is not None:
+            self._job.close()
+        workers = self._placement.workers
+        job = self._job = PlacedJob("ray", len(workers), self._job_settings, self._placement.hosts)
+        entered = [worker.enter.remote(ticket) for worker, ticket in zip(workers, job.tickets)]
+        deadline = Deadline(self._job_settings.start_timeout_s)
+        for rank, reference in enumerate(entered):
+            try:
+                ray.get(reference, timeout=deadline.remaining_s())
+            except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as problem:
+                ended = isinstance(problem, ray.exceptions.RayActorError)
+                what = "has ended" if ended else f"has not answered for {deadline.timeout_s:g} s"
+                host = self._placement.hosts[rank].name
+                raise RemoteError(
+                    f"The worker of rank {rank} on {host} {what}. Call shutdown() and start().",
+                    rank=rank, host=host,
+                ) from problem  # fmt: skip
+        self._failed = False
+
+    def _collect(self, references: Sequence[Any]) -> List[Any]:
+        assert self._job is not None
+        left = {reference: rank for rank, reference in enumerate(references)}
+        try:
+            return self._job.collect(partial(_poll, left))
+        except RemoteError:
+            self._failed = True
+            raise
+
+
+def _without_object(
+    fn: Callable[..., Any], args: Optional[Sequence[Any]], kwargs: Optional[Mapping[str, Any]]
+) -> Callable[[Any], Any]:
+    """A function for :meth:`RayExecutor.execute` that does not use the object."""
+    return lambda _: fn(*(args or ()), **(kwargs or {}))
+
+
+def _refuse(callbacks: Optional[Sequence[Any]]) -> None:
+    if callbacks:
+        raise NotOfferedError(
+            "callbacks: workers have no queue to the driver here. Return the values, or use an actor of Ray."
+        )
+
+
+def _poll(left: Dict[Any, int], timeout_s: float) -> Iterable[Tuple[int, Outcome]]:
+    """Which ranks are done since the last call. ``left`` has the references of the others."""
+    done, _ = ray.wait(list(left), num_returns=1, timeout=timeout_s)
+    found = []
+    for reference in done:
+        try:
+            outcome = Outcome(unpack(ray.get(reference)))
+        except ray.exceptions.RayError as problem:
+            outcome = Outcome.of_error(problem)
+        found.append((left.pop(reference), outcome))
+    return found

@@ -1,0 +1,208 @@
+"""Run a function in the tasks of a Spark job, as the ranks of one job, with Horovod's interface.
+
+::
+
+    import ringcomm.spark
+    results = ringcomm.spark.run(train, args=(0.1,), num_proc=4)
+
+The tasks are those of a barrier stage, so Spark starts all of them together. The executors must be able to
+connect to the driver's machine, which serves the job's rendezvous.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
+
+import pyspark
+
+from ._adapter.placed import ARRIVE_S, Outcome, PlacedJob, Ticket, attempt, call, settings_for
+from .clock import Deadline
+from .environment import exported
+from .errors import ConfigError, NotOfferedError, RemoteError, StartTimeoutError
+from .results import unpack
+
+__all__ = ["run"]
+
+logger = logging.getLogger("ringcomm")
+
+_START_S = 600.0
+_LOOK_S = 1.0
+"""How often to ask Spark whether tasks run."""
+
+
+def run(
+    fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Mapping[str, Any]] = None,
+    num_proc: Optional[int] = None, start_timeout: Optional[float] = None, use_mpi: Optional[bool] = None,
+    use_gloo: Optional[bool] = None, extra_mpi_args: Optional[str] = None,
+    env: Optional[Mapping[str, str]] = None, stdout: Any = None, stderr: Any = None, verbose: int = 1,
+    nics: Optional[Iterable[str]] = None, prefix_output_with_timestamp: bool = False,
+    executable: Optional[str] = None,
+) -> List[Any]:  # fmt: skip
+    """Call ``fn(*args, **kwargs)`` in ``num_proc`` Spark tasks, each of which is a rank, and wait for all.
+
+    If a task is lost, the error names its rank as soon as the other ranks notice, and the Spark job is
+    cancelled; the function does not run again.
+
+    Args:
+        fn: the function. ``ringcomm.init()`` has been called when it runs, and may be called again.
+        args: its positional arguments, the same on all ranks.
+        kwargs: its keyword arguments.
+        num_proc: number of ranks; None for ``spark.default.parallelism``.
+        start_timeout: seconds until Spark must have started the tasks; None for 600.
+        use_mpi: must not be True: there is no MPI.
+        use_gloo: not used.
+        extra_mpi_args: not used.
+        env: environment variables for the function; for its time only.
+        stdout: must be None, like ``stderr``: what ranks print is in the logs of Spark's executors.
+        stderr: see ``stdout``.
+        verbose: 0 for no line in the log about the number of ranks.
+        nics: names of the network interfaces that may be used; None for all.
+        prefix_output_with_timestamp: not used.
+        executable: must be None: Spark chooses the interpreter (``PYSPARK_PYTHON``).
+
+    Returns:
+        what the function returned on each rank, in rank order. Tasks of one executor's host have successive
+        ranks.
+
+    Raises:
+        RemoteError: a rank failed; ``rank`` says which, ``__cause__`` is its exception.
+        StartTimeoutError: Spark has not started the tasks in time.
+        ConfigError: there is no active SparkContext, or a number is out of range.
+        NotOfferedError: an argument asks for what is not offered.
+    """
+    _refuse({"use_mpi": use_mpi, "stdout": stdout, "stderr": stderr, "executable": executable})
+    context = pyspark.SparkContext._active_spark_context
+    if context is None:
+        raise ConfigError("There is no active SparkContext. Make a SparkSession first.")
+    size = int(context.defaultParallelism if num_proc is None else num_proc)
+    if size < 1:
+        raise ConfigError(f"num_proc={num_proc}: at least one process is needed.")
+    if verbose:
+        logger.info("running %d ranks in Spark tasks", size)
+    job = PlacedJob("spark", size, settings_for(iface=",".join(nics) if nics else None))
+    start_s = _START_S if start_timeout is None else float(start_timeout)
+    stage = _Stage(context, job, _task(job.tickets, fn, args, kwargs or {}, dict(env or {})), start_s)
+    try:
+        return job.collect(stage.poll)
+    finally:
+        stage.cancel()
+        job.close()
+
+
+class _Stage:
+    """The barrier stage of a job, in a thread of its own.
+
+    Args:
+        context: Spark's.
+        job: the job; its name is that of Spark's job group.
+        task: the function of a task.
+        start_s: how long Spark may take to start the tasks, in seconds.
+    """
+
+    def __init__(
+        self, context: Any, job: PlacedJob,
+        task: Callable[[Iterator[Any]], Iterator[Tuple[int, bytes]]],
+        start_s: float,
+    ) -> None:  # fmt: skip
+        self._context = context
+        self._job = job
+        self._task = task
+        self._starts = Deadline(start_s)
+        self._look = Deadline(0.0)
+        self._running = False
+        self._error: Optional[Exception] = None
+        self._patience = Deadline(0.0)
+        self._results: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._thread = pyspark.InheritableThread(target=self._run)
+        self._thread.daemon = True
+        self._thread.start()
+
+    def _run(self) -> None:
+        """In the thread: what the tasks return, or Spark's error."""
+        size = self._job.size
+        try:
+            self._context.setJobGroup(self._job.id, f"{size} ranks of ringcomm", interruptOnCancel=True)
+            tasks = self._context.parallelize(range(size), size).barrier().mapPartitions(self._task)
+            self._results.put(tasks.collect())
+        except Exception as problem:  # noqa: BLE001  the caller's thread raises it
+            self._results.put(problem)
+
+    def poll(self, timeout_s: float) -> List[Tuple[int, Outcome]]:
+        """The outcomes, once Spark has those of all tasks.
+
+        Args:
+            timeout_s: how long to wait for them.
+
+        Raises:
+            StartTimeoutError: the tasks do not run, and should have started by now.
+            RemoteError: Spark has given up, and the ranks have reported no failure.
+        """
+        if self._error is not None and self._patience.expired():
+            text = str(self._error).strip().replace("\n: ", ": ").splitlines()[0]
+            raise RemoteError(f"Spark could not run the tasks. {text}") from self._error
+        try:
+            found = self._results.get(timeout=timeout_s)
+        except queue.Empty:
+            if self._error is None:
+                self._check_start()
+            return []
+        if isinstance(found, Exception):
+            # Spark ends all tasks when one has failed. The ranks' own report says which, and why.
+            self._error, self._patience = found, Deadline(ARRIVE_S)
+            return []
+        return [(rank, Outcome(unpack(data))) for rank, data in found]
+
+    def _check_start(self) -> None:
+        if self._running or not self._look.expired():
+            return
+        self._look = Deadline(_LOOK_S)
+        tracker = self._context.statusTracker()
+        jobs = [tracker.getJobInfo(number) for number in tracker.getJobIdsForGroup(self._job.id)]
+        stages = [tracker.getStageInfo(number) for item in jobs if item for number in item.stageIds]
+        self._running = any(item is not None and item.numActiveTasks > 0 for item in stages)
+        if not self._running and self._starts.expired():
+            raise StartTimeoutError(
+                f"Spark has not started {self._job.size} tasks at once within {self._starts.timeout_s:g} s. "
+                "A barrier stage needs that many free task slots: ask for fewer ranks (num_proc), or for "
+                "more executors or cores."
+            )
+
+    def cancel(self) -> None:
+        """End the tasks that still run."""
+        if self._thread.is_alive():
+            self._context.cancelJobGroup(self._job.id)
+
+
+def _task(
+    tickets: Sequence[Ticket], fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any],
+    env: Mapping[str, str],
+) -> Callable[[Iterator[Any]], Iterator[Tuple[int, bytes]]]:  # fmt: skip
+    """The function of a task: its rank, and what the user's function returns or raises, as bytes."""
+
+    def task(_: Iterator[Any]) -> Iterator[Tuple[int, bytes]]:
+        context = pyspark.BarrierTaskContext.get()
+        hosts = [info.address.rpartition(":")[0] or info.address for info in context.getTaskInfos()]
+        rank = rank_of(context.partitionId(), hosts)
+        with exported(env):
+            yield rank, attempt(lambda: call(tickets[rank], fn, args, kwargs))
+
+    return task
+
+
+def rank_of(partition: int, hosts: Sequence[str]) -> int:
+    """The rank of a task, so that the tasks of a host have successive ranks.
+
+    Args:
+        partition: the number of the task.
+        hosts: of all tasks, by number.
+    """
+    order = {host: index for index, host in enumerate(dict.fromkeys(hosts))}
+    return sorted(range(len(hosts)), key=lambda number: order[hosts[number]]).index(partition)
+
+
+def _refuse(arguments: Dict[str, Any]) -> None:
+    for name, value in arguments.items():
+        if value not in (None, False):
+            raise NotOfferedError(f"ringcomm.spark.run({name}={value!r}) is not offered: leave it out.")

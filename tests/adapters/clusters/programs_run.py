@@ -1,0 +1,83 @@
+"""Runs a program of these tests in a process of its own, which starts and ends the cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Sequence
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[3]
+PROGRAMS = Path(__file__).parent / "programs"
+LIMIT_S = 280.0
+
+
+def environment(folder: Path) -> Dict[str, str]:
+    """The environment of a program: nothing of an enclosing job, and nothing written outside the folder."""
+    kept = {name: text for name, text in os.environ.items() if not name.startswith(("RINGCOMM_", "RAY_"))}
+    return {
+        **kept, "PYTHONPATH": f"{PROGRAMS}:{ROOT}", "HOME": str(folder), "OMP_NUM_THREADS": "1",
+        "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0",
+        "DASK_CONFIG": str(folder), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_LOCAL_DIRS": str(folder),
+    }  # fmt: skip
+
+
+def run_program(command: Sequence[str], folder: Path) -> str:
+    """Run a program to its end, and check that no process of its is left.
+
+    Args:
+        command: the program and its arguments.
+        folder: for its files.
+
+    Returns:
+        its standard output.
+    """
+    log = folder / "log"
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            [sys.executable, *command], cwd=folder, env=environment(folder), text=True,
+            stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
+        )  # fmt: skip
+        try:
+            output, _ = process.communicate(timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise AssertionError(f"{command} has not ended:\n{log.read_text()[-6000:]}") from None
+    assert process.returncode == 0, log.read_text()[-6000:]
+    _, left = psutil.wait_procs(processes_of(folder), timeout=30)
+    assert [" ".join(item.cmdline()) for item in left] == []
+    return output
+
+
+def processes_of(folder: Path) -> List[psutil.Process]:
+    """The processes that have inherited this environment, and run."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("HOME") == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def facts_of(program: str, folder: Path) -> Dict[str, Any]:
+    """What a program of the folder ``programs`` has found out."""
+    result = folder / "facts.json"
+    run_program([str(PROGRAMS / program), str(result)], folder)
+    found: Dict[str, Any] = json.loads(result.read_text())
+    return found
+
+
+def check_ranks(described: List[List[Any]], size: int, factor: float) -> None:
+    """The results of ``functions.describe`` are those of so many ranks on one host."""
+    total = [factor * size * (size + 1) / 2] * 3
+    assert [item[:4] + item[5:] for item in described] == [
+        [rank, size, rank, size, total] for rank in range(size)
+    ]
+    assert len({item[4] for item in described}) == size

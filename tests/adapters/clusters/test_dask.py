@@ -1,0 +1,71 @@
+"""ringcomm.dask on a real cluster of four worker processes."""
+
+from __future__ import annotations
+
+from typing import Any, Dict
+
+import pytest
+
+from tests.adapters.clusters.programs_run import ROOT, check_ranks, facts_of, run_program
+
+pytest.importorskip("distributed")
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Any]:
+    """What all jobs on the cluster have given."""
+    return facts_of("dask_job.py", tmp_path_factory.mktemp("dask"))
+
+
+def test_a_second_identical_call_runs_again(facts: Dict[str, Any]) -> None:
+    check_ranks(facts["first"], 4, 1.0)
+    check_ranks(facts["second"], 4, 1.0)
+    assert facts["local_rank"] == [[rank, rank] for rank in range(4)]
+
+
+def test_arguments_may_be_futures_and_may_be_called_like_options_of_dask(facts: Dict[str, Any]) -> None:
+    assert facts["arguments"] == [7.0] * 4
+
+
+def test_process_groups_of_pytorch_need_no_address_and_are_ended(facts: Dict[str, Any]) -> None:
+    failed, *trained = facts["torch"]
+    assert (failed["type"], failed["rank"], failed["cause"]) == ("RemoteError", 1, "KeyError")
+    assert trained == [[[rank, 2, [200.0] * 3] for rank in range(2)]] * 2
+
+
+def test_the_key_is_in_no_environment(facts: Dict[str, Any]) -> None:
+    assert [keys for _, keys in facts["environment"]] == [[]] * 4
+
+
+def test_two_jobs_at_once_on_different_workers(facts: Dict[str, Any]) -> None:
+    check_ranks(facts["two_jobs"][0], 2, 1.0)
+    check_ranks(facts["two_jobs"][1], 2, 10.0)
+
+
+def test_the_error_of_the_first_rank_that_failed_is_raised(facts: Dict[str, Any]) -> None:
+    failed = facts["failed"]
+    assert (failed["type"], failed["rank"], failed["cause"]) == ("RemoteError", 1, "KeyError")
+    assert "no such sample" in failed["text"] and "functions.py" in failed["text"]
+
+
+def test_a_lost_worker_is_named_although_its_task_never_ends(facts: Dict[str, Any]) -> None:
+    died = facts["died"]
+    assert (died["type"], died["rank"], died["host"]) == ("RemoteError", 1, "127.0.0.1")
+    assert died["cause"] == "PeerLostError"
+    assert "rank 1 (127.0.0.1) was lost while others were in allreduce" in died["text"]
+    other, own = facts["submitted"]["other"], facts["submitted"]["own"]
+    assert (other["type"], other["rank"]) == ("PeerLostError", 1)
+    assert "Cancelled" in own["type"]
+    check_ranks(facts["after"], 4, 1.0)
+
+
+def test_workers_that_cannot_be_ranks_are_refused(facts: Dict[str, Any]) -> None:
+    assert "named twice" in facts["twice"]["text"]
+    assert "has no worker 'tcp://127.0.0.1:1'" in facts["unknown"]["text"]
+    assert facts["threads"]["cause"] == "ConfigError"
+    assert "processes of their own" in facts["threads"]["text"]
+
+
+def test_the_example_trains(tmp_path) -> None:
+    output = run_program([str(ROOT / "examples" / "dask_digits.py")], tmp_path)
+    assert output.startswith("2 ranks, the same weights on all; accuracy 0.9")

@@ -1,0 +1,82 @@
+"""ringcomm.ray on a real Ray on this machine."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Dict
+
+import pytest
+
+from tests.adapters.clusters.programs_run import ROOT, check_ranks, facts_of, run_program
+
+pytest.importorskip("ray")
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Any]:
+    """What all jobs of RayExecutor have given."""
+    return facts_of("ray_job.py", tmp_path_factory.mktemp("ray"))
+
+
+def test_functions_run_again_in_the_same_processes(facts: Dict[str, Any]) -> None:
+    check_ranks(facts["first"], 3, 1.0)
+    assert facts["second"] == facts["first"]
+    assert facts["environment"] == [["blue", []]] * 3
+
+
+def test_the_error_of_the_first_rank_that_failed_is_raised(facts: Dict[str, Any]) -> None:
+    failed = facts["failed"]
+    assert (failed["type"], failed["rank"], failed["cause"]) == ("RemoteError", 1, "KeyError")
+    assert "no such sample" in failed["text"] and "functions.py" in failed["text"]
+    assert facts["after_failure"] == facts["first"]
+
+
+def test_a_lost_worker_is_named_by_the_other_ranks(facts: Dict[str, Any]) -> None:
+    died = facts["died"]
+    assert (died["type"], died["rank"], died["cause"]) == ("RemoteError", 1, "PeerLostError")
+    assert "was lost" in died["text"]
+    assert facts["without_worker"]["rank"] == 1 and "has ended" in facts["without_worker"]["text"]
+    assert "call start() first" in facts["not_started"]["text"]
+
+
+def test_objects_stay_on_their_workers(facts: Dict[str, Any]) -> None:
+    assert facts["counted"] == [[15, 16], [20, 21]]
+    assert facts["counted_once"] == 25
+    assert (facts["unfit"]["rank"], facts["unfit"]["cause"]) == (1, "ValueError")
+
+
+def test_two_jobs_at_once(facts: Dict[str, Any]) -> None:
+    check_ranks(facts["two_jobs"][0], 2, 1.0)
+    check_ranks(facts["two_jobs"][1], 2, 10.0)
+
+
+def test_what_cannot_be_started_is_refused(facts: Dict[str, Any]) -> None:
+    assert facts["no_room"]["type"] == "StartTimeoutError" and "free now" in facts["no_room"]["text"]
+    assert facts["elastic"]["type"] == "NotOfferedError" and "min_workers" in facts["elastic"]["text"]
+    assert facts["numbers"]["type"] == "ConfigError"
+
+
+def test_signatures_are_horovods() -> None:
+    from ringcomm.ray import RayExecutor
+
+    def names(function: Any) -> str:
+        return " ".join(name for name in inspect.signature(function).parameters if name != "self")
+
+    assert names(RayExecutor) == (
+        "settings num_workers num_hosts num_workers_per_host cpus_per_worker use_gpu gpus_per_worker "
+        "use_current_placement_group min_workers max_workers reset_limit cooldown_range elastic_timeout "
+        "override_discovery"
+    )
+    assert names(RayExecutor.create_settings) == (
+        "timeout_s ssh_identity_file ssh_str placement_group_timeout_s nics"
+    )
+    assert names(RayExecutor.start) == "executable_cls executable_args executable_kwargs extra_env_vars"
+    assert names(RayExecutor.run) == "fn args kwargs callbacks"
+    assert names(RayExecutor.run_remote) == "fn args kwargs"
+    assert names(RayExecutor.execute) == "fn callbacks"
+    assert names(RayExecutor.execute_single) == "fn"
+
+
+def test_the_example_trains(tmp_path) -> None:
+    output = run_program([str(ROOT / "examples" / "ray_digits.py")], tmp_path)
+    assert "2 ranks, the same weights on all; accuracy 0.9" in output
