@@ -27,6 +27,7 @@ PAGES = {
     ],
     "How-to": [
         "docs/ringrun.md", "docs/from_mpirun.md", "docs/elastic.md", "docs/doctor.md",
+        "docs/watching.md",
         "docs/horovod.md", "docs/torch_distributed.md", "docs/tensorflow.md", "docs/compression.md",
     ],
     "Reference": ["docs/configuration.md", "docs/protocol.md", "CHANGELOG.md"],

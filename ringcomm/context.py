@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Dict, List, Optional, Sequence, Union
 
+from .activity import Activity, flat
 from .collective.call_sites import CallSites
 from .collective.measure import agreed, measure
 from .collective.reporter import Reporter
@@ -65,6 +66,7 @@ class Context(Collectives):
         batch_norm: whether a model is known to have batch normalization.
         cost_model: the links as they were measured; None: they were not.
         advised: whether machines have been recommended (``RINGCOMM_ADVISE``).
+        activity: what this rank has done so far, in numbers.
     """
 
     def __init__(
@@ -121,7 +123,8 @@ class Context(Collectives):
         try:
             self._recording = Recording(self.engine, names)
             facts = Facts(self.rank, self.size, self.host, self.generation, range(self.size))
-            self._flight = FlightRecorder(facts, settings, self._runner, self.engine)
+            self.activity = Activity(self._runner, self.engine, range(self.size))
+            self._flight = FlightRecorder(facts, settings, self._runner, self.activity, self.engine)
         except BaseException:
             self.engine.stop()
             raise
@@ -307,7 +310,11 @@ class Context(Collectives):
     @property
     def waited_s(self) -> float:
         """Seconds that this rank has spent in collectives, moving data or waiting for other ranks."""
-        return self._runner.waited.total_s + self.engine.waited.total_s
+        return self.activity.waited_s
+
+    def stats(self) -> Dict[str, float]:
+        """See :func:`ringcomm.stats`."""
+        return flat(self.activity.numbers())
 
     def _report_usage(self) -> None:
         """Report what part of the time between its first and its last collective this rank has waited."""
