@@ -31,6 +31,7 @@ PAGES = {
         "docs/elastic.md", "docs/doctor.md", "docs/horovod.md", "docs/torch_distributed.md",
         "docs/tensorflow.md", "docs/compression.md", "docs/mxnet.md", "docs/trainers.md",
         "docs/from_torchrun.md", "docs/from_accelerate.md", "docs/gpu.md", "docs/ray_dask_spark.md",
+        "docs/watching.md",
     ],
     "Reference": ["docs/configuration.md", "docs/protocol.md", "CHANGELOG.md"],
     "Explanation": ["docs/architecture.md", "docs/reliability.md", "docs/performance.md", "SECURITY.md"],

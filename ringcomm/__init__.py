@@ -25,6 +25,7 @@ from .api import (
     broadcast,
     broadcast_,
     broadcast_object,
+    count_step,
     cross_rank,
     cross_size,
     epoch,
@@ -40,6 +41,7 @@ from .api import (
     shutdown,
     size,
     start_timeline,
+    stats,
     stop_timeline,
 )
 from .async_calls import (
@@ -160,6 +162,7 @@ __all__ = [
     "broadcast_async_",
     "broadcast_object",
     "check_same",
+    "count_step",
     "cross_rank",
     "cross_size",
     "epoch",
@@ -188,6 +191,7 @@ __all__ = [
     "shutdown",
     "size",
     "start_timeline",
+    "stats",
     "stop_timeline",
     "synchronize",
 ]

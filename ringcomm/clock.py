@@ -6,7 +6,7 @@ import math
 import os
 import threading
 import time
-from typing import Callable, Optional
+from typing import Callable, Dict, Optional
 
 Clock = Callable[[], float]
 """Returns seconds on a monotonic scale whose origin means nothing."""
@@ -104,3 +104,45 @@ class Stopwatch:
         """The interval that began then ends."""
         self.last_s = time.perf_counter()
         self.total_s += self.last_s - began_s
+
+
+class StepClock:
+    """Counts the training steps of a process, and measures them.
+
+    Attributes:
+        count: of the owner with the most steps.
+        first_s, last_s: when the first and the last step were counted, by ``time.perf_counter()``.
+        step_s: time of the last step, in seconds; 0 until there are two.
+    """
+
+    MOST_OWNERS = 4096
+    """Owners beyond this number do not count: a program that makes a new one in each step."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first_s = self.last_s = self.step_s = 0.0
+        self._counts: Dict[object, int] = {}
+
+    def add(self, owner: object = None) -> None:
+        """Count a step.
+
+        Args:
+            owner: identifies what made the step, such as an optimizer; hashable. A program has as many steps
+                as the owner with the most.
+        """
+        counts = self._counts
+        count = counts.get(owner, 0) + 1
+        if count > 1 or len(counts) < self.MOST_OWNERS:
+            counts[owner] = count
+        if count > self.count:
+            now_s = time.perf_counter()
+            if self.count:
+                self.step_s = now_s - self.last_s
+            else:
+                self.first_s = now_s
+            self.count, self.last_s = count, now_s
+
+    @property
+    def mean_s(self) -> float:
+        """The mean time of a step, in seconds; 0 until there are two."""
+        return (self.last_s - self.first_s) / (self.count - 1) if self.count > 1 else 0.0

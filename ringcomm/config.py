@@ -432,7 +432,7 @@ def torchrun_from_environment(size: int) -> Tuple[bool, str]:
 
 def env_rendezvous_from_environment() -> Tuple[List[str], int]:
     """Of the variables that PyTorch's ``env://`` reads, those that are not set; and ``WORLD_SIZE``, or 1."""
-    return env_rendezvous(os.environ)
+    return env_rendezvous(environment.variables(None))
 
 
 def flight_channel_from_environment(environ: Optional[Mapping[str, str]] = None) -> List[Tuple[int, int]]:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Dict, List, Optional, Sequence, Union
 
+from .activity import Activity, flat
 from .arrays.mirrors import StagingPool
 from .collective.call_sites import CallSites
 from .collective.measure import agreed, measure
@@ -70,6 +71,7 @@ class Context(Collectives):
         advised: whether machines have been recommended (``RINGCOMM_ADVISE``).
         joined_as: how this process has taken part in the job, with address and key of the rendezvous; None:
             it runs alone.
+        activity: what this rank has done so far, in numbers.
     """
 
     def __init__(
@@ -127,7 +129,8 @@ class Context(Collectives):
         try:
             self._recording = Recording(self.engine, names)
             facts = Facts(self.rank, self.size, self.host, self.generation, range(self.size))
-            self._flight = FlightRecorder(facts, settings, self._runner, self.engine)
+            self.activity = Activity(self._runner, self.engine, range(self.size))
+            self._flight = FlightRecorder(facts, settings, self._runner, self.activity, self.engine)
             self._prediction = JobPrediction(self, announce) if settings.predict else None
         except BaseException:
             self.engine.stop()
@@ -323,7 +326,11 @@ class Context(Collectives):
     @property
     def waited_s(self) -> float:
         """Seconds that this rank has spent in collectives, moving data or waiting for other ranks."""
-        return self._runner.waited.total_s + self.engine.waited.total_s
+        return self.activity.waited_s
+
+    def stats(self) -> Dict[str, float]:
+        """See :func:`ringcomm.stats`."""
+        return flat(self.activity.numbers())
 
     def _report_usage(self) -> None:
         """Report what part of the time between its first and its last collective this rank has waited."""

@@ -24,6 +24,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
+from .activity import Activity, report
 from .clock import Deadline, monotonic
 from .collective.call_history import CallHistory, Row
 from .collective.call_sites import CallSites
@@ -38,6 +39,8 @@ logger = logging.getLogger("ringcomm.flight_recorder")
 
 FORMAT = 1
 """The version of the records."""
+RECORD, NUMBERS = b"?", b"#"
+"""Requests of ringrun, each one byte: for a record, for the numbers of :mod:`ringcomm.activity`."""
 SEND_S = 2.0
 """Time limit for sending a record to ringrun, in seconds."""
 _ENDED_OPERATIONS = 20
@@ -72,6 +75,7 @@ class FlightRecorder:
         settings: ``flight_recorder`` is the number of operations to keep, ``diagnose_dir`` the directory for
             records if the process was not started by ringrun.
         runner: runs the direct calls.
+        activity: the numbers of the same context or group.
         engine: runs the calls by name, if there is one.
 
     Attributes:
@@ -80,9 +84,15 @@ class FlightRecorder:
     """
 
     def __init__(
-        self, facts: Facts, settings: Settings, runner: Runner, engine: Optional[Engine] = None
+        self,
+        facts: Facts,
+        settings: Settings,
+        runner: Runner,
+        activity: Activity,
+        engine: Optional[Engine] = None,
     ) -> None:
         self.facts = facts
+        self.activity = activity
         self.closed = False
         self.left = ""
         self._engine = engine
@@ -153,6 +163,7 @@ class FlightRecorder:
             failure: the earlier error that ended its communication, if there was one. If ``why`` contains its
                 text, it is reported as the cause.
         """
+        self.activity.conclude()
         if ok:
             self.left = why
         else:
@@ -194,6 +205,15 @@ def record(recorders: Sequence[FlightRecorder], reason: str, error: str = "") ->
     threads = [] if reason == "ended" else thread_stacks()
     found.update(pid=os.getpid(), at=round(time.time(), 6), threads=threads, lanes=channels)
     return found
+
+
+def numbers(recorders: Sequence[FlightRecorder]) -> Dict[str, Any]:
+    """A process's numbers, ready for JSON; ``at`` is the wall clock in seconds."""
+    facts = recorders[0].facts
+    return {
+        "type": "numbers", "at": round(time.time(), 6), "rank": facts.rank, "size": facts.size,
+        "generation": facts.generation, **report([recorder.activity for recorder in recorders]),
+    }  # fmt: skip
 
 
 def _lines(sites: Optional[CallSites], members: Sequence[int]) -> List[Row]:
@@ -245,6 +265,7 @@ class Channel:
         self._socket.setblocking(False)
         self._sending = threading.Lock()
         self._pid = os.getpid()
+        self._counted = False  # whether ringrun has asked for numbers
         self.send({"type": "hello", "signal": self._take_signal()})
         atexit.register(self._report_end)
         threading.Thread(target=self._answer, name="ringcomm-flight", daemon=True).start()
@@ -290,18 +311,24 @@ class Channel:
         while True:
             readable.poll()
             try:
-                request = self._socket.recv(64)
+                request = self._socket.recv(4096)
             except (BlockingIOError, InterruptedError):
                 continue
             except OSError:
                 return
             if not request:
                 return  # ringrun has ended and will end this process
-            self.send(record(self.recorders, "asked"))
+            if NUMBERS in request and self.recorders:
+                self._counted = True
+                self.send(numbers(self.recorders))
+            if RECORD in request:
+                self.send(record(self.recorders, "asked"))
 
     def _report_end(self) -> None:
         """Send a last record when the program ends: from here on no thread answers requests."""
         if self._pid == os.getpid() and self.recorders:
+            if self._counted:
+                self.send(numbers(self.recorders))
             error = getattr(sys, "last_value", None)
             text = "" if error is None else f"uncaught {describe_error(error)}"
             self.send(record(self.recorders, "ended", text))

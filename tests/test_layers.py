@@ -50,7 +50,8 @@ LEVELS: Dict[int, List[List[str]]] = {
             "collective.progress", "collective.execute", "collective.staged", "collective.short",
             "collective.drive",
             "collective.coded", "collective.calls", "collective.call_history", "collective.call_lock",
-            "collective.reporter", "collective.runner", "collective.weighted", "collective.measure",
+            "collective.totals", "collective.reporter", "collective.runner", "collective.weighted",
+            "collective.measure",
         ],
         [
             "rendezvous.actions", "rendezvous.membership", "rendezvous.root_cause", "rendezvous.routing",
@@ -90,7 +91,7 @@ LEVELS: Dict[int, List[List[str]]] = {
     ],
     5: [
         [
-            "timeline", "flight_recorder", "objects", "device_collectives", "collectives",
+            "activity", "timeline", "flight_recorder", "objects", "device_collectives", "collectives",
             "program", "context", "api",
             "process_set", "async_calls", "messages", "consistency", "local_sgd", "balance.pace",
             "balance.batches", "__init__",
@@ -158,7 +159,8 @@ LEVELS: Dict[int, List[List[str]]] = {
             "torch.distributed._version", "torch.distributed._bridge", "torch.distributed._work",
             "torch.distributed._elements",
             "torch.distributed._reductions",
-            "torch.distributed._collectives", "torch.distributed._store", "torch.distributed._monitored",
+            "torch.distributed._collectives", "torch.distributed._store", "torch.distributed._steps",
+            "torch.distributed._monitored",
             "torch.distributed._group_base", "torch.distributed._trace",
             "torch.distributed._group_transport", "torch.distributed._group", "torch.distributed._hooks",
             "torch.distributed._rendezvous", "torch.distributed._weighted",
@@ -378,7 +380,7 @@ def test_frameworks_are_imported_by_their_own_adapters_only(name):
 # ---- the launcher ----------------------------------------------------------------------------
 
 
-ROOMS = ("plan", "elastic", "agent", "ship", "reach", "diagnosis", "show", "job", "doctor")
+ROOMS = ("plan", "elastic", "agent", "ship", "reach", "diagnosis", "show", "watch", "job", "doctor")
 """The packages of ringrun; a package imports only from those before it."""
 
 

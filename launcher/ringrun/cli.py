@@ -127,6 +127,12 @@ def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
               help="Bring files of these copies back at the end, to fetched/HOST; like 'out/*'.")  # fmt: skip
 @click.option("--bind", type=click.Choice(["none", "core", "socket"]), default="none",
               help="Bind each rank to cores of its own, or to a socket [none].")  # fmt: skip
+@click.option("--watch", is_flag=True,
+              help="Show a table of all ranks while they run: steps, rates, waiting.")  # fmt: skip
+@click.option("--report", metavar="FILE.html",
+              help="Write a page about the run at the end: curves, waiting, links, operations.")  # fmt: skip
+@click.option("--metrics-port", type=_Whole(0, 65535), metavar="PORT",
+              help="Serve numbers of all ranks for Prometheus on 127.0.0.1:PORT; 0: a free one.")  # fmt: skip
 @click.option("--oversubscribe", is_flag=True, help="Allow more ranks than slots.")
 @click.option("--slots-each", type=_Whole(min=1), hidden=True)
 @click.option("--config-file", metavar="FILE", help="Settings, as lines like 'timeout: 300'.")
@@ -181,6 +187,7 @@ def _options(given: Any) -> Options:
         horovod=given["horovod"], verbose=given["verbose"],
         ship_self=given["ship_self"], provision=given["provision"], fetch=given["fetch"],
         ship=given["ship_from"] or ("." if given["ship"] else None),
+        watch=given["watch"], report=given["report"], metrics_port=given["metrics_port"],
         ssh=SshOptions(given["ssh"], given["ssh_port"], given["ssh_identity_file"]), via=given["via"],
         elastic=ElasticOptions(
             given["min_np"], given["max_np"], given["script"], given["slots"], given["reset_limit"],

@@ -129,10 +129,16 @@ def sizes_text(bounds: Tuple[int, ...]) -> str:
 
 
 class Plan:
-    """How a call is run, kept for the next time the same call comes."""
+    """How a call is run, kept for the next time the same call comes.
+
+    Attributes:
+        runs: how often it has been run to its end.
+        took_s: the time of all these runs, in seconds.
+    """
 
     __slots__ = (
-        "call", "execution", "fold", "has_place", "header", "items", "schedule", "site", "staged", "warns",
+        "call", "execution", "fold", "has_place", "header", "items", "runs", "schedule", "site", "staged",
+        "took_s", "warns",
     )  # fmt: skip
 
     def __init__(self, call: Call, schedule: Sequence[Step], header: Header, fold: Optional[Kernel]) -> None:
@@ -147,6 +153,8 @@ class Plan:
         self.execution: Optional[Part] = None
         self.staged: Optional[StagedExecution] = None  # for arrays on devices
         self.site = nowhere()
+        self.runs = 0
+        self.took_s = 0.0
 
     def site_number(self, site: Site) -> int:
         """For the header: where the program makes this call; 0 where ranks may well be at different lines."""

@@ -75,6 +75,15 @@ def run(
                 # Short naps at first; a long kernel of the program may be ahead of the copy.
                 time.sleep(max(_LEAST_NAP_S, min(_MOST_NAP_S, 0.1 * (time.perf_counter() - spin_until))))
             elif reading or writing:
+                asleep_s = time.perf_counter()
                 fabric.wait(reading, writing, patience_s)
+                _note_sleep(execution, time.perf_counter() - asleep_s)
             if watch is not None:
                 watch.check()
+
+
+def _note_sleep(execution: Part, seconds: float) -> None:
+    """Note from which peers a part has waited to receive. If it waited only to send, no peer was late."""
+    peers, slept_s = execution.waits_for, execution.slept_s
+    for peer in peers:
+        slept_s[peer] = slept_s.get(peer, 0.0) + seconds / len(peers)

@@ -40,11 +40,14 @@ class Part(ABC):
     Attributes:
         moved_bytes: how much has moved since it was armed; grows whenever anything does.
         waits_for: the peers from which it waited to receive when it last slept.
+        slept_s: by peer, how long it has slept in all runs until that peer's bytes came, in seconds. If it
+            waited for several peers at once, each has an equal part of that time.
         headers: what it sends and expects in front of the bytes.
     """
 
     moved_bytes: int
     waits_for: Tuple[int, ...] = ()
+    slept_s: Dict[int, float]
     headers: Headers
 
     @abstractmethod
@@ -90,6 +93,10 @@ class Part(ABC):
         """By peer, bytes sent to it and received from it since this was armed; roughly, while they move."""
 
     @abstractmethod
+    def volume(self) -> Dict[int, Tuple[int, int]]:
+        """By peer, bytes that each run sends to it and receives from it. For any thread."""
+
+    @abstractmethod
     def waiting_for(self) -> Tuple[List[Link], List[Link]]:
         """The links that could move if they were (readable, writable)."""
 
@@ -122,6 +129,7 @@ class Execution(Part):
         self._item = dtype.itemsize
         self.headers = Headers(header, schedule, fabric.rank)
         self.moved_bytes = 0
+        self.slept_s = {}
         self._flows: List[Flow] = []
         self._all_sends: List[Stream] = []
         self._all_receives: List[Stream] = []
@@ -346,6 +354,11 @@ class Execution(Part):
     def exchanged(self) -> Dict[int, Tuple[int, int]]:
         sent = {stream.link.peer: stream.passed_bytes() for stream in self._all_sends}
         received = {stream.link.peer: stream.passed_bytes() for stream in self._all_receives}
+        return {peer: (sent.get(peer, 0), received.get(peer, 0)) for peer in {*sent, *received}}
+
+    def volume(self) -> Dict[int, Tuple[int, int]]:
+        sent = {stream.link.peer: stream.total_bytes() for stream in self._all_sends}
+        received = {stream.link.peer: stream.total_bytes() for stream in self._all_receives}
         return {peer: (sent.get(peer, 0), received.get(peer, 0)) for peer in {*sent, *received}}
 
     def waiting_for(self) -> Tuple[List[Link], List[Link]]:

@@ -150,6 +150,11 @@ class Stream:
         reached: int = arrived.get(self.link.peer, current.position)
         return passed + reached - int(current.start)
 
+    def total_bytes(self) -> int:
+        """How much passes in all, the header included."""
+        payload: int = sum(flow.stop - flow.start for flow in self.flows)
+        return HEADER_BYTES + payload
+
     def seal(self) -> None:
         """All flows are known: find the first that has anything to move."""
         self._first = next((index for index, flow in enumerate(self.flows) if flow.start < flow.stop), -1)

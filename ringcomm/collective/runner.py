@@ -32,6 +32,7 @@ from ..schedule.staging import plan_copies
 from ..schedule.steps import Step, even_bounds
 from ..transport.base import Fabric, LinkClosed, Stopped, Watch
 from ..transport.huge_pages import LEAST_BYTES
+from ..transport.pace import delivered
 from ..wire.frames import NO_OP, NO_ROOT
 from .call_history import CallHistory, Row
 from .call_lock import Parts
@@ -46,6 +47,7 @@ from .reduce import Kernel, kernel
 from .reporter import Reporter
 from .short import make_execution
 from .staged import StagedExecution, Staging
+from .totals import Totals
 
 _PLANS_KEPT = 512
 _LEAVING_S = 1.0
@@ -114,6 +116,7 @@ class Runner:
         self.waited = Stopwatch()
         self.reduced_bytes = 0
         self.on_reduction: Optional[Callable[[int, bool, str], None]] = None
+        self._dropped = Totals()  # of plans that are not kept any more
 
     def progress(self) -> Progress:
         """How far this rank is. For any thread, and at any time."""
@@ -127,6 +130,25 @@ class Runner:
         purpose = self.purpose
         doing = call.describe() if purpose is None else purpose()
         return Progress(sequence, part.moved_bytes, doing, waits_for, exchanged)
+
+    def totals(self) -> Totals:
+        """What its calls have done so far, the present one included. For any thread."""
+        running, totals = self._running, self._dropped.copy()
+        for plan in list(self._plans.values()):
+            totals.add(plan, self._fabric.rank_of)
+        if running is not None and running is self._running:
+            for peer, (sent, received) in running[1].exchanged().items():
+                totals.peer(self._fabric.rank_of(peer)).exchanged(sent, received)
+        return totals
+
+    def delivered(self) -> Dict[int, Tuple[int, float]]:
+        """What its links have delivered; see :func:`ringcomm.transport.pace.delivered`. For any thread."""
+        return delivered(self._fabric)
+
+    @property
+    def last_call(self) -> str:
+        """A description of the call that it runs or has run last; "" before the first."""
+        return "" if self._last is None else self._last.describe()
 
     def rows(self) -> List[Row]:
         """The last calls, for the flight recorder; empty without a history. For any thread."""
@@ -370,8 +392,10 @@ class Runner:
         """What is needed to run this call, from the last time if it was the same schedule."""
         plan = self._plans.get(call)
         if plan is None or plan.schedule is not schedule:
-            if len(self._plans) >= _PLANS_KEPT:
-                self._plans.pop(next(iter(self._plans)))
+            if plan is None and len(self._plans) >= _PLANS_KEPT:
+                plan = self._plans.pop(next(iter(self._plans)))
+            if plan is not None:
+                self._dropped.add(plan, self._fabric.rank_of)
             plan = self._plans[call] = Plan(call, schedule, call.header(self._generation), fold)
         return plan
 
@@ -413,8 +437,10 @@ class Runner:
                     # Overflow and NaN are the caller's numbers; a warning on one rank would be useless.
                     with np.errstate(all="ignore") if plan.warns else _NOTHING_TO_SUPPRESS:
                         run(execution, self._fabric, self.timeout_s, self.spin_s, self.may_poll)
+                    plan.runs += 1
                 finally:
                     self.waited.stop(began_s)
+                    plan.took_s += self.waited.last_s - began_s
                     if sites is not None and execution.headers.other_sites:
                         sites.met(sequence, plan.call, self._fabric, execution.headers.other_sites)
             except BaseException as problem:

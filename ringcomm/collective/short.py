@@ -147,6 +147,7 @@ class ShortExecution(Part):
         self._stages = stages
         self._headed: List[_Packet] = []
         self.moved_bytes = 0
+        self.slept_s = {}
         known: Tuple[Set[int], Set[int]] = (set(), set())
         for stage in stages:
             self._compile(stage, fabric, *known)
@@ -295,6 +296,14 @@ class ShortExecution(Part):
                     missing = packet.left if number == index and packet in left else 0
                     count = counts.setdefault(packet.link.peer, [0, 0])
                     count[way] += packet.bytes.nbytes - missing
+        return {peer: (sent, received) for peer, (sent, received) in counts.items()}
+
+    def volume(self) -> Dict[int, Tuple[int, int]]:
+        counts: Dict[int, List[int]] = {}
+        for stage in self._stages:
+            for way, packets in ((0, stage.outward), (1, stage.inward)):
+                for packet in packets:
+                    counts.setdefault(packet.link.peer, [0, 0])[way] += packet.bytes.nbytes
         return {peer: (sent, received) for peer, (sent, received) in counts.items()}
 
     def waiting_for(self) -> Tuple[List[Link], List[Link]]:

@@ -14,10 +14,12 @@ from ..codec.base import BLOCK_ITEMS
 from ..collective.progress import Progress
 from ..collective.reduce import weigh
 from ..collective.runner import Runner
+from ..collective.totals import Totals
 from ..dtypes import Array, dtype_named
 from ..ops import Collective, ReduceOp
 from ..schedule.steps import even_bounds
 from ..transport.base import Fabric
+from ..transport.pace import delivered
 from ..transport.subset import Subset
 from .adasum import adasum
 from .mirrors import Mirrors, fetch_all, mirrors_of, staging_of, store_all
@@ -107,6 +109,17 @@ class BucketRunner:
     def reduced_bytes(self) -> int:
         """Payload of all all-reduces so far."""
         return sum(runner.reduced_bytes for runner in self._runners.values())
+
+    def totals(self) -> Totals:
+        """What the collectives of all buckets have done so far. For any thread."""
+        totals = Totals()
+        for runner in list(self._runners.values()):
+            totals.merge(runner.totals())
+        return totals
+
+    def delivered(self) -> Dict[int, Tuple[int, float]]:
+        """What the engine's links have delivered; see :func:`ringcomm.transport.pace.delivered`."""
+        return delivered(self._fabric)
 
     def members(self, process_set: int) -> Tuple[int, ...]:
         """The ranks of a process set."""

@@ -50,11 +50,11 @@ class Tuning(NamedTuple):
 class _Entry:
     """An operation that some ranks have announced."""
 
-    __slots__ = ("first_s", "key", "piggybacked", "reported_s", "signatures", "sites", "weights")
+    __slots__ = ("first_s", "key", "last_s", "piggybacked", "reported_s", "signatures", "sites", "weights")
 
     def __init__(self, key: Key, now_s: float) -> None:
         self.key = key
-        self.first_s = self.reported_s = now_s
+        self.first_s = self.reported_s = self.last_s = now_s
         self.signatures: Dict[int, Signature] = {}
         self.sites: Dict[int, str] = {}
         self.piggybacked: Dict[int, str] = {}
@@ -79,6 +79,8 @@ class Coordinator:
         paused: ranks that have said that they would be away for long, and why.
         to_explain: ranks to be asked for their stack; the caller asks them and clears the list.
         on_announce, on_complete, on_responses: told of what happens, if set.
+        late_s: by rank, how long operations have waited for that rank alone, in seconds. A time in which
+            several operations waited counts once.
     """
 
     def __init__(
@@ -120,6 +122,8 @@ class Coordinator:
         self._last: Dict[int, Tuple[Signature, Key, float]] = {}
         self.paused: Dict[int, str] = {}
         self._stacks: Dict[int, str] = {}
+        self.late_s: Dict[int, float] = {}
+        self._late_until_s = 0.0
 
     # ---- announcements -----------------------------------------------------------------------
 
@@ -188,6 +192,12 @@ class Coordinator:
         if packed is not None:
             entry.piggybacked[rank] = packed
         self._last[rank] = (signature, key, now_s)
+        if len(entry.signatures) == self._size:
+            late_s = now_s - max(entry.last_s, self._late_until_s)
+            if late_s > 0.0:
+                self.late_s[rank] = self.late_s.get(rank, 0.0) + late_s
+                self._late_until_s = now_s
+        entry.last_s = now_s
         self._complete(entry, now_s)
 
     def _complete(self, entry: _Entry, now_s: float) -> None:

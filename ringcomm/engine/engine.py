@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 from contextlib import contextmanager
-from typing import IO, Any, Callable, Iterator, List, Optional, Sequence, Tuple
+from typing import IO, Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
-from ..clock import Stopwatch
+from ..clock import StepClock, Stopwatch
 from ..collective.call_history import CallHistory
 from ..collective.call_sites import call_site
 from ..collective.progress import Progress
@@ -18,6 +18,7 @@ from ..collective.reduce import kernel
 from ..collective.reporter import Reporter
 from ..collective.runner import Runner
 from ..collective.staged import Mirror
+from ..collective.totals import Totals
 from ..config import Settings
 from ..dtypes import Array, check_weighable, code_of
 from ..errors import ConfigError, Misuse, RingcommError, ShapeError, UnsupportedDtypeError, describe_error
@@ -62,6 +63,7 @@ class Engine:
     Attributes:
         history: the last operations, if they are recorded.
         on_reduction: as for :class:`~ringcomm.collective.runner.Runner`.
+        repeated: counts the repetitions of operations with names; most programs repeat them once per step.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Engine:
         self.coordinator: Optional[Coordinator] = None
         self.history: Optional[OperationHistory] = None
         self.on_reduction: Optional[Callable[[int, bool, str], None]] = None
+        self.repeated = StepClock()
         self._thread: Optional[EngineThread] = None
         self._log: Optional[IO[str]] = None
         self._tuner: Optional[Autotuner] = None
@@ -189,6 +192,23 @@ class Engine:
     def reduced_bytes(self) -> int:
         """Payload of all all-reduces by name so far."""
         return self._bucket_runner.reduced_bytes
+
+    def totals(self) -> Totals:
+        """What the collectives that ran its operations have done so far. For any thread."""
+        return self._bucket_runner.totals()
+
+    def delivered(self) -> Dict[int, Tuple[int, float]]:
+        """What its links have delivered; see :func:`ringcomm.transport.pace.delivered`. For any thread."""
+        return self._bucket_runner.delivered()
+
+    def progress(self) -> Progress:
+        """How far this rank is in them. For any thread."""
+        return self._bucket_runner.progress()
+
+    @property
+    def late_s(self) -> Dict[int, float]:
+        """On rank 0: by rank, how long operations have waited for it alone; empty on other ranks."""
+        return {} if self.coordinator is None else dict(self.coordinator.late_s)
 
     def pending(self) -> List[Request]:
         """What is on its way, in the order of submission."""
@@ -422,6 +442,8 @@ class Engine:
         for array in arrays:
             code_of(array.dtype)
         name = name_of(name)
+        if name:
+            self.repeated.add(name)
         signature = Signature(
             name, process_set, int(kind), op, root,
             tuple(array.dtype.name for array in arrays),

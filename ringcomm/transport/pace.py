@@ -12,6 +12,9 @@ import socket
 import struct
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from .base import Fabric
+from .tcp import SocketLink
+
 QUARTER = 0.25
 """A link below this part of what it was chosen for is slow."""
 MOST_EXPECTED_MB_PER_S = 200.0
@@ -92,6 +95,22 @@ def counted(sock: socket.socket) -> Optional[Counted]:
         return None
     flags, acked_bytes, rate, busy_us, held_us = _TCP_INFO.unpack(info)
     return Counted(acked_bytes, busy_us, held_us, rate, bool(flags & _APP_LIMITED))
+
+
+def delivered(fabric: Fabric) -> Dict[int, Tuple[int, float]]:
+    """What the TCP connections of a fabric have delivered, as the system counts it.
+
+    Returns:
+        by peer, the bytes that have arrived there, and for how many seconds some were on their way while the
+        other end took them. Their ratio is the speed of the link, if there was enough to send.
+    """
+    found = {}
+    for peer in range(fabric.size):
+        link = fabric.link(peer) if peer != fabric.rank else None
+        seen = counted(link.sock) if isinstance(link, SocketLink) else None
+        if seen is not None:
+            found[peer] = seen.acked_bytes, max(0, seen.busy_us - seen.held_us) / 1e6
+    return found
 
 
 class Paces:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ringcomm.clock import Deadline, Idleness
+from ringcomm.clock import Deadline, Idleness, StepClock
 
 
 class ManualClock:
@@ -106,3 +106,40 @@ class TestIdleness:
             assert not pool.submit(idle).result()
             passing(0.01, others=0.0)
             assert pool.submit(idle).result()
+
+
+class TestStepClock:
+    @pytest.fixture
+    def at(self, monkeypatch):
+        now = [10.0]
+        monkeypatch.setattr("time.perf_counter", lambda: now[0])
+
+        def set_time(seconds):
+            now[0] = seconds
+
+        return set_time
+
+    def test_steps_are_counted_and_measured(self, at):
+        steps = StepClock()
+        assert (steps.count, steps.step_s, steps.mean_s) == (0, 0.0, 0.0)
+        for seconds in (1.0, 2.0, 5.0):
+            at(seconds)
+            steps.add()
+        assert (steps.count, steps.step_s, steps.mean_s) == (3, 3.0, 2.0)
+
+    def test_two_owners_take_the_same_steps(self, at):
+        steps = StepClock()
+        for seconds in (1.0, 2.0, 3.0):
+            at(seconds)
+            steps.add("generator")
+            at(seconds + 0.5)
+            steps.add("discriminator")
+        assert (steps.count, steps.mean_s, steps.last_s) == (3, 1.0, 3.0)
+
+    def test_owners_without_end_take_no_memory(self, at):
+        steps = StepClock()
+        for number in range(2 * StepClock.MOST_OWNERS):
+            steps.add(number)
+        assert steps.count == 1 and len(steps._counts) == StepClock.MOST_OWNERS
+        steps.add(0)
+        assert steps.count == 2

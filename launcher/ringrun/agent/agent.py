@@ -28,7 +28,7 @@ MARKER = b"\nringrun-agent/1\n"
 TO_LAUNCHER = struct.Struct("!BiI")  # kind, rank, length
 FRAME_END = b"\n"  # srun passes output on line by line
 TO_AGENT = struct.Struct("!BQ")  # kind, length
-STDOUT, STDERR, RESULT, EVENT, RECORD, FILE = 1, 2, 3, 4, 5, 6
+STDOUT, STDERR, RESULT, EVENT, RECORD, FILE, NUMBERS = 1, 2, 3, 4, 5, 6, 7
 JSON, PAYLOAD, PACKAGE, CODE = 1, 2, 3, 4
 CHECK, ALL = -1, -2  # in place of a rank: the trial import before the ranks start; every process
 
@@ -61,8 +61,9 @@ class Agent:
         self.preparation = preparation.Preparation(config, self.env, self.argv[0], cwd, limits)
         self.selector = selectors.DefaultSelector()
         self.recorders = recorders.Recorders(
-            self.selector, lambda rank, line: self.send(RECORD, rank, line), lambda: self.event("asked")
-        )
+            self.selector, lambda rank, line: self.send(RECORD, rank, line),
+            lambda rank, line: self.send(NUMBERS, rank, line), lambda: self.event("asked"),
+        )  # fmt: skip
         self.received, self.unsent = bytearray(), bytearray()
         self.children: Dict[int, processes.Child] = {}
         self.pipes: Dict[int, Tuple[int, int]] = {}  # descriptor: (kind, rank)
@@ -232,6 +233,8 @@ class Agent:
             self.advance(self.preparation.use(command["package"]))
         elif command["do"] == "diagnose":
             self.recorders.ask()
+        elif command["do"] == "numbers":
+            self.recorders.ask_numbers()
 
     def event(self, name: str, rank: int = -1, **facts: Any) -> None:
         self.send(EVENT, rank, json.dumps(dict(facts, event=name)).encode())

@@ -36,6 +36,7 @@ class Recorder:
         self.received = bytearray()
         self.stacks = bytearray()  # faulthandler's output that is not yet forwarded
         self.stacks_at_s = -SAME_DUMP_S  # time of its last output
+        self.answers = False  # whether it uses ringcomm and has opened the socket
         self.has_handler = False  # whether SIGUSR1 makes it write its stacks
         self.asked = 0  # 1: request sent, 2: signal sent
         self.due: Optional[float] = None  # deadline of the answer
@@ -47,6 +48,7 @@ class Recorders:
     Args:
         selector: the agent's; the data of its entries are callables without arguments.
         send: called with a rank and its record as JSON.
+        send_numbers: called with a rank and its numbers as JSON, in answer to :meth:`ask_numbers`.
         on_manual_dump: called when a rank writes its stacks without a request, because the user has sent
             SIGUSR1 to it.
     """
@@ -55,9 +57,11 @@ class Recorders:
         self,
         selector: selectors.BaseSelector,
         send: Callable[[int, bytes], None],
+        send_numbers: Callable[[int, bytes], None],
         on_manual_dump: Callable[[], None],
     ) -> None:
         self._selector, self._send, self._on_manual_dump = selector, send, on_manual_dump
+        self._send_numbers = send_numbers
         self._recorders: Dict[int, Recorder] = {}
 
     def open(self, rank: int, env: Dict[str, str]) -> Tuple[int, int]:
@@ -118,6 +122,15 @@ class Recorders:
             except OSError:  # closed, or full because the rank does not read: the deadline handles both
                 pass
 
+    def ask_numbers(self) -> None:
+        """Request what every rank has done so far, in numbers. A rank that does not answer is left out."""
+        for recorder in self._recorders.values():
+            if recorder.answers:
+                try:
+                    recorder.sock.send(b"#")
+                except OSError:  # closed, or full because the rank does not read
+                    pass
+
     def due(self) -> List[float]:
         """The deadlines at which :meth:`act` must be called."""
         return [recorder.due for recorder in self._recorders.values() if recorder.due is not None]
@@ -162,7 +175,10 @@ class Recorders:
     def _take(self, recorder: Recorder, lines: List[bytes]) -> None:
         for line in lines:
             if line.startswith(b'{"type":"hello"'):
+                recorder.answers = True
                 recorder.has_handler = b'"signal":true' in line
+            elif line.startswith(b'{"type":"numbers"'):
+                self._send_numbers(recorder.rank, line)
             else:
                 recorder.asked, recorder.due = 0, None
                 recorder.stacks.clear()

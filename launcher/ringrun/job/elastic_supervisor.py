@@ -343,6 +343,9 @@ class ElasticSupervisor(Supervisor):
             self._discovery.stop()
         self._server.stop()
 
+    def _changes(self) -> Sequence[Tuple[float, str]]:
+        return self._membership.log.lines
+
     def _outcome(self) -> Outcome:
         if self._ending == "start" or (self._stopped_because == "" and self._problems):
             return not_started(self.job, self._problems, set(self._ready))

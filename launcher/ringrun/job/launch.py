@@ -27,6 +27,7 @@ from ..plan.environment import forwarded, horovods_variables, not_forwarded, own
 from ..plan.horovod import SettingValue
 from ..plan.hosts import HostSpec, parse_hostfile, parse_hosts
 from ..plan.job import Job
+from ..plan.observe import observation_of
 from ..plan.ranks import Plan, make_plan
 from ..plan.setting_sources import Effective
 from ..reach.doors import Doors, allocation_of
@@ -59,6 +60,7 @@ class Options:
         ship: the directory whose files are sent to other hosts, or None.
         fetch: patterns of files to bring back from them.
         elastic: the options of elastic jobs.
+        watch, report, metrics_port: see :class:`ringrun.plan.observe.Observation`.
     """
 
     np: Optional[int] = None
@@ -84,6 +86,9 @@ class Options:
     ship: Optional[str] = None
     fetch: Tuple[str, ...] = ()
     elastic: ElasticOptions = ElasticOptions()
+    watch: bool = False
+    report: Optional[str] = None
+    metrics_port: Optional[int] = None
 
 
 def prepare(
@@ -112,7 +117,11 @@ def prepare(
     pythons = per_host("--python", options.pythons, names)
     cwds = per_host("--cwd", options.cwds, names)
     ifaces = per_host("--iface", options.ifaces, names)
-    settings = effective_settings(options, environ, ifaces).settings
+    effective = effective_settings(options, environ, ifaces)
+    settings = effective.settings
+    observation = observation_of(
+        options.watch, options.report, options.metrics_port, settings.flight_recorder
+    )
     common = {**own_variables(settings, environ), **forwarded(options.forward, environ)}
     if options.horovod:
         common = {**horovods_variables(environ), **common, **horovod.counted(environ)}
@@ -131,6 +140,7 @@ def prepare(
             *_left_out(tree, code_at, parsed),
         ),
         "provision": options.provision, "bind": options.bind,
+        "observation": observation, "setting_rows": tuple(setting_sources.rows_of(effective)),
         "tree": tree, "code_at": code_at, "fetch": options.fetch, "folder": secrets.token_hex(8),
     }  # fmt: skip
     if options.elastic.is_elastic:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Set, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ringcomm.balance.replan import rank_names
 from ringcomm.balance.unequal import Usage, job_line
@@ -34,6 +34,7 @@ from .inquiry import Inquiry
 from .outcome import Outcome, ended, not_started
 from .rendezvous import NoticeLike, OpenRendezvous, RendezvousLike, master_variables, rendezvous_variables
 from .supply import Supply
+from .watching import Watching
 
 GRACE_S = 2.0
 """After the first failure the others have this long to end by themselves, with a typed error."""
@@ -70,6 +71,10 @@ class Supervisor:
         self._failure = FirstFailure()
         self._agents = Agents(job, self._loop, self)
         self._inquiry = Inquiry(job, self._agents.links, self._loop, self._printer.show, self._failure.exits)
+        self._watching = Watching(
+            job, self._agents.links, self._loop, self._printer, console,
+            bool(coloured and coloured.get(STDERR)), self._inquiry.for_the_user,
+        )  # fmt: skip
         self._fetched = FetchedFiles(Path(FETCHED))
         self._supply = Supply(self._agents, self._loop, self._printer.show, self._problem)
         self._ranks = [{place.rank for place in job.plan.on_host(host.index)} for host in job.hosts]
@@ -103,12 +108,19 @@ class Supervisor:
             for note in () if self.job.attempt else self.job.notes:
                 self._printer.show(note)
             self._loop.after("ping", PING_S, self._agents.ping)
+            self._watching.start()
             self._begin()
             while not self._is_over:
                 self._run_once()
         finally:
             self._tear_down()
-        return self._outcome()
+        outcome = self._outcome()
+        self._watching.write_report(outcome.reason, outcome.report, self._changes())
+        return outcome
+
+    def _changes(self) -> Sequence[Tuple[float, str]]:
+        """How the ranks of the job have changed: seconds since the start, and text."""
+        return ()
 
     @property
     def _is_over(self) -> bool:
@@ -208,6 +220,8 @@ class Supervisor:
             raise ProtocolError(f"it reports on rank {frame.rank}, which does not run there")
         if frame.kind in (agent.STDOUT, agent.STDERR):
             self._printer.printed(frame.rank, STDOUT if frame.kind == agent.STDOUT else STDERR, frame.data)
+        elif frame.kind == agent.NUMBERS:
+            self._watching.take(frame.rank, frame.data)
         elif frame.kind == agent.RESULT:
             self._results.setdefault(frame.rank, bytearray()).extend(frame.data)
         elif frame.kind == agent.RECORD:
@@ -357,6 +371,7 @@ class Supervisor:
                     self._run_once()
         finally:
             self._agents.force()
+            self._watching.stop()
             self._stop_services()
             self._printer.close()
             self._console.on_change(lambda: None)

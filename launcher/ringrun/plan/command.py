@@ -26,6 +26,14 @@ class Command(NamedTuple):
     is_python: bool = False
     script: Optional[str] = None
 
+    @property
+    def shown(self) -> str:
+        """The script, the module or the program, without arguments."""
+        words = [word for word in self.argv if word is not None]
+        if self.script is not None:
+            return self.script
+        return words[words.index("-m") + 1] if "-m" in words[:-1] else words[0]
+
     def text(self, python: str) -> str:
         """The command line for messages, with ``python`` as the interpreter."""
         return " ".join(python if word is None else word for word in self.argv)

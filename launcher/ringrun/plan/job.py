@@ -12,6 +12,7 @@ from ringcomm.wire.signing import Signer
 
 from .command import Command
 from .environment import rank_variables, removed, removed_prefixes
+from .observe import Observation
 from .ranks import Place, Plan, PlannedHost
 from .reaching import Reach
 from .signed import about_call, about_result, signed, verified
@@ -94,6 +95,8 @@ class Job:
         folder: the name of the directories for the tree, the same in all attempts; "" for the identifier.
         bind: the processors of each rank; see :func:`ringrun.agent.binding.shares`.
         fetch: patterns of files to bring back from hosts that were sent the tree.
+        observation: what is shown or written of the ranks' numbers.
+        setting_rows: of every setting, its name, its value and its source.
     """
 
     id: str
@@ -116,6 +119,8 @@ class Job:
     folder: str = ""
     fetch: Tuple[str, ...] = ()
     bind: str = "none"
+    observation: Observation = Observation()
+    setting_rows: Tuple[Tuple[str, str, str], ...] = ()
 
     def host_of(self, rank: int) -> HostJob:
         """The host of a rank."""

@@ -151,13 +151,19 @@ def shown_value(setting: str, value: Any) -> str:
     return f"{value:.15g}" if isinstance(value, float) else str(value)
 
 
-def describe(found: Effective) -> str:
-    """The table that ``--print-config`` shows: every setting, its value, and where that comes from."""
-    rows: List[Tuple[str, str, str]] = [("setting", "value", "from")]
+def rows_of(found: Effective) -> List[Tuple[str, str, str]]:
+    """Every setting: its name, its value, and where that comes from."""
+    rows = []
     for item in fields(Settings):
         shown = shown_value(item.name, getattr(found.settings, item.name)) or '""'
         origin = found.sources.get(item.name, "default")
         rows.append((item.metadata["flag"][2:], shown, origin))
+    return rows
+
+
+def describe(found: Effective) -> str:
+    """The table that ``--print-config`` shows."""
+    rows = [("setting", "value", "from"), *rows_of(found)]
     widths = [max(len(row[column]) for row in rows) for column in range(2)]
     lines = [f"{name:<{widths[0]}}  {value:<{widths[1]}}  {origin}" for name, value, origin in rows]
     return "\n".join(lines) + "\n"

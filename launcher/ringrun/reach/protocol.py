@@ -27,7 +27,7 @@ FRAME_LIMIT_BYTES = 1 << 24
 
 
 class Frame(NamedTuple):
-    """One frame from an agent: ``kind`` is one of ``agent.STDOUT`` to ``agent.FILE``."""
+    """One frame from an agent: ``kind`` is one of ``agent.STDOUT`` to ``agent.NUMBERS``."""
 
     kind: int
     rank: int
@@ -161,7 +161,7 @@ class FrameReader:
         position = 0
         while len(self._buffer) - position >= header.size:
             kind, rank, length = header.unpack_from(self._buffer, position)
-            if not agent.STDOUT <= kind <= agent.FILE or length > FRAME_LIMIT_BYTES:
+            if not agent.STDOUT <= kind <= agent.NUMBERS or length > FRAME_LIMIT_BYTES:
                 raise ProtocolError(f"an invalid frame of kind {kind} and {length} bytes")
             end = position + header.size + length
             if len(self._buffer) < end + len(agent.FRAME_END):

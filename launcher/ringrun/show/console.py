@@ -10,7 +10,7 @@ import sys
 import threading
 from collections import deque
 from pathlib import Path
-from typing import Callable, Collection, Deque, Dict, Mapping, Optional, Set, Tuple
+from typing import Callable, Collection, Deque, Dict, Mapping, Optional, Sequence, Set, Tuple
 
 from ringcomm.clock import Deadline
 from ringcomm.errors import ConfigError
@@ -62,13 +62,18 @@ class Console:
         """The streams that are terminals, on which a line can be written over."""
         return ()
 
-    def show_state(self, stream: int, line: bytes) -> None:
-        """Show a line at the bottom of a terminal until anything else is written or shown.
+    def show_state(self, stream: int, lines: Sequence[bytes]) -> None:
+        """Show lines at the bottom of a terminal until anything else is written or shown.
 
         Args:
             stream: one of :attr:`terminals`.
-            line: without an end; what does not fit in one row of the terminal is left out. Empty: nothing.
+            lines: without ends; what does not fit in a row of the terminal is left out.
         """
+
+    @property
+    def rows(self) -> int:
+        """Height of the terminal, in lines."""
+        return 24
 
     @property
     def full(self) -> bool:
@@ -98,7 +103,7 @@ class DescriptorConsole(Console):
         self._closing = False
         self._closed: Set[int] = set()
         self._terminals = [stream for stream in (1, 2) if _is_terminal(stream)]
-        self._state_at: Optional[int] = None
+        self._state_at: Optional[Tuple[int, int]] = None  # the stream and the number of lines shown
         self._thread = threading.Thread(target=self._run, name="ringrun-console", daemon=True)
         self._thread.start()
 
@@ -118,16 +123,22 @@ class DescriptorConsole(Console):
     def terminals(self) -> Collection[int]:
         return self._terminals
 
-    def show_state(self, stream: int, line: bytes) -> None:
+    @property
+    def rows(self) -> int:
+        return _size(self._terminals[0]).lines if self._terminals else super().rows
+
+    def show_state(self, stream: int, lines: Sequence[bytes]) -> None:
         self._clear_state()
-        if line:
-            self._put(stream, cut_to_width(line, _columns(stream)))
-            self._state_at = stream
+        if lines:
+            columns = _size(stream).columns
+            self._put(stream, b"\n".join(cut_to_width(line, columns) for line in lines))
+            self._state_at = stream, len(lines)
 
     def _clear_state(self) -> None:
-        stream, self._state_at = self._state_at, None
-        if stream is not None:
-            self._put(stream, b"\r\x1b[K")
+        shown, self._state_at = self._state_at, None
+        if shown is not None:
+            stream, count = shown
+            self._put(stream, b"\r\x1b[K" + b"\x1b[A\x1b[K" * (count - 1))
 
     def write(self, stream: int, data: bytes) -> None:
         if data:
@@ -188,11 +199,11 @@ def _is_terminal(stream: int) -> bool:
     return os.isatty(stream) and os.environ.get("TERM", "") not in ("", "dumb")
 
 
-def _columns(stream: int) -> int:
+def _size(stream: int) -> os.terminal_size:
     try:
-        return os.get_terminal_size(stream).columns
+        return os.get_terminal_size(stream)
     except OSError:
-        return 80
+        return os.terminal_size((80, 24))
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Container, Dict, List, Mapping, Optional, Tuple
+from typing import Container, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ringcomm.clock import Clock
 
@@ -25,6 +25,9 @@ class Printer:
         coloured: by stream, whether prefixes have colours.
         clock: the time in seconds.
 
+    Attributes:
+        block: lines at the bottom of a terminal, above the states of progress bars.
+
     Raises:
         ConfigError: ``--output-dir`` cannot be written.
     """
@@ -33,7 +36,8 @@ class Printer:
         hosts = {place.rank: job.hosts[place.host_index].name for place in job.plan.places}
         self._console, self._clock = console, clock
         self._outputs = Outputs(hosts, coloured, console.terminals)
-        self._state: Optional[Tuple[int, bytes]] = None
+        self._state: Optional[Tuple[int, Sequence[bytes]]] = None
+        self.block: Sequence[bytes] = ()
         self._next_state_s = 0.0
         self._files: Optional[OutputFiles] = None
         if job.output_dir is not None:
@@ -62,7 +66,7 @@ class Printer:
     @property
     def waiting(self) -> bool:
         """Whether :meth:`tick` must be called soon."""
-        return self._outputs.waiting
+        return self._outputs.waiting or bool(self.block)
 
     def tails(self) -> Dict[int, List[str]]:
         """By rank, its last lines on stderr."""
@@ -112,7 +116,14 @@ class Printer:
                 self._state = None
         now_s = self._clock()
         if self._console.terminals and now_s >= self._next_state_s:
-            state = self._outputs.state()
+            state = self._lines_at_bottom()
             if state != self._state:
-                self._console.show_state(*(state or (STDERR, b"")))
+                self._console.show_state(*(state or (STDERR, ())))
                 self._state, self._next_state_s = state, now_s + STATE_INTERVAL_S
+
+    def _lines_at_bottom(self) -> Optional[Tuple[int, Sequence[bytes]]]:
+        bars = self._outputs.state()
+        if not self.block:
+            return None if bars is None else (bars[0], [bars[1]])
+        stream = STDERR if STDERR in self._console.terminals else STDOUT
+        return stream, [*self.block, *([] if bars is None else [bars[1]])]

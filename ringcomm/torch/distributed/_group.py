@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 import typing_extensions
 
+from ...activity import Activity
 from ...clock import Deadline, Idleness
 from ...collective.call_sites import CallSites, look_through, this_site
 from ...collective.runner import Runner
@@ -33,6 +34,7 @@ from ._group_base import GroupFace
 from ._group_transport import GroupTransport
 from ._monitored import MonitoredBarrier
 from ._reductions import Reduction
+from ._steps import optimizer_steps
 from ._store import group_settings
 from ._trace import Traced, observer
 from ._work import RingcommWork, Together
@@ -73,7 +75,8 @@ class ProcessGroupRingcomm(GroupFace):
         runner.sites = CallSites(functools.partial(self._watch.warn, "lines"), settings.check_calls)
         self._ops = Collectives(runner)
         facts = Facts(ranks[rank], len(ranks), transport.host, transport.generation, ranks, f"group {name}")
-        self._flight = FlightRecorder(facts, settings, runner)
+        activity = Activity(runner, None, ranks, optimizer_steps())
+        self._flight = FlightRecorder(facts, settings, runner, activity)
         self._queue = OperationQueue(f"ringcomm-{name}")
         thread = f"ringcomm-{name}-messages"
         self._messages = PointToPoint(channels.background, self._watch, spin_s, thread, type_name)

@@ -410,3 +410,27 @@ def test_cache_forgets_and_old_numbers_stay_good_until_all_have_confirmed():
     assert job.ids[sig("a")] not in numbers.values()
     with pytest.raises(ProtocolError):
         job.send(1, {**old, "known": [numbers[sig("a")], 0, 1]})
+
+
+def test_a_rank_is_late_by_the_time_that_the_others_wait_for_it_alone():
+    job = Job()
+    for _ in range(2):
+        for rank in (0, 2):
+            job.ready(rank, sig("a"), sig("b"))
+            job.now_s += 1.0
+        job.now_s += 2.0
+        job.ready(1, sig("a"), sig("b"))  # both operations have waited in the same time
+        job.run()
+    assert job.coordinator.late_s == {1: 6.0}
+
+
+def test_ranks_that_take_turns_are_each_late():
+    job = Job()
+    for last in (0, 1, 2):
+        for rank in (0, 1, 2):
+            if rank != last:
+                job.ready(rank, sig("a"))
+        job.now_s += 0.5
+        job.ready(last, sig("a"))
+        job.run()
+    assert job.coordinator.late_s == {0: 0.5, 1: 0.5, 2: 0.5}

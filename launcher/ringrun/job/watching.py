@@ -1,0 +1,214 @@
+"""Asks ranks for their numbers while a job runs, for the live view, the report and the endpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import termios
+import time
+import tty
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+from ringcomm.errors import ConfigError
+from ringcomm.files import open_named
+
+from ..plan.job import Job
+from ..reach.agent_process import Link
+from ..show.console import Console
+from ..show.printer import Printer
+from ..watch import table
+from ..watch.history import History
+from ..watch.html_report import Facts, html_report
+from .event_loop import READ, Loop
+from .metrics_server import MetricsServer
+
+ASK_S = 1.0
+"""Between two questions to all ranks, in seconds."""
+LINE_S = 30.0
+"""Between two lines where there is no terminal, in seconds."""
+
+
+class Watching:
+    """The numbers of one job.
+
+    Args:
+        job: the job.
+        links: to the agents.
+        loop: the supervisor's.
+        printer: shows the table above its own lines.
+        console: the terminal, if there is one.
+        coloured: whether the table may have colours.
+        diagnose: shows the stacks of all ranks.
+
+    Attributes:
+        history: the numbers.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        links: Sequence[Link],
+        loop: Loop,
+        printer: Printer,
+        console: Console,
+        coloured: bool,
+        diagnose: Callable[[], None],
+    ) -> None:
+        self._job, self._links, self._loop, self._printer = job, links, loop, printer
+        self._console, self._coloured = console, coloured
+        self._keys = Keys(loop, {b"s": diagnose, b"q": self._leave_view})
+        self._shows = job.observation.watch
+        self._began_at = time.time()
+        self.history = History(loop.clock())
+        self._next_line_s = loop.clock() + LINE_S
+        self._server: Optional[MetricsServer] = None
+
+    def start(self) -> None:
+        """Begin to ask, if an option asks for numbers."""
+        observation = self._job.observation
+        if not observation.needs_numbers:
+            return
+        if observation.metrics_port is not None:
+            self._server = MetricsServer(observation.metrics_port)
+            try:
+                self._printer.show(f"metrics for Prometheus: {self._server.start()}")
+            except ConfigError as problem:  # the job can do without
+                self._printer.show(str(problem))
+        if self._shows and self._console.terminals:
+            self._keys.start()
+        self._loop.after("numbers", ASK_S, self._ask)
+
+    def _ask(self) -> None:
+        for link in self._links:
+            if link.answered and link.alive:
+                link.send({"do": "numbers"})
+        self._loop.after("numbers", ASK_S, self._ask)
+        self._show()
+
+    def take(self, process: int, data: bytes) -> None:
+        """A process has reported its numbers. What is not valid is left out."""
+        self.history.take(process, data, self._loop.clock())
+
+    # -- the live view -------------------------------------------------------------------------
+
+    def _hosts(self) -> Dict[int, str]:
+        return {place.rank: self._job.hosts[place.host_index].name for place in self._job.plan.places}
+
+    def _show(self) -> None:
+        """Update all that shows numbers."""
+        now_s = self._loop.clock()
+        if self._server is not None:
+            self._server.update(self.history, self._hosts())
+        if not self._shows:
+            return
+        if self._console.terminals:
+            rows = max(5, self._console.rows // 2)
+            lines = table.table(
+                self.history, self._hosts(), now_s, self._coloured, self._keys.active, rows
+            )
+            self._printer.block = [line.encode("utf-8", "replace") for line in lines]
+        elif now_s >= self._next_line_s:
+            self._next_line_s = now_s + LINE_S
+            self._show_line()
+
+    def _show_line(self) -> None:
+        text = table.line(self.history, self._hosts())
+        if text:
+            self._printer.show(text)
+
+    def _leave_view(self) -> None:
+        self._shows = False
+        self._printer.block = ()
+        self._keys.stop()
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End the live view: its last table or line stays. Closes the endpoint."""
+        self._loop.cancel("numbers")
+        self._keys.stop()
+        if self._server is not None:
+            self._server.stop()
+            self._server = None
+        if self._shows:
+            self._shows = False
+            block, self._printer.block = self._printer.block, ()
+            if block:
+                now_s = self._loop.clock()
+                lines = table.table(self.history, self._hosts(), now_s, False, False, sys.maxsize)
+                self._printer.show("\n".join(lines))
+            elif not self._console.terminals:
+                self._show_line()
+
+    def write_report(self, reason: str, failure: str, changes: Sequence[Tuple[float, str]]) -> None:
+        """Write the file of ``--report``, if it is given.
+
+        Args:
+            reason: how the job ended, in a few words.
+            failure: the report of the failure, or "".
+            changes: of membership: seconds since the start, and text.
+        """
+        path = self._job.observation.report
+        if path is None:
+            return
+        facts = Facts(
+            self._job.command.shown, self._job.version, self._began_at,
+            self._loop.clock() - self.history.began_s, reason, failure, tuple(changes),
+            self._job.setting_rows,
+        )  # fmt: skip
+        try:
+            with open(open_named(path), "wb") as file:
+                file.write(html_report(facts, self.history, self._hosts()).encode("utf-8", "replace"))
+        except OSError as problem:
+            self._printer.show(f"The report {path} cannot be written: {problem.strerror}.")
+        else:
+            self._printer.show(f"report: {path}")
+
+
+class Keys:
+    """Reads single keys from the terminal on stdin.
+
+    Args:
+        loop: the event loop.
+        actions: by key.
+
+    Attributes:
+        active: whether keys are read.
+    """
+
+    def __init__(self, loop: Loop, actions: Dict[bytes, Callable[[], None]]) -> None:
+        self._loop, self._actions = loop, actions
+        self._before: Optional[List[Any]] = None
+        self.active = False
+
+    def start(self) -> None:
+        """Read keys, if stdin is a terminal that belongs to this process."""
+        try:
+            if os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp():
+                self._before = termios.tcgetattr(0)
+                tty.setcbreak(0, termios.TCSADRAIN)
+                self._loop.watch(0, READ, self._read)
+                self.active = True
+        except (OSError, termios.error):
+            pass  # without a terminal there are no keys
+
+    def _read(self) -> None:
+        try:
+            data = os.read(0, 64)
+        except OSError:
+            data = b""
+        if not data:
+            self.stop()
+        for key in data:
+            action = self._actions.get(bytes([key]))
+            if action is not None:
+                action()
+
+    def stop(self) -> None:
+        """Give the terminal back as it was."""
+        if self.active:
+            self.active = False
+            self._loop.forget(0)
+            with contextlib.suppress(OSError, termios.error):
+                termios.tcsetattr(0, termios.TCSADRAIN, self._before or [])

@@ -1,0 +1,218 @@
+"""All samples of a job: the present rates of its ranks, and what the report needs of the past. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Deque, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from .numbers import Sample, parse_sample
+from .waiting import (
+    Matrix,
+    Slowest,
+    Waits,
+    names_of,
+    slowest_rank,
+    totals_of,
+    waiting_matrix,
+    waits_between,
+)
+
+WINDOW_S = 10.0
+"""Rates of the live view are averages over this time."""
+SHORTEST_S = 0.5
+"""Shorter periods, such as the last one of a job, say nothing about rates."""
+MOST_POINTS = 480
+"""A curve with more points is thinned to half of them."""
+
+
+class Rates(NamedTuple):
+    """What a rank has done in a period, per second.
+
+    Attributes:
+        period_s: the period.
+        steps, calls, sent_bytes, received_bytes: per second.
+        waited: part of the time in collectives, moving data or waiting.
+    """
+
+    period_s: float
+    steps: float
+    calls: float
+    sent_bytes: float
+    received_bytes: float
+    waited: float
+
+
+class Point(NamedTuple):
+    """A point of the report's curves.
+
+    Attributes:
+        at_s: the middle of the period, from the start of the job.
+        rates: of the period.
+    """
+
+    at_s: float
+    rates: Rates
+
+
+def rates_between(before: Sample, after: Sample) -> Optional[Rates]:
+    """The rates between two samples of one rank; None if there is no time between them."""
+    period_s = after.elapsed_s - before.elapsed_s
+    if period_s <= 0.0 or after.generation != before.generation:
+        return None
+    return Rates(
+        period_s,
+        max(0, after.steps - before.steps) / period_s,
+        max(0, after.calls - before.calls) / period_s,
+        max(0, after.sent_bytes - before.sent_bytes) / period_s,
+        max(0, after.received_bytes - before.received_bytes) / period_s,
+        min(1.0, max(0.0, after.waited_s - before.waited_s) / period_s),
+    )
+
+
+class Process:
+    """The samples of one rank, or of one process of an elastic job.
+
+    Args:
+        began_s: the start of the job, by the launcher's clock.
+
+    Attributes:
+        latest: the last sample.
+        points: the curves.
+        peak_bytes: by rank, the highest rate of sending to it between two samples, in bytes per second.
+    """
+
+    def __init__(self, began_s: float) -> None:
+        self.latest: Optional[Sample] = None
+        self.points: List[Point] = []
+        self.peak_bytes: Dict[int, float] = {}
+        self._began_s = began_s
+        self._recent: Deque[Sample] = deque()
+        self._point_from: Optional[Sample] = None
+        self._interval_s = SHORTEST_S
+
+    def add(self, sample: Sample) -> None:
+        """Take a sample."""
+        last, self.latest = self.latest, sample
+        if last is not None and last.generation != sample.generation:
+            self._recent.clear()
+            self._point_from = None
+        elif last is not None:
+            self._note_peaks(last, sample)
+        self._recent.append(sample)
+        while len(self._recent) > 2 and sample.at_s - self._recent[1].at_s >= WINDOW_S:
+            self._recent.popleft()
+        self._add_point(sample)
+
+    def _note_peaks(self, before: Sample, after: Sample) -> None:
+        period_s = after.elapsed_s - before.elapsed_s
+        if period_s < SHORTEST_S:
+            return
+        for rank, peer in after.peers.items():
+            earlier = before.peers.get(rank)
+            sent_bytes = peer.sent_bytes - (0 if earlier is None else earlier.sent_bytes)
+            self.peak_bytes[rank] = max(self.peak_bytes.get(rank, 0.0), sent_bytes / period_s)
+
+    def _add_point(self, sample: Sample) -> None:
+        start = self._point_from
+        if start is None:
+            self._point_from = sample
+            return
+        if sample.at_s - start.at_s < self._interval_s:
+            return
+        rates = rates_between(start, sample)
+        if rates is None:
+            return
+        self.points.append(Point((start.at_s + sample.at_s) / 2 - self._began_s, rates))
+        self._point_from = sample
+        if len(self.points) > MOST_POINTS:
+            self.points = [_mean(*pair) for pair in zip(self.points[::2], self.points[1::2])]
+            self._interval_s = 2 * max(self._interval_s, 1.0)
+
+    @property
+    def window(self) -> Tuple[Optional[Sample], Optional[Sample]]:
+        """The first and the last sample of the present window."""
+        return (self._recent[0], self._recent[-1]) if len(self._recent) > 1 else (None, self.latest)
+
+    @property
+    def rates(self) -> Optional[Rates]:
+        """The rates in the present window."""
+        first, last = self.window
+        return None if first is None or last is None else rates_between(first, last)
+
+
+def _mean(one: Point, other: Point) -> Point:
+    """One point in place of two neighbours."""
+    first_s, second_s = one.rates.period_s, other.rates.period_s
+    total_s = first_s + second_s
+    means = [(a * first_s + b * second_s) / total_s for a, b in zip(one.rates[1:], other.rates[1:])]
+    return Point((one.at_s + other.at_s) / 2, Rates(total_s, *means))
+
+
+class History:
+    """The samples of all ranks of a job.
+
+    Args:
+        began_s: when the job started, by the launcher's clock.
+
+    Attributes:
+        processes: by the number of the process in the launcher, which is its rank except in elastic jobs.
+    """
+
+    def __init__(self, began_s: float) -> None:
+        self.began_s = began_s
+        self.processes: Dict[int, Process] = {}
+
+    def take(self, process: int, data: bytes, now_s: float) -> bool:
+        """Take the report of a process; returns whether it is valid."""
+        sample = parse_sample(data, now_s)
+        if sample is None:
+            return False
+        self.processes.setdefault(process, Process(self.began_s)).add(sample)
+        return True
+
+    def present(self) -> Dict[int, int]:
+        """By rank, the number of the process, for the processes of the newest epoch."""
+        samples = {number: item.latest for number, item in self.processes.items() if item.latest is not None}
+        newest = max((sample.generation for sample in samples.values()), default=0)
+        return {
+            sample.rank: number for number, sample in sorted(samples.items()) if sample.generation == newest
+        }
+
+    def slowest_now(self, hosts: Mapping[int, str]) -> Optional[Slowest]:
+        """The rank that the others wait for in the present window.
+
+        Args:
+            hosts: by process, the name of its host.
+        """
+        waits: Dict[int, Waits] = {}
+        periods_s = []
+        for rank, number in self.present().items():
+            first, last = self.processes[number].window
+            if first is None or last is None:
+                return None
+            waits[rank] = waits_between(first, last)
+            periods_s.append(last.elapsed_s - first.elapsed_s)
+        return slowest_rank(waits, names_of(self.present(), hosts), max(periods_s, default=0.0))
+
+    def matrix(self) -> Matrix:
+        """How long each rank of the newest epoch has waited for each other one, in all."""
+        return waiting_matrix(totals_of(self._latest()))
+
+    def slowest(self, hosts: Mapping[int, str]) -> Optional[Slowest]:
+        """The rank that the others have waited for in the whole epoch.
+
+        Args:
+            hosts: by process, the name of its host.
+        """
+        elapsed_s = max((sample.elapsed_s for sample in self._latest()), default=0.0)
+        return slowest_rank(totals_of(self._latest()), names_of(self.present(), hosts), elapsed_s)
+
+    def _latest(self) -> Sequence[Sample]:
+        """The last sample of each process of the newest epoch."""
+        found = [self.processes[number].latest for number in self.present().values()]
+        return [sample for sample in found if sample is not None]
+
+    def samples(self) -> Sequence[Tuple[int, Sample]]:
+        """The last sample of each process, with its number, in order of rank; the newest epoch first."""
+        found = [(number, item.latest) for number, item in self.processes.items() if item.latest is not None]
+        return sorted(found, key=lambda pair: (-pair[1].generation, pair[1].rank, pair[0]))

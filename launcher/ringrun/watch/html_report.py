@@ -1,0 +1,268 @@
+"""The report of ``--report``: one HTML file without scripts, and without anything from elsewhere. Pure."""
+
+from __future__ import annotations
+
+import time
+from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
+
+from . import svg
+from .history import History, Process
+from .numbers import KindNumbers, Sample
+from .table import slowest_text
+from .waiting import LEAST_DELIVERED_BYTES, names_of
+
+_MB = 1e6
+_MOST_RANKS_IN_MAP = 32
+_LINKS_SHOWN = 200
+_OPERATIONS_SHOWN = 12
+_STYLE = """
+body{font:15px/1.45 system-ui,sans-serif;color:#222;background:#fff}
+body{max-width:860px;margin:24px auto;padding:0 16px}
+h1{font-size:22px;margin-bottom:4px}h2{font-size:17px;margin:28px 0 6px}p{margin:6px 0}
+table{border-collapse:collapse;font-size:14px}
+th,td{padding:3px 10px;text-align:right;border-bottom:1px solid #ddd}
+th{font-weight:600}td.t,th.t{text-align:left}tr.slow td{background:#fde8e6;font-weight:600}
+pre{background:#f5f5f5;padding:10px;overflow-x:auto;font-size:13px}
+.note{color:#555;font-size:13px}.slowest{background:#fde8e6;padding:8px 12px;border-left:4px solid #c0392b}
+svg{max-width:100%;height:auto;font:12px system-ui,sans-serif}.lines,.bars{width:100%}
+.grid{stroke:#e3e3e3}.curve{fill:none;stroke-linejoin:round}.bar{fill:#4a7ba6}
+.frame{fill:none;stroke:#c0392b;stroke-width:2.5}.end{text-anchor:end}.middle{text-anchor:middle}
+.legend{font-size:13px}.key{margin-right:12px;white-space:nowrap}
+.key i{display:inline-block;width:12px;height:4px;margin-right:5px;vertical-align:middle}
+.wide{overflow-x:auto}
+"""
+
+
+class Facts(NamedTuple):
+    """What the report says beside numbers.
+
+    Attributes:
+        program: the script or module.
+        version: of ringcomm.
+        began_at: the start, in seconds of the wall clock.
+        took_s: the duration, in seconds.
+        reason: how the job ended.
+        failure: the report of the failure, or "".
+        changes: of membership: seconds since the start, and text.
+        settings: (name, value, source) of every setting.
+    """
+
+    program: str
+    version: str
+    began_at: float
+    took_s: float
+    reason: str
+    failure: str = ""
+    changes: Tuple[Tuple[float, str], ...] = ()
+    settings: Tuple[Tuple[str, str, str], ...] = ()
+
+
+def html_report(facts: Facts, history: History, hosts: Mapping[int, str]) -> str:
+    """The file.
+
+    Args:
+        facts: about the job.
+        history: the samples of its ranks.
+        hosts: by process, the name of its host.
+    """
+    samples = history.samples()
+    title = f"{facts.program} on {len(samples)} rank{'' if len(samples) == 1 else 's'}"
+    began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(facts.began_at))
+    parts = [
+        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
+        "<meta http-equiv=\"Content-Security-Policy\" "
+        "content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+        f"<title>{svg.escape(title)}</title><style>{_STYLE}</style></head><body>",
+        f"<h1>{svg.escape(title)}</h1>",
+        f"<p>Started {began}, took {_duration(facts.took_s)}: {svg.escape(facts.reason)}. "
+        f"ringcomm {svg.escape(facts.version)}.</p>",
+        _slowest(history, hosts),
+    ]  # fmt: skip
+    if facts.failure:
+        parts.append(f"<h2>Failure</h2><pre>{svg.escape(facts.failure)}</pre>")
+    if samples:
+        parts += [_ranks(history, hosts), _curves(history, hosts), _waiting(history, hosts), _kinds(samples)]
+        parts += [_links(history, hosts), _operations(samples)]
+    else:
+        parts.append("<p>No rank has reported numbers: none has called <code>ringcomm.init()</code>.</p>")
+    if facts.changes:
+        rows = [(f"{at_s:.0f} s", text) for at_s, text in facts.changes]
+        parts.append("<h2>Changes of membership</h2>" + _table(("after", "change"), rows, (0, 1)))
+    if facts.settings:
+        parts.append("<h2>Settings</h2>" + _settings(facts.settings))
+    return "".join(parts) + "</body></html>\n"
+
+
+def _duration(seconds: float) -> str:
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s"
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {whole % 60} s"
+
+
+def _table(
+    titles: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (), slow: int = -1
+) -> str:
+    """A table; ``left``: columns of text; ``slow``: the row that stands out."""
+    marks = [' class="t"' if column in left else "" for column in range(len(titles))]
+    head = "".join(f"<th{mark}>{svg.escape(title)}</th>" for mark, title in zip(marks, titles))
+    body = [
+        f"<tr{' class=slow' if index == slow else ''}>"
+        + "".join(f"<td{mark}>{svg.escape(cell)}</td>" for mark, cell in zip(marks, row))
+        + "</tr>"
+        for index, row in enumerate(rows)
+    ]
+    return f'<div class="wide"><table><tr>{head}</tr>{"".join(body)}</table></div>'
+
+
+def _slowest(history: History, hosts: Mapping[int, str]) -> str:
+    slowest = history.slowest(hosts)
+    if slowest is None:
+        return ""
+    text = slowest_text(slowest, names_of(history.present(), hosts))
+    return f'<p class="slowest">{svg.escape(text[0].upper() + text[1:])}.</p>'
+
+
+def _ranks(history: History, hosts: Mapping[int, str]) -> str:
+    slowest = history.slowest(hosts)
+    samples = history.samples()
+    rows, slow = [], -1
+    present = history.present()
+    for index, (number, sample) in enumerate(samples):
+        elapsed_s = max(sample.elapsed_s, 1e-9)
+        if slowest is not None and sample.rank == slowest.rank and present.get(sample.rank) == number:
+            slow = index
+        rows.append((
+            str(sample.rank), hosts.get(number, "?"), str(sample.steps) if sample.steps else "-",
+            svg.number(sample.steps / elapsed_s) if sample.steps else "-", str(sample.calls),
+            f"{100 * min(1.0, sample.waited_s / elapsed_s):.0f} %",
+            svg.number(sample.sent_bytes / _MB), svg.number(sample.received_bytes / _MB),
+            _duration(sample.elapsed_s),
+        ))  # fmt: skip
+    titles = (
+        "rank", "host", "steps", "steps/s", "collectives", "waited", "sent MB", "received MB", "time"
+    )  # fmt: skip
+    note = (
+        '<p class="note">"waited" is the part of the time in collectives: moving data, or waiting for other '
+        "ranks. The slowest rank waits least.</p>"
+    )
+    return "<h2>Ranks</h2>" + _table(titles, rows, (1,), slow) + note
+
+
+def _curves(history: History, hosts: Mapping[int, str]) -> str:
+    slowest = history.slowest(hosts)
+    present = history.present()
+    by_number = {number: rank for rank, number in present.items()}
+    steps: List[svg.Curve] = []
+    waited: List[svg.Curve] = []
+    sent: List[svg.Curve] = []
+    has_steps = any(sample.steps for _, sample in history.samples())
+    for number, process in sorted(history.processes.items()):
+        rank = by_number.get(number, number)
+        label = f"rank {rank} ({hosts.get(number, '?')})"
+        bold = slowest is not None and number in by_number and rank == slowest.rank
+        style = (svg.colour_of(number), bold)
+        points = process.points
+        steps.append(svg.Curve(label, _steps_or_calls(process, has_steps), *style))
+        waited.append(svg.Curve(label, [(item.at_s, 100 * item.rates.waited) for item in points], *style))
+        sent.append(svg.Curve(label, [(item.at_s, item.rates.sent_bytes / _MB) for item in points], *style))
+    what = "steps/s" if has_steps else "collectives/s"
+    return (
+        f"<h2>{'Steps' if has_steps else 'Collectives'} per second</h2>{svg.lines(steps, 'seconds', what)}"
+        f"<h2>Part of the time in collectives</h2>{svg.lines(waited, 'seconds', '%')}"
+        f"<h2>Sent</h2>{svg.lines(sent, 'seconds', 'MB/s')}"
+    )
+
+
+def _steps_or_calls(process: Process, steps: bool) -> List[Tuple[float, float]]:
+    return [(item.at_s, item.rates.steps if steps else item.rates.calls) for item in process.points]
+
+
+def _waiting(history: History, hosts: Mapping[int, str]) -> str:
+    matrix, slowest = history.matrix(), history.slowest(hosts)
+    ranks = sorted(history.present())
+    if len(ranks) < 2:
+        return ""
+    note = (
+        '<p class="note">Seconds that the rank of the row has waited for data of the rank of the column, '
+        "which may have waited itself meanwhile.</p>"
+    )
+    if len(ranks) <= _MOST_RANKS_IN_MAP:
+        marked = None if slowest is None else slowest.rank
+        return f"<h2>Waiting between ranks</h2>{svg.heat_map(ranks, matrix, marked, 'seconds')}{note}"
+    sums = {rank: sum(matrix.get((other, rank), 0.0) for other in ranks) for rank in ranks}
+    top = sorted(ranks, key=lambda rank: -sums[rank])[:_OPERATIONS_SHOWN]
+    rows = [(str(rank), f"{sums[rank]:.1f}") for rank in top]
+    return "<h2>Ranks that others waited for</h2>" + _table(("rank", "seconds of all other ranks"), rows)
+
+
+def _sum(tables: Sequence[Mapping[str, KindNumbers]]) -> Dict[str, KindNumbers]:
+    found: Dict[str, KindNumbers] = {}
+    for table in tables:
+        for name, item in table.items():
+            before = found.get(name, KindNumbers())
+            found[name] = KindNumbers(
+                before.runs + item.runs, before.took_s + item.took_s, before.moved_bytes + item.moved_bytes
+            )
+    return found
+
+
+def _kinds(samples: Sequence[Tuple[int, Sample]]) -> str:
+    kinds = _sum([sample.kinds for _, sample in samples])
+    values = {
+        kind: item.moved_bytes / 2 / _MB  # each byte is sent by one rank and received by another one
+        for kind, item in sorted(kinds.items(), key=lambda pair: -pair[1].moved_bytes)
+    }
+    return f"<h2>Bytes by kind of collective</h2>{svg.bars(values, 'MB')}" if values else ""
+
+
+def _links(history: History, hosts: Mapping[int, str]) -> str:
+    rows = []
+    present = history.present()
+    for rank, number in sorted(present.items()):
+        process = history.processes[number]
+        sample = process.latest
+        for other, peer in sorted(sample.peers.items()) if sample is not None else ():
+            elapsed_s = max(sample.elapsed_s, 1e-9) if sample is not None else 1.0
+            enough = peer.busy_s and peer.delivered_bytes >= LEAST_DELIVERED_BYTES
+            speed = peer.delivered_bytes / peer.busy_s / _MB if enough else 0.0
+            rows.append((
+                f"{rank} ({hosts.get(number, '?')})", f"{other} ({hosts.get(present.get(other, -1), '?')})",
+                svg.number(peer.sent_bytes / _MB), svg.number(peer.sent_bytes / _MB / elapsed_s),
+                svg.number(process.peak_bytes.get(other, 0.0) / _MB),
+                f"{speed:.3g}" if speed else "-",
+                f"{100 * min(1.0, peer.busy_s / elapsed_s):.0f} %" if speed else "-",
+            ))  # fmt: skip
+    if not rows:
+        return ""
+    more = f"<p>and {len(rows) - _LINKS_SHOWN} more</p>" if len(rows) > _LINKS_SHOWN else ""
+    titles = ("from rank", "to rank", "MB", "MB/s on average", "MB/s at most", "MB/s while busy", "busy")
+    note = (
+        '<p class="note">"at most": the highest average over about a second. "busy": while the TCP '
+        "connection had something to send, as the system counts it; inside a host nothing is counted.</p>"
+    )
+    return f"<h2>Links</h2>{_table(titles, rows[:_LINKS_SHOWN], (0, 1))}{more}{note}"
+
+
+def _operations(samples: Sequence[Tuple[int, Sample]]) -> str:
+    found = _sum([sample.operations for _, sample in samples])
+    names = sorted(found, key=lambda name: -found[name].took_s)[:_OPERATIONS_SHOWN]
+    if not names:
+        return ""
+    rows = [
+        (name, str(item.runs), f"{item.took_s:.2f}", f"{1e3 * item.took_s / max(1, item.runs):.3g}",
+         svg.number(item.moved_bytes / 2 / _MB))
+        for name, item in ((name, found[name]) for name in names)
+    ]  # fmt: skip
+    titles = ("operation", "runs of all ranks", "seconds", "ms each", "MB")
+    return "<h2>Operations that took longest</h2>" + _table(titles, rows, (0,))
+
+
+def _settings(settings: Sequence[Tuple[str, str, str]]) -> str:
+    chosen = [row for row in settings if row[2] != "default"]
+    rest = [row for row in settings if row[2] == "default"]
+    titles = ("setting", "value", "set by")
+    own = _table(titles, chosen, (0, 1, 2)) if chosen else "<p>All have their defaults.</p>"
+    others = _table(titles[:2], [row[:2] for row in rest], (0, 1))
+    return f"{own}<details><summary>{len(rest)} settings with their defaults</summary>{others}</details>"

@@ -1,0 +1,159 @@
+"""Which rank the others wait for, and why, from what ranks report about their waiting. Pure."""
+
+from __future__ import annotations
+
+from typing import Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from .numbers import PeerNumbers, Sample
+
+LEAST_SHARE = 0.1
+"""A rank computes longest if the others wait for this part of the time more than it does."""
+LEAST_BUSY = 0.3
+"""A link holds the job up if it is busy for at least this part of the time,"""
+SLOW_LINK = 0.5
+"""and has at most this part of the speed of links between other hosts."""
+LEAST_DELIVERED_BYTES = 1 << 20
+"""A link that has delivered less says nothing about its speed."""
+
+Matrix = Dict[Tuple[int, int], float]
+"""By (rank that waits, rank that it waits for), seconds."""
+
+
+class Waits(NamedTuple):
+    """How a rank has waited in a period.
+
+    Attributes:
+        waited_s: in collectives, moving data or waiting for other ranks.
+        slept_s: by rank, until its data came.
+        late_s: from rank 0 only: by rank, how long operations by name have waited for it alone.
+        links: by rank, the bytes that TCP connections have delivered to it, and for how many seconds.
+    """
+
+    waited_s: float
+    slept_s: Mapping[int, float]
+    late_s: Mapping[int, float]
+    links: Mapping[int, Tuple[int, float]]
+
+
+def waits_between(before: Optional[Sample], after: Sample) -> Waits:
+    """How a rank has waited between two samples; without the first one, from the start."""
+    peers = {} if before is None else before.peers
+    late_before_s = {} if before is None else before.late_s
+    slept_s, links = {}, {}
+    for rank, peer in after.peers.items():
+        earlier = peers.get(rank, PeerNumbers())
+        slept_s[rank] = max(0.0, peer.slept_s - earlier.slept_s)
+        links[rank] = (
+            max(0, peer.delivered_bytes - earlier.delivered_bytes), max(0.0, peer.busy_s - earlier.busy_s)
+        )  # fmt: skip
+    late_s = {
+        rank: max(0.0, seconds - late_before_s.get(rank, 0.0)) for rank, seconds in after.late_s.items()
+    }
+    waited_s = after.waited_s - (0.0 if before is None else before.waited_s)
+    return Waits(max(0.0, waited_s), slept_s, late_s, links)
+
+
+def waiting_matrix(waits: Mapping[int, Waits]) -> Matrix:
+    """How long each rank has waited for each other one.
+
+    A rank reports from which rank the data of a running collective were missing. An operation by name runs
+    only when all ranks have submitted it, and only rank 0 receives which ranks are late. So the rest of a
+    rank's waiting is divided among the late ranks in proportion to how late they were, and is at most that.
+
+    Args:
+        waits: by rank.
+    """
+    late_s: Dict[int, float] = {}
+    for item in waits.values():
+        for rank, seconds in item.late_s.items():
+            late_s[rank] = late_s.get(rank, 0.0) + seconds
+    matrix: Matrix = {}
+    for rank, item in waits.items():
+        others = {other: seconds for other, seconds in late_s.items() if other != rank}
+        rest_s = max(0.0, item.waited_s - sum(item.slept_s.values()))
+        total_s = sum(others.values())
+        part = min(1.0, rest_s / total_s) if total_s else 0.0
+        for other in waits:
+            if other != rank:
+                matrix[rank, other] = item.slept_s.get(other, 0.0) + part * others.get(other, 0.0)
+    return matrix
+
+
+class Slowest(NamedTuple):
+    """The rank that the others wait for.
+
+    Attributes:
+        rank: the rank.
+        share: the part of the time that the others wait for it; or that its link is busy.
+        link_mb_per_s: the speed of its link in MB/s, if that is the reason; otherwise 0.
+        other_mb_per_s: the lowest speed of the links between other hosts, in MB/s.
+    """
+
+    rank: int
+    share: float
+    link_mb_per_s: float = 0.0
+    other_mb_per_s: float = 0.0
+
+
+def slowest_rank(
+    waits: Mapping[int, Waits], hosts: Mapping[int, str], period_s: float
+) -> Optional[Slowest]:
+    """The rank that the others wait for; None if ranks wait equally and their links are alike.
+
+    The rank that computes longest waits least. Where all wait equally, they wait for the network; then it is
+    the rank behind links that are slow and busy, while links between other hosts are fast. A slow link
+    between two hosts without a third one is a matter of both.
+
+    Args:
+        waits: by rank.
+        hosts: by rank.
+        period_s: the period of these waits, in seconds.
+    """
+    if len(waits) < 2 or period_s <= 0.0:
+        return None
+    rank = min(sorted(waits), key=lambda item: waits[item].waited_s)
+    others = [item.waited_s for other, item in waits.items() if other != rank]
+    share = (sum(others) / len(others) - waits[rank].waited_s) / period_s
+    if share >= LEAST_SHARE:
+        return Slowest(rank, min(1.0, share))
+    return _behind_slow_link(waits, hosts, period_s)
+
+
+class _HostLink(NamedTuple):
+    byte_per_s: float
+    busy: float
+
+
+def _behind_slow_link(
+    waits: Mapping[int, Waits], hosts: Mapping[int, str], period_s: float
+) -> Optional[Slowest]:
+    fastest: Dict[str, _HostLink] = {}
+    for rank, item in waits.items():
+        for other, (delivered_bytes, busy_s) in item.links.items():
+            if delivered_bytes >= LEAST_DELIVERED_BYTES and busy_s > 0.0 and other in waits:
+                link = _HostLink(delivered_bytes / busy_s, busy_s / period_s)
+                for host in (hosts.get(rank, ""), hosts.get(other, "")):
+                    fastest[host] = max(fastest.get(host, link), link)
+    if len(fastest) < 3:
+        return None
+    slow, second, *_ = sorted(fastest, key=lambda host: fastest[host].byte_per_s)
+    own, others = fastest[slow], fastest[second]
+    if own.byte_per_s > SLOW_LINK * others.byte_per_s or own.busy < LEAST_BUSY:
+        return None
+    rank = min(rank for rank in waits if hosts.get(rank, "") == slow)
+    return Slowest(rank, min(1.0, own.busy), own.byte_per_s / 1e6, others.byte_per_s / 1e6)
+
+
+def names_of(present: Mapping[int, int], hosts: Mapping[int, str]) -> Dict[int, str]:
+    """By rank, the name of its host.
+
+    Args:
+        present: by rank, the number of its process.
+        hosts: by the number of the process.
+    """
+    return {rank: hosts.get(number, "?") for rank, number in present.items()}
+
+
+def totals_of(samples: Sequence[Sample]) -> Dict[int, Waits]:
+    """By rank, how it has waited from the start."""
+    return {sample.rank: waits_between(None, sample) for sample in samples}

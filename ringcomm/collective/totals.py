@@ -1,0 +1,114 @@
+"""What a runner's calls have done in total: numbers of calls, time, bytes, and the ranks it waited for.
+
+Plans count their own runs while calls are made; these sums are made only on request.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, List
+
+from .calls import Plan
+
+
+class PeerTotal:
+    """What was exchanged with one peer.
+
+    Attributes:
+        sent_bytes, received_bytes: headers included.
+        slept_s: how long this rank has slept until bytes of the peer came, in seconds.
+        delivered_bytes: what TCP connections have delivered to the peer, as the system counts it.
+        busy_s: for how long they were busy with that, in seconds.
+    """
+
+    __slots__ = ("delivered_bytes", "busy_s", "received_bytes", "sent_bytes", "slept_s")
+
+    def __init__(self) -> None:
+        self.sent_bytes = self.received_bytes = self.delivered_bytes = 0
+        self.slept_s = self.busy_s = 0.0
+
+    def exchanged(self, sent_bytes: int, received_bytes: int) -> None:
+        """Add to the sums."""
+        self.sent_bytes += sent_bytes
+        self.received_bytes += received_bytes
+
+
+class OperationTotal:
+    """What equal calls, or calls of one kind, have done.
+
+    Attributes:
+        runs: their number.
+        took_s: the time of all of them, in seconds.
+        moved_bytes: sent and received by all of them.
+    """
+
+    __slots__ = ("moved_bytes", "runs", "took_s")
+
+    def __init__(self) -> None:
+        self.runs = self.moved_bytes = 0
+        self.took_s = 0.0
+
+    def add(self, runs: int, took_s: float, moved_bytes: int) -> None:
+        """Add to the sums."""
+        self.runs += runs
+        self.took_s += took_s
+        self.moved_bytes += moved_bytes
+
+
+class Totals:
+    """Sums over calls.
+
+    Attributes:
+        peers: by rank.
+        kinds: by kind, such as ``allreduce``.
+        operations: by the description of the call.
+    """
+
+    def __init__(self) -> None:
+        self.peers: Dict[int, PeerTotal] = {}
+        self.kinds: Dict[str, OperationTotal] = {}
+        self.operations: Dict[str, OperationTotal] = {}
+
+    def copy(self) -> Totals:
+        """Another object with the same sums."""
+        made = Totals()
+        made.merge(self)
+        return made
+
+    def merge(self, other: Totals) -> None:
+        """Add the sums of another object."""
+        for rank, item in list(other.peers.items()):
+            self.peer(rank).exchanged(item.sent_bytes, item.received_bytes)
+            self.peer(rank).slept_s += item.slept_s
+        for mine, theirs in ((self.kinds, other.kinds), (self.operations, other.operations)):
+            for name, total in list(theirs.items()):
+                mine.setdefault(name, OperationTotal()).add(total.runs, total.took_s, total.moved_bytes)
+
+    def peer(self, rank: int) -> PeerTotal:
+        """The sums of what was exchanged with a rank."""
+        return self.peers.setdefault(rank, PeerTotal())
+
+    def add(self, plan: Plan, rank_of: Callable[[int], int]) -> None:
+        """Add what a plan has done so far.
+
+        Args:
+            plan: the plan; another thread may be running it.
+            rank_of: the rank in the whole job of a peer.
+        """
+        runs, took_s, execution = plan.runs, plan.took_s, plan.execution
+        if execution is None:
+            return
+        moved_bytes = 0
+        for peer, (sent, received) in execution.volume().items():
+            self.peer(rank_of(peer)).exchanged(runs * sent, runs * received)
+            moved_bytes += runs * (sent + received)
+        for peer, seconds in list(execution.slept_s.items()):
+            self.peer(rank_of(peer)).slept_s += seconds
+        call = plan.call
+        if not (call.is_internal or call.ahead):
+            for totals, name in ((self.kinds, call.kind), (self.operations, call.describe())):
+                totals.setdefault(name, OperationTotal()).add(runs, took_s, moved_bytes)
+
+
+def longest(operations: Dict[str, OperationTotal], count: int) -> List[str]:
+    """The names of the operations that took the most time in total, at most so many."""
+    return sorted(operations, key=lambda name: -operations[name].took_s)[:count]

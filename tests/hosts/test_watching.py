@@ -1,0 +1,46 @@
+"""The host behind a throttled link is the one that the live view and the report name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.hosts.job import ringrun
+from tests.hosts.netlab import Lab
+
+PROGRAM = """
+import sys, time
+import numpy as np
+import ringcomm as rc
+
+rc.init()
+gradient = np.ones(250_000, np.float32)
+until = time.monotonic() + 8.0
+while True:
+    rc.allreduce_async(gradient, name="gradient").wait() if sys.argv[1] == "name" else rc.allreduce(gradient)
+    rc.count_step()
+    if rc.allreduce(np.array([time.monotonic() > until], np.int32), op=rc.Max)[0]:
+        break
+"""
+
+
+def watched(lab: Lab, folder: Path, way: str) -> str:
+    """The report, after a check that the live view's last line says the same."""
+    (folder / "train.py").write_text(PROGRAM)
+    options = ["-H", "localhost,jetson1,jetson2", "--cwd", folder, "--watch", "--report", folder / "run.html"]
+    job = ringrun(lab, *options, "train.py", way, timeout_s=100)
+    assert job.process.returncode == 0, job.output
+    page = (folder / "run.html").read_text()
+    assert re.findall(r"rank (\d) \(\w+\) is the slowest", job.output) == re.findall(
+        r"Rank (\d) \(\w+\) is the slowest", page
+    ), job.output
+    return page
+
+
+def test_a_throttled_link_marks_the_rank_behind_it(lab: Lab, tmp_path: Path) -> None:
+    lab.shape("jetson2", "eth", "60mbit")
+    page = watched(lab, tmp_path, "direct")
+    assert "Rank 2 (jetson2) is the slowest: its link carries" in page, page
+    assert re.search(r"<tr class=slow><td>2</td>", page)
+    fast = re.search(r"<td class=.t.>0 \(localhost\)</td><td class=.t.>1 \(jetson1\)</td>", page)
+    assert fast is not None

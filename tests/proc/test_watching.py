@@ -1,0 +1,180 @@
+"""`--watch`, `--report` and `--metrics-port` of real jobs: the slow rank is the one that is marked."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import select
+import shutil
+import struct
+import subprocess
+import sys
+import termios
+import time
+import urllib.request
+from pathlib import Path
+from typing import Callable, List, Sequence
+
+import pytest
+
+from ringcomm.clock import Deadline
+from tests.proc.test_ringrun_support import LIMIT_S, SOURCES, Launched
+
+PROGRAM = """
+import os, sys, time
+import numpy as np
+import ringcomm as rc
+
+rc.init()
+x = np.ones(1000, np.float32)
+by_name = sys.argv[1] == "name"
+while True:
+    if rc.rank() == 1:
+        time.sleep(0.05)
+    rc.allreduce_async(x, name="gradient").wait() if by_name else rc.allreduce(x)
+    if not by_name:
+        rc.count_step()
+    ends = np.array([os.path.exists("enough")], np.int32)
+    if rc.allreduce(ends, op=rc.Max)[0]:
+        break
+"""
+SLOWEST = "rank 1 (localhost) is the slowest: the others wait for it"
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    return tmp_path
+
+
+def on_a_terminal(arguments: Sequence[str], cwd: Path, react: Callable[[str], bytes]) -> str:
+    """What ringrun writes to a terminal of 30 lines; `react` says what to type, from what was written."""
+    pty = pytest.importorskip("pty")
+    controller, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 150, 0, 0))
+    environ = {**os.environ, "PYTHONPATH": SOURCES, "TERM": "xterm", "RINGCOMM_DIAGNOSE_DIR": str(cwd)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ringrun", *arguments], stdin=terminal, stdout=terminal, stderr=terminal,
+        env=environ, cwd=cwd, start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )  # fmt: skip
+    before = termios.tcgetattr(terminal)
+    data, deadline = b"", Deadline(2 * LIMIT_S)
+    try:
+        while process.poll() is None or select.select([controller], [], [], 0)[0]:
+            if select.select([controller], [], [], 0.1)[0]:
+                data += os.read(controller, 65536)
+                os.write(controller, react(data.decode(errors="replace")))
+            assert not deadline.expired(), data.decode(errors="replace")
+        assert process.returncode == 0, data.decode(errors="replace")
+        assert termios.tcgetattr(terminal)[3] == before[3], "the terminal is not as it was"
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
+        os.close(controller)
+    return data.decode(errors="replace")
+
+
+@pytest.mark.parametrize("way", ["direct", "name"])
+def test_the_slow_rank_is_marked_in_the_table_and_in_the_report(program: Path, way: str) -> None:
+    typed: List[bytes] = []
+
+    def react(written: str) -> bytes:
+        if SLOWEST in written and not typed:
+            typed.append(b"s")
+            return b"s"
+        if "wait in" in written or "ringrun diagnose" in written:
+            (program / "enough").touch()
+        return b""
+
+    arguments = ["-np", "3", "--oversubscribe", "--watch", "--report", "run.html", "train.py", way]
+    written = on_a_terminal(arguments, program, react)
+    assert re.search(r"\x1b\[31m>    1  localhost +\d+ ", written), written
+    assert "\x1b[A" in written and "q: leave this view" in written
+    table = written[written.rindex("ringrun:   rank  host") :]  # what stays
+    assert re.search(r"ringrun: >    1  localhost", table) and "\x1b[31m" not in table.split("report:")[0]
+    page = (program / "run.html").read_text()
+    assert f"R{SLOWEST[1:]}" in page and re.search(r"<tr class=slow><td>1</td>", page)
+    assert "Steps per second" in page
+
+
+def test_q_leaves_the_view_and_the_job_goes_on(program: Path) -> None:
+    typed: List[bytes] = []
+
+    def react(written: str) -> bytes:
+        if "q: leave this view" in written and not typed:
+            typed.append(b"q")
+            (program / "left").touch()
+            return b"q"
+        if typed and written.endswith("\x1b[K"):  # the table is gone
+            (program / "enough").touch()
+        return b""
+
+    written = on_a_terminal(["-np", "2", "--watch", "train.py", "direct"], program, react)
+    assert "ringrun:   rank  host" not in written
+
+
+def test_without_a_terminal_there_are_lines_and_an_endpoint(program: Path) -> None:
+    job = Launched(
+        "-np", "3", "--oversubscribe", "--watch", "--metrics-port", "0", "train.py", "direct", cwd=program
+    )  # fmt: skip
+    assert job.process.stderr is not None
+    address, shown = "", b""
+    while not address:
+        line = job.process.stderr.readline()
+        assert line, shown
+        shown += line
+        found = re.search(rb"metrics for Prometheus: (http://127\.0\.0\.1:\d+/metrics)", line)
+        address = found[1].decode() if found else ""
+    until, text = time.monotonic() + LIMIT_S, ""
+    while 'ringcomm_slowest{rank="1",host="localhost"} 1' not in text:
+        assert time.monotonic() < until, text
+        with urllib.request.urlopen(address, timeout=LIMIT_S) as page:
+            assert page.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+            text = page.read().decode()
+        time.sleep(0.1)
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        urllib.request.urlopen(address.replace("/metrics", "/"), timeout=LIMIT_S)
+    (program / "enough").touch()
+    assert job.finish() == 0, job.err
+    assert SLOWEST in job.err and "\x1b" not in job.err
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(address, timeout=LIMIT_S)
+
+
+def test_a_failed_job_has_a_report_too(program: Path) -> None:
+    (program / "fails.py").write_text("import ringcomm as rc\nrc.init()\nrc.barrier()\n1 / (rc.rank() - 1)\n")
+    job = Launched("-np", "2", "--report", "run.html", "fails.py", cwd=program)
+    assert job.finish() != 0
+    page = (program / "run.html").read_text()
+    assert "<h2>Failure</h2>" in page and "ZeroDivisionError" in page
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--report", "nowhere/run.html"], "its directory does not exist"),
+        (["--report", "."], "this is a directory"),
+        (["--watch", "--flight-recorder", "0"], "need the flight recorder"),
+        (["--metrics-port", "99999"], "metrics-port"),
+    ],
+)
+def test_what_cannot_be(program: Path, options: List[str], text: str) -> None:
+    job = Launched("-np", "1", *options, "train.py", "direct", cwd=program)
+    assert job.finish() == 2 and text in job.err
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium is installed")
+@pytest.mark.full
+def test_a_browser_shows_the_report(program: Path) -> None:
+    (program / "enough").touch()
+    job = Launched("-np", "2", "--report", "run.html", "train.py", "direct", cwd=program)
+    assert job.finish() == 0, job.err
+    found = subprocess.run(
+        ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--window-size=900,2000",
+         f"--user-data-dir={program / 'profile'}", "--screenshot=page.png", "run.html"],
+        cwd=program, timeout=90, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert (program / "page.png").stat().st_size > 20_000, found.stdout

@@ -1,0 +1,97 @@
+"""Sums over the calls of a runner: exact counts and bytes, on the runs themselves and on dropped plans."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ringcomm.collective import runner as runner_module
+from ringcomm.collective.totals import OperationTotal, Totals, longest
+from ringcomm.ops import Sum
+from ringcomm.testing.cluster import run_ranks
+from ringcomm.wire.frames import HEADER_BYTES
+
+COUNTS = [1, 100, 20_000, 300_000]
+"""The first two use the executor for short messages."""
+
+
+def sums(context):
+    found = context._runner.totals()
+    peers = {rank: (peer.sent_bytes, peer.received_bytes) for rank, peer in found.peers.items()}
+    return peers, {name: (item.runs, item.moved_bytes) for name, item in found.kinds.items()}
+
+
+def differences(after, before):
+    return [new - old for new, old in zip(after, before)]
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("codec", [0, "int8"])
+def test_what_one_rank_sends_another_receives(count, codec):
+    def work(context):
+        before, _ = sums(context)
+        data = np.ones(count, np.float32)
+        for _ in range(3):
+            context.allreduce(data, Sum, compression=codec) if codec else context.allreduce(data, Sum)
+        after, kinds = sums(context)
+        return {rank: differences(after[rank], before.get(rank, (0, 0))) for rank in after}, kinds
+
+    results = run_ranks(3, work)
+    moved = [peers for peers, _ in results]
+    for rank, peers in enumerate(moved):
+        for other, (sent, received) in peers.items():
+            assert [received, sent] == moved[other][rank]
+    for peers, kinds in results:
+        assert kinds["allreduce"][0] == 3
+        assert kinds["allreduce"][1] == sum(map(sum, peers.values())) > 0
+
+
+def test_bytes_of_two_ranks_are_those_of_the_algorithm():
+    def work(context):
+        context.allreduce(np.ones(1000, np.float32), Sum)
+        return sums(context)[0][1 - context.rank]
+
+    (sent, received), _ = run_ranks(2, work)
+    assert sent == received and (sent - HEADER_BYTES) % 4000 in (0, 2000)
+
+
+def test_plans_that_are_dropped_stay_in_the_sums(monkeypatch):
+    monkeypatch.setattr(runner_module, "_PLANS_KEPT", 4)
+
+    def work(context):
+        for count in range(1, 21):
+            context.allreduce(np.ones(count, np.float32), Sum)
+        assert len(context._runner._plans) <= 4
+        return sums(context)[1]["allreduce"]
+
+    assert [runs for runs, _ in run_ranks(2, work)] == [20, 20]
+
+
+def test_internal_calls_count_as_bytes_only():
+    def work(context):
+        context._tune()
+        context.barrier()
+        return set(sums(context)[1]), context._runner.last_call
+
+    assert run_ranks(2, work) == [({"barrier"}, "barrier()")] * 2
+
+
+def test_sums_add_up():
+    one, other = Totals(), Totals()
+    one.peer(1).exchanged(10, 20)
+    other.peer(1).exchanged(1, 2)
+    other.peer(2).slept_s = 0.5
+    other.kinds["allreduce"] = OperationTotal()
+    other.kinds["allreduce"].add(3, 1.5, 12)
+    both = one.copy()
+    both.merge(other)
+    assert (both.peers[1].sent_bytes, both.peers[1].received_bytes, both.peers[2].slept_s) == (11, 22, 0.5)
+    assert both.kinds["allreduce"].runs == 3 and one.kinds == {} and one.peers[1].sent_bytes == 10
+
+
+def test_the_longest_operations():
+    operations = {}
+    for name, took_s in (("a", 1.0), ("b", 3.0), ("c", 2.0)):
+        operations[name] = OperationTotal()
+        operations[name].add(1, took_s, 0)
+    assert longest(operations, 2) == ["b", "c"]

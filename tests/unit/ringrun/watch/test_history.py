@@ -1,0 +1,61 @@
+"""Samples over time: present rates, curves that stay short, processes that come and go."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringrun.watch.history import MOST_POINTS, WINDOW_S, History
+from tests.unit.ringrun.watch.samples import EQUAL, HOSTS, SLOW_2, report, running
+
+
+def test_rates_are_those_of_the_last_seconds():
+    history = History(0.0)
+    for second in range(31):
+        steps = second if second <= 20 else 20 + 5 * (second - 20)
+        history.take(0, report(0, float(second), steps=steps), float(second))
+    rates = history.processes[0].rates
+    assert rates is not None and rates.period_s == WINDOW_S and rates.steps == 5.0
+
+
+def test_the_slow_rank_and_no_slow_rank():
+    for found in (SLOW_2.slowest_now(HOSTS), SLOW_2.slowest(HOSTS)):
+        assert found is not None and found.rank == 2 and found.share == pytest.approx(0.7)
+    assert EQUAL.slowest_now(HOSTS) is None and EQUAL.slowest(HOSTS) is None
+    assert SLOW_2.matrix()[0, 2] == pytest.approx(14.0)
+
+
+def test_one_report_gives_no_rate_and_no_slow_rank():
+    history = running(0, [0.8, 0.0], {})
+    assert history.processes[0].rates is None and history.slowest_now(HOSTS) is None
+
+
+def test_an_hour_has_few_points_and_the_same_mean():
+    history = running(3600, [0.5], {}, steps=3.0)
+    points = history.processes[0].points
+    assert MOST_POINTS / 2 < len(points) <= MOST_POINTS
+    assert all(point.rates.steps == pytest.approx(3.0, rel=0.02) for point in points)
+    assert points[-1].at_s > 3500 and [point.at_s for point in points] == sorted(p.at_s for p in points)
+
+
+def test_the_last_report_of_a_job_makes_no_peak():
+    history = running(3, [0.5, 0.5], {})
+    late = {"1": [9_000_000, 0, 0.0, 0, 0.0]}
+    history.take(0, report(0, 3.1, steps=60, peers=late), 3.1)
+    process = history.processes[0]
+    assert len(process.points) == 3 and process.peak_bytes[1] == 1e6
+    assert process.latest is not None and process.latest.steps == 60
+
+
+def test_another_epoch_begins_anew():
+    """Member 1 is lost, member 2 takes its rank."""
+    history = running(5, [0.5, 0.5], {})
+    history.take(0, report(0, 1.0, generation=1), 7.0)
+    history.take(2, report(1, 1.0, generation=1), 7.0)
+    assert history.present() == {0: 0, 1: 2}
+    assert history.processes[0].rates is None
+    assert [number for number, _ in history.samples()] == [0, 2, 1]
+
+
+def test_what_is_not_valid_is_refused():
+    history = History(0.0)
+    assert not history.take(0, b"{}", 1.0) and history.samples() == []

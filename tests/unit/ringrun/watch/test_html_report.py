@@ -1,0 +1,125 @@
+"""The report: one file that needs nothing else, small, and with the slow rank in front."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from typing import List
+from xml.etree import ElementTree
+
+import pytest
+
+from ringrun.watch.history import MOST_POINTS, History
+from ringrun.watch.html_report import Facts, html_report
+from tests.unit.ringrun.watch.samples import EQUAL, HOSTS, SLOW_2, report, running
+
+FACTS = Facts("train.py", "0.1.0", 1.7e9, 75.0, "done")
+_VOID = ("meta",)
+
+
+class Checker(HTMLParser):
+    """Checks that every element is closed, and collects text and attributes."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: List[str] = []
+        self.tags: List[str] = []
+        self.links: List[str] = []
+        self.text = ""
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.links += [name for name, _ in attrs if name in ("src", "href", "xlink:href", "action", "data")]
+        assert not any(name.startswith("on") for name, _ in attrs)
+        if tag not in _VOID and not self.get_starttag_text().endswith("/>"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if self.open and self.open[-1] == tag:
+            self.open.pop()
+
+    def handle_data(self, data):
+        if not self.open or self.open[-1] != "style":
+            self.text += f" {data}"
+
+
+def page_of(history: History, facts: Facts = FACTS) -> str:
+    return html_report(facts, history, HOSTS)
+
+
+def test_the_slow_rank_comes_first():
+    page = page_of(SLOW_2)
+    text = " ".join(Checker(page).text.split())
+    assert text.index("Rank 2 (jetson2) is the slowest: the others wait for it 70 % of the time.") < 200
+    assert re.search(r"<tr class=slow><td>2</td>", page)
+    for title in ("Ranks", "Steps per second", "Waiting between ranks", "Links"):
+        assert f"<h2>{title}</h2>" in page, title
+    assert "75.0" not in text and "1 min 15 s" in text
+
+
+def test_equal_ranks_have_no_culprit():
+    assert "slowest:" not in page_of(EQUAL) and "class=slow>" not in page_of(EQUAL)
+
+
+def test_it_needs_nothing_else():
+    page = page_of(SLOW_2)
+    found = Checker(page)
+    assert found.links == [] and not {"script", "link", "img", "iframe", "object"} & set(found.tags)
+    assert "http:" not in page and "https:" not in page and "url(" not in page and "@import" not in page
+
+
+def test_figures_are_valid():
+    figures = re.findall(r"<svg.*?</svg>", page_of(SLOW_2), re.DOTALL)
+    assert len(figures) == 5
+    for figure in figures:
+        ElementTree.fromstring(figure)
+        assert "nan" not in figure and "inf" not in figure
+
+
+def test_sixteen_ranks_are_below_a_megabyte():
+    """However long the job is: no curve has more points."""
+    slept = {rank: {other: 0.03 for other in range(16) if other != rank} for rank in range(16)}
+    page = page_of(running(MOST_POINTS, [0.4] * 16, slept, steps=3.7))
+    assert 50_000 < len(page.encode()) < 1_000_000
+
+
+def test_text_from_elsewhere_is_escaped():
+    history = running(3, [0.1, 0.1], {})
+    bad = "<script>alert(1)</script>\x1b[2J"
+    history.take(0, report(0, 4.0, operations={bad: [1, 9.0, 5]}, kinds={bad: [1, 9.0, 5]}), 4.0)
+    facts = FACTS._replace(program=bad, failure=bad, changes=((3.0, bad),), settings=((bad, bad, bad),))
+    found = Checker(html_report(facts, history, {0: bad, 1: bad}))
+    assert "script" not in found.tags and found.text.count("<script>alert(1)</script>") >= 6
+    assert "\x1b" not in found.text
+
+
+def test_failures_changes_and_settings():
+    facts = FACTS._replace(
+        reason="failure", failure="rank 1 was lost", changes=((12.0, "jetson2 has joined"),),
+        settings=(("timeout", "300", "--timeout"), ("measure", "on", "default")),
+    )  # fmt: skip
+    text = " ".join(Checker(page_of(SLOW_2, facts)).text.split())
+    assert "rank 1 was lost" in text and "12 s jetson2 has joined" in text
+    assert "timeout 300 --timeout" in text and "1 settings with their defaults" in text
+
+
+@pytest.mark.parametrize("seconds", [0, 1])
+def test_short_jobs_and_jobs_without_ringcomm(seconds):
+    Checker(page_of(running(seconds, [0.0, 0.0], {})))
+    assert "No rank has reported numbers" in Checker(page_of(History(0.0))).text
+
+
+def test_many_ranks_have_a_table_in_place_of_the_map():
+    slept = {rank: {40: 0.5} for rank in range(40)}
+    page = page_of(running(2, [0.5] * 40 + [0.0], slept))
+    assert "Ranks that others waited for" in page and "Rank 40" in page
+
+
+def test_without_steps_the_curves_show_collectives():
+    history = History(0.0)
+    for second in range(4):
+        history.take(0, report(0, float(second), kinds={"barrier": [3 * second, 0.0, 0]}), float(second))
+    assert "<h2>Collectives per second</h2>" in page_of(history)
