@@ -36,7 +36,7 @@ MODULES = (
     "ringcomm.tensorflow.elastic", "ringcomm.tensorflow.keras", "ringcomm.tensorflow.keras.callbacks",
     "ringcomm.tensorflow.keras.elastic", "ringcomm.tensorflow.mpi_ops",
     "ringcomm.tensorflow.data.compute_service", "ringcomm.keras", "ringcomm.keras.callbacks",
-    "ringcomm.keras.elastic", "ringcomm.testing.cluster", "ringcomm.testing.contract",
+    "ringcomm.keras.elastic", "ringcomm.mxnet", "ringcomm.testing.cluster", "ringcomm.testing.contract",
     "ringcomm.testing.faulty",
 )  # fmt: skip
 SHIM = ROOT / "launcher" / "ringrun" / "compat" / "horovod_shim"
