@@ -40,8 +40,8 @@ MODULES = (
     "ringcomm", "ringcomm.errors", "ringcomm.torch", "ringcomm.torch.elastic", "ringcomm.torch.mpi_ops",
     "ringcomm.torch.distributed", "ringcomm.tensorflow", "ringcomm.tensorflow.elastic",
     "ringcomm.tensorflow.mpi_ops", "ringcomm.tensorflow.data.compute_service", "ringcomm.keras",
-    "ringcomm.keras.callbacks", "ringcomm.keras.elastic", "ringcomm.mxnet", "ringcomm.testing.cluster",
-    "ringcomm.testing.contract", "ringcomm.testing.faulty",
+    "ringcomm.keras.callbacks", "ringcomm.keras.elastic", "ringcomm.mxnet", "ringcomm.mxnet.mpi_ops",
+    "ringcomm.testing.cluster", "ringcomm.testing.contract", "ringcomm.testing.faulty",
 )  # fmt: skip
 """The modules whose public names the API reference describes."""
 
