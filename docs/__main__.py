@@ -44,8 +44,8 @@ MODULES = (
     "ringcomm.torch.distributed", "ringcomm.lightning", "ringcomm.tensorflow", "ringcomm.tensorflow.elastic",
     "ringcomm.tensorflow.mpi_ops", "ringcomm.tensorflow.data.compute_service", "ringcomm.keras",
     "ringcomm.keras.callbacks", "ringcomm.keras.elastic", "ringcomm.mxnet", "ringcomm.testing.cluster",
-    "ringcomm.ray", "ringcomm.dask", "ringcomm.spark",
-    "ringcomm.testing.contract", "ringcomm.testing.faulty",
+    "ringcomm.ray", "ringcomm.dask", "ringcomm.spark", "ringcomm.testing.contract",
+    "ringcomm.testing.faulty", "ringcomm.mxnet.mpi_ops",
 )  # fmt: skip
 """The modules whose public names the API reference describes."""
 

@@ -39,6 +39,10 @@ class GradientReducer:
         self._key: Optional[List[Any]] = None
         self._plan: List[Tuple[List[int], str]] = []
 
+    def active(self) -> bool:
+        """Whether this rank is in the process set, and has other ranks to reduce with."""
+        return bool(included_in(self.how.process_set)) and size_of(self.how.process_set) > 1
+
     def reduce(self, names: Sequence[str], gradients: Sequence[mx.nd.NDArray]) -> None:
         """Overwrite gradients with the average of all ranks' gradients.
 
@@ -52,7 +56,7 @@ class GradientReducer:
         Raises:
             RingcommError: a reduction failed; all of them have ended.
         """
-        if not included_in(self.how.process_set) or size_of(self.how.process_set) == 1:
+        if not self.active():
             return
         given = [dense(gradient, "the reduction of gradients") for gradient in gradients]
         started: List[Finish] = []

@@ -6,11 +6,15 @@ import warnings
 from typing import Any, Dict, Optional
 
 import mxnet as mx
+import numpy as np
 
+from .. import api
+from .._adapter.arguments import wire_name
 from .._adapter.checking import StepCheck
 from ..docstrings import documented
 from ..errors import ConfigError
-from ..process_set import ProcessSet, global_process_set
+from ..ops import ReduceOp
+from ..process_set import ProcessSet, global_process_set, number_of
 from .arrays import flat_array
 from .compression import Compression
 from .optimizer import DistributedOptimizer
@@ -73,6 +77,37 @@ class DistributedTrainer(mx.gluon.Trainer):
         self._prefix = prefix or ""
         self._reducer = GradientReducer(process_set, gradient_predivide_factor, num_groups, compression)
         self._check = StepCheck(process_set)
+
+    def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
+        """Average gradients over all ranks and update the parameters.
+
+        Args:
+            batch_size: the number of samples of this rank, by which gradients are divided.
+            ignore_stale_grad: update only parameters of which a rank has a new gradient since the last step;
+                ranks that have none contribute zeros. If it is False, all ranks need one of every parameter.
+
+        Raises:
+            UserWarning: a gradient is not new, and ``ignore_stale_grad`` is False.
+            PeerLostError: a rank was lost.
+            DesyncError: the weights of ranks differ; see ``RINGCOMM_CHECK_EVERY``.
+        """
+        if ignore_stale_grad and self._reducer.active():
+            self._agree_on_new_gradients()
+        super().step(batch_size, ignore_stale_grad)
+
+    def _agree_on_new_gradients(self) -> None:
+        """Zero the gradients that are new on other ranks only, and have them used here too."""
+        trained = [parameter for parameter in self._params if parameter.grad_req != "null"]
+        new = np.array([parameter.list_data()[0]._fresh_grad for parameter in trained], np.uint8)
+        new_anywhere = new.copy()
+        api.context().engine.allreduce(
+            [new_anywhere], ReduceOp.MAX, wire_name("allreduce", f"{self._prefix}new gradients"),
+            process_set=number_of(self._reducer.how.process_set), urgent=True,
+        ).wait()  # fmt: skip
+        for parameter, here, anywhere in zip(trained, new, new_anywhere):
+            if anywhere and not here:
+                parameter.list_grad()[0][:] = 0
+                parameter.list_data()[0]._fresh_grad = True
 
     def _allreduce_grads(self) -> None:
         trained = [

@@ -90,10 +90,10 @@ def check_ways_to_reduce() -> None:
     for options in ({"num_groups": 1}, {"num_groups": 3}, {"gradient_predivide_factor": 2.0}):
         digits.same_curve(trained(distributed(**options)))
     digits.same_curve(trained(distributed(compression=_Twice)))
-    plain = trained(distributed())
+    plain = trained(distributed(), steps=6)
     for compression, places in ((hvd.Compression.fp16, 2e-3), ("bf16", 2e-2), (hvd.Compression.int8, 5e-2),
                                 (hvd.PowerSGD(2), 1.0)):  # fmt: skip
-        found = trained(distributed(compression=compression))
+        found = trained(distributed(compression=compression), steps=6)
         np.testing.assert_allclose(found, plain, rtol=places)
         assert hvd.size() == 1 or found != plain
     raises(ValueError, lambda: trained(distributed(num_groups=-1)), "groups")
@@ -203,6 +203,26 @@ def check_a_process_set() -> None:
         expected = 1.5 if hvd.rank() < 2 else hvd.rank() + 1
         assert parameter.data().asnumpy().tolist() == [-expected] * 2
     hvd.remove_process_set(members)
+
+
+def check_layers_that_only_some_ranks_use() -> None:
+    """Ranks without a new gradient contribute zeros, and all make the same step."""
+    names = ["first", "second", "last"]
+    params = {name: gluon.Parameter(name, shape=(2,)) for name in names}
+    for parameter in params.values():
+        parameter.initialize(mx.init.Zero(), ctx=context())
+    trainer = hvd.DistributedTrainer(params, "sgd", {"learning_rate": 1.0})
+    expected = dict.fromkeys(names, 0.0)
+    for step in range(3):
+        used = names[(hvd.rank() + step) % 2]  # never the last one
+        with autograd.record():
+            loss = (params[used].data() * (hvd.rank() + 1)).sum()
+        loss.backward()
+        trainer.step(1, ignore_stale_grad=True)
+        for rank in range(hvd.size()):
+            expected[names[(rank + step) % 2]] -= (rank + 1) / hvd.size()
+        for name in names:
+            np.testing.assert_allclose(params[name].data().asnumpy(), expected[name], rtol=1e-5)
 
 
 def check_gradients_can_be_clipped_between() -> None:
