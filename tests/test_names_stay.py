@@ -37,7 +37,7 @@ MODULES = (
     "ringcomm.tensorflow.keras.elastic", "ringcomm.tensorflow.mpi_ops",
     "ringcomm.tensorflow.data.compute_service", "ringcomm.keras", "ringcomm.keras.callbacks",
     "ringcomm.keras.elastic", "ringcomm.testing.cluster", "ringcomm.testing.contract",
-    "ringcomm.testing.faulty",
+    "ringcomm.testing.faulty", "ringcomm.lightning",
 )  # fmt: skip
 SHIM = ROOT / "launcher" / "ringrun" / "compat" / "horovod_shim"
 MEMBERS = MODULES[:4] + ("ringcomm.torch.distributed",)
