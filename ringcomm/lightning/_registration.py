@@ -75,8 +75,9 @@ def _register(distribution: Distribution) -> None:
         ddp = _strategy(strategies.DDPStrategy)
         for name, options in DDP:
             registry.register(name, ddp, description="DDP over ringcomm", **options)
-        fsdp2 = _strategy(strategies.ModelParallelStrategy)
-        registry.register(FSDP2, fsdp2, description="FSDP2 over ringcomm", **sharding)
+        if hasattr(strategies, "ModelParallelStrategy"):  # Lightning 2.3 and newer have it
+            fsdp2 = _strategy(strategies.ModelParallelStrategy)
+            registry.register(FSDP2, fsdp2, description="FSDP2 over ringcomm", **sharding)
 
 
 def _strategy(base: type) -> type:
