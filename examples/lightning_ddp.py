@@ -17,7 +17,6 @@ try:
     import torch
     import torch.distributed as dist
     from sklearn.datasets import load_digits
-    from torch.distributed.fsdp import fully_shard
     from torch.utils.data import DataLoader, TensorDataset
 except ModuleNotFoundError as missing:
     package = {"sklearn": "scikit-learn"}.get(missing.name, missing.name)
@@ -67,6 +66,8 @@ class Digits(lightning.LightningModule):
     def configure_model(self):
         """With FSDP2, every rank keeps a part of each layer."""
         if self.sharded:
+            from torch.distributed.fsdp import fully_shard
+
             for part in (self.layers[0], self.layers[2], self.layers):
                 fully_shard(part, mesh=self.device_mesh["data_parallel"])
 

@@ -20,7 +20,7 @@ try:
     from torch.utils.data import TensorDataset
     from transformers import Trainer, TrainingArguments, ViTConfig, ViTForImageClassification
 except ModuleNotFoundError as missing:
-    package = {"sklearn": "scikit-learn", "accelerate": "accelerate"}.get(missing.name, missing.name)
+    package = {"sklearn": "scikit-learn"}.get(missing.name, missing.name)
     raise SystemExit(
         f"This example needs {package}, which is missing here. "
         f"Install it: {sys.executable} -m pip install {package}"

@@ -38,7 +38,7 @@ MODULES = (
     "ringcomm.tensorflow.data.compute_service", "ringcomm.jax", "ringcomm.keras",
     "ringcomm.keras.callbacks", "ringcomm.keras.elastic", "ringcomm.ray", "ringcomm.dask",
     "ringcomm.spark", "ringcomm.testing.cluster", "ringcomm.testing.contract", "ringcomm.testing.faulty",
-    "ringcomm.mxnet",
+    "ringcomm.mxnet", "ringcomm.lightning",
 )  # fmt: skip
 SHIM = ROOT / "launcher" / "ringrun" / "compat" / "horovod_shim"
 MEMBERS = MODULES[:4] + ("ringcomm.torch.distributed",)

@@ -10,7 +10,6 @@ from typing import Any, List, Optional
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
 
 from ..config import torchrun_from_environment
 from ..errors import Misuse
@@ -155,6 +154,8 @@ def shard(model: Any, mesh: Any) -> Any:
     Returns:
         the same model.
     """
+    from torch.distributed.fsdp import fully_shard  # not in PyTorch before 2.6
+
     ranks = mesh["data_parallel"]
     for child in model.children():
         if any(True for _ in child.parameters()):

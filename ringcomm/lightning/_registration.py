@@ -7,7 +7,6 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Dict, List, NamedTuple, Set, Tuple
 
-from ..errors import Misuse
 from ._job_ranks import JobRanks, RingcommEnvironment, shard
 
 
@@ -48,12 +47,12 @@ def register() -> List[str]:
         the packages, ``"lightning"`` or ``"pytorch_lightning"`` or both.
 
     Raises:
-        Misuse: neither is installed.
+        ImportError: neither is installed.
     """
     found = [item for item in DISTRIBUTIONS if item.package in sys.modules]
     found = found or [item for item in DISTRIBUTIONS if find_spec(item.package) is not None]
     if not found:
-        raise Misuse(
+        raise ImportError(
             "ringcomm.lightning needs PyTorch Lightning, which is not installed here. Install it: "
             f"{sys.executable} -m pip install lightning"
         )
@@ -76,8 +75,9 @@ def _register(distribution: Distribution) -> None:
         ddp = _strategy(strategies.DDPStrategy)
         for name, options in DDP:
             registry.register(name, ddp, description="DDP over ringcomm", **options)
-        fsdp2 = _strategy(strategies.ModelParallelStrategy)
-        registry.register(FSDP2, fsdp2, description="FSDP2 over ringcomm", **sharding)
+        if hasattr(strategies, "ModelParallelStrategy"):  # Lightning 2.3 and newer have it
+            fsdp2 = _strategy(strategies.ModelParallelStrategy)
+            registry.register(FSDP2, fsdp2, description="FSDP2 over ringcomm", **sharding)
 
 
 def _strategy(base: type) -> type:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -77,6 +79,12 @@ def test_there_is_no_warning_once_ranks_have_communicated(way):
     text = under_ringrun(way)
     assert text.count("has trained") == 2
     assert "optimizer step" not in text, text
+
+
+@pytest.mark.skipif(bool(find_spec("lightning")), reason="Lightning is installed")
+def test_without_lightning_its_strategies_say_what_to_install():
+    with pytest.raises(ImportError, match="-m pip install lightning"):
+        import_module("ringcomm.lightning")
 
 
 def test_one_process_is_not_warned():
