@@ -107,7 +107,7 @@ class ProcessGroupRingcomm(GroupFace):
                 if on_device is None:
                     do(*arguments)
                 else:
-                    on_device.run(do, runner.watch)
+                    on_device.run(do, runner)
 
         self._started += 1
         work = RingcommWork(what, result, run, self._queue.help, self._interrupted, on_device)

@@ -9,6 +9,7 @@ import torch
 
 from ...arrays.kinds import DeviceKind, device_kind
 from ...arrays.mirrors import BlockMirror, StagingPool
+from ...collective.runner import Runner
 from ...errors import Misuse
 from ...transport.base import Watch
 
@@ -105,17 +106,20 @@ class Staged:
             self._device = item.device
         return shadow.host
 
-    def run(self, do: Callable[..., None], watch: Optional[Watch]) -> None:
+    def run(self, do: Callable[..., None], runner: Runner) -> None:
         """Wait for the loads, run the operation, and start the stores. In the thread that runs operations."""
-        self.fetched(watch)
+        runner.fetch(self._read())
         do(*self.arguments)
         self.deliver()
 
+    def _read(self) -> List[BlockMirror]:
+        shadows = self._shadows.items()
+        return [shadow.mirror for key, shadow in shadows if self._in_place or key not in self._written]
+
     def fetched(self, watch: Optional[Watch]) -> Any:
         """Wait for the loads; the first argument."""
-        for key, shadow in self._shadows.items():
-            if self._in_place or key not in self._written:
-                shadow.mirror.fetch(watch)
+        for mirror in self._read():
+            mirror.fetch(watch)
         return self.arguments[0]
 
     def deliver(self) -> None:
