@@ -176,10 +176,12 @@ def tensors_in(value: Any) -> List[torch.Tensor]:
 
 def staged(pool: StagingPool, arguments: Sequence[Any], result: Any, in_place: bool) -> Optional[Staged]:
     """The tensors of an operation on a device; None if they are on the CPU."""
-    first = next((item for item in arguments if item is not None), None)
-    while isinstance(first, (list, tuple)) and first:
-        first = first[0]
-    tensors = (first,) if isinstance(first, torch.Tensor) else tensors_in(arguments)
-    if not tensors or device_kind(tensors[0]) is None:
+    first = arguments[0] if arguments else None
+    if not isinstance(first, torch.Tensor):
+        tensors = tensors_in(arguments)
+        if not tensors:
+            return None
+        first = tensors[0]
+    if device_kind(first) is None:
         return None
     return Staged(pool, arguments, tensors_in(result), in_place)
