@@ -10,6 +10,7 @@ import operator
 from typing import Any, List, Optional, Sequence, Tuple
 
 import numpy as np
+from numpy import ndarray
 
 from .arrays.bridge import InPlace, flat_copy, flat_view
 from .arrays.kinds import device_kind
@@ -62,7 +63,7 @@ class Collectives:
 
         {allreduce}
         """
-        kind = None if type(array) is np.ndarray else device_kind(array)
+        kind = None if type(array) is ndarray else device_kind(array)
         if kind is not None:
             made: Array = self._devices.allreduce(
                 kind, array, "", op, name, prescale_factor, postscale_factor, compression, weight,
@@ -88,7 +89,7 @@ class Collectives:
 
         {allreduce_}
         """
-        kind = None if type(array) is np.ndarray else device_kind(array)
+        kind = None if type(array) is ndarray else device_kind(array)
         if kind is not None:
             made: Array = self._devices.allreduce(
                 kind, array, "allreduce_", op, name, prescale_factor, postscale_factor, compression, weight,
@@ -140,7 +141,7 @@ class Collectives:
 
         {reducescatter}
         """
-        kind = None if type(array) is np.ndarray else device_kind(array)
+        kind = None if type(array) is ndarray else device_kind(array)
         if kind is not None:
             made: Array = self._devices.reducescatter(
                 kind, array, "", op, name, prescale_factor, postscale_factor
@@ -164,7 +165,7 @@ class Collectives:
 
         {reducescatter_}
         """
-        kind = None if type(array) is np.ndarray else device_kind(array)
+        kind = None if type(array) is ndarray else device_kind(array)
         if kind is not None:
             made: Array = self._devices.reducescatter(
                 kind, array, "reducescatter_", op, name, prescale_factor, postscale_factor
@@ -202,7 +203,7 @@ class Collectives:
 
         {allgather}
         """
-        kind = None if type(array) is np.ndarray else device_kind(array)
+        kind = None if type(array) is ndarray else device_kind(array)
         if kind is not None:
             made: Array = self._devices.allgather(kind, array, name)
             return made
@@ -226,7 +227,7 @@ class Collectives:
 
         {allgather_}
         """
-        kind = None if type(array) is np.ndarray else device_kind(array)
+        kind = None if type(array) is ndarray else device_kind(array)
         if kind is not None:
             made: Array = self._devices.allgather_(kind, array, name)
             return made
@@ -242,7 +243,7 @@ class Collectives:
 
         {broadcast}
         """
-        kind = None if type(array) is np.ndarray else device_kind(array)
+        kind = None if type(array) is ndarray else device_kind(array)
         if kind is not None:
             made: Array = self._devices.broadcast(kind, array, "", self._root(root_rank), name)
             return made
@@ -256,7 +257,7 @@ class Collectives:
 
         {broadcast_}
         """
-        kind = None if type(array) is np.ndarray else device_kind(array)
+        kind = None if type(array) is ndarray else device_kind(array)
         if kind is not None:
             made: Array = self._devices.broadcast(kind, array, "broadcast_", self._root(root_rank), name)
             return made
@@ -270,7 +271,7 @@ class Collectives:
 
         {alltoall}
         """
-        kind = None if type(array) is np.ndarray else device_kind(array)
+        kind = None if type(array) is ndarray else device_kind(array)
         if kind is not None:
             result, received = self._devices.alltoall(kind, array, splits, name)
             return result if splits is None else (result, received)
@@ -294,7 +295,7 @@ class Collectives:
 
         {alltoall_}
         """
-        kind = None if type(array) is np.ndarray else device_kind(array)
+        kind = None if type(array) is ndarray else device_kind(array)
         if kind is not None:
             made: Array = self._devices.alltoall_(kind, array, name)
             return made

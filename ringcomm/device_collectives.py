@@ -57,7 +57,8 @@ class DeviceCollectives:
         operand = Operand(self.pool, kind, array, in_place)
         whole = weight is not None or op_of(op) == ReduceOp.ADASUM or codec_number(compression) != 0
         if whole or self._runner.size == 1:
-            host = operand.mirror.fetch(self._runner.watch)
+            self._runner.fetch([operand.mirror])
+            host = operand.flat
             host_all_reduce(host, operand.shape, op, name, prescale, postscale, compression, weight)
             operand.mirror.store_all()
         else:
@@ -88,7 +89,7 @@ class DeviceCollectives:
         operand = Operand(self.pool, kind, array, in_place, part)
         alone = runner.size == 1
         if alone:
-            operand.mirror.fetch(runner.watch)
+            runner.fetch([operand.mirror])
         runner.reduce_scatter(
             operand.flat, bounds, op_of(op), name_of(name), shape, factor_of(prescale), factor_of(postscale),
             staging=None if alone else Staging(operand.mirror, (part,)),

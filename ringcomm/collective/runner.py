@@ -30,7 +30,7 @@ from ..ops import Collective, ReduceOp
 from ..schedule.select import Selector
 from ..schedule.staging import plan_copies
 from ..schedule.steps import Step, even_bounds
-from ..transport.base import Fabric, LinkClosed, Stopped, Watch
+from ..transport.base import Fabric, LinkClosed, Stopped
 from ..transport.huge_pages import LEAST_BYTES
 from ..transport.pace import delivered
 from ..wire.frames import NO_OP, NO_ROOT
@@ -46,7 +46,7 @@ from .progress import Progress
 from .reduce import Kernel, kernel
 from .reporter import Reporter
 from .short import make_execution
-from .staged import StagedExecution, Staging
+from .staged import Mirror, StagedExecution, Staging
 from .totals import Totals
 
 _PLANS_KEPT = 512
@@ -157,10 +157,21 @@ class Runner:
         running = self._running
         return self.history.rows(running[1].moved_bytes if running is not None else None)
 
-    @property
-    def watch(self) -> Optional[Watch]:
-        """What every wait of this rank must watch."""
-        return self._fabric.watch
+    def fetch(self, mirrors: Sequence[Mirror]) -> None:
+        """Wait until arrays of devices have been loaded, for the call that follows.
+
+        Other ranks wait in that call, so if a copy fails the job ends, and they receive the reason.
+        """
+        try:
+            for mirror in mirrors:
+                mirror.fetch(self._fabric.watch)
+        except BaseException as problem:
+            if self._broken is None:
+                self._broken = problem
+                if self._reporter.abort_error is None:
+                    doing = "a copy from a device" if self.purpose is None else self.purpose()
+                    self._interrupted = self._reporter.note_interrupted(doing, describe_error(problem))
+            raise
 
     def twin(self, settings: Settings) -> Runner:
         """Another runner over the same links that chooses by rule: to measure with, before this one runs."""
@@ -254,7 +265,7 @@ class Runner:
                 plan = self._plan(call, schedule, fold)
         if prescale != 1.0 and plan.fold is not None and staging is None:
             plan.fold.prepare(data)
-        self._run(plan, data, residuals if codec else None, staging=staging)
+        self._run(plan, data, residuals if codec else None, True, staging)
 
     def reduce_scatter(
         self,

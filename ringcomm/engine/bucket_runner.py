@@ -86,7 +86,7 @@ class BucketRunner:
         self._mirrors = mirrors_of(request for _, request in bucket)
         try:
             if self._mirrors and first.kind not in _STORING:
-                fetch_all([array for work in bucket for array in _arrays(work)], self._mirrors, runner.watch)
+                fetch_all([array for work in bucket for array in _arrays(work)], self._mirrors, runner)
             results: List[Any] = _DO[Collective(first.kind)](self, runner, bucket)
         finally:
             self._mirrors = {}
@@ -151,7 +151,7 @@ class BucketRunner:
             first.weighted or first.codec or op == ReduceOp.ADASUM or runner.size == 1
         )
         if whole:
-            fetch_all(arrays, mirrors, runner.watch)
+            fetch_all(arrays, mirrors, runner)
         self._reduce_all(runner, bucket, arrays, {} if whole else mirrors)
         if whole:
             store_all(arrays, mirrors)
@@ -177,7 +177,7 @@ class BucketRunner:
         for group in _groups(arrays):
             staging = staging_of(group[0], mirrors) if mirrors and len(group) == 1 else None
             if mirrors and staging is None:
-                fetch_all(group, mirrors, runner.watch)
+                fetch_all(group, mirrors, runner)
             packed, unpack = self._pack(group)
             self._note("RINGCOMM_ALLREDUCE")
             runner.all_reduce(
@@ -317,7 +317,7 @@ class BucketRunner:
             root = self._sets.members(work[0].process_set).index(work[0].root)
             arrays, mirrors = _arrays(work), self._mirrors
             if runner.rank == root:
-                fetch_all(arrays, mirrors, runner.watch)
+                fetch_all(arrays, mirrors, runner)
             for array in arrays:
                 runner.broadcast(array, root)
             store_all(arrays, mirrors)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterable, Optional, Sequence
 
+from ..collective.runner import Runner
 from ..collective.staged import Mirror, Staging
-from ..transport.base import Watch
 from .request import Request
 
 Mirrors = Dict[int, Mirror]
@@ -27,11 +27,10 @@ def mirrors_of(requests: Iterable[Optional[Request]]) -> Mirrors:
     }
 
 
-def fetch_all(arrays: Sequence[Any], mirrors: Mirrors, watch: Optional[Watch]) -> None:
+def fetch_all(arrays: Sequence[Any], mirrors: Mirrors, runner: Runner) -> None:
     """Wait until those of the arrays that devices hold have been loaded."""
-    for array in arrays:
-        if id(array) in mirrors:
-            mirrors[id(array)].fetch(watch)
+    if mirrors:
+        runner.fetch([mirrors[id(array)] for array in arrays if id(array) in mirrors])
 
 
 def store_all(arrays: Sequence[Any], mirrors: Mirrors) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 
 from ..arrays.operands import Argument, Rows, mirrors, submitted
 from ..context import Context
+from ..dtypes import dtype_named
 from ..engine.request import Handle
 from ..ops import Adasum, Average, Max, Min, Product, Sum
 
@@ -31,7 +32,7 @@ LONG = 300_000
 class Lab(ABC):
     """Makes and reads arrays of one kind."""
 
-    dtypes: Sequence[str] = ("float32", "float64", "float16", "int32", "int64", "uint8")
+    dtypes: Sequence[str] = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8")
 
     @abstractmethod
     def array(self, values: np.ndarray[Any, Any]) -> Any:
@@ -66,7 +67,8 @@ def same(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any], what: str)
 def numbers(context: Context, *shape: int, dtype: Any = np.float32) -> np.ndarray[Any, Any]:
     """Numbers that differ from rank to rank and from element to element."""
     generator = np.random.default_rng((context.rank, *shape))
-    made: np.ndarray[Any, Any] = (generator.standard_normal(shape) * 20).astype(dtype)
+    element = dtype_named(dtype) if isinstance(dtype, str) else dtype
+    made: np.ndarray[Any, Any] = (generator.standard_normal(shape) * 20).astype(element)
     return made
 
 

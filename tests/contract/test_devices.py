@@ -88,6 +88,19 @@ def test_every_algorithm_of_all_reduce(algorithm):
     run_ranks(4, work, settings=settings)
 
 
+def test_tensors_of_the_cpu_are_reduced_in_place():
+    torch = pytest.importorskip("torch")
+
+    def work(context):
+        tensor = torch.full((3, 4), context.rank + 1.0)
+        assert context.allreduce_(tensor, op=Sum) is tensor
+        half = torch.ones(5, dtype=torch.bfloat16)
+        context.broadcast_(context.allreduce_(half, op=Sum))
+        return tensor.unique().tolist() + half.unique().tolist()
+
+    assert run_ranks(2, work) == [[3.0, 2.0]] * 2
+
+
 @pytest.mark.parametrize("transport", ["tcp", "auto"])
 def test_over_sockets(transport):
     run_check(device_contract.check_order_of_the_stream, 2, transport=transport)
@@ -201,6 +214,27 @@ def test_a_copy_to_the_host_that_fails_is_an_error_on_every_rank(place, transpor
     if transport == "tcp":
         for error in (errors[0], errors[2]):
             assert "rank 1" in str(error) and "this copy was to fail" in str(error)
+
+
+@pytest.mark.parametrize("count", [100, LONG])
+def test_a_copy_that_fails_is_an_error_of_asynchronous_operations_on_every_rank(count):
+    """Of small arrays, which the engine loads before it packs them, and of large ones."""
+
+    def work(context):
+        with FakeLab(context.rank, fail_out=2 if context.rank == 1 else 0) as lab:
+            arrays = [lab.array(numbers(context, count)) for _ in range(3)]
+            with pytest.raises(RingcommError) as caught:
+                handles = [
+                    start(context, submitted_in_place(context, array), str(number))
+                    for number, array in enumerate(arrays)
+                ]
+                for handle in handles:
+                    handle.wait()
+            return caught.value
+
+    errors = run_ranks(3, work, transport="tcp", settings=SETTINGS)
+    assert ["this copy was to fail" in str(error) for error in errors] == [True] * 3
+    assert "rank 1" in str(errors[0]) and "rank 1" in str(errors[2])
 
 
 def test_a_copy_to_the_device_that_fails_is_an_error_of_that_rank():

@@ -11,8 +11,6 @@ from ringcomm.testing.device_contract import Lab
 class TorchLab(Lab):
     """CUDA tensors."""
 
-    dtypes = ("float32", "float64", "float16", "int32", "int64", "uint8", "bfloat16")
-
     def __init__(self):
         self.torch = pytest.importorskip("torch")
         if not self.torch.cuda.is_available():
@@ -40,7 +38,9 @@ class TorchLab(Lab):
 
 
 class CupyLab(Lab):
-    """CuPy's arrays."""
+    """CuPy's arrays; it has no bfloat16."""
+
+    dtypes = ("float32", "float64", "float16", "int32", "int64", "uint8")
 
     def __init__(self):
         self.cupy = pytest.importorskip("cupy")

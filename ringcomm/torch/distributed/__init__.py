@@ -30,5 +30,5 @@ __all__ = [
 ]  # fmt: skip
 
 if BACKEND not in _dist.Backend.backend_list:
-    _dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu"])
+    _dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu", "cuda"])
     register()

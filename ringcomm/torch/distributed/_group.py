@@ -19,6 +19,7 @@ import torch.distributed as dist
 import typing_extensions
 
 from ...activity import Activity
+from ...arrays.mirrors import StagingPool
 from ...clock import Deadline, Idleness
 from ...collective.call_sites import CallSites, look_through, this_site
 from ...collective.runner import Runner
@@ -34,6 +35,7 @@ from ._group_base import GroupFace
 from ._group_transport import GroupTransport
 from ._monitored import MonitoredBarrier
 from ._reductions import Reduction
+from ._staged import Staged, staged
 from ._steps import optimizer_steps
 from ._store import group_settings
 from ._trace import Traced, observer
@@ -74,6 +76,7 @@ class ProcessGroupRingcomm(GroupFace):
         runner = Runner(channels.direct, settings, transport.generation, spin_s, self._watch)
         runner.sites = CallSites(functools.partial(self._watch.warn, "lines"), settings.check_calls)
         self._ops = Collectives(runner)
+        self._staging = StagingPool()
         facts = Facts(ranks[rank], len(ranks), transport.host, transport.generation, ranks, f"group {name}")
         activity = Activity(runner, None, ranks, optimizer_steps())
         self._flight = FlightRecorder(facts, settings, runner, activity)
@@ -89,21 +92,28 @@ class ProcessGroupRingcomm(GroupFace):
 
     # ---- starting an operation ---------------------------------------------------------------
 
-    def _begin(self, what: str, result: Any, opts: Any, do: Callable[[], None]) -> RingcommWork:
+    def _begin(
+        self, what: str, result: Any, opts: Any, do: Callable[..., None], *arguments: Any, reads: bool = False
+    ) -> RingcommWork:
+        """Start ``do(*arguments)``, which writes the tensors of ``result`` and perhaps reads them."""
         limit_s, runner = self._limit_s(opts), self._ops.runner
         site = this_site()
         watching = observer()
         traced = None if watching is None else Traced(watching, self.group_name, what, result)
+        on_device = staged(self._staging, arguments, result, reads)
 
         def run(work: RingcommWork) -> None:
             runner.timeout_s = limit_s
             runner.called_at = site
             runner.may_poll = lambda: work.waiters > 0 or self._idleness()
             with nullcontext() if traced is None else traced, runner.exclusive(but=Exception):
-                do()
+                if on_device is None:
+                    do(*arguments)
+                else:
+                    on_device.run(do, runner)
 
         self._started += 1
-        work = RingcommWork(what, result, run, self._queue.help, self._interrupted)
+        work = RingcommWork(what, result, run, self._queue.help, self._interrupted, on_device)
         coalesced = self._coalesced
         if coalesced is not None:
             coalesced.append(work)
@@ -122,26 +132,24 @@ class ProcessGroupRingcomm(GroupFace):
     def allreduce(self, tensors: Any, opts: Any = None) -> RingcommWork:
         """Reduce a tensor over all ranks, in place."""
         tensor, how = _single(tensors), _reduction(opts)
-        return self._begin("allreduce", [tensor], opts, lambda: self._ops.all_reduce(tensor, how))
+        return self._begin("allreduce", [tensor], opts, self._ops.all_reduce, tensor, how, reads=True)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> RingcommWork:
         """Reduce several tensors, in place."""
         tensors, how = list(tensors), _reduction(opts)
         return self._begin(
-            "allreduce_coalesced", tensors, opts, lambda: self._ops.all_reduce_all(tensors, how)
+            "allreduce_coalesced", tensors, opts, self._ops.all_reduce_all, tensors, how, reads=True
         )
 
     def reduce(self, tensors: Any, opts: Any = None) -> RingcommWork:
         """Reduce a tensor; the root gets the result, in place."""
         tensor, how, root = _single(tensors), _reduction(opts), _root(opts)
-        return self._begin("reduce", [tensor], opts, lambda: self._ops.reduce(tensor, root, how))
+        return self._begin("reduce", [tensor], opts, self._ops.reduce, tensor, root, how, reads=True)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> RingcommWork:
         """Every rank gets the reduction of one of the tensors in a list."""
         output, pieces, how = _single(outputs), list(inputs[0]), _reduction(opts)
-        return self._begin(
-            "reduce_scatter", [output], opts, lambda: self._ops.reduce_scatter(output, pieces, how)
-        )
+        return self._begin("reduce_scatter", [output], opts, self._ops.reduce_scatter, output, pieces, how)
 
     def reduce_scatter_single(
         self, output: torch.Tensor, source: torch.Tensor, opts: Any = None
@@ -149,7 +157,7 @@ class ProcessGroupRingcomm(GroupFace):
         """Every rank gets the reduction of an equal part of one tensor."""
         how = _reduction(opts)
         return self._begin(
-            "reduce_scatter", [output], opts, lambda: self._ops.reduce_scatter_single(output, source, how)
+            "reduce_scatter", [output], opts, self._ops.reduce_scatter_single, output, source, how
         )
 
     def reduce_scatter_single_coalesced(
@@ -158,10 +166,10 @@ class ProcessGroupRingcomm(GroupFace):
         """The same for several tensors."""
         pairs, how, ops = _pairs(outputs, inputs), _reduction(opts), self._ops
 
-        def run() -> None:
+        def run(pairs: Sequence[Tuple[Any, torch.Tensor]]) -> None:
             ops.for_each(pairs, lambda pair, label: ops.reduce_scatter_single(*pair, how, label))
 
-        return self._begin("reduce_scatter", list(outputs), opts, run)
+        return self._begin("reduce_scatter", list(outputs), opts, run, pairs)
 
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -171,16 +179,16 @@ class ProcessGroupRingcomm(GroupFace):
     def broadcast(self, tensors: Any, opts: Any = None) -> RingcommWork:
         """Every rank gets the root's tensor."""
         tensor, root = _single(tensors), _root(opts)
-        return self._begin("broadcast", [tensor], opts, lambda: self._ops.broadcast(tensor, root))
+        return self._begin("broadcast", [tensor], opts, self._ops.broadcast, tensor, root, reads=True)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> RingcommWork:
         """Every rank gets the tensors of all ranks; they may differ in size."""
         places, tensor = list(outputs[0]), _single(inputs)
-        return self._begin("allgather", [places], opts, lambda: self._ops.all_gather(places, tensor))
+        return self._begin("allgather", [places], opts, self._ops.all_gather, places, tensor)
 
     def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> RingcommWork:
         """The same into one tensor."""
-        return self._begin("allgather", [output], opts, lambda: self._ops.all_gather_single(output, source))
+        return self._begin("allgather", [output], opts, self._ops.all_gather_single, output, source)
 
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
@@ -188,20 +196,20 @@ class ProcessGroupRingcomm(GroupFace):
         """The same for several tensors."""
         pairs, ops = _pairs(outputs, inputs), self._ops
 
-        def run() -> None:
+        def run(pairs: Sequence[Tuple[Any, torch.Tensor]]) -> None:
             ops.for_each(pairs, lambda pair, label: ops.all_gather_single(*pair, label))
 
-        return self._begin("allgather", list(outputs), opts, run)
+        return self._begin("allgather", list(outputs), opts, run, pairs)
 
     def allgather_coalesced(self, outputs: Any, inputs: Tensors, opts: Any = None) -> RingcommWork:
         """Every rank gets the tensors of all ranks: ``outputs[r][i]`` becomes rank r's ``inputs[i]``."""
         places, ops = [list(item) for item in outputs], self._ops
         pairs = _pairs(list(zip(*places)), inputs)
 
-        def run() -> None:
+        def run(pairs: Sequence[Tuple[Any, torch.Tensor]]) -> None:
             ops.for_each(pairs, lambda pair, label: ops.all_gather(*pair, label))
 
-        return self._begin("allgather", places, opts, run)
+        return self._begin("allgather", places, opts, run, pairs)
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -209,17 +217,17 @@ class ProcessGroupRingcomm(GroupFace):
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> RingcommWork:
         """The root gets the tensors of all ranks."""
         places, tensor, root = list(outputs[0]) if outputs else [], _single(inputs), _root(opts)
-        return self._begin("gather", [places], opts, lambda: self._ops.gather(places, tensor, root))
+        return self._begin("gather", [places], opts, self._ops.gather, places, tensor, root)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> RingcommWork:
         """Every rank gets one of the root's tensors."""
         output, pieces, root = _single(outputs), list(inputs[0]) if inputs else [], _root(opts)
-        return self._begin("scatter", [output], opts, lambda: self._ops.scatter(output, pieces, root))
+        return self._begin("scatter", [output], opts, self._ops.scatter, output, pieces, root)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> RingcommWork:
         """Every rank gets one tensor from every rank."""
         places, tensors = list(outputs), list(inputs)
-        return self._begin("alltoall", places, opts, lambda: self._ops.all_to_all(places, tensors))
+        return self._begin("alltoall", places, opts, self._ops.all_to_all, places, tensors)
 
     def all_to_all_single(
         self, output: torch.Tensor, source: torch.Tensor, into: Any, send: Any, opts: Any = None
@@ -227,7 +235,7 @@ class ProcessGroupRingcomm(GroupFace):
         """The same with one tensor each, in equal parts or in parts of so many rows."""
         into, send = list(into or ()), list(send or ())
         return self._begin(
-            "alltoall", [output], opts, lambda: self._ops.all_to_all_single(output, source, into, send)
+            "alltoall", [output], opts, self._ops.all_to_all_single, output, source, into, send
         )
 
     alltoall_base = all_to_all_single
@@ -253,16 +261,20 @@ class ProcessGroupRingcomm(GroupFace):
 
     # ---- messages ----------------------------------------------------------------------------
 
-    def _message_work(self, what: str, tensor: torch.Tensor) -> RingcommWork:
-        return RingcommWork(what, [tensor], interrupted=self._interrupted)
+    def _message_work(
+        self, what: str, tensor: torch.Tensor, on_device: Optional[Staged] = None
+    ) -> RingcommWork:
+        return RingcommWork(what, [tensor], interrupted=self._interrupted, on_device=on_device)
 
     def send(self, tensors: Any, peer: int, tag: int = 0) -> RingcommWork:
         """Send a tensor to one rank."""
         tensor, address = _single(tensors), _address(tag)
-        flat = Flat(tensor)
+        on_device = staged(self._staging, [tensor], [], False)
+        flat = Flat(tensor if on_device is None else on_device.fetched(self._watch))
         work = self._message_work(f"send to rank {self._name_of(peer)} with tag {tag}", tensor)
         work.epilogue = lambda: setattr(work, "kept", None)
-        work.kept = flat  # a copy, if the tensor is not contiguous, must live until it has been sent
+        # A copy, if the tensor is not contiguous or is on a device, must live until it has been sent.
+        work.kept = (flat, on_device)
         view, elements = flat.array.view("u1").data, type_code(tensor.dtype)
         self._messages.send(peer, address, view, work, self._timeout_s, elements)
         return self._noted(work)
@@ -277,9 +289,11 @@ class ProcessGroupRingcomm(GroupFace):
 
     def _receive(self, tensors: Any, peer: Optional[int], tag: int, what: str) -> RingcommWork:
         tensor, address = _single(tensors), _address(tag)
-        flat = Flat(tensor)
-        work = self._message_work(what, tensor)
-        work.epilogue, work.site = flat.finish, this_site()
+        on_device = staged(self._staging, [tensor], [tensor], False)
+        flat = Flat(tensor if on_device is None else on_device.arguments[0])
+        work = self._message_work(what, tensor, on_device)
+        work.epilogue = flat.finish if on_device is None else on_device.deliver
+        work.site = this_site()
         view, elements = flat.array.view("u1").data, type_code(tensor.dtype)
         self._messages.receive(peer, address, view, work, self._timeout_s, elements)
         return self._noted(work)

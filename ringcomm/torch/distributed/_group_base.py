@@ -62,7 +62,7 @@ class GroupFace(dist.ProcessGroup):
 
     @property
     def _device_types(self) -> List[torch.device]:
-        return [torch.device("cpu")]
+        return [torch.device("cpu"), *([torch.device("cuda")] if torch.cuda.is_available() else [])]
 
     def _get_backend(self, device: Any) -> GroupFace:
         return self

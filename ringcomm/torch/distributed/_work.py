@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from ...collective.call_sites import Site, site_text
 from ...errors import PeerStalledError, RingcommError
+from ._staged import Staged
 
 Helper = Callable[["RingcommWork"], None]
 """Called by a thread that waits for a work, before it sleeps: it may run queued works."""
@@ -27,6 +28,7 @@ class RingcommWork(dist.Work):
         run: executes it, in the thread that calls :meth:`perform`.
         helper: called by each waiting thread before it sleeps.
         interrupted: called by a waiting thread that is interrupted.
+        on_device: the tensors, if a device holds them.
 
     Attributes:
         waiters: the number of threads that wait for it.
@@ -45,6 +47,7 @@ class RingcommWork(dist.Work):
         run: Optional[Callable[[RingcommWork], None]] = None,
         helper: Optional[Helper] = None,
         interrupted: Optional[Interrupted] = None,
+        on_device: Optional[Staged] = None,
     ) -> None:
         super().__init__()
         RingcommWork.any_made = True
@@ -57,6 +60,7 @@ class RingcommWork(dist.Work):
         self._run = run
         self._helper = helper
         self._interrupted = interrupted
+        self._on_device = on_device
         self._lock = threading.Lock()
         self._completed_event: Optional[threading.Event] = None
         self._root: Any = None
@@ -98,7 +102,15 @@ class RingcommWork(dist.Work):
         if completed is not None:
             completed.set()
         if root is not None:
+            self._complete(root)
+
+    def _complete(self, root: Any) -> None:
+        """Set the future; on a device, its callbacks come after the result in the stream."""
+        if self._on_device is None:
             root.set_result(None)
+        else:
+            with self._on_device.stream():
+                root.set_result(None)
 
     def where(self) -> str:
         """The place of the call, for error texts; empty if unknown."""
@@ -122,6 +134,8 @@ class RingcommWork(dist.Work):
         if not self._done:
             self._block(timeout.total_seconds() if timeout else None)
         self._raise_error()
+        if self._on_device is not None:
+            self._on_device.follow()
         return True
 
     def _raise_error(self) -> None:
@@ -196,11 +210,12 @@ class RingcommWork(dist.Work):
         """
         with self._lock:
             if self._future is None:
-                self._root = torch.futures.Future()
+                on_device = self._on_device
+                self._root = torch.futures.Future() if on_device is None else on_device.future()
                 # Only a callback that raises makes a future fail in C++ too, where DDP waits.
                 self._future = self._root.then(self._outcome)
                 if self._done:
-                    self._root.set_result(None)
+                    self._complete(self._root)
             return self._future
 
     def _outcome(self, _: Any) -> Any:

@@ -36,18 +36,26 @@ class Engine(FakeEngine):
 
 
 class Kind(TorchKind):
-    """Every tensor is on the device of the rank that asks."""
+    """Every tensor of the CPU is on the device of the rank that asks."""
 
-    def __init__(self, **options):
+    def __init__(self, seed=0, **options):
+        self.seed = seed
         self.options = options
         self.devices = []
 
     def on_device(self, value):
-        return True
+        return value.is_cpu
 
     def engine(self, value):
-        self.devices.append(FakeDevice(len(self.devices), **self.options))
+        self.devices.append(FakeDevice(self.seed + len(self.devices), **self.options))
         return Engine(self.devices[-1])
+
+
+def take_all_tensors_for_device_tensors(seed):
+    """For a process of its own: from here on ringcomm takes every tensor for one of a slow device."""
+    kind = Kind(delay_s=0.0005, seed=seed)
+    for cls in (torch.Tensor, torch.nn.Parameter):
+        kinds.register_kind(cls, kind)
 
 
 def run_on_devices(monkeypatch, size, function, settings=None, kind=None):

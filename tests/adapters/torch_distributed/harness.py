@@ -58,15 +58,24 @@ def names_of(file: str) -> List[str]:
     return [line[4:].split("(")[0] for line in lines if line.startswith("def check_")]
 
 
-def run_checks(files: str, size: int, only: str = "") -> Dict[str, str]:
-    """Start the processes and let them run some files' checks: what went wrong, by check ("" if nothing)."""
+def run_checks(files: str, size: int, only: str = "", without: str = "", device: str = "") -> Dict[str, str]:
+    """Start the processes and let them run some files' checks: what went wrong, by check ("" if nothing).
+
+    Args:
+        only: a part of the names of the checks that are run.
+        without: parts of the names of checks that are not, separated by spaces.
+        device: ``fake``: all tensors are taken for tensors of a device.
+    """
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(HERE / "harness.py"), files]
         processes = [
             subprocess.Popen(
                 [*command, str(rank), str(size), f"{folder}/store", only],
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
-                env={**os.environ, "CHECKS_FOLDER": folder},
+                env={
+                    **os.environ, "CHECKS_FOLDER": folder, "CHECKS_WITHOUT": without, "CHECKS_DEVICE": device,
+                    "PYTHONPATH": str(ROOT),
+                },
             )
             for rank in range(size)
         ]  # fmt: skip
@@ -107,7 +116,14 @@ def main() -> None:
     gloo = dist.new_group(backend="gloo", timeout=timedelta(seconds=30))
     ring = dist.group.WORLD
     checks = {name: check for file in files for name, check in checks_of(file).items()}
+    if os.environ.get("CHECKS_DEVICE"):
+        from tests.adapters.torch.fake_cuda import take_all_tensors_for_device_tensors
+
+        take_all_tensors_for_device_tensors(seed=rank)
+    without = os.environ.get("CHECKS_WITHOUT", "").split()
     for name, check in checks.items():
+        if any(part in name for part in without):
+            continue
         if len(sys.argv) > 5 and sys.argv[5] not in name:
             continue
         problem, started = "", time.perf_counter()

@@ -17,6 +17,14 @@ def test_checks(harness, size):
     assert sorted(outcome) == sorted(name for file in FILES for name in harness.names_of(file))
 
 
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_checks_on_a_device(harness, size):
+    """The same on tensors that are taken for those of a device; sparse ones it does not support."""
+    outcome = harness.run_checks(" ".join(FILES), size, without="sparse", device="fake")
+    assert {name: problem for name, problem in outcome.items() if problem} == {}
+    assert len(outcome) > 20
+
+
 def test_ways_to_start(harness):
     outcome = harness.run_checks("checks_start.py", 2)
     assert {name: problem for name, problem in outcome.items() if problem} == {}

@@ -14,3 +14,10 @@ def test_training_gives_the_same_numbers_as_over_gloo(harness, size):
     outcome = harness.run_checks("checks_training.py", size)
     assert {name: problem for name, problem in outcome.items() if problem} == {}
     assert sorted(outcome) == sorted(harness.names_of("checks_training.py"))
+
+
+def test_training_on_a_device(harness):
+    """The same on tensors that are taken for those of a device."""
+    outcome = harness.run_checks("checks_training.py", 2, device="fake")
+    assert {name: problem for name, problem in outcome.items() if problem} == {}
+    assert sorted(outcome) == sorted(harness.names_of("checks_training.py"))

@@ -1,0 +1,187 @@
+"""Operations on tensors of devices: they run on tensors in host memory, with asynchronous copies around."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any, Callable, ContextManager, Dict, List, Optional, Sequence, Tuple
+
+import torch
+
+from ...arrays.kinds import DeviceKind, device_kind
+from ...arrays.mirrors import BlockMirror, StagingPool
+from ...collective.runner import Runner
+from ...errors import Misuse
+from ...transport.base import Watch
+
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""By size, the dtype by which elements are copied that NumPy lacks."""
+
+
+class _Shadow:
+    """A tensor in host memory in place of one on a device.
+
+    Args:
+        pool: of the group.
+        kind: of the tensor.
+        tensor: on the device.
+        read: whether the operation reads it.
+    """
+
+    def __init__(self, pool: StagingPool, kind: DeviceKind, tensor: torch.Tensor, read: bool) -> None:
+        if tensor.layout is not torch.strided:
+            raise Misuse(f"The backend 'ringcomm' supports dense tensors on devices, not {tensor.layout}.")
+        self._tensor = tensor.detach()
+        words = self._tensor if tensor.dtype in _NATIVE else self._tensor.contiguous().view(_word(tensor))
+        self._flat, _ = kind.flat(words)
+        self.mirror: BlockMirror = pool.mirror(kind, self._flat)
+        elements = torch.from_numpy(self.mirror.host)
+        self.host = elements.view(tensor.dtype).view(tensor.shape)
+        self.direct = bool(self._flat.data_ptr() == tensor.data_ptr()) or not tensor.numel()
+        if read:
+            self.mirror.preload()
+
+    def publish(self) -> None:
+        """Let the current stream wait for the result, and copy it to a tensor of another layout."""
+        self.mirror.finish()
+        if not self.direct:
+            self._tensor.copy_(self._flat.view(self._tensor.dtype).view(self._tensor.shape))
+            if self._tensor.is_cuda:
+                for used in (self._tensor, self._flat):
+                    used.record_stream(torch.cuda.current_stream(self._tensor.device))
+
+
+def _word(tensor: torch.Tensor) -> torch.dtype:
+    try:
+        return _WORDS[tensor.element_size()]
+    except KeyError:
+        raise Misuse(f"elements of type {tensor.dtype} cannot be sent from a device.") from None
+
+
+_NATIVE = frozenset(
+    (
+        torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+        torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128,
+    )
+)  # fmt: skip
+
+
+class Staged:
+    """The tensors of one operation on a device.
+
+    The calling thread makes it, so that copies come after what its current stream has queued.
+
+    Args:
+        pool: of the group.
+        arguments: of the operation: tensors, and (nested) lists and tuples of tensors, among others.
+        written: the tensors that it writes.
+        in_place: whether it reads these as well.
+
+    Attributes:
+        arguments: the same with tensors in host memory.
+    """
+
+    def __init__(
+        self, pool: StagingPool, arguments: Sequence[Any], written: Sequence[torch.Tensor], in_place: bool
+    ) -> None:
+        self._pool = pool
+        self._in_place = in_place
+        self._written = {id(tensor) for tensor in written}
+        self._shadows: Dict[int, _Shadow] = {}
+        self._arrived: Optional[Any] = None
+        self._device: Optional[torch.device] = None
+        self.arguments: Tuple[Any, ...] = tuple(self._on_host(item) for item in arguments)
+
+    def _on_host(self, item: Any) -> Any:
+        if isinstance(item, (list, tuple)) and not hasattr(item, "_fields"):
+            return type(item)(self._on_host(part) for part in item)
+        if not isinstance(item, torch.Tensor):
+            return item
+        kind = device_kind(item)
+        if kind is None:
+            raise Misuse("The tensors of one operation must be on one device; this one has some on the CPU.")
+        shadow = self._shadows.get(id(item))
+        if shadow is None:
+            read = self._in_place or id(item) not in self._written
+            shadow = self._shadows[id(item)] = _Shadow(self._pool, kind, item, read)
+            self._device = item.device
+        return shadow.host
+
+    def run(self, do: Callable[..., None], runner: Runner) -> None:
+        """Wait for the loads, run the operation, and start the stores. In the thread that runs operations."""
+        runner.fetch(self._read())
+        do(*self.arguments)
+        self.deliver()
+
+    def _read(self) -> List[BlockMirror]:
+        shadows = self._shadows.items()
+        return [shadow.mirror for key, shadow in shadows if self._in_place or key not in self._written]
+
+    def fetched(self, watch: Optional[Watch]) -> Any:
+        """Wait for the loads; the first argument."""
+        for mirror in self._read():
+            mirror.fetch(watch)
+        return self.arguments[0]
+
+    def deliver(self) -> None:
+        """Start the stores of what has been written."""
+        with self.stream():
+            for key, shadow in self._shadows.items():
+                if key in self._written:
+                    shadow.mirror.store_all()
+                    shadow.publish()
+                else:
+                    shadow.mirror.release()
+            if self._device is not None and self._device.type == "cuda":
+                self._arrived = torch.cuda.Event()
+                self._arrived.record()
+        self.arguments = ()
+        self._shadows = {}
+
+    def stream(self) -> ContextManager[Any]:
+        """A stream of the group's own: the program's streams do not wait before they ask for the result."""
+        if self._device is None or self._device.type != "cuda":
+            return nullcontext()
+        own: ContextManager[Any] = torch.cuda.stream(_stream_of(self._device))
+        return own
+
+    def follow(self) -> None:
+        """Let the calling thread's current stream wait for the result."""
+        if self._arrived is not None and self._device is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._arrived)
+
+    def future(self) -> Any:
+        """A future whose waiting threads' streams wait for the result."""
+        if self._device is None or self._device.type != "cuda":
+            return torch.futures.Future()
+        return torch.futures.Future(devices=[self._device])
+
+
+_streams: Dict[torch.device, Any] = {}
+
+
+def _stream_of(device: torch.device) -> Any:
+    if device not in _streams:
+        _streams[device] = torch.cuda.Stream(device=device)
+    return _streams[device]
+
+
+def tensors_in(value: Any) -> List[torch.Tensor]:
+    """All tensors in (nested) lists."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in tensors_in(item)]
+    return []
+
+
+def staged(pool: StagingPool, arguments: Sequence[Any], result: Any, in_place: bool) -> Optional[Staged]:
+    """The tensors of an operation on a device; None if they are on the CPU."""
+    first = arguments[0] if arguments else None
+    if not isinstance(first, torch.Tensor):
+        tensors = tensors_in(arguments)
+        if not tensors:
+            return None
+        first = tensors[0]
+    if device_kind(first) is None:
+        return None
+    return Staged(pool, arguments, tensors_in(result), in_place)
