@@ -319,14 +319,20 @@ class Agent:
                 os.sched_setaffinity(0, processors)
 
         (out, out_end), (err, err_end) = os.pipe(), os.pipe()
+        ends = [os.open(os.devnull, os.O_RDONLY), out_end, err_end]
         try:
+            if self.config["debug"][:1] == [rank]:  # this rank has the terminal; its pipes end at once
+                terminal = os.open(self.config["debug"][1], os.O_RDWR | os.O_NOCTTY)
+                for end in ends:
+                    os.dup2(terminal, end)
+                os.close(terminal)
             process = subprocess.Popen(
-                argv, cwd=self.preparation.cwd, env=env, stdin=subprocess.DEVNULL, stdout=out_end,
-                stderr=err_end, pass_fds=inherited, start_new_session=True, preexec_fn=die_with_agent,
+                argv, cwd=self.preparation.cwd, env=env, stdin=ends[0], stdout=ends[1], stderr=ends[2],
+                pass_fds=inherited, start_new_session=True, preexec_fn=die_with_agent,
             )  # fmt: skip
         finally:
-            os.close(out_end)
-            os.close(err_end)
+            for end in ends:
+                os.close(end)
         sources = [(out, STDOUT), (err, STDERR)] + ([(result, RESULT)] if result >= 0 else [])
         self.children[process.pid] = processes.Child(rank, process, [each for each, _ in sources])
         for descriptor, kind in sources:
