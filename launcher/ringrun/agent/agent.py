@@ -28,7 +28,7 @@ MARKER = b"\nringrun-agent/1\n"
 TO_LAUNCHER = struct.Struct("!BiI")  # kind, rank, length
 TO_AGENT = struct.Struct("!BQ")  # kind, length
 STDOUT, STDERR, RESULT, EVENT, RECORD, FILE, NUMBERS = 1, 2, 3, 4, 5, 6, 7
-JSON, PAYLOAD, PACKAGE, CODE = 1, 2, 3, 4
+JSON, PAYLOAD, PACKAGE, CODE, PROGRAM = 1, 2, 3, 4, 5  # PROGRAM: this one, see reach/loader.py
 CHECK, ALL = -1, -2  # in place of a rank: the trial import before the ranks start; every process
 
 ENDING = ((signal.SIGTERM, 0.0), (signal.SIGKILL, 1.5))  # signals, seconds from now
@@ -59,7 +59,7 @@ class Agent:
             self.selector, lambda rank, line: self.send(RECORD, rank, line),
             lambda rank, line: self.send(NUMBERS, rank, line), lambda: self.event("asked"),
         )  # fmt: skip
-        self.received, self.unsent = bytearray(), bytearray()
+        self.received, self.unsent = bytearray(processes.EARLY), bytearray()
         self.children: Dict[int, processes.Child] = {}
         self.pipes: Dict[int, Tuple[int, int]] = {}  # descriptor: (kind, rank)
         self.check_output = bytearray()

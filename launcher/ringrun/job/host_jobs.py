@@ -11,7 +11,7 @@ from typing import Dict, Mapping, Optional, Sequence
 from ringcomm.errors import ConfigError
 from ringcomm.transport.nics import InterfaceFilter
 
-from ..plan.command import Command, with_interpreter
+from ..plan.command import Command, in_tree, with_interpreter
 from ..plan.job import HostJob
 from ..plan.ranks import PlannedHost
 from ..reach.protocol import BOOT
@@ -34,13 +34,16 @@ class HostMaker:
         pythons, cwds, ifaces: interpreters, directories and interfaces by host; the key None has those for
             all hosts.
         ship_self: whether hosts get this machine's ringcomm; else they need the same version installed.
+        shipped: the directory whose files are sent to other hosts, or None.
     """
 
     def __init__(
         self, command: Command, environ: Mapping[str, str], ssh: SshOptions, env: Mapping[str, str],
         local_env: Mapping[str, str], pythons: Mapping[Optional[str], str], cwds: Mapping[Optional[str], str],
         ifaces: Mapping[Optional[str], str], ship_self: bool = True,
+        shipped: Optional[Path] = None,
     ) -> None:  # fmt: skip
+        self._shipped = shipped
         self._command, self._environ, self._ssh = command, environ, ssh
         self._env, self._local_env, self._ship_self = env, local_env, ship_self
         self._pythons, self._cwds, self._ifaces = pythons, cwds, ifaces
@@ -71,11 +74,14 @@ class HostMaker:
             env.update(self._local_env)
         argv = [python, "-c", BOOT] if is_local else ssh_argv(spec, python, self._ssh)
         own = with_interpreter(self._command, None if chosen else _found_python(self._command, self._environ))
+        gets_code = not is_local and not cwd
+        if gets_code and self._shipped is not None:
+            own = in_tree(own, self._shipped, Path(working_directory(self._environ)))
         package = own_package().digest if self._ship_self and not (is_local and _is_own(python)) else ""
         other = () if is_local or chosen else tuple(ssh_argv(spec, ANY_PYTHON, self._ssh))
         return HostJob(
             index, planned, is_local, python, cwd or working_directory(self._environ), own, env, tuple(argv),
-            other, package, gets_code=not is_local and not cwd,
+            other, package, gets_code=gets_code,
         )  # fmt: skip
 
 

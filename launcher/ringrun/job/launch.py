@@ -128,7 +128,8 @@ def prepare(
     if options.horovod:
         common = {**horovods_variables(environ), **common, **horovod.counted(environ)}
     maker = HostMaker(
-        parsed, environ, options.ssh, common, local_env or {}, pythons, cwds, ifaces, options.ship_self
+        parsed, environ, options.ssh, common, local_env or {}, pythons, cwds, ifaces, options.ship_self,
+        None if options.ship is None else Path(options.ship),
     )
     tree, code_at = _tree(options, environ)
     facts: Dict[str, Any] = {
