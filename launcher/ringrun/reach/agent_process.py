@@ -150,8 +150,8 @@ class Link:
             self.alive = False
             return []
         frames = self._reader.feed(data)
-        if self._reader.wants_program and self._caches:
-            self._reader.wants_program = False
+        if self._reader.needs_program and self._caches:
+            self._reader.needs_program = False
             self._outgoing.append(memoryview(program_frame(agent_program())))
         return frames
 

@@ -162,12 +162,12 @@ class FrameReader:
     Attributes:
         noise: a login shell's output before the marker.
         started: whether the marker has come.
-        wants_program: whether the host has asked for the agent's program.
+        needs_program: whether the host has asked for the agent's program.
     """
 
     def __init__(self) -> None:
         self.noise = bytearray()
-        self.started = self.wants_program = False
+        self.started = self.needs_program = False
         self._buffer = bytearray(b"\n")  # the marker starts with a line end; the first line may be the marker
 
     def feed(self, data: bytes) -> List[Frame]:
@@ -197,7 +197,7 @@ class FrameReader:
     def _find_marker(self) -> bool:
         asked = self._buffer.find(WANTED)
         if asked >= 0:
-            self.wants_program = True
+            self.needs_program = True
             del self._buffer[asked : asked + len(WANTED)]
         at = self._buffer.find(agent.MARKER)
         if at < 0:
