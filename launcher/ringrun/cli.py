@@ -10,11 +10,12 @@ import os
 import signal
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, List, NoReturn, Optional, Tuple
 
 import click
+from click.shell_completion import CompletionItem
 
+from .commands import COMMANDS, completion
 from .flags import split_setting_values, with_generated, write_options
 from .plan import mpirun
 
@@ -51,6 +52,12 @@ class _RankCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         write_options(self, ctx, formatter)
+
+
+def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> List[CompletionItem]:
+    """For shell completion: the commands beside running a job, and files."""
+    found = [CompletionItem(name) for name in COMMANDS if name.startswith(incomplete) and not ctx.args]
+    return [*found, CompletionItem(incomplete, type="file")]
 
 
 class _Whole(click.IntRange):
@@ -136,6 +143,10 @@ def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 @click.option("--oversubscribe", is_flag=True, help="Allow more ranks than slots.")
 @click.option("--slots-each", type=_Whole(min=1), hidden=True)
 @click.option("--config-file", metavar="FILE", help="Settings, as lines like 'timeout: 300'.")
+@click.option("--tee", metavar="FILE", help="Also write all that is shown to a file.")
+@click.option("--debug", type=_Whole(min=0), metavar="RANK",
+              help="Give the terminal to a rank of this machine, for pdb; time limits are off.")  # fmt: skip
+@click.option("-q", "--quiet", is_flag=True, help="Show the output of ranks, warnings and failures only.")
 @click.option("--verbose", is_flag=True, help="Log the job's progress, and show the table of links.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and the command lines; start nothing.")
 @click.option("--print-config", is_flag=True, help="Show every setting and its source; start nothing.")
@@ -144,7 +155,8 @@ def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 @click.option("-v", "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version,
               help="Show the version and exit.")  # fmt: skip
 @with_generated
-@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND [ARGS]…")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND [ARGS]…",
+                shell_complete=_complete)  # fmt: skip
 def ringrun(
     command: Tuple[str, ...], dry_run: bool, print_config: bool, check_build: bool, **given: Any
 ) -> None:
@@ -188,6 +200,7 @@ def _options(given: Any) -> Options:
         ship_self=given["ship_self"], provision=given["provision"], fetch=given["fetch"],
         ship=given["ship_from"] or ("." if given["ship"] else None),
         watch=given["watch"], report=given["report"], metrics_port=given["metrics_port"],
+        quiet=given["quiet"], tee=given["tee"], debug=given["debug"],
         ssh=SshOptions(given["ssh"], given["ssh_port"], given["ssh_identity_file"]), via=given["via"],
         elastic=ElasticOptions(
             given["min_np"], given["max_np"], given["script"], given["slots"], given["reset_limit"],
@@ -220,9 +233,9 @@ def _run(options: Options, command: Tuple[str, ...], dry_run: bool) -> None:
         click.echo(describe(job), nl=False)
         return
     from .job.restarts import Attempts
-    from .show.console import DescriptorConsole
+    from .show.console import DescriptorConsole, open_tee
 
-    console = DescriptorConsole()
+    console = DescriptorConsole(open_tee(options.tee))
     attempts = Attempts(job, options.restarts, console)
     _take_signals(attempts)
     _leave(attempts.run(), console)
@@ -253,43 +266,6 @@ def _leave(outcome: Outcome, console: Any) -> NoReturn:
     raise SystemExit(outcome.exit_code)
 
 
-def _diagnose(words: List[str]) -> NoReturn:
-    from ringcomm.errors import ConfigError
-
-    from .diagnosis.diagnose import USAGE, diagnose_folder
-    from .show.visible import visible
-
-    if len(words) != 1 or words[0] in ("-h", "--help"):
-        is_help = words in (["-h"], ["--help"])
-        click.echo(USAGE, err=not is_help, nl=False)
-        raise SystemExit(0 if is_help else 2)
-    try:
-        text, code = diagnose_folder(Path(words[0]))
-    except ConfigError as problem:
-        click.echo(f"ringrun: {problem}", err=True)
-        raise SystemExit(2) from None
-    click.echo(visible(text), nl=False)
-    raise SystemExit(code)
-
-
-def _change_hosts(what: str, words: List[str]) -> NoReturn:
-    from ringcomm.errors import ConfigError
-
-    from .job.control_socket import change_hosts
-
-    if len(words) not in (1, 3) or words[0] in ("-h", "--help"):
-        is_help = words[:1] in (["-h"], ["--help"])
-        slots = "[:SLOTS]" if what == "add" else ""
-        click.echo(f"Usage: ringrun {what} HOST{slots} [--job ID]", err=not is_help)
-        raise SystemExit(0 if is_help else 2)
-    try:
-        click.echo(change_hosts(what, words, os.environ))
-    except ConfigError as problem:
-        click.echo(f"ringrun: {problem}", err=True)
-        raise SystemExit(1) from None
-    raise SystemExit(0)
-
-
 def main(args: Optional[List[str]] = None) -> None:
     """Run the command line, and exit.
 
@@ -297,14 +273,10 @@ def main(args: Optional[List[str]] = None) -> None:
         args: the arguments; None for ``sys.argv[1:]``.
     """
     words = sys.argv[1:] if args is None else args
-    if words[:1] == ["diagnose"]:
-        _diagnose(words[1:])
-    if words[:1] == ["doctor"]:
-        from .doctor.command import run_doctor
-
-        run_doctor(words[1:])
-    if words[:1] in (["add"], ["drop"]):
-        _change_hosts(words[0], words[1:])
+    if words[:1] and words[0] in COMMANDS:
+        COMMANDS[words[0]](words[1:])
+    if words[:1] == ["completion"]:
+        completion(words[1:], ringrun)
     ringrun.main(args=args, prog_name="ringrun")
 
 

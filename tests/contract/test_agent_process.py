@@ -6,11 +6,14 @@ import select
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Callable, Iterator
 
 import pytest
 
+from ringrun.job.launch import Options, prepare
 from ringrun.reach.agent_process import Link
+from ringrun.reach.protocol import BOOT, event_facts
 
 READS_ALL = "import sys; data = sys.stdin.buffer.read(); sys.stderr.write(str(len(data)))"
 READS_NOTHING = "import time; print('up', flush=True); time.sleep(1000)"
@@ -82,3 +85,52 @@ def test_what_is_written_to_the_console_is_complete_at_its_end() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == [str(number) for number in range(0, 200, 2)]
     assert done.stderr.split() == [str(number) for number in range(1, 200, 2)]
+
+
+def start_agent() -> int:
+    """Start a real agent until it is ready, and end it; the number of bytes that were sent."""
+    job = prepare(Options(np=1), [sys.executable, "-c", "pass"])
+    link = Link([sys.executable, "-c", BOOT], caches=True)
+    link.start(job.agent_config(job.hosts[0]), None)
+    sent, events = 0, []
+    try:
+        while "ready" not in events:
+            before = sum(view.nbytes for view in link._outgoing)
+            link.write()
+            sent += before - sum(view.nbytes for view in link._outgoing)
+            if not link.has_outgoing:
+                assert select.select([link.descriptor("stdout")], [], [], 30.0)[0], link.stderr_text
+                events += [event_facts(frame.data)["event"] for frame in link.read()]
+            assert link.alive, link.process and link.process.stderr and link.process.stderr.read()
+        assert link.noise == ""
+    finally:
+        link.close_stdin()
+        link.close()
+    return sent
+
+
+def test_the_second_start_of_an_agent_sends_less_than_ten_kilobytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first, second = start_agent(), start_agent()
+    assert first > 15_000 and second < 10_000
+    (program,) = (tmp_path / "ringcomm-agent").iterdir()
+    program.write_bytes(program.read_bytes()[:-1] + b"x")
+    assert start_agent() == first  # a changed program is not run, but sent again
+    assert start_agent() == second
+
+
+def test_a_host_without_a_place_for_the_program_gets_it_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    assert start_agent() == start_agent() > 15_000
+
+
+def test_old_programs_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "ringcomm-agent").mkdir()
+    for number in range(9):
+        (tmp_path / "ringcomm-agent" / str(number)).touch()
+    start_agent()
+    assert len(list((tmp_path / "ringcomm-agent").iterdir())) == 3
+    assert start_agent() < 10_000

@@ -203,3 +203,6 @@ def test_the_code_is_sent_and_results_come_back(lab: Lab, tmp_path: Path) -> Non
     sent = job.values(r"^ringrun: sent (\d) of 4 files to jetson[12]")  # the helper, and what rank 0 wrote
     assert sent[:1] == ["2"], job.output
     assert (project / "scripts" / "fetched" / "jetson1" / "out" / "rank1").read_text() == str(second)
+    words[-1] = str(project / "scripts" / "train.py")  # the hosts have it elsewhere
+    with Job(lab, *words, cwd=project / "scripts") as job:
+        assert job.finish(120) == 0, job.output

@@ -29,7 +29,7 @@ TO_LAUNCHER = struct.Struct("!BiI")  # kind, rank, length
 FRAME_END = b"\n"  # srun passes output on line by line
 TO_AGENT = struct.Struct("!BQ")  # kind, length
 STDOUT, STDERR, RESULT, EVENT, RECORD, FILE, NUMBERS = 1, 2, 3, 4, 5, 6, 7
-JSON, PAYLOAD, PACKAGE, CODE = 1, 2, 3, 4
+JSON, PAYLOAD, PACKAGE, CODE, PROGRAM = 1, 2, 3, 4, 5  # PROGRAM: this one, see reach/loader.py
 CHECK, ALL = -1, -2  # in place of a rank: the trial import before the ranks start; every process
 
 ENDING = ((signal.SIGTERM, 0.0), (signal.SIGKILL, 1.5))  # signals, seconds from now
@@ -64,7 +64,7 @@ class Agent:
             self.selector, lambda rank, line: self.send(RECORD, rank, line),
             lambda rank, line: self.send(NUMBERS, rank, line), lambda: self.event("asked"),
         )  # fmt: skip
-        self.received, self.unsent = bytearray(), bytearray()
+        self.received, self.unsent = bytearray(processes.EARLY), bytearray()
         self.children: Dict[int, processes.Child] = {}
         self.pipes: Dict[int, Tuple[int, int]] = {}  # descriptor: (kind, rank)
         self.check_output = bytearray()
@@ -324,14 +324,20 @@ class Agent:
                 os.sched_setaffinity(0, processors)
 
         (out, out_end), (err, err_end) = os.pipe(), os.pipe()
+        ends = [os.open(os.devnull, os.O_RDONLY), out_end, err_end]
         try:
+            if self.config["debug"][:1] == [rank]:  # this rank has the terminal; its pipes end at once
+                terminal = os.open(self.config["debug"][1], os.O_RDWR | os.O_NOCTTY)
+                for end in ends:
+                    os.dup2(terminal, end)
+                os.close(terminal)
             process = subprocess.Popen(
-                argv, cwd=self.preparation.cwd, env=env, stdin=subprocess.DEVNULL, stdout=out_end,
-                stderr=err_end, pass_fds=inherited, start_new_session=True, preexec_fn=die_with_agent,
+                argv, cwd=self.preparation.cwd, env=env, stdin=ends[0], stdout=ends[1], stderr=ends[2],
+                pass_fds=inherited, start_new_session=True, preexec_fn=die_with_agent,
             )  # fmt: skip
         finally:
-            os.close(out_end)
-            os.close(err_end)
+            for end in ends:
+                os.close(end)
         sources = [(out, STDOUT), (err, STDERR)] + ([(result, RESULT)] if result >= 0 else [])
         self.children[process.pid] = processes.Child(rank, process, [each for each, _ in sources])
         for descriptor, kind in sources:

@@ -9,10 +9,15 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from typing import Any, Callable, Dict, List, NoReturn, Set
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+EARLY = bytearray(getattr(sys, "ringrun_early", b""))
+"""Bytes from stdin that came before the agent's program; see :mod:`ringrun.reach.loader`."""
 
 
 def load_libc() -> Any:
@@ -33,7 +38,8 @@ def prctl(libc: Any, option: int, value: int) -> None:
 
 def read_exactly(count: int) -> bytes:
     """Read this many bytes from stdin, blocking. At its end (the launcher is lost) the process exits."""
-    data = bytearray()
+    data = bytearray(EARLY[:count])
+    del EARLY[:count]
     while len(data) < count:
         piece = os.read(0, min(count - len(data), 1 << 20))
         if not piece:

@@ -41,6 +41,10 @@ class ElasticJob(Job):
     maker: Any = None
 
     @property
+    def is_elastic(self) -> bool:
+        return True
+
+    @property
     def all_local(self) -> bool:
         """False: hosts of other machines may be added at any time."""
         return False

@@ -63,7 +63,7 @@ class Agents:
 
     def __init__(self, job: Job, loop: Loop, handler: AgentHandler) -> None:
         self.job = job
-        self.links = [Link(host.argv) for host in job.hosts]
+        self.links = [Link(host.argv, caches=not host.is_local) for host in job.hosts]
         self.closed: Set[int] = set()
         self._loop = loop
         self._handler = handler
@@ -235,7 +235,7 @@ class Agents:
 
     def add(self, host: HostJob) -> None:
         """Start an agent on a host that has become part of the job; its index is the next one."""
-        self.links.append(Link(host.argv))
+        self.links.append(Link(host.argv, caches=not host.is_local))
         self._unstarted.append(host)
 
     def abandon(self, host: HostJob) -> None:

@@ -1,4 +1,4 @@
-"""The socket on which ``ringrun add`` and ``ringrun drop`` reach a running job of the same user.
+"""The socket on which ``ringrun ps``, ``stop``, ``add`` and ``drop`` reach a running job of the same user.
 
 It is a Unix socket in a directory that only the user can enter, ``$XDG_RUNTIME_DIR/ringrun`` or
 ``/tmp/ringrun-UID``. In addition the kernel reports the user of every connection (``SO_PEERCRED``).
@@ -13,7 +13,7 @@ import socket
 import struct
 import threading
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from ringcomm.errors import ConfigError
 from ringcomm.files import own_folder
@@ -74,7 +74,7 @@ class ControlSocket:
         except OSError as problem:
             server.close()
             raise ConfigError(
-                f"`ringrun add` and `ringrun drop` cannot reach this job: the socket {self._path} cannot be "
+                f"`ringrun stop`, `add` and `drop` cannot reach this job: the socket {self._path} cannot be "
                 f"made ({problem.strerror or problem}). Set XDG_RUNTIME_DIR to a directory of your own."
             ) from None
         self._socket = server
@@ -132,7 +132,7 @@ def _receive(connection: socket.socket) -> Dict[str, Any]:
 
 
 def running_jobs(folder: Path) -> List[str]:
-    """The identifiers of this user's elastic jobs that run now on this machine.
+    """The identifiers of this user's jobs that run now on this machine.
 
     Sockets that jobs have left behind (after SIGKILL) are removed.
     """
@@ -175,35 +175,3 @@ def send_command(folder: Path, job: str, command: Mapping[str, Any]) -> str:
     if not answer.get("ok"):
         raise ConfigError(str(answer.get("text")))
     return str(answer.get("text"))
-
-
-def change_hosts(what: str, words: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Run ``ringrun add HOST[:SLOTS]`` or ``ringrun drop HOST``.
-
-    Args:
-        what: ``add`` or ``drop``.
-        words: the host, and perhaps ``--job`` and a job's identifier.
-        environ: the environment.
-
-    Returns:
-        the job's answer.
-
-    Raises:
-        ConfigError: no job or several jobs run, or the job has refused the command.
-    """
-    if len(words) == 3 and words[1] != "--job":
-        raise ConfigError(f"{words[1]!r} is no option. Write: ringrun {what} HOST --job ID")
-    folder = control_folder(environ)
-    jobs = running_jobs(folder)
-    if not jobs:
-        raise ConfigError(
-            f"No elastic job of yours runs on this machine ({folder} has no socket). Hosts can be added to "
-            "jobs that were started with --min-np or --host-discovery-script."
-        )
-    if len(words) == 3:
-        chosen = [job for job in jobs if job.startswith(words[2])]
-    else:
-        chosen = jobs
-    if len(chosen) != 1:
-        raise ConfigError(f"{len(jobs)} jobs run: {', '.join(jobs)}. Name one with --job ID.")
-    return send_command(folder, chosen[0], {"do": what, "host": words[0]})

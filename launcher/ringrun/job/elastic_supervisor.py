@@ -37,7 +37,6 @@ from ..plan.job import HostJob
 from ..reach.agent_process import Link
 from ..show.console import Console
 from .agents import Steps
-from .control_socket import ControlSocket
 from .discovery import Discovery
 from .outcome import Outcome, not_started, with_changes
 from .rendezvous import NoticeLike, elastic_addresses, rendezvous_variables
@@ -108,7 +107,6 @@ class ElasticSupervisor(Supervisor):
         self._finished = False
         self._ended_members: Set[int] = set()  # since the last view
         self._ranks_now: Sequence[int] = ()  # the members of the last view, in rank order
-        self._control = ControlSocket(job.id, self._command)
         self._discovery: Optional[Discovery] = None
 
     @property
@@ -123,10 +121,6 @@ class ElasticSupervisor(Supervisor):
 
     def _begin(self) -> None:
         self._endpoints = self._server.start()
-        try:
-            self._control.start()
-        except ConfigError as problem:  # the job can do without
-            self._printer.show(str(problem))
         limits = self._limits
         if limits.script:
             self._discovery = Discovery(
@@ -168,7 +162,7 @@ class ElasticSupervisor(Supervisor):
 
     def _perform(self, action: Action) -> None:
         if isinstance(action, Say):
-            self._printer.show(action.text)
+            self._printer.note(action.text)
         elif isinstance(action, OpenHost):
             self._open_host(action)
         elif isinstance(action, CloseHost):
@@ -308,14 +302,11 @@ class ElasticSupervisor(Supervisor):
     # -- the user's commands -------------------------------------------------------------------
 
     def _command(self, command: Mapping[str, Any]) -> str:
-        """Execute ``ringrun add`` or ``ringrun drop`` (in a thread of the control socket).
-
-        Raises:
-            ConfigError: the command is not valid.
-        """
         what, text = command.get("do"), command.get("host")
-        if what not in ("add", "drop") or not isinstance(text, str):
-            raise ConfigError(f"There is no command {what!r}.")
+        if what not in ("add", "drop"):
+            return super()._command(command)
+        if not isinstance(text, str):
+            raise ConfigError(f"ringrun {what} needs a host.")
         spec = parse_host(text, f"ringrun {what}")
         self._find_local([spec])
         act = self._add if what == "add" else self._drop
@@ -338,7 +329,6 @@ class ElasticSupervisor(Supervisor):
     # -- ending --------------------------------------------------------------------------------
 
     def _stop_services(self) -> None:
-        self._control.stop()
         if self._discovery is not None:
             self._discovery.stop()
         self._server.stop()

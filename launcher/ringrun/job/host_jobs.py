@@ -11,7 +11,7 @@ from typing import Dict, List, Mapping, Optional, Sequence
 from ringcomm.errors import ConfigError
 from ringcomm.transport.nics import InterfaceFilter
 
-from ..plan.command import Command, with_interpreter
+from ..plan.command import Command, in_tree, with_interpreter
 from ..plan.hosts import HostSpec
 from ..plan.job import HostJob
 from ..plan.ranks import PlannedHost
@@ -34,13 +34,16 @@ class HostMaker:
         pythons, cwds, ifaces: interpreters, directories and interfaces by host; the key None has those for
             all hosts.
         ship_self: whether hosts get this machine's ringcomm; else they need the same version installed.
+        shipped: the directory whose files are sent to other hosts, or None.
     """
 
     def __init__(
         self, command: Command, environ: Mapping[str, str], doors: Doors, env: Mapping[str, str],
         local_env: Mapping[str, str], pythons: Mapping[Optional[str], str], cwds: Mapping[Optional[str], str],
         ifaces: Mapping[Optional[str], str], ship_self: bool = True,
+        shipped: Optional[Path] = None,
     ) -> None:  # fmt: skip
+        self._shipped = shipped
         self._command, self._environ, self.doors = command, environ, doors
         self._env, self._local_env, self._ship_self = env, local_env, ship_self
         self._pythons, self._cwds, self._ifaces = pythons, cwds, ifaces
@@ -75,11 +78,14 @@ class HostMaker:
             env.update(self._local_env)
         reach = self.doors.of(spec, is_local)
         own = with_interpreter(self._command, None if chosen else _found_python(self._command, self._environ))
+        gets_code = not is_local and not cwd
+        if gets_code and self._shipped is not None:
+            own = in_tree(own, self._shipped, Path(working_directory(self._environ)))
         package = own_package().digest if self._ship_self and not (is_local and _is_own(python)) else ""
         other = () if is_local or chosen else tuple(reach.argv(spec, ANY_PYTHON))
         return HostJob(
             index, planned, is_local, reach, python, cwd or working_directory(self._environ), own, env,
-            tuple(reach.argv(spec, python)), other, package, gets_code=not is_local and not cwd,
+            tuple(reach.argv(spec, python)), other, package, gets_code=gets_code,
         )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from ..elastic.options import ElasticOptions, fixed_hosts, limits_of, refuse_wit
 from ..plan import horovod, setting_sources
 from ..plan.allocations import Allocation, refuse_many_launchers
 from ..plan.command import Command, parse_command
+from ..plan.debug import terminal_for, without_limits
 from ..plan.environment import forwarded, horovods_variables, not_forwarded, own_variables
 from ..plan.horovod import SettingValue
 from ..plan.hosts import HostSpec, parse_hostfile, parse_hosts
@@ -61,6 +62,9 @@ class Options:
         fetch: patterns of files to bring back from them.
         elastic: the options of elastic jobs.
         watch, report, metrics_port: see :class:`ringrun.plan.observe.Observation`.
+        quiet: show only warnings and failures beside the output of ranks.
+        tee: a file that gets all that is shown.
+        debug: the rank that gets the terminal.
     """
 
     np: Optional[int] = None
@@ -89,6 +93,9 @@ class Options:
     watch: bool = False
     report: Optional[str] = None
     metrics_port: Optional[int] = None
+    quiet: bool = False
+    tee: Optional[str] = None
+    debug: Optional[int] = None
 
 
 def prepare(
@@ -127,7 +134,8 @@ def prepare(
         common = {**horovods_variables(environ), **common, **horovod.counted(environ)}
     doors = Doors(options.via, options.ssh, allocation)
     maker = HostMaker(
-        parsed, environ, doors, common, local_env or {}, pythons, cwds, ifaces, options.ship_self
+        parsed, environ, doors, common, local_env or {}, pythons, cwds, ifaces, options.ship_self,
+        None if options.ship is None else Path(options.ship),
     )
     tree, code_at = _tree(options, environ)
     facts: Dict[str, Any] = {
@@ -140,10 +148,13 @@ def prepare(
             *_left_out(tree, code_at, parsed),
         ),
         "provision": options.provision, "bind": options.bind,
-        "observation": observation, "setting_rows": tuple(setting_sources.rows_of(effective)),
+        "quiet": options.quiet, "observation": observation,
+        "setting_rows": tuple(setting_sources.rows_of(effective)),
         "tree": tree, "code_at": code_at, "fetch": options.fetch, "folder": secrets.token_hex(8),
     }  # fmt: skip
     if options.elastic.is_elastic:
+        if options.debug is not None:
+            raise ConfigError("--debug needs a job whose ranks do not change: leave out the elastic options.")
         limits = limits_of(options.elastic, options.np, options.horovod, environ)
         specs = () if plan is None else tuple(host.spec for host in plan.hosts)
         return ElasticJob(plan=Plan([], []), hosts=[], limits=limits, specs=specs, maker=maker, **facts)
@@ -152,6 +163,7 @@ def prepare(
     _refuse_aliases(plan, are_local)
     _check_open_files(plan.size)
     hosts = [maker.make(index, *row) for index, row in enumerate(zip(plan.hosts, are_local))]
+    facts["debug"] = terminal_for(options.debug, plan, are_local, options.watch)
     return Job(plan=plan, hosts=tuple(hosts), **facts)
 
 
@@ -278,6 +290,8 @@ def effective_settings(
         allocation = allocation_of(environ, needed=needs_hosts(options))
         ifaces = per_host("--iface", options.ifaces, host_names(_plan(options, allocation)))
     flags = list(options.setting_values)
+    if options.debug is not None:
+        flags = [*without_limits({item.name for item in flags}), *flags]
     if None in ifaces:
         flags.append(SettingValue("iface", ifaces[None], f"--iface {ifaces[None]}", "--iface"))
     if options.verbose:

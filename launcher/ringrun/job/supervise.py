@@ -6,6 +6,9 @@ through a queue and a socket that wakes it.
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
@@ -13,7 +16,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 from ringcomm.balance.replan import rank_names
 from ringcomm.balance.unequal import Usage, job_line
 from ringcomm.clock import Clock, monotonic
-from ringcomm.errors import ProtocolError
+from ringcomm.errors import ConfigError, ProtocolError
 
 from ..agent import agent, processes, threads
 from ..diagnosis import failure_report
@@ -28,6 +31,7 @@ from ..show.console import Console
 from ..show.printer import STDERR, STDOUT, Printer
 from ..show.timeline_file import missing_timeline
 from .agents import PING_S, Agents, Steps
+from .control_socket import ControlSocket
 from .event_loop import Loop
 from .fetch import FetchedFiles
 from .inquiry import Inquiry
@@ -75,8 +79,9 @@ class Supervisor:
             job, self._agents.links, self._loop, self._printer, console,
             bool(coloured and coloured.get(STDERR)), self._inquiry.for_the_user,
         )  # fmt: skip
+        self._control = ControlSocket(job.id, self._command)
         self._fetched = FetchedFiles(Path(FETCHED))
-        self._supply = Supply(self._agents, self._loop, self._printer.show, self._problem)
+        self._supply = Supply(self._agents, self._loop, self._printer.note, self._problem)
         self._ranks = [{place.rank for place in job.plan.on_host(host.index)} for host in job.hosts]
         self._ready: Dict[int, Dict[str, Any]] = {}  # by host, what its agent found
         self._done: Set[int] = set()
@@ -106,9 +111,10 @@ class Supervisor:
         self._console.on_change(self._loop.wake)
         try:
             for note in () if self.job.attempt else self.job.notes:
-                self._printer.show(note)
+                self._printer.note(note)
             self._loop.after("ping", PING_S, self._agents.ping)
             self._watching.start()
+            self._open_control()
             self._begin()
             while not self._is_over:
                 self._run_once()
@@ -179,7 +185,7 @@ class Supervisor:
         """Every host has what it needs: open the rendezvous and start the ranks."""
         self._going = True
         limits = {host.name: self._ready[host.index]["limits"] for host in self.job.hosts}
-        self._printer.show(threads.describe(limits, self.job.settings.threads))
+        self._printer.note(threads.describe(limits, self.job.settings.threads))
         self._loop.cancel("start")
         endpoints: List[Tuple[str, int]] = []
         if self._open_rendezvous is not None and self.job.plan.size > 1:
@@ -309,6 +315,37 @@ class Supervisor:
         elif notice.kind == "warning" or (self.job.settings.verbose and notice.text):
             self._printer.show(notice.text)
 
+    # -- the user's commands -------------------------------------------------------------------
+
+    def _open_control(self) -> None:
+        """Let ``ringrun ps`` and ``ringrun stop`` reach this job; it can do without."""
+        try:
+            self._control.start()
+        except ConfigError as problem:
+            if self.job.settings.verbose or self.job.is_elastic:
+                self._printer.show(str(problem))
+
+    def _command(self, command: Mapping[str, Any]) -> str:
+        """Execute a command (in a thread of the control socket).
+
+        Raises:
+            ConfigError: the command is not valid.
+        """
+        if command.get("do") == "info":
+            return self._loop.ask(lambda: json.dumps(self._facts()))
+        if command.get("do") == "stop":
+            self.interrupt(signal.SIGTERM)
+            return f"the job {self.job.id} ({self.job.command.shown}) is being ended"
+        raise ConfigError(f"There is no command {command.get('do')!r} for this job.")
+
+    def _facts(self) -> Dict[str, Any]:
+        """What ``ringrun ps`` shows."""
+        return {
+            "pid": os.getpid(), "program": self.job.command.shown, "began_at": self._began_s,
+            "ranks": len(self.job.plan.places) - len(self._failure.exits),
+            "hosts": [host.name for host in self.job.hosts], "elastic": self.job.is_elastic,
+        }  # fmt: skip
+
     # -- links that end ------------------------------------------------------------------------
 
     def hung_up(self, host: HostJob, link: Link, status: Optional[int]) -> bool:
@@ -325,7 +362,7 @@ class Supervisor:
             tried = f"{host.python} or python3" if second else host.python
             failure = host.reach.explain_start(host.name, link.argv, tried, status, said)
             if failure.no_python and host.fallback and not second:
-                self._printer.show(f"{host.name} has no {host.python}: using python3 there")
+                self._printer.note(f"{host.name} has no {host.python}: using python3 there")
                 link.argv = list(host.fallback)
                 return True
             if failure.retry and (failure.patient or link.attempt <= RETRIES):
@@ -354,7 +391,7 @@ class Supervisor:
         if self._has_failed or self._ending:
             self._end(self._ending or "failure", END)
         else:
-            self._printer.show(f"{signal_name(signum)}: ending all ranks on all hosts (once more: at once)")
+            self._printer.note(f"{signal_name(signum)}: ending all ranks on all hosts (once more: at once)")
             self._end("interrupt", INTERRUPT if signum == 2 else END)
 
     def _end(self, reason: str, steps: Steps) -> None:
@@ -372,6 +409,7 @@ class Supervisor:
         finally:
             self._agents.force()
             self._watching.stop()
+            self._control.stop()
             self._stop_services()
             self._printer.close()
             self._console.on_change(lambda: None)
@@ -399,9 +437,9 @@ class Supervisor:
         if outcome.reason != "interrupt":
             self._printer.settle(range(self.job.plan.size) if self.job.settings.verbose else outcome.to_show)
         if self.job.fetch:
-            self._printer.show(self._fetched.describe(self.job))
+            self._printer.note(self._fetched.describe(self.job))
         if outcome.reason == "done":
-            self._printer.show(self._unequal())
+            self._printer.note(self._unequal())
             self._printer.show(missing_timeline(self.job, self._began_s))
         outcome.results = self._verified_results()
         return outcome

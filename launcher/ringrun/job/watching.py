@@ -72,7 +72,7 @@ class Watching:
         if observation.metrics_port is not None:
             self._server = MetricsServer(observation.metrics_port)
             try:
-                self._printer.show(f"metrics for Prometheus: {self._server.start()}")
+                self._printer.note(f"metrics for Prometheus: {self._server.start()}")
             except ConfigError as problem:  # the job can do without
                 self._printer.show(str(problem))
         if self._shows and self._console.terminals:
@@ -163,7 +163,7 @@ class Watching:
         except OSError as problem:
             self._printer.show(f"The report {path} cannot be written: {problem.strerror}.")
         else:
-            self._printer.show(f"report: {path}")
+            self._printer.note(f"report: {path}")
 
 
 class Keys:

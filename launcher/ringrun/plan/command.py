@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 from typing import NamedTuple, Optional, Sequence, Tuple
 
 from ringcomm.errors import ConfigError
@@ -61,6 +63,28 @@ def parse_command(words: Sequence[str]) -> Command:
         word = first if "/" not in first else None
         return Command(tuple(words), word=word, is_python=True, script=_script(words[1:]))
     return Command(tuple(words))
+
+
+def in_tree(command: Command, root: Path, cwd: Path) -> Command:
+    """The command with an absolute path of its script replaced by one relative to the working directory.
+
+    So the script is found in a copy of the tree. One that is not in the tree stays as it is.
+
+    Args:
+        command: the command.
+        root: the tree that is copied.
+        cwd: the working directory, in the tree.
+    """
+    script = command.script
+    if script is None or not Path(script).is_absolute():
+        return command
+    real = Path(script).parent.resolve() / Path(script).name
+    if root.resolve() not in real.parents:
+        return command
+    relative = os.path.relpath(real, cwd.resolve())
+    place = command.argv.index(script)
+    argv = (*command.argv[:place], relative, *command.argv[place + 1 :])
+    return command._replace(argv=argv, script=relative)
 
 
 def with_interpreter(command: Command, python: Optional[str]) -> Command:

@@ -95,6 +95,8 @@ class Job:
         folder: the name of the directories for the tree, the same in all attempts; "" for the identifier.
         bind: the processors of each rank; see :func:`ringrun.agent.binding.shares`.
         fetch: patterns of files to bring back from hosts that were sent the tree.
+        quiet: whether only warnings and failures are shown beside the output of ranks.
+        debug: the rank that gets the terminal, and the terminal's device; or None.
         observation: what is shown or written of the ranks' numbers.
         setting_rows: of every setting, its name, its value and its source.
     """
@@ -119,6 +121,8 @@ class Job:
     folder: str = ""
     fetch: Tuple[str, ...] = ()
     bind: str = "none"
+    quiet: bool = False
+    debug: Optional[Tuple[int, str]] = None
     observation: Observation = Observation()
     setting_rows: Tuple[Tuple[str, str, str], ...] = ()
 
@@ -130,6 +134,11 @@ class Job:
         """The slot by which the rendezvous identifies a rank."""
         place = self.plan.places[rank]
         return Slot(place.host_index, place.local_rank)
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether hosts and processes are added and removed while it runs."""
+        return False
 
     @property
     def all_local(self) -> bool:
@@ -190,6 +199,7 @@ class Job:
             "writes": self._writes(host),
             "threads": self.settings.threads,
             "flight": self.settings.flight_recorder > 0,
+            "debug": list(self.debug) if self.debug is not None else [],
         }
 
     def _writes(self, host: HostJob) -> List[List[str]]:

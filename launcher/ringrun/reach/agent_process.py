@@ -9,7 +9,16 @@ import subprocess
 from collections import deque
 from typing import Any, Deque, Dict, List, Optional, Sequence
 
-from .protocol import Frame, FrameReader, agent_source, archive_header, json_frame, payload_header
+from .loader import loader, program_frame
+from .protocol import (
+    Frame,
+    FrameReader,
+    agent_program,
+    agent_source,
+    archive_header,
+    json_frame,
+    payload_header,
+)
 
 STDERR_LIMIT_BYTES = 16 * 1024
 
@@ -19,6 +28,7 @@ class Link:
 
     Args:
         argv: the agent's command line, of an interpreter or of ssh.
+        caches: whether the host keeps the agent's program, so that it is not sent each time.
 
     Attributes:
         argv: the command line; may be changed before another start.
@@ -28,8 +38,9 @@ class Link:
         answered: whether the agent has sent its marker.
     """
 
-    def __init__(self, argv: Sequence[str]) -> None:
+    def __init__(self, argv: Sequence[str], caches: bool = False) -> None:
         self.argv = list(argv)
+        self._caches = caches
         self.attempt = 0
         self.process: Optional[subprocess.Popen[bytes]] = None
         self.alive = False
@@ -61,7 +72,7 @@ class Link:
             assert stream is not None
             os.set_blocking(stream.fileno(), False)
         self.alive = True
-        self._outgoing.append(memoryview(agent_source()))
+        self._outgoing.append(memoryview(loader(agent_program()) if self._caches else agent_source()))
         self.send(config)
         if payload is not None:
             self._outgoing.append(memoryview(payload_header(len(payload))))
@@ -138,7 +149,11 @@ class Link:
         if not data:
             self.alive = False
             return []
-        return self._reader.feed(data)
+        frames = self._reader.feed(data)
+        if self._reader.needs_program and self._caches:
+            self._reader.needs_program = False
+            self._outgoing.append(memoryview(program_frame(agent_program())))
+        return frames
 
     def read_stderr(self) -> bytes:
         """Read from stderr of ssh or the agent, and keep the last 16 KiB; b"" at the end."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
@@ -11,6 +12,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 from ringcomm.errors import ProtocolError
 
 from ..agent import agent, binding, checks, job_folder, preparation, processes, recorders, shipped, threads
+from .loader import WANTED
 
 BOOT = (
     "import os,sys;v=sys.version_info;"
@@ -36,8 +38,14 @@ class Frame(NamedTuple):
 
 def agent_source() -> bytes:
     """The first data for the agent's stdin: a line for :data:`BOOT`, then the agent's program."""
+    return with_reader(agent_program())
+
+
+@lru_cache(maxsize=1)
+def agent_program() -> bytes:
+    """The agent's compressed program."""
     modules = (processes, checks, recorders, shipped, job_folder, preparation, binding, threads)
-    return program_source(agent, modules)
+    return compressed_program(agent, modules)
 
 
 def program_source(main: ModuleType, modules: Sequence[ModuleType]) -> bytes:
@@ -47,6 +55,11 @@ def program_source(main: ModuleType, modules: Sequence[ModuleType]) -> bytes:
         main: the module that is run as ``__main__``. It and the others import the standard library only.
         modules: the modules of its package that it imports, in an order in which they can be imported.
     """
+    return with_reader(compressed_program(main, modules))
+
+
+def compressed_program(main: ModuleType, modules: Sequence[ModuleType]) -> bytes:
+    """The modules as one compressed program; the arguments are those of :func:`program_source`."""
     package = main.__name__.rpartition(".")[0]
     steps = ["import sys, types", "sys.modules['ringrun'] = types.ModuleType('ringrun')"]
     steps.append(f"package = sys.modules[{package!r}] = types.ModuleType({package!r})")
@@ -56,7 +69,11 @@ def program_source(main: ModuleType, modules: Sequence[ModuleType]) -> bytes:
         steps.append(f"exec(compile({text!r}, {name!r}, 'exec'), module.__dict__)")
         steps.append(f"package.{name.rpartition('.')[2]} = module")
     steps.append(f"exec(compile({_text(main.__file__)!r}, {main.__name__!r}, 'exec'))")
-    program = zlib.compress("\n".join(steps).encode(), 9)
+    return zlib.compress("\n".join(steps).encode(), 9)
+
+
+def with_reader(program: bytes) -> bytes:
+    """A compressed program after a line that reads and runs it."""
     loop = (
         f"import os, zlib\ntext = b''\nwhile len(text) < {len(program)}:\n"
         f"    piece = os.read(0, {len(program)} - len(text))\n"
@@ -140,11 +157,17 @@ def _check_types(facts: Mapping[str, Any], wanted: Mapping[str, Tuple[type, ...]
 
 
 class FrameReader:
-    """Parses an agent's output into frames. A login shell's output before the marker is kept as ``noise``."""
+    """Parses an agent's output into frames.
+
+    Attributes:
+        noise: a login shell's output before the marker.
+        started: whether the marker has come.
+        needs_program: whether the host has asked for the agent's program.
+    """
 
     def __init__(self) -> None:
         self.noise = bytearray()
-        self.started = False
+        self.started = self.needs_program = False
         self._buffer = bytearray(b"\n")  # the marker starts with a line end; the first line may be the marker
 
     def feed(self, data: bytes) -> List[Frame]:
@@ -174,6 +197,10 @@ class FrameReader:
         return frames
 
     def _find_marker(self) -> bool:
+        asked = self._buffer.find(WANTED)
+        if asked >= 0:
+            self.needs_program = True
+            del self._buffer[asked : asked + len(WANTED)]
         at = self._buffer.find(agent.MARKER)
         if at < 0:
             if len(self._buffer) > NOISE_LIMIT_BYTES:

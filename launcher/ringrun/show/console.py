@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import select
 import sys
 import threading
@@ -14,10 +15,11 @@ from typing import Callable, Collection, Deque, Dict, Mapping, Optional, Sequenc
 
 from ringcomm.clock import Deadline
 from ringcomm.errors import ConfigError
-from ringcomm.files import new_file, own_folder
+from ringcomm.files import new_file, open_named, own_folder
 
 from .output import cut_to_width, uses_colour
 
+_COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
 FULL_BYTES, ROOM_BYTES = 1 << 20, 1 << 18
 
 
@@ -91,10 +93,31 @@ class Console:
         """
 
 
-class DescriptorConsole(Console):
-    """Writes to descriptors 1 and 2 from a separate thread, so that a slow reader blocks only that."""
+def open_tee(path: Optional[str]) -> Optional[int]:
+    """Open the file of ``--tee``; its descriptor, None without a path.
 
-    def __init__(self) -> None:
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    if path is None:
+        return None
+    if path.isdigit():
+        raise ConfigError(f"--tee {path} means something else in torchrun. Give the name of a file.")
+    try:
+        return open_named(path)
+    except OSError as problem:
+        raise ConfigError(f"--tee {path}: the file cannot be written: {problem.strerror}.") from None
+
+
+class DescriptorConsole(Console):
+    """Writes to descriptors 1 and 2 from a separate thread, so that a slow reader blocks only that.
+
+    Args:
+        tee: descriptor of a file that gets the same without colours, or None.
+    """
+
+    def __init__(self, tee: Optional[int] = None) -> None:
+        self._tee = tee
         self._queue: Deque[Tuple[int, bytes]] = deque()
         self._queued_bytes = 0
         self._changed = threading.Condition()
@@ -144,6 +167,16 @@ class DescriptorConsole(Console):
         if data:
             self._clear_state()
             self._put(stream, data)
+            self._write_tee(data)
+
+    def _write_tee(self, data: bytes) -> None:
+        if self._tee is not None:
+            try:
+                _write_all(self._tee, _COLOUR.sub(b"", data))
+            except OSError as problem:
+                os.close(self._tee)
+                self._tee = None
+                self.write(2, f"ringrun: --tee: {problem.strerror}; the file is incomplete.\n".encode())
 
     def _put(self, stream: int, data: bytes) -> None:
         if stream not in self._closed:
@@ -158,6 +191,9 @@ class DescriptorConsole(Console):
             self._closing = True
             self._changed.notify_all()
         self._thread.join(timeout_s)
+        if self._tee is not None:
+            os.close(self._tee)
+            self._tee = None
 
     def _run(self) -> None:
         while True:

@@ -34,7 +34,7 @@ class Printer:
 
     def __init__(self, job: Job, console: Console, coloured: Mapping[int, bool], clock: Clock) -> None:
         hosts = {place.rank: job.hosts[place.host_index].name for place in job.plan.places}
-        self._console, self._clock = console, clock
+        self._console, self._clock, self._quiet = console, clock, job.quiet
         self._outputs = Outputs(hosts, coloured, console.terminals)
         self._state: Optional[Tuple[int, Sequence[bytes]]] = None
         self.block: Sequence[bytes] = ()
@@ -103,6 +103,11 @@ class Printer:
         """Write a message of ringrun to stderr; control characters become visible."""
         lines = [f"ringrun: {visible(line)}\n" for line in text.splitlines()]
         self._console.write(STDERR, "".join(lines).encode())
+
+    def note(self, text: str) -> None:
+        """Like :meth:`show`, for what the user can do without: nothing with ``--quiet``."""
+        if not self._quiet:
+            self.show(text)
 
     def close(self) -> None:
         """Close the files."""

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from ringcomm.config import Settings
 from ringrun import cli
+from ringrun.commands import COMMANDS
 from ringrun.job.launch import Options, effective_settings, read_hosts
 from ringrun.plan.horovod import IGNORED, NAMES, REFUSED, VALUES
 from ringrun.reach.ssh import SshOptions
@@ -180,7 +181,7 @@ def test_the_usage_of_diagnose_is_output_if_it_was_asked_for(
     words: List[str], code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
-        cli._diagnose(words)
+        COMMANDS["diagnose"](words)
     assert caught.value.code == code
     out, err = capsys.readouterr()
     assert "ringrun diagnose" in (err if code else out)

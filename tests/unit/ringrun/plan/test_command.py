@@ -1,11 +1,12 @@
 from __future__ import annotations
 
-from typing import List, Optional
+from pathlib import Path
+from typing import List, Optional, Tuple
 
 import pytest
 
 from ringcomm.errors import ConfigError
-from ringrun.plan.command import Command, parse_command, with_interpreter
+from ringrun.plan.command import Command, in_tree, parse_command, with_interpreter
 
 
 @pytest.mark.parametrize(
@@ -42,3 +43,27 @@ def test_the_word_python_is_replaced(python: Optional[str], first: Optional[str]
     assert with_interpreter(parse_command(["python", "t.py"]), python).argv == (first, "t.py")
     assert with_interpreter(parse_command(["/bin/python", "t.py"]), python).argv == ("/bin/python", "t.py")
     assert with_interpreter(parse_command(["t.py"]), python).argv == (None, "t.py")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["{root}/scripts/train.py", "{root}/x"], (None, "train.py", "{root}/x")),
+        (["{root}/other/train.py"], (None, "../other/train.py")),
+        (["/p/python", "-u", "{root}/train.py"], ("/p/python", "-u", "../train.py")),
+        (["{root}/link/train.py"], (None, "../other/train.py")),
+        (["/elsewhere/train.py"], (None, "/elsewhere/train.py")),
+        (["train.py"], (None, "train.py")),
+        (["-m", "pkg"], (None, "-m", "pkg")),
+    ],
+)
+def test_an_absolute_script_in_the_tree_becomes_relative(
+    tmp_path: Path, words: List[str], expected: Tuple[Optional[str], ...]
+) -> None:
+    for name in ("scripts", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to("other")
+    command = parse_command([word.format(root=tmp_path) for word in words])
+    found = in_tree(command, tmp_path, tmp_path / "scripts")
+    assert found.argv == tuple(word and word.format(root=tmp_path) for word in expected)
+    assert found.script in (None, *found.argv)

@@ -1,0 +1,79 @@
+"""`ringrun ps` and `ringrun stop`: they find the user's jobs, and end one of them completely."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Dict, Iterator
+
+import pytest
+
+from ringrun.job.job_commands import RunningJob, describe_jobs, jobs_of
+from tests.proc.test_ringrun_support import LIMIT_S, SOURCES, Launched
+
+SLEEP = [sys.executable, "-c", "print('here', flush=True); import time; time.sleep(600)"]
+
+
+@pytest.fixture
+def runtime() -> Iterator[str]:
+    """A short path: those of Unix sockets have a limit."""
+    with tempfile.TemporaryDirectory(prefix="ringrun-") as name:
+        yield name
+
+
+def command(runtime: str, *words: str) -> subprocess.CompletedProcess[str]:
+    environ: Dict[str, str] = {**os.environ, "PYTHONPATH": SOURCES, "XDG_RUNTIME_DIR": runtime}
+    return subprocess.run(
+        [sys.executable, "-m", "ringrun", *words], env=environ, timeout=LIMIT_S, text=True,
+        capture_output=True,
+    )  # fmt: skip
+
+
+def started(runtime: str, *words: str) -> Launched:
+    job = Launched(*words, env={"XDG_RUNTIME_DIR": runtime})
+    assert job.process.stdout is not None and b"here" in job.process.stdout.readline()
+    return job
+
+
+def test_jobs_are_listed_and_one_is_ended(runtime: str) -> None:
+    none = command(runtime, "ps")
+    assert none.returncode == 0 and none.stdout.startswith("No job of yours")
+    assert command(runtime, "stop").returncode == 1
+    one, other = started(runtime, "-np", "2", *SLEEP), started(runtime, "-np", "1", *SLEEP)
+    listed = command(runtime, "ps").stdout.splitlines()
+    assert listed[0].split() == ["JOB", "PID", "RANKS", "RUNS", "FOR", "HOSTS", "PROGRAM"]
+    rows = {int(line.split()[1]): line.split() for line in listed[1:]}
+    assert set(rows) == {one.process.pid, other.process.pid}
+    assert rows[one.process.pid][2] == "2" and rows[one.process.pid][-1] == sys.executable
+    ambiguous = command(runtime, "stop")
+    assert ambiguous.returncode == 1 and "2 jobs run" in ambiguous.stderr
+    assert command(runtime, "add", "localhost").returncode == 1  # none of them is elastic
+    done = command(runtime, "stop", rows[one.process.pid][0])
+    assert done.returncode == 0 and "is being ended" in done.stdout, done.stderr
+    assert one.finish() == 143  # as after SIGTERM; finish() checks that nothing is left
+    assert command(runtime, "stop").returncode == 0
+    assert other.finish() == 143
+    assert jobs_of(Path(runtime) / "ringrun") == []
+
+
+def test_a_directory_that_cannot_be_used_is_no_obstacle(tmp_path: Path) -> None:
+    job = Launched("-np", "1", sys.executable, "-c", "print('done')",
+                   env={"XDG_RUNTIME_DIR": str(tmp_path / ("x" * 120))})  # fmt: skip
+    (tmp_path / ("x" * 120)).mkdir()
+    assert job.finish() == 0 and "done" in job.out and "socket" not in job.err
+
+
+@pytest.mark.parametrize("words", [["ps", "x"], ["stop", "a", "b"]])
+def test_wrong_words_show_how_it_is_used(runtime: str, words: list[str]) -> None:
+    found = command(runtime, *words)
+    assert found.returncode == 2 and "Usage: ringrun" in found.stderr
+
+
+def test_the_table() -> None:
+    job = RunningJob("0123456789abcdef", 7, "bad\x1b[2J", 3, ["desk", "jetson1"], 1000.0, False)
+    text = describe_jobs([job, job._replace(began_at=-9000.0)], 1075.0)
+    assert "01234567  7    3      1 min 15 s" in text and "desk,jetson1" in text and "2 h 47 min" in text
+    assert "\x1b" not in text
