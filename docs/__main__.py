@@ -27,7 +27,8 @@ PAGES = {
     ],
     "How-to": [
         "docs/ringrun.md", "docs/from_mpirun.md", "docs/elastic.md", "docs/doctor.md",
-        "docs/horovod.md", "docs/torch_distributed.md", "docs/tensorflow.md", "docs/compression.md",
+        "docs/horovod.md", "docs/torch_distributed.md", "docs/tensorflow.md", "docs/jax.md",
+        "docs/compression.md",
     ],
     "Reference": ["docs/configuration.md", "docs/protocol.md", "CHANGELOG.md"],
     "Explanation": ["docs/architecture.md", "docs/reliability.md", "docs/performance.md", "SECURITY.md"],
@@ -38,8 +39,8 @@ PAGES = {
 MODULES = (
     "ringcomm", "ringcomm.errors", "ringcomm.torch", "ringcomm.torch.elastic", "ringcomm.torch.mpi_ops",
     "ringcomm.torch.distributed", "ringcomm.tensorflow", "ringcomm.tensorflow.elastic",
-    "ringcomm.tensorflow.mpi_ops", "ringcomm.tensorflow.data.compute_service", "ringcomm.keras",
-    "ringcomm.keras.callbacks", "ringcomm.keras.elastic", "ringcomm.testing.cluster",
+    "ringcomm.tensorflow.mpi_ops", "ringcomm.tensorflow.data.compute_service", "ringcomm.jax",
+    "ringcomm.keras", "ringcomm.keras.callbacks", "ringcomm.keras.elastic", "ringcomm.testing.cluster",
     "ringcomm.testing.contract", "ringcomm.testing.faulty",
 )  # fmt: skip
 """The modules whose public names the API reference describes."""

@@ -1,4 +1,4 @@
-"""``jax.distributed.initialize()`` without arguments in a job of ringrun, beside ringcomm's own collectives."""
+"""``jax.distributed.initialize()`` without arguments in a job of ringrun, beside ringcomm's collectives."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def both(init_first: bool) -> Tuple[List[int], float, float]:
 
 @pytest.mark.parametrize("init_first", [False, True])
 def test_jax_finds_the_processes_of_the_job(init_first: bool) -> None:
-    # As within an allocation of Slurm, whose variables JAX would read otherwise: all ranks would be process 0.
+    # As in an allocation of Slurm, whose variables JAX would read otherwise: all ranks would be process 0.
     slurm = {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "nowhere", "SLURM_NTASKS": "9", "SLURM_PROCID": "0"}
     for rank, (found, theirs, ours) in enumerate(run(both, (init_first,), 2, SLURM_LOCALID="0", **slurm)):
         assert found == [2, rank, rank, 1]

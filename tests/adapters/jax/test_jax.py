@@ -14,7 +14,10 @@ TWO_THREADS = {"PJRT_NPROC": "2", "NPROC": "2"}
 
 
 @pytest.mark.parametrize(
-    "ranks", [pytest.param(1, marks=pytest.mark.full), 2, pytest.param(4, marks=pytest.mark.full)]
+    "ranks", [
+        pytest.param(1, marks=pytest.mark.full), pytest.param(2, marks=pytest.mark.smoke),
+        pytest.param(4, marks=pytest.mark.full),
+    ],
 )
 def test_everything_on_buffers(ranks: int) -> None:
     run_on(ranks, MODULES, RINGCOMM_JAX_CALLBACKS="buffers", **TWO_THREADS)
