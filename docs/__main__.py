@@ -31,7 +31,7 @@ PAGES = {
         "docs/elastic.md", "docs/doctor.md", "docs/horovod.md", "docs/torch_distributed.md",
         "docs/tensorflow.md", "docs/compression.md", "docs/mxnet.md", "docs/trainers.md",
         "docs/from_torchrun.md", "docs/from_accelerate.md", "docs/gpu.md", "docs/ray_dask_spark.md",
-        "docs/watching.md",
+        "docs/watching.md", "docs/jax.md",
     ],
     "Reference": ["docs/configuration.md", "docs/protocol.md", "CHANGELOG.md"],
     "Explanation": ["docs/architecture.md", "docs/reliability.md", "docs/performance.md", "SECURITY.md"],
@@ -41,11 +41,12 @@ PAGES = {
 
 MODULES = (
     "ringcomm", "ringcomm.errors", "ringcomm.torch", "ringcomm.torch.elastic", "ringcomm.torch.mpi_ops",
-    "ringcomm.torch.distributed", "ringcomm.lightning", "ringcomm.tensorflow", "ringcomm.tensorflow.elastic",
-    "ringcomm.tensorflow.mpi_ops", "ringcomm.tensorflow.data.compute_service", "ringcomm.keras",
-    "ringcomm.keras.callbacks", "ringcomm.keras.elastic", "ringcomm.mxnet", "ringcomm.testing.cluster",
-    "ringcomm.ray", "ringcomm.dask", "ringcomm.spark", "ringcomm.testing.contract",
-    "ringcomm.testing.faulty", "ringcomm.mxnet.mpi_ops",
+    "ringcomm.torch.distributed", "ringcomm.lightning", "ringcomm.tensorflow",
+    "ringcomm.tensorflow.elastic", "ringcomm.tensorflow.mpi_ops",
+    "ringcomm.tensorflow.data.compute_service", "ringcomm.keras", "ringcomm.keras.callbacks",
+    "ringcomm.keras.elastic", "ringcomm.mxnet", "ringcomm.testing.cluster", "ringcomm.ray",
+    "ringcomm.dask", "ringcomm.spark", "ringcomm.testing.contract", "ringcomm.testing.faulty",
+    "ringcomm.mxnet.mpi_ops", "ringcomm.jax",
 )  # fmt: skip
 """The modules whose public names the API reference describes."""
 

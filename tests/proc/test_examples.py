@@ -31,7 +31,7 @@ EXAMPLES = [
         id="jax",
         marks=[
             pytest.mark.slow,
-            pytest.mark.skipif(not importlib.util.find_spec("optax"), reason="JAX, optax are not installed"),
+            pytest.mark.skipif(not importlib.util.find_spec("optax"), reason="optax is not installed"),
         ],
     ),
 ]

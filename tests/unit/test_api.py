@@ -51,6 +51,15 @@ def test_all_functions_work_alone(alone, name):
         np.testing.assert_array_equal(result, np.ones((2, 2)))
 
 
+def test_frameworks_finish_before_this_process_leaves(alone, monkeypatch):
+    monkeypatch.setattr(api, "_before_leaving", [])
+    seen = []
+    api.before_leaving(lambda: seen.append(rc.is_initialized()))
+    rc.shutdown()
+    rc.shutdown()
+    assert seen == [True]
+
+
 def test_alone_the_arithmetic_is_the_same(alone):
     assert rc.allreduce(np.array([7, -7]), postscale_factor=0.5).tolist() == [3, -3]
     assert rc.allreduce([2.0], rc.Sum, prescale_factor=2.0, postscale_factor=3.0).tolist() == [12.0]

@@ -9,18 +9,26 @@ pytest.importorskip("jax")
 from tests.adapters.jax.harness import MODULES, run_delayed  # noqa: E402 - it needs jax
 from tests.adapters.jobs import run_on  # noqa: E402
 
-ONE_THREAD = {"PJRT_NPROC": "1", "NPROC": "1", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
+QUICK_COMPILER = "--xla_backend_optimization_level=0"
+ONE_THREAD = {
+    "PJRT_NPROC": "1", "NPROC": "1",
+    "XLA_FLAGS": f"--xla_cpu_multi_thread_eigen=false {QUICK_COMPILER}",
+}  # fmt: skip
 TWO_THREADS = {"PJRT_NPROC": "2", "NPROC": "2"}
 
 
-@pytest.mark.parametrize(
-    "ranks", [pytest.param(1, marks=pytest.mark.full), 2, pytest.param(4, marks=pytest.mark.full)]
-)
-def test_everything_on_buffers(ranks: int) -> None:
-    run_on(ranks, MODULES, RINGCOMM_JAX_CALLBACKS="buffers", **TWO_THREADS)
+@pytest.mark.smoke
+def test_everything_on_two_ranks() -> None:
+    run_on(2, MODULES, RINGCOMM_JAX_CALLBACKS="buffers", **TWO_THREADS)
 
 
-@pytest.mark.parametrize("callbacks", ["buffers", "io_callback"])
-def test_everything_with_one_thread_and_random_delays(callbacks: str) -> None:
-    ranks = 3 if callbacks == "buffers" else 2
+@pytest.mark.full
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_collectives_and_training_on_other_numbers_of_ranks(ranks: int) -> None:
+    modules = [module for module in MODULES if "transformations" not in module]
+    run_on(ranks, modules, XLA_FLAGS=QUICK_COMPILER, **TWO_THREADS)
+
+
+@pytest.mark.parametrize(("callbacks", "ranks"), [("buffers", 3), ("io_callback", 2)])
+def test_everything_with_one_thread_and_random_delays(callbacks: str, ranks: int) -> None:
     run_on(ranks, MODULES, run_delayed, RINGCOMM_JAX_CALLBACKS=callbacks, **ONE_THREAD)

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 import ringcomm as rc
-from ringcomm._adapter.arguments import predivided, reduction, row_counts, scattered_reduction, wire_name
+from ringcomm._adapter.arguments import (
+    SequenceName,
+    predivided,
+    reduction,
+    row_counts,
+    scattered_reduction,
+    wire_name,
+)
 from ringcomm._adapter.basics import init
 from ringcomm._adapter.compression import Compression, is_elementwise, wire_dtype
 from ringcomm._adapter.trees import put_together, take_apart
@@ -30,6 +37,11 @@ def test_reduction():
 def test_wire_name():
     assert wire_name("allreduce", "x") == "allreduce.x"
     assert wire_name("allreduce", None) == wire_name("allreduce", "") == ""
+
+
+def test_a_sequence_has_one_name_for_all_kinds():
+    name = SequenceName("steps")
+    assert wire_name("allreduce", name) == wire_name("barrier", name) == "steps"
 
 
 def test_row_counts():
