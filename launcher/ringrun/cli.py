@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, List, NoReturn, Optional, Tuple
 
 import click
 
-from .flags import split_setting_values, with_generated, write_options
+from .flags import refuse_unknown, split_setting_values, with_generated, write_options
 from .plan import mpirun
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class _RankCommand(click.Command):
             if args[position] == "-m":
                 args = [*args[:position], "--", *args[position:]]
                 break
+            refuse_unknown(ctx, args[position], values)
             position += 1 + values.get(args[position], 0)
         return super().parse_args(ctx, args)
 
