@@ -219,7 +219,15 @@ def _run(options: Options, command: Tuple[str, ...], dry_run: bool) -> None:
     console = DescriptorConsole()
     attempts = Attempts(job, options.restarts, console)
     _take_signals(attempts)
-    _leave(attempts.run(), console)
+    outcome = attempts.run()
+    if outcome.reason == "interrupt":
+        from .job.requeue import requeue
+
+        def say(text: str) -> None:
+            attempts.show(f"ringrun: {text}\n")
+
+        requeue(os.environ, options.restarts, attempts.signum, say)
+    _leave(outcome, console)
 
 
 def _take_signals(attempts: Attempts) -> None:

@@ -37,6 +37,7 @@ from .elastic_supervisor import ElasticSupervisor, elastic_rendezvous_for
 from .host_jobs import HostMaker, per_host, working_directory
 from .outcome import Outcome
 from .rendezvous import rendezvous_for
+from .requeue import restarts_before
 from .supervise import Supervisor
 
 SPARE_FILES = 64
@@ -130,7 +131,7 @@ def prepare(
             *_where_from(options, allocation), *not_forwarded(options.forward, environ),
             *_left_out(tree, code_at, parsed),
         ),
-        "provision": options.provision, "bind": options.bind,
+        "provision": options.provision, "bind": options.bind, "restarts_before": restarts_before(environ),
         "tree": tree, "code_at": code_at, "fetch": options.fetch, "folder": secrets.token_hex(8),
     }  # fmt: skip
     if options.elastic.is_elastic:
