@@ -16,7 +16,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from .commands import COMMANDS, completion
-from .flags import split_setting_values, with_generated, write_options
+from .flags import refuse_unknown, split_setting_values, with_generated, write_options
 from .plan import mpirun
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class _RankCommand(click.Command):
             if args[position] == "-m":
                 args = [*args[:position], "--", *args[position:]]
                 break
+            refuse_unknown(ctx, args[position], values)
             position += 1 + values.get(args[position], 0)
         return super().parse_args(ctx, args)
 
@@ -238,7 +239,15 @@ def _run(options: Options, command: Tuple[str, ...], dry_run: bool) -> None:
     console = DescriptorConsole(open_tee(options.tee))
     attempts = Attempts(job, options.restarts, console)
     _take_signals(attempts)
-    _leave(attempts.run(), console)
+    outcome = attempts.run()
+    if outcome.reason == "interrupt":
+        from .job.requeue import requeue
+
+        def say(text: str) -> None:
+            attempts.show(f"ringrun: {text}\n")
+
+        requeue(os.environ, options.restarts, attempts.signum, say)
+    _leave(outcome, console)
 
 
 def _take_signals(attempts: Attempts) -> None:

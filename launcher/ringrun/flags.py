@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Tuple,
+    TypeVar,
+)  # fmt: skip
 
 import click
 
 from ringcomm.config import Settings, parse_setting
 from ringcomm.errors import ConfigError
 
-from .plan import horovod
+from .plan import horovod, mpirun
 from .plan.horovod import SettingValue
 from .plan.setting_sources import shown_value
 
@@ -152,6 +165,40 @@ def split_setting_values(given: Mapping[str, Any]) -> Tuple[Tuple[SettingValue, 
     values = [value for name, value in given.items() if name.startswith("tunable_") and value is not None]
     rest = {name: value for name, value in given.items() if not name.startswith("tunable_")}
     return tuple(values), rest
+
+
+def refuse_unknown(ctx: click.Context, word: str, known: Mapping[str, int]) -> None:
+    """Refuse an option that does not exist, and name the nearest one that does and has an effect.
+
+    Args:
+        ctx: of the command.
+        word: the option as it was written.
+        known: ringrun's own options, with their numbers of values.
+
+    Raises:
+        click.UsageError: there is no such option, or one of mpirun's lacks its values.
+    """
+    name = word.partition("=")[0]
+    if name in known or (not word.startswith("--") and word[:2] in known):  # the second: -iFILE
+        return
+    count = mpirun.values_of(name)
+    if count:
+        raise click.UsageError(f"{name} takes {count} value{'s' if count > 1 else ''}.", ctx)
+    raise click.UsageError(f"No such option {name!r}. Did you mean {nearest(name, known)!r}?", ctx)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The option most like a name, among those that have an effect.
+
+    Args:
+        name: the option as it was written.
+        known: ringrun's own options.
+    """
+    useless = {*horovod.REFUSED, *horovod.IGNORED}
+    options = sorted({*mpirun.names(), *known} - useless, key=lambda option: option.startswith("--"))
+    bare = {option.lstrip("-"): option for option in options}
+    best = difflib.get_close_matches(name.lstrip("-"), sorted(bare), n=1, cutoff=0.0)
+    return bare[best[0]]
 
 
 def write_options(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import socket
-from typing import Callable, List, Optional, Sequence, Tuple
+import threading
+from typing import Callable, List, Optional, Sequence, Set, Tuple
 
+from ..clock import Deadline
 from ..config import Membership, Settings, Slot
 from ..errors import RingcommError, StartupError
 from ..transport.encryption import encryption_of
@@ -16,6 +18,7 @@ from .server import RendezvousServer
 
 logger = logging.getLogger("ringcomm.rendezvous")
 
+LOOK_AGAIN_S = 0.25
 _LEAVE_S = 10.0
 _FAILED_LEAVE_S = 1.0
 """How long the rank that serves the rendezvous waits, when it leaves, until the others have left too."""
@@ -37,11 +40,9 @@ class EmbeddedRendezvous:
             return None
         host, port = membership.rendezvous[0]
         own = {item.address for item in own_addresses()}
-        try:
-            found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
-        except OSError:
-            return None  # join() resolves it again, and reports the failure with everything it tried.
-        addresses = sorted(found & own)
+        # In a container the name of rank 0's own host may resolve only some time after the start.
+        limit_s = settings.start_timeout_s if membership.rank == 0 else 0.0
+        addresses = sorted(_resolved(host, port, Deadline(limit_s)) & own)
         if not addresses:
             return None
         server = RendezvousServer(
@@ -133,6 +134,19 @@ class EmbeddedRendezvous:
                 limit_s,
             )
         self._server.stop()
+
+
+def _resolved(host: str, port: int, deadline: Deadline) -> Set[str]:
+    """The addresses of a name; none if it does not resolve in time: join() then reports what it has tried."""
+    pause = threading.Event()
+    while True:
+        try:
+            return {str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+        except OSError as problem:
+            if deadline.expired():
+                logger.debug("%s does not resolve: %s", host, problem)
+                return set()
+        pause.wait(LOOK_AGAIN_S)
 
 
 def _log(notice: Notice) -> None:

@@ -39,6 +39,7 @@ SlurmdTimeout=60
 KillWait=4
 OverTimeLimit=0
 JobRequeue=1
+SchedulerParameters=sched_interval=2,bf_interval=2
 MpiDefault=none
 SlurmdParameters=config_overrides
 PropagateResourceLimits=NONE

@@ -39,6 +39,7 @@ from .elastic_supervisor import ElasticSupervisor, elastic_rendezvous_for
 from .host_jobs import HostMaker, per_host, working_directory
 from .outcome import Outcome
 from .rendezvous import rendezvous_for
+from .requeue import restarts_before
 from .supervise import Supervisor
 
 SPARE_FILES = 64
@@ -150,6 +151,7 @@ def prepare(
         "provision": options.provision, "bind": options.bind,
         "quiet": options.quiet, "observation": observation,
         "setting_rows": tuple(setting_sources.rows_of(effective)),
+        "restarts_before": restarts_before(environ),
         "tree": tree, "code_at": code_at, "fetch": options.fetch, "folder": secrets.token_hex(8),
     }  # fmt: skip
     if options.elastic.is_elastic:

@@ -67,6 +67,7 @@ class Attempts:
 
     Attributes:
         job: the job of the last attempt.
+        signum: the signal by which :meth:`interrupt` has ended it, or 0.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Attempts:
         self._interrupted = threading.Event()
         self._wait = wait or self._interrupted.wait
         self._supervisor: Optional[Supervisor] = None
-        self._signum = 0
+        self.signum = 0
 
     def interrupt(self, signum: int) -> None:
         """End the job, as :meth:`.supervise.Supervisor.interrupt` does, without another attempt.
@@ -90,7 +91,7 @@ class Attempts:
         Args:
             signum: the signal that the launcher received.
         """
-        self._signum = signum
+        self.signum = signum
         self._interrupted.set()
         if self._supervisor is not None:
             self._supervisor.interrupt(signum)
@@ -111,24 +112,25 @@ class Attempts:
             self.job = attempt_of(first, attempt, self._restarts)
             outcome = self._run(self.job, self._started)
             self._supervisor = None
-            again = attempt < self._restarts and not self._signum and is_worthwhile(outcome, attempt)
+            again = attempt < self._restarts and not self.signum and is_worthwhile(outcome, attempt)
             if not again:
                 return outcome
-            self._show(outcome.report)
+            self.show(outcome.report)
             seconds = wait_s(attempt)
-            self._show(
+            self.show(
                 f"ringrun: attempt {attempt + 1} of {self._restarts + 1} has failed; the next one starts in "
                 f"{seconds:g} s (--restarts {self._restarts}).\n"
             )
             self._wait(seconds)
-            if self._signum:
-                return replace(outcome, exit_code=128 + self._signum, reason="interrupt", report="")
+            if self.signum:
+                return replace(outcome, exit_code=128 + self.signum, reason="interrupt", report="")
             attempt += 1
 
     def _started(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
-        if self._signum:
-            supervisor.interrupt(self._signum)
+        if self.signum:
+            supervisor.interrupt(self.signum)
 
-    def _show(self, text: str) -> None:
+    def show(self, text: str) -> None:
+        """Write a text to the console's stderr."""
         self._console.write(2, text.encode("utf-8", "replace"))

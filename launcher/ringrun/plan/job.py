@@ -88,6 +88,7 @@ class Job:
         horovod: whether ``import horovod`` finds ringcomm.
         notes: messages for the user before the job starts.
         attempt: how often it has been started before (:mod:`ringrun.job.restarts`).
+        restarts_before: how often a scheduler has started ringrun again (:mod:`ringrun.job.requeue`).
         certificate: the job's TLS certificate with its private key, if its processes encrypt; or "".
         provision: whether hosts that lack numpy or psutil are sent their wheels.
         tree: the files to send to hosts, or None.
@@ -114,6 +115,7 @@ class Job:
     horovod: bool = False
     notes: Tuple[str, ...] = ()
     attempt: int = 0
+    restarts_before: int = 0
     certificate: str = field(default="", repr=False)
     provision: bool = False
     tree: Optional[Tree] = field(default=None, repr=False)
@@ -167,7 +169,7 @@ class Job:
             "RINGCOMM_JOB": self.id,
             "RINGCOMM_SIZE": str(self.plan.size),
             "RINGCOMM_HOST": host.name,
-            "RINGCOMM_RESTART": str(self.attempt),
+            "RINGCOMM_RESTART": str(self.restarts_before + self.attempt),
             "PYTHONUNBUFFERED": "1",
         }
         return {

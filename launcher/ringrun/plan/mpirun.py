@@ -191,6 +191,12 @@ def _joined_ifaces(words: Sequence[str]) -> List[str]:
     return [*(["--iface", ",".join(values)] if values else []), *rest]
 
 
+def values_of(option: str) -> int:
+    """The number of values of an option of mpirun or torchrun; 0 if it has none, or is not understood."""
+    rule = _RULES.get(option.lstrip("-"))
+    return 0 if rule is None else rule[0]
+
+
 def names() -> List[str]:
     """All options that are understood, with two hyphens (one letter: one)."""
     return sorted(f"-{name}" if len(name) == 1 else f"--{name}" for name in _RULES)

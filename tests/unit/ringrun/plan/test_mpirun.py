@@ -2,10 +2,13 @@ from __future__ import annotations
 
 from typing import List, Optional
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from ringrun import cli
+from ringrun.flags import nearest
+from ringrun.plan import horovod
 from ringrun.plan.mpirun import names, translate
 
 OWN = {"-np": 1, "-H": 1, "-x": 1, "--iface": 1, "--bind": 1, "--verbose": 0, "--ssh": 1}
@@ -89,9 +92,52 @@ def test_every_option_gives_options_that_ringrun_has(name: str) -> None:
     assert "No such option" not in result.output, result.output
 
 
-def test_an_unknown_option_gets_the_nearest_one() -> None:
-    result = CliRunner().invoke(cli.ringrun, ["-np", "2", "--bindto", "core", "x.py"])
-    assert result.exit_code == 2 and "--bind" in result.output
+OPTIONS = sorted(
+    {name for param in cli.ringrun.params if isinstance(param, click.Option) for name in param.opts}
+    | set(names())
+)
+
+
+def misspelt() -> List[str]:
+    """Every option with a letter left out, one too many, two exchanged, and one replaced."""
+    found = set()
+    for name in OPTIONS:
+        dashes, bare = name[: len(name) - len(name.lstrip("-"))], name.lstrip("-")
+        middle = len(bare) // 2
+        changed = [bare[:middle] + bare[middle + 1 :], bare + "x", bare[:middle] + "z" + bare[middle + 1 :]]
+        changed.append(bare[:middle] + bare[middle : middle + 2][::-1] + bare[middle + 2 :])
+        found.update(f"--{word}" if len(dashes) == 2 else f"-{word}" for word in changed if len(word) > 2)
+    return sorted(found - set(OPTIONS))
+
+
+def test_a_refused_option_gets_the_nearest_that_works() -> None:
+    """No suggestion is itself refused, nor has no effect."""
+    suggested = {nearest(word, OPTIONS) for word in misspelt()}
+    assert len(suggested) > 100
+    # That none of mpirun's is refused is tested above.
+    assert suggested <= set(OPTIONS) - set(horovod.REFUSED) - set(horovod.IGNORED)
+
+
+@pytest.mark.parametrize(
+    ("word", "option"),
+    [
+        ("--bindto", "--bind-to"),
+        ("--hostfle", "--hostfile"),
+        ("--npernde", "--npernode"),
+        ("-npernde", "--npernode"),
+        ("--mpi-arg", "--min-np"),
+        ("--zzz", "--"),
+        ("--fusion-treshold=3", "--fusion-threshold"),
+    ],
+)
+def test_an_unknown_option_gets_the_nearest_one(word: str, option: str) -> None:
+    result = CliRunner().invoke(cli.ringrun, ["-np", "2", word, "core", "x.py"])
+    assert result.exit_code == 2 and f"Did you mean '{option}" in result.output
+
+
+def test_an_option_of_mpirun_without_its_values() -> None:
+    result = CliRunner().invoke(cli.ringrun, ["-np", "2", "--mca", "btl"])
+    assert result.exit_code == 2 and "--mca takes 2 values" in result.output
 
 
 def test_more_ranks_than_slots() -> None:
