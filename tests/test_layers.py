@@ -101,7 +101,8 @@ LEVELS: Dict[int, List[List[str]]] = {
         [
             "_adapter.arguments", "_adapter.basics", "_adapter.common", "_adapter.horovod_basics",
             "_adapter.compression", "_adapter.choice", "_adapter.feedback", "_adapter.powersgd",
-            "_adapter.gradients", "_adapter.names", "_adapter.causes", "_adapter.waiting",
+            "_adapter.gradients", "_adapter.optimizer_classes", "_adapter.names", "_adapter.causes",
+            "_adapter.waiting",
             "_adapter.compressed",
             "_adapter.graph_callbacks",
             "_adapter.callbacks",

@@ -112,7 +112,6 @@ class PlacedJob:
         self._hosts = [f"a {system} worker"] * size if hosts is None else [host.name for host in hosts]
         self._failed = threading.Event()
         self._leaving = False
-        self._culprit = -1
         self._embedded: Optional[EmbeddedRendezvous] = None
         self._when_failed: List[Callable[[], None]] = []
         common = dict(settings.to_environment())
@@ -147,7 +146,6 @@ class PlacedJob:
         if notice.text:
             logger.log(logging.WARNING if notice.kind == "warning" else logging.INFO, "%s", notice.text)
         if notice.kind == "failed":
-            self._culprit = -1 if notice.culprit is None else notice.culprit
             self._leaving = bool(notice.detail.get("leaving")) or notice.culprit is None
             self._failed.set()
             for callback in self._when_failed:
@@ -163,6 +161,11 @@ class PlacedJob:
     def failure(self) -> Optional[RingcommError]:
         """The error that all ranks were aborted with; None as long as the job has not failed."""
         return None if self._embedded is None else self._embedded.failure
+
+    @property
+    def culprit(self) -> int:
+        """The rank that this error names; -1 if there is none."""
+        return -1 if self._embedded is None else self._embedded.culprit
 
     def ended(self, rank: int, how: str) -> None:
         """Report that a rank takes part no more, because of an error; then the others need not wait for it.
@@ -197,7 +200,7 @@ class PlacedJob:
             failed = self._failed.is_set()
             if deadline is None and (failed or not all(item.ok for item in outcomes.values())):
                 deadline = Deadline(_OTHERS_S if failed and not self._leaving else ARRIVE_S)
-            if deadline is not None and (deadline.expired() or self._culprit in outcomes):
+            if deadline is not None and (deadline.expired() or self.culprit in outcomes):
                 break
         self.check(outcomes)
         return [outcomes[rank].facts["value"] for rank in range(self.size)]
@@ -211,7 +214,7 @@ class PlacedJob:
         Raises:
             RemoteError: the job failed.
         """
-        failure, culprit = self.failure, self._culprit
+        failure, culprit = self.failure, self.culprit
         bad = [rank for rank, outcome in outcomes.items() if not outcome.ok]
         known = culprit in bad and not outcomes[culprit].lost
         if known or (failure is None and bad):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Tuple
+from typing import Any, List, Optional
 
+from .._adapter.optimizer_classes import OptionsInClass, convert, derive, set_untracked
 from .accumulation import Accumulator
 from .gradients import GradientReducer, ReducingOptimizer
 
 
-class _Distributed(ReducingOptimizer):
+class _Distributed(OptionsInClass, ReducingOptimizer):
     """Mixin that adds the reduction to the class of the user's Keras 2 optimizer.
 
     Both ``model.fit`` and custom training loops call ``apply_gradients()``. It reduces gradients before they
@@ -19,26 +20,10 @@ class _Distributed(ReducingOptimizer):
 
     _agg_helper: Optional[Accumulator] = None
     _gradients_are_reduced = False
-    _parts: Tuple[GradientReducer, Optional[Accumulator]]
-    """Of the optimizer for which this class was made: every such optimizer has a class of its own."""
 
-    @classmethod
-    def from_config(cls, config: Any, *args: Any, **kwargs: Any) -> Any:
-        """Create an optimizer of the same class, which reduces gradients in the same way.
-
-        Args:
-            config: from the optimizer's ``get_config()``.
-            args: further arguments of the optimizer's own method.
-            kwargs: the same, passed by keyword.
-
-        Returns:
-            the optimizer, without the state and the local variables of the other one.
-        """
-        made = super().from_config(config, *args, **kwargs)  # type: ignore[misc]
-        reducer, accumulator = cls._parts
-        _set(made, "_reducer", reducer.fresh())
-        _set(made, "_agg_helper", None if accumulator is None else accumulator.fresh())
-        return made
+    def _take_options(self, reducer: GradientReducer, accumulator: Optional[Accumulator]) -> None:
+        set_untracked(self, "_reducer", reducer.fresh())
+        set_untracked(self, "_agg_helper", None if accumulator is None else accumulator.fresh())
 
     def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> Any:
         """Compute gradients with the optimizer's own method and reduce them over all ranks.
@@ -98,14 +83,14 @@ class _Distributed(ReducingOptimizer):
             )
             return self.iterations  # type: ignore[attr-defined]
         done = self._gradients_are_reduced
-        _set(self, "_gradients_are_reduced", False)
+        set_untracked(self, "_gradients_are_reduced", False)
         return own(pairs if done else self._reduced(pairs, "keras"), *args, **kwargs)
 
     def _reduced_once(self, pairs: List[Any]) -> List[Any]:
         if self._agg_helper is not None:
             return pairs
         reduced = self._reduced(pairs, "keras")
-        _set(self, "_gradients_are_reduced", True)
+        set_untracked(self, "_gradients_are_reduced", True)
         return list(reduced)
 
 
@@ -124,20 +109,5 @@ def make_distributed(
         accumulator: sums the gradients of several batches; None: every batch is a step.
     """
     own = type(optimizer)
-    bases = (own,) if issubclass(own, _Distributed) else (_Distributed, own)
-    # The same class and module name, so that a saved model names Keras's own class.
-    namespace = {"__doc__": own.__doc__, "__module__": own.__module__, "_parts": (reducer, accumulator)}
-    kind: Any = type(own.__name__, bases, namespace)
-    if in_place:
-        optimizer.__class__ = kind
-        distributed = optimizer
-    else:
-        distributed = kind.from_config(optimizer.get_config())
-    _set(distributed, "_reducer", reducer)
-    _set(distributed, "_agg_helper", accumulator)
-    return distributed
-
-
-def _set(optimizer: Any, name: str, value: Any) -> None:
-    # Without TensorFlow's tracking of attributes, which would save it with the model.
-    object.__setattr__(optimizer, name, value)
+    kind = derive((own,) if issubclass(own, _Distributed) else (_Distributed, own), (reducer, accumulator))
+    return convert(optimizer, kind) if in_place else kind.from_config(optimizer.get_config())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence
 
 import keras
 
@@ -10,6 +10,7 @@ from .._adapter.arguments import predivided
 from .._adapter.choice import configured
 from .._adapter.compression import Compression
 from .._adapter.gradients import Groups, Reduction, chosen_groups
+from .._adapter.optimizer_classes import OptionsInClass, convert, derive, set_untracked
 from ..balance.pace import StepCursor, weight_of_steps
 from ..collective.call_sites import look_through
 from ..docstrings import documented
@@ -24,7 +25,7 @@ look_through(keras)
 _classes: Dict[type, type] = {}
 
 
-class _Distributed:
+class _Distributed(OptionsInClass):
     """Mixin that adds the reduction to the class of the user's optimizer.
 
     ``model.fit`` calls ``apply()`` on every backend. It does not call ``apply_gradients()`` on PyTorch and
@@ -36,8 +37,6 @@ class _Distributed:
     _ringcomm_local: Dict[int, Any]
     _ringcomm_variables: List[Any]
     _ringcomm_reached = False
-    _ringcomm_options: Optional[Tuple[How, bool]] = None
-    """Of the optimizer for which this class was made: every such optimizer has a class of its own."""
 
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
         """Reduce gradients over all ranks, then apply them with the optimizer's own method."""
@@ -46,7 +45,7 @@ class _Distributed:
         if self._accumulates():
             # The sum of several batches is reduced, not each batch: see _clip_gradients().
             present = [variable for gradient, variable in zip(grads, variables) if gradient is not None]
-            object.__setattr__(self, "_ringcomm_variables", present)
+            set_untracked(self, "_ringcomm_variables", present)
             return own(grads, trainable_variables)
         return own(self._reduced(grads, variables), trainable_variables)
 
@@ -58,22 +57,10 @@ class _Distributed:
             grads = self._reduced(grads, self.inner_optimizer._trainable_variables)
         return super().stateless_apply(optimizer_variables, grads, trainable_variables)  # type: ignore[misc]
 
-    @classmethod
-    def from_config(cls, config: Any, *args: Any, **kwargs: Any) -> Any:
-        """Create an optimizer of the same class, which reduces gradients in the same way.
-
-        Args:
-            config: from the optimizer's ``get_config()``.
-            args: further arguments of the optimizer's own method.
-            kwargs: the same, passed by keyword.
-
-        Returns:
-            the optimizer, without the state and the local variables of the other one.
-        """
-        made = super().from_config(config, *args, **kwargs)  # type: ignore[misc]
-        if cls._ringcomm_options is not None:
-            _attach(made, *cls._ringcomm_options)
-        return made
+    def _take_options(self, how: How, scale_local: bool) -> None:
+        set_untracked(self, "_ringcomm_how", how)
+        set_untracked(self, "_ringcomm_scale_local", scale_local)
+        set_untracked(self, "_ringcomm_local", {})
 
     def _accumulates(self) -> bool:
         return bool(getattr(self, "gradient_accumulation_steps", None)) and hasattr(
@@ -87,7 +74,7 @@ class _Distributed:
         return super()._clip_gradients(grads)  # type: ignore[misc]
 
     def _reduced(self, gradients: Sequence[Any], variables: Sequence[Any]) -> List[Any]:
-        object.__setattr__(self, "_ringcomm_reached", True)
+        set_untracked(self, "_ringcomm_reached", True)
         results = list(gradients)
         how = self._ringcomm_how.reduction
         if not included_in(how.process_set) or (size_of(how.process_set) == 1 and how.weight is None):
@@ -173,32 +160,17 @@ def make_distributed(
         scale_local: divide gradients of local variables by the number of ranks.
         in_place: change the class of ``optimizer`` itself, which keeps its state.
     """
-    base = distributed_class(type(optimizer))
-    # A class of its own, by which from_config() finds the options.
-    namespace: Dict[str, Any] = {"__doc__": base.__doc__, "__module__": base.__module__}
-    namespace["_ringcomm_options"] = (how, scale_local)
-    kind: Any = type(base.__name__, (base,), namespace)
+    kind = derive((distributed_class(type(optimizer)),), (how, scale_local))
     if in_place:
-        optimizer.__class__ = kind
-        distributed: Any = optimizer
-    else:
-        config = optimizer.get_config()
-        if passes > 1:
-            if config.get("gradient_accumulation_steps"):
-                raise ConfigError(
-                    "backward_passes_per_step and gradient_accumulation_steps mean the same: pass only one."
-                )
-            config["gradient_accumulation_steps"] = passes
-        distributed = kind.from_config(config)
-    _attach(distributed, how, scale_local)
-    return distributed
-
-
-def _attach(optimizer: Any, how: How, scale_local: bool) -> None:
-    # Without Keras's tracking of attributes, which would save these with the model.
-    object.__setattr__(optimizer, "_ringcomm_how", how)
-    object.__setattr__(optimizer, "_ringcomm_scale_local", scale_local)
-    object.__setattr__(optimizer, "_ringcomm_local", {})
+        return convert(optimizer, kind)
+    config = optimizer.get_config()
+    if passes > 1:
+        if config.get("gradient_accumulation_steps"):
+            raise ConfigError(
+                "backward_passes_per_step and gradient_accumulation_steps mean the same: pass only one."
+            )
+        config["gradient_accumulation_steps"] = passes
+    return kind.from_config(config)
 
 
 @documented

@@ -121,6 +121,11 @@ class EmbeddedRendezvous:
         """The error that all ranks were aborted with; None as long as the job has not failed."""
         return self._server.failure
 
+    @property
+    def culprit(self) -> int:
+        """The rank that this error names; -1 if there is none."""
+        return self._server.culprit
+
     def stop(self, failed: bool = False) -> None:
         """Stop serving once all others have left too (or after a while).
 

@@ -224,6 +224,12 @@ class RendezvousServer(JobServer):
         message = self._rendezvous.abort_message
         return None if message is None else error_from(message)
 
+    @property
+    def culprit(self) -> int:
+        """The rank that this error names; -1 if there is none."""
+        rank = (self._rendezvous.abort_message or {}).get("rank")
+        return -1 if rank is None else int(rank)
+
     def handle(self, number: int, message: Message) -> List[Action]:
         """Give one message to the state machine; the actions that it returns."""
         handler = HANDLERS.get(message["type"])

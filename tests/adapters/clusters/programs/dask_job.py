@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import functions
 from distributed import Client, LocalCluster, wait
 from functions import error_of, write
@@ -9,9 +11,15 @@ from functions import error_of, write
 import ringcomm.dask
 
 
-def killed(client: Client) -> dict:
+def await_successor(client: Client, lost: str) -> None:
+    """Wait until Dask has noticed that a worker has gone, and has started another one."""
+    while lost in workers(client) or len(workers(client)) < 4:
+        time.sleep(0.1)
+
+
+def killed(client: Client, chosen: list) -> dict:
     """One worker of a submitted job dies: what the futures of the others and its own become."""
-    futures = ringcomm.dask.submit(client, functions.die, workers=sorted(workers(client))[:2])
+    futures = ringcomm.dask.submit(client, functions.die, workers=chosen)
     wait(futures[0])
     return {"other": error_of(futures[0].result), "own": error_of(lambda: futures[1].result(timeout=60))}
 
@@ -42,9 +50,10 @@ def main() -> None:
             *(ringcomm.dask.run(client, functions.train_torch, False, workers=there[:2]) for _ in range(2)),
         ]
         facts["died"] = error_of(lambda: ringcomm.dask.run(client, functions.die, workers=there[:3]))
-        client.wait_for_workers(4, timeout=60)
-        facts["submitted"] = killed(client)
-        client.wait_for_workers(4, timeout=60)
+        await_successor(client, there[1])
+        there = sorted(workers(client))
+        facts["submitted"] = killed(client, there[:2])
+        await_successor(client, there[1])
         facts["after"] = ringcomm.dask.run(client, functions.describe, 1.0)
         here = workers(client)[0]
         facts["twice"] = error_of(lambda: ringcomm.dask.run(client, print, workers=[here, here]))
