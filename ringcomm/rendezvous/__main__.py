@@ -31,7 +31,8 @@ def main() -> int:
     notices: queue.SimpleQueue[Notice] = queue.SimpleQueue()
     try:
         membership = Membership.from_environment()
-        if arguments.min_np is None and membership.size < 2:
+        is_named = membership.size >= 2 and membership.launched is None  # not by srun or mpirun
+        if arguments.min_np is None and not is_named:
             print("A rendezvous is for jobs of two or more ranks: set RINGCOMM_SIZE.", file=sys.stderr)
             return 2
         server = _server(membership, arguments, notices)

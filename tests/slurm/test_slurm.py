@@ -151,6 +151,7 @@ def test_a_lost_step_is_named(slurm: Slurm, slurm_lab: Lab) -> None:
     await_no_process(slurm_lab, "sleep lost")
 
 
+@pytest.mark.timeout(240)
 def test_a_signal_before_the_time_limit_requeues_the_job(slurm: Slurm, slurm_lab: Lab) -> None:
     """As with --signal=B:TERM@60; the program goes on from its checkpoint."""
     flag = slurm.folder / "second-start"
@@ -196,6 +197,7 @@ def overdue(slurm: Slurm) -> Tuple[int, Path]:
     return batch(slurm, f"ringrun {MEMBER} sleep overdue", "-N2", "-n2", "--time=1")
 
 
+@pytest.mark.timeout(240)
 def test_the_time_limit_leaves_no_process(slurm: Slurm, slurm_lab: Lab, overdue: Tuple[int, Path]) -> None:
     job, out = overdue
     await_text(out, "started", 2)

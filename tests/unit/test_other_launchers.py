@@ -1,12 +1,15 @@
 from __future__ import annotations
 
-from typing import Dict, Tuple
+import contextlib
+import sys
+from typing import Dict, List, Tuple
 
 import pytest
 
 from ringcomm.config import Membership
 from ringcomm.errors import ConfigError
 from ringcomm.other_launchers import DEFAULT_FOLDER, find_launched
+from ringcomm.rendezvous import __main__ as rendezvous
 
 STEP = {
     "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4",
@@ -73,3 +76,19 @@ def test_each_step_and_each_start_is_a_job_of_its_own() -> None:
 def test_the_shared_directory() -> None:
     launched = Membership.from_environment({**STEP, "RINGCOMM_SHARED_DIR": "/nfs/me"}).launched
     assert launched is not None and launched.folder == "/nfs/me"
+
+
+def test_a_rendezvous_of_its_own_needs_a_size_and_a_key(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Inside a step of Slurm, too: it would serve without a key."""
+    for name, value in STEP.items():
+        monkeypatch.setenv(name, value)
+    for name in ("RINGCOMM_SIZE", "RINGCOMM_KEY", "RINGCOMM_KEY_FILE", "RINGCOMM_KEY_FD"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "argv", ["rendezvous"])
+    served: List[object] = []
+    monkeypatch.setattr(rendezvous, "_server", lambda *arguments: served.append(arguments))
+    with contextlib.suppress(AttributeError):
+        assert rendezvous.main() == 2
+    assert served == [] and "RINGCOMM_SIZE" in capsys.readouterr().err
