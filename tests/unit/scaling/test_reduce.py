@@ -162,3 +162,27 @@ def test_many_senders_take_longer_and_a_ring_has_one():
         plain = reduce_cost(method, 100_000_000, GIGABIT, (1,) * 8)
         slower = reduce_cost(method, 100_000_000, crowded, (1,) * 8)
         assert slower.seconds_of[0][1] == pytest.approx(factor * plain.seconds_of[0][1])
+
+
+def test_ranks_of_one_host_use_no_wire():
+    for kind in ("direct", "hierarchical"):
+        cost = reduce_cost(Method(kind), 100_000_000, GIGABIT, (4,))
+        assert cost.wire_bytes == (0.0,)
+        assert cost.bound == "local links"
+        assert cost.seconds == pytest.approx(1.5 * 100e6 * GIGABIT.local_byte_s, rel=0.1)
+
+
+def test_hosts_that_share_cores_are_bound_by_them():
+    machine = GIGABIT._replace(moved_byte_s=1e-9)
+    alone = reduce_cost(RING, 100_000_000, machine, (1,) * 16)
+    shared = reduce_cost(RING, 100_000_000, machine._replace(shared_cores=2.0), (1,) * 16)
+    assert (alone.bound, shared.bound) == ("wire", "processor")
+    moved_bytes = 16 * 2 * 2 * 15 / 16 * 100e6
+    assert shared.seconds == pytest.approx(moved_bytes * 1e-9 / 2, rel=0.02)
+
+
+def test_direct_gives_slow_links_small_shares():
+    slow, quick = link_byte_s("100mbit"), link_byte_s("1gbit")
+    cost = reduce_cost(DIRECT, 8_000_000, Machine((slow, quick, quick, quick)), (1,) * 4)
+    assert cost.wire_bytes[0] == pytest.approx(8_000_000)  # its own part out, the sums in
+    assert cost.seconds == pytest.approx(8_000_000 * slow, rel=0.02)
