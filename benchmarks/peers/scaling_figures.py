@@ -99,7 +99,7 @@ def _errors_picture(rows: Sequence[Point]) -> str:
                 for task, seconds, told in rows
                 if task["method"] == method and (task["workers"] <= CALIBRATED) == known
             )
-            label = f"{name}, {'up to 4 workers' if known else '6, 8, 16 workers'}"
+            label = f"{name}, {'up to 4 workers' if known else '6 to 16 workers'}"
             if chosen and not known:
                 lines.append(Line(label, chosen, joined=False))
     ends = [seconds for _, seconds, _ in rows]
