@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ringcomm.clock import Deadline, Idleness, StepClock
+from ringcomm.clock import Deadline, Idleness, StepClock, Stopwatch
 
 
 class ManualClock:
@@ -143,3 +143,12 @@ class TestStepClock:
         assert steps.count == 1 and len(steps._counts) == StepClock.MOST_OWNERS
         steps.add(0)
         assert steps.count == 2
+
+
+def test_a_stopwatch_adds_up_intervals(monkeypatch):
+    times = iter([1.0, 1.5, 7.0, 7.25])
+    monkeypatch.setattr("time.perf_counter", lambda: next(times))
+    watch = Stopwatch()
+    for _ in range(2):
+        watch.stop(watch.start())
+    assert (watch.first_s, watch.last_s, watch.total_s) == (1.0, 7.25, 0.75)

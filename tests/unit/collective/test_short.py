@@ -206,3 +206,14 @@ class TestFailure:
         wire.put(wire.coming() + raw(3))
         with pytest.raises(BrokenInvariantError, match="without a kernel"):
             execution.advance()
+
+
+@pytest.mark.parametrize("most", [3, SHORT_BYTES])
+def test_the_volume_of_a_run_is_independent_of_its_progress(make_wire, most):
+    """By peer, sent and received, a header in front of each; the same in both executors."""
+    schedule = [Send(1, 0, most), Recv((1,), most, 2 * most), Send(2, 0, 2), Recv((1,), 0, 1)]
+    execution = make(make_wire(3), schedule)
+    one, other = HEADER_BYTES + 2 * most, HEADER_BYTES + 2 * most + 2
+    assert type(execution) is (ShortExecution if most == 3 else Execution)
+    found = execution.volume()
+    assert found[1] == (one, other) and found[2][0] == HEADER_BYTES + 4

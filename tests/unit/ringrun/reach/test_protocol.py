@@ -7,6 +7,7 @@ import pytest
 
 from ringcomm.errors import ProtocolError
 from ringrun.agent import agent
+from ringrun.reach.loader import WANTED
 from ringrun.reach.protocol import FRAME_LIMIT_BYTES, Frame, FrameReader, agent_source, json_frame
 
 FRAMES = [Frame(agent.STDOUT, 3, b"hello\n"), Frame(agent.EVENT, -1, b"{}"), Frame(agent.RESULT, 0, b"")]
@@ -28,6 +29,16 @@ def test_frames_after_noise(noise: bytes, size: int) -> None:
     assert found == FRAMES
     assert reader.started
     assert bytes(reader.noise) == noise[:4096]
+
+
+@pytest.mark.parametrize("size", [1, 7, 100000])
+def test_a_host_asks_for_the_program(size: int) -> None:
+    reader = FrameReader()
+    data = b"Welcome!\n" + WANTED + agent.MARKER + STREAM
+    found: List[Frame] = []
+    for start in range(0, len(data), size):
+        found += reader.feed(data[start : start + size])
+    assert reader.needs_program and found == FRAMES and bytes(reader.noise) == b"Welcome!\n"
 
 
 def test_endless_noise_is_refused() -> None:
