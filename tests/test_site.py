@@ -20,7 +20,7 @@ import pytest
 from tests.public_names import ROOT, public_names
 
 MODULES = ("ringcomm", "ringcomm.torch", "ringcomm.torch.distributed", "ringcomm.tensorflow",
-           "ringcomm.keras")  # fmt: skip
+           "ringcomm.jax", "ringcomm.keras")  # fmt: skip
 
 pytestmark = pytest.mark.full
 
