@@ -49,11 +49,11 @@ class FakeLab(Lab):
         return turned
 
 
-def run_check(check, size, seed=0, transport="memory", **options):
+def run_check(check, size, seed=0, transport="memory", delay_s=0.0005):
     """Run one check on ranks that each have a device with seeded delays."""
 
     def work(context):
-        with FakeLab(1000 * seed + context.rank, delay_s=0.0005, **options) as lab:
+        with FakeLab(1000 * seed + context.rank, delay_s=delay_s) as lab:
             check(context, lab)
 
     run_ranks(size, work, transport=transport, settings=SETTINGS)
@@ -190,7 +190,7 @@ def test_a_missing_wait_is_found(missing, monkeypatch):
     with pytest.raises(RankFailed) as caught:
         for seed in range(20):
             for check in SEARCHED:
-                run_check(check, 2, seed)
+                run_check(check, 2, seed, delay_s=0.004)
     assert isinstance(caught.value.__cause__, AssertionError)
 
 

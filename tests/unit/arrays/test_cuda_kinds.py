@@ -193,7 +193,8 @@ def test_dlpack_shares_the_memory(cupy):
 
 
 def test_dlpack_without_cupy_and_torch_is_a_clear_error(monkeypatch):
-    monkeypatch.setitem(sys.modules, "cupy", None)
+    for name in ("cupy", "torch"):
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(Misuse, match="CuPy or PyTorch"):
         DLPACK.flat(Exported(np.zeros(3)))
 
