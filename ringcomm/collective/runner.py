@@ -195,6 +195,8 @@ class Runner:
         Some cycles of references keep a runner until Python's garbage collector comes by. An elastic job has
         a new one in every view.
         """
+        for plan in self._plans.values():
+            self._dropped.add(plan, self._fabric.rank_of)
         self._plans.clear()
         self._pool.release()
 

@@ -95,3 +95,13 @@ def test_the_longest_operations():
         operations[name] = OperationTotal()
         operations[name].add(1, took_s, 0)
     assert longest(operations, 2) == ["b", "c"]
+
+
+def test_the_sums_stay_when_a_rank_has_left():
+    def work(context):
+        context.allreduce(np.ones(1000, np.float32), Sum)
+        before = sums(context)
+        context.close()
+        return before == sums(context)
+
+    assert run_ranks(2, work) == [True, True]
