@@ -46,6 +46,7 @@ def metric_average(value, name):
 def train(state):
     for state.epoch in range(state.epoch, EPOCHS + 1):  # noqa: B020  as in Horovod's example
         state.model.train()
+        loss = torch.zeros(())  # if the ranks changed at the last commit of an epoch, no sample is left in it
         for state.batch, (data, target) in enumerate(loader):
             state.optimizer.zero_grad()
             loss = F.cross_entropy(state.model(data), target)
