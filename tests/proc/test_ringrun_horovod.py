@@ -71,7 +71,7 @@ import adapter
 assert hvd is adapter and elastic is adapter.elastic is horovod.torch.elastic
 assert sys.modules["adapter.elastic"] is elastic and adapter.__spec__.name == "adapter" == adapter.__name__
 assert rank() == 7 and ElasticSampler == 1
-for name in ("torch.nope", "keras", "spark", "mxnet", "common.nope", "torch.elastic.nope"):
+for name in ("torch.nope", "keras", "nope", "mxnet", "common.nope", "torch.elastic.nope"):
     try:
         __import__("horovod." + name)
     except ImportError as problem:
@@ -124,7 +124,7 @@ def test_modules_are_the_adapters_themselves(tmp_path: Path) -> None:
     assert len(lines) == 6
     assert lines[0].startswith("torch.nope: ModuleNotFoundError: horovod.torch.nope has no counterpart")
     assert lines[1].startswith("keras: ModuleNotFoundError: horovod.keras cannot be imported: ringcomm")
-    assert "horovod.spark has no counterpart in ringcomm. There are: horovod.common, " in lines[2]
+    assert "horovod.nope has no counterpart in ringcomm. There are: horovod.common, " in lines[2]
     assert "horovod.torch" in lines[2] and "horovod.keras" not in lines[2]
     assert lines[3].startswith("mxnet: ImportError: horovod.mxnet needs MXNet, but")
     assert f"{sys.executable} -m pip install no_such_framework" in lines[3]
