@@ -27,6 +27,7 @@ from ringcomm.errors import (
     ProtocolError,
     Recoverable,
     RefusedError,
+    RemoteError,
     RingcommError,
     ShapeError,
     StartTimeoutError,
@@ -47,7 +48,7 @@ PLACE = {
     ],
     StartupError: [StartTimeoutError, RefusedError, AuthenticationError, NoRouteError],
     Recoverable: [PeerLostError, PeerStalledError, LinkLostError],
-    RingcommError: [BrokenInvariantError, ProtocolError, HostsUpdatedInterrupt, DeviceError],
+    RingcommError: [BrokenInvariantError, ProtocolError, HostsUpdatedInterrupt, DeviceError, RemoteError],
 }  # fmt: skip
 
 

@@ -31,7 +31,7 @@ GOOD: Dict[str, str] = {
     "timeline_mark_cycles": "1", "autotune": "1", "autotune_log": "a.csv", "verbose": "1",
     "encrypt": "1", "threads": "3", "allow_forwarding": "1", "compression": "int8", "advise": "1",
     "predict": "1", "predict_ranks": "2,64", "predict_link": "1gbit", "predict_batch": "32",
-    "predict_price": "0.5", "predict_figure": "scaling.svg",
+    "predict_price": "0.5", "predict_figure": "scaling.svg", "jax_callbacks": "buffers",
 }  # fmt: skip
 
 HOROVOD_FILE = """
