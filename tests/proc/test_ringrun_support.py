@@ -65,6 +65,16 @@ class Launched:
         assert not left, f"left behind: {left}\n{self.err}"
         return self.process.returncode
 
+    def end(self) -> None:
+        """Kill what still runs, and close the pipes. Harmless after :meth:`finish`."""
+        self.process.kill()
+        self.process.wait()
+        for pid in self.wait_for_all_to_end(5.0):
+            os.kill(pid, signal.SIGKILL)
+        for pipe in (self.process.stdout, self.process.stderr):
+            if pipe is not None:
+                pipe.close()
+
     def pids(self) -> Set[int]:
         """Every living process that carries the mark."""
         wanted = f"{MARK}={self.mark}".encode()

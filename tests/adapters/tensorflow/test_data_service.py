@@ -66,8 +66,8 @@ def test_two_jobs_with_horovods_names(tmp_path: Path) -> None:
         assert training.finish(120) == 0, training.err + compute.err
         assert compute.finish(30) == 0, compute.err  # training has ended it
     finally:
-        compute.process.kill()
-        training.process.kill()
+        compute.end()
+        training.end()
     assert not (tmp_path / "compute.json").exists()
     ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
     elements = list(range(40))
@@ -111,8 +111,8 @@ def test_the_loss_of_a_training_job_ends_the_compute_job(tmp_path: Path, side: s
         assert "ValueError: bad sample" in training.err
         assert compute.finish(60) == 0, compute.err
     finally:
-        compute.process.kill()
-        training.process.kill()
+        compute.end()
+        training.end()
     reports = [line for line in compute.err.splitlines() if "The job that trained is gone" in line]
     assert len(reports) == 1 and "30 s ago" in reports[0], compute.err
     assert not (tmp_path / "compute.json").exists()
@@ -160,8 +160,8 @@ def test_workers_end_that_wait_for_a_dispatcher_that_has_ended(tmp_path: Path) -
         compute_ended = compute.finish(120)
         assert compute_ended == 0, compute.err + training.err
     finally:
-        compute.process.kill()
-        training.process.kill()
+        compute.end()
+        training.end()
 
 
 def test_a_worker_waits_for_its_dispatcher_for_less_than_the_failure_detector() -> None:
