@@ -36,8 +36,13 @@ from ringrun.plan.hosts import parse_hostfile, parse_hosts
 from ringrun.plan.signed import about_call, about_result, signed, verified
 from ringrun.reach.protocol import FrameReader, event_facts
 from ringrun.show.visible import visible
+from ringrun.watch import table
+from ringrun.watch.history import History
+from ringrun.watch.html_report import Facts, html_report
+from ringrun.watch.prometheus import exposition
 from tests.fuzz.cases import CASES, at_most
 from tests.fuzz.test_wire import DIALLING, JOB, KEY, RIGHT, challenge
+from tests.unit.ringrun.watch.samples import report
 
 GREETING = Initiator(KEY, DIALLING, bytes).greeting
 TEXTS = [
@@ -196,6 +201,26 @@ def agents(rng: random.Random) -> None:
             event_facts(frame.data)
 
 
+def numbers_of_ranks(rng: random.Random) -> None:
+    """What ranks report for --watch, --report and --metrics-port: any valid report can be shown."""
+    history, hosts, taken = History(0.0), {0: "here", 1: "there"}, 0
+    for second in range(1, 4):
+        for rank in (0, 1):
+            content = json.loads(report(rank, float(second), steps=second, peers={"0": [9, 9, 0.1, 9, 0.1]}))
+            for _ in range(rng.choice((0, 0, 0, 1))):
+                peers, kinds = {"1": [1 << 62, 1 << 62, 1e308, 0, 1e308]}, {"\ud800<": [1, 1e308, 1 << 62]}
+                odd = rng.choice([*ODD, 1e308, 1 << 62, "\ud800<&", peers, kinds])
+                content[rng.choice(list(content))] = odd
+            data = json.dumps(content).encode()
+            taken += history.take(rank, data if rng.randrange(12) else damage(rng, data), float(second))
+    table.table(history, hosts, 4.0, True, True, 20)
+    table.line(history, hosts)
+    exposition(history, hosts).encode("utf-8", "replace")
+    html_report(Facts("train.py", "1", 0.0, 4.0, "it ended"), history, hosts).encode("utf-8", "replace")
+    if taken < 6:
+        raise ProtocolError("a report is not valid")
+
+
 def files(rng: random.Random) -> None:
     """What people write."""
     text = damage(rng, rng.choice(TEXTS)).decode("latin-1")
@@ -299,11 +324,11 @@ def words_of_ringrun(rng: random.Random) -> None:
 
 PARSERS = [
     handshake, control_message, header, rendezvous, board, data_service, agents, files, flight_record,
-    group_messages, signed_objects, store_entry, words_of_ringrun,
+    group_messages, numbers_of_ranks, signed_objects, store_entry, words_of_ringrun,
 ]  # fmt: skip
 REFUSING = (
     handshake, control_message, board, data_service, agents, files, flight_record, group_messages,
-    store_entry,
+    numbers_of_ranks, store_entry,
 )  # fmt: skip
 """Of these some cases must be refused and some taken, or what is made is not worth trying."""
 
