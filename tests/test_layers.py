@@ -92,7 +92,7 @@ LEVELS: Dict[int, List[List[str]]] = {
     5: [
         [
             "activity", "timeline", "flight_recorder", "objects", "device_collectives", "collectives",
-            "program", "context", "api",
+            "program", "context", "default_context", "api",
             "process_set", "async_calls", "messages", "consistency", "local_sgd", "balance.pace",
             "balance.batches", "__init__",
         ],
