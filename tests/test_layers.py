@@ -18,8 +18,8 @@ LEVELS: Dict[int, List[List[str]]] = {
         [
             "version", "errors", "ops", "dtypes", "files", "certificate", "keys", "newkey", "endpoints",
             "parsing",
-            "unknown_settings", "setting_aliases", "variables", "other_launchers", "environment", "config",
-            "clock", "docstrings", "results",
+            "unknown_settings", "setting_aliases", "variables", "other_launchers", "environment",
+            "settings", "membership", "config", "clock", "docstrings", "results",
         ],
     ],
     1: [
