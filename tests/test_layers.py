@@ -74,7 +74,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "engine.process_sets", "engine.adasum", "engine.bucket_runner", "engine.control_messages",
             "engine.failure_detector", "engine.stacks", "engine.pending", "engine.tracing",
             "engine.single_rank", "engine.progress_reports", "engine.peer_channels", "engine.waiters",
-            "engine.cycle", "engine.thread", "engine.engine", "engine.heartbeat",
+            "engine.cycle", "engine.thread", "engine.core", "engine.engine", "engine.heartbeat",
         ],
         [
             "arrays.kinds", "arrays.bridge", "arrays.rows", "arrays.mirrors", "arrays.operands",
