@@ -25,7 +25,7 @@ LEVELS: Dict[int, List[List[str]]] = {
     1: [
         ["group.view", "group.failures"],
         ["codec.base", "codec.halves", "codec.quantized", "codec.table"],
-        ["wire.frames", "wire.place", "wire.signing", "wire.auth", "wire.messages"],
+        ["wire.frames", "wire.place", "wire.signing", "wire.claims", "wire.auth", "wire.messages"],
         [
             "schedule.steps", "schedule.streams", "schedule.registry", "schedule.ring", "schedule.direct",
             "schedule.doubling", "schedule.tree", "schedule.hierarchy", "schedule.algorithms",
@@ -93,8 +93,8 @@ LEVELS: Dict[int, List[List[str]]] = {
         [
             "activity", "timeline", "flight_recorder", "objects", "device_collectives", "collectives",
             "program", "context", "default_context", "api",
-            "process_set", "async_calls", "messages", "consistency", "local_sgd", "balance.pace",
-            "balance.batches", "__init__",
+            "process_set", "async_calls", "grouped_calls", "messages", "consistency", "local_sgd",
+            "balance.pace", "balance.batches", "__init__",
         ],
     ],
     6: [
@@ -202,7 +202,8 @@ LAZY_STEP_UP = ("api", "ringrun.function")
 
 PURE = [
     "errors", "ops", "dtypes", "parsing", "unknown_settings", "variables", "other_launchers",
-    "wire.frames", "wire.place", "wire.signing", "wire.auth", "wire.messages", "codec.*", "schedule.*",
+    "wire.frames", "wire.place", "wire.signing", "wire.claims", "wire.auth", "wire.messages",
+    "codec.*", "schedule.*",
     "collective.reduce", "collective.progress", "transport.rate_limit", "transport.routes",
     "rendezvous.actions", "rendezvous.membership", "rendezvous.root_cause", "rendezvous.routing",
     "rendezvous.link_table", "rendezvous.pending_members", "rendezvous.state",
