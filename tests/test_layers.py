@@ -18,8 +18,8 @@ LEVELS: Dict[int, List[List[str]]] = {
         [
             "version", "errors", "ops", "dtypes", "files", "certificate", "keys", "newkey", "endpoints",
             "parsing",
-            "unknown_settings", "setting_aliases", "variables", "other_launchers", "environment", "config",
-            "clock", "docstrings", "results",
+            "unknown_settings", "setting_aliases", "variables", "other_launchers", "environment",
+            "settings", "membership", "config", "clock", "docstrings", "results",
         ],
     ],
     1: [
@@ -70,11 +70,11 @@ LEVELS: Dict[int, List[List[str]]] = {
         [
             "engine.request", "engine.mirrors", "engine.operation_history", "engine.observer", "engine.cache",
             "engine.announcements", "engine.piggyback", "engine.mismatch", "engine.fusion",
-            "engine.coordinator", "engine.tuning",
-            "engine.process_sets", "engine.adasum", "engine.bucket_runner", "engine.control_messages",
+            "engine.coordinator", "engine.tuning", "engine.process_sets", "engine.adasum",
+            "engine.packing", "engine.bucket_runner", "engine.control_messages",
             "engine.failure_detector", "engine.stacks", "engine.pending", "engine.tracing",
             "engine.single_rank", "engine.progress_reports", "engine.peer_channels", "engine.waiters",
-            "engine.cycle", "engine.thread", "engine.engine", "engine.heartbeat",
+            "engine.cycle", "engine.thread", "engine.core", "engine.engine", "engine.heartbeat",
         ],
         [
             "arrays.kinds", "arrays.bridge", "arrays.rows", "arrays.mirrors", "arrays.operands",
@@ -92,7 +92,7 @@ LEVELS: Dict[int, List[List[str]]] = {
     5: [
         [
             "activity", "timeline", "flight_recorder", "objects", "device_collectives", "collectives",
-            "program", "context", "api",
+            "program", "context", "default_context", "api",
             "process_set", "async_calls", "messages", "consistency", "local_sgd", "balance.pace",
             "balance.batches", "__init__",
         ],
@@ -211,7 +211,7 @@ PURE = [
     "rendezvous.meter", "rendezvous.board", "engine.cache", "engine.piggyback", "engine.mismatch",
     "engine.fusion",
     "engine.coordinator",
-    "engine.process_sets", "engine.pending", "engine.tuning", "engine.failure_detector",
+    "engine.process_sets", "engine.packing", "engine.pending", "engine.tuning", "engine.failure_detector",
     "engine.progress_reports", "group.message_matching",
     "_adapter.arguments", "_adapter.compression", "_adapter.feedback", "_adapter.powersgd",
     "_adapter.gradients", "_adapter.names", "_adapter.trees", "_adapter.waiting",
