@@ -56,6 +56,37 @@ def check_gradients_are_fed_back_in_every_mode() -> None:
                 assert hvd.size() == 1 or error > 1e-5, compression
 
 
+def check_single_tensors_with_every_codec() -> None:
+    """In eager mode and in graphs: results, gradients, rows, and slices, which are gathered as they are."""
+    own = [gradient(0, rank) for rank in range(hvd.size())]
+    total, mine = np.sum(own, axis=0), tf.constant(own[hvd.rank()])
+    rows = np.array_split(total, hvd.size())[hvd.rank()]
+    for compression, close in (("bf16", 0.05), (hvd.Compression.int8, 0.15), ("int4", 2.5),
+                               (hvd.PowerSGD(4), 15.0), (None, 1e-5)):  # fmt: skip
+
+        def reduced(given: Any, compression: Any = compression) -> List[Any]:
+            with tf.GradientTape() as tape:
+                tape.watch(given)
+                found = hvd.allreduce(given, op=hvd.Sum, compression=compression)
+                loss = tf.reduce_sum(found)
+            part = hvd.reducescatter(given, op=hvd.Sum, compression=compression)
+            return [found, tape.gradient(loss, given), part]
+
+        for run in (reduced, tf.function(reduced)):
+            found, slope, part = (item.numpy() for item in run(mine))
+            same_everywhere(found)
+            assert np.abs(found - total).max() < close, compression
+            assert np.allclose(slope, hvd.size(), rtol=0.02)
+            assert part.shape == rows.shape and np.abs(part - rows).max() < close
+            assert hvd.size() == 1 or compression is None or (found != total).any(), compression
+        slices = tf.IndexedSlices(mine, tf.range(SHAPE[0]), SHAPE)
+        gathered = hvd.allreduce(slices, op=hvd.Sum, compression=compression).values.numpy()
+        assert gathered.shape[0] == SHAPE[0] * hvd.size()
+    weighted = hvd.allreduce(mine, compression="int8", weight=hvd.rank() + 1.0).numpy()
+    exact = np.average(own, axis=0, weights=[rank + 1.0 for rank in range(hvd.size())])
+    assert np.abs(weighted - exact).max() < 0.15
+
+
 def check_an_optimizer_trains() -> None:
     for compression in ("int8", hvd.PowerSGD(2)):
         tf.random.set_seed(1)
