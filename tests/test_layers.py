@@ -29,8 +29,8 @@ LEVELS: Dict[int, List[List[str]]] = {
         [
             "schedule.steps", "schedule.streams", "schedule.registry", "schedule.ring", "schedule.direct",
             "schedule.doubling", "schedule.tree", "schedule.hierarchy", "schedule.algorithms",
-            "schedule.verify", "schedule.staging", "schedule.staging_check", "schedule.cost",
-             "schedule.shares", "schedule.calibration", "schedule.servers",
+            "schedule.replay", "schedule.verify", "schedule.staging", "schedule.staging_check",
+            "schedule.cost", "schedule.shares", "schedule.calibration", "schedule.servers",
             "schedule.choose", "schedule.select",
         ],
     ],
