@@ -18,8 +18,8 @@ LEVELS: Dict[int, List[List[str]]] = {
         [
             "version", "errors", "ops", "dtypes", "files", "certificate", "keys", "newkey", "endpoints",
             "parsing",
-            "unknown_settings", "setting_aliases", "variables", "other_launchers", "environment",
-            "settings", "membership", "config", "clock", "docstrings", "results",
+            "unknown_settings", "setting_aliases", "variables", "other_launchers", "environment", "settings",
+            "membership", "config", "polling", "clock", "docstrings", "results",
         ],
     ],
     1: [
@@ -55,11 +55,13 @@ LEVELS: Dict[int, List[List[str]]] = {
         ],
         [
             "rendezvous.actions", "rendezvous.membership", "rendezvous.root_cause", "rendezvous.routing",
-            "rendezvous.link_table", "rendezvous.pending_members", "rendezvous.state", "rendezvous.processes",
-            "rendezvous.elastic_notices", "rendezvous.pings", "rendezvous.next_view", "rendezvous.elastic",
+            "rendezvous.link_table", "rendezvous.linking", "rendezvous.remarks", "rendezvous.pending_members",
+            "rendezvous.state", "rendezvous.processes", "rendezvous.pings", "rendezvous.next_view",
+            "rendezvous.elastic_notices", "rendezvous.elastic",
             "rendezvous.meter",
-            "rendezvous.echo", "rendezvous.race", "rendezvous.probe", "rendezvous.links",
-            "rendezvous.control", "rendezvous.elastic_control", "rendezvous.connect_server",
+            "rendezvous.echo", "rendezvous.race", "rendezvous.probe", "rendezvous.probing",
+            "rendezvous.links", "rendezvous.control", "rendezvous.elastic_control", "rendezvous.joined",
+            "rendezvous.channels", "rendezvous.connect_server",
             "rendezvous.client", "rendezvous.elastic_client", "rendezvous.posting",
             "rendezvous.board",
             "rendezvous.message_server", "rendezvous.server", "rendezvous.elastic_server",
@@ -92,7 +94,7 @@ LEVELS: Dict[int, List[List[str]]] = {
     5: [
         [
             "activity", "timeline", "flight_recorder", "objects", "device_collectives", "collectives",
-            "program", "context", "default_context", "api",
+            "program", "preparation", "context", "default_context", "api",
             "process_set", "async_calls", "messages", "consistency", "local_sgd", "balance.pace",
             "balance.batches", "__init__",
         ],
@@ -205,8 +207,8 @@ PURE = [
     "wire.frames", "wire.place", "wire.signing", "wire.auth", "wire.messages", "codec.*", "schedule.*",
     "collective.reduce", "collective.progress", "transport.rate_limit", "transport.routes",
     "rendezvous.actions", "rendezvous.membership", "rendezvous.root_cause", "rendezvous.routing",
-    "rendezvous.link_table", "rendezvous.pending_members", "rendezvous.state",
-    "rendezvous.processes", "rendezvous.elastic_notices", "rendezvous.pings",
+    "rendezvous.link_table", "rendezvous.linking", "rendezvous.remarks", "rendezvous.pending_members",
+    "rendezvous.state", "rendezvous.processes", "rendezvous.elastic_notices", "rendezvous.pings",
     "rendezvous.next_view", "rendezvous.elastic", "group.view", "group.failures",
     "rendezvous.meter", "rendezvous.board", "engine.cache", "engine.piggyback", "engine.mismatch",
     "engine.fusion",
