@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from ..schedule.steps import even_bounds
 from .arguments import wire_name
 from .choice import AutoCompression
 from .compression import NoneCompressor, PowerSGD, codec_for, compressor_of
-from .feedback import Residuals
+from .feedback import Residuals, reset_all
 from .gradients import Reduction
 from .powersgd import Matrix, PowerIteration
 from .waiting import run_all
@@ -96,6 +96,60 @@ def state_of(owner: Any) -> CompressionState:
         _states[key] = CompressionState()
         weakref.finalize(owner, _states.pop, key, None)
     return _states[key]
+
+
+def residual_state_dict(variables: Sequence[Any]) -> Dict[str, Array]:
+    """What compression has lost of the gradients on this rank and error feedback will add, for a checkpoint.
+
+    Example::
+
+        np.savez(f"residuals-{hvd.rank()}.npz", **hvd.residual_state_dict(model.trainable_variables))
+
+    Args:
+        variables: the model's trainable variables.
+
+    Returns:
+        copies as flat float32 arrays, by names that stay the same when the program is started again; empty
+        without a compression that has error feedback. Every rank has its own.
+    """
+    return {
+        f"{place}/{name}": array
+        for place, variable in enumerate(variables) if id(variable) in _states
+        for name, array in state_of(variable).residuals.state().items()
+    }  # fmt: skip
+
+
+def load_residual_state_dict(variables: Sequence[Any], state: Mapping[str, Array]) -> None:
+    """Continue with the residuals of :func:`residual_state_dict`, after the model was loaded.
+
+    Without this call training goes on with residuals of zero: one step's rounding error is lost.
+
+    Args:
+        variables: the model's trainable variables, in the same order.
+        state: what the same rank has saved.
+
+    Raises:
+        ConfigError: the state is of a model with more variables.
+    """
+    listed = list(variables)
+    found: Dict[int, Dict[str, Array]] = {}
+    for key, array in state.items():
+        place, _, name = key.partition("/")
+        found.setdefault(int(place), {})[name] = array
+    if found and max(found) >= len(listed):
+        raise ConfigError(
+            f"These residuals are of a model with {max(found) + 1} or more trainable variables, and this one "
+            f"has {len(listed)}."
+        )
+    for number, variable in enumerate(listed):
+        if number in found or id(variable) in _states:
+            state_of(variable).residuals.load(found.get(number, {}))
+
+
+def drop_residuals(variables: Sequence[Any], why: str) -> None:
+    """Forget what error feedback would add to the gradients of variables, and log it in one line."""
+    known = [variable for variable in variables if id(variable) in _states]
+    reset_all([state_of(variable).residuals for variable in known], why)
 
 
 class CompressedAllreduce(NamedTuple):

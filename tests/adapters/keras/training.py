@@ -147,6 +147,22 @@ def compressed(images: Any, labels: Any) -> None:
         assert history["loss"][1] < history["loss"][0]
         for weight in model.get_weights():
             same_everywhere(weight)
+        # This model's matrices are too small for int8.
+        residuals_of(model, isinstance(compression, hvd.PowerSGD) and hvd.size() > 1)
+
+
+def residuals_of(model: Any, expected: bool) -> None:
+    """They are saved and loaded, and dropped where only the optimizer's state is loaded."""
+    saved = hvd.residual_state_dict(model.trainable_variables)
+    assert any(item.any() for item in saved.values()) == expected
+    state: Dict[str, Any] = {}
+    model.optimizer.save_own_variables(state)
+    model.optimizer.load_own_variables(state)
+    dropped = hvd.residual_state_dict(model.trainable_variables)
+    assert dropped.keys() == saved.keys() and not any(item.any() for item in dropped.values())
+    hvd.load_residual_state_dict(model.trainable_variables, saved)
+    for name, array in hvd.residual_state_dict(model.trainable_variables).items():
+        assert array.tobytes() == saved[name].tobytes()
 
 
 def local_steps(images: Any, labels: Any) -> None:

@@ -11,6 +11,7 @@ import tensorflow as tf
 import ringcomm.tensorflow as hvd
 from ringcomm._adapter import choice
 from tests.adapters.jobs import same_everywhere
+from tests.adapters.tensorflow.checks_horovod import raises
 
 SHAPE = (80, 70)
 STEPS = 8
@@ -85,6 +86,36 @@ def check_single_tensors_with_every_codec() -> None:
     weighted = hvd.allreduce(mine, compression="int8", weight=hvd.rank() + 1.0).numpy()
     exact = np.average(own, axis=0, weights=[rank + 1.0 for rank in range(hvd.size())])
     assert np.abs(weighted - exact).max() < 0.15
+
+
+def check_residuals_are_saved_and_loaded() -> None:
+    """A run that goes on with saved residuals has the same bits as one that was not interrupted."""
+    if hvd.size() == 1:
+        return
+
+    def steps(variables: Any, first: int, last: int) -> Any:
+        for step in range(first, last):
+            with tf.GradientTape() as plain:
+                loss = tf.reduce_sum(variables[0] * gradient(step, hvd.rank())) + tf.reduce_sum(variables[1])
+            tape = hvd.DistributedGradientTape(plain, compression="int4")
+            slopes = tape.gradient(loss, variables)
+        return slopes[0].numpy()
+
+    def made() -> Any:
+        return [tf.Variable(tf.zeros(SHAPE), name="w"), tf.Variable(tf.zeros(9), name="b")]
+
+    first = made()
+    assert hvd.residual_state_dict(first) == {}
+    steps(first, 0, 3)
+    saved = hvd.residual_state_dict(first)
+    assert len(saved) == 1 and max(np.abs(item).max() for item in saved.values()) > 1e-3
+    whole, second, third = steps(first, 3, 5), made(), made()
+    hvd.load_residual_state_dict(second, saved)
+    assert steps(second, 3, 5).tobytes() == whole.tobytes() != steps(third, 3, 5).tobytes()
+    hvd.load_residual_state_dict(second, {})
+    assert not any(item.any() for item in hvd.residual_state_dict(second).values())
+    words = "of a model with 2 or more trainable variables, and this one has 1"
+    raises(ValueError, lambda: hvd.load_residual_state_dict(first[:1], {"1/w": np.ones(3)}), words)
 
 
 def check_an_optimizer_trains() -> None:
