@@ -31,6 +31,7 @@ from .event_loop import Loop
 from .fetch import FetchedFiles
 from .grace import Grace
 from .inquiry import Inquiry
+from .keyboard import RemoteTerminal
 from .notices import Notices
 from .outcome import Outcome, ended, not_started, verified_results
 from .rendezvous import NoticeLike, OpenRendezvous, RendezvousLike, master_variables, rendezvous_variables
@@ -71,6 +72,7 @@ class Supervisor:
             job, self._agents.links, self._loop, self._printer, console,
             bool(coloured and coloured.get(STDERR)), self._inquiry.for_the_user,
         )  # fmt: skip
+        self._terminal = RemoteTerminal(job, self._agents.links, self._loop, console)
         self._control = ControlSocket(job.id, self._command)
         self._fetched = FetchedFiles(Path(FETCHED))
         self._supply = Supply(self._agents, self._loop, self._printer.note, self._problem)
@@ -105,6 +107,7 @@ class Supervisor:
                 self._printer.note(note)
             self._loop.after("ping", PING_S, self._agents.ping)
             self._watching.start()
+            self._terminal.start()
             self._open_control()
             self._begin()
             while not self._is_over:
@@ -209,7 +212,9 @@ class Supervisor:
         if frame.rank not in self._ranks[host.index] and (frame.kind, frame.rank) != (agent.EVENT, -1):
             raise ProtocolError(f"it reports on rank {frame.rank}, which does not run there")
         if frame.kind in (agent.STDOUT, agent.STDERR):
-            self._printer.printed(frame.rank, STDOUT if frame.kind == agent.STDOUT else STDERR, frame.data)
+            stream = STDOUT if frame.kind == agent.STDOUT else STDERR
+            if not self._terminal.shows(frame.rank, frame.data):
+                self._printer.printed(frame.rank, stream, frame.data)
         elif frame.kind == agent.NUMBERS:
             self._watching.take(frame.rank, frame.data)
         elif frame.kind == agent.RESULT:
@@ -361,6 +366,7 @@ class Supervisor:
         finally:
             self._agents.force()
             self._watching.stop()
+            self._terminal.stop()
             self._control.stop()
             self._stop_services()
             self._printer.close()
