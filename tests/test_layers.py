@@ -50,8 +50,8 @@ LEVELS: Dict[int, List[List[str]]] = {
             "collective.progress", "collective.execute", "collective.staged", "collective.short",
             "collective.drive",
             "collective.coded_hosts", "collective.coded", "collective.calls", "collective.call_history",
-            "collective.call_lock",
-            "collective.totals", "collective.reporter", "collective.runner", "collective.weighted",
+            "collective.call_lock", "collective.totals", "collective.reporter", "collective.plans",
+            "collective.call_errors", "collective.call_runner", "collective.runner", "collective.weighted",
             "collective.measure",
         ],
         [
