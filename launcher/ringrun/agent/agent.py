@@ -22,7 +22,7 @@ import sys
 import time
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
-from ringrun.agent import binding, preparation, processes, recorders, threads
+from ringrun.agent import binding, preparation, processes, recorders, terminal, threads
 
 MARKER = b"\nringrun-agent/1\n"
 TO_LAUNCHER = struct.Struct("!BiI")  # kind, rank, length
@@ -64,6 +64,7 @@ class Agent:
             self.selector, lambda rank, line: self.send(RECORD, rank, line),
             lambda rank, line: self.send(NUMBERS, rank, line), lambda: self.event("asked"),
         )  # fmt: skip
+        self.terminal = terminal.Terminal(config["debug"], self.selector)
         self.received, self.unsent = bytearray(processes.EARLY), bytearray()
         self.children: Dict[int, processes.Child] = {}
         self.pipes: Dict[int, Tuple[int, int]] = {}  # descriptor: (kind, rank)
@@ -231,6 +232,8 @@ class Agent:
             self.schedule(command["steps"])
         elif command["do"] == "use" and self.waiting:
             self.advance(self.preparation.use(command["package"]))
+        elif command["do"] == "type":
+            self.terminal.type(command["text"])
         elif command["do"] == "diagnose":
             self.recorders.ask()
         elif command["do"] == "numbers":
@@ -326,11 +329,7 @@ class Agent:
         (out, out_end), (err, err_end) = os.pipe(), os.pipe()
         ends = [os.open(os.devnull, os.O_RDONLY), out_end, err_end]
         try:
-            if self.config["debug"][:1] == [rank]:  # this rank has the terminal; its pipes end at once
-                terminal = os.open(self.config["debug"][1], os.O_RDWR | os.O_NOCTTY)
-                for end in ends:
-                    os.dup2(terminal, end)
-                os.close(terminal)
+            self.terminal.attach(rank, ends, out, env)
             process = subprocess.Popen(
                 argv, cwd=self.preparation.cwd, env=env, stdin=ends[0], stdout=ends[1], stderr=ends[2],
                 pass_fds=inherited, start_new_session=True, preexec_fn=die_with_agent,
@@ -361,6 +360,8 @@ class Agent:
             data = os.read(descriptor, 65536)
         except BlockingIOError:
             return False
+        except OSError:  # a terminal that no process has open
+            data = b""
         if not data:
             del self.pipes[descriptor]
             if descriptor in self.selector.get_map():

@@ -11,7 +11,18 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from ringcomm.errors import ProtocolError
 
-from ..agent import agent, binding, checks, job_folder, preparation, processes, recorders, shipped, threads
+from ..agent import (
+    agent,
+    binding,
+    checks,
+    job_folder,
+    preparation,
+    processes,
+    recorders,
+    shipped,
+    terminal,
+    threads,
+)  # fmt: skip
 from .loader import WANTED
 
 BOOT = (
@@ -44,7 +55,7 @@ def agent_source() -> bytes:
 @lru_cache(maxsize=1)
 def agent_program() -> bytes:
     """The agent's compressed program."""
-    modules = (processes, checks, recorders, shipped, job_folder, preparation, binding, threads)
+    modules = (processes, checks, recorders, shipped, job_folder, preparation, binding, terminal, threads)
     return compressed_program(agent, modules)
 
 
