@@ -60,6 +60,10 @@ class Bucket:
         """The operation's name, by which ranks match it."""
         return bucket_name(self.names, [parameter.shape for parameter in self.parameters])
 
+    def operation_names(self) -> List[str]:
+        """The names of the reductions that the bucket submits."""
+        return [self.name]
+
     def take(self, parameter: torch.Tensor) -> None:
         """Add a member's complete gradient; without a gradient, zeros."""
         if parameter.grad is None:
