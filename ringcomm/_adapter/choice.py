@@ -173,12 +173,14 @@ class AutoCompression:
 
     Attributes:
         chosen: the compressor in use.
+        choice: what was predicted, once it is chosen.
     """
 
     kind = "auto"
 
     def __init__(self, process_set: ProcessSet) -> None:
         self.chosen: Any = Compression.none
+        self.choice: Optional[Choice] = None
         self._process_set = process_set
         self._steps: List[Step] = []
         self._first_s = 0.0
@@ -210,7 +212,7 @@ class AutoCompression:
         if len(self._steps) < STEPS:
             return False
         self._decided = True
-        choice = self._agree(nbytes)
+        choice = self.choice = self._agree(nbytes)
         self.chosen = COMPRESSORS[choice.name]
         if api.rank() == 0:
             logger.warning("compression=auto chooses %s", choice.describe())

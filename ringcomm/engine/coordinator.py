@@ -16,7 +16,7 @@ from ..ops import Collective
 from ..wire.messages import Message
 from .announcements import Announced, Announcement, announcements, no_weight_text, sum_of_weights
 from .cache import IssuedIds
-from .fusion import Member, plan_buckets
+from .fusion import Member, by_need, plan_buckets
 from .mismatch import calls_text, last_seen_text, mismatch_text, ranks_text, whereabouts
 from .piggyback import settle
 from .request import MOST_SITES, Key, Signature
@@ -65,6 +65,7 @@ class Coordinator:
         paused: ranks that have said that they would be away for long, and why.
         to_explain: ranks to be asked for their stack; the caller asks them and clears the list.
         on_announce, on_complete, on_responses: told of what happens, if set.
+        needed: by name of an operation, its place in the order in which the program needs the results.
         late_s: by rank, how long operations have waited for that rank alone, in seconds. A time in which
             several operations waited counts once.
     """
@@ -85,6 +86,7 @@ class Coordinator:
         self.on_announce: Optional[Callable[[Key, int, Signature], None]] = None
         self.on_complete: Optional[Callable[[Key], None]] = None
         self.on_responses: Optional[Callable[[int, float], None]] = None
+        self.needed: Dict[str, int] = {}
         self._hosts = hosts
         self._size = len(hosts)
         self._members = members
@@ -249,7 +251,8 @@ class Coordinator:
         full = self._ids.full
         ready: List[Tuple[Key, Signature]] = []
         if self._failed or joined >= 0 or full or (self._ready and self._due(now_s)):
-            ready, self._ready, self._urgent = self._ready, [], False
+            ready, self._ready = (self._ready, []) if joined >= 0 else by_need(self._ready, self.needed)
+            self._urgent = self._urgent and bool(self._ready)
         elif not self._settled:
             return None
         if self.on_responses is not None and ready:

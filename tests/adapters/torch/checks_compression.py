@@ -212,7 +212,8 @@ def _locally(steps: int, every: int, **options: Any) -> Any:
 
 
 def check_local_steps() -> None:
-    for options in ({}, {"compression": "int8"}):
+    streaming = {"fragments": 2, "overlap": 1, "compression": "int8"}
+    for options in ({}, {"compression": "int8"}, streaming):
         model = _locally(5, 2, **options)
         same_everywhere(parameters_of(model))
         same_everywhere(model[1].running_mean)
