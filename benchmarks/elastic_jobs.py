@@ -385,7 +385,9 @@ def main() -> None:
     parser.add_argument("--every", type=float, default=30.0, help="seconds between losses")
     parser.add_argument("--sleep", type=float, default=20.0, help="seconds that the newcomer sleeps")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--output", type=Path, help="a JSON file: the result becomes its entry of this name")
     given = parser.parse_args()
+    load = os.getloadavg()[0]
     if given.quick:
         given.mb, given.count, given.minutes, given.every, given.sleep = 1.0, 2, 0.1, 3.0, 4.0
     size = int(given.mb * 1e6)
@@ -399,7 +401,11 @@ def main() -> None:
         result = join(given.ranks, size, given.sleep)
     else:
         result = soak(given.ranks, size, given.minutes, given.every)
+    result = {"cores": os.cpu_count(), "load_before": load, **result}
     print(json.dumps(result, indent=2))
+    if given.output is not None:
+        kept = json.loads(given.output.read_text()) if given.output.exists() else {}
+        given.output.write_text(json.dumps({**kept, given.what: result}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
