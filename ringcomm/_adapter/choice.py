@@ -108,8 +108,8 @@ def send_s(name: str, nbytes: int, links: Links) -> float:
     hosts = max(1, size // local)
     if hosts == 1:
         crossing = 2 * (size - 1) / size
-    elif name == "int8":
-        crossing = 2 * local * (size - local) / size  # every rank exchanges with every other
+    elif name == "int8" and size % local:
+        crossing = 2 * local * (size - local) / size  # unequal hosts: every rank exchanges with every other
     else:
         crossing = 2 * (hosts - 1) / hosts  # reduced within hosts first
     return crossing * nbytes * _SHARE[name] * links.byte_s + 2 * links.latency_s
@@ -173,12 +173,14 @@ class AutoCompression:
 
     Attributes:
         chosen: the compressor in use.
+        choice: what was predicted, once it is chosen.
     """
 
     kind = "auto"
 
     def __init__(self, process_set: ProcessSet) -> None:
         self.chosen: Any = Compression.none
+        self.choice: Optional[Choice] = None
         self._process_set = process_set
         self._steps: List[Step] = []
         self._first_s = 0.0
@@ -210,7 +212,7 @@ class AutoCompression:
         if len(self._steps) < STEPS:
             return False
         self._decided = True
-        choice = self._agree(nbytes)
+        choice = self.choice = self._agree(nbytes)
         self.chosen = COMPRESSORS[choice.name]
         if api.rank() == 0:
             logger.warning("compression=auto chooses %s", choice.describe())
