@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 120.0
 
 WORKER = """
-import json, os, resource, sys, time
+import hashlib, json, os, resource, sys, time
 import numpy as np
 import ringcomm as rc
 
@@ -68,7 +68,8 @@ def train(state):
         note(event="step", epoch=rc.epoch(), size=rc.size(), step=state.step, s=time.time() - began)
         if ends:
             rc.check_same({"weights": state.weights})
-            note(event="end", epoch=rc.epoch(), step=state.step, **resources())
+            digest = hashlib.sha256(state.weights).hexdigest()
+            note(event="end", epoch=rc.epoch(), step=state.step, digest=digest, **resources())
             return
 
 
@@ -181,6 +182,10 @@ class ElasticJob:
         steps = [note["at"] for note in notes[views[0] :] if note["event"] == "step"] if views else []
         return steps[0] if steps else None
 
+    def views(self) -> int:
+        """How many views there have been after the first."""
+        return max(note["epoch"] for member in self.members() for note in self.notes(member)[-1:])
+
     def end(self) -> Tuple[int, str]:
         """End training; the exit code, and what ringrun has printed."""
         (self.folder / "stop").touch()
@@ -212,7 +217,7 @@ def kills(ranks: int, state_bytes: int, count: int, *options: str, **environment
         code, text = job.end()
         ordered = sorted(seconds)
         return {
-            "losses": count, "ranks": ranks, "state_bytes": state_bytes,
+            "losses": count, "views_after_the_first": job.views(), "ranks": ranks, "state_bytes": state_bytes,
             "median_s": statistics.median(ordered), "longest_s": ordered[-1],
             "percentile_95_s": ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))],
             "survivors_with_another_pid": moved, "exit_code": code, "end": text.splitlines()[-1:],
@@ -262,7 +267,11 @@ def join(ranks: int, state_bytes: int, sleep_s: float) -> Dict[str, Any]:
 
 
 def soak(ranks: int, state_bytes: int, minutes: float, every_s: float) -> Dict[str, Any]:
-    """Kill a rank every ``every_s`` seconds; it is started again. Member 0 is measured and never killed."""
+    """Kill a rank every ``every_s`` seconds; it is started again. Member 0 is never killed.
+
+    Throughput is the part of the time that ranks have spent in steps of the usual length. Memory and
+    descriptors are those of every member that is there at the end: early, half-way and at the end.
+    """
     with ElasticJob(
         "-np", str(ranks), "--min-np", "1", "--max-np", str(ranks), ranks=ranks, state_bytes=state_bytes,
         pause_s=0.05,
@@ -286,16 +295,27 @@ def soak(ranks: int, state_bytes: int, minutes: float, every_s: float) -> Dict[s
         )
         steps = [note for note in notes if note["event"] == "step" and note["at"] >= began]
         span_s = steps[-1]["at"] - steps[0]["at"]
-        views = [note for note in notes if note["event"] == "view"]
         ends = [job.notes(member)[-1] for member in members]
-        three = [views[min(2, len(views) - 1)], views[len(views) // 2], notes[-1]]  # early, middle, end
         return {
             "minutes": span_s / 60, "losses": len(dead), "steps": len(steps), "exit_code": code,
             "usual_step_s": usual_s, "throughput_kept": len(steps) * usual_s / span_s,
+            "views_after_the_first": job.views(), "views_checked_to_be_the_same": _views(notes),
             "all_at_the_same_step": len({note["step"] for note in ends}) == 1,
-            "memory_bytes": [note["memory_bytes"] for note in three],
-            "descriptors": [note["descriptors"] for note in three],
+            "all_weights_equal": len({note["digest"] for note in ends}) == 1,
+            "resources": {member: _resources(job.notes(member)) for member in members},
         }  # fmt: skip
+
+
+def _views(notes: Sequence[Dict[str, Any]]) -> int:
+    """In how many views check_same() has compared the weights of all ranks."""
+    return sum(note["event"] == "view" for note in notes)
+
+
+def _resources(notes: Sequence[Dict[str, Any]]) -> Dict[str, List[int]]:
+    """Memory and descriptors of a process in its third view, in the one in the middle, and at its end."""
+    views = [note for note in notes if note["event"] == "view"]
+    three = [views[min(2, len(views) - 1)], views[len(views) // 2], notes[-1]]
+    return {name: [note[name] for note in three] for name in ("memory_bytes", "descriptors")}
 
 
 def main() -> None:

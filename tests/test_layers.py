@@ -25,7 +25,7 @@ LEVELS: Dict[int, List[List[str]]] = {
     1: [
         ["group.view", "group.failures"],
         ["codec.base", "codec.halves", "codec.quantized", "codec.table"],
-        ["wire.frames", "wire.place", "wire.signing", "wire.auth", "wire.messages"],
+        ["wire.frames", "wire.place", "wire.signing", "wire.claims", "wire.auth", "wire.messages"],
         [
             "schedule.steps", "schedule.streams", "schedule.registry", "schedule.ring", "schedule.direct",
             "schedule.doubling", "schedule.tree", "schedule.hierarchy", "schedule.algorithms",
@@ -50,8 +50,8 @@ LEVELS: Dict[int, List[List[str]]] = {
             "collective.progress", "collective.execute", "collective.staged", "collective.short",
             "collective.drive",
             "collective.coded_hosts", "collective.coded", "collective.calls", "collective.call_history",
-            "collective.call_lock",
-            "collective.totals", "collective.reporter", "collective.runner", "collective.weighted",
+            "collective.call_lock", "collective.totals", "collective.reporter", "collective.plans",
+            "collective.call_errors", "collective.call_runner", "collective.runner", "collective.weighted",
             "collective.measure",
         ],
         [
@@ -96,8 +96,8 @@ LEVELS: Dict[int, List[List[str]]] = {
         [
             "activity", "timeline", "flight_recorder", "objects", "device_collectives", "collectives",
             "program", "preparation", "context", "default_context", "api",
-            "process_set", "async_calls", "messages", "consistency", "local_sgd", "balance.pace",
-            "balance.batches", "__init__",
+            "process_set", "async_calls", "grouped_calls", "messages", "consistency", "local_sgd",
+            "balance.pace", "balance.batches", "__init__",
         ],
     ],
     6: [
@@ -140,9 +140,10 @@ LEVELS: Dict[int, List[List[str]]] = {
             "keras.callbacks", "keras.local_sgd", "keras.elastic", "keras.__init__",
         ],
         [
-            "tensorflow.flow", "tensorflow.balanced", "tensorflow.collectives", "tensorflow.functions",
-            "tensorflow.elastic", "tensorflow.tape", "tensorflow.sync_batch_norm", "tensorflow.optimizer",
-            "tensorflow.mpi_ops", "tensorflow.util", "tensorflow.__init__", "tensorflow.keras.collectives",
+            "tensorflow.flow", "tensorflow.balanced", "tensorflow.movement", "tensorflow.collectives",
+            "tensorflow.functions", "tensorflow.elastic", "tensorflow.tape", "tensorflow.sync_batch_norm",
+            "tensorflow.optimizer", "tensorflow.mpi_ops", "tensorflow.util", "tensorflow.__init__",
+            "tensorflow.keras.collectives",
             "tensorflow.keras.callbacks", "tensorflow.keras.elastic", "tensorflow.keras.models",
             "tensorflow.keras.__init__", "tensorflow.data.__init__", "tensorflow.data.servers",
             "tensorflow.data.compute_service", "tensorflow.data.compute_worker",
@@ -166,7 +167,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "torch.distributed._reductions",
             "torch.distributed._collectives", "torch.distributed._store", "torch.distributed._steps",
             "torch.distributed._monitored",
-            "torch.distributed._group_base", "torch.distributed._trace",
+            "torch.distributed._group_base", "torch.distributed._arguments", "torch.distributed._trace",
             "torch.distributed._group_transport", "torch.distributed._group", "torch.distributed._hooks",
             "torch.distributed._rendezvous", "torch.distributed._weighted",
             "torch.distributed._unsynchronized", "torch.distributed._start", "torch.distributed.__init__",
@@ -205,7 +206,8 @@ LAZY_STEP_UP = ("api", "ringrun.function")
 
 PURE = [
     "errors", "ops", "dtypes", "parsing", "unknown_settings", "variables", "other_launchers",
-    "wire.frames", "wire.place", "wire.signing", "wire.auth", "wire.messages", "codec.*", "schedule.*",
+    "wire.frames", "wire.place", "wire.signing", "wire.claims", "wire.auth", "wire.messages",
+    "codec.*", "schedule.*",
     "collective.reduce", "collective.progress", "transport.rate_limit", "transport.routes",
     "rendezvous.actions", "rendezvous.membership", "rendezvous.root_cause", "rendezvous.routing",
     "rendezvous.link_table", "rendezvous.linking", "rendezvous.remarks", "rendezvous.pending_members",

@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 from ringcomm.clock import Clock, monotonic
 from ringcomm.errors import ConfigError, ProtocolError
 
-from ..agent import agent, processes, threads
+from ..agent import framing, processes, threads
 from ..diagnosis import failure_report
 from ..diagnosis.first_failure import Complaint, Exit, FirstFailure, signal_name
 from ..plan.job import HostJob, Job
@@ -206,20 +206,20 @@ class Supervisor:
         Raises:
             ProtocolError: it may not send that.
         """
-        if frame.kind == agent.FILE:
+        if frame.kind == framing.FILE:
             self._fetched.take(host.name, frame.data)
             return
-        if frame.rank not in self._ranks[host.index] and (frame.kind, frame.rank) != (agent.EVENT, -1):
+        if frame.rank not in self._ranks[host.index] and (frame.kind, frame.rank) != (framing.EVENT, -1):
             raise ProtocolError(f"it reports on rank {frame.rank}, which does not run there")
-        if frame.kind in (agent.STDOUT, agent.STDERR):
-            stream = STDOUT if frame.kind == agent.STDOUT else STDERR
+        if frame.kind in (framing.STDOUT, framing.STDERR):
+            stream = STDOUT if frame.kind == framing.STDOUT else STDERR
             if not self._terminal.shows(frame.rank, frame.data):
                 self._printer.printed(frame.rank, stream, frame.data)
-        elif frame.kind == agent.NUMBERS:
+        elif frame.kind == framing.NUMBERS:
             self._watching.take(frame.rank, frame.data)
-        elif frame.kind == agent.RESULT:
+        elif frame.kind == framing.RESULT:
             self._results.setdefault(frame.rank, bytearray()).extend(frame.data)
-        elif frame.kind == agent.RECORD:
+        elif frame.kind == framing.RECORD:
             if self._inquiry.take(frame.rank, frame.data) == "ended":
                 self._printer.ending(frame.rank)
                 if not self._inquiry.is_victim(frame.rank):
