@@ -71,7 +71,7 @@ def test_whatever_overtakes_what(seed):
         run_check(check, 2, seed)
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "direct", "doubling", "one_shot"])
+@pytest.mark.parametrize("algorithm", ["ring", "direct", "doubling", "one_shot", "pipelined"])
 def test_every_algorithm_of_all_reduce(algorithm):
     settings = Settings(spin_us=0.0, timeout_s=30.0, segment_bytes=4096, algorithm=algorithm)
 
