@@ -308,6 +308,18 @@ def test_nothing_is_allocated_and_no_thread_waits_in_steady_state(monkeypatch):
     assert fetched == []
 
 
+def test_calls_on_devices_are_in_the_sums():
+    def work(context):
+        with FakeLab(context.rank) as lab:
+            for _ in range(3):
+                context.allreduce(lab.array(numbers(context, LONG)), op=Sum)
+            totals = context._runner.totals()
+            return totals.kinds["allreduce"].runs, totals.peers[1 - context.rank].sent_bytes
+
+    for runs, sent_bytes in run_ranks(2, work):
+        assert runs == 3 and sent_bytes >= 3 * 4 * LONG
+
+
 def submitted_in_place(context, array):
     return submitted(context.staging, array, "in place")
 
