@@ -108,8 +108,8 @@ def send_s(name: str, nbytes: int, links: Links) -> float:
     hosts = max(1, size // local)
     if hosts == 1:
         crossing = 2 * (size - 1) / size
-    elif name == "int8":
-        crossing = 2 * local * (size - local) / size  # every rank exchanges with every other
+    elif name == "int8" and size % local:
+        crossing = 2 * local * (size - local) / size  # unequal hosts: every rank exchanges with every other
     else:
         crossing = 2 * (hosts - 1) / hosts  # reduced within hosts first
     return crossing * nbytes * _SHARE[name] * links.byte_s + 2 * links.latency_s

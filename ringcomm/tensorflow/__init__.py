@@ -18,6 +18,7 @@ compiled with ``jit_compile=True``: XLA cannot call Python.
 
 from .._adapter import common
 from .._adapter.common import *  # noqa: F403
+from .._adapter.compressed import load_residual_state_dict, residual_state_dict
 from .._tensorflow.compression import Compression, PowerSGD
 from ..async_calls import join
 from ..balance.batches import BalancedBatches
@@ -80,11 +81,13 @@ __all__ = [
     "grouped_allreduce",
     "grouped_reducescatter",
     "join",
+    "load_residual_state_dict",
     "local_rank_op",
     "local_size_op",
     "mpi_ops",
     "process_set_included_op",
     "rank_op",
     "reducescatter",
+    "residual_state_dict",
     "size_op",
 ]

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from .._adapter import graph_callbacks
 from .._adapter.arguments import reduction
+from .._adapter.compressed import divided
 from .._adapter.gradients import Reduction
 from .._tensorflow import bridge
 from .._tensorflow.compression import Compression
@@ -139,11 +140,12 @@ def _reduce(
     if not tensors:
         return []
     given = [tf.convert_to_tensor(item) for item in tensors]
-    pairs = [compression.compress(item) for item in given]
+    codes, compressor = divided(compression, how.op)
+    pairs = [compressor.compress(item) for item in given]
     label = bridge.name_of(name, "allreduce", given)
     given_weight = None if weight is None else tf.cast(weight, tf.float64)
-    reduced = flow.reduce(how, label, [compressed for compressed, _ in pairs], given_weight)
-    return [compression.decompress(item, context) for item, (_, context) in zip(reduced, pairs)]
+    reduced = flow.reduce(how, label, [compressed for compressed, _ in pairs], given_weight, codes)
+    return [compressor.decompress(item, context) for item, (_, context) in zip(reduced, pairs)]
 
 
 def _reduce_slices(
@@ -158,10 +160,11 @@ def _reduce_slices(
         raise NotImplementedError("tf.IndexedSlices have no weights: use tf.convert_to_tensor() first.")
     if (how.prescale, how.postscale) != (1.0, 1.0):
         raise NotImplementedError("tf.IndexedSlices are not scaled: use tf.convert_to_tensor() first.")
-    values, context = compression.compress(slices.values)
+    _, compressor = divided(compression, how.op)
+    values, context = compressor.compress(slices.values)
     label = bridge.name_of(name, "allreduce", [values])
     values, indices = flow.gather(how.process_set, label, [values, slices.indices])
-    values = compression.decompress(values, context)
+    values = compressor.decompress(values, context)
     if how.op == ReduceOp.AVERAGE:
         values = values / tf.cast(size_of(how.process_set), values.dtype)
     return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)
@@ -249,10 +252,11 @@ def grouped_reducescatter(
     """
     how = Reduction(op_of(op), float(prescale_factor), float(postscale_factor), process_set)
     given = _dense(tensors, "reducescatter")
-    pairs = [compression.compress(item) for item in given]
+    codes, compressor = divided(compression, how.op)
+    pairs = [compressor.compress(item) for item in given]
     label = bridge.name_of(name, "reducescatter", given)
-    reduced = flow.scatter(how, label, [compressed for compressed, _ in pairs])
-    return [compression.decompress(item, context) for item, (_, context) in zip(reduced, pairs)]
+    reduced = flow.scatter(how, label, [compressed for compressed, _ in pairs], codes)
+    return [compressor.decompress(item, context) for item, (_, context) in zip(reduced, pairs)]
 
 
 @documented

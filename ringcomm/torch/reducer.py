@@ -113,13 +113,27 @@ class GradientReducer:
     def _hook_from(self, first: int) -> None:
         owner = weakref.ref(self)
         for index in range(first, len(self.parameters)):
-            self._hooks.append(_when_accumulated(self.parameters[index], _hook(owner, index)))
+            parameter = self.parameters[index]
+            self._hooks.append(parameter.register_hook(_hook(owner, index, GradientReducer.expect)))
+            self._hooks.append(_when_accumulated(parameter, _hook(owner, index, GradientReducer.computed)))
 
     def remove_hooks(self) -> None:
         """Remove the hooks: gradients are then reduced in :meth:`synchronize` only."""
         for handle in self._hooks:
             handle.remove()
         self._hooks.clear()
+
+    def expect(self, index: int) -> None:
+        """Called before a backward pass adds to a parameter's gradient, which may be in a reduction already.
+
+        Args:
+            index: of the parameter.
+
+        Raises:
+            AssertionError: there were more passes than configured. The gradient is as it was.
+        """
+        if self.active():
+            self._arrivals.expect(index)
 
     def computed(self, index: int) -> None:
         """Called when a backward pass has added to a parameter's gradient.
@@ -281,13 +295,13 @@ class GradientReducer:
         self._arrivals.reset(passes)
 
 
-def _hook(owner: Any, index: int) -> Callable[..., None]:
+def _hook(owner: Any, index: int, method: Callable[[GradientReducer, int], None]) -> Callable[..., None]:
     """A hook for autograd, with a weak reference to the reducer (which holds the parameters)."""
 
     def hook(*ignored: Any) -> None:
         reducer = owner()
         if reducer is not None:
-            reducer.computed(index)
+            method(reducer, index)
 
     return hook
 

@@ -156,6 +156,7 @@ def check_several_passes_per_step() -> None:
         with_errors(AssertionError, lambda: loss_of(model, 0, hvd.rank()).backward(), "more than")
         with_errors(AssertionError, optimizer.zero_grad, "zero_grad")
     optimizer.step()
+    alike(([], alone(sgd, steps=1)[1]), ([], model))  # the pass too many has changed nothing
     optimizer.set_backward_passes_per_step(3)
     optimizer.zero_grad()
     loss_of(model, 0, hvd.rank()).backward()

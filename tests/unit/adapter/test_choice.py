@@ -44,10 +44,12 @@ def test_the_volume_of_a_gradient():
     assert send_s("none", RESNET, Links(1, 1, GIGABIT, 0.0)) == 0.0
 
 
-def test_several_ranks_per_host_send_more_with_a_codec():
+def test_ranks_of_a_host_add_up_first_where_hosts_have_equally_many():
     pairs = Links(4, 2, GIGABIT, 0.0)
     assert send_s("none", RESNET, pairs) == pytest.approx(RESNET * GIGABIT)
-    assert send_s("int8", RESNET, pairs) == pytest.approx(2 * 0.2539 * RESNET * GIGABIT, rel=1e-3)
+    assert send_s("int8", RESNET, pairs) == pytest.approx(0.2539 * RESNET * GIGABIT, rel=1e-3)
+    unequal = Links(5, 2, GIGABIT, 0.0)
+    assert send_s("int8", RESNET, unequal) == pytest.approx(2.4 * 0.2539 * RESNET * GIGABIT, rel=1e-3)
 
 
 @pytest.mark.parametrize("mbit, backward_s, expected", [
