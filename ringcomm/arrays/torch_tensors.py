@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from functools import lru_cache
 from typing import Any, Hashable, Optional, Sequence, Tuple
 
 import numpy as np
@@ -18,6 +19,44 @@ logger = logging.getLogger("ringcomm")
 
 def _torch() -> Any:
     return sys.modules["torch"]
+
+
+class _Elements:
+    """The memory of a tensor on the CPU, for NumPy; an array of it keeps the tensor."""
+
+    __slots__ = ("__array_interface__", "_tensor")
+
+    def __init__(self, tensor: Any) -> None:
+        typestr, itemsize = _typestr(tensor.dtype)
+        self._tensor = tensor
+        self.__array_interface__ = {
+            "version": 3, "typestr": typestr, "shape": tuple(tensor.shape),
+            "strides": tuple(step * itemsize for step in tensor.stride()),
+            "data": (tensor.data_ptr(), False),
+        }  # fmt: skip
+
+
+@lru_cache(maxsize=None)
+def _typestr(dtype: Any) -> Tuple[str, int]:
+    found = np.dtype(str(dtype).rpartition(".")[2])
+    if found.kind == "V":
+        raise TypeError(f"NumPy itself has no {dtype}")  # but a package has taught it one
+    return found.str, found.itemsize
+
+
+def elements_of(tensor: Any) -> np.ndarray[Any, Any]:
+    """A tensor's elements as an array that shares its memory.
+
+    ``Tensor.numpy()`` does the same, but forbids for ever to resize the tensor's storage, which
+    FullyShardedDataParallel does.
+
+    Args:
+        tensor: dense, on the CPU, not requiring a gradient, neither conjugated nor negated lazily.
+
+    Raises:
+        TypeError: NumPy has no such dtype.
+    """
+    return np.asarray(_Elements(tensor))
 
 
 class _Recorded(Done):
@@ -152,10 +191,10 @@ class TorchKind(DeviceKind):
         if bare.is_conj() or bare.is_neg():
             return None
         if bare.dtype == _torch().bfloat16:
-            bits: np.ndarray[Any, Any] = bare.view(_torch().int16).numpy()
+            bits: np.ndarray[Any, Any] = elements_of(bare.view(_torch().int16))
             return bits.view(dtype_named("bfloat16"))
         try:
-            shared: np.ndarray[Any, Any] = bare.numpy()
+            shared: np.ndarray[Any, Any] = elements_of(bare)
         except (TypeError, RuntimeError) as problem:
             raise UnsupportedDtypeError(f"a tensor of {bare.dtype} cannot be sent: {problem}") from None
         return shared

@@ -14,6 +14,7 @@ import torch
 from .. import api
 from ..arrays.kinds import device_kind
 from ..arrays.operands import Argument, Rows, submitted
+from ..arrays.torch_tensors import elements_of
 from ..dtypes import Array, dtype_named
 from ..errors import ConfigError, UnsupportedDtypeError
 
@@ -26,10 +27,10 @@ def flat_array(tensor: torch.Tensor) -> Array:
     """
     flat = tensor.detach().view(-1)
     if flat.dtype == torch.bfloat16:
-        bits: Array = flat.view(torch.int16).numpy()
+        bits: Array = elements_of(flat.view(torch.int16))
         return bits.view(dtype_named("bfloat16"))
     try:
-        array: Array = flat.numpy()
+        array: Array = elements_of(flat)
     except (TypeError, RuntimeError) as problem:
         raise UnsupportedDtypeError(f"a tensor of {tensor.dtype} cannot be sent: {problem}") from None
     return array
@@ -37,7 +38,7 @@ def flat_array(tensor: torch.Tensor) -> Array:
 
 def bytes_of(tensor: torch.Tensor) -> Array:
     """All bytes of a dense tensor of any device and dtype, as uint8."""
-    flat: Array = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy()
+    flat: Array = elements_of(tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8))
     return flat
 
 

@@ -6,6 +6,7 @@ from typing import Dict, Tuple
 
 import torch
 
+from ...arrays.torch_tensors import elements_of
 from ...dtypes import Array, dtype_named
 from ...errors import Misuse, UnsupportedDtypeError
 
@@ -65,15 +66,15 @@ def _array_of(flat: torch.Tensor, arithmetic: bool) -> Array:
     dtype = flat.dtype
     array: Array
     if dtype in _PLAIN:
-        array = flat.numpy()
+        array = elements_of(flat)
     elif dtype == torch.bfloat16 and arithmetic:
-        array = flat.view(torch.int16).numpy().view(dtype_named("bfloat16"))
+        array = elements_of(flat.view(torch.int16)).view(dtype_named("bfloat16"))
     else:
         moved_as = _DTYPE_OF_SIZE.get(dtype.itemsize)
         if arithmetic or moved_as is None:
             what = "reduced" if moved_as else "sent"
             raise UnsupportedDtypeError(f"elements of type {dtype} cannot be {what}.")
-        array = flat.view(moved_as).numpy()
+        array = elements_of(flat.view(moved_as))
     return array
 
 

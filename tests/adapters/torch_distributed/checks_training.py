@@ -273,6 +273,24 @@ def check_fully_sharded(on: Ranks) -> None:
         assert torch.allclose(mine, other, rtol=1e-4, atol=1e-6)
 
 
+def check_first_kind_of_fully_sharded(on: Ranks) -> None:
+    """It resizes storages that have been through collectives, which ``Tensor.numpy()`` would forbid."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    def weights(group: Any) -> list[torch.Tensor]:
+        model = FullyShardedDataParallel(Branches(), group, device_id=torch.device("cpu"))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        for n in range(4):
+            optimizer.zero_grad()
+            model(batch(on.rank, n)).square().mean().backward()
+            optimizer.step()
+        with FullyShardedDataParallel.summon_full_params(model):
+            return [parameter.detach().clone() for parameter in model.parameters()]
+
+    for mine, other in zip(weights(on.ring), weights(on.gloo)):
+        assert torch.allclose(mine, other, rtol=1e-4, atol=1e-6)
+
+
 def check_distributed_tensors(on: Ranks) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
