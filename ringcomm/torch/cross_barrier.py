@@ -72,6 +72,7 @@ class CrossBarrier:
         self._called: Set[torch.nn.Module] = set()
         self._owned: Dict[torch.nn.Module, List[torch.Tensor]] = {}
         self._names: Tuple[str, ...] = ()
+        self._engine: Any = None
         self._hooks = [module.register_forward_pre_hook(self._before) for module in model.modules()]
         register = getattr(model, "register_state_dict_pre_hook", None)
         if register is not None:
@@ -90,6 +91,8 @@ class CrossBarrier:
         for hook in self._hooks:
             hook.remove()
         self._optimizer._barrier = None
+        if self._engine is not None:
+            self._engine.prioritize(())
 
     def step(self) -> None:
         """Start what is left to be reduced; the optimizer's ``step()`` calls this instead of its own step."""
@@ -97,10 +100,10 @@ class CrossBarrier:
         reducer = self._optimizer._reducer
         reducer.waiting = self._waiting  # it is made anew when parameters are added
         self._learn()
-        names = reducer.names_by_need()
-        if names != self._names:
-            self._names = names
-            api.context().engine.prioritize([wire_name("allreduce", name) for name in names])
+        names, engine = reducer.names_by_need(), api.context().engine
+        if (names, engine) != (self._names, self._engine):
+            self._names, self._engine = names, engine
+            engine.prioritize([wire_name("allreduce", name) for name in names])
         options = [
             {key: value for key, value in group.items() if key != "params"}
             for group in self._optimizer.param_groups

@@ -102,7 +102,16 @@ class GradientReducer:
         """Whether there are other ranks to reduce with, in the current job, or steps to be counted."""
         if api.context() is not self._context:
             self._read_context()
+            self._take_choice()
         return self._included and (self._context.size > 1 or self.reduction.weight is not None)
+
+    def _take_choice(self) -> bool:
+        """Whether what chooses the compression has chosen another one: then buckets are made anew."""
+        if self._auto is None or self._auto.current() is self._compression:
+            return False
+        self._compression = self._auto.chosen
+        self._make_buckets(self._arrivals.passes)
+        return True
 
     def _register_hooks(self) -> None:
         for other in list(_alive):
@@ -215,7 +224,7 @@ class GradientReducer:
     def _submit(self, number: int) -> None:
         bucket = self._bucket(number)
         if self._auto is not None:
-            self._auto.submitting()
+            self._auto.submitting(sum(4 * item.numel() for item in bucket.parameters))
         bucket.submit()
         self._submitted[number] = bucket
 
@@ -257,8 +266,7 @@ class GradientReducer:
         if self.reduction.weight is not None:
             self.reduction.weight.reduced()
         if self._auto is not None and self._auto.finished(self._nbytes(), waiting_from_s):
-            self._compression = self._auto.chosen
-            self._make_buckets(self._arrivals.passes)
+            self._take_choice()
 
     @property
     def may_detach(self) -> bool:
