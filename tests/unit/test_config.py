@@ -416,3 +416,22 @@ def test_variables_are_exported_for_the_time_of_a_block(monkeypatch):
     with environment.exported({"COLOUR": "blue", "SHAPE": "round"}):
         assert (os.environ["COLOUR"], os.environ["SHAPE"]) == ("blue", "round")
     assert os.environ["COLOUR"] == "red" and "SHAPE" not in os.environ
+
+
+def test_the_place_that_the_launcher_gave(monkeypatch):
+    monkeypatch.setenv("RINGCOMM_JOB", "train")
+    monkeypatch.setenv("RINGCOMM_SLOT", "1:2")
+    assert config.place_from_environment() == ("train", Slot(1, 2))
+    for name in ("RINGCOMM_JOB", "RINGCOMM_SLOT"):
+        monkeypatch.delenv(name)
+    assert config.place_from_environment() == ("default", None)
+    assert config.host_from_environment({"RINGCOMM_HOST": "jetson1"}) == "jetson1"
+    assert config.host_from_environment({}) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("5:12,6:13", [(5, 12), (6, 13)]), ("", []), ("5:12", []), ("5:12,six:13", []), ("5:,6:13", [])],
+)
+def test_where_flight_records_go(text, expected):
+    assert config.flight_channel_from_environment({"RINGCOMM_FLIGHT_FD": text}) == expected

@@ -5,7 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ringcomm.engine.packing import as_one, bucket_text
+from ringcomm.codec.base import BLOCK_ITEMS
+from ringcomm.engine.packing import (
+    ALONE_BYTES,
+    FusionBuffer,
+    arrays_of,
+    as_one,
+    bucket_text,
+    cumulative,
+    dealt,
+    groups_by_index,
+    groups_of,
+    in_blocks,
+    neutral,
+    residuals_of,
+    tensors_of,
+)
 from ringcomm.engine.request import Handle, Key, Request, Signature
 from ringcomm.ops import Collective, ReduceOp
 from ringcomm.wire.frames import NO_ROOT
@@ -56,3 +71,61 @@ def test_what_is_not_next_to_each_other_stays_apart():
         [other, parts[0]],
     ):
         assert as_one(arrays) is None
+
+
+def test_small_arrays_of_a_type_travel_together_and_large_ones_alone():
+    small, large = np.zeros(3, np.float32), np.zeros(ALONE_BYTES // 4, np.float32)
+    other = np.zeros(2, np.int64)
+    assert groups_by_index([small, large, other, small]) == [[0, 3], [1], [2]]
+    assert [len(group) for group in groups_of([small, large, other, small])] == [2, 1, 1]
+
+
+def test_the_buffer_grows_and_stays():
+    buffer = FusionBuffer()
+    first = buffer.items(4, np.dtype(np.float64))
+    assert np.shares_memory(first, buffer.items(2, np.dtype(np.float32)))
+    assert buffer.items(100, np.dtype(np.float64)).size == 100
+
+
+def test_each_array_begins_with_a_block_of_its_own():
+    first, second = np.full(3, 1.0, np.float32), np.full(BLOCK_ITEMS + 1, 2.0, np.float32)
+    packed, unpack = in_blocks([first, second], FusionBuffer())
+    assert packed.size == 3 * BLOCK_ITEMS
+    assert packed[:3].tolist() == [1.0] * 3 and not packed[3:BLOCK_ITEMS].any()
+    assert not packed[2 * BLOCK_ITEMS + 1 :].any()
+    packed += 1
+    unpack()
+    assert set(first.tolist()) == {2.0} and set(second.tolist()) == {3.0}
+    alone, unpack = in_blocks([first], FusionBuffer())
+    unpack()
+    assert alone is first
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "expected"),
+    [
+        (ReduceOp.SUM, "float32", 0.0),
+        (ReduceOp.PRODUCT, "int32", 1),
+        (ReduceOp.MIN, "float64", np.inf),
+        (ReduceOp.MAX, "float16", -np.inf),
+        (ReduceOp.MIN, "int8", 127),
+        (ReduceOp.MAX, "uint8", 0),
+        (ReduceOp.MIN, "bool", True),
+        (ReduceOp.MAX, "bool", False),
+    ],
+)
+def test_what_a_rank_that_has_joined_contributes_changes_nothing(op, dtype, expected):
+    contribution = neutral(2, np.dtype(dtype), op)
+    assert contribution.dtype == dtype and contribution.tolist() == [expected] * 2
+
+
+def test_the_parts_of_a_bucket():
+    signature = Signature(
+        "a", 0, int(Collective.ALLREDUCE), int(ReduceOp.SUM), NO_ROOT, ("float32", "int64"), ((2, 3), (4,))
+    )
+    joined = (signature, None)
+    assert [array.tolist() for array in arrays_of(joined)] == [[0.0] * 6, [0] * 4]
+    assert [shape for _, shape in tensors_of([joined])] == [(2, 3), (4,)]
+    assert residuals_of(joined) == [None, None]
+    assert dealt(["x", "y", "z", "u"], [joined, joined]) == [["x", "y"], ["z", "u"]]
+    assert cumulative([2, 0, 1], 3) == (0, 6, 6, 9)

@@ -1,0 +1,53 @@
+"""No module of more than 400 lines, and no function of more than 60 without parameters and docstring."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Iterator, Tuple, Union
+
+ROOT = Path(__file__).resolve().parents[1]
+MOST_LINES = 400
+MOST_LINES_OF_A_FUNCTION = 60
+"""From its first statement to its last one: without its parameters and its docstring, which may be long."""
+LONGER = {"ringcomm/mxnet/collectives.py"}
+"""Signatures and documentation as long as Horovod's: its functions have few statements."""
+
+Function = Union[ast.FunctionDef, ast.AsyncFunctionDef]
+
+
+def modules() -> Iterator[Tuple[str, str]]:
+    """The path and the text of every module of both packages."""
+    for top in ("ringcomm", "launcher/ringrun"):
+        for path in sorted((ROOT / top).rglob("*.py")):
+            yield str(path.relative_to(ROOT)), path.read_text()
+
+
+def statements(function: Function) -> int:
+    """The number of lines of a function's statements."""
+    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    return 0 if not body else (body[-1].end_lineno or 0) - body[0].lineno + 1
+
+
+def test_modules_are_short():
+    long = {name: text.count("\n") for name, text in modules() if text.count("\n") > MOST_LINES}
+    assert {name: lines for name, lines in long.items() if name not in LONGER} == {}
+
+
+def test_functions_are_short():
+    long = {
+        f"{name}:{node.lineno} {node.name}": statements(node)
+        for name, text in modules()
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and statements(node) > MOST_LINES_OF_A_FUNCTION
+    }
+    assert long == {}
+
+
+def test_what_counts_of_a_function():
+    text = 'def f(\n    a,\n):\n    """Text.\n\n    More.\n    """\n    b = a\n\n    return b\n'
+    (function,) = ast.parse(text).body
+    assert isinstance(function, ast.FunctionDef) and statements(function) == 3
+    (empty,) = ast.parse('def f():\n    """Text."""\n').body
+    assert isinstance(empty, ast.FunctionDef) and statements(empty) == 0

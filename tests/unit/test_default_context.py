@@ -1,0 +1,107 @@
+"""Joining and leaving the job of this process, alone: no socket is opened."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+import ringcomm as rc
+from ringcomm import api, default_context
+from ringcomm.config import Membership
+from ringcomm.context import Context
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """A job of this one process, and lists of callbacks of its own."""
+    monkeypatch.setattr(default_context, "_before_leaving", [])
+    monkeypatch.setattr(default_context, "_after_restart", [])
+    for name in ("RINGCOMM_SIZE", "RINGCOMM_ELASTIC"):
+        monkeypatch.delenv(name, raising=False)
+    rc.init(Membership())
+    yield
+    rc.shutdown()
+
+
+@pytest.fixture
+def closed(monkeypatch):
+    """How contexts have been closed: the arguments."""
+    calls = []
+    close = Context.close
+
+    def spy(context, *arguments, **options):
+        calls.append((*arguments, *options.values()))
+        close(context, *arguments, **options)
+
+    monkeypatch.setattr(Context, "close", spy)
+    return calls
+
+
+def test_what_is_known_in_no_job():
+    assert not rc.is_initialized() and not api.is_elastic()
+    assert api.take_changes() == 0 and api.gather_positions(7) == [7]
+    api.leave(ValueError("nothing happens"))
+    default_context._leave_at_exit()
+    with pytest.raises(rc.NotInitializedError):
+        rc.epoch()
+
+
+def test_what_is_known_alone(alone):
+    assert not api.is_elastic() and api.take_changes() == 0
+    assert api.gather_positions(7) == [7] and rc.epoch() == 0
+
+
+def test_an_error_of_the_start_has_no_traceback_through_ringcomm(monkeypatch):
+    monkeypatch.setenv("RINGCOMM_SIZE", "two")
+    with pytest.raises(rc.ConfigError, match="not a whole number") as caught:
+        rc.init()
+    names = [entry.name for entry in caught.traceback]
+    assert names == ["test_an_error_of_the_start_has_no_traceback_through_ringcomm", "init"]
+    assert not rc.is_initialized()
+
+
+def test_a_restart_of_a_job_that_is_not_elastic_is_a_new_start(alone, closed):
+    seen = []
+    api.before_leaving(lambda: seen.append("before"))
+    api.after_restart(lambda: seen.append("after"))
+    before = api.context()
+    api.restart()
+    assert seen == ["before"] and len(closed) == 1
+    assert api.context() is not before and rc.size() == 1
+
+
+def test_a_restart_of_an_elastic_job_joins_its_next_view(alone, monkeypatch):
+    positions, seen = [], []
+    following = Context.start(Membership())
+    monkeypatch.setattr(Context, "is_elastic", True)
+    monkeypatch.setattr(Context, "restart", lambda context, position: positions.append(position) or following)
+    api.after_restart(lambda: seen.append(api.context()))
+    before = api.context()
+    api.restart(5)
+    assert positions == [5] and seen == [following]
+    monkeypatch.undo()
+    before.close()
+
+
+def test_the_error_for_which_a_process_leaves_is_passed_on(alone, closed):
+    api.leave(ValueError("wrong shape"))
+    assert closed == [("uncaught ValueError: wrong shape", False)]
+    assert not rc.is_initialized()
+
+
+def test_at_its_end_a_program_leaves(alone, closed, monkeypatch):
+    monkeypatch.delattr(sys, "last_value", raising=False)
+    seen = []
+    api.before_leaving(lambda: seen.append(True))
+    default_context._leave_at_exit()
+    assert closed == [("its program ended",)] and seen == [True]
+
+
+def test_a_program_that_has_failed_says_why_and_waits_for_nothing(alone, closed, monkeypatch):
+    monkeypatch.setattr(sys, "last_value", KeyError("layer"), raising=False)
+    monkeypatch.delattr(sys, "ps1", raising=False)
+    seen = []
+    api.before_leaving(lambda: seen.append(True))
+    default_context._leave_at_exit()
+    assert closed == [("uncaught KeyError: 'layer'", False)] and not seen
