@@ -325,7 +325,7 @@ def soak(ranks: int, state_bytes: int, minutes: float, every_s: float) -> Dict[s
     """Kill a rank every ``every_s`` seconds; it is started again. Member 0 is never killed.
 
     Throughput is the part of the time that ranks have spent in steps of the usual length. Memory and
-    descriptors are those of every member that is there at the end: early, half-way and at the end.
+    descriptors are those of every member that is there at the end: early, half-way and in the last view.
     """
     with ElasticJob(
         "-np", str(ranks), "--min-np", "1", "--max-np", str(ranks), ranks=ranks, state_bytes=state_bytes,
@@ -367,9 +367,9 @@ def _views(notes: Sequence[Dict[str, Any]]) -> int:
 
 
 def _resources(notes: Sequence[Dict[str, Any]]) -> Dict[str, List[int]]:
-    """Memory and descriptors of a process in its third view, in the one in the middle, and at its end."""
+    """Memory and descriptors of a process when its third view begins, the one in the middle, and the last."""
     views = [note for note in notes if note["event"] == "view"]
-    three = [views[min(2, len(views) - 1)], views[len(views) // 2], notes[-1]]
+    three = [views[min(2, len(views) - 1)], views[len(views) // 2], views[-1]]
     return {name: [note[name] for note in three] for name in ("memory_bytes", "descriptors")}
 
 
@@ -401,7 +401,7 @@ def main() -> None:
         result = join(given.ranks, size, given.sleep)
     else:
         result = soak(given.ranks, size, given.minutes, given.every)
-    result = {"cores": os.cpu_count(), "load_before": load, **result}
+    result = {"cores": os.cpu_count(), "load_before": load, "load_after": os.getloadavg()[0], **result}
     print(json.dumps(result, indent=2))
     if given.output is not None:
         kept = json.loads(given.output.read_text()) if given.output.exists() else {}
