@@ -28,9 +28,10 @@ LEVELS: Dict[int, List[List[str]]] = {
         ["wire.frames", "wire.place", "wire.signing", "wire.claims", "wire.auth", "wire.messages"],
         [
             "schedule.steps", "schedule.streams", "schedule.registry", "schedule.ring", "schedule.direct",
-            "schedule.doubling", "schedule.tree", "schedule.hierarchy", "schedule.algorithms",
-            "schedule.replay", "schedule.verify", "schedule.staging", "schedule.staging_check",
-            "schedule.cost", "schedule.shares", "schedule.calibration", "schedule.servers",
+            "schedule.doubling", "schedule.tree", "schedule.hierarchy", "schedule.pipelined",
+            "schedule.algorithms", "schedule.replay", "schedule.verify", "schedule.staging",
+            "schedule.staging_check", "schedule.cost", "schedule.shares", "schedule.calibration",
+            "schedule.servers",
             "schedule.choose", "schedule.select",
         ],
     ],
