@@ -155,3 +155,28 @@ def test_powersgd_has_no_weights() -> None:
     with pytest.raises(ConfigError, match="balanced batches"):
         configured(PowerSGD(4), global_process_set, weighted=True)
     assert isinstance(configured(PowerSGD(4), global_process_set), PowerSGD)
+
+
+def arrivals(backward_s, parts=13):
+    """ResNet-50's buckets, which become ready one after the other during the backward pass."""
+    return tuple((backward_s * place / parts, RESNET / parts) for place in range(parts))
+
+
+@pytest.mark.parametrize("error", [0.6, 1.0, 1.7])
+@pytest.mark.parametrize("backward_s", [0.1, 1.0, 5.0])
+@pytest.mark.parametrize("mbit", [10_000, 1000, 100, 10])
+def test_over_the_grid_the_choice_is_near_the_best_although_the_calibration_is_wrong(mbit, backward_s, error):
+    """What each compression takes on the true links, and what is chosen with wrongly measured ones."""
+    true, overlap_s = links(mbit), backward_s * 12 / 13
+
+    def took(name):
+        waits = Step(0.0, 0.0, overlap_s, arrivals(backward_s))
+        return backward_s + code_s(RESNET, 3, FAST.get(name)) + exposed_s(name, RESNET, waits, true)
+
+    steps_s = {name: took(name) for name in ("none", "bf16", "int8")}
+    seen = Step(steps_s["none"], steps_s["none"] - backward_s, overlap_s, arrivals(backward_s))
+    calibrated = true._replace(byte_s=true.byte_s * error)
+    choice = choose(RESNET, seen, fitted("none", RESNET, seen, calibrated, 2.0), FAST)
+    assert steps_s[choice.name] <= 1.03 * steps_s["none"]
+    assert steps_s[choice.name] <= 1.10 * min(steps_s.values())
+    assert choice.steps_s[choice.name] == pytest.approx(steps_s[choice.name], rel=0.15)
