@@ -51,7 +51,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "collective.drive",
             "collective.coded", "collective.calls", "collective.call_history", "collective.call_lock",
             "collective.totals", "collective.reporter", "collective.runner", "collective.weighted",
-            "collective.measure",
+            "collective.codec_rates", "collective.measure",
         ],
         [
             "rendezvous.actions", "rendezvous.membership", "rendezvous.root_cause", "rendezvous.routing",
