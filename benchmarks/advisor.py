@@ -25,7 +25,7 @@ from peers.unequal_jobs import Work, hosts, on_hosts, settled
 RESULTS = Path(__file__).resolve().parent / "results" / "advisor.json"
 HOSTS = ("desk", "jetson1", "jetson2")
 MOST_STEPS, LEAST_STEPS = 30, 10
-RUN_S = 5.0
+RUN_S = 4.0
 """About so long each subset trains."""
 
 
@@ -91,7 +91,7 @@ def measure(lab: Any, configuration: Configuration, weight: int) -> Dict[str, An
                 predicted_s, shares = said.jobs[configuration.codec, names]
                 steps = max(LEAST_STEPS, min(MOST_STEPS, int(RUN_S / predicted_s)))
                 run = machines.train(chosen, shares, steps, configuration.work())
-                measured_s = statistics.median(settled(run.times[0]))
+                measured_s = statistics.fmean(settled(run.times[0]))
                 rows.append({
                     "hosts": list(names), "predicted_s": predicted_s, "measured_s": measured_s,
                     "computed_s": [statistics.median(settled(times)) for times in run.computed],

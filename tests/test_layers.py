@@ -53,7 +53,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "collective.coded_hosts", "collective.coded", "collective.calls", "collective.call_history",
             "collective.call_lock", "collective.totals", "collective.reporter", "collective.plans",
             "collective.call_errors", "collective.call_runner", "collective.runner", "collective.weighted",
-            "collective.measure",
+            "collective.codec_rates", "collective.measure",
         ],
         [
             "rendezvous.actions", "rendezvous.membership", "rendezvous.root_cause", "rendezvous.routing",

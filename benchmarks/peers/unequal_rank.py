@@ -69,7 +69,10 @@ def main() -> None:
                 layer += np.outer(row, row)
             computed.append(time.perf_counter() - part_s)
             shares.append(list(data.shares))
-            rc.allreduce_(gradient, weight=len(mine), compression=codec)
+            if codec is None:
+                rc.allreduce_(gradient, weight=len(mine))
+            else:
+                rc.allreduce_async_(gradient, name="gradient", weight=len(mine), compression=codec).wait()
             times.append(time.perf_counter() - began_s)
             began_s = time.perf_counter()
             if len(times) == args.steps:

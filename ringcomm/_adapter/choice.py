@@ -18,14 +18,12 @@ from __future__ import annotations
 
 import logging
 import time
-from functools import partial
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from .. import api
-from ..codec.base import SEGMENT_ITEMS
-from ..codec.table import make_codec
+from ..collective.codec_rates import SHARE, Rates, code_s, measured_rates
 from ..errors import ConfigError
 from ..ops import ReduceOp
 from ..process_set import ProcessSet, number_of, size_of
@@ -42,18 +40,9 @@ AGAIN = 50
 CHANGED = 1.5
 """By what factor links must have become slower or faster for another choice."""
 COMPRESSORS = {"none": Compression.none, "bf16": Compression.bf16, "int8": Compression.int8}
-_SHARE = {"none": 1.0, "bf16": 0.5, "int8": 260 / 1024}
-_REPETITIONS = 5
 _MOST_CHANGE = 4096.0
 _MOST_ERROR = 2.0
 """How far the calibration of links at the start may be off; what a step waits longer is not due to bytes."""
-
-
-class Rates(NamedTuple):
-    """What a codec takes, in seconds per byte of float32."""
-
-    encode_byte_s: float
-    decode_byte_s: float
 
 
 class Step(NamedTuple):
@@ -126,15 +115,7 @@ def send_s(name: str, nbytes: float, links: Links) -> float:
         crossing = 2 * local * (size - local) / size  # unequal hosts: every rank exchanges with every other
     else:
         crossing = 2 * (hosts - 1) / hosts  # reduced within hosts first
-    return crossing * nbytes * _SHARE[name] * links.byte_s + 2 * links.latency_s
-
-
-def code_s(nbytes: int, size: int, rates: Optional[Rates]) -> float:
-    """Seconds of processor time for encoding, decoding and adding on each rank."""
-    if rates is None:
-        return 0.0
-    others = (size - 1) / size
-    return nbytes * (rates.encode_byte_s + others * 2 * rates.decode_byte_s)
+    return crossing * nbytes * SHARE[name] * links.byte_s + 2 * links.latency_s
 
 
 def exposed_s(name: str, nbytes: float, step: Step, links: Links) -> float:
@@ -203,29 +184,6 @@ def choose_again(
     plain = step._replace(period_s=step.period_s - code_s(nbytes, links.size, rates.get(name)))
     choice = choose(nbytes, plain, changed, rates)
     return changed, choice if choice.name != name else None
-
-
-def measured_rates() -> Dict[str, Rates]:
-    """The speed of the codecs on this machine; takes some milliseconds."""
-    values = np.linspace(-1, 1, SEGMENT_ITEMS, dtype=np.float32)
-    found = {}
-    for name in ("bf16", "int8"):
-        codec = make_codec(name)
-        codes = np.empty(codec.encoded_bytes(values.size), np.uint8)
-        out = np.empty_like(values)
-        encode_s = _quickest(partial(codec.encode, values, codes))
-        decode_s = _quickest(partial(codec.decode, codes, out))
-        found[name] = Rates(encode_s / values.nbytes, decode_s / values.nbytes)
-    return found
-
-
-def _quickest(act: Callable[[], object]) -> float:
-    times = []
-    for _ in range(_REPETITIONS):
-        started = time.perf_counter()
-        act()
-        times.append(time.perf_counter() - started)
-    return min(times)
 
 
 class AutoCompression:

@@ -8,7 +8,7 @@ was measured on all machines.
 from __future__ import annotations
 
 from itertools import combinations
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ..errors import ConfigError
 from ..schedule.calibration import LOCAL_BYTE_S, LOCAL_LATENCY_S, MESSAGE_S, REDUCE_BYTE_S, WIRE_LATENCY_S
@@ -129,6 +129,7 @@ def compare(
     measured_s: Optional[float] = None,
     limits: Limits = Limits(),  # noqa: B008 - a tuple of constants
     overlap: float = 0.0,
+    coding_s: Optional[Callable[[str, Sequence[int]], float]] = None,
 ) -> Advice:
     """The comparison behind :func:`advise`, with a measured model.
 
@@ -142,6 +143,7 @@ def compare(
         measured_s: communication that all ranks together have not hidden; None: not measured.
         limits: what shares must respect; limits per rank are ignored.
         overlap: which part of the computation communication can run beside, if it was not measured.
+        coding_s: seconds that some ranks need to encode and decode with a codec; None: no time.
     """
     order = list(dict.fromkeys(names))
     factor = 1.0
@@ -159,7 +161,8 @@ def compare(
         computed_s = compute_s(own, shares)
         for codec, part in codecs.items():
             sent_s = factor * reduce_s(model, ranks, int(gradient_bytes * part))
-            step_s = computed_s + max(0.0, sent_s - overlap * computed_s)
+            coded_s = coding_s(codec, ranks) if coding_s is not None else 0.0
+            step_s = computed_s + coded_s + max(0.0, sent_s - overlap * computed_s)
             rows.append(Row(chosen, codec, step_s, global_batch / step_s, shares))
     if not rows:
         raise ConfigError(f"advise: no machine can compute a global batch of {global_batch} by itself.")

@@ -10,11 +10,12 @@ from __future__ import annotations
 import threading
 import time
 from statistics import median_low
-from typing import Any, Callable, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 import numpy as np
 
 from .. import api
+from ..collective.codec_rates import CODECS, Rates, measured_rates
 from ..context import Context, announce
 from ..engine.request import Handle
 from ..errors import ConfigError
@@ -31,6 +32,8 @@ _FEW_SAMPLES = (
     "a rank has only {} samples per step, and the model has batch normalization, whose statistics are those "
     "of a rank's samples: use SyncBatchNorm, GroupNorm, min_batch=8 or a larger global batch"
 )
+_CODEC_S = 0.05
+"""So long each codec is timed for the advice, in each direction."""
 _FITS = 0.9
 """Which part of a share that did not fit into memory is tried next."""
 
@@ -227,13 +230,25 @@ class Pace:
             hosts = rank_names(hosts)  # then ranks are compared
         numbers = [peer.host_index for peer in context.peers]
         model = context.cost_model or model_of([Calibration()] * context.size, numbers)
-        advice = probe.advice(hosts, model, context.reduced_bytes // max(1, self._total_steps))
+        nbytes = context.reduced_bytes // max(1, self._total_steps)
+        advice = probe.advice(hosts, model, nbytes, _codec_rates(context))
         context.advised = True
         if context.rank == 0:
             announce(context, "advise", f"{advice.table()}\n{advice.text}")
         self.ended = True
         if threading.current_thread() is threading.main_thread():
             raise SystemExit(0)
+
+
+def _codec_rates(context: Context) -> List[Dict[str, Rates]]:
+    """The speed of the codecs on every rank. All ranks call it at the same point."""
+    own = measured_rates(_CODEC_S)
+    row = np.array([value for name in CODECS for value in own[name]], np.float64)
+    rows = np.asarray(context.engine.allgather([row], [(1, row.size)], "ringcomm.balance.codecs").wait()[0])
+    return [
+        {name: Rates(*values) for name, values in zip(CODECS, numbers.reshape(-1, 2).tolist())}
+        for numbers in rows
+    ]
 
 
 def weight_of_steps(

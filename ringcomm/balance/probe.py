@@ -6,8 +6,9 @@ data before the last one arrives, so it would look cheaper than it is when all a
 
 from __future__ import annotations
 
-from typing import List, Optional, Sequence
+from typing import List, Mapping, Optional, Sequence
 
+from ..collective.codec_rates import SHARE, Rates, code_s
 from ..schedule.cost import CostModel
 from .advise import Advice, compare
 from .plan import Limits, Observation, Shares, Speed, fit, plan_shares, proportional_shares
@@ -19,8 +20,7 @@ WINDOW = 20
 """The median of so many steps is one observation."""
 BALANCED_WINDOW = 12
 """The same with balanced shares."""
-CODECS = {"float32": 1.0, "bf16": 0.5}
-"""Bytes sent per byte of gradients, by the names of compressions."""
+CODECS = ("float32", "bf16", "int8")
 _MARGIN = 2
 _LAST = 3
 """The measurement with balanced shares."""
@@ -79,13 +79,20 @@ class Probe:
             for rank in range(size)
         ]  # fmt: skip
 
-    def advice(self, hosts: Sequence[str], model: CostModel, gradient_bytes: int) -> Advice:
+    def advice(
+        self,
+        hosts: Sequence[str],
+        model: CostModel,
+        gradient_bytes: int,
+        rates: Sequence[Mapping[str, Rates]],
+    ) -> Advice:
         """The recommendation.
 
         Args:
             hosts: name of each rank's host.
             model: links of all ranks.
             gradient_bytes: what is reduced per step.
+            rates: of the codecs, by rank.
 
         Raises:
             ConfigError: no machine can compute the global batch.
@@ -93,4 +100,21 @@ class Probe:
         speeds = self._speeds(len(hosts))
         # A rank without samples only waits; it measures no communication of its own.
         exposed_s = min((item.waited_s for item in self._reports[-1] if item.compute_s > 0.0), default=0.0)
-        return compare(hosts, speeds, model, gradient_bytes, self._total, CODECS, exposed_s, self._limits)
+
+        def coding_s(codec: str, ranks: Sequence[int]) -> float:
+            if codec not in rates[0]:
+                return 0.0
+            return max(code_s(gradient_bytes, len(ranks), rates[rank][codec]) for rank in ranks)
+
+        codecs = {name: SHARE[name] for name in CODECS}
+        return compare(
+            hosts,
+            speeds,
+            model,
+            gradient_bytes,
+            self._total,
+            codecs,
+            exposed_s,
+            self._limits,
+            coding_s=coding_s,
+        )

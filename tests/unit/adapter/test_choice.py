@@ -6,19 +6,17 @@ import pytest
 
 from ringcomm._adapter.choice import (
     Links,
-    Rates,
     Step,
     choose,
     choose_again,
-    code_s,
     configured,
     exposed_s,
     fitted,
     links_of,
-    measured_rates,
     send_s,
 )
 from ringcomm._adapter.compression import PowerSGD
+from ringcomm.collective.codec_rates import Rates, code_s, measured_rates
 from ringcomm.errors import ConfigError
 from ringcomm.process_set import global_process_set
 from ringcomm.schedule.cost import CostModel
@@ -133,9 +131,7 @@ def test_the_calibration_is_corrected_within_limits():
 def test_links():
     assert links_of(None, 3).byte_s < 1e-9
     assert links_of(CostModel(1e-5, 2e-10, 1e-10), 4) == Links(4, 4, 2e-10, 1e-5)
-    shared = CostModel(
-        1e-5, 2e-10, 1e-10, hosts=(0, 0, 1, 1), wire_latency_s=1e-4, wire_byte_s=(8e-9, 8e-8)
-    )
+    shared = CostModel(1e-5, 2e-10, 1e-10, hosts=(0, 0, 1, 1), wire_latency_s=1e-4, wire_byte_s=(8e-9, 8e-8))
     assert links_of(shared, 4) == Links(4, 2, 8e-8, 1e-4)
 
 

@@ -7,11 +7,14 @@ import pytest
 from ringcomm.balance.plan import Limits, Speed, compute_s, equal_shares
 from ringcomm.balance.probe import CODECS, Probe
 from ringcomm.balance.replan import Report
+from ringcomm.collective.codec_rates import Rates
 from ringcomm.schedule.cost import CostModel
 
 HOSTS = ["desk", "jetson1", "jetson2"]
 SPEEDS = [Speed(0.01, 0.001), Speed(0.0, 0.003), Speed(0.02, 0.003)]
 MODEL = CostModel(1e-5, 1e-9, 1e-10, hosts=(0, 1, 2), wire_latency_s=1e-4, wire_byte_s=(1e-8,) * 3)
+
+RATES = [{"bf16": Rates(1e-9, 1e-9), "int8": Rates(1e-9 * factor, 1e-9)} for factor in (1, 1, 20)]
 
 
 def advised(speeds, exposed_s, hidden_s=0.0):
@@ -27,7 +30,7 @@ def advised(speeds, exposed_s, hidden_s=0.0):
         if change is not None:
             shares = change.shares
             lines.append(shares)
-    return probe.advice(HOSTS, MODEL, 4_000_000), lines
+    return probe.advice(HOSTS, MODEL, 4_000_000, RATES), lines
 
 
 def test_ranks_are_measured_with_two_shares_and_then_balanced():
@@ -52,3 +55,12 @@ def test_a_rank_that_gets_no_samples_does_not_make_communication_free():
     assert shares[-1][2] == 0
     pair = next(row for row in advice.rows if row.hosts == ("desk", "jetson1") and row.codec == "float32")
     assert pair.step_s > 0.06
+
+
+def test_codecs_take_time_too():
+    """With a rank that encodes slowly int8 is worse than bf16, which sends more."""
+    rows = {(row.codec, row.hosts): row.step_s for row in advised(SPEEDS, 0.05)[0].rows}
+    pair, all_of_them = ("desk", "jetson1"), tuple(HOSTS)
+    assert rows["int8", pair] < rows["bf16", pair] < rows["float32", pair]
+    assert rows["bf16", all_of_them] < rows["int8", all_of_them]
+    assert len({rows[codec, ("desk",)] for codec in CODECS}) == 1
