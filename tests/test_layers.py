@@ -81,8 +81,8 @@ LEVELS: Dict[int, List[List[str]]] = {
             "engine.cycle", "engine.thread", "engine.core", "engine.engine", "engine.heartbeat",
         ],
         [
-            "arrays.kinds", "arrays.bridge", "arrays.rows", "arrays.mirrors", "arrays.operands",
-            "arrays.torch_tensors", "arrays.cupy_arrays", "arrays.dlpack",
+            "arrays.kinds", "arrays.bridge", "arrays.rows", "arrays.mirrors", "arrays.mapped",
+            "arrays.operands", "arrays.torch_tensors", "arrays.cupy_arrays", "arrays.dlpack",
         ],
         ["scaling.machine", "scaling.reduce", "scaling.step", "scaling.figure", "scaling.prediction",
          "scaling.recorder", "scaling.job"],

@@ -5,9 +5,11 @@ CuPy has no bfloat16, and does not need the elements' type here: bytes are copie
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import sys
-from typing import Any, Hashable, Optional, Sequence, Tuple
+from functools import lru_cache
+from typing import Any, Callable, Hashable, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -113,6 +115,21 @@ class CupyEngine(CopyEngine):
         with self._device:
             _cupy().cuda.get_current_stream().wait_event(done.event)
 
+    def mapped_slowdown(
+        self, nbytes: int, measure: Callable[[np.ndarray[Any, Any]], float]
+    ) -> Optional[float]:
+        block = self.block(nbytes)
+        return None if self._pageable or not _integrated(self._device.id) else measure(block)
+
+    def reached(self, mark: Any) -> Done:
+        return _Recorded(mark, mark)
+
+
+@lru_cache(maxsize=None)
+def _integrated(device: int) -> bool:
+    """Whether a device shares its memory with the processor, such as a Jetson's."""
+    return bool(_cupy().cuda.Device(device).attributes.get("Integrated", 0))
+
 
 class CupyKind(DeviceKind):
     """``cupy.ndarray``."""
@@ -139,6 +156,17 @@ class CupyKind(DeviceKind):
     def empty(self, like: Any, shape: Sequence[int]) -> Any:
         with like.device:
             return _cupy().empty(tuple(shape), like.dtype)
+
+    def mapped(self, flat: Any) -> Optional[np.ndarray[Any, Any]]:
+        # Managed memory must not be touched while a kernel runs, so the owner must be page-locked memory.
+        owner = getattr(flat.data.mem, "_owner", None)
+        if type(owner).__name__ not in ("PinnedMemory", "PinnedMemoryPointer") or not flat.nbytes:
+            return None
+        if not _integrated(int(flat.device.id)):
+            return None
+        memory = (ctypes.c_uint8 * flat.nbytes).from_address(flat.data.ptr)  # one address for both
+        shared: np.ndarray[Any, Any] = np.frombuffer(memory, np.uint8).view(np.dtype(flat.dtype))
+        return shared
 
     def assign(self, target: Any, source: Any) -> None:
         with target.device:

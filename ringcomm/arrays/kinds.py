@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from importlib import import_module
-from typing import Any, Dict, Hashable, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Hashable, Optional, Sequence, Tuple
 
 import numpy as np
 
 from ..collective.staged import Done
+from ..errors import BrokenInvariantError
 
 
 class CopyEngine(ABC):
@@ -54,6 +55,22 @@ class CopyEngine(ABC):
     @abstractmethod
     def follow(self, done: Done) -> None:
         """Let the calling thread's current stream wait for a copy; the thread itself does not wait."""
+
+    def mapped_slowdown(
+        self, nbytes: int, measure: Callable[[np.ndarray[Any, Any]], float]
+    ) -> Optional[float]:
+        """How much slower the host adds in mapped memory; None if the device shares no memory with it.
+
+        Args:
+            nbytes: how much memory to measure with.
+            measure: the measurement on mapped memory (uint8).
+        """
+        del nbytes, measure
+        return None
+
+    def reached(self, mark: Any) -> Done:
+        """A :meth:`mark` as something to wait for; of devices that have mapped memory."""
+        raise BrokenInvariantError(f"{type(self).__name__} has no mapped memory, so nothing waits for {mark}")
 
 
 class DeviceKind(ABC):
@@ -109,6 +126,11 @@ class DeviceKind(ABC):
     def host_memory(self, value: Any) -> Optional[np.ndarray[Any, Any]]:
         """An array that shares the memory of one that no device holds; None if that is not possible."""
         del value
+        return None
+
+    def mapped(self, flat: Any) -> Optional[np.ndarray[Any, Any]]:
+        """The memory of a flat array on a device, if it is mapped: the host may use it; None otherwise."""
+        del flat
         return None
 
     def check_writable(self, value: Any, what: str) -> None:  # noqa: B027 - most arrays can be written

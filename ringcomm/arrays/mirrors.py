@@ -70,10 +70,12 @@ class StagingPool:
 
     Attributes:
         allocations: how many blocks have been made so far.
+        direct: by the identity of an engine, whether mapped arrays of its device are used without a copy.
     """
 
     def __init__(self) -> None:
         self.allocations = 0
+        self.direct: Dict[int, bool] = {}
         self._engines: Dict[Hashable, CopyEngine] = {}
         self._free: Dict[Tuple[int, int], List[np.ndarray[Any, Any]]] = {}
         # Appended to by finalizers too, so without a lock.

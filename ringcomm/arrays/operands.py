@@ -9,6 +9,7 @@ import numpy as np
 from ..dtypes import code_of
 from .bridge import InPlace, flat_copy
 from .kinds import DeviceKind, device_kind
+from .mapped import MappedMirror, uses_mapped
 from .mirrors import BlockMirror, StagingPool
 
 _Span = Tuple[int, int]
@@ -55,7 +56,10 @@ class Operand:
         self.count = _items(self.shape)
         start, stop = (0, self.count) if part is None else part
         self.output = self.on_device if in_place else kind.empty(value, (stop - start,))
-        self.mirror: BlockMirror = pool.mirror(kind, self.on_device, self.output, 0 if in_place else start)
+        shared = _mapped(pool, kind, self.on_device) if in_place else None
+        self.mirror: BlockMirror = shared or pool.mirror(
+            kind, self.on_device, self.output, 0 if in_place else start
+        )
 
     @property
     def flat(self) -> np.ndarray[Any, Any]:
@@ -151,6 +155,18 @@ class Rows:
             return rows
         self.mirror.finish()
         return to_device(self._pool, self._kind, rows, self._value)
+
+
+def _mapped(pool: StagingPool, kind: DeviceKind, flat: Any) -> Optional[MappedMirror]:
+    """The mirror of an array in mapped memory that the host is to use directly; None otherwise."""
+    host = kind.mapped(flat)
+    if host is None:
+        return None
+    engine = pool.engine(kind, flat)
+    direct = pool.direct.get(id(engine))
+    if direct is None:
+        direct = pool.direct[id(engine)] = uses_mapped(engine, kind.device(flat))
+    return MappedMirror(engine, host) if direct else None
 
 
 def mirrors(arguments: Sequence[Any]) -> Sequence[Optional[BlockMirror]]:

@@ -181,7 +181,7 @@ class CallRunner:
         with self._lock:
             self._errors.check_usable()
             sequence = self._sequence + counted
-            execution = plan.execution if staging is None else self._plans.staged(plan, staging, data.dtype)
+            execution = plan.execution if staging is None else self._staged(plan, staging, data.dtype)
             if execution is None:
                 execution = self._plans.execution(plan, data.dtype)
             if data.nbytes >= LEAST_BYTES and staging is None:
@@ -223,6 +223,12 @@ class CallRunner:
             finally:
                 self._running = None
                 execution.disarm()
+
+    def _staged(self, plan: Plan, staging: Staging, dtype: np.dtype[Any]) -> Part:
+        """What runs a plan on arrays of devices, when the host may write to their memory."""
+        if staging.data.shared:
+            self.fetch([staging.data])
+        return self._plans.staged(plan, staging, dtype)
 
     def _doing(self, call: Call) -> str:
         """A call, for messages, in the program's own terms."""

@@ -52,10 +52,13 @@ class Mirror(ABC):
     Attributes:
         host: as many elements, flat; what they are is defined only where a load is done.
         piece_bytes: how much to copy at once.
+        shared: whether :attr:`host` is the array itself. Then nothing is copied, and the host must not write
+            to it before :meth:`fetch` has returned.
     """
 
     host: np.ndarray[Any, Any]
     piece_bytes: int
+    shared = False
 
     @abstractmethod
     def load(self, start: int, stop: int) -> Done:

@@ -117,6 +117,8 @@ class FakeDevice:
         byte_s: seconds per byte of a copy, each direction on its own.
         fail_out: the number (from 1) of the copy to the host that fails; 0: none.
         fail_in: likewise of the copies to the device.
+        mapped_slowdown: its memory is mapped, and this is what a measurement of the host's additions there
+            finds; None: it is not mapped.
 
     Attributes:
         copies_out, copies_in: how many copies have been started.
@@ -131,7 +133,9 @@ class FakeDevice:
         byte_s: float = 0.0,
         fail_out: int = 0,
         fail_in: int = 0,
+        mapped_slowdown: Optional[float] = None,
     ) -> None:
+        self.mapped_slowdown = mapped_slowdown
         self.copies_out = self.copies_in = self.blocks = self.host_waits = 0
         self.byte_s = byte_s
         self.fail_out = fail_out
@@ -300,6 +304,15 @@ class FakeEngine(CopyEngine):
         assert isinstance(done, FakeEvent)
         self._device.current.wait_event(done)
 
+    def mapped_slowdown(
+        self, nbytes: int, measure: Callable[[np.ndarray[Any, Any]], float]
+    ) -> Optional[float]:
+        return self._device.mapped_slowdown
+
+    def reached(self, mark: Any) -> Done:
+        assert isinstance(mark, FakeEvent)
+        return mark
+
 
 def _bytes(array: FakeArray) -> np.ndarray[Any, Any]:
     return array.memory.view(np.uint8)
@@ -331,6 +344,10 @@ class FakeKind(DeviceKind):
 
     def empty(self, like: Any, shape: Sequence[int]) -> Any:
         return like.device.empty(shape, like.dtype)
+
+    def mapped(self, flat: Any) -> Optional[np.ndarray[Any, Any]]:
+        memory: np.ndarray[Any, Any] = flat.memory
+        return None if flat.device.mapped_slowdown is None else memory
 
     def assign(self, target: Any, source: Any) -> None:
         into, elements = target.memory, source.memory

@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 
+from ringcomm.arrays.mapped import slowdown
 from ringcomm.arrays.mirrors import BlockMirror, StagingPool
 from ringcomm.arrays.operands import mirrors, submitted
 from ringcomm.collective.flows import Receipt
@@ -105,6 +106,45 @@ def test_tensors_of_the_cpu_are_reduced_in_place():
 def test_over_sockets(transport):
     run_check(device_contract.check_order_of_the_stream, 2, transport=transport)
     run_check(device_contract.check_asynchronous, 2, transport=transport)
+
+
+@pytest.mark.parametrize("times", [1.0, 20.0], ids=["cached", "uncached"])
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_memory_that_host_and_device_share(check, times):
+    """Numbers are right whether arrays are used without a copy or, where that is slow, are copied."""
+
+    def work(context):
+        with FakeLab(context.rank, delay_s=0.0005, mapped_slowdown=times) as lab:
+            check(context, lab)
+
+    run_ranks(2, work, settings=SETTINGS)
+
+
+@pytest.mark.parametrize("times, copied", [(1.0, False), (20.0, True), (None, True)])
+def test_a_measurement_decides_whether_mapped_memory_is_copied(times, copied):
+    def work(context):
+        with FakeLab(context.rank, mapped_slowdown=times) as lab:
+            context.allreduce_(lab.array(numbers(context, 1000)), op=Sum)
+            return lab.device.copies_out > 0, lab.device.copies_in > 0, lab.device.blocks > 0
+
+    assert run_ranks(2, work, settings=SETTINGS) == [(copied, copied, copied)] * 2
+
+
+def test_additions_are_measured_on_memory():
+    assert slowdown(np.empty(1 << 20, np.uint8)) > 0.0
+
+
+def test_the_host_waits_for_the_program_before_it_uses_mapped_memory(monkeypatch):
+    monkeypatch.setattr(FakeEngine, "reached", lambda engine, mark: AtOnce())
+
+    def work(context):
+        with FakeLab(context.rank, delay_s=0.004, mapped_slowdown=1.0) as lab:
+            for _ in range(20):
+                device_contract.check_order_of_the_stream(context, lab)
+
+    with pytest.raises(RankFailed) as caught:
+        run_ranks(2, work, settings=SETTINGS)
+    assert isinstance(caught.value.__cause__, AssertionError)
 
 
 # ---- the suite finds what is missing -----------------------------------------------------------

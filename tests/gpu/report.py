@@ -1,9 +1,20 @@
-"""Prints the CUDA devices and the libraries that see them, for `tests/run.sh --gpu`; exit code 1 without."""
+"""Prints the CUDA devices and the libraries that see them, for `tests/run.sh --gpu`; exit code 1 without.
+
+With `--driver` it only looks for the files of a driver, which needs no library.
+"""
 
 from __future__ import annotations
 
 import importlib
 import sys
+from pathlib import Path
+
+DEVICES = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/dxg")
+
+
+def has_device() -> bool:
+    """Whether a driver for CUDA devices runs here."""
+    return any(Path(device).exists() for device in DEVICES)
 
 
 def found() -> list:
@@ -27,6 +38,8 @@ def found() -> list:
 
 
 if __name__ == "__main__":
+    if "--driver" in sys.argv:
+        sys.exit(not has_device())
     for line in found():
         print(line)
     sys.exit(not found())

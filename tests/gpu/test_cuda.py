@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import pytest
@@ -35,21 +36,21 @@ def test_blocks_are_page_locked():
     assert run_ranks(2, work, settings=SETTINGS) == [True, True]
 
 
-def test_training_on_the_gpu_gives_the_curve_of_the_cpu(tmp_path):
-    """Two processes on one card, `DistributedOptimizer`: losses as on the CPU, within float32's rounding."""
-    import subprocess
-
+@pytest.mark.parametrize("interface", ["DistributedOptimizer", "DistributedDataParallel"])
+def test_training_on_the_gpu_gives_the_curve_of_the_cpu(interface, tmp_path):
+    """Two processes on one card: losses as on the CPU, within float32's rounding."""
     TorchLab()
     program = tmp_path / "train.py"
     program.write_text(TRAINING)
     curves = []
     for device in ("cpu", "cuda"):
-        command = [sys.executable, "-m", "ringrun", "-np", "2", sys.executable, str(program), device]
+        script = [sys.executable, str(program), device, interface]
+        command = [sys.executable, "-m", "ringrun", "-np", "2", *script]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         lines = [line for line in done.stdout.splitlines() if "loss" in line]
         curves.append([float(line.split("loss ")[1]) for line in lines])
-    assert len(curves[0]) == 10
+    assert len(curves[0]) == 10 and curves[0][-1] < curves[0][0]
     assert curves[1] == pytest.approx(curves[0], rel=1e-3)
 
 
@@ -57,12 +58,18 @@ TRAINING = """
 import sys, torch
 import ringcomm.torch as hvd
 hvd.init()
-device = sys.argv[1]
+device, interface = sys.argv[1:]
 torch.manual_seed(1)
 model = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.Tanh(), torch.nn.Linear(512, 1)).to(device)
 data = torch.randn(320, 64)
-optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.05), model.named_parameters())
-hvd.broadcast_parameters(model.state_dict(), 0)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+if interface == "DistributedOptimizer":
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    hvd.broadcast_parameters(model.state_dict(), 0)
+else:
+    import ringcomm.torch.distributed
+    torch.distributed.init_process_group("ringcomm")
+    model = torch.nn.parallel.DistributedDataParallel(model)
 for step in range(10):
     part = data[32 * step : 32 * (step + 1)][hvd.rank() :: hvd.size()].to(device)
     loss = (model(part) - part.sum(1, keepdim=True)).square().mean()
@@ -72,4 +79,6 @@ for step in range(10):
     loss = hvd.allreduce(loss.detach(), name="loss")
     if hvd.rank() == 0:
         print("loss", loss.item(), flush=True)
+if interface != "DistributedOptimizer":
+    torch.distributed.destroy_process_group()
 """
