@@ -184,13 +184,13 @@ class CompressedAllreduce(NamedTuple):
             raise ConfigError("PowerSGD averages without weights: use Compression.int8 or Compression.bf16.")
         pairs = [flat_copy(array) for array in arrays]
         auto = None if self.state is None else self.state.auto(self.compression)
-        compression = self.compression if auto is None else auto.chosen
+        compression = self.compression if auto is None else auto.current()
         groups: Dict[str, List[int]] = {}
         for index, (flat, shape) in enumerate(pairs):
             groups.setdefault(self._codec(compression, flat.dtype.name, shape), []).append(index)
         pending = Pending([flat.reshape(shape) for flat, shape in pairs], auto)
         if auto is not None:
-            auto.submitting()
+            auto.submitting(sum(4 * flat.size for flat, _ in pairs))
         for codec in sorted(groups):
             flats = [pairs[index][0] for index in groups[codec]]
             shapes = [pairs[index][1] for index in groups[codec]]

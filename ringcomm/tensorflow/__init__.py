@@ -24,17 +24,7 @@ from ..async_calls import join
 from ..balance.batches import BalancedBatches
 from . import elastic, mpi_ops
 from .balanced import BalancedDataset
-from .collectives import (
-    allgather,
-    allreduce,
-    alltoall,
-    barrier,
-    broadcast,
-    grouped_allgather,
-    grouped_allreduce,
-    grouped_reducescatter,
-    reducescatter,
-)
+from .collectives import allreduce, grouped_allreduce, grouped_reducescatter, reducescatter
 from .functions import (
     BroadcastGlobalVariablesHook,
     allgather_object,
@@ -49,6 +39,7 @@ from .functions import (
     rank_op,
     size_op,
 )
+from .movement import allgather, alltoall, barrier, broadcast, grouped_allgather
 from .optimizer import DistributedOptimizer
 from .sync_batch_norm import SyncBatchNormalization
 from .tape import DistributedGradientTape, PartialDistributedGradientTape

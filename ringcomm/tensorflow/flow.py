@@ -18,6 +18,18 @@ from ..process_set import ProcessSet, rank_in, size_of
 Tensors = List[tf.Tensor]
 
 
+def dense(tensors: Sequence[Any], what: str) -> List[tf.Tensor]:
+    """The arguments as dense tensors.
+
+    Raises:
+        NotImplementedError: one of them is ``tf.IndexedSlices``.
+    """
+    for item in tensors:
+        if isinstance(item, tf.IndexedSlices):
+            raise NotImplementedError(f"{what} works on dense tensors: use tf.convert_to_tensor() first.")
+    return [tf.convert_to_tensor(item) for item in tensors]
+
+
 def reduce(
     how: Reduction, name: Optional[str], tensors: Sequence[tf.Tensor], weight: Optional[tf.Tensor] = None,
     codes: Any = None,

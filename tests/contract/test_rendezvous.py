@@ -89,6 +89,20 @@ def test_three_ranks_start_work_and_end(service, rank_ports):
     assert kinds == ["joined"] * 3 + ["started"] + ["usage"] * 3 + ["ended"]
 
 
+def test_groups_without_an_engine_are_not_pinged_while_they_run(service):
+    """No thread of theirs would answer, and the last rank would count as silent when the others have left."""
+    job = service(2)
+    with ThreadPoolExecutor(2) as pool:
+        with_engine = pool.submit(client.join, job.membership(0), job.settings, listens=True)
+        without = pool.submit(client.join, job.membership(1), job.settings)
+        both = [with_engine.result(30.0), without.result(30.0)]
+    members = job.server._state.members.values()
+    assert {member.rank: member.listens for member in members} == {0: True, 1: False}
+    for joined in both:
+        joined.control.leave("it is done", True)
+        joined.channels.close()
+
+
 def test_ranks_without_a_plan(service):
     job = service(3, planned=False)
     with ExitStack() as stack, ThreadPoolExecutor(3) as pool:

@@ -163,6 +163,7 @@ def test_below_min_np_the_job_waits_for_the_elastic_timeout_and_says_for_what() 
         PROGRAM, env={"DIE": "1:10:kill", "STEPS": "400"},
     )  # fmt: skip
     assert done.process.returncode != 0
+    assert "1 of at least 2 ranks are ready; waiting for up to 3 s" in done.err
     assert "127.0.0.1 is excluded (`ringrun add 127.0.0.1` ends that)" in done.err
     assert "Please check that you have enough resources to run at least 2 Horovod processes." in done.err
     assert "Timeout after 3 seconds." in done.err

@@ -36,12 +36,12 @@ from ..plan.hosts import HostSpec, parse_host
 from ..plan.job import HostJob
 from ..reach.agent_process import Link
 from ..show.console import Console
-from .agents import Steps
+from .agents import END, Steps
 from .discovery import Discovery
 from .outcome import Outcome, not_started, verified_results, with_changes
 from .rendezvous import NoticeLike, elastic_addresses, rendezvous_variables
 from .starting import not_ready_text
-from .supervise import END, Supervisor
+from .supervise import Supervisor
 
 LOST: Steps = ((9, 2.0),)
 """For a process that the rendezvous has declared lost: it may be writing its traceback, or be frozen."""

@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 from ringcomm.clock import Clock, monotonic
 from ringcomm.errors import ConfigError, ProtocolError
 
-from ..agent import agent, processes, threads
+from ..agent import framing, processes, threads
 from ..diagnosis import failure_report
 from ..diagnosis.first_failure import Complaint, Exit, FirstFailure, signal_name
 from ..plan.job import HostJob, Job
@@ -25,7 +25,7 @@ from ..ship.source_tree import FETCHED
 from ..show.console import Console
 from ..show.printer import STDERR, STDOUT, Printer
 from ..show.timeline_file import missing_timeline
-from .agents import PING_S, Agents, Steps
+from .agents import END, INTERRUPT, KILL, PING_S, Agents, Steps
 from .control_socket import ControlSocket, job_facts
 from .event_loop import Loop
 from .fetch import FetchedFiles
@@ -41,9 +41,7 @@ from .watching import Watching
 
 GATHER_S = 2.0
 """After the first host that does not start the others have this long to say what they lack."""
-END: Steps = ((15, 0.0), (9, 1.5))
-INTERRUPT: Steps = ((2, 0.0), (15, 2.0), (9, 3.5))
-AT_ONCE: Steps = ((9, 0.0),)
+STREAMS = {framing.STDOUT: STDOUT, framing.STDERR: STDERR}
 
 
 class Supervisor:
@@ -161,11 +159,10 @@ class Supervisor:
                 self._end("start", END)
 
     def _start_timed_out(self) -> None:
+        limit_s, links = self.job.settings.start_timeout_s, self._agents.links
         for host in self.job.hosts:
             if host.index not in self._ready:
-                limit_s = self.job.settings.start_timeout_s
-                text = not_ready_text(host, self._agents.links[host.index], limit_s)
-                self._problems.setdefault(host.index, text)
+                self._problems.setdefault(host.index, not_ready_text(host, links[host.index], limit_s))
         self._end("start", END)
 
     def _go(self) -> None:
@@ -206,20 +203,19 @@ class Supervisor:
         Raises:
             ProtocolError: it may not send that.
         """
-        if frame.kind == agent.FILE:
+        if frame.kind == framing.FILE:
             self._fetched.take(host.name, frame.data)
             return
-        if frame.rank not in self._ranks[host.index] and (frame.kind, frame.rank) != (agent.EVENT, -1):
+        if frame.rank not in self._ranks[host.index] and (frame.kind, frame.rank) != (framing.EVENT, -1):
             raise ProtocolError(f"it reports on rank {frame.rank}, which does not run there")
-        if frame.kind in (agent.STDOUT, agent.STDERR):
-            stream = STDOUT if frame.kind == agent.STDOUT else STDERR
+        if frame.kind in STREAMS:
             if not self._terminal.shows(frame.rank, frame.data):
-                self._printer.printed(frame.rank, stream, frame.data)
-        elif frame.kind == agent.NUMBERS:
+                self._printer.printed(frame.rank, STREAMS[frame.kind], frame.data)
+        elif frame.kind == framing.NUMBERS:
             self._watching.take(frame.rank, frame.data)
-        elif frame.kind == agent.RESULT:
+        elif frame.kind == framing.RESULT:
             self._results.setdefault(frame.rank, bytearray()).extend(frame.data)
-        elif frame.kind == agent.RECORD:
+        elif frame.kind == framing.RECORD:
             if self._inquiry.take(frame.rank, frame.data) == "ended":
                 self._printer.ending(frame.rank)
                 if not self._inquiry.is_victim(frame.rank):
@@ -343,7 +339,7 @@ class Supervisor:
 
     def _interrupted(self, signum: int) -> None:
         if self._ending == "interrupt" or (self._ending and self._signum):
-            self._end(self._ending, AT_ONCE)
+            self._end(self._ending, KILL)
             return
         self._signum = signum
         if self._has_failed or self._ending:
@@ -399,9 +395,7 @@ class Supervisor:
         self, tails: Mapping[int, List[str]], lines: str = "", diagnosis: str = "", first: str = ""
     ) -> Outcome:
         """The outcome of ranks that had started; see :func:`~.outcome.ended`."""
-        checked = {self.job.hosts[index].name: facts.get("found") for index, facts in self._ready.items()}
-        pythons = {name: found["python"] for name, found in checked.items() if found}
-        causes = self._failure
-        return ended(
-            self.job, causes, self._ending, self._signum, tails, lines, diagnosis, pythons, first
-        )  # fmt: skip
+        found = {self.job.hosts[index].name: facts.get("found") for index, facts in self._ready.items()}
+        pythons = {name: facts["python"] for name, facts in found.items() if facts}
+        job, failure, signum = self.job, self._failure, self._signum
+        return ended(job, failure, self._ending, signum, tails, lines, diagnosis, pythons, first)

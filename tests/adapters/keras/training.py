@@ -167,7 +167,8 @@ def residuals_of(model: Any, expected: bool) -> None:
 
 def local_steps(images: Any, labels: Any) -> None:
     """Ranks train by themselves, and have the same weights at the end."""
-    for options in ({}, {"compression": "int8", "outer_momentum": 0.5}):
+    streaming = {"fragments": 2, "overlap": 2}
+    for options in ({}, {"compression": "int8", "outer_momentum": 0.5}, streaming):
         model = make(keras.optimizers.SGD(0.1))
         callback = hvd.LocalSGDCallback(sync_every=4, **options)
         history = fit(model, images, labels, callback, epochs=2)

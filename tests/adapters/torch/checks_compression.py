@@ -212,7 +212,8 @@ def _locally(steps: int, every: int, **options: Any) -> Any:
 
 
 def check_local_steps() -> None:
-    for options in ({}, {"compression": "int8"}):
+    streaming = {"fragments": 2, "overlap": 1, "compression": "int8"}
+    for options in ({}, {"compression": "int8"}, streaming):
         model = _locally(5, 2, **options)
         same_everywhere(parameters_of(model))
         same_everywhere(model[1].running_mean)
@@ -245,6 +246,34 @@ def check_the_choice_is_made_for_all_ranks() -> None:
         buckets = [item for item in optimizer._reducer._buckets if isinstance(item, FlatBucket)]
         assert ("int8" in {bucket._codec for bucket in buckets}) == (expected == "int8")
         assert np.isfinite(losses).all()
+
+
+def check_the_choice_is_made_again_when_the_links_are_others() -> None:
+    """All ranks look at them after the same step, and go over to the same compression."""
+    from unittest import mock
+
+    from ringcomm._adapter import choice
+
+    if hvd.size() == 1:
+        return
+    slow = choice.Links(hvd.size(), 1, 1e-4, 1e-3)
+    seen: List[Any] = []
+
+    def others(name: str, nbytes: int, step: Any, links: Any, rates: Any) -> Any:
+        seen.append((name, nbytes, step, links, rates))
+        return links._replace(byte_s=1e-5), choice.Choice("bf16", {"none": 2.0, "bf16": 1.0, "int8": 1.5})
+
+    links = mock.patch.object(choice, "links_of", lambda *ignored: slow)
+    with links, mock.patch.object(choice, "choose_again", others):
+        _, model, optimizer = train("auto", steps=choice.STEPS + 1 + choice.AGAIN + 2)
+    same_everywhere(parameters_of(model))
+    (given,) = seen
+    everywhere = hvd.allgather_object(given)
+    assert everywhere == [given] * hvd.size() and given[0] == "int8"
+    assert len(given[2].arrivals) > 1 and given[2].arrivals[0][0] >= 0.0
+    auto = optimizer._reducer._auto
+    assert auto.chosen is hvd.Compression.bf16 and auto._links.byte_s == 1e-5
+    assert optimizer._reducer._compression is hvd.Compression.bf16
 
 
 def check_a_dropped_reduction_leaves_nothing_behind() -> None:

@@ -127,3 +127,4 @@ def test_a_cut_link_is_an_error_or_harmless(link):
         faults = Faults(seed=offset, cuts=(Cut(*link, True, offset),))
         errors = simulate_coded(3, data, seed=offset, faults=faults, host_index=[0, 0, 1, 1])
         assert all(error is None or isinstance(error, LinkClosed) for error in errors)
+        assert offset > 3000 or any(errors), "the link carries more than that"
