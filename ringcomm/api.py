@@ -371,11 +371,11 @@ def run(
         **options: the options of ``ringrun --help``: ``np`` (number of ranks), ``hosts``, ``hostfile``,
             ``env`` (a dictionary), ``python``, ``cwd`` and ``iface`` (one for all hosts, or a dictionary by
             host), ``start_timeout_s`` and ``timeout_s`` (seconds), ``ssh``, ``ssh_port``,
-            ``ssh_identity_file``, ``output_dir``, ``verbose``, ``restarts``, ``config_file``, ``settings`` (a
-            dictionary of settings by field name), and ``console`` (takes the ranks' output instead of
-            ``sys.stdout`` and ``sys.stderr``); for elastic jobs ``min_np``, ``max_np``,
-            ``host_discovery_script``, ``slots_per_host``, ``reset_limit``, ``elastic_timeout_s``,
-            ``blacklist_cooldown_range`` and ``drop``.
+            ``ssh_identity_file``, ``via`` (a command instead of ssh), ``output_dir``, ``verbose``,
+            ``restarts``, ``config_file``, ``settings`` (a dictionary of settings by field name), and
+            ``console`` (takes the ranks' output instead of ``sys.stdout`` and ``sys.stderr``); for elastic
+            jobs ``min_np``, ``max_np``, ``host_discovery_script``, ``slots_per_host``, ``reset_limit``,
+            ``elastic_timeout_s``, ``blacklist_cooldown_range`` and ``drop``.
 
     Returns:
         the functions' results, in rank order.

@@ -25,6 +25,7 @@ from .plan.job import Job
 from .plan.setting_sources import from_values
 from .reach.ssh import SshOptions
 from .show.console import Console
+from .show.notebook import own_console
 
 PerHost = Union[None, str, "os.PathLike[str]", Mapping[Optional[str], Union[str, "os.PathLike[str]"]]]
 """One value for all hosts, or values by host."""
@@ -42,7 +43,7 @@ def run_function(
     slots_per_host: Optional[int] = None, reset_limit: Optional[int] = None,
     elastic_timeout_s: Optional[float] = None,
     blacklist_cooldown_range: Optional[Tuple[float, float]] = None, drop: Optional[str] = None,
-    horovod: bool = False,
+    horovod: bool = False, via: Optional[str] = None,
 ) -> List[Any]:  # fmt: skip
     """Call ``fn(*args, **kwargs)`` once on every rank.
 
@@ -81,6 +82,7 @@ def run_function(
         blacklist_cooldown_range: for an elastic job: shortest and longest exclusion after a failure, seconds.
         drop: for an elastic job: what a failure excludes, ``"slot"`` or ``"host"``.
         horovod: whether ranks find ringcomm under the name ``horovod``.
+        via: a command that reaches a host, instead of ssh, like ``"docker exec -i {host}"``.
 
     Returns:
         What the function returned on each rank, in rank order; for an elastic job on each rank of the end.
@@ -94,7 +96,7 @@ def run_function(
         {"np": np, "ssh_port": ssh_port, "restarts": restarts, "min_np": min_np, "max_np": max_np,
          "slots_per_host": slots_per_host, "reset_limit": reset_limit},
         {"hosts": hosts, "hostfile": hostfile, "host_discovery_script": host_discovery_script, "drop": drop,
-         "ssh": ssh, "ssh_identity_file": ssh_identity_file,
+         "ssh": ssh, "via": via, "ssh_identity_file": ssh_identity_file,
          "output_dir": output_dir, "config_file": config_file,
          **_texts("python", python), **_texts("cwd", cwd), **_texts("iface", iface)},
     )  # fmt: skip
@@ -105,7 +107,7 @@ def run_function(
         forward=tuple(f"{name}={value}" for name, value in (env or {}).items()),
         pythons=_per_host(python), cwds=_per_host(cwd), ifaces=_per_host(iface),
         setting_values=from_values(more), config_file=config_file,
-        ssh=SshOptions(ssh, ssh_port, ssh_identity_file), horovod=horovod,
+        ssh=SshOptions(ssh, ssh_port, ssh_identity_file), horovod=horovod, via=via,
         elastic=ElasticOptions(
             min_np, max_np, host_discovery_script, slots_per_host, reset_limit, elastic_timeout_s,
             blacklist_cooldown_range, drop,
@@ -115,7 +117,7 @@ def run_function(
     job = prepare(options, command, payload=b"", local_env=_import_path())
     payload = _pack(Call(fn, tuple(args), dict(kwargs or {})), by_value=not job.all_local)
     job = with_payload(job, payload)
-    attempts = Attempts(job, options.restarts, console or Console())
+    attempts = Attempts(job, options.restarts, console or own_console())
     outcome = attempts.run()
     return unpack_results(attempts.job, outcome)
 

@@ -160,10 +160,13 @@ class MetricAverageCallback(Callback):
 
     Args:
         device: no effect; accepted because Horovod's class has it.
+        log_stats: add the numbers of :func:`ringcomm.stats` to the metrics: this rank's, not averages. So
+            callbacks behind this one, such as ``TensorBoard``, ``CSVLogger`` or Weights & Biases', log them.
     """
 
-    def __init__(self, device: str = "") -> None:
+    def __init__(self, device: str = "", log_stats: bool = False) -> None:
         super().__init__()
+        self._log_stats = log_stats
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Average the metrics in ``logs``, in place.
@@ -178,6 +181,8 @@ class MetricAverageCallback(Callback):
         """
         if logs:
             logs.update(averaged(logs, samples=samples_of(self.model)))
+        if logs is not None and self._log_stats:
+            logs.update(api.stats())
 
 
 @documented

@@ -15,12 +15,12 @@ import tempfile
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Optional, Protocol, Tuple
+from typing import Any, Optional, Protocol, Tuple
 
 from ..certificate import make_certificate
 from ..clock import Deadline
 from ..config import Membership, Settings
-from ..errors import ConfigError, StartTimeoutError
+from ..errors import ConfigError, StartTimeoutError, StartupError
 from ..other_launchers import Launched
 from ..transport.nics import machine
 from .client import Moved, Watched, join
@@ -214,9 +214,26 @@ def _serve(
 
 
 def _with_notice(membership: Membership, text: str) -> Membership:
-    facts = json.loads(text)
-    return replace(
-        membership, job=str(facts["job"]), key=bytes.fromhex(facts["key"]),
-        certificate=str(facts["certificate"]), rendezvous_machine=str(facts["machine"]),
-        rendezvous=tuple((str(address), int(port)) for address, port in facts["endpoints"]),
-    )  # fmt: skip
+    """The membership with what rank 0 has published.
+
+    Raises:
+        StartupError: the text is not what rank 0 publishes.
+    """
+    try:
+        facts = json.loads(text)
+        return replace(
+            membership, job=str(facts["job"]), key=bytes.fromhex(facts["key"]),
+            certificate=str(facts["certificate"]), rendezvous_machine=str(facts["machine"]),
+            rendezvous=tuple((str(address), _port(port)) for address, port in facts["endpoints"]),
+        )  # fmt: skip
+    except (ValueError, TypeError, LookupError, RecursionError):
+        raise StartupError(
+            f"What rank 0 has published of its rendezvous is not valid ({len(text)} characters). Was "
+            "the file changed, or written by another version of ringcomm?"
+        ) from None
+
+
+def _port(number: Any) -> int:
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 < number < 65536:
+        raise ValueError(f"{number!r} is no port")
+    return number

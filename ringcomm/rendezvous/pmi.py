@@ -17,6 +17,8 @@ from ..errors import StartTimeoutError, StartupError
 
 PIECE = 400
 """Longest value, in characters; mpirun allows 1024."""
+MOST_PIECES, LINE_BYTES = 256, 1 << 16
+"""Longer texts and lines are not what ringcomm has stored, or mpirun answers."""
 
 
 class Pmi:
@@ -45,10 +47,19 @@ class Pmi:
             self._ask(f"cmd=put kvsname={self._store} key={key}-{number} value={piece}", deadline)
 
     def get(self, key: str, deadline: Deadline) -> str:
-        """The text that a rank has stored under a key before the last :meth:`barrier`."""
-        count = int(self._get(f"{key}-0", deadline), 16)
-        pieces = [self._get(f"{key}-{number}", deadline) for number in range(1, count + 1)]
-        return bytes.fromhex("".join(pieces)).decode()
+        """The text that a rank has stored under a key before the last :meth:`barrier`.
+
+        Raises:
+            StartupError: the store does not hold such a text.
+        """
+        try:
+            count = int(self._get(f"{key}-0", deadline), 16)
+            if not 0 <= count <= MOST_PIECES:
+                raise ValueError(count)
+            pieces = [self._get(f"{key}-{number}", deadline) for number in range(1, count + 1)]
+            return bytes.fromhex("".join(pieces)).decode()
+        except ValueError:
+            raise StartupError(f"The entry {key!r} of mpirun's key-value store is not valid.") from None
 
     def _get(self, key: str, deadline: Deadline) -> str:
         return self._ask(f"cmd=get kvsname={self._store} key={key}", deadline).get("value", "")
@@ -78,6 +89,8 @@ class Pmi:
             if not piece:
                 raise StartupError("mpirun has closed its connection to this process (PMI_FD).")
             self._received += piece
+            if len(self._received) > LINE_BYTES:
+                raise StartupError(f"mpirun has sent a line of more than {LINE_BYTES} bytes (PMI_FD).")
         line, _, self._received = self._received.partition(b"\n")
         return line
 

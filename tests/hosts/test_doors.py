@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Callable, Dict, Iterator, List
@@ -152,6 +153,33 @@ def test_the_mpi_operators_hosts_are_waited_for(
             lab.ssh_config.write_text(plain)
     assert places(job) == ["jetson1", "jetson2"], job.output
     assert "train-worker-0.train.jobs.svc:1" in job.output
+
+
+FUNCTION = """
+import sys
+import ringcomm as rc
+
+def place():
+    import socket
+    rc.init()
+    return rc.rank(), socket.gethostname()
+
+print(rc.run(place, hosts="jetson1,jetson2", via="box -i {host} --", env={"PYTHONPATH": sys.argv[1]}))
+"""
+
+
+def test_a_function_through_a_template(lab: Lab, program: Program, tmp_path: Path) -> None:
+    program("box", 'host=$2; shift 3; enter_$host "$@"')
+    (tmp_path / "call.py").write_text(FUNCTION)
+    root = Path(__file__).parents[2]
+    path = f"{root}:{root / 'launcher'}"
+    before = logins(lab)
+    done = subprocess.run(
+        [sys.executable, "call.py", path], cwd=tmp_path, env={**lab.environ(), "PYTHONPATH": path},
+        capture_output=True, text=True, timeout=90, check=False,
+    )  # fmt: skip
+    assert "[(0, 'jetson1'), (1, 'jetson2')]" in done.stdout, done.stdout + done.stderr
+    assert logins(lab) == before
 
 
 def test_which_frameworks_hosts_have(lab: Lab, program: Program) -> None:

@@ -271,6 +271,7 @@ class ElasticSupervisor(Supervisor):
         now_s = self._loop.clock()
         if notice.kind == "view":
             change = change_of(notice.detail)
+            self._watching.linked(notice.detail.get("links", ()))
             self._survived(change.members)
             self._take(self._membership.view(change, now_s))
             if self.job.settings.verbose:

@@ -281,6 +281,7 @@ class Supervisor:
         if notice.kind == "failed":
             self._failed_notice(notice)
         else:
+            self._watching.linked(notice.detail.get("links", ()))
             self._notices.take(notice)
 
     # -- the user's commands -------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 from ringcomm.errors import ConfigError
 from ringcomm.files import open_named
@@ -87,6 +87,10 @@ class Watching:
     def take(self, process: int, data: bytes) -> None:
         """A process has reported its numbers. What is not valid is left out."""
         self.history.take(process, data, self._loop.clock())
+
+    def linked(self, links: Sequence[Mapping[str, Any]]) -> None:
+        """The ranks have connected; see :func:`ringcomm.rendezvous.link_table.link_rows`."""
+        self.history.linked(links)
 
     # -- the live view -------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Deque, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Deque, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from .numbers import Sample, parse_sample
 from .waiting import (
@@ -156,11 +156,13 @@ class History:
 
     Attributes:
         processes: by the number of the process in the launcher, which is its rank except in elastic jobs.
+        interfaces: by (rank, rank), the interface of the first one that their link uses.
     """
 
     def __init__(self, began_s: float) -> None:
         self.began_s = began_s
         self.processes: Dict[int, Process] = {}
+        self.interfaces: Dict[Tuple[int, int], str] = {}
 
     def take(self, process: int, data: bytes, now_s: float) -> bool:
         """Take the report of a process; returns whether it is valid."""
@@ -169,6 +171,19 @@ class History:
             return False
         self.processes.setdefault(process, Process(self.began_s)).add(sample)
         return True
+
+    def linked(self, links: Sequence[Mapping[str, Any]]) -> None:
+        """The ranks of an epoch have connected.
+
+        Args:
+            links: rows of :func:`ringcomm.rendezvous.link_table.link_rows`; empty: nothing is known.
+        """
+        if links:
+            self.interfaces = {}
+        for row in links:
+            rank, peer = int(row["rank"]), int(row["peer"])
+            self.interfaces[rank, peer] = str(row["iface"])
+            self.interfaces[peer, rank] = str(row["peer_iface"])
 
     def present(self) -> Dict[int, int]:
         """By rank, the number of the process, for the processes of the newest epoch."""

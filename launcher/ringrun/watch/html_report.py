@@ -229,6 +229,7 @@ def _links(history: History, hosts: Mapping[int, str]) -> str:
             speed = peer.delivered_bytes / peer.busy_s / _MB if enough else 0.0
             rows.append((
                 f"{rank} ({hosts.get(number, '?')})", f"{other} ({hosts.get(present.get(other, -1), '?')})",
+                _interfaces(history, rank, other),
                 svg.number(peer.sent_bytes / _MB), svg.number(peer.sent_bytes / _MB / elapsed_s),
                 svg.number(process.peak_bytes.get(other, 0.0) / _MB),
                 f"{speed:.3g}" if speed else "-",
@@ -237,12 +238,23 @@ def _links(history: History, hosts: Mapping[int, str]) -> str:
     if not rows:
         return ""
     more = f"<p>and {len(rows) - _LINKS_SHOWN} more</p>" if len(rows) > _LINKS_SHOWN else ""
-    titles = ("from rank", "to rank", "MB", "MB/s on average", "MB/s at most", "MB/s while busy", "busy")
+    titles = (
+        "from rank", "to rank", "interfaces", "MB", "MB/s on average", "MB/s at most", "MB/s while busy",
+        "busy",
+    )  # fmt: skip
     note = (
         '<p class="note">"at most": the highest average over about a second. "busy": while the TCP '
         "connection had something to send, as the system counts it; inside a host nothing is counted.</p>"
     )
-    return f"<h2>Links</h2>{_table(titles, rows[:_LINKS_SHOWN], (0, 1))}{more}{note}"
+    return f"<h2>Links</h2>{_table(titles, rows[:_LINKS_SHOWN], (0, 1, 2))}{more}{note}"
+
+
+def _interfaces(history: History, rank: int, other: int) -> str:
+    """The interfaces at both ends of a link, as text."""
+    ends = [history.interfaces.get(pair) for pair in ((rank, other), (other, rank))]
+    if ends == ["unix", "unix"]:
+        return "inside the host"
+    return " to ".join(text or "?" for text in ends) if any(ends) else "-"
 
 
 def _operations(samples: Sequence[Tuple[int, Sample]]) -> str:

@@ -246,6 +246,8 @@ def callbacks(images: Any, labels: Any) -> None:
     logs = {"loss": float(hvd.rank()), "name": "not a number"}
     hvd.callbacks.MetricAverageCallback().on_epoch_end(0, logs)
     assert logs == {"loss": (size - 1) / 2, "name": "not a number"}
+    hvd.callbacks.MetricAverageCallback(log_stats=True).on_epoch_end(0, logs)
+    assert logs["ringcomm/elapsed_s"] > 0.0 and logs["ringcomm/calls"] >= (size > 1)
 
 
 def best_model(images: Any, labels: Any) -> None:

@@ -123,3 +123,13 @@ def test_without_steps_the_curves_show_collectives():
     for second in range(4):
         history.take(0, report(0, float(second), kinds={"barrier": [3 * second, 0.0, 0]}), float(second))
     assert "<h2>Collectives per second</h2>" in page_of(history)
+
+
+def test_the_links_table_names_the_interfaces():
+    history = running(5, [0.3, 0.3, 0.3], {})
+    row = {"rank": 0, "peer": 1, "iface": "unix", "peer_iface": "unix"}
+    history.linked([row, {**row, "peer": 2, "iface": "eth0", "peer_iface": "enp3s0"}])
+    history.linked([])
+    text = " ".join(Checker(page_of(history)).text.split())
+    for words in ("inside the host", "eth0 to enp3s0", "enp3s0 to eth0"):
+        assert words in text.partition(" Links ")[2]
