@@ -148,8 +148,8 @@ LEVELS: Dict[int, List[List[str]]] = {
         ["dask"],
         ["spark"],
         [
-            "mxnet.arrays", "mxnet.compression", "mxnet.collectives", "mxnet.mpi_ops", "mxnet.parameters",
-            "mxnet.reducer", "mxnet.optimizer", "mxnet.trainer", "mxnet.__init__",
+            "mxnet.arrays", "mxnet.compression", "mxnet.reductions", "mxnet.movement", "mxnet.mpi_ops",
+            "mxnet.parameters", "mxnet.reducer", "mxnet.optimizer", "mxnet.trainer", "mxnet.__init__",
         ],
         [
             "testing.faulty", "testing.reference", "testing.simulation", "testing.driving",
