@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import math
 import os
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Dict, List, Optional, Sequence, Union
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Union
 
 from .activity import Activity, flat
 from .arrays.mirrors import StagingPool
-from .collective.call_sites import CallSites
+from .collective.call_sites import CallSites, Site
 from .collective.measure import agreed, measure
 from .collective.reporter import Reporter
 from .collective.runner import Runner
@@ -322,6 +323,31 @@ class Context(Collectives):
             if self.rank < peer.rank and peer.local_rank == 0:  # one of both ends says it
                 for text in self._joined.paces.compare(peer.rank, 1e-6 / byte_s):
                     logger.warning("%s", text)
+
+    @contextmanager
+    def calls_of(self, site: Site) -> Iterator[None]:
+        """A block whose calls in order follow each other on every rank, and belong to one line of a program.
+
+        Other threads are kept out. An exception between the calls that is no error of ringcomm ends the job:
+        other ranks wait for the rest.
+
+        Args:
+            site: where the program has asked for them, which is not where they are made.
+        """
+        with self._runner.exclusive():
+            self._runner.called_at = site
+            try:
+                yield
+            finally:
+                self._runner.called_at = None
+
+    def before_calls(self, callback: Optional[Callable[[], None]]) -> None:
+        """Have a function called before each call in order; see :func:`ringcomm.api.before_calls`.
+
+        Args:
+            callback: what to call; None: nothing.
+        """
+        self._runner.before_call = callback
 
     @property
     def waited_s(self) -> float:

@@ -76,6 +76,7 @@ class Runner:
             it, and its name, if set.
         purpose: says what the calls are for, where they are not what the program has asked for.
         sites: is told of calls that other ranks make at other lines, if set; otherwise nothing is compared.
+        before_call: called before each call, outside of the lock, if set.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class Runner:
         self.called_at: Optional[Site] = None
         self.sites: Optional[CallSites] = None
         self.purpose: Optional[Callable[[], str]] = None
+        self.before_call: Optional[Callable[[], None]] = None
         self._running: Optional[Tuple[Call, Part, bool]] = None
         self.waited = Stopwatch()
         self.reduced_bytes = 0
@@ -209,6 +211,8 @@ class Runner:
             parts: how many calls those are. An exception between them ends the job: others wait for the rest.
             but: exceptions that all ranks raise alike, so that they do not end it.
         """
+        if self.before_call is not None:
+            self.before_call()
         return Parts(self._lock, lambda: self._started, parts, self._left_between, but)
 
     def _left_between(self, problem: BaseException) -> None:
@@ -420,6 +424,8 @@ class Runner:
         counted: bool = True,
         staging: Optional[Staging] = None,
     ) -> None:
+        if self.before_call is not None:
+            self.before_call()
         with self._lock:
             self._check_usable()
             sequence = self._sequence + counted

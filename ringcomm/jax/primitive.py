@@ -25,6 +25,7 @@ from .._adapter.graph_callbacks import (
     Reducescatter,
     average,
 )
+from ..collective.call_sites import this_site
 from ..errors import NotOfferedError
 from ..ops import ReduceOp
 from . import mechanism
@@ -50,7 +51,7 @@ def bind(operation: Operation, operands: Sequence[Any]) -> List[Any]:
         UnknownProcessSetError: the process set is not registered, or this rank is not a member.
         ShapeError: an operand has no dimensions, and the operation needs rows.
     """
-    call = HostCall(operation, place_for(operation))
+    call = HostCall(operation, place_for(operation), this_site())
     results_of(call, [operand.shape for operand in operands])
     results: List[Any] = collective_p.bind(*operands, call=call)
     return results
