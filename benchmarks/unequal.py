@@ -1,11 +1,17 @@
-"""Three ranks of unequal speed: the fast one alone, and all three with equal and with balanced batches.
+"""Ranks of unequal speed: the fast one alone, and all three with equal and with balanced batches.
 
-    sudo python benchmarks/unequal.py --output DIR            runs each in turns, and writes unequal.json
-    python benchmarks/unequal.py --draw FILE                  draws docs/unequal.svg from such a file
+    sudo python benchmarks/unequal.py processes hosts slow-down cost     measures these parts
+    python benchmarks/unequal.py draw                                    draws docs/unequal.svg
+
+Results are in benchmarks/results/unequal.json; each part replaces its own.
+
+* ``processes``: three processes with 0.9, 0.3 and 0.3 of a core;
+* ``hosts``: the same on three hosts of namespaces with links of 1 Gbit/s and gradients of 1 MB;
+* ``slow-down``: in a running job of the three processes one rank's quota is halved;
+* ``cost``: what measuring costs per step: jobs without computing, with fixed and with measured speeds.
 
 Speeds are made by CPU quotas (the cpu controller of cgroups), so ranks really compute, slowly: nothing sleeps
-in place of work. Two idle cores are enough: 0.9, 0.3 and 0.3 of one. With --weight the ranks get their quotas
-on a busy machine, too.
+in place of work. Two idle cores are enough. With --weight the ranks get their quotas on a busy machine, too.
 """
 
 from __future__ import annotations
@@ -13,175 +19,188 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import statistics
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Sequence
+from typing import Any, Callable, Dict, Iterator, List
+
+from peers.unequal_jobs import Machines, Run, SlowDown, Work, hosts, on_hosts, processes, replans, settled
 
 HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results" / "unequal.json"
 PICTURE = HERE.parent / "docs" / "unequal.svg"
 
 QUOTAS = [0.9, 0.3, 0.3]
-PERIOD_US = 10000  # short, so that a quota is a speed and not a rhythm
+RATE = "1gbit"
+HOSTS = ("desk", "jetson1", "jetson2")
 KINDS = ("fast one alone", "equal batches", "balanced batches")
-
-PROGRAM = """
-import json, os, sys, time
-for root in ("/sys/fs/cgroup/cpu", "/sys/fs/cgroup"):
-    group = f"{root}/{sys.argv[1]}-{os.environ['RANK']}"
-    if os.path.isdir(group):
-        with open(f"{group}/cgroup.procs", "w") as file:
-            file.write(str(os.getpid()))
-        break
-import numpy as np
-import ringcomm as rc
-
-rc.init()
-kind, steps, layer = sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-speeds = "measure" if kind == "balanced" else [1] * rc.size()
-weights = np.random.default_rng(0).standard_normal((layer, layer)).astype(np.float32)
-images = np.random.default_rng(1).standard_normal((4096, layer)).astype(np.float32)
-data = rc.balanced(len(images), global_batch=96, speeds=speeds)
-times, computed, began_s, done = [], [], time.perf_counter(), 0
-while done < steps:
-    for mine in data:
-        part_s = time.perf_counter()
-        gradient = np.zeros_like(weights)
-        for row in images[mine]:
-            for _ in range(400):
-                row = np.tanh(weights @ row)
-            gradient += np.outer(row, row)
-        computed.append(time.perf_counter() - part_s)
-        rc.allreduce_(gradient, weight=len(mine))
-        times.append(time.perf_counter() - began_s)
-        began_s = time.perf_counter()
-        done += 1
-        if done == steps:
-            break
-rows = rc.allgather_object([rc.rank(), times, computed, list(data.shares)])
-if rc.rank() == 0:
-    print("RESULT " + json.dumps(rows), flush=True)
-"""
+HALF = SlowDown(60, 0, 0.45)
+"""The fast one slows down by half."""
+BALANCED_SPREAD = 0.10
+COLOURS = ("#9aa5b1", "#edae49", "#d1495b")
 
 
-class Groups:
-    """A control group with a CPU quota for each rank; removed at the end."""
-
-    def __init__(self, quotas: Sequence[float], weight: int = 0) -> None:
-        self.name = f"ringcomm-unequal-{os.getpid()}"
-        first = Path("/sys/fs/cgroup/cpu")
-        self._version = 1 if first.is_dir() else 2
-        root = first if self._version == 1 else Path("/sys/fs/cgroup")
-        self._paths = [root / f"{self.name}-{rank}" for rank in range(len(quotas))]
-        for path, quota in zip(self._paths, quotas):
-            path.mkdir()
-            self.limit(path, quota)
-            if weight:
-                (path / ("cpu.shares" if self._version == 1 else "cpu.weight")).write_text(str(weight))
-
-    def limit(self, path: Path, quota: float) -> None:
-        """Give a group this part of a core."""
-        if self._version == 1:
-            (path / "cpu.cfs_period_us").write_text(str(PERIOD_US))
-            (path / "cpu.cfs_quota_us").write_text(str(int(quota * PERIOD_US)))
-        else:
-            (path / "cpu.max").write_text(f"{int(quota * PERIOD_US)} {PERIOD_US}")
-
-    def __enter__(self) -> Groups:
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        for path in self._paths:
-            path.rmdir()
+def spread(run: Run, first: int, last: int) -> float:
+    """How much the median compute times of ranks differ in these steps, as a part of the longest."""
+    medians = [statistics.median(values[first:last]) for values in run.computed]
+    return (max(medians) - min(medians)) / max(medians)
 
 
-def run(group: str, kind: str, ranks: int, steps: int, layer: int) -> List[Any]:
-    """One job; by rank: times of the steps, of computing, and the shares at the end."""
-    with tempfile.TemporaryDirectory() as folder:
-        program = Path(folder) / "train.py"
-        program.write_text(PROGRAM)
-        job = [sys.executable, "-m", "ringrun", "-np", str(ranks), "--threads", "1"]
-        command = [*job, str(program), group, kind, str(steps), str(layer)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=folder)
-    found = re.search(r"RESULT (.*)", done.stdout)
-    if found is None:
-        raise SystemExit(f"the job has failed:\n{done.stdout}{done.stderr}")
-    print(f"  {kind}: " + (" ".join(re.findall(r"ringrun: (.*(?:->|waited).*)", done.stderr)) or "no line"))
-    rows: List[Any] = json.loads(found.group(1))
-    return rows
-
-
-def measure(rounds: int, steps: int, layer: int, weight: int) -> Dict[str, Any]:
-    """The median step of each kind, in turns, and what became of shares."""
-    settled: Dict[str, List[float]] = {kind: [] for kind in KINDS}
-    curves: Dict[str, List[float]] = {}
-    last: List[Any] = []
+def compare(machines: Machines, rounds: int, steps: int, work: Work) -> Dict[str, Any]:
+    """The three kinds in turns: medians of the second half of their steps, and what became of shares."""
+    step_s: Dict[str, List[float]] = {kind: [] for kind in KINDS}
+    runs: List[Run] = []
     for number in range(rounds):
-        print(f"round {number + 1} of {rounds}")
-        for kind, ranks, speeds in zip(KINDS, (1, 3, 3), ("equal", "equal", "balanced")):
-            with Groups(QUOTAS, weight) as groups:
-                rows = run(groups.name, speeds, ranks, steps, layer)
-            settled[kind].append(statistics.median(rows[0][1][steps // 2 :]))
-            curves[kind] = rows[0][1]
-            last = rows
-    medians = {kind: statistics.median(values) for kind, values in settled.items()}
-    computed = [statistics.median(row[2][steps // 2 :]) for row in last]
+        for kind, chosen, speeds in zip(KINDS, ([0], [0, 1, 2], [0, 1, 2]), ([1], [1, 1, 1], "measure")):
+            run = machines.train(chosen, speeds, steps, work)
+            step_s[kind].append(statistics.median(settled(run.times[0])))
+            said = " | ".join(run.lines)
+            print(f"  {number + 1}/{rounds} {kind}: {step_s[kind][-1]:.4f} s {said}", flush=True)
+        runs.append(run)
+    medians = {kind: statistics.median(values) for kind, values in step_s.items()}
+    alone, equal, balanced = (medians[kind] for kind in KINDS)
     return {
-        "quotas": QUOTAS, "steps": steps, "rounds": rounds, "cores": os.cpu_count(),
-        "load": os.getloadavg()[0], "step_s": settled, "median_s": medians, "curves": curves,
-        "shares": last[0][3], "spread": (max(computed) - min(computed)) / max(computed),
-        "against_alone": medians[KINDS[0]] / medians[KINDS[2]],
-        "against_equal": medians[KINDS[1]] / medians[KINDS[2]],
+        "quotas": QUOTAS, "steps": steps, "rounds": rounds, "work": work._asdict(),
+        "cores": os.cpu_count(), "load": os.getloadavg()[0], "step_s": step_s, "median_s": medians,
+        "against_alone": alone / balanced, "against_equal": equal / balanced,
+        "replans": [replans(run.shares) for run in runs],
+        "spread_of_steps_20_to_40": [spread(run, 20, 40) for run in runs],
+        "spread_of_the_second_half": [spread(run, steps // 2, steps) for run in runs],
     }  # fmt: skip
 
 
-def bars(result: Dict[str, Any]) -> Iterator[str]:
-    """The picture, line by line."""
-    longest = max(result["median_s"].values())
-    colours = ("#9aa5b1", "#edae49", "#d1495b")
+def slow_down(machines: Machines, steps: int, work: Work) -> Dict[str, Any]:
+    """Halve a rank's quota in a running job: after how many steps ranks take equally long again."""
+    run = machines.train([0, 1, 2], "measure", steps, work, HALF)
+    changes = replans(run.shares)
+    last = max((step for step, _ in changes if step > HALF.step), default=0)
+    if not last:
+        raise SystemExit(f"shares have not changed after the slow-down: {changes} {run.lines}")
+    return {
+        "quotas": QUOTAS, "slow_down": HALF._asdict(), "steps": steps, "load": os.getloadavg()[0],
+        "replans": changes, "lines": run.lines, "steps_until_balanced": last - HALF.step,
+        "step_s_before": statistics.median(run.times[0][HALF.step - 20 : HALF.step]),
+        "step_s_between": statistics.median(run.times[0][HALF.step : last]),
+        "step_s_after": statistics.median(run.times[0][last:]),
+        "spread_after": spread(run, last, steps),
+        "times": [round(seconds, 4) for seconds in run.times[0]],
+    }  # fmt: skip
+
+
+def cost(machines: Machines, rounds: int, steps: int) -> Dict[str, Any]:
+    """Seconds per step that measuring adds, from jobs whose steps compute nothing."""
+    work = Work(passes=0, gradient_bytes=0)
+    found: Dict[str, List[float]] = {"fixed": [], "measured": []}
+    for _ in range(rounds):
+        for name, speeds in (("fixed", [1, 1]), ("measured", "measure")):
+            run = machines.train([0, 1], speeds, steps, work)
+            found[name].append(statistics.fmean(settled(run.times[0])))
+    added_s = statistics.median(found["measured"]) - statistics.median(found["fixed"])
+    return {"step_s": found, "added_s": added_s, "steps": steps, "load": os.getloadavg()[0]}
+
+
+def bars(results: Dict[str, Any]) -> Iterator[str]:
+    """The picture, line by line: the three kinds, in processes and on hosts, and the slow-down."""
+    parts = (("processes", "of one machine"), ("hosts", "on three hosts, 1 Gbit/s, gradients of 1 MB"))
+    drawn = [(results[name], title) for name, title in parts if name in results]
+    height = 40 + 170 * len(drawn) + (190 if "slow-down" in results else 0)
     space = "http://www.w3.org/2000/svg"
-    yield f'<svg xmlns="{space}" width="640" height="190" font-family="sans-serif" font-size="14">'
-    yield '<rect width="640" height="190" fill="white"/>'
-    quotas = ", ".join(f"{quota:g}" for quota in result["quotas"])
-    yield f'<text x="12" y="26">Seconds per step of 96 samples; three ranks with {quotas} of a core</text>'
-    for place, (kind, colour) in enumerate(zip(KINDS, colours)):
-        seconds, top = result["median_s"][kind], 46 + 44 * place
-        width = 380 * seconds / longest
-        yield f'<text x="12" y="{top + 20}">{kind}</text>'
-        yield f'<rect x="150" y="{top}" width="{width:.1f}" height="30" fill="{colour}"/>'
-        yield f'<text x="{158 + width:.1f}" y="{top + 20}">{seconds:.3g} s</text>'
+    yield f'<svg xmlns="{space}" width="640" height="{height}" font-family="sans-serif" font-size="14">'
+    yield f'<rect width="640" height="{height}" fill="white"/>'
+    top = 26
+    for result, title in drawn:
+        quotas = ", ".join(f"{quota:g}" for quota in result["quotas"])
+        yield f'<text x="12" y="{top}">Seconds per step of 96 samples; {quotas} of a core, {title}</text>'
+        longest = max(result["median_s"].values())
+        for place, (kind, colour) in enumerate(zip(KINDS, COLOURS)):
+            seconds, y = result["median_s"][kind], top + 16 + 40 * place
+            width = 380 * seconds / longest
+            yield f'<text x="12" y="{y + 20}">{kind}</text>'
+            yield f'<rect x="150" y="{y}" width="{width:.1f}" height="30" fill="{colour}"/>'
+            yield f'<text x="{158 + width:.1f}" y="{y + 20}">{seconds:.3g} s</text>'
+        top += 170
+    if "slow-down" in results:
+        yield from curve(results["slow-down"], top)
     yield "</svg>"
+
+
+def curve(result: Dict[str, Any], top: int) -> Iterator[str]:
+    """Seconds of each step around the slow-down."""
+    times, step = result["times"], result["slow_down"]["step"]
+    highest = 1.1 * sorted(times)[int(0.98 * len(times))]
+    left, width, height = 60, 560, 120
+    base = top + 16 + height
+    yield (
+        f'<text x="12" y="{top}">Seconds of each step; after step {step} the fast one has half of its quota'
+        "</text>"
+    )
+
+    def x(number: float) -> float:
+        return left + width * number / len(times)
+
+    yield f'<path d="M{left} {base - height}V{base}H{left + width}" stroke="#555" fill="none"/>'
+    for mark in range(0, len(times) + 1, 20):
+        yield f'<text x="{x(mark):.0f}" y="{base + 18}" text-anchor="middle" font-size="12">{mark}</text>'
+    for seconds in (0.05, 0.1, 0.15, 0.2, 0.3, 0.5):
+        if seconds < highest:
+            y = base - height * seconds / highest
+            yield f'<text x="{left - 6}" y="{y + 4:.0f}" text-anchor="end" font-size="12">{seconds:g}</text>'
+    points = " ".join(
+        f"{x(number):.1f},{base - height * min(1.0, seconds / highest):.1f}"
+        for number, seconds in enumerate(times)
+    )
+    yield f'<polyline points="{points}" stroke="{COLOURS[2]}" fill="none" stroke-width="1.5"/>'
+    for number, _ in result["replans"]:
+        yield f'<path d="M{x(number):.1f} {base}v-{height}" stroke="#2e4057" stroke-dasharray="3 3"/>'
+    yield (
+        f'<text x="{left + width}" y="{base - height + 4}" text-anchor="end" font-size="12">dashed: '
+        "batches change</text>"
+    )
+
+
+def _on_three_hosts(rounds: int, steps: int, weight: int) -> Dict[str, Any]:
+    work = Work(gradient_bytes=1024 * 1024)
+    with hosts(HOSTS) as lab, on_hosts(lab, QUOTAS, [RATE] * 3, weight) as machines:
+        return {**compare(machines, rounds, steps, work), "rate": RATE}
 
 
 def main() -> None:
     """Measure, or draw."""
-    parser = argparse.ArgumentParser(description="Three ranks of unequal speed.")
-    parser.add_argument("--output", type=Path, help="directory for unequal.json")
-    parser.add_argument("--draw", type=Path, metavar="FILE", help="draw docs/unequal.svg from this file")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )  # fmt: skip
+    parts = ("processes", "hosts", "slow-down", "cost", "draw")
+    parser.add_argument("parts", nargs="+", choices=parts, metavar="PART", help=", ".join(parts))
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FILE", help="[%(default)s]")
     parser.add_argument("--rounds", type=int, default=3, help="how often each kind is run [3]")
     parser.add_argument("--steps", type=int, default=80, help="steps per run [80]")
-    parser.add_argument("--layer", type=int, default=256, help="size of a layer [256]")
+    parser.add_argument("--passes", type=int, default=Work().passes, help="work per sample [%(default)s]")
     parser.add_argument("--weight", type=int, default=0, help="of the ranks against other processes")
     parser.add_argument("--quick", action="store_true", help="one short round")
     args = parser.parse_args()
-    if args.draw is not None:
-        PICTURE.write_text("\n".join(bars(json.loads(args.draw.read_text()))) + "\n")
-        print(f"{PICTURE} has been written")
-        return
-    if args.output is None:
-        parser.error("--output or --draw is needed")
     rounds, steps = (1, 40) if args.quick else (args.rounds, args.steps)
-    result = measure(rounds, steps, args.layer, args.weight)
-    args.output.mkdir(parents=True, exist_ok=True)
-    (args.output / "unequal.json").write_text(json.dumps(result, indent=1) + "\n")
-    for kind, seconds in result["median_s"].items():
-        print(f"{kind:<18} {seconds:.4f} s per step")
-    alone, equal = result["against_alone"], result["against_equal"]
-    print(f"balanced: {alone:.2f} times the fast one alone, {equal:.2f} times equal batches; compute times "
-          f"differ by {100 * result['spread']:.0f} %")  # fmt: skip
+    results = json.loads(args.results.read_text()) if args.results.exists() else {}
+
+    def local(measure: Callable[[Machines], Dict[str, Any]]) -> Dict[str, Any]:
+        with processes(QUOTAS, args.weight) as machines:
+            return measure(machines)
+
+    for part in args.parts:
+        print(part, flush=True)
+        if part == "draw":
+            PICTURE.write_text("\n".join(bars(results)) + "\n")
+            continue
+        if part == "processes":
+            found = local(lambda machines: compare(machines, rounds, steps, Work(passes=args.passes)))
+        elif part == "hosts":
+            found = _on_three_hosts(rounds, steps, args.weight)
+        elif part == "slow-down":
+            found = local(lambda machines: slow_down(machines, HALF.step + 60, Work(passes=args.passes)))
+        else:
+            found = local(lambda machines: cost(machines, rounds, 50 * steps))
+        results[part] = found
+        args.results.parent.mkdir(parents=True, exist_ok=True)
+        args.results.write_text(json.dumps(results, indent=1) + "\n")
+        print(json.dumps({name: value for name, value in found.items() if name != "times"}), flush=True)
 
 
 if __name__ == "__main__":

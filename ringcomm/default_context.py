@@ -47,7 +47,7 @@ def init(membership: Optional[Membership] = None, settings: Optional[Settings] =
         if _default is None:
             try:
                 _default = Context.start(membership, settings)
-                _default.before_calls(_before_calls)
+                _default._runner.before_call = _before_calls
             except RingcommError as error:
                 # The message has all facts; a traceback through ringcomm's own code adds none.
                 raise error.with_traceback(None) from None
@@ -92,7 +92,7 @@ def restart(position: int = 0) -> None:
     with _lock:
         before, _default, _left = _default, None, True
         _default = before.restart(position)
-        _default.before_calls(_before_calls)
+        _default._runner.before_call = _before_calls
     for callback in _after_restart:
         callback()
 
@@ -126,7 +126,7 @@ def before_calls(callback: Callable[[], None]) -> None:
     with _lock:
         _before_calls = callback
         if _default is not None:
-            _default.before_calls(callback)
+            _default._runner.before_call = callback
 
 
 def _finish_first() -> None:

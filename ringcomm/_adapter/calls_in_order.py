@@ -123,7 +123,7 @@ def _recorded(site: Site) -> Iterator[Context]:
     _here.inside = True
     try:
         context = api.context()
-        with context.calls_of(site):
+        with context._runner.calls_of(site):
             yield context
     except RingcommError as error:
         record_cause(error)

@@ -22,7 +22,7 @@ _MOST_HOSTS = 8
 """Of more hosts not all subsets are compared, but those of the fastest ones."""
 _JOIN_GAIN = 0.05
 """A further host must shorten the step by this part."""
-_ROWS = 8
+_ROWS = 32
 
 
 class Row(NamedTuple):

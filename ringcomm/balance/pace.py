@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from statistics import median
+from statistics import median_low
 from typing import Any, Callable, List, Optional, Tuple, Union
 
 import numpy as np
@@ -196,7 +196,9 @@ class Pace:
 
     def _report(self, context: Context, samples: int) -> Handle:
         computes = bool(samples and self._compute_s)
-        compute_s, waited_s = (median(self._compute_s), median(self._waited_s)) if computes else (0.0, 0.0)
+        # The lower median is a measured time, also of a window in whose middle a rank has slowed down.
+        medians = (median_low(self._compute_s), median_low(self._waited_s)) if computes else (0.0, 0.0)
+        compute_s, waited_s = medians
         row = np.array([samples, compute_s, waited_s, self._ahead, self._most], np.float64)
         name = f"ringcomm.balance.{self._number}.{self._total_steps}"
         return context.engine.allgather([row], [(1, row.size)], name)

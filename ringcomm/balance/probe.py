@@ -1,4 +1,8 @@
-"""``ringrun --advise``: measures every rank with two shares, and then recommends machines."""
+"""``ringrun --advise``: measures ranks with two shares, and all with balanced ones, and recommends machines.
+
+Communication is measured with balanced shares only. With others, ranks that are early have sent most of their
+data before the last one arrives, so it would look cheaper than it is when all arrive at once.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +10,24 @@ from typing import List, Optional, Sequence
 
 from ..schedule.cost import CostModel
 from .advise import Advice, compare
-from .plan import Limits, Observation, Shares, fit, proportional_shares
+from .plan import Limits, Observation, Shares, Speed, fit, plan_shares, proportional_shares
 from .replan import Change, Report
 
 WARM_UP = 3
 """Steps that do not count: compilers compile, and caches fill."""
 WINDOW = 20
 """The median of so many steps is one observation."""
+BALANCED_WINDOW = 12
+"""The same with balanced shares."""
 CODECS = {"float32": 1.0, "bf16": 0.5}
 """Bytes sent per byte of gradients, by the names of compressions."""
 _MARGIN = 2
+_LAST = 3
+"""The measurement with balanced shares."""
 
 
 class Probe:
-    """Takes the place of a :class:`~.replan.Replanner`: shares change once, and then measuring is over.
+    """Takes the place of a :class:`~.replan.Replanner`: shares change twice, and then measuring is over.
 
     Args:
         shares: those that apply at first.
@@ -28,7 +36,7 @@ class Probe:
 
     Attributes:
         window: number of steps until the next reports.
-        finished: whether both measurements are there.
+        finished: whether all measurements are there.
     """
 
     def __init__(self, shares: Shares, total: int, limits: Limits) -> None:
@@ -46,13 +54,30 @@ class Probe:
             self._warm, self.window = True, WINDOW
             return None
         self._reports.append(reports)
-        if len(self._reports) == 2 or len(reports) == 1:
+        if len(self._reports) == _LAST or len(reports) == 1:
             self.finished = True
             return None
-        ratios = [1.0 if rank % 2 == 0 else 2.0 for rank in range(len(reports))]
-        shares = proportional_shares(ratios, self._total, self._limits._replace(max_batch=None))
+        limits = self._limits._replace(max_batch=None)
+        if len(self._reports) == 1:
+            ratios = [1.0 if rank % 2 == 0 else 2.0 for rank in range(len(reports))]
+            shares = proportional_shares(ratios, self._total, limits)
+        else:
+            self.window = BALANCED_WINDOW
+            shares = plan_shares(self._speeds(len(reports)), self._total, limits)
         text = "measured " + "/".join(map(str, self._shares)) + ", now " + "/".join(map(str, shares))
+        self._shares = shares
         return Change(max(report.ahead for report in reports) + _MARGIN, shares, text)
+
+    def _speeds(self, size: int) -> List[Speed]:
+        """The model of each rank, from all that was measured."""
+        return [
+            fit([
+                Observation(reports[rank].samples, reports[rank].compute_s)
+                for reports in self._reports
+                if reports[rank].compute_s > 0.0 and reports[rank].samples
+            ])
+            for rank in range(size)
+        ]  # fmt: skip
 
     def advice(self, hosts: Sequence[str], model: CostModel, gradient_bytes: int) -> Advice:
         """The recommendation.
@@ -65,13 +90,7 @@ class Probe:
         Raises:
             ConfigError: no machine can compute the global batch.
         """
-        speeds = [
-            fit([
-                Observation(reports[rank].samples, reports[rank].compute_s)
-                for reports in self._reports
-                if reports[rank].compute_s > 0.0 and reports[rank].samples
-            ])
-            for rank in range(len(hosts))
-        ]  # fmt: skip
-        exposed_s = min(report.waited_s for reports in self._reports for report in reports)
+        speeds = self._speeds(len(hosts))
+        # A rank without samples only waits; it measures no communication of its own.
+        exposed_s = min((item.waited_s for item in self._reports[-1] if item.compute_s > 0.0), default=0.0)
         return compare(hosts, speeds, model, gradient_bytes, self._total, CODECS, exposed_s, self._limits)

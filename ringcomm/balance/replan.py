@@ -15,8 +15,12 @@ FIRST_WINDOW = 5
 """The same for the first two observations, from which the first model is made."""
 LEAST_GAIN = 0.10
 """By which part the predicted step must be shorter, or shares stay as they are."""
+REFINING_GAIN = 0.03
+"""The same while the first change is refined: only after it are there two batch sizes to fit a model to."""
+REFINEMENTS = 2
+"""So many decisions after the first change may refine it at once."""
 PAUSE = 50
-"""The fewest steps between two changes, after the first two."""
+"""The fewest steps between two changes, after the first one and its refinements."""
 _CHANGED = 0.10
 """How far an observation may be from the model before the rank counts as changed."""
 _SIZES_KEPT = 4
@@ -83,7 +87,7 @@ class Replanner:
         self._limits = limits
         self._hosts = list(hosts)
         self._observed: List[Dict[int, float]] = [{} for _ in shares]
-        self._decisions = 0
+        self._decisions = self._refined_until = 0
         self._changed_at = -PAUSE
         self._slower = [1.0 for _ in shares]
 
@@ -120,14 +124,17 @@ class Replanner:
         exposed_s = max(0.0, min((r.waited_s for r in reports if r.compute_s), default=0.0))
         now_s = max(report.compute_s for report in reports) + exposed_s
         then_s = compute_s(speeds, shares) + exposed_s
-        early = self._decisions <= 2
-        if shares == self.shares or not (bounded or then_s < (1.0 - LEAST_GAIN) * now_s):
+        refining = self.changes > 0 and self._decisions <= self._refined_until
+        least = REFINING_GAIN if refining else LEAST_GAIN
+        if shares == self.shares or not (bounded or then_s < (1.0 - least) * now_s):
             return None
-        if not (bounded or early) and step - self._changed_at < PAUSE:
+        if not (bounded or refining) and step - self._changed_at < PAUSE:
             return None
         text = self._text(step, reports, shares, now_s, then_s)
         self.shares, self._changed_at = shares, step
         self._slower = [1.0 for _ in shares]
+        if not self.changes:
+            self._refined_until = self._decisions + REFINEMENTS
         self.changes += 1
         return Change(max(report.ahead for report in reports) + _MARGIN, shares, text)
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
+from ringcomm.balance import pace
 from ringcomm.balance.batches import Balanced
 from ringcomm.balance.replan import Change
 from ringcomm.ops import Average
@@ -109,3 +113,44 @@ def test_a_fixed_list_of_speeds_gives_the_same_bits_in_two_runs():
 
     first, second = run_ranks(3, work), run_ranks(3, work)
     assert len({*first, *second}) == 1
+
+
+@pytest.mark.parametrize("slow_step", [59, 64, 70, 77])
+def test_a_rank_that_slows_down_by_half_in_a_running_job(slow_step, monkeypatch):
+    """Real ranks and real reductions; only the seconds that they compute come from a clock of each rank.
+
+    A sample takes hundreds of these seconds, so that the real time that a loaded machine needs is nothing.
+    """
+    clock = threading.local()
+    monkeypatch.setattr(pace, "time", SimpleNamespace(perf_counter=lambda: clock.now_s))
+
+    def work(context):
+        clock.now_s = 0.0
+        noise = np.random.default_rng(context.rank)
+        data = Balanced(9600, 96, 3, context=lambda: context)
+        rows = []
+        for _ in range(2):
+            for mine in data:
+                speed = (3.0, 1.0, 1.0)[context.rank]
+                if len(rows) >= slow_step and context.rank == 0:
+                    speed /= 2.0
+                seconds = 50.0 + 300.0 * len(mine) / speed
+                clock.now_s += seconds * noise.normal(1.0, 0.02)
+                rows.append((seconds, data.shares))
+                step(context, mine)
+                if len(rows) == slow_step + 60:
+                    return rows
+        raise AssertionError("two epochs are too short")
+
+    results = run_ranks(3, work)
+    shares = [row[1] for row in results[0]]
+    assert all([row[1] for row in rows] == shares for rows in results)
+
+    def spread(number):
+        times = [rows[number][0] for rows in results]
+        return (max(times) - min(times)) / max(times)
+
+    assert spread(0) > 0.5 and spread(slow_step) > 0.25
+    assert all(spread(number) <= 0.10 for number in range(20, slow_step))
+    assert all(spread(number) <= 0.10 for number in range(slow_step + 50, slow_step + 60))
+    assert sum(before != after for before, after in zip(shares, shares[1:])) <= 4

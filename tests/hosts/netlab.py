@@ -297,6 +297,10 @@ class Lab:
         running = self._running[host]
         return [entry for entry in system.alive_in(running.namespace) if entry[0] != running.init]
 
+    def first_process(self, host: str) -> int:
+        """A host's PID 1 as seen from here: everything that starts on the host inherits from it."""
+        return self._running[host].init
+
     def pid_namespace(self, host: str) -> int:
         """What identifies a host's processes, also after its end: see `netlab_system.alive_in`."""
         return self._running[host].namespace

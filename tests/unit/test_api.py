@@ -121,7 +121,7 @@ def test_init_and_shutdown_may_be_repeated(alone):
     assert api.context() is not context
 
 
-OF_CONTEXTS_ONLY = {"before_calls", "calls_of", "close", "restart", "suspend", "take_changes"}
+OF_CONTEXTS_ONLY = {"close", "restart", "suspend", "take_changes"}
 
 
 @pytest.mark.parametrize("name", sorted({n for n, f in vars(Context).items() if inspect.isfunction(f)

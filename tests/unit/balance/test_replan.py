@@ -67,7 +67,25 @@ def test_three_to_one():
     assert ranks.spread() < 0.10
     assert "jetson" in ranks.changes[0].text and "32/32/32 -> 5" in ranks.changes[0].text
     ranks.run(1000)
-    assert len(ranks.changes) <= 2
+    assert len(ranks.changes) <= 3
+
+
+def test_the_first_change_is_refined_by_smaller_gains():
+    """The first windows are short; what they have missed would cost a part of every step."""
+    planner = Replanner((32, 32, 32), 96, Limits(), ["a", "b", "c"])
+    first = planner.decide(5, [Report(32, 0.58, 0.4, 0), Report(32, 0.96, 0.0, 0), Report(32, 0.96, 0.0, 0)])
+    assert first is not None and first.shares == (44, 26, 26)
+    slow = Report(26, 0.80, 0.0, 0)
+    second = planner.decide(13, [Report(44, 0.70, 0.1, 0), slow, slow])
+    assert second is not None and second.shares[0] > 44
+    times_s = [0.70 / 44 * second.shares[0], 0.80 / 26 * second.shares[1], 0.80 / 26 * second.shares[2]]
+
+    def reports(factor: float):
+        pairs = zip(second.shares, times_s)
+        return [Report(share, s * factor**n, 0.0, 0) for n, (share, s) in enumerate(pairs)]
+
+    assert planner.decide(34, reports(1.0)) is None  # less than REFINING_GAIN
+    assert planner.decide(54, reports(1.03)) is None  # refining is over
 
 
 def test_equal_ranks_are_left_alone():

@@ -1,0 +1,103 @@
+"""Control groups that give a process a part of a core (the cpu controller of cgroups, version 1 or 2)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any, List, Sequence
+
+PERIOD_US = 10000
+"""Short, so that a quota is a speed and not a rhythm."""
+_FIRST = Path("/sys/fs/cgroup/cpu")
+_ROOT = Path("/sys/fs/cgroup")
+
+
+def path_of(name: str) -> Path:
+    """The directory of a group."""
+    return (_FIRST if _FIRST.is_dir() else _ROOT) / name
+
+
+def unavailable() -> str:
+    """Why groups with quotas cannot be made here; empty if they can."""
+    probe = path_of(f"ringcomm-probe-{os.getpid()}")
+    try:
+        probe.mkdir()
+    except OSError as problem:
+        return f"no control groups can be made here: {problem}"
+    try:
+        limit(probe.name, 0.5)
+    except OSError as problem:
+        return f"no CPU quota can be set here: {problem}"
+    finally:
+        probe.rmdir()
+    return ""
+
+
+def limit(place: str, quota: float) -> None:
+    """Give a group this part of a core, from now on."""
+    path = path_of(place.partition("@")[0])
+    if _FIRST.is_dir():
+        (path / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+        (path / "cpu.cfs_quota_us").write_text(str(int(quota * PERIOD_US)))
+    else:
+        (path / "cpu.max").write_text(f"{int(quota * PERIOD_US)} {PERIOD_US}")
+
+
+def join(place: str, pid: int = 0) -> None:
+    """Move a process, or this one, into a group and onto a core; one of :attr:`Groups.places` names both."""
+    name, _, core = place.partition("@")
+    (path_of(name) / "cgroup.procs").write_text(str(pid or os.getpid()))
+    os.sched_setaffinity(pid, {int(core)})
+
+
+def cores_of(quotas: Sequence[float], cores: Sequence[int]) -> List[int]:
+    """A core for each quota: the largest quotas first, each to the emptiest core.
+
+    Otherwise the scheduler lets two groups wait for one core while another is idle, or runs other programs.
+
+    >>> cores_of([0.3, 0.9, 0.3], [0, 1])
+    [1, 0, 1]
+    """
+    used = dict.fromkeys(cores, 0.0)
+    found = [0] * len(quotas)
+    for number in sorted(range(len(quotas)), key=lambda number: -quotas[number]):
+        found[number] = min(used, key=lambda core: used[core])
+        used[found[number]] += quotas[number]
+    return found
+
+
+class Groups:
+    """A control group for each quota, while the context lasts; processes in them leave them then.
+
+    Args:
+        quotas: parts of a core.
+        weight: of the groups against other processes, in the units of the controller; 0: as any other.
+
+    Attributes:
+        names: of the groups, in the order of quotas.
+        places: the same, with the core that the processes of each run on.
+    """
+
+    def __init__(self, quotas: Sequence[float], weight: int = 0) -> None:
+        self.names: List[str] = [f"ringcomm-{os.getpid()}-{number}" for number in range(len(quotas))]
+        cores = cores_of(quotas, sorted(os.sched_getaffinity(0)))
+        self.places = [f"{name}@{core}" for name, core in zip(self.names, cores)]
+        self._quotas = list(quotas)
+        self._weight = weight
+
+    def __enter__(self) -> Groups:
+        for name, quota in zip(self.names, self._quotas):
+            path_of(name).mkdir()
+            limit(name, quota)
+            if self._weight:
+                file = "cpu.shares" if _FIRST.is_dir() else "cpu.weight"
+                (path_of(name) / file).write_text(str(self._weight))
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        for name in self.names:
+            for pid in (path_of(name) / "cgroup.procs").read_text().split():
+                with contextlib.suppress(ProcessLookupError):
+                    (path_of("") / "cgroup.procs").write_text(pid)
+            path_of(name).rmdir()

@@ -1,0 +1,164 @@
+"""Jobs of ranks with CPU quotas, in processes of this machine or on hosts of namespaces with shaped links."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+from peers.quotas import Groups, join
+
+ROOT = Path(__file__).resolve().parents[2]
+RANK = Path(__file__).with_name("unequal_rank.py")
+_LIMIT_S = 300.0
+
+
+class Work(NamedTuple):
+    """What a job computes and reduces per step; a sample takes ``passes`` times some 4 microseconds."""
+
+    global_batch: int = 96
+    passes: int = 800
+    gradient_bytes: int = 256 * 1024
+    codec: str = "float32"
+
+
+class SlowDown(NamedTuple):
+    """A rank gets another quota in a step."""
+
+    step: int
+    rank: int
+    quota: float
+
+
+class Run(NamedTuple):
+    """What a job has measured.
+
+    Attributes:
+        times: seconds of each step, by rank.
+        computed: seconds of computing of each step, by rank.
+        shares: of each step.
+        lines: what ringrun has said about shares.
+    """
+
+    times: List[List[float]]
+    computed: List[List[float]]
+    shares: List[List[int]]
+    lines: List[str]
+
+
+class Machines:
+    """Ranks with quotas; make it with :func:`processes` or :func:`hosts`.
+
+    Args:
+        groups: a control group for each.
+        names: of the hosts; None: processes of this machine.
+        environ: of ringrun.
+    """
+
+    def __init__(self, groups: Groups, names: Optional[Sequence[str]], environ: Dict[str, str]) -> None:
+        self._groups = groups
+        self._names = names
+        self._environ = {**environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'launcher'}"}
+
+    def train(
+        self,
+        chosen: Sequence[int],
+        speeds: Union[str, Sequence[float]],
+        steps: int,
+        work: Work,
+        slow: Optional[SlowDown] = None,
+    ) -> Run:
+        """A job of some of the machines."""
+        with tempfile.TemporaryDirectory() as folder:
+            result = Path(folder) / "result.json"
+            done = self._ringrun([], chosen, speeds, steps, work, slow, result)
+            rows = json.loads(result.read_text())
+        lines = re.findall(r"ringrun: (.*(?:->|waited).*)", done)
+        return Run(rows["times"], rows["computed"], rows["shares"], lines)
+
+    def advise(self, chosen: Sequence[int], work: Work) -> str:
+        """What ``ringrun --advise`` prints about these machines; it is asked with uncompressed gradients."""
+        return self._ringrun(["--advise"], chosen, "measure", 200, work._replace(codec="float32"))
+
+    def _ringrun(
+        self,
+        options: Sequence[str],
+        chosen: Sequence[int],
+        speeds: Union[str, Sequence[float]],
+        steps: int,
+        work: Work,
+        slow: Optional[SlowDown] = None,
+        result: Path = Path(os.devnull),
+    ) -> str:
+        words = [speeds] if isinstance(speeds, str) else [f"{speed:g}" for speed in speeds]
+        command = [sys.executable, "-m", "ringrun", "-np", str(len(chosen)), "--threads", "1", *options]
+        if self._names is not None:
+            command += ["-H", ",".join(self._names[number] for number in chosen), "-x", "PYTHONPATH"]
+        command += [str(RANK), "--result", str(result)]
+        if self._names is None:
+            command += ["--groups", *(self._groups.places[number] for number in chosen)]
+        command += ["--speeds", *words, "--steps", str(steps), "--global-batch", str(work.global_batch)]
+        command += ["--passes", str(work.passes), "--gradient-bytes", str(work.gradient_bytes)]
+        command += ["--codec", work.codec]
+        if slow is not None:
+            command += ["--slow-step", str(slow.step), "--slow-rank", str(slow.rank)]
+            command += ["--slow-quota", f"{slow.quota:g}"]
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env=self._environ, timeout=_LIMIT_S,
+        )  # fmt: skip
+        if done.returncode:
+            raise SystemExit(f"the job has failed ({done.returncode}):\n{done.stdout}")
+        return done.stdout
+
+
+@contextlib.contextmanager
+def processes(quotas: Sequence[float], weight: int = 0) -> Iterator[Machines]:
+    """Processes of this machine with these parts of a core."""
+    with Groups(quotas, weight) as groups:
+        yield Machines(groups, None, dict(os.environ))
+
+
+@contextlib.contextmanager
+def hosts(names: Sequence[str]) -> Iterator[Any]:
+    """A laboratory of hosts of namespaces."""
+    sys.path.insert(0, str(ROOT))
+    from tests.hosts.netlab import Lab
+
+    reason = Lab.unavailable()
+    if reason is not None:
+        raise SystemExit(f"cannot make hosts here: {reason}")
+    with Lab(*names, no_wlan=True, docker=False) as lab:
+        yield lab
+
+
+@contextlib.contextmanager
+def on_hosts(lab: Any, quotas: Sequence[float], rates: Sequence[str], weight: int = 0) -> Iterator[Machines]:
+    """Ranks on the hosts of a laboratory with these parts of a core, and links of these rates ("1gbit")."""
+    names = [host.name for host in lab.hosts]
+    for name, rate in zip(names, rates):
+        lab.shape(name, "eth", rate, burst="256kb")
+    with Groups(quotas, weight) as groups:
+        for name, place in zip(names, groups.places):
+            join(place, lab.first_process(name))
+        yield Machines(groups, names, lab.environ())
+
+
+def settled(values: Sequence[float]) -> List[float]:
+    """The second half of a job's steps."""
+    return list(values[len(values) // 2 :])
+
+
+def replans(shares: Sequence[Sequence[int]]) -> List[Tuple[int, List[int]]]:
+    """The steps in which shares changed, and to what."""
+    return [
+        (step, list(after))
+        for step, (before, after) in enumerate(zip(shares, shares[1:]), 1)
+        if list(before) != list(after)
+    ]

@@ -1,0 +1,84 @@
+"""A rank that trains on balanced batches inside a control group, for unequal.py and advisor.py.
+
+It computes: a sample is a number of products of a matrix and a vector, and nothing sleeps in place of work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, List
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from peers.quotas import join, limit
+
+LAYER = 256
+
+
+def arguments() -> argparse.Namespace:
+    """What to train."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--groups", nargs="+", default=[], help="control groups, by rank, to join")
+    parser.add_argument("--result", type=Path, help="file that rank 0 writes")
+    parser.add_argument("--speeds", nargs="+", help='"measure", or one number per rank')
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--global-batch", type=int)
+    parser.add_argument("--passes", type=int, help="products of a matrix and a vector, per sample")
+    parser.add_argument("--gradient-bytes", type=int)
+    parser.add_argument("--codec", help="of the all-reduce")
+    parser.add_argument("--slow-step", type=int, default=-1, help="in which step a rank gets another quota")
+    parser.add_argument("--slow-rank", type=int)
+    parser.add_argument("--slow-quota", type=float)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Train, and write what was measured, on rank 0."""
+    args = arguments()
+    if args.groups:
+        join(args.groups[int(os.environ["RANK"])])
+    import numpy as np
+
+    import ringcomm as rc
+
+    rc.init()
+    weights = np.random.default_rng(0).standard_normal((LAYER, LAYER)).astype(np.float32)
+    images = np.random.default_rng(1).standard_normal((4096, LAYER)).astype(np.float32)
+    gradient = np.zeros(max(LAYER * LAYER, args.gradient_bytes // 4), np.float32)
+    layer = gradient[: LAYER * LAYER].reshape(LAYER, LAYER)
+    codec = None if args.codec == "float32" else args.codec
+    speeds = args.speeds[0] if args.speeds[0] == "measure" else [float(speed) for speed in args.speeds]
+    data = rc.balanced(len(images), global_batch=args.global_batch, speeds=speeds, drop_last=True)
+    times: List[float] = []
+    computed: List[float] = []
+    shares: List[Any] = []
+    began_s = time.perf_counter()
+    while len(times) < args.steps:
+        for mine in data:
+            if len(times) == args.slow_step and rc.rank() == args.slow_rank:
+                limit(args.groups[rc.rank()], args.slow_quota)
+            part_s = time.perf_counter()
+            gradient[:] = 0.0
+            for row in images[mine]:
+                for _ in range(args.passes):
+                    row = np.tanh(weights @ row)
+                layer += np.outer(row, row)
+            computed.append(time.perf_counter() - part_s)
+            shares.append(list(data.shares))
+            rc.allreduce_(gradient, weight=len(mine), compression=codec)
+            times.append(time.perf_counter() - began_s)
+            began_s = time.perf_counter()
+            if len(times) == args.steps:
+                break
+    rows = rc.allgather_object([times, computed])
+    if rc.rank() == 0:
+        found = {"times": [row[0] for row in rows], "computed": [row[1] for row in rows], "shares": shares}
+        args.result.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
