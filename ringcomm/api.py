@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Optional, Sequence
 
 from .default_context import after_restart as after_restart
+from .default_context import before_calls as before_calls
 from .default_context import before_leaving as before_leaving
 from .default_context import context as context
 from .default_context import epoch as epoch

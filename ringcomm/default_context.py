@@ -24,6 +24,7 @@ _registered = False
 _left = False
 _after_restart: List[Callable[[], None]] = []
 _before_leaving: List[Callable[[], None]] = []
+_before_calls: Optional[Callable[[], None]] = None
 
 
 def init(membership: Optional[Membership] = None, settings: Optional[Settings] = None) -> None:
@@ -46,6 +47,7 @@ def init(membership: Optional[Membership] = None, settings: Optional[Settings] =
         if _default is None:
             try:
                 _default = Context.start(membership, settings)
+                _default._runner.before_call = _before_calls
             except RingcommError as error:
                 # The message has all facts; a traceback through ringcomm's own code adds none.
                 raise error.with_traceback(None) from None
@@ -90,6 +92,7 @@ def restart(position: int = 0) -> None:
     with _lock:
         before, _default, _left = _default, None, True
         _default = before.restart(position)
+        _default._runner.before_call = _before_calls
     for callback in _after_restart:
         callback()
 
@@ -110,6 +113,20 @@ def before_leaving(callback: Callable[[], None]) -> None:
         callback: waits for collectives that a framework executes later than the program calls them.
     """
     _before_leaving.append(callback)
+
+
+def before_calls(callback: Callable[[], None]) -> None:
+    """Have a function called before each call in order of this process, also in jobs that it joins later.
+
+    Args:
+        callback: waits for collectives that a framework executes later than the program calls them, as calls
+            in order. It may be called in any thread, also in that of such a collective.
+    """
+    global _before_calls
+    with _lock:
+        _before_calls = callback
+        if _default is not None:
+            _default._runner.before_call = callback
 
 
 def _finish_first() -> None:

@@ -183,6 +183,16 @@ def jax_callbacks(text: str) -> str:
     return text
 
 
+JAX_MATCHINGS = ("order", "name")
+
+
+def jax_matching(text: str) -> str:
+    """One of :data:`JAX_MATCHINGS`."""
+    if text not in JAX_MATCHINGS:
+        raise ValueError(f"must be one of {', '.join(JAX_MATCHINGS)}")
+    return text
+
+
 ALGORITHMS = {
     "one_shot": "direct",
     "direct": "direct",

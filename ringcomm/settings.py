@@ -182,6 +182,11 @@ class Settings:
         "copies; uses private names of JAX), `io_callback` (as that does, by copies of arrays), or `auto`: "
         "`buffers` if a trial with the installed JAX succeeds.",
     )  # fmt: skip
+    jax_matching: str = _setting(
+        "order", "JAX_MATCHING", parsing.jax_matching,
+        "How ranks match collectives without a name in programs that JAX has compiled: by `order`, without "
+        "announcing them first, or by `name`, which takes longer; `join` and the timeline need that.",
+    )  # fmt: skip
     encrypt: bool = _setting(
         False, "ENCRYPT", parsing.flag,
         "Encrypt all TCP connections by TLS 1.3, with a certificate for this job alone that `ringrun` makes "

@@ -108,7 +108,7 @@ LEVELS: Dict[int, List[List[str]]] = {
             "_adapter.gradients", "_adapter.optimizer_classes", "_adapter.names", "_adapter.causes",
             "_adapter.waiting",
             "_adapter.compressed",
-            "_adapter.graph_callbacks",
+            "_adapter.graph_callbacks", "_adapter.calls_in_order",
             "_adapter.callbacks",
             "_adapter.objects", "_adapter.trees", "_adapter.checking", "_adapter.late_broadcast",
             "elastic.sampler", "elastic.state", "elastic.samples", "elastic.parts", "elastic.arrays",
@@ -153,8 +153,8 @@ LEVELS: Dict[int, List[List[str]]] = {
         ["dask"],
         ["spark"],
         [
-            "mxnet.arrays", "mxnet.compression", "mxnet.collectives", "mxnet.mpi_ops", "mxnet.parameters",
-            "mxnet.reducer", "mxnet.optimizer", "mxnet.trainer", "mxnet.__init__",
+            "mxnet.arrays", "mxnet.compression", "mxnet.reductions", "mxnet.movement", "mxnet.mpi_ops",
+            "mxnet.parameters", "mxnet.reducer", "mxnet.optimizer", "mxnet.trainer", "mxnet.__init__",
         ],
         [
             "testing.faulty", "testing.reference", "testing.simulation", "testing.driving",

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import threading
-from contextlib import nullcontext
-from typing import Any, Callable, ContextManager, Dict, List, Optional, Sequence, Tuple, Type
+from contextlib import contextmanager, nullcontext
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple, Type
 
 import numpy as np
 
@@ -54,6 +54,7 @@ class CallRunner:
         called_at: where the next call was made, if that was not in the thread that runs it.
         purpose: says what the calls are for, where they are not what the program has asked for.
         sites: is told of calls that other ranks make at other lines, if set; otherwise nothing is compared.
+        before_call: called before each call, outside of the lock, if set.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class CallRunner:
         self.called_at: Optional[Site] = None
         self.sites: Optional[CallSites] = None
         self.purpose: Optional[Callable[[], str]] = None
+        self.before_call: Optional[Callable[[], None]] = None
         self._fabric = fabric
         self._reporter: FailureReporter = reporter if reporter is not None else Reporter()
         self._generation = generation
@@ -164,7 +166,23 @@ class CallRunner:
             parts: how many calls those are. An exception between them ends the job: others wait for the rest.
             but: exceptions that all ranks raise alike, so that they do not end it.
         """
+        if self.before_call is not None:
+            self.before_call()
         return Parts(self._lock, lambda: self._started, parts, self._left_between, but)
+
+    @contextmanager
+    def calls_of(self, site: Site) -> Iterator[None]:
+        """An :meth:`exclusive` block whose calls belong to one line of the program.
+
+        Args:
+            site: where the program has asked for them, which is not where they are made.
+        """
+        with self.exclusive():
+            self.called_at = site
+            try:
+                yield
+            finally:
+                self.called_at = None
 
     def _left_between(self, problem: BaseException) -> None:
         if self._last is not None:
@@ -178,6 +196,8 @@ class CallRunner:
         counted: bool = True,
         staging: Optional[Staging] = None,
     ) -> None:
+        if self.before_call is not None:
+            self.before_call()
         with self._lock:
             self._errors.check_usable()
             sequence = self._sequence + counted

@@ -15,7 +15,7 @@ from .._adapter.compressed import CompressedAllreduce, divided
 from .._adapter.gradients import Reduction
 from ..collective.call_sites import look_through
 from ..docstrings import documented
-from ..errors import NotOfferedError
+from ..errors import ConfigError, NotOfferedError
 from ..ops import ReduceOp, op_of
 from ..process_set import ProcessSet, global_process_set, size_of
 from .compression import Compression
@@ -244,16 +244,22 @@ def join() -> int:
     """Announce that this rank has no more data, and wait until all ranks have announced it.
 
     Until then this rank contributes zeros to the other ranks' sums; an average still divides by the number of
-    all ranks. Programs that this rank has started are waited for first.
+    all ranks. Programs that this rank has started are waited for first. It requires
+    ``RINGCOMM_JAX_MATCHING=name``.
 
     Returns:
         the rank that joined last, whose state is the newest.
 
     Raises:
+        ConfigError: collectives in compiled programs are matched by order, which is the default.
         PeerLostError: a rank ended, or is silent for too long.
         NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.
     """
-    api.context()
+    if api.context().settings.jax_matching == "order" and api.size() > 1:
+        raise ConfigError(
+            "join(): collectives of compiled programs are matched by order, so programs of the other ranks "
+            "would wait for this rank. Set RINGCOMM_JAX_MATCHING=name (ringrun --jax-matching name)."
+        )
     jax.effects_barrier()
     return async_calls.join()
 

@@ -9,6 +9,7 @@ from typing import Iterator
 import jax
 
 from .. import api
+from .._adapter.calls_in_order import is_inside
 from .._adapter.causes import cause_of, with_causes
 
 logger = logging.getLogger("ringcomm.jax")
@@ -48,4 +49,16 @@ def _finish() -> None:
         logger.warning("A collective of a JAX program failed: %s", cause_of(error) or error)
 
 
+def _programs_first() -> None:
+    """Wait for the programs that this thread has started: their collectives precede the call that follows.
+
+    Raises:
+        RingcommError: (or an error of JAX) one of these programs has failed.
+    """
+    if not is_inside():
+        with with_causes():
+            jax.effects_barrier()
+
+
 api.before_leaving(_finish)
+api.before_calls(_programs_first)

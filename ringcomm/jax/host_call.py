@@ -10,6 +10,7 @@ from typing import List, NamedTuple, Optional, Sequence
 import numpy as np
 
 from .. import api
+from .._adapter import calls_in_order
 from .._adapter.arguments import SequenceName
 from .._adapter.causes import record_cause
 from .._adapter.graph_callbacks import (
@@ -21,12 +22,16 @@ from .._adapter.graph_callbacks import (
     Overwriting,
     Reducescatter,
 )
+from ..collective.call_sites import Site
 from ..dtypes import Array
 from ..errors import MismatchError, ShapeError
 from ..process_set import ProcessSet, number_of, rank_in, size_of
 
-IN_ORDER = SequenceName("jax.jit")
-"""The name of operations in compiled programs, unless the caller gives one. JAX runs them in order."""
+SEQUENCE = SequenceName("jax.jit")
+"""The name of operations in compiled programs that are matched by name, if the caller gives none.
+
+JAX executes them in order.
+"""
 
 NO_SPLITS = np.zeros(0, np.int32)
 """Row counts of an alltoall that mean: every rank gets the same number of rows."""
@@ -66,10 +71,12 @@ class HostCall(NamedTuple):
     Attributes:
         operation: the collective.
         place: what the program was compiled for.
+        site: where the program asks for it.
     """
 
     operation: Operation
     place: Optional[Place]
+    site: Site
 
     @property
     def overwrites(self) -> bool:
@@ -78,7 +85,10 @@ class HostCall(NamedTuple):
 
     def overwrite(self, arrays: Sequence[Array]) -> None:
         """Execute it on writable, contiguous arrays, which receive the results."""
-        Batch([self._named()]).overwrite(arrays)
+        if self._is_in_order():
+            calls_in_order.overwrite(self.operation, arrays, self.site)
+        else:
+            Batch([self._named()]).overwrite(arrays)
 
     def run(self, arrays: Sequence[Array]) -> List[Array]:
         """Execute it; returns new arrays, or the given ones where these are not read any more.
@@ -86,9 +96,9 @@ class HostCall(NamedTuple):
         Raises:
             MismatchError: the number of ranks has changed since the program was compiled.
         """
-        operation, place = self._named(), self.place
+        operation, place = self.operation, self.place
         if place is None:
-            return Batch([operation]).run(arrays)
+            return self._execute(arrays)
         if place_for(operation) != place:
             error = MismatchError(
                 f"This program was compiled for rank {place.position} of {place.size}, and the ranks have "
@@ -98,15 +108,24 @@ class HostCall(NamedTuple):
             raise error
         if isinstance(operation, Allgather):
             # As one row of equal shape each, so that ranks with other numbers of rows get an error.
-            gathered = Batch([operation]).run([array[np.newaxis] for array in arrays])
+            gathered = self._execute([array[np.newaxis] for array in arrays])
             return [part.reshape(-1, *array.shape[1:]) for part, array in zip(gathered, arrays)]
         if isinstance(operation, Alltoall):
             blocks = arrays[0].reshape(place.size, -1, *arrays[0].shape[1:])
-            return [Batch([operation]).run([blocks, NO_SPLITS])[0].reshape(arrays[0].shape)]
-        return Batch([operation]).run(arrays)
+            return [self._execute([blocks, NO_SPLITS])[0].reshape(arrays[0].shape)]
+        return self._execute(arrays)
+
+    def _execute(self, arrays: Sequence[Array]) -> List[Array]:
+        if self._is_in_order():
+            return calls_in_order.run(self.operation, arrays, self.site)
+        return Batch([self._named()]).run(arrays)
+
+    def _is_in_order(self) -> bool:
+        by_order = api.context().settings.jax_matching == "order"
+        return by_order and calls_in_order.can_be_in_order(self.operation)
 
     def _named(self) -> Operation:
-        return self.operation if self.operation.name else self.operation._replace(name=IN_ORDER)
+        return self.operation if self.operation.name else self.operation._replace(name=SEQUENCE)
 
 
 def run_now(operation: Operation, arrays: Sequence[Array]) -> List[Array]:

@@ -6,6 +6,7 @@ gradients, that of an average their average, that of an allgather this rank's ro
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, List, Optional, Sequence
 
 import jax
@@ -25,6 +26,7 @@ from .._adapter.graph_callbacks import (
     Reducescatter,
     average,
 )
+from ..collective.call_sites import this_site
 from ..errors import NotOfferedError
 from ..ops import ReduceOp
 from . import mechanism
@@ -50,7 +52,7 @@ def bind(operation: Operation, operands: Sequence[Any]) -> List[Any]:
         UnknownProcessSetError: the process set is not registered, or this rank is not a member.
         ShapeError: an operand has no dimensions, and the operation needs rows.
     """
-    call = HostCall(operation, place_for(operation))
+    call = HostCall(operation, place_for(operation), this_site())
     results_of(call, [operand.shape for operand in operands])
     results: List[Any] = collective_p.bind(*operands, call=call)
     return results
@@ -67,8 +69,10 @@ def _lower(ctx: Any, *operands: Any, call: HostCall) -> Any:
     return mechanism.chosen().lower(ctx, call, *operands)
 
 
-# Not cached: a program that contains the operation twice calls the host at two places.
-mlir.register_lowering(collective_p, _lower, cacheable=False)
+# Not cached: a program that contains the operation twice calls the host at two places. Older versions of JAX
+# cache no lowering, and have no such argument.
+_has_cache = "cacheable" in inspect.signature(mlir.register_lowering).parameters
+mlir.register_lowering(collective_p, _lower, **({"cacheable": False} if _has_cache else {}))
 
 
 @collective_p.def_impl

@@ -16,22 +16,18 @@ from .._adapter import common
 from .._adapter.common import *  # noqa: F403
 from .._adapter.objects import allgather_object, broadcast_object
 from . import mpi_ops
-from .collectives import (
-    allgather,
+from .compression import Compression, PowerSGD
+from .movement import allgather, alltoall, broadcast, broadcast_, grouped_allgather
+from .optimizer import DistributedOptimizer
+from .parameters import broadcast_parameters
+from .reductions import (
     allreduce,
     allreduce_,
-    alltoall,
-    broadcast,
-    broadcast_,
-    grouped_allgather,
     grouped_allreduce,
     grouped_allreduce_,
     grouped_reducescatter,
     reducescatter,
 )
-from .compression import Compression, PowerSGD
-from .optimizer import DistributedOptimizer
-from .parameters import broadcast_parameters
 from .trainer import DistributedTrainer
 
 __all__ = [

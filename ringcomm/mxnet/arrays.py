@@ -9,7 +9,7 @@ overwritten only after what was to read it has read it.
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Sequence, Tuple
+from typing import Any, List, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -117,3 +117,8 @@ def _filled(flat: Array, shape: Sequence[int], like: mx.nd.NDArray) -> InPlace:
     target = InPlace(module.empty(tuple(shape), dtype=flat.dtype, ctx=like.context))
     target.flat[:] = flat
     return target
+
+
+def shapes_of(tensors: Sequence[mx.nd.NDArray]) -> List[Tuple[int, ...]]:
+    """The shapes of NDArrays."""
+    return [tuple(tensor.shape) for tensor in tensors]

@@ -2,6 +2,7 @@
 
 from .._adapter.common import *  # noqa: F403
 from .._adapter.horovod_basics import HorovodBasics
-from .collectives import *  # noqa: F403
+from .movement import *  # noqa: F403
+from .reductions import *  # noqa: F403
 
 _basics = HorovodBasics()

@@ -60,6 +60,18 @@ def test_frameworks_finish_before_this_process_leaves(alone, monkeypatch):
     assert seen == [True]
 
 
+def test_what_precedes_direct_calls_is_kept_for_the_next_job(alone, monkeypatch):
+    monkeypatch.setattr(default_context, "_before_calls", None)
+    seen = []
+    api.before_calls(lambda: seen.append(1))
+    rc.allgather(np.ones(3))
+    rc.shutdown()
+    before = len(seen)
+    rc.init(Membership())
+    rc.allgather(np.ones(3))
+    assert 0 < before < len(seen)
+
+
 def test_alone_the_arithmetic_is_the_same(alone):
     assert rc.allreduce(np.array([7, -7]), postscale_factor=0.5).tolist() == [3, -3]
     assert rc.allreduce([2.0], rc.Sum, prescale_factor=2.0, postscale_factor=3.0).tolist() == [12.0]

@@ -16,14 +16,21 @@ def run_delayed(modules: Sequence[str]) -> Dict[str, str]:
     """On every rank: run checks where each collective starts after a random delay, another on each rank."""
     import ringcomm as rc
     from ringcomm._adapter.graph_callbacks import Batch
+    from ringcomm.jax.host_call import HostCall
 
     rc.init()
     draw = random.Random(rc.rank())
-    submit = Batch._submit
 
-    def late(self: Any, *args: Any, **kwargs: Any) -> Any:
-        time.sleep(draw.choice((0.0, 0.0, 0.001, 0.01)))
-        return submit(self, *args, **kwargs)
+    def delay(kind: Any, method: str) -> None:
+        prompt = getattr(kind, method)
 
-    Batch._submit = late
+        def late(self: Any, *args: Any, **kwargs: Any) -> Any:
+            time.sleep(draw.choice((0.0, 0.0, 0.001, 0.01)))
+            return prompt(self, *args, **kwargs)
+
+        setattr(kind, method, late)
+
+    delay(Batch, "_submit")  # of calls outside of programs
+    delay(HostCall, "overwrite")
+    delay(HostCall, "run")
     return jobs.run_checks(modules)

@@ -72,12 +72,33 @@ def kill(folder: Path) -> None:
 
 
 def disagree(folder: Path) -> None:
-    """The ranks' programs have different collectives, then different shapes; afterwards they agree."""
+    """The ranks' programs have different collectives, then different shapes; afterwards they agree.
+
+    Operations by name can be matched, and those that follow too.
+    """
     other = jax.jit(hvd.psum) if hvd.rank() else jax.jit(hvd.allgather)
     note(folder, kind_of(lambda: other(jnp.ones(ITEMS))))
     note(folder, kind_of(lambda: jax.jit(hvd.psum)(jnp.ones(ITEMS + hvd.rank()))))
     note(folder, kind_of(lambda: jax.jit(hvd.allgather)(jnp.ones((2 + hvd.rank(), 3)))))
     note(folder, f"{float(step(jnp.ones(3))[0])}")
+
+
+def out_of_order(folder: Path) -> None:
+    """The ranks' programs have other collectives, or other shapes, than that of rank 0."""
+    kinds = {"kinds": hvd.allgather, "shapes": hvd.psum, "groups": lambda x: hvd.psum((x[:600], x[600:]))}
+    program = jax.jit(kinds[sys.argv[3]] if hvd.rank() else hvd.psum)
+    items = ITEMS + (sys.argv[3] == "shapes" and hvd.rank() > 0)
+    note(folder, kind_of(lambda: program(jnp.ones(items))))
+    note(folder, kind_of(lambda: step(jnp.ones(3))))
+    note(folder, kind_of(lambda: rc.allreduce(jnp.ones(3))))
+
+
+def uneven(folder: Path) -> None:
+    """Rank 1 has fewer steps than the others, and joins."""
+    total = jax.jit(hvd.psum)
+    found = [float(total(jnp.float32(1))) for _ in range(2 if hvd.rank() == 1 else 3)]
+    note(folder, kind_of(hvd.join))
+    note(folder, str(found))
 
 
 def end(folder: Path) -> None:
@@ -106,6 +127,8 @@ def fail(folder: Path) -> None:
 
 if __name__ == "__main__":
     rc.init()
-    {"kill": kill, "disagree": disagree, "end": end, "leave": leave, "fail": fail}[sys.argv[1]](
-        Path(sys.argv[2])
-    )
+    programs = {
+        "kill": kill, "disagree": disagree, "out_of_order": out_of_order, "end": end, "leave": leave,
+        "fail": fail, "uneven": uneven,
+    }  # fmt: skip
+    programs[sys.argv[1]](Path(sys.argv[2]))

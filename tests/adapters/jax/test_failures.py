@@ -15,9 +15,9 @@ PROGRAM = Path(__file__).with_name("program.py")
 LIMIT_S = 240.0
 
 
-def run(how: str, tmp_path: Path, callbacks: str = "auto") -> Tuple[int, List[List[str]], str]:
+def run(how: str, tmp_path: Path, *more: str, **settings: str) -> Tuple[int, List[List[str]], str]:
     """The exit code of three ranks, what each has written, and what the launcher printed."""
-    job = Launched("-np", "3", str(PROGRAM), how, str(tmp_path), env={"RINGCOMM_JAX_CALLBACKS": callbacks})
+    job = Launched("-np", "3", str(PROGRAM), how, str(tmp_path), *more, env=settings)
     code = job.finish(LIMIT_S)
     files = [tmp_path / f"rank.{rank}" for rank in range(3)]
     return code, [file.read_text().splitlines() if file.exists() else [] for file in files], job.out + job.err
@@ -25,15 +25,27 @@ def run(how: str, tmp_path: Path, callbacks: str = "auto") -> Tuple[int, List[Li
 
 @pytest.mark.parametrize("callbacks", ["buffers", "io_callback"])
 def test_a_lost_rank_is_a_typed_error_in_programs_and_outside(tmp_path: Path, callbacks: str) -> None:
-    code, said, output = run("kill", tmp_path, callbacks)
+    code, said, output = run("kill", tmp_path, RINGCOMM_JAX_CALLBACKS=callbacks)
     assert code == 7, output
     assert said[1] == [] and len(said[0]) == 3, output
     for lines in (said[0], said[2]):
         assert all(line.startswith("PeerLostError: rank 1 ") for line in lines), said
 
 
-def test_ranks_that_disagree_get_the_same_error_and_go_on(tmp_path: Path) -> None:
-    code, said, output = run("disagree", tmp_path)
+@pytest.mark.parametrize("how", ["kinds", "shapes", "groups"])
+def test_ranks_whose_programs_differ_get_an_error_that_shows_both_calls(tmp_path: Path, how: str) -> None:
+    code, said, output = run("out_of_order", tmp_path, how)
+    assert code != 0 and "Rank 0 makes another call than ranks 1, 2" in output, output
+    assert len({first for first, _, _ in said}) == 1, said
+    first = said[0][0]
+    assert first.startswith("MismatchError") and "program.py" in first, first
+    shown = {"kinds": "allgather", "shapes": "(1001,)", "groups": "2 arrays: (600,), (400,)"}[how]
+    assert shown in first and "allreduce(shape (1000,)" in first, first
+    assert all("Error" in later for _, *more in said for later in more), said
+
+
+def test_ranks_that_disagree_by_name_get_the_same_error_and_go_on(tmp_path: Path) -> None:
+    code, said, output = run("disagree", tmp_path, RINGCOMM_JAX_MATCHING="name")
     assert code == 0, output
     assert said[0] == said[1] == said[2]
     kinds, shapes, rows, after = said[0]
@@ -41,6 +53,12 @@ def test_ranks_that_disagree_get_the_same_error_and_go_on(tmp_path: Path) -> Non
     assert shapes.startswith("MismatchError") and "(1000,)" in shapes and "(1001,)" in shapes
     assert rows.startswith("MismatchError") and "(2, 3)" in rows and "(3, 3)" in rows
     assert float(after) == 1.5
+
+
+def test_a_rank_that_joins_contributes_zeros_to_programs_matched_by_name(tmp_path: Path) -> None:
+    code, said, output = run("uneven", tmp_path, RINGCOMM_JAX_MATCHING="name")
+    assert code == 0, output
+    assert said == [["no error", str([3.0, 3.0, 2.0][: 2 if rank == 1 else 3])] for rank in range(3)]
 
 
 def test_a_program_ends_after_its_steps_in_progress(tmp_path: Path) -> None:

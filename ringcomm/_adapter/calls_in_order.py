@@ -1,0 +1,153 @@
+"""Collectives of programs that a framework executes in order, as calls in order: nothing is announced first.
+
+A call in order is one exchange between the ranks; an operation by name is announced to rank 0, which
+responds, and only then is it executed. The framework must execute these collectives one after another, in the
+same order on all ranks. Direct calls of the program may be between them if they wait for the framework first;
+see :func:`ringcomm.api.before_calls`.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from contextlib import contextmanager
+from typing import Iterator, List, Sequence, Tuple
+
+import numpy as np
+
+from .. import api
+from ..collective.call_sites import Site
+from ..context import Context
+from ..dtypes import Array
+from ..engine.packing import FusionBuffer, groups_by_index
+from ..errors import RingcommError
+from ..ops import ReduceOp
+from ..process_set import number_of
+from .arguments import row_counts
+from .causes import record_cause
+from .graph_callbacks import Allgather, Allreduce, Alltoall, Barrier, Broadcast, Operation, Reducescatter
+
+_SHAPES_SHOWN = 16
+
+_packed = FusionBuffer()
+"""Used within ``Context.calls_of``, by one thread at a time."""
+_here = threading.local()
+
+
+def can_be_in_order(operation: Operation) -> bool:
+    """Whether an operation can be a call in order: one of all ranks, without a name, weights or codes."""
+    if operation.name is not None:
+        return False
+    if isinstance(operation, Allreduce):
+        plain = operation.how.weight is None and not operation.has_weight
+        return plain and not number_of(operation.how.process_set)
+    if isinstance(operation, Reducescatter):
+        return not number_of(operation.how.process_set)
+    return isinstance(operation, (Allgather, Broadcast, Alltoall, Barrier)) and not number_of(
+        operation.process_set
+    )
+
+
+def is_inside() -> bool:
+    """Whether this thread is executing such a call."""
+    return getattr(_here, "inside", False)
+
+
+def overwrite(operation: Operation, arrays: Sequence[Array], site: Site) -> None:
+    """Execute an allreduce or a broadcast; the arrays receive the results.
+
+    Args:
+        operation: one that :func:`can_be_in_order`.
+        arrays: writable and contiguous.
+        site: where the program has asked for it.
+
+    Raises:
+        RingcommError: it failed; the job has ended, as after every call in order that fails.
+    """
+    with _recorded(site) as context:
+        if len(arrays) == 1:
+            _overwrite(context, operation, arrays[0])
+            return
+        label = _label(arrays)
+        for indices in groups_by_index(arrays):
+            group = [arrays[index] for index in indices]
+            if len(group) == 1 or _is_adasum(operation):
+                for array in group:
+                    _overwrite(context, operation, array, label)
+                continue
+            flats = [array.reshape(-1) for array in group]
+            packed = _packed.items(sum(flat.size for flat in flats), flats[0].dtype)
+            np.concatenate(flats, out=packed)
+            _overwrite(context, operation, packed, label)
+            start = 0
+            for flat in flats:
+                flat[:] = packed[start : start + flat.size]
+                start += flat.size
+
+
+def run(operation: Operation, arrays: Sequence[Array], site: Site) -> List[Array]:
+    """Execute an operation; returns new arrays.
+
+    Args:
+        operation: one that :func:`can_be_in_order`.
+        arrays: its inputs, as for :class:`~.graph_callbacks.Batch`.
+        site: where the program has asked for it.
+
+    Raises:
+        RingcommError: it failed.
+    """
+    if isinstance(operation, (Allreduce, Broadcast)):
+        copies = [np.array(array, order="C") for array in arrays]
+        overwrite(operation, copies, site)
+        return copies
+    with _recorded(site) as context:
+        if isinstance(operation, Barrier):
+            context.barrier()
+            return []
+        if isinstance(operation, Alltoall):
+            rows, splits = arrays
+            counts = row_counts(len(rows), splits.tolist() if splits.size else None, context.size)
+            received, numbers = context.alltoall(rows, counts)
+            return [received, np.asarray(numbers, np.int32)]
+        label = _label(arrays) if len(arrays) > 1 else None
+        if isinstance(operation, Allgather):
+            return [context.allgather(array, label) for array in arrays]
+        assert isinstance(operation, Reducescatter)
+        how = operation.how
+        return [context.reducescatter(array, how.op, label, how.prescale, how.postscale) for array in arrays]
+
+
+@contextmanager
+def _recorded(site: Site) -> Iterator[Context]:
+    """The context, in a block of calls whose errors frameworks can be asked for."""
+    _here.inside = True
+    try:
+        context = api.context()
+        with context._runner.calls_of(site):
+            yield context
+    except RingcommError as error:
+        record_cause(error)
+        raise
+    finally:
+        _here.inside = False
+
+
+def _overwrite(context: Context, operation: Operation, array: Array, label: str = "") -> None:
+    if isinstance(operation, Broadcast):
+        context.broadcast_(array, operation.root_rank, label or None)
+    else:
+        assert isinstance(operation, Allreduce)
+        how = operation.how
+        context.allreduce_(array, how.op, label or None, how.prescale, how.postscale)
+
+
+def _is_adasum(operation: Operation) -> bool:
+    return isinstance(operation, Allreduce) and operation.how.op == ReduceOp.ADASUM
+
+
+def _label(arrays: Sequence[Array]) -> str:
+    """The shapes of a group as the name of its calls, so that ranks with other groups get an error."""
+    shapes: List[Tuple[int, ...]] = [array.shape for array in arrays]
+    shown = ", ".join(map(str, shapes[:_SHAPES_SHOWN]))
+    more = f", ... ({zlib.crc32(repr(shapes).encode()):x})" if len(shapes) > _SHAPES_SHOWN else ""
+    return f"{len(shapes)} arrays: {shown}{more}"
