@@ -10,8 +10,6 @@ ROOT = Path(__file__).resolve().parents[1]
 MOST_LINES = 400
 MOST_LINES_OF_A_FUNCTION = 60
 """From its first statement to its last one: without its parameters and its docstring, which may be long."""
-LONGER = {"ringcomm/mxnet/collectives.py"}
-"""Signatures and documentation as long as Horovod's: its functions have few statements."""
 
 Function = Union[ast.FunctionDef, ast.AsyncFunctionDef]
 
@@ -31,7 +29,7 @@ def statements(function: Function) -> int:
 
 def test_modules_are_short():
     long = {name: text.count("\n") for name, text in modules() if text.count("\n") > MOST_LINES}
-    assert {name: lines for name, lines in long.items() if name not in LONGER} == {}
+    assert long == {}
 
 
 def test_functions_are_short():

@@ -173,9 +173,7 @@ class Supervisor:
         self._loop.cancel("start")
         endpoints: List[Tuple[str, int]] = []
         if self._open_rendezvous is not None and self.job.plan.size > 1:
-            self._rendezvous = self._open_rendezvous(
-                lambda notice: self._loop.call(lambda: self._notice(notice))
-            )
+            self._rendezvous = self._open_rendezvous(lambda said: self._loop.call(lambda: self._notice(said)))
             endpoints = [] if self._rendezvous is None else self._rendezvous.start()
         for host in self.job.hosts:
             env = master_variables(self.job, host, self._ready)
