@@ -50,6 +50,7 @@ def common_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, help="how often every peer has its turn [3]")
     parser.add_argument("--budget", type=float, metavar="S", help="seconds for one size in one round [0.3]")
     parser.add_argument("--limit", type=float, metavar="S", help="seconds after which a run is ended [240]")
+    parser.add_argument("--bind", action="store_true", help="each rank on a core of its own, like Open MPI")
     parser.add_argument(
         "--wait", type=float, default=120.0, metavar="S", help="seconds to wait for quiet [120]"
     )
@@ -66,7 +67,7 @@ def tools_of(args: argparse.Namespace) -> Tools:
 
 def pace_of(args: argparse.Namespace) -> Pace:
     """How long to measure."""
-    wishes = {"rounds": args.rounds, "budget_s": args.budget, "limit_s": args.limit}
+    wishes = {"rounds": args.rounds, "budget_s": args.budget, "limit_s": args.limit, "bind": args.bind}
     return replace(QUICK if args.quick else Pace(), **{name: wish for name, wish in wishes.items() if wish})
 
 

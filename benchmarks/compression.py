@@ -1,7 +1,7 @@
 """What compression gains on slow links: hosts made of namespaces, their links shaped to a given speed.
 
     python benchmarks/compression.py [--rates 1000 100] [--np 3] [--rounds 3] [--backward 1.0] [--scale 1.0]
-                                     [--only allreduce steps] [--output DIR]
+                                     [--only allreduce steps auto overlap] [--output DIR]
 
 Needs root and sshd (see tests/hosts/netlab.py, which makes the hosts), and PyTorch. For every link rate
 (in Mbit/s) all variants take turns in the same processes:
@@ -12,7 +12,11 @@ Needs root and sshd (see tests/hosts/netlab.py, which makes the hosts), and PyTo
   pass of ``--backward`` seconds (it sleeps: the ranks here share the cores, machines do not):
   DistributedDataParallel over Gloo, without and with PyTorch's hooks for bf16 and PowerSGD, ringcomm's
   DistributedOptimizer with each compression, LocalSGD with 16 local steps (the mean of 16), and no
-  communication at all.
+  communication at all;
+* with ``--only auto``: for each ``--backward`` the same step with ``compression="auto"`` (its first steps
+  are those without compression, the last ones those after the choice) beside bf16 and int8, and what the
+  choice predicted for each;
+* with ``--only overlap``: steps with a forward pass of ``--forward`` seconds, without and with CrossBarrier.
 
 Prints medians, and with --output writes DIR/compression.json and DIR/compression.svg: time per step against
 link rate, one line per variant.
@@ -41,8 +45,8 @@ Times = Dict[str, List[float]]
 LOCAL_STEPS = 16
 
 
-def gradients_of(scale: float, backward_s: float) -> Any:
-    """ResNet-50's parameters in a network whose backward pass sleeps before each gradient, by its size."""
+def gradients_of(scale: float, backward_s: float, forward_s: float = 0.0) -> Any:
+    """ResNet-50's parameters as layers whose passes sleep, each by the layer's share of all elements."""
     import torch
     from peers.steps import resnet50_shapes
 
@@ -60,18 +64,18 @@ def gradients_of(scale: float, backward_s: float) -> Any:
             time.sleep(backward_s * ctx.gradient.numel() / total)
             return flow, ctx.gradient, None
 
-    class Shapes(torch.nn.Module):
-        def __init__(self) -> None:
+    class Layer(torch.nn.Module):
+        def __init__(self, shape: Any) -> None:
             super().__init__()
-            self.parts = torch.nn.ParameterList([torch.nn.Parameter(torch.ones(shape)) for shape in shapes])
-            self.gradients = [1e-3 * torch.randn(shape) for shape in shapes]
+            self.part = torch.nn.Parameter(torch.ones(shape))
+            self.gradient = 1e-3 * torch.randn(shape)
 
-        def forward(self, factor: Any) -> Any:
-            for part, gradient in zip(self.parts, self.gradients):
-                factor = Touch.apply(factor, part, gradient)
-            return factor
+        def forward(self, flow: Any) -> Any:
+            if forward_s:
+                time.sleep(forward_s * self.part.numel() / total)
+            return Touch.apply(flow, self.part, self.gradient)
 
-    return Shapes()
+    return torch.nn.Sequential(*map(Layer, shapes))
 
 
 def still(model: Any) -> Any:
@@ -185,6 +189,72 @@ def training_steps(scale: float, backward_s: float, gloo: Any) -> Dict[str, Call
     }
 
 
+def overlaps(scale: float, backward_s: float, forward_s: float, rounds: int) -> Dict[str, float]:
+    """Mean seconds per step with and without an overlap of the exchange with the next forward pass."""
+    import torch
+
+    import ringcomm as rc
+    import ringcomm.torch as hvd
+
+    found: Dict[str, float] = {}
+    for compression in ("none", "int8"):
+        for overlapping in (False, True):
+            model = gradients_of(scale, backward_s, forward_s)
+            optimizer = hvd.DistributedOptimizer(
+                still(model), model.named_parameters(), compression=compression
+            )
+            barrier = hvd.CrossBarrier(model, optimizer) if overlapping else None
+            factor = torch.ones(())
+            for number in range(rounds + 2):
+                if number == 2:
+                    rc.barrier()
+                    started = time.perf_counter()
+                model(factor).backward()
+                optimizer.step()
+            if barrier is not None:
+                barrier.close()
+            rc.barrier()
+            name = f"{compression}, overlapping" if overlapping else compression
+            found[name] = (time.perf_counter() - started) / rounds
+    return found
+
+
+AUTO_WARM_UP = 7
+"""Steps without compression, after which the choice is made; the first is not counted."""
+
+
+def choices(scale: float, backward_s: float, rounds: int) -> Dict[str, Any]:
+    """Seconds per step without compression, with bf16, int8 and after the choice; and the predictions."""
+    import torch
+
+    import ringcomm as rc
+    import ringcomm.torch as hvd
+
+    def steps_of(compression: str) -> Any:
+        model = gradients_of(scale, backward_s)
+        optimizer = hvd.DistributedOptimizer(still(model), model.named_parameters(), compression=compression)
+        factor = torch.ones(())
+
+        def steps(count: int) -> List[float]:
+            rc.barrier()
+            times = [time.perf_counter()]
+            for _ in range(count):
+                model(factor).backward()
+                optimizer.step()
+                times.append(time.perf_counter())
+            return [last - first for first, last in zip(times, times[1:])]
+
+        return optimizer, steps
+
+    optimizer, steps = steps_of("auto")
+    found: Dict[str, Any] = {"none": steps(AUTO_WARM_UP)[1:]}
+    choice = optimizer._reducer._auto.choice
+    found["auto"] = steps(1 + rounds)[1:]
+    for name in ("bf16", "int8"):
+        found[name] = steps_of(name)[1](1 + rounds)[1:]
+    return {"backward_s": backward_s, "chosen": choice.name, "predicted": choice.steps_s, "measured": found}
+
+
 def timed(step: Step, rounds: int, warm_up: int, processor: List[float]) -> List[float]:
     """Seconds of each call, from a common start; ``processor`` gets this rank's processor time of each."""
     import ringcomm as rc
@@ -235,11 +305,16 @@ def work(args: argparse.Namespace) -> None:
         del steps
     if "steps" in args.only:
         results["steps"] = {}
-        for name, make in training_steps(args.scale, args.backward, gloo).items():
+        for name, make in training_steps(args.scale, args.backward[0], gloo).items():
             gc.collect()
             warm_up = 2 if "PowerSGD" in name else 1
             own = processor.setdefault(f"steps {name}", [])
             results["steps"][name] = timed(make(), args.rounds, warm_up, own)
+    if "auto" in args.only:
+        results["auto"] = [choices(args.scale, backward_s, args.rounds) for backward_s in args.backward]  # type: ignore[assignment]
+    if "overlap" in args.only:
+        steps_s = overlaps(args.scale, args.backward[0], args.forward, args.rounds)
+        results["overlap"] = {"forward_s": args.forward, "backward_s": args.backward[0], **steps_s}  # type: ignore[dict-item]
     if rc.rank() == 0:
         Path(args.result).write_text(json.dumps(results))
 
@@ -260,8 +335,8 @@ def measure(args: argparse.Namespace) -> List[Dict[str, Any]]:
             store, result = Path(folder) / f"store{rate}", Path(folder) / f"result{rate}"
             worker = [
                 sys.executable, __file__, "--work", "--store", str(store), "--result", str(result),
-                "--rounds", str(args.rounds), "--backward", str(args.backward), "--scale", str(args.scale),
-                "--only", *args.only,
+                "--rounds", str(args.rounds), "--backward", *map(str, args.backward),
+                "--scale", str(args.scale), "--forward", str(args.forward), "--only", *args.only,
             ]  # fmt: skip
             hosts = ["-np", str(args.np), "-H", ",".join(names)]
             launcher = [sys.executable, "-m", "ringrun", "--threads", "1", *hosts]
@@ -290,6 +365,14 @@ def table(row: Dict[str, Any]) -> str:
             f"  {name:32s} {seconds:8.3f} s   {medians[baseline] / seconds:5.2f} x Gloo, processor "
             f"{statistics.median(row['processor'][f'{kind} {name}']):6.3f} s"
             for name, seconds in medians.items()
+        ]
+    lines += [f"  {name:32s} {value:8.3f} s" for name, value in row.get("overlap", {}).items()]
+    for item in row.get("auto", ()):
+        lines.append(f"{row['mbit_per_s']} Mbit/s, backward {item['backward_s']:g} s: {item['chosen']}")
+        lines += [
+            f"  {name:32s} {statistics.median(times):8.3f} s, "
+            f"predicted {item['predicted'].get(name, item['predicted'][item['chosen']]):8.3f} s"
+            for name, times in item["measured"].items()
         ]
     return "\n".join(lines)
 
@@ -358,9 +441,11 @@ def main() -> int:
     parser.add_argument("--rates", type=int, nargs="+", default=[1000, 100], metavar="MBIT")
     parser.add_argument("--np", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--backward", type=float, default=1.0, metavar="S")
+    parser.add_argument("--backward", type=float, nargs="+", default=[1.0], metavar="S")
     parser.add_argument("--scale", type=float, default=1.0, help="share of ResNet-50's gradients")
-    parser.add_argument("--only", nargs="+", choices=("allreduce", "steps"), default=["allreduce", "steps"])
+    parser.add_argument("--forward", type=float, default=0.1, metavar="S", help="for --only overlap")
+    kinds = ("allreduce", "steps", "auto", "overlap")
+    parser.add_argument("--only", nargs="+", choices=kinds, default=kinds[:2])
     parser.add_argument("--limit", type=float, default=1800.0, metavar="S", help="per link rate")
     parser.add_argument("--output", type=Path, metavar="DIR")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)

@@ -33,7 +33,7 @@ def simulated() -> None:
     print("ranks  algorithm  copies GB/s  all-reduce ms  against the slowest")
     for size in (2, 4):
         network_s = 2 * (size - 1) / size * NBYTES / NETWORK
-        for algorithm in ("direct", "ring"):
+        for algorithm in ("direct", "ring", "pipelined"):
             for factor in (50.0, 11.5, 5.0, 3.0, 2.0, 1.5, 1.0):
                 arrays = [np.ones(NBYTES // 4, np.float32) for _ in range(size)]
                 rates = Rates(factor * NETWORK, factor * NETWORK, NETWORK)

@@ -2,11 +2,12 @@
 
     python benchmarks/elastic_jobs.py kills  4 ranks, 100 MB of state, SIGKILL of each in turn, 20 times
     python benchmarks/elastic_jobs.py hosts  the same with one rank on each of 3 hosts, at 1 Gbit/s
+    python benchmarks/elastic_jobs.py silent  on 3 hosts: a frozen rank, a pulled cable, a partition
     python benchmarks/elastic_jobs.py join   what the others pause while a process that sleeps 20 s joins
     python benchmarks/elastic_jobs.py soak   ten minutes, a kill and a rejoin every 30 s
 
-All ranks run on this machine, those of `hosts` in network namespaces, which needs root and sshd (see
-tests/hosts/netlab.py). `--quick` makes each a check of some seconds; its numbers mean nothing.
+All ranks run on this machine, those of `hosts` and `silent` in network namespaces, which needs root and sshd
+(see tests/hosts/netlab.py). `--quick` makes each a check of some seconds; its numbers mean nothing.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import psutil
 
@@ -29,9 +32,10 @@ ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 120.0
 
 WORKER = """
-import json, os, resource, sys, time
+import hashlib, json, os, resource, sys, time
 import numpy as np
 import ringcomm as rc
+from ringcomm import api
 
 if int(os.environ["RINGCOMM_MEMBER"]) >= int(os.environ["FIRST_MEMBERS"]):
     time.sleep(float(os.environ.get("NEWCOMER_SLEEPS", "0")))
@@ -42,7 +46,8 @@ stop = os.path.join(os.environ["LOGS"], "stop")
 
 
 def note(**facts):
-    log.write(json.dumps({**facts, "at": time.time(), "pid": os.getpid()}) + "\\n")
+    where = {"at": time.time(), "pid": os.getpid(), "host": api.context().host}
+    log.write(json.dumps({**facts, **where}) + "\\n")
 
 
 def resources():
@@ -68,7 +73,8 @@ def train(state):
         note(event="step", epoch=rc.epoch(), size=rc.size(), step=state.step, s=time.time() - began)
         if ends:
             rc.check_same({"weights": state.weights})
-            note(event="end", epoch=rc.epoch(), step=state.step, **resources())
+            digest = hashlib.sha256(state.weights).hexdigest()
+            note(event="end", epoch=rc.epoch(), step=state.step, digest=digest, **resources())
             return
 
 
@@ -145,8 +151,8 @@ class ElasticJob:
         if kind is None:
             shutil.rmtree(self.folder)
 
-    def kill(self, member: int) -> float:
-        """SIGKILL a process; when.
+    def kill(self, member: int, number: int = signal.SIGKILL) -> float:
+        """Send a process a signal; when.
 
         The process id that it has noted may be that of a namespace, so its environment is looked for.
 
@@ -159,7 +165,7 @@ class ElasticJob:
                 environ = set(Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0"))
                 if wanted <= environ and str(self.folder / "worker.py") in process.cmdline():
                     at = time.time()
-                    process.kill()
+                    process.send_signal(number)
                     return at
             except (psutil.Error, OSError):
                 continue  # It has ended meanwhile.
@@ -180,6 +186,14 @@ class ElasticJob:
         views = [number for number, note in enumerate(notes) if note["event"] == "view"]
         steps = [note["at"] for note in notes[views[0] :] if note["event"] == "step"] if views else []
         return steps[0] if steps else None
+
+    def place(self, member: int) -> str:
+        """The name of the host on which a process runs."""
+        return str(self.notes(member)[-1]["host"])
+
+    def views(self) -> int:
+        """How many views there have been after the first."""
+        return max(note["epoch"] for member in self.members() for note in self.notes(member)[-1:])
 
     def end(self) -> Tuple[int, str]:
         """End training; the exit code, and what ringrun has printed."""
@@ -212,27 +226,73 @@ def kills(ranks: int, state_bytes: int, count: int, *options: str, **environment
         code, text = job.end()
         ordered = sorted(seconds)
         return {
-            "losses": count, "ranks": ranks, "state_bytes": state_bytes,
+            "losses": count, "views_after_the_first": job.views(), "ranks": ranks, "state_bytes": state_bytes,
             "median_s": statistics.median(ordered), "longest_s": ordered[-1],
             "percentile_95_s": ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))],
             "survivors_with_another_pid": moved, "exit_code": code, "end": text.splitlines()[-1:],
         }  # fmt: skip
 
 
-def hosts(state_bytes: int, count: int) -> Dict[str, Any]:
-    """:func:`kills` with a rank on each of three hosts with links of 1 Gbit/s."""
+NODES = ("node1", "node2", "node3")
+
+
+@contextmanager
+def three_hosts() -> Iterator[Any]:
+    """Three hosts in network namespaces, with links of 1 Gbit/s."""
     sys.path.insert(0, str(ROOT))
     from tests.hosts.netlab import Lab
 
     reason = Lab.unavailable()
     if reason is not None:
         raise SystemExit(f"cannot make hosts here: {reason}")
-    names = ["node1", "node2", "node3"]
-    with Lab(*names, no_wlan=True, docker=False) as lab:
-        for name in names:
+    with Lab(*NODES, no_wlan=True, docker=False) as lab:
+        for name in NODES:
             lab.shape(name, "eth", "1000mbit", burst="256kb")
-        result = kills(3, state_bytes, count, "-H", ",".join(names), PATH=lab.environ()["PATH"])
+        yield lab
+
+
+def hosts(state_bytes: int, count: int) -> Dict[str, Any]:
+    """:func:`kills` with a rank on each of three hosts with links of 1 Gbit/s."""
+    with three_hosts() as lab:
+        result = kills(3, state_bytes, count, "-H", ",".join(NODES), PATH=lab.environ()["PATH"])
         return {"mbit_per_s": 1000, **result}
+
+
+def silent(state_bytes: int, count: int, dead_after_s: float) -> Dict[str, Any]:
+    """A rank of three hosts is frozen or cut off: seconds until the others have finished a step.
+
+    The rank that is cut off must not make any step in a later view.
+    """
+    with three_hosts() as lab, ElasticJob(
+        "-np", "3", "--min-np", "2", "--max-np", "3", "--dead-after", f"{dead_after_s:g}", "-H",
+        ",".join(NODES), ranks=3, state_bytes=state_bytes, PATH=lab.environ()["PATH"],
+    ) as job:  # fmt: skip
+        strikes = {
+            "frozen": (lambda member: job.kill(member, signal.SIGSTOP), lambda: None),
+            "cable_pulled": (lambda _: lab.unplug(NODES[2], "eth"), lambda: lab.plug(NODES[2], "eth")),
+            "partition": (lambda _: lab.cut(NODES[2]), lambda: lab.heal(NODES[2])),
+        }
+        seconds: Dict[str, List[float]] = {name: [] for name in strikes}
+        dead: List[int] = []
+        members, split = job.running(3), 0
+        for name in [name for name in strikes for _ in range(count)]:
+            time.sleep(1.0)
+            strike, undo = strikes[name]
+            (victim,) = [item for item in members if item not in dead and job.place(item) == NODES[2]]
+            others = [item for item in members if item != victim]
+            epoch, at = job.notes(victim)[-1]["epoch"], time.time()
+            strike(victim)
+            seconds[name].append(job.first_step(others, at) - at)
+            print(f"  {name}: {seconds[name][-1]:.2f} s", flush=True)
+            dead.append(victim)
+            undo()
+            members = job.running(3, dead)
+            split += job.notes(victim)[-1]["epoch"] != epoch
+        code, _ = job.end()
+        return {
+            "dead_after_s": dead_after_s, "state_bytes": state_bytes, "seconds": seconds,
+            "steps_of_lost_ranks_in_later_views": split, "exit_code": code,
+        }  # fmt: skip
 
 
 def join(ranks: int, state_bytes: int, sleep_s: float) -> Dict[str, Any]:
@@ -262,7 +322,11 @@ def join(ranks: int, state_bytes: int, sleep_s: float) -> Dict[str, Any]:
 
 
 def soak(ranks: int, state_bytes: int, minutes: float, every_s: float) -> Dict[str, Any]:
-    """Kill a rank every ``every_s`` seconds; it is started again. Member 0 is measured and never killed."""
+    """Kill a rank every ``every_s`` seconds; it is started again. Member 0 is never killed.
+
+    Throughput is the part of the time that ranks have spent in steps of the usual length. Memory and
+    descriptors are those of every member that is there at the end: early, half-way and at the end.
+    """
     with ElasticJob(
         "-np", str(ranks), "--min-np", "1", "--max-np", str(ranks), ranks=ranks, state_bytes=state_bytes,
         pause_s=0.05,
@@ -286,23 +350,34 @@ def soak(ranks: int, state_bytes: int, minutes: float, every_s: float) -> Dict[s
         )
         steps = [note for note in notes if note["event"] == "step" and note["at"] >= began]
         span_s = steps[-1]["at"] - steps[0]["at"]
-        views = [note for note in notes if note["event"] == "view"]
         ends = [job.notes(member)[-1] for member in members]
-        three = [views[min(2, len(views) - 1)], views[len(views) // 2], notes[-1]]  # early, middle, end
         return {
             "minutes": span_s / 60, "losses": len(dead), "steps": len(steps), "exit_code": code,
             "usual_step_s": usual_s, "throughput_kept": len(steps) * usual_s / span_s,
+            "views_after_the_first": job.views(), "views_checked_to_be_the_same": _views(notes),
             "all_at_the_same_step": len({note["step"] for note in ends}) == 1,
-            "memory_bytes": [note["memory_bytes"] for note in three],
-            "descriptors": [note["descriptors"] for note in three],
+            "all_weights_equal": len({note["digest"] for note in ends}) == 1,
+            "resources": {member: _resources(job.notes(member)) for member in members},
         }  # fmt: skip
+
+
+def _views(notes: Sequence[Dict[str, Any]]) -> int:
+    """In how many views check_same() has compared the weights of all ranks."""
+    return sum(note["event"] == "view" for note in notes)
+
+
+def _resources(notes: Sequence[Dict[str, Any]]) -> Dict[str, List[int]]:
+    """Memory and descriptors of a process in its third view, in the one in the middle, and at its end."""
+    views = [note for note in notes if note["event"] == "view"]
+    three = [views[min(2, len(views) - 1)], views[len(views) // 2], notes[-1]]
+    return {name: [note[name] for note in three] for name in ("memory_bytes", "descriptors")}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("kills", "hosts", "join", "soak"))
+    parser.add_argument("what", choices=("kills", "hosts", "silent", "join", "soak"))
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--mb", type=float, default=100.0, help="size of the state in MB (10^6 bytes)")
     parser.add_argument("--count", type=int, default=20, help="number of kills")
@@ -310,7 +385,9 @@ def main() -> None:
     parser.add_argument("--every", type=float, default=30.0, help="seconds between losses")
     parser.add_argument("--sleep", type=float, default=20.0, help="seconds that the newcomer sleeps")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--output", type=Path, help="a JSON file: the result becomes its entry of this name")
     given = parser.parse_args()
+    load = os.getloadavg()[0]
     if given.quick:
         given.mb, given.count, given.minutes, given.every, given.sleep = 1.0, 2, 0.1, 3.0, 4.0
     size = int(given.mb * 1e6)
@@ -318,11 +395,17 @@ def main() -> None:
         result = kills(given.ranks, size, given.count)
     elif given.what == "hosts":
         result = hosts(size, given.count)
+    elif given.what == "silent":
+        result = silent(size, max(1, given.count // 5), 5.0)
     elif given.what == "join":
         result = join(given.ranks, size, given.sleep)
     else:
         result = soak(given.ranks, size, given.minutes, given.every)
+    result = {"cores": os.cpu_count(), "load_before": load, **result}
     print(json.dumps(result, indent=2))
+    if given.output is not None:
+        kept = json.loads(given.output.read_text()) if given.output.exists() else {}
+        given.output.write_text(json.dumps({**kept, given.what: result}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

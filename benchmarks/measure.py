@@ -27,7 +27,11 @@ KEPT_OUTPUT = 2000
 
 @dataclass(frozen=True)
 class Pace:
-    """How long to stay with a task: about ``budget_s``, ``least`` to ``most`` repetitions after a warm-up."""
+    """How long to stay with a task: about ``budget_s``, ``least`` to ``most`` repetitions after a warm-up.
+
+    Attributes:
+        bind: whether each rank stays on a core of its own.
+    """
 
     budget_s: float = 0.3
     least: int = 5
@@ -36,6 +40,7 @@ class Pace:
     rounds: int = 3
     limit_s: float = 240.0
     pause_s: float = 10.0
+    bind: bool = False
 
     def plan(self) -> Dict[str, Any]:
         """The part that workers need."""
@@ -98,7 +103,7 @@ def run_peer(
     with tempfile.TemporaryDirectory(prefix="ringbench-") as name:
         directory = Path(name)
         plan = directory / "plan.json"
-        plan.write_text(json.dumps({"np": np, "pace": pace.plan(), "tasks": list(tasks)}))
+        plan.write_text(json.dumps({"np": np, "pace": pace.plan(), "bind": pace.bind, "tasks": list(tasks)}))
         others = machine.Others()
         started = time.monotonic()
         code, output = run_command(peer.command(np, plan, directory), peer.environment(tools), pace.limit_s)

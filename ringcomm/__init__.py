@@ -51,10 +51,6 @@ from .async_calls import (
     alltoall_async,
     broadcast_async,
     broadcast_async_,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
     join,
     pause,
     poll,
@@ -93,6 +89,12 @@ from .errors import (
     StartTimeoutError,
     StartupError,
     UnsupportedDtypeError,
+)
+from .grouped_calls import (
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
 )
 from .local_sgd import LocalSGD
 from .messages import recv, send

@@ -6,7 +6,7 @@ once. Functions with one work in the caller's own array, which must not be used 
 
 from __future__ import annotations
 
-from typing import Any, ContextManager, List, Optional, Sequence
+from typing import Any, ContextManager, Optional, Sequence
 
 from . import api
 from .arrays.operands import Rows, mirrors, submitted
@@ -87,118 +87,6 @@ def allreduce_async_(
         number_of(process_set), convert=lambda _: target.finish(), compression=compression, weight=weight,
         mirrors=mirrors([target]),
     )  # fmt: skip
-
-
-@documented
-def grouped_allreduce_async(
-    arrays: Sequence[Any],
-    op: ReduceOp = ReduceOp.AVERAGE,
-    name: Optional[str] = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: Optional[ProcessSet] = None,
-    compression: Any = None,
-    weight: Optional[float] = None,
-) -> Handle:
-    """Start an allreduce of copies of several arrays as one operation: all are reduced, or none.
-
-    Args:
-        {arrays_in}
-        {matched_reduction}
-        {codec}
-        {weight}
-
-    Returns:
-        a handle; its ``wait()`` returns a list of new arrays.
-
-    Raises:
-        {start_errors}
-    """
-    context = api.context()
-    copies = [submitted(context.staging, array) for array in arrays]
-    return context.engine.allreduce(
-        [copy.flat for copy in copies], op_of(op), name, [copy.shape for copy in copies],
-        prescale_factor, postscale_factor, number_of(process_set),
-        convert=lambda _: [copy.finish() for copy in copies],
-        compression=compression, weight=weight, mirrors=mirrors(copies),
-    )  # fmt: skip
-
-
-@documented
-def grouped_allreduce_async_(
-    arrays: Sequence[Array],
-    op: ReduceOp = ReduceOp.AVERAGE,
-    name: Optional[str] = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: Optional[ProcessSet] = None,
-    compression: Any = None,
-    weight: Optional[float] = None,
-) -> Handle:
-    """Start an allreduce of several arrays in place as one operation: all are reduced, or none.
-
-    Args:
-        {arrays_pending}
-        {matched_reduction}
-        {codec}
-        {weight}
-
-    Returns:
-        a handle; its ``wait()`` returns a list of the arrays themselves.
-
-    Raises:
-        Misuse: it is not a NumPy array, or it is read-only.
-        {start_errors}
-    """
-    context = api.context()
-    targets = [submitted(context.staging, array, "grouped_allreduce_async_") for array in arrays]
-    return context.engine.allreduce(
-        [target.flat for target in targets], op_of(op), name, [target.shape for target in targets],
-        prescale_factor, postscale_factor, number_of(process_set),
-        convert=lambda _: [target.finish() for target in targets],
-        compression=compression, weight=weight, mirrors=mirrors(targets),
-    )  # fmt: skip
-
-
-@documented
-def grouped_allreduce(arrays: Sequence[Any], **options: Any) -> List[Array]:
-    """Reduce several arrays over all ranks as one operation: all are reduced, or none.
-
-    Example: ``weights, bias = rc.grouped_allreduce([weights, bias], op=rc.Sum)``.
-
-    Args:
-        {arrays_in}
-        {grouped_options}
-
-    Returns:
-        a list of new arrays.
-
-    Raises:
-        {call_errors}
-    """
-    result: List[Array] = grouped_allreduce_async(arrays, **options).wait()
-    return result
-
-
-@documented
-def grouped_allreduce_(arrays: Sequence[Array], **options: Any) -> List[Array]:
-    """Reduce several arrays over all ranks in place as one operation: all are reduced, or none.
-
-    Example: ``rc.grouped_allreduce_([weights, bias], op=rc.Sum, name="layer1")``.
-
-    Args:
-        {arrays_pending}
-        {grouped_options}
-
-    Returns:
-        a list of the arrays themselves.
-
-    Raises:
-        Misuse: it is not a NumPy array, or it is read-only.
-        {call_errors}
-    """
-    result: List[Array] = grouped_allreduce_async_(arrays, **options).wait()
-    return result
 
 
 @documented
@@ -342,6 +230,7 @@ def alltoall_async(
         rows.flat, rows.shape, counts, name, number,
         convert=lambda result: (rows.deliver(result[0]), result[1]), mirrors=mirrors([rows]),
     )  # fmt: skip
+
 
 @documented
 def join() -> int:

@@ -7,39 +7,37 @@ convenience over a default one.
 from __future__ import annotations
 
 import logging
-import math
 import os
-from dataclasses import replace
 from functools import partial
-from typing import Any, Dict, List, Optional, Sequence, Union
+from typing import Any, Dict, Optional, Sequence, Union
 
 from .activity import Activity, flat
 from .arrays.mirrors import StagingPool
 from .collective.call_sites import CallSites
-from .collective.measure import agreed, measure
 from .collective.reporter import Reporter
 from .collective.runner import Runner
 from .collectives import Collectives
-from .config import Membership, Settings, misspelt_variables
+from .config import Membership, Settings
 from .engine.engine import Engine
 from .engine.peer_channels import StopWatch
 from .errors import Recoverable, describe_error
 from .flight_recorder import Facts, FlightRecorder, forget_what_is_closed
 from .objects import Objects
-from .program import compare_programs
-from .rendezvous.client import Joined, Peer, join
+from .polling import polling_s
+from .preparation import Preparation, carriers, point_out_misspelt
+from .rendezvous.client import join
 from .rendezvous.control import ControlChannel
 from .rendezvous.elastic_client import NEW, join_view
 from .rendezvous.elastic_control import ElasticChannel, Resume
 from .rendezvous.embedded import EmbeddedRendezvous
+from .rendezvous.joined import Joined, Peer
 from .rendezvous.launched import join_launched
 from .scaling.job import JobPrediction
 from .schedule.cost import CostModel
 from .schedule.select import Selector
 from .timeline import Recording, timeline_path
 from .transport.base import Channels
-from .transport.process_memory import ReadingLink
-from .transport.tcp import STREAMS, SocketFabric
+from .transport.tcp import SocketFabric
 from .wire.signing import Signer
 
 logger = logging.getLogger("ringcomm")
@@ -48,8 +46,6 @@ _NOT_ADVISED = (
     "No advice: the program ended before every rank was measured. It must take its data from balanced "
     "batches (see docs/unequal.md) and make 80 steps; with Keras on TensorFlow or JAX four epochs of 25."
 )
-_CROWDED = 5.0
-"""How many times as long to poll where ranks outnumber cores."""
 
 
 class Context(Collectives):
@@ -163,7 +159,7 @@ class Context(Collectives):
         settings = Settings.from_environment() if settings is None else settings
         membership = Membership.from_environment() if membership is None else membership
         if membership.is_alone:
-            _point_out_misspelt()
+            point_out_misspelt()
             alone = cls(
                 Channels(*(SocketFabric(0, {}) for _ in Channels._fields)),
                 [Peer(0, membership.host or "localhost", 0, 0, os.getpid())],
@@ -226,16 +222,23 @@ class Context(Collectives):
         """Choose algorithms, compare programs, and start the timeline, together with all ranks."""
         assert self._joined is not None
         if self.rank == 0:
-            _point_out_misspelt()
+            point_out_misspelt()
         if self.size > 1:
             if self.settings.verbose and self.rank == 0:
                 logger.info("%s", self._joined.table)
-                self._report(_carriers(self._joined))
+                self._report(carriers(self._joined))
             self._tune()
-            self._compare_programs()
+            self._preparation().compare_programs()
         if self.settings.timeline:
             path = timeline_path(self.settings.timeline, self.generation if self.is_elastic else 0)
             self.start_timeline(path, self.settings.timeline_mark_cycles)
+
+    def _preparation(self) -> Preparation:
+        return Preparation(self._runner, self._channels, self.rank, self.peers, self.settings, self._joined)
+
+    def _tune(self) -> None:
+        """Measure the machine, together with all ranks, and choose schedules by that from now on."""
+        self.cost_model = self._preparation().tune(self._selector)
 
     @property
     def is_elastic(self) -> bool:
@@ -283,45 +286,6 @@ class Context(Collectives):
         """
         control = None if self._joined is None else self._joined.control
         return control.take_changes() if isinstance(control, ElasticChannel) else 0
-
-    def _compare_programs(self) -> None:
-        """Warn if the ranks do not run the same files."""
-        scout = self._scout()
-        scout.purpose = lambda: "the comparison of programs in init()"
-        text = compare_programs(scout, [peer.host for peer in self.peers])
-        if text and self.rank == 0 and self._joined is not None:
-            self._joined.control.warn("program", text)
-
-    def _scout(self) -> Runner:
-        """A runner for what is exchanged before the first call."""
-        limit_s = min(self.settings.timeout_s or math.inf, self.settings.start_timeout_s)
-        return self._runner.twin(replace(self.settings, timeout_s=limit_s))
-
-    def _tune(self) -> None:
-        """Measure the machine, together with all ranks, and choose schedules by that from now on."""
-        hosts = [peer.host_index for peer in self.peers]
-        scout = self._scout()
-        crowded = self.local_size > usable_cores()
-        alone = self.local_size == self.size
-        links = [self._channels.direct.link(peer) for peer in range(self.size) if peer != self.rank]
-        wanted = self.settings.measure and not (alone and crowded)
-        oversubscribed = alone and crowded and all(link.carrier in STREAMS for link in links)
-        wanted, oversubscribed = agreed(scout, [wanted, oversubscribed])
-        model = self.cost_model = measure(scout, hosts) if wanted else None
-        self._selector.adopt(model, oversubscribed)
-        if model is not None and self.local_rank == 0:
-            self._compare(model)
-
-    def _compare(self, model: CostModel) -> None:
-        """Point out links that are much slower now than when their networks were chosen."""
-        if self._joined is None or not model.hosts:
-            return
-        own_byte_s = model.wire_byte_s[model.hosts[self.rank]]
-        for peer in self.peers:
-            byte_s = max(own_byte_s, model.wire_byte_s[model.hosts[peer.rank]])
-            if self.rank < peer.rank and peer.local_rank == 0:  # one of both ends says it
-                for text in self._joined.paces.compare(peer.rank, 1e-6 / byte_s):
-                    logger.warning("%s", text)
 
     @property
     def waited_s(self) -> float:
@@ -429,42 +393,3 @@ def announce(context: Context, topic: str, text: str) -> None:
         context._joined.control.warn(topic, text)
     else:
         logger.warning("%s", text)
-
-
-def _carriers(joined: Joined) -> str:
-    """What rank 0 exchanges data through with each rank, in one line."""
-    ways: Dict[str, List[int]] = {}
-    for peer in range(1, len(joined.peers)):
-        ways.setdefault(joined.channels.direct.link(peer).carrier, []).append(peer)
-    told = (f"{way} with rank {', '.join(str(peer) for peer in peers)}" for way, peers in ways.items())
-    links = [joined.channels.direct.link(peer) for peer in range(1, len(joined.peers))]
-    sizes = [
-        f" (up to {link.ring_most_bytes // 1024} KiB through shared memory)"
-        for link in links
-        if isinstance(link, ReadingLink)
-    ]
-    return "rank 0 exchanges data through " + ", ".join(told) + "".join(sizes[:1])
-
-
-def polling_s(settings: Settings, local_size: int) -> float:
-    """How long a waiting call polls before it sleeps.
-
-    Between two looks it gives the processor away. So where ranks outnumber cores polling keeps no rank from
-    working, and as a rank must wait for its turn there anyway, it is worth polling longer: 4 ranks on 2
-    cores exchange 8 bytes in half the time that it takes if they sleep.
-    """
-    spin_s = settings.spin_us * 1e-6
-    return spin_s if local_size <= usable_cores() else _CROWDED * spin_s
-
-
-def _point_out_misspelt() -> None:
-    for text in misspelt_variables():
-        logger.warning("%s", text)
-
-
-def usable_cores() -> int:
-    """How many processor cores this process may run on."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:
-        return os.cpu_count() or 1

@@ -42,8 +42,12 @@ weight: with ``Average``, the result is the sum of ``weight * array`` over all r
     "root_rank": """\
 root_rank: the rank whose data are sent: its rank in the job, also if only a process set takes part.""",
     "compression": """\
-compression: the element type on the network: ``Compression.none`` (the default: unchanged), or
-    ``Compression.fp16`` or ``Compression.bf16`` for half the bytes of float32.""",
+compression: how float32 and float64 are sent: ``Compression.none`` (the default: unchanged),
+    ``Compression.fp16`` or ``Compression.bf16`` (half the bytes of float32), ``Compression.int8`` (a
+    quarter), ``Compression.int4`` (an eighth), ``PowerSGD(rank=4)`` (matrices only, the rest as bfloat16), or
+    a name such as ``"int8"``. A single call has no error feedback: what int8, int4 and PowerSGD lose is lost
+    (``DistributedOptimizer`` adds it to the next gradient). Integers, and reductions other than Sum and
+    Average, are never sent as codes. The same on all ranks.""",
     "gradient_compression": """\
 compression: how gradients are sent: ``Compression.none`` (the default: unchanged), ``Compression.bf16`` or
     ``Compression.fp16`` (half the bytes of float32), ``Compression.int8`` (a quarter), ``Compression.int4``
@@ -201,7 +205,6 @@ PeerLostError: a rank ended, or is silent for too long.""",
     "mx_num_groups": """num_groups: split the gradients into this number of groups, each reduced as one
     operation; 0: groups of up to 8 MiB.""",
     # Keras
-    "keras_compression": """compression: no effect; accepted because Horovod's function has it.""",
     "keras_filepath": """filepath: path of the saved model.""",
     "keras_custom_optimizers": """custom_optimizers: the user's optimizer classes that the file
     names.""",

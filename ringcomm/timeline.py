@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from pathlib import Path
-from typing import IO, Any, Callable, Dict, List, Optional, Sequence, Set, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Union
 
 from .engine.engine import Engine
 from .engine.heartbeat import HeartbeatThread
@@ -40,11 +40,16 @@ class TraceFile:
 
     def __init__(self, path: Union[str, Path]) -> None:
         try:
-            self._file: IO[bytes] = open(open_named(path), "wb")  # noqa: SIM115 - open until close()
+            # Without a buffer: what a full disk has refused would be written again when it is closed.
+            self._file = open(open_named(path), "wb", buffering=0)  # noqa: SIM115 - open until close()
         except OSError as problem:
-            raise ConfigError(f"The timeline {path} cannot be written: {problem.strerror}.") from None
+            raise _unwritable(path, problem) from None
         self._end = 0
-        self._write(b"[\n", b"]\n")
+        try:
+            self._write(b"[\n", b"]\n")
+        except OSError as problem:
+            self._file.close()
+            raise _unwritable(path, problem) from None
 
     def add(self, events: Sequence[Dict[str, Any]]) -> None:
         """Append events."""
@@ -54,13 +59,18 @@ class TraceFile:
     def _write(self, body: bytes, tail: bytes) -> None:
         # Each write overwrites the bracket that ended the array.
         self._file.seek(self._end)
-        self._file.write(body + tail)
-        self._file.flush()
+        data = memoryview(body + tail)
+        while data:
+            data = data[self._file.write(data) :]
         self._end += len(body)
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _unwritable(path: Union[str, Path], problem: OSError) -> ConfigError:
+    return ConfigError(f"The timeline {path} cannot be written: {problem.strerror}.")
 
 
 class Merger:
@@ -124,7 +134,9 @@ class Timeline:
     """
 
     def __init__(self, path: Union[str, Path], hosts: Sequence[str], start_us: float) -> None:
+        self._path = path
         self._file = TraceFile(path)
+        self._broken = False
         self._merger = Merger(hosts, time.time_ns() // 1000)
         self._start_us = start_us
         self._queue: queue.SimpleQueue[Optional[List[Dict[str, Any]]]] = queue.SimpleQueue()
@@ -135,6 +147,8 @@ class Timeline:
 
     def take(self, rank: int, events: Sequence[Sequence[Any]]) -> None:
         """Add events of a rank, with times on this rank's clock."""
+        if self._broken:
+            return
         shifted = [[*event[:3], float(event[3]) - self._start_us, *event[4:]] for event in events]
         with self._lock:
             self._queue.put(self._merger.convert(rank, shifted))
@@ -144,7 +158,16 @@ class Timeline:
             events = self._queue.get()
             if events is None:
                 return
-            self._file.add(events)
+            try:
+                self._file.add(events)
+            except OSError as problem:
+                self._give_up(problem)
+                return
+
+    def _give_up(self, problem: OSError) -> None:
+        """Drop all further events: training goes on without them."""
+        logger.warning("The timeline %s is incomplete: %s.", self._path, problem.strerror)
+        self._broken = True
 
     def close(self) -> None:
         """Write the remaining events, and close the file."""

@@ -55,11 +55,15 @@ def pytest_addoption(parser):
     parser.addoption(
         "--programs",
         type=int,
-        default=40,
         metavar="N",
-        help="of the programs from seeds run N of each kind",
+        help="of the programs from seeds run N of each kind, not 40 (with --quick 12)",
     )
     parser.addoption("--all-kills", action="store_true", help="run the whole kill matrix, not a selection")
+
+
+def pytest_configure(config):
+    if config.option.programs is None:
+        config.option.programs = 12 if config.option.quick else 40
 
 
 def pytest_collection_modifyitems(config, items):

@@ -9,11 +9,13 @@
 #
 # It makes what it needs first: virtual environments (.venv-test*), and as root on Debian or Ubuntu the system
 # packages for the tests on several hosts. It does not make them again the next time. The first stage that
-# fails ends it; a table of the stages and the slowest tests comes at the end.
+# fails ends it; a table of the stages and the slowest tests comes at the end. With --all, stages whose tests
+# wait more than they compute run beside the others, and their output is printed when the others are over.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PATH:/usr/sbin:/sbin" PIP_DISABLE_PIP_VERSION_CHECK=1
 
+beside=(slow hosts slurm mxnet jax trainers engines)
 stages=(lint types main slow hosts slurm tensorflow mxnet jax trainers engines coverage docs package pythons numpy gpu)
 mode=quick only=()
 while [ $# -gt 0 ]; do
@@ -34,12 +36,16 @@ given=("$@")
 if [ ${#given[@]} -gt 0 ] && [ ${#only[@]} -eq 0 ]; then only=(main); mode=all; fi
 
 results=$(mktemp -d)
-stage=start table=""
+stage=start other=""
 conclude() {
     local code=$?
-    if [ -n "$table" ]; then
+    if [ -n "$other" ] && kill -0 "$other" 2>/dev/null; then
+        kill -- "-$other" || true
+        cat "$results/beside.log"
+    fi
+    if [ -e "$results/stages" ]; then
         printf '\n'
-        "$python" tests/summary.py table "$results" "$table" || true
+        "$python" tests/summary.py table "$results" || true
     fi
     if [ "$code" -eq 0 ]; then
         printf '\nALL PASSED in %d min %d s (%s)\n' $((SECONDS / 60)) $((SECONDS % 60)) "$mode"
@@ -323,11 +329,41 @@ else
     system_packages "${host_packages[@]}"
     python=.venv-test/bin/python
 fi
-table="environment=$SECONDS"
-for stage in "${stages[@]}"; do
-    if [ ${#only[@]} -gt 0 ] && [[ " ${only[*]} " != *" $stage "* ]]; then continue; fi
-    began=$SECONDS
-    printf '\n=== %s (after %d min %d s)\n' "$stage" $((SECONDS / 60)) $((SECONDS % 60))
-    "stage_$stage"
-    table="$table $stage=$((SECONDS - began))"
-done
+echo "environment=$SECONDS" >"$results/stages"
+
+run_stages() { # STAGE...: one after the other
+    local began
+    for stage in "$@"; do
+        began=$SECONDS
+        printf '\n=== %s (after %d min %d s)\n' "$stage" $((SECONDS / 60)) $((SECONDS % 60))
+        "stage_$stage"
+        echo "$stage=$((SECONDS - began))" >>"$results/stages"
+    done
+}
+
+if [ "$mode" = quick ] || [ ${#only[@]} -gt 0 ]; then
+    wanted=()
+    for stage in "${stages[@]}"; do
+        if [ ${#only[@]} -eq 0 ] || [[ " ${only[*]} " == *" $stage "* ]]; then wanted+=("$stage"); fi
+    done
+    run_stages "${wanted[@]}"
+else
+    first=()
+    for stage in "${stages[@]}"; do
+        [[ " ${beside[*]} " == *" $stage "* ]] || first+=("$stage")
+    done
+    run_stages lint types
+    set -m # a process group of its own, so that it can be ended as a whole
+    (run_stages "${beside[@]}") >"$results/beside.log" 2>&1 &
+    other=$!
+    set +m
+    run_stages "${first[@]:2}"
+    code=0
+    wait "$other" || code=$?
+    other=""
+    cat "$results/beside.log"
+    if [ "$code" -ne 0 ]; then
+        stage=$(sed -n 's/^=== \([a-z]*\) .*/\1/p' "$results/beside.log" | tail -n 1)
+        exit "$code"
+    fi
+fi

@@ -1,6 +1,6 @@
 """Parts of tests/run.sh.
 
-``summary.py table RESULTS STAGE=SECONDS...`` prints the table at its end, from JUnit files.
+``summary.py table RESULTS`` prints the table at its end, from JUnit files and the seconds of the stages.
 ``summary.py failed CACHE`` prints the tests that failed in the run of pytest with this cache directory.
 """
 
@@ -24,7 +24,7 @@ def failed(cache: str) -> None:
         print(re.sub(r"@[^@\]]*$", "", test))  # behind "@" is the group of tests that one worker runs
 
 
-def table(folder: str, stages: str) -> None:
+def table(folder: str) -> None:
     """Print the table of stages, the slowest tests, and those that passed only when they were repeated."""
     tests: Counter[str] = Counter()
     slowest: List[Tuple[float, str, str]] = []
@@ -35,7 +35,7 @@ def table(folder: str, stages: str) -> None:
             name = f"{case.get('classname', '').replace('.', '/')}::{case.get('name')}"
             slowest.append((float(case.get("time", 0.0)), environment, name))
     print(f"{'stage':<14}{'tests':>8}{'seconds':>9}")
-    for item in stages.split():
+    for item in (Path(folder) / "stages").read_text().split():
         stage, _, seconds = item.partition("=")
         print(f"{stage:<14}{tests[stage] or '':>8}{seconds:>9}")
     if slowest:

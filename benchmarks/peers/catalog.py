@@ -181,6 +181,7 @@ PEERS: Dict[str, Peer] = {
         _ringcomm("ringcomm-tcp", "tcp"),
         _ringcomm("ringcomm-unix", "unix"),
         _ringcomm("ringcomm-shm", "shm", same_host=True),
+        _ringcomm("ringcomm-memory", "memory", same_host=True),
         Peer(
             "gloo", "run_gloo.py", _spawn, _not_importable("torch.distributed"), {"GLOO_SOCKET_IFNAME": "lo"}
         ),

@@ -3,12 +3,13 @@
 A worker is one rank of one peer. Its script makes an :class:`Adapter`, the peer as the benchmarks see it,
 and calls :func:`main`. The plan is a JSON file, the same for all ranks:
 
-    {"pace": {"budget_s": 0.3, "least": 5, "most": 200, "warmup": 3}, "tasks": [
+    {"pace": {"budget_s": 0.3, "least": 5, "most": 200, "warmup": 3}, "bind": true, "tasks": [
         {"kind": "collective", "collective": "allreduce", "bytes": 1048576},
         {"kind": "step", "mode": "per-tensor"}]}
 
 Every rank writes OUTPUT/rank-N.jsonl: a line of facts, then one line per task with its own times in
-nanoseconds. The reader takes, for every iteration, the slowest rank (see ``measure.py``).
+nanoseconds. The reader takes, for every iteration, the slowest rank (see ``measure.py``). With ``bind`` each
+rank stays on a core of its own, where there are as many.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import platform
 import sys
 from abc import ABC, abstractmethod
@@ -177,6 +179,17 @@ def _time_step(adapter: Adapter, clock: Clock, task: Dict[str, Any]) -> List[int
 KINDS = {"collective": _time_collective, "step": _time_step}
 
 
+def bind(rank: int, ranks: int) -> None:
+    """Keep all threads of this rank on a core of its own, if there are as many cores as ranks.
+
+    Open MPI does so by itself. Without it a system may put both ranks on one core, to save the other.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if ranks <= len(cores):
+        for thread in Path("/proc/self/task").iterdir():
+            os.sched_setaffinity(int(thread.name), {cores[rank]})
+
+
 def main(make: Callable[[], Adapter]) -> None:
     """Run as a rank: join, work through the plan, write the times, leave."""
     parser = argparse.ArgumentParser()
@@ -187,6 +200,8 @@ def main(make: Callable[[], Adapter]) -> None:
     adapter = make()
     if adapter.size != plan["np"]:
         raise SystemExit(f"this should be one of {plan['np']} ranks, but the peer says {adapter.size}")
+    if plan.get("bind"):
+        bind(adapter.rank, adapter.size)
     with (args.output / f"rank-{adapter.rank}.jsonl").open("w") as out:
         facts = {"python": platform.python_version(), "numpy": np.__version__, **adapter.facts()}
         print(json.dumps({"facts": facts}), file=out, flush=True)

@@ -146,7 +146,7 @@ def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 @click.option("--config-file", metavar="FILE", help="Settings, as lines like 'timeout: 300'.")
 @click.option("--tee", metavar="FILE", help="Also write all that is shown to a file.")
 @click.option("--debug", type=_Whole(min=0), metavar="RANK",
-              help="Give the terminal to a rank of this machine, for pdb; time limits are off.")  # fmt: skip
+              help="Give the terminal to a rank, for pdb; time limits are off.")  # fmt: skip
 @click.option("-q", "--quiet", is_flag=True, help="Show the output of ranks, warnings and failures only.")
 @click.option("--verbose", is_flag=True, help="Log the job's progress, and show the table of links.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and the command lines; start nothing.")

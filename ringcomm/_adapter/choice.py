@@ -3,18 +3,22 @@
 All ranks first train some steps without compression and time them. Then they exchange the slowest rank's
 times, so all have the same numbers and make the same choice. The predictions are
 
-    wait    = what sending takes longer than the backward pass that hides it
+    wait    = what sending takes longer than the backward pass, from which each reduction's start is known
     step    = computing + encoding and decoding + wait
 
-with the link rates that were measured when the job started and codec rates measured here. Compression is
+with codec rates measured here and the link rates that were measured when the job started, corrected so that
+they explain the wait of the steps that were timed. Compression is
 chosen only for a predicted gain of at least 5 %, and nothing lossier than int8 with error feedback.
+
+Later all ranks look again now and then: how long the reductions of a step took says how fast the links are
+now. If that has changed they choose again. In a new view of an elastic job they begin anew.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -31,7 +35,14 @@ logger = logging.getLogger(__name__)
 LEAST_GAIN = 0.05
 STEPS = 6
 """Steps without compression before the choice; the first is not timed."""
+AGAIN = 50
+"""Steps between two looks at the links, after the choice."""
+CHANGED = 1.5
+"""By what factor links must have become slower or faster for another choice."""
 COMPRESSORS = {"none": Compression.none, "bf16": Compression.bf16, "int8": Compression.int8}
+_MOST_CHANGE = 4096.0
+_MOST_ERROR = 2.0
+"""How far the calibration of links at the start may be off; what a step waits longer is not due to bytes."""
 
 
 class Step(NamedTuple):
@@ -41,11 +52,14 @@ class Step(NamedTuple):
         period_s: from the end of one step to the end of the next.
         wait_s: of that, waiting for reductions after the backward pass.
         overlap_s: from the first reduction's start to the end of the backward pass.
+        arrivals: of each reduction, when it was started after the first one, and its bytes in float32; empty:
+            all at once.
     """
 
     period_s: float
     wait_s: float
     overlap_s: float
+    arrivals: Tuple[Tuple[float, float], ...] = ()
 
 
 class Links(NamedTuple):
@@ -89,7 +103,7 @@ def links_of(model: Optional[CostModel], size: int) -> Links:
     return Links(size, local, max(model.wire_byte_s), model.wire_latency_s)
 
 
-def send_s(name: str, nbytes: int, links: Links) -> float:
+def send_s(name: str, nbytes: float, links: Links) -> float:
     """Seconds that the network needs for an all-reduce of gradients of ``nbytes`` in float32."""
     size, local = links.size, links.local_size
     if size < 2:
@@ -97,11 +111,48 @@ def send_s(name: str, nbytes: int, links: Links) -> float:
     hosts = max(1, size // local)
     if hosts == 1:
         crossing = 2 * (size - 1) / size
-    elif name == "int8":
-        crossing = 2 * local * (size - local) / size  # every rank exchanges with every other
+    elif name == "int8" and size % local:
+        crossing = 2 * local * (size - local) / size  # unequal hosts: every rank exchanges with every other
     else:
         crossing = 2 * (hosts - 1) / hosts  # reduced within hosts first
     return crossing * nbytes * SHARE[name] * links.byte_s + 2 * links.latency_s
+
+
+def exposed_s(name: str, nbytes: float, step: Step, links: Links) -> float:
+    """What sending takes longer than the backward pass: reductions run one after the other, once started."""
+    end_s = 0.0
+    for started_s, part in step.arrivals or ((0.0, nbytes),):
+        end_s = max(end_s, started_s) + send_s(name, part, links)
+    return max(0.0, end_s - step.overlap_s)
+
+
+def fitted(name: str, nbytes: int, step: Step, links: Links, most: float = _MOST_CHANGE) -> Links:
+    """The links with which a step with this compression waits as long as it did.
+
+    If it has not waited at all: the slowest with which it would not have. So from a compression that hides
+    everything there is no way back to float32, which may not.
+
+    Args:
+        name: of the compression in use.
+        nbytes: of all gradients in float32.
+        step: the slowest rank's.
+        links: what they are thought to be; the same if that explains the wait to 5 % of the step.
+        most: by what factor they may be slower or faster than that.
+    """
+
+    def scaled(factor: float) -> Links:
+        return links._replace(byte_s=links.byte_s * factor, latency_s=links.latency_s * factor)
+
+    if abs(exposed_s(name, nbytes, step, links) - step.wait_s) <= 0.05 * step.period_s:
+        return links
+    low, high = 1 / most, most
+    for _ in range(40):
+        middle = (low * high) ** 0.5
+        if exposed_s(name, nbytes, step, scaled(middle)) <= step.wait_s:
+            low = middle
+        else:
+            high = middle
+    return scaled(low)
 
 
 def choose(nbytes: int, step: Step, links: Links, rates: Dict[str, Rates]) -> Choice:
@@ -116,11 +167,23 @@ def choose(nbytes: int, step: Step, links: Links, rates: Dict[str, Rates]) -> Ch
     computing_s = max(0.0, step.period_s - step.wait_s)
     steps_s = {}
     for name in COMPRESSORS:
-        wait_s = max(0.0, send_s(name, nbytes, links) - step.overlap_s)
-        steps_s[name] = computing_s + code_s(nbytes, links.size, rates.get(name)) + wait_s
+        coding_s = code_s(nbytes, links.size, rates.get(name))
+        steps_s[name] = computing_s + coding_s + exposed_s(name, nbytes, step, links)
     best = min(steps_s, key=lambda name: steps_s[name])
     gains = steps_s[best] <= (1 - LEAST_GAIN) * steps_s["none"]
     return Choice(best if gains else "none", steps_s)
+
+
+def choose_again(
+    name: str, nbytes: int, step: Step, links: Links, rates: Dict[str, Rates]
+) -> Tuple[Links, Optional[Choice]]:
+    """The links as a step with a compression shows them, and another choice if they have changed."""
+    changed = fitted(name, nbytes, step, links)
+    if links.byte_s / CHANGED <= changed.byte_s <= links.byte_s * CHANGED:
+        return links, None
+    plain = step._replace(period_s=step.period_s - code_s(nbytes, links.size, rates.get(name)))
+    choice = choose(nbytes, plain, changed, rates)
+    return changed, choice if choice.name != name else None
 
 
 class AutoCompression:
@@ -131,25 +194,43 @@ class AutoCompression:
 
     Attributes:
         chosen: the compressor in use.
+        choice: what was predicted, once it is chosen.
     """
 
     kind = "auto"
 
     def __init__(self, process_set: ProcessSet) -> None:
         self.chosen: Any = Compression.none
+        self.choice: Optional[Choice] = None
         self._process_set = process_set
         self._steps: List[Step] = []
         self._first_s = 0.0
         self._last_end_s = 0.0
-        self._decided = False
+        self._arrivals: List[Tuple[float, float]] = []
+        self._context: Any = None
+        self._links = Links(1, 1, 0.0, 0.0)
+        self._rates: Dict[str, Rates] = {}
+        self._other_s = 0.0  # of a step's wait what does not depend on the bytes
 
-    def submitting(self) -> None:
-        """A reduction is about to start."""
+    def current(self) -> Any:
+        """The compressor in use; in a new view of the job none, until all ranks have chosen again."""
+        context = api.context()
+        if context is not self._context:
+            if self._context is not None:
+                self.restart()
+            self._context = context
+        return self.chosen
+
+    def submitting(self, nbytes: float) -> None:
+        """A reduction of so many bytes of float32 is about to start."""
+        now_s = time.perf_counter()
         if not self._first_s:
-            self._first_s = time.perf_counter()
+            self._first_s = now_s
+            self._arrivals.clear()
+        self._arrivals.append((now_s - self._first_s, nbytes))
 
     def finished(self, nbytes: int, waited_from_s: float) -> bool:
-        """A step's reductions are complete; decides after some steps.
+        """A step's reductions are complete; decides after some steps, and looks at the links now and then.
 
         Args:
             nbytes: of all gradients in float32.
@@ -158,39 +239,63 @@ class AutoCompression:
         Returns:
             whether :attr:`chosen` has changed.
         """
-        if self._decided:
-            return False
         now_s = time.perf_counter()
         if self._last_end_s and self._first_s:
             overlap_s = max(0.0, waited_from_s - self._first_s)
-            self._steps.append(Step(now_s - self._last_end_s, now_s - waited_from_s, overlap_s))
+            arrivals = tuple(self._arrivals)
+            self._steps.append(Step(now_s - self._last_end_s, now_s - waited_from_s, overlap_s, arrivals))
         self._first_s, self._last_end_s = 0.0, now_s
-        if len(self._steps) < STEPS:
+        if len(self._steps) < (STEPS if self.choice is None else AGAIN):
             return False
-        self._decided = True
-        choice = self._agree(nbytes)
+        step = self._agree()
+        self._steps.clear()
+        self._last_end_s = time.perf_counter()
+        return self._look_again(nbytes, step) if self.choice is not None else self._choose(nbytes, step)
+
+    def _choose(self, nbytes: int, step: Step) -> bool:
+        measured = links_of(api.context().cost_model, size_of(self._process_set))
+        self._links = fitted("none", nbytes, step, measured, _MOST_ERROR)
+        self._other_s = max(0.0, step.wait_s - exposed_s("none", nbytes, step, self._links))
+        step = step._replace(wait_s=step.wait_s - self._other_s)
+        choice = self.choice = choose(nbytes, step, self._links, self._rates)
         self.chosen = COMPRESSORS[choice.name]
         if api.rank() == 0:
             logger.warning("compression=auto chooses %s", choice.describe())
         return choice.name != "none"
 
-    def restart(self) -> None:
-        """Measure and choose again; to be called on all ranks, when links have changed."""
-        self._steps, self._first_s, self._last_end_s, self._decided = [], 0.0, 0.0, False
+    def _look_again(self, nbytes: int, step: Step) -> bool:
+        step = step._replace(wait_s=max(0.0, step.wait_s - self._other_s))
+        links, choice = choose_again(self.chosen.kind, nbytes, step, self._links, self._rates)
+        faster, self._links = links.byte_s < self._links.byte_s, links
+        if choice is None:
+            return False
+        self.choice, self.chosen = choice, COMPRESSORS[choice.name]
+        if api.rank() == 0:
+            what = "faster" if faster else "slower"
+            logger.warning("compression=auto: links are %s now, and it chooses %s", what, choice.describe())
+        return True
 
-    def _agree(self, nbytes: int) -> Choice:
-        """The same choice on all ranks, from the slowest rank's numbers."""
-        own = [sorted(item)[len(self._steps) // 2] for item in zip(*self._steps)]
-        rates = measured_rates()
+    def restart(self) -> None:
+        """Measure and choose anew; on all ranks, before the same step."""
+        self.chosen, self.choice = Compression.none, None
+        self._steps, self._first_s, self._last_end_s = [], 0.0, 0.0
+
+    def _agree(self) -> Step:
+        """The slowest rank's times, and its codecs' rates: the same on all ranks."""
+        own = [sorted(item)[len(self._steps) // 2] for item in zip(*(step[:3] for step in self._steps))]
+        arrivals = self._steps[-1].arrivals
+        rates = measured_rates() if self.choice is None else self._rates
         flat = [value for name in sorted(rates) for value in rates[name]]
         # The shortest overlap and the shortest wait count: the rank that waits longest has computed least.
-        numbers = np.array([own[0], -own[1], -own[2], *flat], np.float64)
+        starts = [started_s for started_s, _ in arrivals]
+        numbers = np.array([own[0], -own[1], -own[2], *flat, *starts], np.float64)
         api.context().engine.allreduce(
             [numbers], ReduceOp.MAX, "ringcomm.auto", process_set=number_of(self._process_set), urgent=True
         ).wait()
-        step = Step(float(numbers[0]), -float(numbers[1]), -float(numbers[2]))
-        slowest = _rates_from(sorted(rates), numbers[3:].tolist())
-        return choose(nbytes, step, links_of(api.context().cost_model, size_of(self._process_set)), slowest)
+        last = len(numbers) - len(starts)
+        self._rates = _rates_from(sorted(rates), numbers[3:last].tolist())
+        together = zip(numbers[last:].tolist(), [nbytes for _, nbytes in arrivals])
+        return Step(float(numbers[0]), -float(numbers[1]), -float(numbers[2]), tuple(together))
 
 
 def configured(compression: Any, process_set: ProcessSet, weighted: bool = False) -> Any:

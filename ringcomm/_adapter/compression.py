@@ -126,14 +126,14 @@ class _GradientCompressor(NoneCompressor):
 
     @classmethod
     def compress(cls, tensor: Any) -> Tuple[Any, Any]:
-        """Not available for single tensors.
+        """Not available: pass the compressor to a reduction.
 
         Raises:
             ConfigError: always.
         """
         raise ConfigError(
-            f"compression={cls.kind} is for DistributedOptimizer and DistributedGradientTape. Single arrays: "
-            f"ringcomm.allreduce(array, compression={cls.kind!r})."
+            f"Compression {cls.kind} has no compress(): codes cannot be added. Pass it as compression= to "
+            "allreduce(), reducescatter(), DistributedOptimizer or DistributedGradientTape."
         )
 
 
@@ -219,11 +219,13 @@ most by coarse rounding."""
 
 
 def compressor_of(compression: Any) -> Any:
-    """The compressor for what was passed as ``compression``: itself, or that of a name.
+    """The compressor for what was passed as ``compression``: itself, that of a name, or that for None.
 
     Raises:
         ConfigError: no compressor has the name.
     """
+    if compression is None:
+        return NoneCompressor
     if not isinstance(compression, str):
         return compression
     if compression not in _NAMED:

@@ -7,7 +7,7 @@ them. They are those of one rank: every rank has its own.
 from __future__ import annotations
 
 import logging
-from typing import Dict, List, Mapping, Sequence
+from typing import Dict, Mapping, Sequence
 
 import numpy as np
 
@@ -54,11 +54,14 @@ class Residuals:
 
     def reset(self, why: str) -> None:
         """Forget all residuals, and log that in one line if there were any."""
-        lost: List[str] = [name for name, array in self._arrays.items() if array.any()]
-        if lost:
-            logger.info("error feedback of %d parameters is dropped: %s", len(lost), why)
+        reset_all([self], why)
+
+    def clear(self) -> int:
+        """Forget all residuals; of how many parameters there were any."""
+        lost = sum(1 for array in self._arrays.values() if array.any())
         for array in self._arrays.values():
             array[:] = 0
+        return lost
 
     def scale(self, factor: float) -> None:
         """Multiply all residuals, for example when the scale of losses has changed by that factor."""
@@ -76,3 +79,10 @@ class Residuals:
         for name, given in state.items():
             if name not in self._arrays:
                 self._arrays[name] = np.array(given, np.float32).reshape(-1)
+
+
+def reset_all(residuals: Sequence[Residuals], why: str) -> None:
+    """Forget the residuals of several groups of parameters, and log that in one line if there were any."""
+    lost = sum(item.clear() for item in residuals)
+    if lost:
+        logger.info("error feedback of %d parameters is dropped: %s", lost, why)

@@ -194,6 +194,18 @@ class Arrivals:
         self._passes_left = dict.fromkeys(self._bucket_of, self.passes)
         self._missing = list(self._sizes)
 
+    def expect(self, index: int) -> None:
+        """Check that a backward pass may compute a gradient: it is not being reduced yet.
+
+        Raises:
+            AssertionError: there were ``passes`` backward passes already.
+        """
+        if self._passes_left[index] <= 0:
+            raise AssertionError(
+                "Gradients were computed more than backward_passes_per_step times before call to step(). "
+                "Increase backward_passes_per_step to accumulate gradients locally."
+            )
+
     def arrived(self, index: int) -> Optional[int]:
         """Record that a backward pass has computed a gradient.
 
@@ -203,12 +215,8 @@ class Arrivals:
         Raises:
             AssertionError: there were more than ``passes`` backward passes.
         """
+        self.expect(index)
         left = self._passes_left[index]
-        if left <= 0:
-            raise AssertionError(
-                "Gradients were computed more than backward_passes_per_step times before call to step(). "
-                "Increase backward_passes_per_step to accumulate gradients locally."
-            )
         self.started = True
         self._passes_left[index] = left - 1
         if left > 1:

@@ -28,7 +28,7 @@ from ..ops import ReduceOp
 from ..process_set import ProcessSet, number_of
 from .arguments import row_counts, wire_name
 from .causes import record_cause
-from .compressed import CompressedAllreduce, Pending
+from .compressed import CompressedAllreduce, CompressedReducescatter, Pending
 from .gradients import Reduction
 from .waiting import run_all
 
@@ -159,7 +159,13 @@ class Barrier(NamedTuple):
 Overwriting = (Allreduce, Broadcast)
 """Operations that can overwrite their arrays instead of returning new ones."""
 
-Operation = Union[Allreduce, CompressedAllreduce, Reducescatter, Allgather, Broadcast, Alltoall, Barrier]
+REDUCTIONS = (Allreduce, CompressedAllreduce, Reducescatter, CompressedReducescatter)
+"""Operations with a :class:`~.gradients.Reduction`."""
+
+Operation = Union[
+    Allreduce, CompressedAllreduce, Reducescatter, CompressedReducescatter, Allgather, Broadcast, Alltoall,
+    Barrier,
+]  # fmt: skip
 
 AnyHandle = Union[Handle, Pending]
 
@@ -171,7 +177,7 @@ def check_sets(operations: Sequence[Operation]) -> None:
         UnknownProcessSetError: a process set is not registered.
     """
     for operation in operations:
-        if isinstance(operation, (Allreduce, CompressedAllreduce, Reducescatter)):
+        if isinstance(operation, REDUCTIONS):
             chosen = operation.how.process_set
         else:
             chosen = operation.process_set

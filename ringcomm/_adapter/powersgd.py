@@ -20,6 +20,8 @@ from ..dtypes import Array
 from .feedback import Residuals
 
 _SMALLEST = np.float32(1e-20)
+_DEPENDENT = np.float32(1e-5)
+"""What is left of a row, relative to the row, if it depends on others: several times float32's rounding."""
 
 
 class Matrix(NamedTuple):
@@ -142,16 +144,19 @@ def orthogonalize(vectors: Array) -> None:
     """Make the rows of an array orthonormal, in place, by modified Gram-Schmidt.
 
     Only additions, multiplications, divisions and square roots of single elements in a fixed order, which
-    IEEE 754 defines to the last bit.
+    IEEE 754 defines to the last bit. A row that depends on the earlier ones becomes zero: what rounding
+    leaves of it may have any direction, also that of an earlier row, which would then count twice.
     """
     for index in range(vectors.shape[0]):
         own = vectors[index]
+        least = _DEPENDENT * np.sqrt(total(own * own))
+        least = least if _SMALLEST < least < np.inf else _SMALLEST
         for _ in range(2):  # what rounding leaves of the others is removed by the second pass
             for other in vectors[:index]:
                 np.subtract(own, other * total(own * other), out=own)
         length = np.sqrt(total(own * own))
-        np.divide(own, length if length > _SMALLEST else np.float32(1.0), out=own)
-        if not length > _SMALLEST:
+        np.divide(own, length if length > least else np.float32(1.0), out=own)
+        if not length > least:
             own[np.isfinite(own)] = 0
 
 

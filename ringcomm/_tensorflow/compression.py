@@ -9,11 +9,16 @@ from .._adapter.compression import (
     Compression,
     Compressor,
     FP16Compressor,
+    Int4Compressor,
+    Int8Compressor,
     NoneCompressor,
     PowerSGD,
     register_cast,
 )
 
-__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor", "PowerSGD"]
+__all__ = [
+    "BF16Compressor", "Compression", "Compressor", "FP16Compressor", "Int4Compressor", "Int8Compressor",
+    "NoneCompressor", "PowerSGD",
+]  # fmt: skip
 
 register_cast(tf.Tensor, tf.cast)

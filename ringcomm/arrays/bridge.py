@@ -62,11 +62,23 @@ class InPlace:
         UnsupportedDtypeError: its elements cannot be sent.
     """
 
+    __slots__ = ("_owner", "_shared", "array", "flat", "shape")
+
     mirror = None  # as arrays on devices have one
 
     def __init__(self, array: Any, what: str) -> None:
         self._owner = array
-        if not isinstance(array, np.ndarray):
+        if type(array) is np.ndarray:
+            # By far the most frequent: nothing that other arrays need costs it anything.
+            self.array = array
+            self.shape = array.shape
+            flags = array.flags
+            if flags.c_contiguous and flags.writeable and array.dtype.isnative:
+                self._shared = True
+                self.flat = array.reshape(-1)
+                code_of(array.dtype)
+                return
+        elif not isinstance(array, np.ndarray):
             kind = kind_of(array)
             shared = None if kind is None else kind.host_memory(array)
             if shared is None:

@@ -16,6 +16,7 @@ contributions. Where values were not finite the residual becomes zero.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -28,7 +29,8 @@ from ..schedule.select import Selector
 from ..schedule.steps import Recv, Send, Step
 from ..transport.base import Fabric
 from ..wire.frames import Header
-from .execute import Execution
+from .coded_hosts import HostCodedExecution
+from .execute import Execution, Part
 from .flows import Flow, Receipt, SegmentPool
 from .reduce import Kernel
 
@@ -282,13 +284,25 @@ class CodedPlans:
         self._fabric = fabric
         self._selector = selector
         self._memories: Dict[int, CodedMemory] = {}
+        self._pool = SegmentPool()
 
-    def execution(self, header: Header, count: int, kernel: Kernel) -> CodedExecution:
+    def execution(self, header: Header, count: int, kernel: Kernel) -> Part:
         """What runs an all-reduce of ``count`` values with the header's codec."""
+        hosts = self._selector.coded_hosts(count)
+        if hosts is None:
+            return self._coded(header, kernel, None, count)
+        return HostCodedExecution(
+            self._fabric, header, hosts, count, self._pool, partial(self._coded, header, kernel)
+        )
+
+    def _coded(
+        self, header: Header, kernel: Kernel, ranks: Optional[Tuple[int, ...]], count: int
+    ) -> CodedExecution:
+        """The part in which some ranks (one per host), or all, exchange codes."""
         memory = self._memories.get(header.codec)
         if memory is None:
             memory = self._memories[header.codec] = CodedMemory(header.codec)
-        bounds = self._selector.coded_bounds(count, BLOCK_ITEMS)
+        bounds = self._selector.coded_bounds(count, BLOCK_ITEMS, ranks)
         codes = memory.bounds(bounds)
-        schedule = self._selector.coded_all_reduce(codes)
+        schedule = self._selector.coded_all_reduce(codes, ranks)
         return CodedExecution(schedule, self._fabric, header, memory, kernel, bounds, codes)

@@ -94,15 +94,18 @@ class Totals:
             plan: the plan; another thread may be running it.
             rank_of: the rank in the whole job of a peer.
         """
-        runs, took_s, execution = plan.runs, plan.took_s, plan.execution
-        if execution is None:
+        runs, took_s = plan.runs, plan.took_s
+        executions = [part for part in (plan.execution, plan.staged) if part is not None]
+        if not executions:
             return
         moved_bytes = 0
-        for peer, (sent, received) in execution.volume().items():
+        # Both move the same bytes: one does it for arrays in host memory, the other for those of devices.
+        for peer, (sent, received) in executions[0].volume().items():
             self.peer(rank_of(peer)).exchanged(runs * sent, runs * received)
             moved_bytes += runs * (sent + received)
-        for peer, seconds in list(execution.slept_s.items()):
-            self.peer(rank_of(peer)).slept_s += seconds
+        for execution in executions:
+            for peer, seconds in list(execution.slept_s.items()):
+                self.peer(rank_of(peer)).slept_s += seconds
         call = plan.call
         if not (call.is_internal or call.ahead):
             for totals, name in ((self.kinds, call.kind), (self.operations, call.describe())):

@@ -73,6 +73,11 @@ class ArrayState(State):
         if self.step % self._check_every == 0:
             self.check_host_updates()
 
+    def on_reset(self) -> None:
+        """Called after the ranks have connected again: calls :meth:`reset` and the registered functions."""
+        self._changes = 0  # What they were about is in the new view: its exchange may have failed before.
+        super().on_reset()
+
     def commit(self) -> None:
         """Check for processes that are to join or to leave. Every update is a commit."""
         self.check_host_updates()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from math import fsum, inf
-from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 from ..collective.weighted import NO_WEIGHTS
 from .cache import IssuedIds
-from .request import Signature
+from .request import Key, Signature
 
 
 class Announcement(NamedTuple):
@@ -25,6 +25,26 @@ class Announcement(NamedTuple):
     site: str
     weight: float
     packed: Optional[str] = None
+
+
+class Announced:
+    """An operation that some ranks have announced: what each of them has said.
+
+    Attributes:
+        first_s: when the first rank announced it.
+        reported_s: when it was last reported as waiting; at first ``first_s``.
+        last_s: when the last rank so far announced it.
+    """
+
+    __slots__ = ("first_s", "key", "last_s", "piggybacked", "reported_s", "signatures", "sites", "weights")
+
+    def __init__(self, key: Key, now_s: float) -> None:
+        self.key = key
+        self.first_s = self.reported_s = self.last_s = now_s
+        self.signatures: Dict[int, Signature] = {}
+        self.sites: Dict[int, str] = {}
+        self.piggybacked: Dict[int, str] = {}
+        self.weights: Dict[int, float] = {}
 
 
 def announcements(

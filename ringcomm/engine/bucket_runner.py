@@ -1,7 +1,6 @@
 """Runs buckets: from the arrays of many requests to calls of one runner, and back.
 
-How a bucket is divided into calls depends on signatures alone, never on anything that may differ
-between ranks: all of them must make the same calls.
+:mod:`.packing` says which arrays a call takes together, and brings them into one buffer and out of it.
 """
 
 from __future__ import annotations
@@ -10,12 +9,11 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ..codec.base import BLOCK_ITEMS
 from ..collective.progress import Progress
 from ..collective.reduce import weigh
 from ..collective.runner import Runner
 from ..collective.totals import Totals
-from ..dtypes import Array, dtype_named
+from ..dtypes import Array
 from ..ops import Collective, ReduceOp
 from ..schedule.steps import even_bounds
 from ..transport.base import Fabric
@@ -23,29 +21,23 @@ from ..transport.pace import delivered
 from ..transport.subset import Subset
 from .adasum import adasum
 from .mirrors import Mirrors, fetch_all, mirrors_of, staging_of, store_all
+from .packing import (
+    FusionBuffer,
+    Work,
+    arrays_of,
+    as_one,
+    bucket_text,
+    cumulative,
+    dealt,
+    groups_by_index,
+    groups_of,
+    in_blocks,
+    items_of,
+    nothing,
+    residuals_of,
+    tensors_of,
+)
 from .process_sets import ProcessSets
-from .request import Key, Request, Signature
-
-ALONE_BYTES = 1 << 20
-"""Tensors from this size on are not copied into a bucket: the copies would cost more than a call."""
-
-Work = Tuple[Signature, Optional[Request]]
-"""A member of a bucket; without a request if this rank has joined, and contributes nothing."""
-
-
-class FusionBuffer:
-    """Memory in which small tensors travel side by side; kept, and grown when needed."""
-
-    def __init__(self) -> None:
-        self._bytes = np.empty(0, np.uint8)
-
-    def items(self, count: int, dtype: np.dtype[Any]) -> Array:
-        """Room for so many elements."""
-        nbytes = count * dtype.itemsize
-        if self._bytes.size < nbytes:
-            self._bytes = np.empty(nbytes, np.uint8)
-        room: Array = self._bytes[:nbytes].view(dtype)
-        return room
 
 
 class BucketRunner:
@@ -86,7 +78,7 @@ class BucketRunner:
         self._mirrors = mirrors_of(request for _, request in bucket)
         try:
             if self._mirrors and first.kind not in _STORING:
-                fetch_all([array for work in bucket for array in _arrays(work)], self._mirrors, runner)
+                fetch_all([array for work in bucket for array in arrays_of(work)], self._mirrors, runner)
             results: List[Any] = _DO[Collective(first.kind)](self, runner, bucket)
         finally:
             self._mirrors = {}
@@ -145,7 +137,7 @@ class BucketRunner:
     def _all_reduce(self, runner: Runner, bucket: Sequence[Work]) -> List[Any]:
         first = bucket[0][0]
         op = ReduceOp(first.op)
-        arrays = [array for work in bucket for array in _arrays(work)]
+        arrays = [array for work in bucket for array in arrays_of(work)]
         mirrors = self._mirrors
         whole = bool(mirrors) and bool(
             first.weighted or first.codec or op == ReduceOp.ADASUM or runner.size == 1
@@ -174,7 +166,7 @@ class BucketRunner:
         if first.codec:
             self._all_reduce_coded(runner, bucket, arrays)
             return
-        for group in _groups(arrays):
+        for group in groups_of(arrays):
             staging = staging_of(group[0], mirrors) if mirrors and len(group) == 1 else None
             if mirrors and staging is None:
                 fetch_all(group, mirrors, runner)
@@ -191,17 +183,17 @@ class BucketRunner:
     def _all_reduce_coded(self, runner: Runner, bucket: Sequence[Work], arrays: Sequence[Array]) -> None:
         """Reduce with a codec: every tensor begins with a block of its own, so that none coarsens another."""
         first = bucket[0][0]
-        residuals = [item for work in bucket for item in _residuals(work)]
-        for indices in _groups_by_index(arrays):
+        residuals = [item for work in bucket for item in residuals_of(work)]
+        for indices in groups_by_index(arrays):
             group, kept = [arrays[i] for i in indices], [residuals[i] for i in indices]
-            packed, unpack = _in_blocks(group, self._buffer)
-            feedback, unpack_feedback = None, _nothing
+            packed, unpack = in_blocks(group, self._buffer)
+            feedback, unpack_feedback = None, nothing
             if any(item is not None for item in kept):
                 present = [
                     np.zeros(array.size, np.float32) if item is None else item
                     for array, item in zip(group, kept)
                 ]
-                feedback, unpack_feedback = _in_blocks(present, self._residuals)
+                feedback, unpack_feedback = in_blocks(present, self._residuals)
             self._note("RINGCOMM_ALLREDUCE")
             runner.all_reduce(
                 packed, ReduceOp(first.op), prescale=first.prescale, postscale=first.postscale,
@@ -214,10 +206,10 @@ class BucketRunner:
     def _pack(self, group: Sequence[Array]) -> Tuple[Array, Callable[[], None]]:
         """The arrays as one, and what brings the results back. Neighbours in memory stay in place."""
         if len(group) == 1:
-            return group[0], _nothing
-        joined = _as_one(group)
+            return group[0], nothing
+        joined = as_one(group)
         if joined is not None:
-            return joined, _nothing
+            return joined, nothing
         packed = self._buffer.items(sum(array.size for array in group), group[0].dtype)
         self._note("MEMCPY_IN_FUSION_BUFFER")
         np.concatenate(group, out=packed)
@@ -240,11 +232,11 @@ class BucketRunner:
 
     def _reduce_scatter(self, runner: Runner, bucket: Sequence[Work]) -> List[Any]:
         first = bucket[0][0]
-        tensors = _tensors(bucket)
+        tensors = tensors_of(bucket)
         outputs: List[Any] = [None] * len(tensors)
-        for indices in _groups_by_index([flat for flat, _ in tensors]):
+        for indices in groups_by_index([flat for flat, _ in tensors]):
             rows = [even_bounds(tensors[index][1][0], runner.size) for index in indices]
-            widths = [_items(tensors[index][1][1:]) for index in indices]
+            widths = [items_of(tensors[index][1][1:]) for index in indices]
             mine = [
                 (parts[rank + 1] - parts[rank]) * width
                 for rank in range(runner.size)
@@ -271,21 +263,21 @@ class BucketRunner:
             for index, parts in zip(indices, rows):
                 shape = tensors[index][1]
                 own = parts[runner.rank + 1] - parts[runner.rank]
-                stop = start + own * _items(shape[1:])
+                stop = start + own * items_of(shape[1:])
                 outputs[index] = packed[start:stop].reshape((own, *shape[1:])).copy()
                 start = stop
-        return _dealt(outputs, bucket)
+        return dealt(outputs, bucket)
 
     # ---- movement ----------------------------------------------------------------------------
 
     def _all_gather(self, runner: Runner, bucket: Sequence[Work]) -> List[Any]:
-        tensors = _tensors(bucket)
+        tensors = tensors_of(bucket)
         rows = [count for _, request in bucket if request is not None for count in request.rows]
         kind, byte = Collective.ALLGATHER, np.dtype(np.uint8)
         table = runner.exchange(rows, kind, byte, "", (len(rows),))
         outputs: List[Any] = [None] * len(tensors)
-        for indices in _groups_by_index([flat for flat, _ in tensors]):
-            widths = [_items(tensors[index][1]) for index in indices]
+        for indices in groups_by_index([flat for flat, _ in tensors]):
+            widths = [items_of(tensors[index][1]) for index in indices]
             counts = [
                 [int(table[rank, index]) * width for index, width in zip(indices, widths)]
                 for rank in range(runner.size)
@@ -310,12 +302,12 @@ class BucketRunner:
             for place, index in enumerate(indices):
                 total = int(table[:, index].sum())
                 outputs[index] = np.concatenate(pieces[place]).reshape((total, *tensors[index][1]))
-        return _dealt(outputs, bucket)
+        return dealt(outputs, bucket)
 
     def _broadcast(self, runner: Runner, bucket: Sequence[Work]) -> List[Any]:
         for work in bucket:
             root = self._sets.members(work[0].process_set).index(work[0].root)
-            arrays, mirrors = _arrays(work), self._mirrors
+            arrays, mirrors = arrays_of(work), self._mirrors
             if runner.rank == root:
                 fetch_all(arrays, mirrors, runner)
             for array in arrays:
@@ -330,10 +322,10 @@ class BucketRunner:
             flat, shape = request.arrays[0], signature.shapes[0]
             matrix = runner.exchange(request.splits, Collective.ALLTOALL, flat.dtype, "", shape)
             received = matrix[:, runner.rank]
-            width = _items(shape)
+            width = items_of(shape)
             output = np.empty(int(received.sum()) * width, flat.dtype)
             runner.all_to_all(
-                flat, output, _cumulative(request.splits, width), _cumulative(received.tolist(), width)
+                flat, output, cumulative(request.splits, width), cumulative(received.tolist(), width)
             )
             results.append((output.reshape((int(received.sum()), *shape)), received.astype(np.int32)))
         return results
@@ -347,15 +339,6 @@ class BucketRunner:
     def _process_set(self, runner: Runner, bucket: Sequence[Work]) -> List[Any]:
         runner.barrier()
         return [self._sets.apply(signature.name) for signature, _ in bucket]
-
-
-def bucket_text(bucket: Sequence[Work]) -> str:
-    """What a bucket is for, in the program's own terms."""
-    signature, request = bucket[0]
-    key = Key(signature.process_set, signature.name, 0) if request is None else request.key
-    others = len(bucket) - 1
-    more = "" if not others else " and another" if others == 1 else f" and {others} others"
-    return f"{signature.describe()} {key}{more}"
 
 
 _DO = {
@@ -372,122 +355,3 @@ _DO = {
 
 _STORING = (Collective.ALLREDUCE, Collective.BROADCAST)
 """Their results overwrite the arrays, so they load and store mirrors themselves."""
-
-
-def _nothing() -> None:
-    """The results are in place already."""
-
-
-def _items(shape: Sequence[int]) -> int:
-    items = 1
-    for length in shape:
-        items *= length
-    return items
-
-
-def _cumulative(rows: Sequence[int], width: int) -> Tuple[int, ...]:
-    bounds = [0]
-    for count in rows:
-        bounds.append(bounds[-1] + int(count) * width)
-    return tuple(bounds)
-
-
-def _arrays(work: Work) -> List[Array]:
-    """The arrays of a member; neutral ones if this rank has joined."""
-    signature, request = work
-    if request is not None:
-        return request.arrays
-    return [
-        neutral(_items(shape), dtype_named(dtype), ReduceOp(signature.op))
-        for shape, dtype in zip(signature.shapes, signature.dtypes)
-    ]
-
-
-def neutral(count: int, dtype: np.dtype[Any], op: ReduceOp) -> Array:
-    """The neutral contribution: it leaves the other ranks' numbers as they are."""
-    if op == ReduceOp.PRODUCT:
-        return np.ones(count, dtype)
-    if op in (ReduceOp.MIN, ReduceOp.MAX):
-        if dtype.kind == "b":
-            return np.full(count, op == ReduceOp.MIN, dtype)
-        if dtype.kind in "iu":
-            info = np.iinfo(dtype)
-            return np.full(count, info.max if op == ReduceOp.MIN else info.min, dtype)
-        return np.full(count, np.inf if op == ReduceOp.MIN else -np.inf).astype(dtype)
-    return np.zeros(count, dtype)
-
-
-def _residuals(work: Work) -> Sequence[Optional[Array]]:
-    """The residuals of a member, one for each array; None where there is no error feedback."""
-    signature, request = work
-    given: Sequence[Optional[Array]] = () if request is None else request.residuals
-    return given or [None] * len(signature.shapes)
-
-
-def _in_blocks(group: Sequence[Array], buffer: FusionBuffer) -> Tuple[Array, Callable[[], None]]:
-    """The arrays as one, each from the start of a codec's block on, and what brings the results back."""
-    if len(group) == 1:
-        return group[0], _nothing
-    starts = [0]
-    for array in group:
-        starts.append(starts[-1] + -(-array.size // BLOCK_ITEMS) * BLOCK_ITEMS)
-    packed = buffer.items(starts[-1], group[0].dtype)
-    for array, start, stop in zip(group, starts, starts[1:]):
-        packed[start : start + array.size] = array
-        packed[start + array.size : stop] = 0
-
-    def unpack() -> None:
-        for array, start in zip(group, starts):
-            array[:] = packed[start : start + array.size]
-
-    return packed, unpack
-
-
-def _tensors(bucket: Sequence[Work]) -> List[Tuple[Array, Tuple[int, ...]]]:
-    """Every array with its shape as the signature has it."""
-    return [(array, shape) for work in bucket for array, shape in zip(_arrays(work), work[0].shapes)]
-
-
-def _dealt(outputs: Sequence[Any], bucket: Sequence[Work]) -> List[Any]:
-    """The outputs as lists, one per member."""
-    results: List[Any] = []
-    start = 0
-    for signature, _ in bucket:
-        stop = start + len(signature.shapes)
-        results.append(list(outputs[start:stop]))
-        start = stop
-    return results
-
-
-def _groups(arrays: Sequence[Array]) -> List[List[Array]]:
-    return [[arrays[index] for index in indices] for indices in _groups_by_index(arrays)]
-
-
-def _groups_by_index(arrays: Sequence[Array]) -> List[List[int]]:
-    """Which arrays travel as one: small ones of the same type together, large ones alone."""
-    groups: List[List[int]] = []
-    small: Dict[np.dtype[Any], List[int]] = {}
-    for index, array in enumerate(arrays):
-        if array.nbytes >= ALONE_BYTES:
-            groups.append([index])
-        elif array.dtype in small:
-            small[array.dtype].append(index)
-        else:
-            small[array.dtype] = [index]
-            groups.append(small[array.dtype])
-    return groups
-
-
-def _as_one(arrays: Sequence[Array]) -> Optional[Array]:
-    """One array over all of these if they follow each other in the memory of one owner."""
-    first = arrays[0]
-    owner = first.base
-    if owner is None:
-        return None
-    end = first.__array_interface__["data"][0] + first.nbytes
-    for array in arrays[1:]:
-        if array.base is not owner or array.__array_interface__["data"][0] != end:
-            return None
-        end += array.nbytes
-    total = sum(array.size for array in arrays)
-    return np.lib.stride_tricks.as_strided(first, (total,), (first.itemsize,))

@@ -14,10 +14,10 @@ from ..collective.call_sites import CallSites
 from ..errors import ProtocolError, RingcommError
 from ..ops import Collective
 from ..wire.messages import Message
-from .announcements import Announcement, announcements, no_weight_text, sum_of_weights
+from .announcements import Announced, Announcement, announcements, no_weight_text, sum_of_weights
 from .cache import IssuedIds
-from .fusion import Member, plan_buckets
-from .mismatch import calls_text, innermost, mismatch_text, ranks_text, whereabouts
+from .fusion import Member, by_need, plan_buckets
+from .mismatch import calls_text, last_seen_text, mismatch_text, ranks_text, whereabouts
 from .piggyback import settle
 from .request import MOST_SITES, Key, Signature
 
@@ -47,20 +47,6 @@ class Tuning(NamedTuple):
     cycle_s: float = 0.001
 
 
-class _Entry:
-    """An operation that some ranks have announced."""
-
-    __slots__ = ("first_s", "key", "last_s", "piggybacked", "reported_s", "signatures", "sites", "weights")
-
-    def __init__(self, key: Key, now_s: float) -> None:
-        self.key = key
-        self.first_s = self.reported_s = self.last_s = now_s
-        self.signatures: Dict[int, Signature] = {}
-        self.sites: Dict[int, str] = {}
-        self.piggybacked: Dict[int, str] = {}
-        self.weights: Dict[int, float] = {}
-
-
 class Coordinator:
     """Collects announcements and issues responses: which operations run, in which order.
 
@@ -79,6 +65,7 @@ class Coordinator:
         paused: ranks that have said that they would be away for long, and why.
         to_explain: ranks to be asked for their stack; the caller asks them and clears the list.
         on_announce, on_complete, on_responses: told of what happens, if set.
+        needed: by name of an operation, its place in the order in which the program needs the results.
         late_s: by rank, how long operations have waited for that rank alone, in seconds. A time in which
             several operations waited counts once.
     """
@@ -99,13 +86,14 @@ class Coordinator:
         self.on_announce: Optional[Callable[[Key, int, Signature], None]] = None
         self.on_complete: Optional[Callable[[Key], None]] = None
         self.on_responses: Optional[Callable[[int, float], None]] = None
+        self.needed: Dict[str, int] = {}
         self._hosts = hosts
         self._size = len(hosts)
         self._members = members
         self._stall_warning_s = stall_warning_s
         self._stall_limit_s = stall_limit_s
         self._ids = IssuedIds(self._size, cache_capacity)
-        self._entries: Dict[Key, _Entry] = {}
+        self._entries: Dict[Key, Announced] = {}
         self._ready: List[Tuple[Key, Signature]] = []
         self._totals: Dict[Key, float] = {}
         self._ready_since_s = 0.0
@@ -185,7 +173,7 @@ class Coordinator:
             self.on_announce(key, rank, signature)
         entry = self._entries.get(key)
         if entry is None:
-            entry = self._entries[key] = _Entry(key, now_s)
+            entry = self._entries[key] = Announced(key, now_s)
         entry.signatures[rank] = signature
         entry.sites[rank] = site
         entry.weights[rank] = weight
@@ -200,7 +188,7 @@ class Coordinator:
         entry.last_s = now_s
         self._complete(entry, now_s)
 
-    def _complete(self, entry: _Entry, now_s: float) -> None:
+    def _complete(self, entry: Announced, now_s: float) -> None:
         """Move an operation on once all members have announced it."""
         members = self._members(entry.key.process_set)
         missing = [rank for rank in members if rank not in entry.signatures]
@@ -236,11 +224,11 @@ class Coordinator:
                 self._ready_since_s = now_s
             self._ready.append((entry.key, first))
 
-    def _differ(self, entry: _Entry, first: Signature) -> bool:
+    def _differ(self, entry: Announced, first: Signature) -> bool:
         """Whether it is an error that ranks have submitted this operation at different lines."""
         return self.sites.differ(entry.key.number, first, f"The operation {entry.key}", entry.sites)
 
-    def _fail(self, entry: _Entry, text: str, kind: str = "mismatch", missing: Sequence[int] = ()) -> None:
+    def _fail(self, entry: Announced, text: str, kind: str = "mismatch", missing: Sequence[int] = ()) -> None:
         self._failed.append([list(entry.key), kind, text, list(missing)])
 
     def waits_for(self, ranks: Collection[int]) -> bool:
@@ -263,7 +251,8 @@ class Coordinator:
         full = self._ids.full
         ready: List[Tuple[Key, Signature]] = []
         if self._failed or joined >= 0 or full or (self._ready and self._due(now_s)):
-            ready, self._ready, self._urgent = self._ready, [], False
+            ready, self._ready = (self._ready, []) if joined >= 0 else by_need(self._ready, self.needed)
+            self._urgent = self._urgent and bool(self._ready)
         elif not self._settled:
             return None
         if self.on_responses is not None and ready:
@@ -381,7 +370,7 @@ class Coordinator:
                 self.warnings.append(f"{self._stall_text(entry, missing, now_s)}.")
                 self.to_explain += [rank for rank in missing if rank not in self.to_explain]
 
-    def _missing(self, entry: _Entry) -> List[int]:
+    def _missing(self, entry: Announced) -> List[int]:
         members = self._members(entry.key.process_set)
         return [rank for rank in members if rank not in entry.signatures and rank not in self._joined]
 
@@ -391,22 +380,12 @@ class Coordinator:
             return ""
         return f"Its main thread was last seen here:\n{self._stacks[rank].rstrip()}"
 
-    def _stall_text(self, entry: _Entry, missing: Sequence[int], now_s: float) -> str:
+    def _stall_text(self, entry: Announced, missing: Sequence[int], now_s: float) -> str:
         waiting = sorted(entry.signatures)
         what = f"{entry.signatures[waiting[0]].describe()} {entry.key}"
         site = entry.sites[waiting[0]]
-        seen = []
-        for rank in missing[:6]:
-            if rank in self._last:
-                signature, key, when_s = self._last[rank]
-                last = f"{signature.describe()} {key}"
-                seen.append(f"rank {rank} last submitted {last}, {now_s - when_s:.0f} s ago")
-            else:
-                seen.append(f"rank {rank} has submitted nothing yet")
-            place = innermost(self._stacks.get(rank, ""))
-            if place:
-                seen.append(f"its main thread was last seen at {place}")
+        seen = last_seen_text(missing, self._last, self._stacks, now_s)
         return (
             f"{what}{' at ' + site if site else ''} has waited for {now_s - entry.first_s:.0f} s on "
-            f"{ranks_text(waiting, self._hosts)} for {ranks_text(missing, self._hosts)} ({'; '.join(seen)})"
+            f"{ranks_text(waiting, self._hosts)} for {ranks_text(missing, self._hosts)} ({seen})"
         )

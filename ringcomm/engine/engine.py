@@ -6,215 +6,27 @@ Arrays are flat, contiguous and native here; shapes travel beside them. Every me
 
 from __future__ import annotations
 
-import logging
 from contextlib import contextmanager
-from typing import IO, Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
 
-from ..clock import StepClock, Stopwatch
-from ..collective.call_history import CallHistory
 from ..collective.call_sites import call_site
-from ..collective.progress import Progress
 from ..collective.reduce import kernel
-from ..collective.reporter import Reporter
-from ..collective.runner import Runner
 from ..collective.staged import Mirror
-from ..collective.totals import Totals
-from ..config import Settings
 from ..dtypes import Array, check_weighable, code_of
 from ..errors import ConfigError, Misuse, RingcommError, ShapeError, UnsupportedDtypeError, describe_error
-from ..files import open_named
-from ..group.failures import FailureReporter
 from ..ops import Collective, ReduceOp, codec_number, factor_of, name_of, weight_of
-from ..schedule.select import Selector
-from ..transport.base import Channels, Fabric
 from ..wire.frames import NO_OP, NO_ROOT
 from .adasum import check_adasum
-from .bucket_runner import BucketRunner
-from .coordinator import Coordinator, Tuning
-from .observer import Observer
-from .operation_history import OperationHistory
-from .peer_channels import Limits, StopWatch
+from .core import EngineCore
 from .process_sets import GLOBAL_SET, ProcessSets
 from .request import Handle, Request, Shape, Signature
-from .single_rank import SingleRank
-from .thread import EngineThread
-from .tracing import Sink
-from .tuning import Autotuner
-
-logger = logging.getLogger("ringcomm.engine")
 
 Convert = Optional[Callable[[Any], Any]]
 Mirrors = Sequence[Optional[Mirror]]
 
 
-class Engine:
-    """The engine of one rank.
-
-    Args:
-        channels: the links of this rank.
-        settings: tunables.
-        generation: membership epoch.
-        spin_s: how long to poll while a caller waits, in seconds.
-        reporter: reports lost peers to the rendezvous, or None.
-        hosts: of every rank, for messages.
-        selector: chooses algorithms among all ranks.
-        calls: how far this rank is in collectives that do not go through the engine.
-
-    Attributes:
-        history: the last operations, if they are recorded.
-        on_reduction: as for :class:`~ringcomm.collective.runner.Runner`.
-        repeated: counts the repetitions of operations with names; most programs repeat them once per step.
-    """
-
-    def __init__(
-        self,
-        channels: Channels,
-        settings: Settings,
-        generation: int = 0,
-        spin_s: float = 0.0,
-        reporter: Optional[FailureReporter] = None,
-        hosts: Sequence[str] = ("localhost",),
-        selector: Optional[Selector] = None,
-        calls: Callable[[], Progress] = Progress,
-    ) -> None:
-        self.rank = channels.background.rank
-        self.size = channels.background.size
-        self.sets = ProcessSets(self.rank, self.size)
-        self.coordinator: Optional[Coordinator] = None
-        self.history: Optional[OperationHistory] = None
-        self.on_reduction: Optional[Callable[[int, bool, str], None]] = None
-        self.repeated = StepClock()
-        self._thread: Optional[EngineThread] = None
-        self._log: Optional[IO[str]] = None
-        self._tuner: Optional[Autotuner] = None
-        reporter = Reporter() if reporter is None else reporter
-
-        def make_runner(fabric: Fabric) -> Runner:
-            whole = fabric is channels.background
-            runner = Runner(fabric, settings, generation, spin_s, reporter, selector if whole else None)
-            if settings.flight_recorder:
-                runner.history = CallHistory(1)  # of a bucket only how far it is; its members are remembered
-            return runner
-
-        self._bucket_runner = BucketRunner(channels.background, make_runner, self.sets)
-        if self.size == 1:
-            self._single = SingleRank(self._bucket_runner)
-            return
-        watch = StopWatch(channels.background.watch)
-        channels.background.watch = channels.control.watch = watch
-        if self.rank == 0:
-            self.coordinator = self._make_coordinator(settings, hosts)
-        self._thread = EngineThread(
-            channels.control,
-            channels.background,
-            self._bucket_runner,
-            self.coordinator,
-            watch,
-            reporter,
-            calls,
-            hosts,
-            channels.direct.wake,
-            spin_s,
-            Limits(settings.dead_after_s, settings.stall_warning_s, settings.late_after_s),
-        )
-        if settings.flight_recorder:
-            self.history = OperationHistory(settings.flight_recorder, self._bucket_runner.moved_bytes)
-            self._thread.record(self.history)
-
-    def _make_coordinator(self, settings: Settings, hosts: Sequence[str]) -> Coordinator:
-        coordinator = Coordinator(
-            hosts,
-            self.sets.members,
-            Tuning(settings.fusion_bytes, settings.cycle_ms * 1e-3),
-            settings.stall_warning_s,
-            settings.late_after_s,
-            settings.cache_capacity,
-            settings.check_calls,
-        )
-        if settings.autotune:
-            self._autotune(coordinator, settings.autotune_log)
-        return coordinator
-
-    def _autotune(self, coordinator: Coordinator, log: str) -> None:
-        try:
-            self._log = open(open_named(log), "w") if log else None  # noqa: SIM115 - open until stop()
-        except OSError as problem:
-            raise ConfigError(f"The autotuning log {log} cannot be written: {problem.strerror}.") from None
-        file = self._log
-
-        def write(line: str) -> None:
-            if file is not None:
-                file.write(f"{line}\n")
-                file.flush()
-
-        tuner = self._tuner = Autotuner(coordinator.tuning, log=write)
-
-        def ran(nbytes: int, now_s: float) -> None:
-            if tuner.ran(nbytes, now_s):
-                coordinator.tuning = tuner.tuning
-
-        coordinator.on_responses = ran
-
-    def stop(self) -> None:
-        """End the thread; what is still on its way fails."""
-        if self._thread is not None:
-            self._thread.stop()
-        if self._tuner is not None:
-            logger.warning("%s", self._tuner.result())
-            self._tuner = None
-        if self._log is not None:
-            self._log.close()
-        self._bucket_runner.release()
-
-    def settle(self, limit_s: float) -> None:
-        """Wait for what is on its way at the end; see :meth:`~.thread.EngineThread.settle`."""
-        if self._thread is not None:
-            self._thread.settle(limit_s)
-
-    @property
-    def observer(self) -> Optional[Observer]:
-        """The observer that receives the engine's events, if there is one."""
-        return self._single.trace.observer if self._thread is None else self._thread.observer
-
-    def observe(self, observer: Optional[Observer], sink: Optional[Sink] = None) -> None:
-        """Report what happens from now on to an observer, or none: :meth:`~.thread.EngineThread.observe`."""
-        if self._thread is not None:
-            self._thread.observe(observer, sink)
-        else:
-            self._single.trace.observe(observer, sink)
-
-    @property
-    def waited(self) -> Stopwatch:
-        """The time that threads of this rank have waited for operations."""
-        return Stopwatch() if self._thread is None else self._thread.waited
-
-    @property
-    def reduced_bytes(self) -> int:
-        """Payload of all all-reduces by name so far."""
-        return self._bucket_runner.reduced_bytes
-
-    def totals(self) -> Totals:
-        """What the collectives that ran its operations have done so far. For any thread."""
-        return self._bucket_runner.totals()
-
-    def delivered(self) -> Dict[int, Tuple[int, float]]:
-        """What its links have delivered; see :func:`ringcomm.transport.pace.delivered`. For any thread."""
-        return self._bucket_runner.delivered()
-
-    def progress(self) -> Progress:
-        """How far this rank is in them. For any thread."""
-        return self._bucket_runner.progress()
-
-    @property
-    def late_s(self) -> Dict[int, float]:
-        """On rank 0: by rank, how long operations have waited for it alone; empty on other ranks."""
-        return {} if self.coordinator is None else dict(self.coordinator.late_s)
-
-    def pending(self) -> List[Request]:
-        """What is on its way, in the order of submission."""
-        return self._thread.pending() if self._thread is not None else []
-
-    # ---- collectives -------------------------------------------------------------------------
+class Engine(EngineCore):
+    """The engine of one rank: :class:`~.core.EngineCore`, and the operations that programs submit to it."""
 
     def allreduce(
         self,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Dict, List, Mapping, Sequence
+from typing import Dict, List, Mapping, Sequence, Tuple
 
 from ..ops import Collective
-from .request import Signature
+from .request import Key, Signature
 
 
 def ranks_text(ranks: Sequence[int], hosts: Sequence[str], most: int = 8) -> str:
@@ -74,3 +74,30 @@ def innermost(stack: str) -> str:
 def whereabouts(rank: int, host: str, stack: str) -> str:
     """What is logged of a rank that does not come: where its main thread is."""
     return f"Rank {rank} ({host}), for which others wait, is here:\n{stack}"
+
+
+def last_seen_text(
+    missing: Sequence[int], last: Mapping[int, Tuple[Signature, Key, float]], stacks: Mapping[int, str],
+    now_s: float,
+) -> str:  # fmt: skip
+    """What is known of ranks that have not come to an operation; of the first six only.
+
+    Args:
+        missing: these ranks.
+        last: by rank, what it announced last, and when.
+        stacks: by rank, its main thread's stack, if it was asked for it.
+        now_s: the time.
+    """
+    seen = []
+    for rank in missing[:6]:
+        if rank in last:
+            signature, key, when_s = last[rank]
+            seen.append(
+                f"rank {rank} last submitted {signature.describe()} {key}, {now_s - when_s:.0f} s ago"
+            )
+        else:
+            seen.append(f"rank {rank} has submitted nothing yet")
+        place = innermost(stacks.get(rank, ""))
+        if place:
+            seen.append(f"its main thread was last seen at {place}")
+    return "; ".join(seen)

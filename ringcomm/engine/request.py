@@ -81,7 +81,8 @@ class Signature(NamedTuple):
     def describe(self) -> str:
         """The call as a person would write it."""
         kind = Collective(self.kind)
-        verb = kind.name.lower()
+        message = self.process_set < 0  # between two ranks, which its name says
+        verb = "message" if message else kind.name.lower()
         arguments: List[str] = []
         if len(self.shapes) > 1:
             verb = f"grouped_{verb}"
@@ -92,7 +93,7 @@ class Signature(NamedTuple):
             arguments += [f"{rows}shape {self.shapes[0]}", self.dtypes[0]]
         if self.op != NO_OP:
             arguments.append(f"op={ReduceOp(self.op).name.capitalize()}")
-        if self.root != NO_ROOT:
+        if self.root != NO_ROOT and not message:
             arguments.append(f"root_rank={self.root}")
         if self.prescale != 1.0:
             arguments.append(f"prescale_factor={self.prescale!r}")
@@ -102,7 +103,7 @@ class Signature(NamedTuple):
             arguments.append(f"compression={CODECS[self.codec]!r}")
         if self.weighted:
             arguments.append("with a weight")
-        if self.process_set:
+        if self.process_set and not message:
             arguments.append(f"process set {self.process_set}")
         return f"{verb}({', '.join(arguments)})"
 

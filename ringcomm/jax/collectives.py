@@ -11,6 +11,7 @@ import numpy as np
 from .. import api, async_calls
 from .._adapter import graph_callbacks
 from .._adapter.arguments import row_counts, scattered_reduction
+from .._adapter.compressed import CompressedAllreduce, divided
 from .._adapter.gradients import Reduction
 from ..collective.call_sites import look_through
 from ..docstrings import documented
@@ -60,9 +61,13 @@ def allreduce(
     leaves, structure = _arrays(tree)
     if not leaves:
         return tree
-    pairs = [compression.compress(leaf) for leaf in leaves]
-    reduced = bind(graph_callbacks.Allreduce(how, name, len(leaves)), [item for item, _ in pairs])
-    results = [compression.decompress(item, context) for item, (_, context) in zip(reduced, pairs)]
+    codes, compressor = divided(compression, how.op)
+    pairs = [compressor.compress(leaf) for leaf in leaves]
+    operation: graph_callbacks.Operation = graph_callbacks.Allreduce(how, name, len(leaves))
+    if codes is not None:
+        operation = CompressedAllreduce(how, name, len(leaves), codes)
+    reduced = bind(operation, [item for item, _ in pairs])
+    results = [compressor.decompress(item, context) for item, (_, context) in zip(reduced, pairs)]
     return jax.tree_util.tree_unflatten(structure, results)
 
 

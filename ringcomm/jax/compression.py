@@ -7,8 +7,13 @@ from .._adapter.compression import (
     Compression,
     Compressor,
     FP16Compressor,
+    Int4Compressor,
+    Int8Compressor,
     NoneCompressor,
     PowerSGD,
 )
 
-__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor", "PowerSGD"]
+__all__ = [
+    "BF16Compressor", "Compression", "Compressor", "FP16Compressor", "Int4Compressor", "Int8Compressor",
+    "NoneCompressor", "PowerSGD",
+]  # fmt: skip

@@ -12,10 +12,9 @@ import numpy as np
 from .. import api
 from .._adapter.arguments import SequenceName
 from .._adapter.causes import record_cause
-from .._adapter.compressed import CompressedAllreduce
 from .._adapter.graph_callbacks import (
+    REDUCTIONS,
     Allgather,
-    Allreduce,
     Alltoall,
     Batch,
     Operation,
@@ -42,7 +41,7 @@ class Place(NamedTuple):
 
 def process_set_of(operation: Operation) -> ProcessSet:
     """The ranks that take part in an operation."""
-    if isinstance(operation, (Allreduce, CompressedAllreduce, Reducescatter)):
+    if isinstance(operation, REDUCTIONS):
         return operation.how.process_set
     return operation.process_set
 

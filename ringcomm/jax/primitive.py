@@ -82,7 +82,8 @@ def _execute(*operands: Any, call: HostCall) -> List[Any]:
 def _linear(operation: Operation) -> bool:
     if isinstance(operation, (Allreduce, Reducescatter)):
         return operation.how.op in (ReduceOp.SUM, ReduceOp.AVERAGE)
-    return not isinstance(operation, CompressedAllreduce)
+    # What a single reduction loses by its codes is taken for noise: the gradient is that of the reduction.
+    return not isinstance(operation, CompressedAllreduce) or operation.state is None
 
 
 def _differentiate(primals: Sequence[Any], tangents: Sequence[Any], *, call: HostCall) -> Any:
@@ -94,7 +95,7 @@ def _differentiate(primals: Sequence[Any], tangents: Sequence[Any], *, call: Hos
         if not _linear(call.operation):
             raise NotOfferedError(
                 f"{type(call.operation).__name__.lower()} has a gradient for Sum and Average only, without "
-                "compression by codes."
+                "error feedback."
             )
         used = _for_inputs(call, len(given))
         for index, item in zip(given, collective_p.bind(*(tangents[index] for index in given), call=used)):
@@ -129,7 +130,7 @@ def _transpose(cotangents: Sequence[Any], *operands: Any, call: HostCall) -> Lis
 
 def _gradients(call: HostCall, cotangents: List[Any], shapes: Sequence[Sequence[int]]) -> List[Any]:
     operation, place, count = call.operation, call.place, len(cotangents)
-    if isinstance(operation, (Allreduce, Alltoall)):
+    if isinstance(operation, (Allreduce, CompressedAllreduce, Alltoall)):
         return list(collective_p.bind(*cotangents, call=_for_inputs(call, count)))
     averaged = Allreduce(average(process_set_of(operation)), operation.name, count)
     if isinstance(operation, Broadcast):

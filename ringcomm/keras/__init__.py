@@ -14,6 +14,7 @@ The program divides the data among the ranks; the rest of it stays as for one pr
 
 from .._adapter import common
 from .._adapter.common import *  # noqa: F403
+from .._adapter.compressed import load_residual_state_dict, residual_state_dict
 from .._adapter.compression import Compression, PowerSGD
 from .._adapter.objects import allgather_object, broadcast_object
 from . import callbacks, elastic
@@ -40,5 +41,7 @@ __all__ = [
     "callbacks",
     "elastic",
     "load_model",
+    "load_residual_state_dict",
     "reducescatter",
+    "residual_state_dict",
 ]

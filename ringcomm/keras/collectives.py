@@ -10,6 +10,8 @@ import numpy as np
 from .. import api
 from .._adapter import graph_callbacks
 from .._adapter.arguments import reduction
+from .._adapter.compressed import CompressedAllreduce
+from .._adapter.compression import NoneCompressor, compressor_of, is_elementwise
 from .._adapter.gradients import Reduction
 from ..docstrings import documented
 from ..ops import ReduceOp, op_of, weight_of
@@ -37,7 +39,7 @@ def allreduce(
         {prescale_factor}
         {postscale_factor}
         {op}
-        {keras_compression}
+        {compression}
         {process_set}
         {weight}
 
@@ -51,9 +53,18 @@ def allreduce(
         PeerLostError: a rank was lost.
     """
     how = Reduction(reduction(op, average), prescale_factor, postscale_factor, process_set)
-    if weight is None:
-        return _run(graph_callbacks.Allreduce(how, name), value)
-    return _run(graph_callbacks.Allreduce(how, name, 2, True), value, np.float64(weight_of(weight)))
+    compressor = compressor_of(compression)
+    weights = [] if weight is None else [np.float64(weight_of(weight))]
+    inputs, weighted = 1 + len(weights), bool(weights)
+    operation: graph_callbacks.Operation = graph_callbacks.Allreduce(how, name, inputs, weighted)
+    if is_elementwise(compressor):
+        # The reduction executes all of ringcomm's own, also those that are conversions elsewhere.
+        if compressor is not NoneCompressor:
+            operation = CompressedAllreduce(how, name, inputs, compressor, has_weight=weighted)
+        return _run(operation, value, *weights)
+    compressed, context = compressor.compress(as_array(value))
+    result: np.ndarray[Any, Any] = compressor.decompress(_run(operation, compressed, *weights), context)
+    return result
 
 
 @documented

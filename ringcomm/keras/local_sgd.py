@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import keras
 import numpy as np
@@ -32,6 +32,10 @@ class LocalSGDCallback(Callback):
         outer_momentum: its Nesterov momentum; 0: none.
         compression: the codec for what is averaged: None, ``"bf16"``, ``"fp16"``, ``"int8"`` or ``"int4"``.
         process_set: the ranks that take part; by default all.
+        fragments: into how many parts the model is divided; each is synchronized every ``sync_every``
+            batches, one after the other at even distances.
+        overlap: number of local steps during which a reduction runs before its result is taken, so that
+            training does not wait for it; what those steps change is kept. 0: it is waited for at once.
     """
 
     def __init__(
@@ -41,9 +45,12 @@ class LocalSGDCallback(Callback):
         outer_momentum: float = 0.9,
         compression: Any = None,
         process_set: ProcessSet = global_process_set,
+        fragments: int = 1,
+        overlap: int = 0,
     ) -> None:
         super().__init__()
         self._options = (sync_every, outer_lr, outer_momentum, compression)
+        self._streaming: Dict[str, Any] = {"fragments": fragments, "overlap": overlap}
         self._process_set = process_set
         self._pairs: List[Tuple[Any, Array]] = []
         self._core: Optional[LocalSGD] = None
@@ -63,7 +70,7 @@ class LocalSGDCallback(Callback):
         self._pairs = list(zip((*trained, *others), arrays))
         self._core = LocalSGD(
             arrays[: len(trained)], *self._options, averaged=arrays[len(trained) :],
-            process_set=self._process_set, name="keras.local_sgd",
+            process_set=self._process_set, name="keras.local_sgd", **self._streaming,
         )  # fmt: skip
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
@@ -74,7 +81,7 @@ class LocalSGDCallback(Callback):
             logs: metrics by name.
         """
         if self._core is not None and self._core.due():
-            self._synchronize(self._core)
+            self._exchange(self._core.advance, self._core.touched())
 
     def on_train_end(self, logs: Logs = None) -> None:
         """Synchronize a last time.
@@ -83,13 +90,15 @@ class LocalSGDCallback(Callback):
             logs: metrics by name.
         """
         if self._core is not None and self._core.steps:
-            self._synchronize(self._core)
+            self._exchange(self._core.synchronize, range(len(self._pairs)))
 
-    def _synchronize(self, core: LocalSGD) -> None:
+    def _exchange(self, act: Callable[[], None], places: Sequence[int]) -> None:
+        """Let the outer optimizer work on the present values of some variables."""
         if hasattr(self.model, "jax_state_sync"):
             self.model.jax_state_sync()  # on JAX the variables have no values during an epoch
-        for variable, array in self._pairs:
+        pairs = [self._pairs[place] for place in places]
+        for variable, array in pairs:
             array[...] = keras.ops.convert_to_numpy(variable.value)
-        core.synchronize()
-        for variable, array in self._pairs:
+        act()
+        for variable, array in pairs:
             variable.assign(array)

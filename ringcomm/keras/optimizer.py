@@ -8,6 +8,7 @@ import keras
 
 from .._adapter.arguments import predivided
 from .._adapter.choice import configured
+from .._adapter.compressed import drop_residuals
 from .._adapter.compression import Compression
 from .._adapter.gradients import Groups, Reduction, chosen_groups
 from .._adapter.optimizer_classes import OptionsInClass, convert, derive, set_untracked
@@ -97,6 +98,15 @@ class _Distributed(OptionsInClass):
             for index, gradient in zip(shared, reduced):
                 results[index] = gradient
         return results
+
+    def load_own_variables(self, store: Any) -> None:
+        """Load the optimizer's own state; what error feedback would add is dropped, with one line in the log.
+
+        Args:
+            store: the saved variables, by their places.
+        """
+        super().load_own_variables(store)  # type: ignore[misc]
+        drop_residuals(self._trainable_variables, "a state was loaded")  # type: ignore[attr-defined]
 
     def register_local_var(self, var: Any) -> None:
         """Exclude the gradient of a variable from the reduction, because only this rank has the variable.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, NamedTuple, Optional, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Union
 
 from ..config import Slot
 from ..wire.messages import Message
@@ -54,3 +54,27 @@ class Timer(NamedTuple):
 
 
 Action = Union[Send, Drop, Notice, Timer]
+
+
+def exclude(connection: int, reason: str) -> List[Action]:
+    """Have a process of an elastic job end without an error.
+
+    Args:
+        connection: number of its control connection.
+        reason: why it is not to be in the next view.
+    """
+    return [Send(connection, {"type": "excluded", "reason": reason}), Drop(connection)]
+
+
+def refuse(connection: int, reason: str) -> List[Action]:
+    """Refuse a process that has asked to join.
+
+    Args:
+        connection: number of its control connection.
+        reason: why it may not join.
+    """
+    return [
+        Send(connection, {"type": "refused", "reason": reason}),
+        Drop(connection),
+        Notice("refused", f"refused a process that asked to join: {reason}"),
+    ]

@@ -7,7 +7,7 @@ import logging
 import os
 import platform
 import socket
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 from ..clock import Deadline
 from ..config import Membership, Settings
@@ -19,67 +19,25 @@ from ..errors import (
     StartTimeoutError,
     StartupError,
 )
-from ..transport.base import Channels
 from ..transport.encryption import encryption_of
 from ..transport.kinds import LOOPBACK
-from ..transport.local import make_links
 from ..transport.nics import Interface, local_socket, machine, own_addresses
-from ..transport.pace import Counted, Expected, Paces, counted
 from ..transport.reactor import READ, Reactor
-from ..transport.tcp import SocketFabric, SocketLink
 from ..version import __version__
 from ..wire.auth import Claim, Purpose, job_digest
 from ..wire.messages import MAX_MESSAGE_BYTES, Message, MessageReader, encode
 from ..wire.signing import Session, Signer
+from .channels import make_channels, paces_of
 from .connect_server import DIAL_S, Reached, reach
 from .control import ControlChannel, error_from
-from .links import LinkSetup, Proven
+from .joined import Joined, Peer
+from .links import LinkSetup
 from .probe import PROBE_AGAIN_S
 
 logger = logging.getLogger("ringcomm.rendezvous")
 
 _RETRY_S = 0.25
 _PATIENCE_S = 3.0
-
-
-class Peer(NamedTuple):
-    """A rank of the job, as it is described to every other.
-
-    Attributes:
-        rank, host, host_index, local_rank, pid: its place in the job.
-        member: its member number, if the job is elastic.
-    """
-
-    rank: int
-    host: str
-    host_index: int
-    local_rank: int
-    pid: int
-    member: int = -1
-
-
-class Joined(NamedTuple):
-    """The result of :func:`join`: a place in a job and the links to every other rank.
-
-    Attributes:
-        rank: this process's rank.
-        generation: how many generations of the job have run before.
-        peers: all ranks, this one among them, in rank order.
-        channels: the links.
-        control: the connection to the rendezvous.
-        table: the table of links, as text.
-        paces: finds links that are far slower than the speed for which they were chosen.
-        signer: signs what ranks of this generation exchange.
-    """
-
-    rank: int
-    generation: int
-    peers: Tuple[Peer, ...]
-    channels: Channels
-    control: ControlChannel
-    table: str
-    paces: Paces
-    signer: Signer
 
 
 class Moved(StartupError):
@@ -229,8 +187,8 @@ class Joiner:
             for m in self._assignment["members"]
         )  # fmt: skip
         generation = int(self._assignment["generation"])
-        channels = self._make_channels(rank, len(peers), self._setup.take_links(), control)
-        paces = _paces(rank, peers, self._setup.chosen, channels)
+        channels = make_channels(rank, len(peers), self._setup.take_links(), control, self.settings)
+        paces = paces_of(rank, peers, self._setup.chosen, channels)
         channels.control.slow_links = paces.look
         signer = Signer(self.membership.key, self.membership.job, generation)
         return Joined(
@@ -258,37 +216,6 @@ class Joiner:
         pause = Deadline(_RETRY_S)
         while not pause.expired():
             self.reactor.run_once(pause.remaining_s())
-
-    def _make_channels(
-        self, rank: int, size: int, channels: Dict[int, Dict[int, Proven]], control: ControlChannel
-    ) -> Channels:
-        """Make the links of all three channels, each over the best transport that works for it."""
-        settings = self.settings
-        try:
-            data = [
-                {peer: sock for peer, (sock, _) in channels[purpose].items()}
-                for purpose in (Purpose.DIRECT, Purpose.BACKGROUND)
-            ]
-            calls, engine = (
-                SocketFabric(
-                    rank,
-                    make_links(socks, settings.transport, settings.congestion, settings.measure),
-                    control,
-                    size,
-                )
-                for socks in data
-            )
-            between_engines = {
-                peer: SocketLink(peer, *link) for peer, link in channels[Purpose.ENGINE_CONTROL].items()
-            }
-            return Channels(calls, engine, SocketFabric(rank, between_engines, control, size))
-        except (OSError, StartupError) as problem:
-            for links in channels.values():
-                for sock, _ in links.values():
-                    sock.close()
-            raise StartupError(
-                f"The links to the ranks of this host could not be set up: {problem}"
-            ) from None
 
     def abandon(self) -> None:
         """Close everything that joining had opened."""
@@ -423,29 +350,6 @@ class Joiner:
             self._go = message
         else:
             raise ProtocolError(f"the rendezvous may not send {kind!r}")
-
-
-def _paces(rank: int, peers: Sequence[Peer], chosen: Sequence[Expected], channels: Channels) -> Paces:
-    """Watches the speed of those links to other hosts for which there was a choice of networks."""
-    by_rank = {peer.rank: peer for peer in peers}
-    own = by_rank[rank]
-    mates = sum(peer.host_index == own.host_index for peer in peers)
-    hosts = len({peer.host_index for peer in peers})
-
-    def read(peer: int) -> List[Optional[Counted]]:
-        links = (channel.link(peer) for channel in (channels.direct, channels.background))
-        return [counted(link.sock) if isinstance(link, SocketLink) else None for link in links]
-
-    def describe(item: Expected, mb_per_s: float, better: str) -> str:
-        other = by_rank[item.peer]
-        return (
-            f"rank {rank} ({own.host}) reaches rank {item.peer} ({other.host}) over {item.iface} at "
-            f"{mb_per_s:.1f} MB/s; that network was chosen because it carried {item.mb_per_s:.0f} MB/s when "
-            f"the job started. {better} connects them, too: start with --iface '{own.host}=!{item.iface}' "
-            f"(on {own.host}: RINGCOMM_IFACE='!{item.iface}') to use it."
-        )
-
-    return Paces(chosen, read, describe, shared=max(1, hosts - 1) * mates)
 
 
 def _is_loopback(host: str) -> bool:

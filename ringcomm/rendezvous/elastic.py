@@ -19,8 +19,8 @@ from ..errors import ProtocolError
 from ..group.view import NO_VIEW, View
 from ..group.view import Member as ViewMember
 from ..wire.messages import Message
-from .actions import Action, Drop, Notice, Send, Timer
-from .elastic_notices import lost_notice, view_notice
+from .actions import Action, Drop, Notice, Send, Timer, exclude, refuse
+from .elastic_notices import lost_notice, ready_notice, view_notice, waiting_notice
 from .membership import Member, Refusal, number_hosts
 from .next_view import Cuts, Decision, Limits, NextView, Step
 from .pings import Pings
@@ -114,7 +114,7 @@ class ElasticRendezvous:
         if self.abort_message is not None:
             return [Send(connection, self.abort_message), Drop(connection)]
         if self._over:
-            return self._excluded(connection, "the job has ended")
+            return exclude(connection, "the job has ended")
         number = message.get("member")
         known = self._processes.at(connection)
         if known is None and type(number) is int:
@@ -128,7 +128,7 @@ class ElasticRendezvous:
         try:
             process = self._processes.enter(connection, message, now_s)
         except Refusal as refusal:
-            return self._refuse(connection, str(refusal))
+            return refuse(connection, str(refusal))
         actions: List[Action] = []
         if stage is Stage.IN_VIEW and self._epoch is not None:
             if self._paused_since_s is None:
@@ -141,21 +141,12 @@ class ElasticRendezvous:
         return actions + self._advance(now_s)
 
     def _welcome(self, process: Process) -> List[Action]:
-        waiting = len(self._processes.among(Stage.WAITING))
-        detail = {"member": process.number, "host": process.host, "waiting": waiting}
         actions: List[Action] = [
             Send(process.connection, {"type": "waiting", "member": process.number}),
-            Notice("joined", f"a process on {process.host} is ready ({waiting} waiting)", detail=detail),
+            ready_notice(process, len(self._processes.among(Stage.WAITING))),
         ]
         running = self._epoch is not None and self._epoch.phase is Phase.RUNNING
         return actions + (self._notify(ADDED) if running and self._has_room() else [])
-
-    def _refuse(self, connection: int, reason: str) -> List[Action]:
-        return [
-            Send(connection, {"type": "refused", "reason": reason}),
-            Drop(connection),
-            Notice("refused", f"refused a process that asked to join: {reason}"),
-        ]
 
     def is_waiting(self, connection: int) -> bool:
         """Whether the process of this connection waits for the next view."""
@@ -310,13 +301,7 @@ class ElasticRendezvous:
             return []
         limits = self._limits
         timers: List[Action] = [Timer(limits.start_timeout_s), Timer(limits.elastic_timeout_s)]
-        if self.view is NO_VIEW:
-            return timers
-        detail = {
-            "size": decision.size, "min_size": limits.min_size, "timeout_s": limits.elastic_timeout_s
-        }  # fmt: skip
-        text = f"{decision.text}; waiting for up to {limits.elastic_timeout_s:g} s"
-        return [*timers, Notice("waiting", text, detail=detail)]
+        return timers if self.view is NO_VIEW else [*timers, waiting_notice(decision, limits)]
 
     def _end_job(self) -> List[Action]:
         self._over = True
@@ -328,10 +313,7 @@ class ElasticRendezvous:
     def _dismiss(self, process: Process, why: str) -> List[Action]:
         process.stage, process.why_lost = Stage.LOST, why
         self._processes.disconnect(process)
-        return self._excluded(process.connection, why)
-
-    def _excluded(self, connection: int, why: str) -> List[Action]:
-        return [Send(connection, {"type": "excluded", "reason": why}), Drop(connection)]
+        return exclude(process.connection, why)
 
     def _publish(self, order: Tuple[int, ...], now_s: float) -> List[Action]:
         members: List[Member] = []

@@ -10,9 +10,10 @@ from ..config import Membership, Settings
 from ..errors import ExcludedError, StartTimeoutError, StartupError
 from ..transport.reactor import READ
 from ..wire.messages import Message
-from .client import Joined, Joiner
+from .client import Joiner
 from .connect_server import DIAL_S
 from .elastic_control import ElasticChannel, Resume
+from .joined import Joined
 
 NEW = Resume()
 _MOST_ATTEMPTS = 5

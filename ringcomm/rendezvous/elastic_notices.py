@@ -1,4 +1,4 @@
-"""What an elastic rendezvous reports to the launcher about losses and new views. Pure."""
+"""What an elastic rendezvous reports to the launcher about processes, losses and new views. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,31 @@ from typing import Any, Collection, Dict, Iterable, Optional
 from ..group.view import View
 from .actions import Notice
 from .membership import Member
+from .next_view import Decision, Limits
 from .processes import Process
+
+
+def ready_notice(process: Process, waiting: int) -> Notice:
+    """A new process is ready.
+
+    Args:
+        process: the process.
+        waiting: how many processes wait for the next view.
+    """
+    detail = {"member": process.number, "host": process.host, "waiting": waiting}
+    return Notice("joined", f"a process on {process.host} is ready ({waiting} waiting)", detail=detail)
+
+
+def waiting_notice(decision: Decision, limits: Limits) -> Notice:
+    """There are too few processes for the next view.
+
+    Args:
+        decision: to wait.
+        limits: of the job.
+    """
+    detail = {"size": decision.size, "min_size": limits.min_size, "timeout_s": limits.elastic_timeout_s}
+    text = f"{decision.text}; waiting for up to {limits.elastic_timeout_s:g} s"
+    return Notice("waiting", text, detail=detail)
 
 
 def lost_notice(notice: Notice, epoch: int, culprit: Optional[Process]) -> Notice:

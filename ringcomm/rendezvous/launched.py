@@ -23,8 +23,9 @@ from ..config import Membership, Settings
 from ..errors import ConfigError, StartTimeoutError
 from ..other_launchers import Launched
 from ..transport.nics import machine
-from .client import Joined, Moved, Watched, join
+from .client import Moved, Watched, join
 from .embedded import EmbeddedRendezvous
+from .joined import Joined
 from .pmi import Pmi
 
 LOOK_AGAIN_S = 0.1

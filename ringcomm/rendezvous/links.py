@@ -17,27 +17,23 @@ from ..clock import Deadline
 from ..errors import ProtocolError, StartupError
 from ..transport.accept import Acceptor
 from ..transport.connect import Dial, is_local, listen
-from ..transport.kinds import LOCAL, LOOPBACK, VIRTUAL
-from ..transport.nics import Interface, interface_of, machine, own_addresses
+from ..transport.kinds import LOCAL
+from ..transport.nics import Interface, interface_of
 from ..transport.pace import Expected
 from ..transport.rate_limit import TokenBucket
 from ..transport.reactor import READ, Reactor
 from ..transport.refusals import Refusals
-from ..transport.routes import Attempt, not_dialled
 from ..transport.secure import Encryption
 from ..wire.auth import Claim, Purpose
 from ..wire.messages import Message, MessageReader, encode
 from ..wire.signing import Session
 from .echo import Echo, check_echo
-from .probe import PROBE_S, Probe
+from .probe import PROBE_S
+from .probing import Probing
 from .race import ECHO_LIMIT_BYTES, Race
 
 logger = logging.getLogger("ringcomm.rendezvous")
 
-_PATIENCE_S = 0.3
-"""How much longer to wait for the rest once every host has answered on a real interface: at least so long,"""
-_PATIENCE = 3.0
-"""and at least so many times as long as that has taken: on busy hosts the right address may answer late."""
 _LINK_S = 10.0
 _UNAUTHENTICATED_PER_S = 4000
 """Ten times as many as at the rendezvous: all listeners close before the computation that unauthenticated
@@ -50,15 +46,6 @@ Proven = Tuple[socket.socket, Session]
 """A connection after the handshake, and what authenticates the messages on it."""
 
 SendMessage = Callable[[Message], None]
-
-
-def patience_s(answered_s: float) -> float:
-    """How long to wait for other addresses once every host has answered on a real interface, in seconds.
-
-    Args:
-        answered_s: how long that has taken, in seconds.
-    """
-    return max(_PATIENCE_S, _PATIENCE * answered_s)
 
 
 class LinkSetup:
@@ -115,11 +102,7 @@ class LinkSetup:
         )
         self._early: List[Tuple[socket.socket, Claim, Session]] = []
         self._echoes: Set[Echo] = set()
-        self._probes: List[Probe] = []
-        self._own: List[Attempt] = []
-        self._probing = False
-        self._hurrying = False
-        self._probing_since = Deadline(None)
+        self._probing: Optional[Probing] = None
         self._race: Optional[Race] = None
         self._links: Dict[Channel, Proven] = {}
         self._expected: Optional[Set[Channel]] = None
@@ -172,81 +155,19 @@ class LinkSetup:
     # ---- probing -----------------------------------------------------------------------------
 
     def probe(self, targets: Sequence[Dict[str, Any]], limit_s: float = PROBE_S) -> None:
-        """Dial every address of every target at once; :meth:`_settled` continues when all have ended.
+        """Dial every address of every target at once, and report to the rendezvous which of them lead there.
 
         Args:
             targets: the ranks to reach: each a ``rank``, its ``addresses`` and its ``machine``.
             limit_s: how long the slowest address may take to answer, in seconds.
         """
-        self._probing = True
-        self._hurrying = False
-        self._probing_since = Deadline(limit_s)
-        self._own = []
-        probes: List[Probe] = []
-        own = {item.address for item in own_addresses()}
-        for target in targets:
-            elsewhere = target.get("machine") != machine()
-            for offer in target["addresses"]:
-                if offer.get("kind") in (LOOPBACK, LOCAL):
-                    continue
-                if elsewhere and offer["address"] in own:
-                    # It leads to this host (docker0's does, on many hosts), not to the target.
-                    self._own.append(not_dialled(self.rank, int(target["rank"]), offer))
-                    continue
-                for scope in self._scopes(str(offer["address"])):
-                    claim = Claim(Purpose.PROBE, self.job, self.generation, self.rank, int(target["rank"]))
-                    probes.append(
-                        Probe(
-                            self.reactor,
-                            self.key,
-                            claim,
-                            offer,
-                            scope,
-                            self.interfaces,
-                            self._settled,
-                            limit_s,
-                            self.encryption,
-                        )  # fmt: skip
-                    )
-        self._probes = probes
-        if not probes:
-            self._finish_probing()
-        else:
-            self._settled()
+        claim = Claim(Purpose.PROBE, self.job, self.generation, self.rank, self.rank)
+        self._probing = Probing(
+            self.reactor, self.interfaces, self.key, claim, self.encryption, self._probed
+        )
+        self._probing.begin(targets, limit_s)
 
-    def _scopes(self, address: str) -> List[int]:
-        """The scopes with which to dial this address: every interface's if it is link-local, else 0."""
-        if ":" in address and ipaddress.ip_address(address).is_link_local:
-            return sorted({item.scope for item in self.interfaces if item.scope})
-        return [0]
-
-    def _settled(self) -> None:
-        """A probe has ended: report if all have; wait only a moment longer if every host has answered."""
-        if not self._probing or not self._probes:
-            return
-        if all(probe.why is not None for probe in self._probes):
-            self._finish_probing()
-        elif not self._hurrying and self._all_hosts_answered():
-            self._hurrying = True
-            self.reactor.after(patience_s(self._probing_since.elapsed_s()), self._stop_waiting)
-
-    def _all_hosts_answered(self) -> bool:
-        answered = [probe.attempt() for probe in self._probes if probe.why == ""]
-        reached = {attempt.target for attempt in answered if attempt.kind != VIRTUAL}
-        return reached == {probe.target for probe in self._probes}
-
-    def _stop_waiting(self) -> None:
-        for probe in list(self._probes):
-            if probe.why is None:
-                waited_s = self._probing_since.elapsed_s()
-                probe.give_up(f"no answer within {waited_s:.1f} s, while another address had answered")
-
-    def _finish_probing(self) -> None:
-        self._probing = False
-        attempts = [item.to_json() for item in (*(probe.attempt() for probe in self._probes), *self._own)]
-        for probe in self._probes:
-            probe.close()
-        self._probes = []
+    def _probed(self, attempts: List[Dict[str, Any]]) -> None:
         self._send({"type": "probed", "attempts": attempts})
 
     def measure(self, pairs: Sequence[Dict[str, Any]], speeds: Sequence[Dict[str, Any]] = ()) -> None:
@@ -403,14 +324,12 @@ class LinkSetup:
 
     def close(self) -> None:
         """Close everything that is still open."""
-        self._probing = False
+        if self._probing is not None:
+            self._probing.close()
         if self._race is not None:
             self._race.close()
             self._race = None
         self._acceptor.close()
-        for probe in self._probes:
-            probe.close()
-        self._probes = []
         for echo in list(self._echoes):
             self._drop_echo(echo)
         for sock, *_ in self._early:

@@ -52,6 +52,11 @@ class Member:
         self.heard_s = 0.0
         self.number = -1
 
+    @property
+    def is_here(self) -> bool:
+        """Whether it has neither left nor ended."""
+        return self.left is None and self.gone is None
+
     def name(self) -> str:
         """The member as text, such as ``rank 2 (jetson2)``."""
         return f"rank {self.rank} ({self.host})" if self.rank >= 0 else f"a rank on {self.host}"

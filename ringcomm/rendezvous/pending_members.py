@@ -50,8 +50,7 @@ class PendingMembers:
             Refusal: it may not.
         """
         for member in [*self._members.values(), *present]:
-            here = member.left is None and member.gone is None
-            if slot is not None and member.slot == slot and here:
+            if slot is not None and member.slot == slot and member.is_here:
                 raise Refusal(
                     f"place {slot.local} on {host} is already taken by process {member.pid} on "
                     f"{member.hostname}"

@@ -15,6 +15,7 @@ from typing import Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optiona
 
 from ..config import Slot
 from ..errors import MismatchError, interruption_text
+from ..wire.messages import Message
 from .membership import Member
 
 EVIDENCE_S = 1.0
@@ -114,6 +115,33 @@ class RootCauseAnalysis:
             self._heartbeats.clear()  # Heartbeats received before the first report prove nothing now.
         self._suspicions.append(suspicion)
 
+    def lost(self, reporter: int, peer: Member, message: Message, now_s: float) -> float:
+        """Record the report of a rank that it lost another.
+
+        Returns:
+            after how many seconds the root cause may be determined.
+        """
+        known = peer.gone is not None or peer.left is not None or message["kind"] in ("stalled", "late")
+        wait_s = SETTLE_S if known else EVIDENCE_S
+        doing, why, kind = message["doing"], message["why"], message["kind"]
+        self.suspect(Suspicion(reporter, peer.rank, doing, why, kind, now_s + wait_s))
+        return wait_s
+
+    def interrupted(self, rank: int, message: Message, now_s: float) -> None:
+        """Record the report of a rank that it has left a collective half-way."""
+        doing, why, due_s = str(message["doing"]), str(message["why"]), now_s + SETTLE_S
+        self.suspect(Suspicion(RENDEZVOUS, rank, doing, why, "interrupted", due_s))
+
+    def vanished(self, rank: int, wait_s: float, now_s: float) -> None:
+        """Record that the control connection of a rank has ended.
+
+        Args:
+            rank: the rank.
+            wait_s: how long to wait for the launcher's report, in seconds.
+            now_s: the time on the rendezvous' monotonic clock.
+        """
+        self.suspect(Suspicion(RENDEZVOUS, rank, "", "", "vanished", now_s + wait_s))
+
     def mismatch(self, rank: int, text: str, now_s: float) -> None:
         """Record a report that another rank makes a different call."""
         if not self._mismatches:
@@ -156,7 +184,7 @@ class RootCauseAnalysis:
             if earlier is None or members[lost].gone == VANISHED:
                 break
             lost = earlier.peer
-        running = members[lost].gone is None and members[lost].left is None
+        running = members[lost].is_here
         unlinked = [item for item in self._suspicions if item.peer == lost and item.kind == "unlinked"]
         if unlinked and running:
             name = members[unlinked[0].reporter].name()
@@ -167,9 +195,9 @@ class RootCauseAnalysis:
     def _cut_from(self, members: Mapping[int, Member], lost: int) -> Set[Pair]:
         """The pairs of ranks between which links are broken, if this rank is running; otherwise none."""
         about = [item for item in self._suspicions if item.peer == lost and item.kind in _ABOUT_LINKS]
-        if not about or members[lost].gone is not None or members[lost].left is not None:
+        if not about or not members[lost].is_here:
             return set()
-        here = {rank for rank, member in members.items() if member.gone is None and member.left is None}
+        here = {rank for rank, member in members.items() if member.is_here}
         if lost not in self._heartbeats:
             silent = any(item.kind in _SILENT_KINDS for item in about)
             if not silent or not any(lost in self._heartbeats[rank][0] for rank in self._heartbeats):
@@ -217,7 +245,7 @@ class RootCauseAnalysis:
         about = [item for item in self._suspicions if item.peer == culprit.rank]
         reports = [item for item in about if item.reporter != RENDEZVOUS]
         cause = culprit.gone or culprit.left or VANISHED
-        if reports and culprit.gone is None and culprit.left is None:
+        if reports and culprit.is_here:
             cause = f"{members[reports[0].reporter].name()} reports: {reports[0].why}"
         how = self.exit_of(culprit.slot)
         if how is not None and how not in cause:
@@ -236,6 +264,22 @@ class RootCauseAnalysis:
         # A defect of the program is not a loss: another attempt would fail again.
         kind = "mismatch" if cause.startswith(f"uncaught {MismatchError.__name__}:") else "lost"
         return RootCause(kind, f"{culprit.name()} was lost{during}: {cause}.", culprit)
+
+
+def silence(member: Member, silent_s: float, when: str) -> RootCause:
+    """The root cause if a member does not answer the pings of the rendezvous.
+
+    Args:
+        member: the member.
+        silent_s: for how long it has not answered, in seconds.
+        when: what was going on meanwhile.
+    """
+    return RootCause(
+        "stalled",
+        f"{member.name()} has been silent for {silent_s:.0f} s while {when}: its process is stopped, swapped "
+        "out or cut off, or a C call keeps the interpreter lock (RINGCOMM_DEAD_AFTER sets the limit).",
+        member,
+    )
 
 
 def _cut(members: Mapping[int, Member], pairs: Set[Pair], why: str) -> RootCause:

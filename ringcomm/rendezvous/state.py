@@ -11,23 +11,22 @@ the I/O shell around it. A generation goes through these phases::
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from ..config import Slot
 from ..errors import ProtocolError
-from ..transport.routes import Attempt
 from ..wire.messages import Message
-from .actions import Action, Drop, Notice, Seat, Send, Timer
-from .link_table import link_rows, link_table
+from .actions import Action, Drop, Notice, Seat, Send, Timer, refuse
+from .link_table import link_table
+from .linking import Linking
 from .membership import Member, RankAssignment, Refusal
 from .pending_members import PendingMembers
-from .root_cause import EVIDENCE_S, RENDEZVOUS, SETTLE_S, VANISHED, RootCause, RootCauseAnalysis, Suspicion
-from .routing import NoRoute, Routes, Routing, routes_of
+from .remarks import Remarks
+from .root_cause import EVIDENCE_S, SETTLE_S, VANISHED, RootCause, RootCauseAnalysis, silence
+from .routing import NoRoute
 
 _PINGS = 6
 """How many pings members get within the time after which a silent member counts as failed."""
-_MOST_TOPICS = 16
-"""The most warnings that are passed on."""
 
 
 class Phase(Enum):
@@ -71,15 +70,8 @@ class Rendezvous:
         self._analysis = RootCauseAnalysis()
         self._waiting = PendingMembers(self._ranks, start_timeout_s)
         self._by_rank: Dict[int, Member] = {}
-        self._leaders: List[Member] = []
-        self._reports: Dict[int, List[Attempt]] = {}
-        self._probing: Set[int] = set()
-        self._probed_again = False
-        self._routing = Routing((), {})
-        self._routes: Routes = {}
-        self._measuring: Set[int] = set()
-        self._links: Dict[int, List[Dict[str, Any]]] = {}
-        self._warned: Set[str] = set()
+        self._linking = Linking((), 0)
+        self._remarks = Remarks()
 
     # ---- joining -----------------------------------------------------------------------------
 
@@ -103,7 +95,7 @@ class Rendezvous:
             room = self.size if self.phase is Phase.JOINING else left
             self._waiting.admit(slot, host, self.members.values(), room)
         except Refusal as refusal:
-            return self._refuse(connection, str(refusal))
+            return refuse(connection, str(refusal))
         is_first = self._waiting.enter(connection, message, slot, host, now_s)
         actions: List[Action] = [
             Notice("joined", f"{len(self._waiting)} of {self.size} ranks have joined (newest: {host})")
@@ -119,7 +111,7 @@ class Rendezvous:
         if not self._ranks.seats:
             # The next job of these ranks is served by another rendezvous, which it finds if it tries again.
             return [Drop(connection)]
-        return self._refuse(
+        return refuse(
             connection,
             "this job has failed, and init() cannot start it again: ringrun starts new processes if it is "
             f"called with --restarts N. The failure was: {failure}",
@@ -128,13 +120,6 @@ class Rendezvous:
     def is_waiting(self, connection: int) -> bool:
         """Whether the process on this connection has joined, but has no rank yet."""
         return connection in self._waiting
-
-    def _refuse(self, connection: int, reason: str) -> List[Action]:
-        return [
-            Send(connection, {"type": "refused", "reason": reason}),
-            Drop(connection),
-            Notice("refused", f"refused a process that asked to join: {reason}"),
-        ]
 
     def _start_if_complete(self, now_s: float) -> List[Action]:
         if len(self._waiting) < self.size:
@@ -154,20 +139,12 @@ class Rendezvous:
         """
         self.members = {member.connection: member for member in ordered}
         self._by_rank = {member.rank: member for member in ordered}
-        self._leaders = [member for member in ordered if member.local_rank == 0]
-        self._reports.clear()
-        self._probing = {leader.rank for leader in self._leaders}
-        self._probed_again = False
-        self._routing = Routing((), {})
-        self._measuring.clear()
-        self._links.clear()
-        self._warned.clear()
+        self._linking = Linking(ordered, self.generation)
+        self._remarks = Remarks()
         self.phase = Phase.PROBING
         for member in ordered:
             member.heard_s = now_s
-        rows = [other.describe() for other in ordered]
-        actions: List[Action] = [Send(item.connection, self._assignment(item, rows)) for item in ordered]
-        return actions + self._listen(now_s) + (self._link() if len(self._leaders) == 1 else [])
+        return self._linking.begin() + self._listen(now_s) + self._link_if_probed()
 
     def _listen(self, now_s: float) -> List[Action]:
         """Ping every member, and abort if one has not answered for too long.
@@ -176,7 +153,7 @@ class Rendezvous:
         are built, and when the first ranks have left: the last rank has no peer that would notice.
         """
         running = self.phase is Phase.RUNNING
-        here = [item for item in self._by_rank.values() if item.left is None and item.gone is None]
+        here = [item for item in self._by_rank.values() if item.is_here]
         here = [item for item in here if item.dead_after_s and (item.listens or not running)]
         if not here:
             return []
@@ -184,23 +161,12 @@ class Rendezvous:
         silent = min(here, key=lambda member: member.heard_s)
         if now_s - silent.heard_s >= limit_s - 1e-3:
             when = "others have left already" if running else "links were being built"
-            return self._abort(
-                "stalled",
-                f"{silent.name()} has been silent for {now_s - silent.heard_s:.0f} s while {when}: its "
-                "process is stopped, swapped out or cut off, or a C call keeps the interpreter lock "
-                "(RINGCOMM_DEAD_AFTER sets the limit).",
-                silent.rank,
-                silent.host,
-            )
+            return self._abort_for(silence(silent, now_s - silent.heard_s, when))
         return [*(Send(member.connection, {"type": "ping"}) for member in here), Timer(limit_s / _PINGS)]
 
     def _census(self) -> List[Action]:
         """Ask every member from which peers it receives heartbeats, and from which it does not."""
-        return [
-            Send(member.connection, {"type": "ping"})
-            for member in self.members.values()
-            if member.left is None and member.gone is None
-        ]
+        return [Send(item.connection, {"type": "ping"}) for item in self.members.values() if item.is_here]
 
     def answered(self, connection: int, message: Message, now_s: float) -> List[Action]:
         """A member answers a ping: from which peers it has received heartbeats, and from which not."""
@@ -210,82 +176,42 @@ class Rendezvous:
             self._analysis.answered(member.rank, message["heard"], message["silent"])
         return []
 
-    def _assignment(self, member: Member, rows: List[Dict[str, Any]]) -> Message:
-        others = [leader for leader in self._leaders if leader is not member]
-        return {
-            "type": "probe",
-            "rank": member.rank,
-            "generation": self.generation,
-            "members": rows,
-            "targets": [other.as_target() for other in others] if member.local_rank == 0 else [],
-        }
-
     # ---- probing and linking -----------------------------------------------------------------
 
     def probed(self, connection: int, message: Message) -> List[Action]:
         """The first rank of a host reports what it could reach."""
         member = self.members.get(connection)
-        if member is None or self.phase is not Phase.PROBING or member.rank not in self._probing:
+        if member is None or self.phase is not Phase.PROBING:
             return []
-        attempts = [Attempt.from_json(item)._replace(source=member.rank) for item in message["attempts"]]
-        again = {(item.target, item.address) for item in attempts}
-        earlier = self._reports.get(member.rank, ())
-        kept = [item for item in earlier if (item.target, item.address) not in again]
-        self._reports[member.rank] = kept + attempts
-        self._probing.discard(member.rank)
-        if self._probing:
-            return []
-        self._routing = Routing(self._leaders, self._reports)
-        return self._probe_again() or self._measure_or_link()
-
-    def _probe_again(self) -> List[Action]:
-        """Once, let ranks dial again what they have not reached only because that took too long."""
-        targets = {} if self._probed_again else self._routing.to_probe_again()
-        self._probed_again, self._probing = True, set(targets)
-        ranks = ((self._by_rank[rank].connection, found) for rank, found in targets.items())
-        return [Send(connection, {"type": "probe_again", "targets": found}) for connection, found in ranks]
+        return self._linking.probed(member, message) + self._link_if_probed()
 
     def measured(self, connection: int, message: Message) -> List[Action]:
         """The first rank of a host has measured what it was asked to."""
         member = self.members.get(connection)
-        if member is None or self.phase is not Phase.PROBING or member.rank not in self._measuring:
+        if member is None or self.phase is not Phase.PROBING:
             return []
-        self._routing.measured(member.rank, message["speeds"])
-        self._measuring.discard(member.rank)
-        return [] if self._measuring else self._measure_or_link()
+        return self._linking.measured(member, message) + self._link_if_probed()
 
-    def _measure_or_link(self) -> List[Action]:
-        wanted = self._routing.wanted()
-        if not wanted:
-            return self._link()
-        self._measuring = set(wanted)
-        requests = ((self._by_rank[rank], pairs) for rank, pairs in wanted.items())
-        return [Send(item.connection, {"type": "measure", "pairs": pairs}) for item, pairs in requests]
-
-    def _link(self) -> List[Action]:
+    def _link_if_probed(self) -> List[Action]:
+        if not self._linking.probed_all:
+            return []
         try:
-            self._routes = self._routing.routes()
+            actions = self._linking.link()
         except NoRoute as problem:
             self.unreachable = problem.ranks
             return self._abort("no_route", str(problem), None)
         self.phase = Phase.LINKING
-        members, speeds = list(self._by_rank.values()), self._routing.speeds()
-        told = ((item, routes_of(item, members, self._routes, speeds)) for item in members)
-        return [Send(item.connection, {"type": "link", "routes": routes}) for item, routes in told]
+        return actions
 
     def linked(self, connection: int, message: Message) -> List[Action]:
         """A rank has an authenticated link to every other."""
         member = self.members.get(connection)
         if member is None or self.phase is not Phase.LINKING:
             return []
-        if any(item["peer"] not in self._by_rank for item in message["links"]):
-            raise ProtocolError(f"{member.name()} has a link to a rank that does not exist")
-        member.linked = True
-        self._links[member.rank] = message["links"]
-        if not all(item.linked for item in self.members.values()):
+        if not self._linking.linked(member, message["links"]):
             return []
         self.phase = Phase.RUNNING
-        rows = link_rows(self._by_rank, self._links, self._routes)
+        rows = self._linking.rows()
         table = link_table(rows)
         actions: List[Action] = [
             # Only rank 0 logs it.
@@ -311,13 +237,7 @@ class Rendezvous:
         peer = self._by_rank.get(int(message["peer"]))
         if member is None or peer is None or self.phase is Phase.ABORTED:
             return []
-        known = peer.gone is not None or peer.left is not None or message["kind"] in ("stalled", "late")
-        wait_s = SETTLE_S if known else EVIDENCE_S
-        self._analysis.suspect(
-            Suspicion(
-                member.rank, peer.rank, message["doing"], message["why"], message["kind"], now_s + wait_s
-            )
-        )
+        wait_s = self._analysis.lost(member.rank, peer, message, now_s)
         return [*self._census(), Timer(wait_s)]
 
     def closed(self, connection: int, message: Message, now_s: float) -> List[Action]:
@@ -329,8 +249,7 @@ class Rendezvous:
         member = self.members.get(connection)
         if member is None or self.phase is Phase.ABORTED:
             return []
-        doing, why, due_s = str(message["doing"]), str(message["why"]), now_s + SETTLE_S
-        self._analysis.suspect(Suspicion(RENDEZVOUS, member.rank, doing, why, "interrupted", due_s))
+        self._analysis.interrupted(member.rank, message, now_s)
         return [Timer(SETTLE_S)]
 
     def mismatched(self, connection: int, message: Message, now_s: float) -> List[Action]:
@@ -341,25 +260,10 @@ class Rendezvous:
         self._analysis.mismatch(member.rank, str(message["text"]), now_s)
         return [Timer(SETTLE_S)]
 
-    def noted(self, connection: int, message: Message) -> List[Action]:
-        """A rank has a note for the user who asked for details."""
-        return [Notice("note", message["text"])] if connection in self.members else []
-
-    def used(self, connection: int, message: Message) -> List[Action]:
-        """A rank reports how much of its time it has waited, before it leaves."""
+    def told(self, connection: int, message: Message) -> List[Action]:
+        """A rank has something to say to the user; see :class:`.Remarks`."""
         member = self.members.get(connection)
-        if member is None:
-            return []
-        detail = {name: message[name] for name in ("elapsed_s", "waited_s", "balanced")}
-        return [Notice("usage", "", member.rank, detail=detail)]
-
-    def warned(self, connection: int, message: Message) -> List[Action]:
-        """A rank warns the user: several may notice the same, and the first is enough."""
-        topic = str(message["topic"])
-        if connection not in self.members or topic in self._warned or len(self._warned) >= _MOST_TOPICS:
-            return []
-        self._warned.add(topic)
-        return [Notice("warning", message["text"])]
+        return [] if member is None else self._remarks.told(member.rank, message)
 
     def leaving(self, connection: int, message: Message, now_s: float) -> List[Action]:
         """A rank leaves: it shut down, or its program ended."""
@@ -399,7 +303,7 @@ class Rendezvous:
         """A control connection ended."""
         self._waiting.leave(connection)
         member = self.members.get(connection)
-        if member is None or member.left is not None or member.gone is not None:
+        if member is None or not member.is_here:
             return []
         member.gone = self._analysis.exit_of(member.slot) or VANISHED
         if self.phase is Phase.ABORTED:
@@ -408,7 +312,7 @@ class Rendezvous:
             return self._abort_for(self._analysis.root_cause_of(self._by_rank, member))
         # The launcher usually reports within moments how the process ended, which is more informative.
         wait_s = EVIDENCE_S if self._ranks.seats else SETTLE_S
-        self._analysis.suspect(Suspicion(RENDEZVOUS, member.rank, "", "", "vanished", now_s + wait_s))
+        self._analysis.vanished(member.rank, wait_s, now_s)
         return [Timer(wait_s)]
 
     def process_exited(self, slot: Slot, how: str, ok: bool, now_s: float) -> List[Action]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from html import escape
 from math import log2
 from typing import Iterator, List, NamedTuple, Sequence, Tuple
-from xml.sax.saxutils import escape
 
 COLOURS = ("#d1495b", "#2e4057", "#66a182", "#edae49", "#6c8ead", "#9467bd", "#8c564b", "#17becf", "#7f7f7f")
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 760, 400, 64, 236, 40, 54

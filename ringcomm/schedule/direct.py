@@ -20,7 +20,7 @@ Applications 19 (2005), with its rounds run at the same time; so is the all-to-a
 
 from __future__ import annotations
 
-from typing import List
+from typing import List, Sequence, Tuple
 
 from .registry import Algorithm, register
 from .steps import SELF, SOURCE, Bounds, Recv, Schedule, Send
@@ -66,8 +66,13 @@ def reduce_scatter(rank: int, size: int, bounds: Bounds) -> Schedule:
     Cost: ``alpha + (p - 1)/p n (beta + gamma)`` for equal chunks.
     Source: Thakur, Rabenseifner and Gropp (2005), pairwise exchange.
     """
-    steps: Schedule = [Send(peer, bounds[peer], bounds[peer + 1]) for peer in _peers_ahead(rank, size)]
-    return steps + _fold_all(rank, size, bounds[rank], bounds[rank + 1])
+    return reduce_scatter_spans(rank, size, list(zip(bounds, bounds[1:])))
+
+
+def reduce_scatter_spans(rank: int, size: int, spans: Sequence[Tuple[int, int]]) -> Schedule:
+    """:func:`reduce_scatter` of any spans ``(start, stop)``, one for each rank."""
+    steps: Schedule = [Send(peer, *spans[peer]) for peer in _peers_ahead(rank, size)]
+    return steps + _fold_all(rank, size, *spans[rank])
 
 
 def all_gather(rank: int, size: int, bounds: Bounds) -> Schedule:
@@ -84,8 +89,13 @@ def all_gather(rank: int, size: int, bounds: Bounds) -> Schedule:
     Cost: ``alpha + (p - 1)/p n beta`` for equal chunks.
     Source: Thakur, Rabenseifner and Gropp (2005), pairwise exchange.
     """
-    steps: Schedule = [Send(peer, bounds[rank], bounds[rank + 1]) for peer in _peers_ahead(rank, size)]
-    steps.extend(Recv((peer,), bounds[peer], bounds[peer + 1]) for peer in _peers_behind(rank, size))
+    return all_gather_spans(rank, size, list(zip(bounds, bounds[1:])))
+
+
+def all_gather_spans(rank: int, size: int, spans: Sequence[Tuple[int, int]]) -> Schedule:
+    """:func:`all_gather` of any spans ``(start, stop)``, one for each rank."""
+    steps: Schedule = [Send(peer, *spans[rank]) for peer in _peers_ahead(rank, size)]
+    steps.extend(Recv((peer,), *spans[peer]) for peer in _peers_behind(rank, size))
     return steps
 
 

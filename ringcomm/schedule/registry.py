@@ -64,6 +64,7 @@ class Algorithm(NamedTuple):
         handicap: the factor on its predicted time by which another algorithm of the same collective wins a
             near tie. More than 1 where its order of additions depends on the algorithm, so that small
             differences between two measurements of a machine do not change the bits of a result.
+        by_name_only: whether it is never considered, only used where the user has chosen it.
     """
 
     collective: str
@@ -75,10 +76,13 @@ class Algorithm(NamedTuple):
     max_bytes: Optional[int] = None
     needs_hosts: bool = False
     handicap: float = 1.0
+    by_name_only: bool = False
 
     def usable(self, problem: Problem, item_bytes: int, needs_single_fold: bool) -> bool:
         """Whether it may be considered for a call of ``problem.count`` elements of ``item_bytes`` each."""
         if needs_single_fold and not self.single_fold:
+            return False
+        if self.by_name_only:
             return False
         if self.needs_hosts and problem.hosts is None:
             return False

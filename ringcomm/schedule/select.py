@@ -21,7 +21,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from ..errors import BrokenInvariantError
 from . import algorithms as _algorithms  # noqa: F401  registers them
-from . import choose, direct
+from . import choose, direct, hierarchy
 from .calibration import coarse_model
 from .choose import HIERARCHICAL
 from .cost import CostModel, predict
@@ -118,18 +118,51 @@ class Selector:
         name = self._choose("allreduce", rule, count, item_bytes, needs_single_fold, self._all_reduce_problem)
         return self._build("allreduce", name, self._all_reduce_problem(name, self._rank, count))
 
-    def coded_bounds(self, count: int, block_items: int) -> Tuple[int, ...]:
-        """The chunks of an all-reduce with a codec, in elements: whole blocks, by the speeds of links."""
+    def coded_hosts(self, count: int) -> Optional[Hosts]:
+        """The ranks by host, if an all-reduce of ``count`` float32 with a codec is to add up in hosts first.
+
+        Otherwise every rank of a host would send its own codes through the interface that all of them share.
+        """
+        long = 4 * count >= HIERARCHICAL_MIN_BYTES
+        return self._grid if long and self._override in (None, HIERARCHICAL) else None
+
+    def coded_bounds(
+        self, count: int, block_items: int, ranks: Optional[Sequence[int]] = None
+    ) -> Tuple[int, ...]:
+        """The chunks of an all-reduce with a codec, in elements: whole blocks, by the speeds of links.
+
+        Args:
+            count: number of elements.
+            block_items: elements of a block.
+            ranks: that take part, one per host; None: all.
+        """
         blocks, shares = -(-count // block_items), self._shares.get("direct")
-        edges = share_bounds(blocks, shares) if shares is not None else even_bounds(blocks, self._size)
+        if ranks is not None:
+            own = self._shares.get(HIERARCHICAL)
+            # A host's share is divided among its ranks evenly.
+            shares = None if own is None else [own[rank] * self._size / len(ranks) for rank in ranks]
+        parts = self._size if ranks is None else len(ranks)
+        edges = share_bounds(blocks, shares) if shares is not None else even_bounds(blocks, parts)
         return tuple(min(count, edge * block_items) for edge in edges)
 
-    def coded_all_reduce(self, codes: Tuple[int, ...]) -> Steps:
+    def coded_all_reduce(self, codes: Tuple[int, ...], ranks: Optional[Tuple[int, ...]] = None) -> Steps:
         """This rank's schedule over a buffer of codes, whose chunks have these boundaries in bytes.
 
-        Always ``direct``: there every element is encoded twice, in a ring once per hop.
+        Always every rank with every other, or with one rank on every other host: there every element is
+        encoded twice, in a ring once per hop.
+
+        Args:
+            codes: the boundaries.
+            ranks: that take part, one per host; None: all.
         """
-        return self._build("allreduce", "direct", Problem(self._rank, self._size, codes[-1], codes))
+        if ranks is None:
+            return self._build("allreduce", "direct", Problem(self._rank, self._size, codes[-1], codes))
+        spans = [(0, 0)] * self._size
+        for rank, span in zip(ranks, zip(codes, codes[1:])):
+            spans[rank] = span
+        column = tuple((rank,) for rank in ranks)
+        steps = hierarchy.reduce_scatter(self._rank, column, spans)
+        return tuple(steps + hierarchy.all_gather(self._rank, column, spans))
 
     def all_reduce_s(self, count: int, item_bytes: int) -> float:
         """The predicted seconds of an all-reduce by the best algorithm, if a model was adopted.

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import Dict, Sequence
 
+from .replay import Replay
 from .staging import Copies, with_devices
 from .steps import DATA, Bounds
 from .streams import Domain, Schedules
-from .verify import Replay
 
 
 def check_staged_all_reduce(schedules: Schedules, count: int, copies: Sequence[Copies]) -> None:

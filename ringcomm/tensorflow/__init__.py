@@ -18,22 +18,13 @@ compiled with ``jit_compile=True``: XLA cannot call Python.
 
 from .._adapter import common
 from .._adapter.common import *  # noqa: F403
+from .._adapter.compressed import load_residual_state_dict, residual_state_dict
 from .._tensorflow.compression import Compression, PowerSGD
 from ..async_calls import join
 from ..balance.batches import BalancedBatches
 from . import elastic, mpi_ops
 from .balanced import BalancedDataset
-from .collectives import (
-    allgather,
-    allreduce,
-    alltoall,
-    barrier,
-    broadcast,
-    grouped_allgather,
-    grouped_allreduce,
-    grouped_reducescatter,
-    reducescatter,
-)
+from .collectives import allreduce, grouped_allreduce, grouped_reducescatter, reducescatter
 from .functions import (
     BroadcastGlobalVariablesHook,
     allgather_object,
@@ -48,6 +39,7 @@ from .functions import (
     rank_op,
     size_op,
 )
+from .movement import allgather, alltoall, barrier, broadcast, grouped_allgather
 from .optimizer import DistributedOptimizer
 from .sync_batch_norm import SyncBatchNormalization
 from .tape import DistributedGradientTape, PartialDistributedGradientTape
@@ -80,11 +72,13 @@ __all__ = [
     "grouped_allreduce",
     "grouped_reducescatter",
     "join",
+    "load_residual_state_dict",
     "local_rank_op",
     "local_size_op",
     "mpi_ops",
     "process_set_included_op",
     "rank_op",
     "reducescatter",
+    "residual_state_dict",
     "size_op",
 ]

@@ -1,4 +1,4 @@
-"""The public collectives on TensorFlow tensors."""
+"""The public reductions of TensorFlow tensors; the other collectives are in :mod:`.movement`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any, List, Optional, Sequence, Union
 
 import tensorflow as tf
 
-from .._adapter import graph_callbacks
 from .._adapter.arguments import reduction
+from .._adapter.compressed import divided
 from .._adapter.gradients import Reduction
 from .._tensorflow import bridge
 from .._tensorflow.compression import Compression
@@ -139,11 +139,12 @@ def _reduce(
     if not tensors:
         return []
     given = [tf.convert_to_tensor(item) for item in tensors]
-    pairs = [compression.compress(item) for item in given]
+    codes, compressor = divided(compression, how.op)
+    pairs = [compressor.compress(item) for item in given]
     label = bridge.name_of(name, "allreduce", given)
     given_weight = None if weight is None else tf.cast(weight, tf.float64)
-    reduced = flow.reduce(how, label, [compressed for compressed, _ in pairs], given_weight)
-    return [compression.decompress(item, context) for item, (_, context) in zip(reduced, pairs)]
+    reduced = flow.reduce(how, label, [compressed for compressed, _ in pairs], given_weight, codes)
+    return [compressor.decompress(item, context) for item, (_, context) in zip(reduced, pairs)]
 
 
 def _reduce_slices(
@@ -158,10 +159,11 @@ def _reduce_slices(
         raise NotImplementedError("tf.IndexedSlices have no weights: use tf.convert_to_tensor() first.")
     if (how.prescale, how.postscale) != (1.0, 1.0):
         raise NotImplementedError("tf.IndexedSlices are not scaled: use tf.convert_to_tensor() first.")
-    values, context = compression.compress(slices.values)
+    _, compressor = divided(compression, how.op)
+    values, context = compressor.compress(slices.values)
     label = bridge.name_of(name, "allreduce", [values])
     values, indices = flow.gather(how.process_set, label, [values, slices.indices])
-    values = compression.decompress(values, context)
+    values = compressor.decompress(values, context)
     if how.op == ReduceOp.AVERAGE:
         values = values / tf.cast(size_of(how.process_set), values.dtype)
     return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)
@@ -248,155 +250,9 @@ def grouped_reducescatter(
         PeerLostError: a rank was lost.
     """
     how = Reduction(op_of(op), float(prescale_factor), float(postscale_factor), process_set)
-    given = _dense(tensors, "reducescatter")
-    pairs = [compression.compress(item) for item in given]
+    given = flow.dense(tensors, "reducescatter")
+    codes, compressor = divided(compression, how.op)
+    pairs = [compressor.compress(item) for item in given]
     label = bridge.name_of(name, "reducescatter", given)
-    reduced = flow.scatter(how, label, [compressed for compressed, _ in pairs])
-    return [compression.decompress(item, context) for item, (_, context) in zip(reduced, pairs)]
-
-
-@documented
-def allgather(
-    tensor: Any,
-    name: Optional[str] = None,
-    ignore_name_scope: bool = False,
-    process_set: ProcessSet = global_process_set,
-) -> tf.Tensor:
-    """Concatenate the tensors of all ranks along the first dimension, in rank order.
-
-    Args:
-        tensor: a dense tensor with at least one dimension. The first dimension may differ between ranks; all
-            other dimensions and the dtype may not.
-        {tf_name}
-        {tf_ignore_name_scope}
-        {process_set}
-
-    Returns:
-        a new tensor, the same on all ranks. It is differentiable; the gradient is this rank's rows of the
-        averaged gradients.
-
-    Raises:
-        NotImplementedError: the tensor is ``tf.IndexedSlices``.
-        ShapeError: the tensor has no dimensions.
-        MismatchError: dtypes or other dimensions than the first differ between ranks.
-        PeerLostError: a rank was lost.
-    """
-    (result,) = grouped_allgather([tensor], name, ignore_name_scope, process_set)
-    return result
-
-
-@documented
-def grouped_allgather(
-    tensors: Sequence[Any],
-    name: Optional[str] = None,
-    ignore_name_scope: bool = False,
-    process_set: ProcessSet = global_process_set,
-) -> List[tf.Tensor]:
-    """Concatenate several tensors of all ranks, each along its first dimension, in one operation.
-
-    Args:
-        tensors: dense tensors with at least one dimension; all ranks pass the same number of them. The first
-            dimensions may differ between ranks; all other dimensions and the dtypes may not.
-        {tf_name}
-        {tf_ignore_name_scope}
-        {process_set}
-
-    Returns:
-        new tensors in the order of the inputs, the same on all ranks. They are differentiable.
-
-    Raises:
-        NotImplementedError: one of them is ``tf.IndexedSlices``.
-        ShapeError: one of them has no dimensions.
-        MismatchError: dtypes or other dimensions than the first differ between ranks.
-        PeerLostError: a rank was lost.
-    """
-    given = _dense(tensors, "allgather")
-    return flow.gather(process_set, bridge.name_of(name, "allgather", given), given)
-
-
-@documented
-def broadcast(
-    tensor: Any,
-    root_rank: int,
-    name: Optional[str] = None,
-    ignore_name_scope: bool = False,
-    process_set: ProcessSet = global_process_set,
-) -> tf.Tensor:
-    """Send the root's tensor to all ranks.
-
-    Args:
-        tensor: a dense tensor, of the same shape and dtype on all ranks; only the root's values are used.
-        {root_rank}
-        {tf_name}
-        {tf_ignore_name_scope}
-        {process_set}
-
-    Returns:
-        a new tensor with the root's values. It is differentiable; the root gets the averaged gradients, all
-        other ranks zeros.
-
-    Raises:
-        NotImplementedError: the tensor is ``tf.IndexedSlices``.
-        MismatchError: shapes, dtypes or roots differ between ranks.
-        PeerLostError: a rank was lost.
-    """
-    given = _dense([tensor], "broadcast")
-    (result,) = flow.spread(root_rank, process_set, bridge.name_of(name, "broadcast", given), given)
-    return result
-
-
-@documented
-def alltoall(
-    tensor: Any,
-    splits: Any = None,
-    name: Optional[str] = None,
-    ignore_name_scope: bool = False,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
-    """Send rows of a tensor to every rank and receive rows from every rank.
-
-    Args:
-        tensor: a dense tensor with at least one dimension. The first dimension may differ between ranks; all
-            other dimensions and the dtype may not.
-        splits: int32 tensor or list with the number of rows for each rank, in rank order; its sum is the
-            number of rows. None: every rank gets the same number.
-        {tf_name}
-        {tf_ignore_name_scope}
-        {process_set}
-
-    Returns:
-        the received rows in rank order; with ``splits`` a pair of these rows and an int32 tensor with the
-        number of rows from each rank. The rows are differentiable.
-
-    Raises:
-        NotImplementedError: the tensor is ``tf.IndexedSlices``.
-        ConfigError: ``splits`` does not match the tensor or the number of ranks, or rows cannot be divided
-            evenly without it.
-        MismatchError: dtypes or other dimensions than the first differ between ranks.
-        PeerLostError: a rank was lost.
-    """
-    given = _dense([tensor], "alltoall")
-    counts = tf.convert_to_tensor(flow.NO_SPLITS if splits is None else splits)
-    label = bridge.name_of(name, "alltoall", given)
-    rows, received = flow.exchange(process_set, label, given[0], counts)
-    return rows if splits is None else (rows, received)
-
-
-@documented
-def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Block until all ranks have called this function. For eager mode only, not in graphs.
-
-    Args:
-        {process_set}
-
-    Raises:
-        PeerLostError: a rank was lost.
-    """
-    graph_callbacks.Batch([graph_callbacks.Barrier(process_set)]).run([])
-
-
-def _dense(tensors: Sequence[Any], what: str) -> List[tf.Tensor]:
-    for item in tensors:
-        if isinstance(item, tf.IndexedSlices):
-            raise NotImplementedError(f"{what} works on dense tensors: use tf.convert_to_tensor() first.")
-    return [tf.convert_to_tensor(item) for item in tensors]
+    reduced = flow.scatter(how, label, [compressed for compressed, _ in pairs], codes)
+    return [compressor.decompress(item, context) for item, (_, context) in zip(reduced, pairs)]

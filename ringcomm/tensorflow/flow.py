@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from .. import api
 from .._adapter import graph_callbacks
+from .._adapter.compressed import CompressedAllreduce, CompressedReducescatter
 from .._adapter.gradients import Reduction
 from .._tensorflow import bridge
 from ..ops import ReduceOp
@@ -17,30 +18,49 @@ from ..process_set import ProcessSet, rank_in, size_of
 Tensors = List[tf.Tensor]
 
 
+def dense(tensors: Sequence[Any], what: str) -> List[tf.Tensor]:
+    """The arguments as dense tensors.
+
+    Raises:
+        NotImplementedError: one of them is ``tf.IndexedSlices``.
+    """
+    for item in tensors:
+        if isinstance(item, tf.IndexedSlices):
+            raise NotImplementedError(f"{what} works on dense tensors: use tf.convert_to_tensor() first.")
+    return [tf.convert_to_tensor(item) for item in tensors]
+
+
 def reduce(
-    how: Reduction, name: Optional[str], tensors: Sequence[tf.Tensor], weight: Optional[tf.Tensor] = None
-) -> Tensors:
+    how: Reduction, name: Optional[str], tensors: Sequence[tf.Tensor], weight: Optional[tf.Tensor] = None,
+    codes: Any = None,
+) -> Tensors:  # fmt: skip
     """Reduce tensors in one operation. Its gradient is the same reduction of the gradients.
 
     With a weight (float64) it is a weighted average. Its gradient is the sum of the gradients, times this
-    rank's share of all weights.
+    rank's share of all weights. ``codes`` is a compressor that the reduction executes; None: none.
     """
     if weight is not None:
-        return _reduce_weighted(how, name, tensors, weight)
+        return _reduce_weighted(how, name, tensors, weight, codes)
 
     def forward(*inputs: tf.Tensor) -> Any:
-        operation = graph_callbacks.Allreduce(how, name, len(inputs))
+        operation = _allreduce(how, name, len(inputs), codes)
         outputs = bridge.run([operation], inputs, _dtypes(inputs), _shapes(inputs))
-        return outputs, lambda *gradients: reduce(how, _of(name), gradients)
+        return outputs, lambda *gradients: reduce(how, _of(name), gradients, codes=codes)
 
     return _list(bridge.differentiable(forward, tensors))
 
 
+def _allreduce(how: Reduction, name: Optional[str], inputs: int, codes: Any, has_weight: bool = False) -> Any:
+    if codes is None:
+        return graph_callbacks.Allreduce(how, name, inputs, has_weight)
+    return CompressedAllreduce(how, name, inputs, codes, has_weight=has_weight)
+
+
 def _reduce_weighted(
-    how: Reduction, name: Optional[str], tensors: Sequence[tf.Tensor], weight: tf.Tensor
+    how: Reduction, name: Optional[str], tensors: Sequence[tf.Tensor], weight: tf.Tensor, codes: Any
 ) -> Tensors:
     def forward(*inputs: tf.Tensor) -> Any:
-        operation = graph_callbacks.Allreduce(how, name, len(inputs) + 1, has_weight=True)
+        operation = _allreduce(how, name, len(inputs) + 1, codes, has_weight=True)
         outputs = bridge.run([operation], [*inputs, weight], _dtypes(inputs), _shapes(inputs))
 
         def backward(*gradients: tf.Tensor) -> Any:
@@ -54,15 +74,19 @@ def _reduce_weighted(
     return _list(bridge.differentiable(forward, tensors))
 
 
-def scatter(how: Reduction, name: Optional[str], tensors: Sequence[tf.Tensor]) -> Tensors:
-    """Reduce tensors and keep this rank's rows (reducescatter).
+def scatter(
+    how: Reduction, name: Optional[str], tensors: Sequence[tf.Tensor], codes: Any = None
+) -> Tensors:
+    """Reduce tensors and keep this rank's rows (reducescatter); ``codes`` as for :func:`reduce`.
 
     The gradient is an allgather of the ranks' gradients. For Sum it is multiplied by the number of ranks,
     because losses are averaged over ranks.
     """
 
     def forward(*inputs: tf.Tensor) -> Any:
-        operation = graph_callbacks.Reducescatter(how, name, len(inputs))
+        operation: graph_callbacks.Operation = graph_callbacks.Reducescatter(how, name, len(inputs))
+        if codes is not None:
+            operation = CompressedReducescatter(how, name, len(inputs), codes)
         outputs = bridge.run([operation], inputs, _dtypes(inputs), _rows_unknown(inputs))
 
         def backward(*gradients: tf.Tensor) -> Any:

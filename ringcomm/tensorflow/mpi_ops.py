@@ -5,5 +5,6 @@ from .._adapter.horovod_basics import HorovodBasics
 from ..async_calls import join as join
 from .collectives import *  # noqa: F403
 from .functions import *  # noqa: F403
+from .movement import *  # noqa: F403
 
 _basics = HorovodBasics()

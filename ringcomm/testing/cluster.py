@@ -15,7 +15,7 @@ from ..context import Context
 from ..engine.waiters import set_owner
 from ..errors import RingcommError
 from ..rendezvous.actions import Notice, Seat
-from ..rendezvous.client import Peer
+from ..rendezvous.joined import Peer
 from ..rendezvous.server import RendezvousServer
 from ..transport.base import Channels, Fabric
 from ..transport.encryption import encryption_of

@@ -25,6 +25,7 @@ from ..wire.frames import NO_ROOT, Header
 
 _TICK_S = 20e-6
 _BURST_BYTES = 64 * 1024
+_PACKET_BYTES = 4096
 
 
 class Rates(NamedTuple):
@@ -94,11 +95,17 @@ class _Engine(CopyEngine):
 
 
 class _Port:
-    """What a rank may send at this time, to all peers together."""
+    """What a rank may send at this time, to all peers together, in equal parts where all have something."""
 
-    def __init__(self, byte_s: float) -> None:
+    def __init__(self, byte_s: float, links: int) -> None:
         self.byte_s = byte_s
         self.room_bytes = 0.0
+        self._links = links
+
+    def part(self) -> int:
+        """How much one link may send before the others have their turn."""
+        room = int(self.room_bytes)
+        return min(room, max(_PACKET_BYTES, room // self._links))
 
     def tick(self) -> None:
         """Time has passed; what is not used is lost, but for a little."""
@@ -114,7 +121,7 @@ class _PacedLink(Link):
         self._port = port
 
     def send(self, views: Views) -> int:
-        room = int(self._port.room_bytes)
+        room = self._port.part()
         allowed: List[memoryview] = []
         for view in views:
             allowed.append(view[:room])
@@ -166,7 +173,7 @@ def simulate_all_reduce(rates: Rates, arrays: Sequence[np.ndarray[Any, Any]], al
     """
     size, count, dtype = len(arrays), arrays[0].size, arrays[0].dtype
     clock = _Clock()
-    ports = [_Port(1.0 / rates.network) for _ in arrays]
+    ports = [_Port(1.0 / rates.network, size - 1) for _ in arrays]
     engines = [_Engine(clock, rates) for _ in arrays]
     header = Header(0, 1, Collective.ALLREDUCE, ReduceOp.SUM, code_of(dtype), NO_ROOT, count, 0)
     executions: List[StagedExecution] = []

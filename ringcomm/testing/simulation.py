@@ -96,6 +96,7 @@ def simulate_coded(
     residuals: Optional[Sequence[np.ndarray[Any, Any]]] = None,
     capacity_bytes: int = 1 << 20,
     faults: Optional[Faults] = None,
+    host_index: Optional[Sequence[int]] = None,
 ) -> List[Optional[RingcommError]]:
     """Run an all-reduce with a codec to its end, in ``data``.
 
@@ -107,6 +108,7 @@ def simulate_coded(
         residuals: one array per rank, for error feedback.
         capacity_bytes: how much a link holds in flight.
         faults: what goes wrong, if anything.
+        host_index: for each rank the number of its host; None: each has one of its own.
 
     Returns:
         for each rank None, or the error that it ended with.
@@ -124,7 +126,8 @@ def simulate_coded(
     executions = []
     for rank, fabric in enumerate(fabrics):
         kernel = Kernel(op, data[rank].dtype, size)
-        execution = CodedPlans(fabric, Selector(rank, size)).execution(header, count, kernel)
+        selector = Selector(rank, size, host_index=host_index)
+        execution = CodedPlans(fabric, selector).execution(header, count, kernel)
         execution.arm(1, data[rank], residuals[rank] if residuals is not None else None)
         executions.append(execution)
     with np.errstate(all="ignore"):

@@ -33,6 +33,7 @@ from .collectives import (
     reducescatter,
 )
 from .compression import Compression, PowerSGD
+from .cross_barrier import CrossBarrier
 from .handles import (
     allgather_async,
     allreduce_async,
@@ -58,6 +59,7 @@ __all__ = [
     *common.__all__,
     "BalancedBatches",
     "Compression",
+    "CrossBarrier",
     "DistributedOptimizer",
     "LocalSGD",
     "PowerSGD",

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Sequence
 
+import numpy as np
 import torch
 
 from .. import api
-from ..ops import ReduceOp
+from .._adapter.compressed import CompressedAllreduce, CompressedReducescatter
+from .._adapter.gradients import Reduction
+from ..ops import ReduceOp, weight_of
 from ..process_set import ProcessSet, rank_in, size_of
 from . import handles
+from .tensors import flat_array, on_host, plain, tensor_of
 
 
 class ReductionOptions(NamedTuple):
-    """The arguments of a reduction and of its gradient."""
+    """The arguments of a reduction and of its gradient.
+
+    Attributes:
+        codes: the compressor that the reduction executes; None: none.
+    """
 
     op: ReduceOp
     name: Optional[str]
@@ -21,6 +29,20 @@ class ReductionOptions(NamedTuple):
     postscale_factor: float
     process_set: ProcessSet
     weight: Optional[float] = None
+    codes: Any = None
+
+
+def _reduce_codes(kind: Any, options: ReductionOptions, tensors: Sequence[torch.Tensor]) -> Any:
+    """Run a reduction whose compressor it executes itself, on copies in host memory."""
+    hosts = [on_host(plain(tensor, "a reduction")) for tensor in tensors]
+    arrays = [flat_array(host).reshape(tuple(host.shape)) for host in hosts]
+    how = Reduction(options.op, options.prescale_factor, options.postscale_factor, options.process_set)
+    operation = kind(how, options.name, len(arrays), options.codes)
+    if options.weight is not None:
+        operation = operation._replace(inputs=len(arrays) + 1, has_weight=True)
+        arrays.append(np.float64(weight_of(options.weight)))
+    results = operation.start(arrays, urgent=True).wait()
+    return tuple(tensor_of(result, tensor) for result, tensor in zip(results, tensors))
 
 
 class Allreduce(torch.autograd.Function):
@@ -30,6 +52,8 @@ class Allreduce(torch.autograd.Function):
     def forward(ctx: Any, options: ReductionOptions, *tensors: torch.Tensor) -> Any:
         """Reduce over all ranks."""
         ctx.options = options
+        if options.codes is not None:
+            return _reduce_codes(CompressedAllreduce, options, tensors)
         handle = handles.grouped_allreduce_async(
             tensors,
             None,
@@ -64,6 +88,8 @@ class Reducescatter(torch.autograd.Function):
     def forward(ctx: Any, options: ReductionOptions, *tensors: torch.Tensor) -> Any:
         """Reduce over all ranks, and keep this rank's rows."""
         ctx.options = options
+        if options.codes is not None:
+            return _reduce_codes(CompressedReducescatter, options, tensors)
         handle = handles.grouped_reducescatter_async(
             tensors,
             options.name,

@@ -7,6 +7,7 @@ so the engine reduces gradients in place. A gradient to which autograd adds (aft
 
 from __future__ import annotations
 
+import warnings
 from functools import cached_property
 from typing import Any, Callable, List, Optional, Sequence, Set
 
@@ -26,6 +27,12 @@ from .compression import wire_torch_dtype
 from .tensors import InPlace
 
 Parameters = Sequence[torch.Tensor]
+
+_CHANGED = (
+    "Gradients were changed between loss.backward() and optimizer.step(), for example clipped or unscaled, "
+    "while they were being reduced: ranks may train with different ones. Call optimizer.synchronize() first, "
+    "and then optimizer.step() within optimizer.skip_synchronize()."
+)
 
 BLOCKWISE = frozenset(("int8", "int4"))
 """The codecs with a scale per block; their errors are fed back."""
@@ -52,6 +59,10 @@ class Bucket:
     def name(self) -> str:
         """The operation's name, by which ranks match it."""
         return bucket_name(self.names, [parameter.shape for parameter in self.parameters])
+
+    def operation_names(self) -> List[str]:
+        """The names of the reductions that the bucket submits."""
+        return [self.name]
 
     def take(self, parameter: torch.Tensor) -> None:
         """Add a member's complete gradient; without a gradient, zeros."""
@@ -194,6 +205,7 @@ class FlatBucket(Bucket):
         self._flat: Optional[torch.Tensor] = None
         self._own_references = 0
         self._fresh = False
+        self._version = 0  # of the flat tensor, as the reduction has started: PyTorch counts changes in place
         self._wire: Optional[torch.Tensor] = None
         self._sent: Optional[InPlace] = None
         self._sparse: Set[torch.Tensor] = set()
@@ -237,6 +249,7 @@ class FlatBucket(Bucket):
         flat = self._flat_tensor()
         if self._marked:
             self._mark(flat[self._marks_start :])
+        self._version = flat._version
         smaller = wire_torch_dtype(self._compression, flat.dtype)
         if smaller is not None:
             if self._wire is None:
@@ -257,6 +270,8 @@ class FlatBucket(Bucket):
         """Wait for the reduction, and set every member's gradient to its result."""
         handle, self.handle = self.handle, None
         handles.synchronize(handle)
+        if self._flat_tensor()._version != self._version:
+            warnings.warn(_CHANGED, stacklevel=2)
         self._deliver()
 
     def _deliver(self) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from .. import api
 from .._adapter.arguments import reduction
+from .._adapter.compressed import divided
 from ..docstrings import documented
 from ..ops import ReduceOp, op_of
 from ..process_set import ProcessSet, global_process_set, number_of
@@ -50,12 +51,9 @@ def allreduce(
         ConfigError: it is not a dense tensor, or ``average`` and ``op`` are both given.
         {call_errors}
     """
-    options = ReductionOptions(
-        reduction(op, average), name, prescale_factor, postscale_factor, process_set, weight
+    (result,) = grouped_allreduce(
+        [tensor], average, name, compression, op, prescale_factor, postscale_factor, process_set, weight
     )
-    compressed, context = compression.compress(tensor)
-    (reduced,) = Allreduce.apply(options, compressed)
-    result: torch.Tensor = compression.decompress(reduced, context)
     return result
 
 
@@ -122,12 +120,12 @@ def grouped_allreduce(
         ConfigError: it is not a dense tensor, or ``average`` and ``op`` are both given.
         {call_errors}
     """
-    options = ReductionOptions(
-        reduction(op, average), name, prescale_factor, postscale_factor, process_set, weight
-    )
-    pairs = [compression.compress(tensor) for tensor in tensors]
+    chosen = reduction(op, average)
+    codes, compressor = divided(compression, chosen)
+    options = ReductionOptions(chosen, name, prescale_factor, postscale_factor, process_set, weight, codes)
+    pairs = [compressor.compress(tensor) for tensor in tensors]
     reduced = Allreduce.apply(options, *(compressed for compressed, _ in pairs))
-    return [compression.decompress(item, context) for item, (_, context) in zip(reduced, pairs)]
+    return [compressor.decompress(item, context) for item, (_, context) in zip(reduced, pairs)]
 
 
 @documented
@@ -225,10 +223,12 @@ def grouped_reducescatter(
         ShapeError: a tensor has no first dimension.
         {call_errors}
     """
-    options = ReductionOptions(op_of(op), name, prescale_factor, postscale_factor, process_set)
-    pairs = [compression.compress(tensor) for tensor in tensors]
+    chosen = op_of(op)
+    codes, compressor = divided(compression, chosen)
+    options = ReductionOptions(chosen, name, prescale_factor, postscale_factor, process_set, codes=codes)
+    pairs = [compressor.compress(tensor) for tensor in tensors]
     parts = Reducescatter.apply(options, *(compressed for compressed, _ in pairs))
-    return [compression.decompress(part, context) for part, (_, context) in zip(parts, pairs)]
+    return [compressor.decompress(part, context) for part, (_, context) in zip(parts, pairs)]
 
 
 @documented

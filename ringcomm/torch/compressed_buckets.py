@@ -46,6 +46,10 @@ class PowerBucket(FlatBucket):
         ]
         return PowerIteration(matrices, self._options.rank, self._all_residuals)
 
+    def operation_names(self) -> List[str]:
+        """The names of the two reductions."""
+        return [f"{self.name}.left", f"{self.name}.right"]
+
     def submit(self) -> None:
         """Start the first of two reductions, after all members have been taken."""
         flat = self._flat_tensor()

@@ -40,6 +40,10 @@ class LocalSGD:
         outer_momentum: its Nesterov momentum; 0: none.
         compression: the codec for what is averaged: None, ``"bf16"``, ``"fp16"``, ``"int8"`` or ``"int4"``.
         process_set: the ranks that take part; by default all.
+        fragments: into how many parts the model is divided; each is synchronized every ``sync_every``
+            steps, one after the other at even distances.
+        overlap: number of local steps during which a reduction runs before its result is taken, so that
+            training does not wait for it; what those steps change is kept. 0: it is waited for at once.
 
     Raises:
         ConfigError: an argument is out of range, or the optimizer is distributed already.
@@ -54,6 +58,8 @@ class LocalSGD:
         outer_momentum: float = 0.9,
         compression: Any = None,
         process_set: ProcessSet = global_process_set,
+        fragments: int = 1,
+        overlap: int = 0,
     ) -> None:
         if isinstance(optimizer, (_Distributed, _AdasumDistributed)):
             raise ConfigError(
@@ -61,6 +67,7 @@ class LocalSGD:
             )
         self._model, self._optimizer, self._process_set = model, optimizer, process_set
         self._options = (sync_every, outer_lr, outer_momentum, compression)
+        self._streaming: Dict[str, Any] = {"fragments": fragments, "overlap": overlap}
         self._pairs: List[Tuple[torch.Tensor, Array]] = []
         self._core: Optional[Core] = None
         self._hook: Any = None
@@ -73,8 +80,9 @@ class LocalSGD:
         self._pairs = list(zip((*parameters, *buffers), own))
         weights, averaged = own[: len(parameters)], own[len(parameters) :]
         self._core = Core(
-            weights, *self._options, averaged=averaged, process_set=self._process_set, name="torch.local_sgd"
-        )
+            weights, *self._options, averaged=averaged, process_set=self._process_set,
+            name="torch.local_sgd", **self._streaming,
+        )  # fmt: skip
 
     @property
     def core(self) -> Core:
@@ -85,7 +93,7 @@ class LocalSGD:
     def __enter__(self) -> LocalSGD:
         """Give all ranks rank 0's parameters, and count the optimizer's steps from now on."""
         broadcast_parameters(self._model.state_dict(), 0, self._process_set)
-        self._read()
+        self._read(self._pairs)
         self.core.restart()
         self._hook = self._optimizer.register_step_post_hook(self._stepped)
         return self
@@ -98,7 +106,10 @@ class LocalSGD:
 
     def _stepped(self, *ignored: Any) -> None:
         if self.core.due():
-            self.synchronize()
+            touched = [self._pairs[place] for place in self.core.touched()]
+            self._read(touched)
+            self.core.advance()
+            self._write(touched)
 
     def synchronize(self) -> None:
         """Average what the ranks have changed now, and make the outer step. All ranks must call it.
@@ -106,15 +117,18 @@ class LocalSGD:
         Raises:
             PeerLostError: a rank ended, or is silent for too long.
         """
-        self._read()
+        self._read(self._pairs)
         self.core.synchronize()
-        for tensor, array in self._pairs:
-            with torch.no_grad():
-                tensor.copy_(torch.from_numpy(array))
+        self._write(self._pairs)
 
-    def _read(self) -> None:
-        for tensor, array in self._pairs:
+    def _read(self, pairs: Sequence[Tuple[torch.Tensor, Array]]) -> None:
+        for tensor, array in pairs:
             torch.from_numpy(array).copy_(tensor.detach())
+
+    def _write(self, pairs: Sequence[Tuple[torch.Tensor, Array]]) -> None:
+        with torch.no_grad():
+            for tensor, array in pairs:
+                tensor.copy_(torch.from_numpy(array))
 
     def state_dict(self) -> Dict[str, Any]:
         """The outer optimizer's state, for a checkpoint of this rank."""

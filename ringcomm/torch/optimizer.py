@@ -66,6 +66,7 @@ class _Distributed:
     _check: StepCheck
     _should_synchronize: bool
     _synchronized: bool
+    _barrier: Any = None
     param_groups: List[Dict[str, Any]]
 
     def _distribute(self, options: _Options, names: Dict[int, str], passes: int) -> None:
@@ -94,6 +95,7 @@ class _Distributed:
 
     def synchronize(self) -> None:
         """Wait until all gradients are reduced; for programs that read or clip them before the step."""
+        self._finish_updates()
         self._reducer.synchronize()
         self._synchronized = True
 
@@ -136,6 +138,10 @@ class _Distributed:
                 "optimizer.synchronize(). The gradients are not reduced again.",
                 stacklevel=2,
             )
+        elif closure is None and not options and self._barrier is not None and self._reducer.may_detach:
+            self._barrier.step()
+            self._check.stepped(self._named_bytes)
+            return None
         elif closure is None or self._reducer.started:  # also if a dropped batch is being reduced
             self.synchronize()
         if closure is not None:
@@ -148,8 +154,22 @@ class _Distributed:
 
     def _step_and_check(self, closure: Optional[Callable[[], Any]], options: Dict[str, Any]) -> Any:
         loss = _own_step(self, _Distributed, closure, options)
-        self._check.stepped(lambda: [(name, bytes_of(item)) for item, name in self._parameter_names.items()])
+        self._check.stepped(self._named_bytes)
         return loss
+
+    def _named_bytes(self) -> List[Tuple[str, Any]]:
+        return [(name, bytes_of(item)) for item, name in self._parameter_names.items()]
+
+    def _finish_updates(self) -> None:
+        """Make the updates that a :class:`~.cross_barrier.CrossBarrier` has put off."""
+        if self._barrier is not None:
+            self._barrier.finish()
+
+    def state_dict(self) -> Dict[str, Any]:
+        """The optimizer's own state, after all updates."""
+        self._finish_updates()
+        state: Dict[str, Any] = super().state_dict()  # type: ignore[misc]
+        return state
 
     def _then_synchronize(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def compute_and_synchronize() -> Any:
@@ -172,6 +192,8 @@ class _Distributed:
         if self._reducer.started:
             raise AssertionError(_ZEROED_TOO_EARLY)
         self._synchronized = False
+        if self._barrier is not None and self._barrier.pending:
+            return  # gradients that are being reduced are reset with the update of their parameters
         super().zero_grad(set_to_none=set_to_none)  # type: ignore[misc]
 
     def residual_state_dict(self) -> Dict[str, Any]:
@@ -200,6 +222,7 @@ class _Distributed:
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Load a state; reductions in progress are dropped, and so is what error feedback would add."""
+        self._finish_updates()
         self._reducer.reset()
         self._reducer.residuals.reset("a state was loaded")
         self._synchronized = False
@@ -210,6 +233,7 @@ class _Distributed:
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         """Add parameters to be reduced from now on. All ranks must do so."""
+        self._finish_updates()
         super().add_param_group(param_group)  # type: ignore[misc]
         passes = self._reducer.passes
         self._reducer.remove_hooks()
@@ -260,6 +284,15 @@ class _AdasumDistributed:
     step.hooked = True  # type: ignore[attr-defined]
 
     __reduce_ex__ = _no_copies
+
+
+def make_own_step(optimizer: Any) -> None:
+    """Make the step of the user's own class, with the gradients as they are.
+
+    Args:
+        optimizer: a ``DistributedOptimizer`` that reduces gradients.
+    """
+    _own_step(optimizer, _Distributed, None, {})
 
 
 def _own_step(optimizer: Any, kind: type, closure: Any, options: Dict[str, Any]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Container, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -12,6 +12,7 @@ from .. import api
 from .._adapter.choice import AutoCompression
 from .._adapter.feedback import Residuals
 from .._adapter.gradients import Arrivals, Gradient, Groups, Reduction, plan_buckets, plan_groups
+from ..errors import ConfigError
 from ..process_set import included_in
 from .buckets import Bucket, SparseBucket
 from .compressed_buckets import codec_of, make_bucket
@@ -33,6 +34,7 @@ class GradientReducer:
 
     Attributes:
         residuals: what compression has lost, by parameter name.
+        waiting: parameters that are still to be updated after the last :meth:`detach`.
         fresh: whether gradients have been computed since the last :meth:`synchronize`, also if there is no
             other rank to reduce them with.
     """
@@ -52,6 +54,7 @@ class GradientReducer:
         self._names_by_id = names
         self.reduction = reduction
         self.fresh = False
+        self.waiting: Container[torch.Tensor] = ()
         self._names = [names[id(parameter)] for parameter in self.parameters]
         self._numbers = {id(parameter): index for index, parameter in enumerate(self.parameters)}
         self._auto = compression if isinstance(compression, AutoCompression) else None
@@ -99,7 +102,16 @@ class GradientReducer:
         """Whether there are other ranks to reduce with, in the current job, or steps to be counted."""
         if api.context() is not self._context:
             self._read_context()
+            self._take_choice()
         return self._included and (self._context.size > 1 or self.reduction.weight is not None)
+
+    def _take_choice(self) -> bool:
+        """Whether what chooses the compression has chosen another one: then buckets are made anew."""
+        if self._auto is None or self._auto.current() is self._compression:
+            return False
+        self._compression = self._auto.chosen
+        self._make_buckets(self._arrivals.passes)
+        return True
 
     def _register_hooks(self) -> None:
         for other in list(_alive):
@@ -113,13 +125,27 @@ class GradientReducer:
     def _hook_from(self, first: int) -> None:
         owner = weakref.ref(self)
         for index in range(first, len(self.parameters)):
-            self._hooks.append(_when_accumulated(self.parameters[index], _hook(owner, index)))
+            parameter = self.parameters[index]
+            self._hooks.append(parameter.register_hook(_hook(owner, index, GradientReducer.expect)))
+            self._hooks.append(_when_accumulated(parameter, _hook(owner, index, GradientReducer.computed)))
 
     def remove_hooks(self) -> None:
         """Remove the hooks: gradients are then reduced in :meth:`synchronize` only."""
         for handle in self._hooks:
             handle.remove()
         self._hooks.clear()
+
+    def expect(self, index: int) -> None:
+        """Called before a backward pass adds to a parameter's gradient, which may be in a reduction already.
+
+        Args:
+            index: of the parameter.
+
+        Raises:
+            AssertionError: there were more passes than configured. The gradient is as it was.
+        """
+        if self.active():
+            self._arrivals.expect(index)
 
     def computed(self, index: int) -> None:
         """Called when a backward pass has added to a parameter's gradient.
@@ -134,6 +160,11 @@ class GradientReducer:
         if not self.active():
             return
         parameter = self.parameters[index]
+        if parameter in self.waiting:
+            raise ConfigError(
+                f"{self._names[index]} was used in a forward pass before its update: CrossBarrier needs "
+                "parameters to be used in the forward pass of a module that is called."
+            )
         gradient = parameter.grad
         assert gradient is not None
         assert not gradient.requires_grad, "gradients of gradients (create_graph=True) cannot be reduced"
@@ -193,7 +224,7 @@ class GradientReducer:
     def _submit(self, number: int) -> None:
         bucket = self._bucket(number)
         if self._auto is not None:
-            self._auto.submitting()
+            self._auto.submitting(sum(4 * item.numel() for item in bucket.parameters))
         bucket.submit()
         self._submitted[number] = bucket
 
@@ -235,8 +266,29 @@ class GradientReducer:
         if self.reduction.weight is not None:
             self.reduction.weight.reduced()
         if self._auto is not None and self._auto.finished(self._nbytes(), waiting_from_s):
-            self._compression = self._auto.chosen
-            self._make_buckets(self._arrivals.passes)
+            self._take_choice()
+
+    @property
+    def may_detach(self) -> bool:
+        """Whether :meth:`detach` can be called instead of :meth:`synchronize`."""
+        return self.active() and (self._auto is None or self._auto.choice is not None)
+
+    def detach(self) -> List[Bucket]:
+        """Submit what is left, and hand over the reductions, which the caller completes bucket by bucket."""
+        self.fresh = False
+        self._add_unfrozen()
+        try:
+            self._submit_remaining()
+            return list(self._submitted.values())
+        finally:
+            self._submitted.clear()
+            self._arrivals.reset()
+
+    def names_by_need(self) -> Tuple[str, ...]:
+        """The names of all buckets' reductions, in the order in which a forward pass needs the parameters."""
+        buckets = [bucket for bucket in self._buckets if bucket is not None]
+        buckets.sort(key=lambda bucket: min(self._numbers[id(item)] for item in bucket.parameters))
+        return tuple(name for bucket in buckets for name in bucket.operation_names())
 
     def _nbytes(self) -> int:
         """Of all gradients that can be compressed."""
@@ -281,13 +333,13 @@ class GradientReducer:
         self._arrivals.reset(passes)
 
 
-def _hook(owner: Any, index: int) -> Callable[..., None]:
+def _hook(owner: Any, index: int, method: Callable[[GradientReducer, int], None]) -> Callable[..., None]:
     """A hook for autograd, with a weak reference to the reducer (which holds the parameters)."""
 
     def hook(*ignored: Any) -> None:
         reducer = owner()
         if reducer is not None:
-            reducer.computed(index)
+            method(reducer, index)
 
     return hook
 

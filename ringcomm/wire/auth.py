@@ -33,16 +33,18 @@ import hmac
 import os
 import struct
 from enum import IntEnum
-from typing import Callable, NamedTuple, Optional, Set
+from typing import Callable, Optional, Set
 
 from ..errors import AuthenticationError, ProtocolError
+from .claims import NO_RANK as NO_RANK
+from .claims import Claim as Claim
+from .claims import Purpose as Purpose
+from .claims import job_digest as job_digest
 from .place import NOWHERE, describe_place
 from .signing import Session, session_of
 
 MAGIC = b"ringcomm"
 PROTOCOL_VERSION = 3
-NO_RANK = -1
-"""In a claim: not a rank (the rendezvous, or a process that has no rank yet)."""
 
 _PRELUDE = struct.Struct("!8sHHIii16s20s32s")
 _CHALLENGE = struct.Struct("!8sHH32s32s")
@@ -61,23 +63,6 @@ _FORWARDING = (
 _OTHER_KEY = "it does not hold this job's key (or this process has the wrong one)"
 
 
-class Purpose(IntEnum):
-    """What a connection is for."""
-
-    CONTROL = 1
-    """From a rank to the rendezvous."""
-    PROBE = 2
-    """To find out which address leads to which rank, and how fast."""
-    DIRECT = 3
-    """A link between two ranks, for the collectives that all ranks call in the same order."""
-    BACKGROUND = 4
-    """A link between two ranks, for the collectives that the engine matches by name."""
-    ENGINE_CONTROL = 5
-    """A control link between engines: requests to rank 0, its responses, and heartbeats."""
-    COMPUTE = 6
-    """From a process to the registry of dispatchers and workers that prepare data."""
-
-
 class _Status(IntEnum):
     ACCEPTED = 0
     OTHER_VERSION = 1
@@ -85,29 +70,6 @@ class _Status(IntEnum):
     OTHER_ENCRYPTION = 3
     OTHER_PLACE = 4
     OTHER_KEY = 5
-
-
-class Claim(NamedTuple):
-    """The initiator's description of itself and of the connection; authenticated with the key.
-
-    Attributes:
-        purpose: one of :class:`Purpose`.
-        job: digest of the job's name, from :func:`job_digest`.
-        generation: membership epoch.
-        source: the initiator's rank, or ``NO_RANK``.
-        target: the rank that the initiator expects at the other end, or ``NO_RANK``.
-    """
-
-    purpose: int
-    job: bytes
-    generation: int = 0
-    source: int = NO_RANK
-    target: int = NO_RANK
-
-
-def job_digest(job: str) -> bytes:
-    """The 16 bytes by which a job is named on the wire."""
-    return hashlib.sha256(b"ringcomm job\0" + job.encode("utf-8")).digest()[:16]
 
 
 _ADMISSION = struct.Struct("!4s16s16s")

@@ -125,6 +125,7 @@ def test_training_processes_that_are_killed_are_missed(monkeypatch: pytest.Monke
         service.shutdown()
 
 
+@pytest.mark.full
 def test_a_registry_that_goes_away_is_named(service: ComputeService) -> None:
     with ThreadPoolExecutor() as pool:
         waiting = in_thread(pool, client_of(service).wait_for_shutdown)

@@ -71,7 +71,7 @@ def test_whatever_overtakes_what(seed):
         run_check(check, 2, seed)
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "direct", "doubling", "one_shot"])
+@pytest.mark.parametrize("algorithm", ["ring", "direct", "doubling", "one_shot", "pipelined"])
 def test_every_algorithm_of_all_reduce(algorithm):
     settings = Settings(spin_us=0.0, timeout_s=30.0, segment_bytes=4096, algorithm=algorithm)
 
@@ -306,6 +306,18 @@ def test_nothing_is_allocated_and_no_thread_waits_in_steady_state(monkeypatch):
         # 1.6 MB each: loads are cut where steps are (two chunks), in pieces of 512 KiB at most.
         assert 60 * 2 <= device.copies_out <= 60 * 8 and 60 * 2 <= device.copies_in <= 60 * 8
     assert fetched == []
+
+
+def test_calls_on_devices_are_in_the_sums():
+    def work(context):
+        with FakeLab(context.rank) as lab:
+            for _ in range(3):
+                context.allreduce(lab.array(numbers(context, LONG)), op=Sum)
+            totals = context._runner.totals()
+            return totals.kinds["allreduce"].runs, totals.peers[1 - context.rank].sent_bytes
+
+    for runs, sent_bytes in run_ranks(2, work):
+        assert runs == 3 and sent_bytes >= 3 * 4 * LONG
 
 
 def submitted_in_place(context, array):

@@ -15,7 +15,7 @@ import pytest
 import ringcomm as rc
 from ringcomm.config import Membership, Settings, Slot
 from ringcomm.context import Context
-from ringcomm.rendezvous import client
+from ringcomm.rendezvous import channels, client
 from ringcomm.rendezvous.actions import Notice
 from ringcomm.rendezvous.elastic_client import ElasticJoiner
 from ringcomm.rendezvous.elastic_control import Resume
@@ -123,7 +123,7 @@ def test_a_member_lost_after_the_last_link_costs_one_more_view(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     contexts = job.start(3)
-    real, lock, failures = client.make_links, threading.Lock(), []
+    real, lock, failures = channels.make_links, threading.Lock(), []
 
     def make_links(*arguments: Any) -> Any:
         with lock:
@@ -133,7 +133,7 @@ def test_a_member_lost_after_the_last_link_costs_one_more_view(
             raise OSError(errno.ECONNRESET, "Connection reset by peer")
         return real(*arguments)
 
-    monkeypatch.setattr(client, "make_links", make_links)
+    monkeypatch.setattr(channels, "make_links", make_links)
     again = together(lambda item: item.restart(1), contexts)
     assert len({item.generation for item in again}) == 1 and again[0].generation > 1
     assert total(again) == 3
@@ -144,7 +144,7 @@ def test_links_that_can_never_be_used_are_an_error(job: Job, monkeypatch: pytest
     def make_links(*_: Any) -> Any:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(client, "make_links", make_links)
+    monkeypatch.setattr(channels, "make_links", make_links)
     with pytest.raises(rc.StartupError, match="Too many open files"):
         job.start(1)
 

@@ -77,6 +77,7 @@ def test_a_rank_that_says_nothing_is_given_up(sides):
     assert "no heartbeat" in str(sides[0].failure)
 
 
+@pytest.mark.full
 def test_ranks_that_only_live_are_not(sides):
     for side in sides:
         side.begin(Limits(2.0, 0.0, 0.0))

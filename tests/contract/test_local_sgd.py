@@ -83,6 +83,110 @@ def test_compressed_deltas(codec):
         assert 0 < np.abs(results[0][place] - expected).max() < (0.3 if codec == "int4" else 0.03)
 
 
+def streaming(size, steps, every, fragments, overlap, lr=0.1, outer=0.7, momentum=0.9):
+    """One process that does the same in float64: the weights after the steps and a synchronization."""
+    ranks = [start(np.float64) for _ in range(size)]
+    anchors, velocities = start(np.float64), [np.zeros(shape) for shape in SHAPES]
+    parts = {1: [[0, 1]], 2: [[0], [1]]}[fragments]
+    begins = [every * (number + 1) // fragments for number in range(fragments)]
+    running = {}
+
+    def begin(number, step):
+        started = [[item.copy() for item in weights] for weights in ranks]
+        running[number] = (step + overlap, started)
+
+    def end(number):
+        _, started = running.pop(number)
+        for place in parts[number]:
+            delta = anchors[place] - np.mean([weights[place] for weights in started], axis=0)
+            velocities[place] = momentum * velocities[place] + delta
+            anchors[place] -= outer * (delta + momentum * velocities[place])
+            for weights, old in zip(ranks, started):
+                weights[place] = anchors[place] + (weights[place] - old[place])
+
+    for step in range(1, steps + 1):
+        for rank, weights in enumerate(ranks):
+            for place, weight in enumerate(weights):
+                weight -= lr * gradient(rank, step - 1, place)
+        for number in [key for key, (until, _) in running.items() if until <= step]:
+            end(number)
+        for number in range(fragments):
+            if (step - 1) % every + 1 == begins[number]:
+                begin(number, step)
+                if not overlap:
+                    end(number)
+    for number in list(running):
+        end(number)
+    for number in range(fragments):
+        begin(number, steps)
+        end(number)
+    return ranks[0]
+
+
+@pytest.mark.parametrize("codec", [None, "int8"])
+@pytest.mark.parametrize("fragments, overlap", [(1, 0), (1, 2), (2, 0), (2, 1), (2, 3)])
+def test_fragments_whose_reductions_overlap_local_steps(fragments, overlap, codec):
+    def work(context):
+        weights, local = train(
+            context, 11, sync_every=4, fragments=fragments, overlap=overlap, compression=codec
+        )
+        local.synchronize()
+        return weights
+
+    results = run_ranks(3, work)
+    for place, expected in enumerate(streaming(3, 11, 4, fragments, overlap)):
+        assert len({result[place].tobytes() for result in results}) == 1
+        np.testing.assert_allclose(results[0][place], expected, atol=1e-5 if codec is None else 0.05)
+
+
+def test_streaming_without_overlap_is_the_same_as_without_streaming():
+    """One fragment has the same bits; with two, each array is as if it was alone, at its own times."""
+
+    def work(context):
+        whole = train(context, 8, sync_every=4)[0]
+        one = train(context, 8, sync_every=4, fragments=1, overlap=0)[0]
+        two = train(context, 8, sync_every=4, fragments=2)[0]
+        return whole, one, two
+
+    whole, one, two = run_ranks(2, work)[0]
+    assert [item.tobytes() for item in whole] == [item.tobytes() for item in one]
+    assert two[1].tobytes() == whole[1].tobytes() and two[0].tobytes() != whole[0].tobytes()
+
+
+def test_a_reduction_runs_while_local_steps_are_made():
+    def work(context):
+        weights, local = train(context, 4, sync_every=4, overlap=2)
+        kept = weights[1].copy()
+        assert local.touched() == [0, 1]
+        with pytest.raises(ConfigError, match="A reduction is running"):
+            local.state_dict()
+        changed = []
+        for _ in range(2):
+            weights[1] += np.float32(0.5)
+            changed.append((local.step(), weights[1].tobytes()))
+        assert changed[0] == (False, (kept + np.float32(0.5)).tobytes())
+        assert changed[1][0] and local.touched() == []
+        local.synchronize()
+        return weights
+
+    first, second = run_ranks(2, work)
+    assert [item.tobytes() for item in first] == [item.tobytes() for item in second]
+
+
+def test_statistics_go_with_the_last_fragment():
+    def work(context):
+        weights, mean = start(), np.full(5, float(context.rank))
+        local = LocalSGD(weights, sync_every=4, averaged=[mean], fragments=2, overlap=1, context=context)
+        seen = []
+        for _ in range(5):
+            local.step()
+            seen.append(mean[0] - context.rank)
+        return seen
+
+    for rank, seen in enumerate(run_ranks(3, work)):
+        assert seen == [0.0] * 4 + [1.0 - rank]
+
+
 def test_between_synchronizations_ranks_differ():
     def work(context):
         return train(context, 7, sync_every=4)
@@ -138,6 +242,7 @@ def test_a_checkpoint_in_the_middle():
 
 @pytest.mark.parametrize("options, words", [
     ({"sync_every": 0}, "sync_every=0"), ({"sync_every": [1, 2, 3]}, "one per rank"),
+    ({"fragments": 17}, "fragments=17 is a number from 1"), ({"overlap": 16}, "overlap=16 one from 0"),
     ({"outer_lr": 0.0}, "outer_lr is positive"), ({"outer_momentum": 1.0}, "outer_momentum from 0"),
 ])  # fmt: skip
 def test_wrong_arguments(options, words):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ringcomm import context
+from ringcomm import preparation
 from ringcomm.collective.measure import agreed, measure
 from ringcomm.config import Settings
 from ringcomm.errors import PeerLostError
@@ -45,7 +45,7 @@ def test_one_rank_that_does_not_measure_is_enough():
 def test_three_ranks_on_two_cores_with_sockets_make_a_ring(
     monkeypatch, caplog, transport, cores, name
 ):
-    monkeypatch.setattr(context, "usable_cores", lambda: cores)
+    monkeypatch.setattr(preparation, "usable_cores", lambda: cores)
     settings = Settings(spin_us=0.0, timeout_s=30.0, verbose=True)
     data = contributions(FLOAT32, 3, 600_000)
 

@@ -7,8 +7,9 @@ import socket
 import pytest
 
 from ringcomm.rendezvous.probe import Probe
-from ringcomm.transport.kinds import LOOPBACK
-from ringcomm.transport.nics import Interface
+from ringcomm.rendezvous.probing import Probing
+from ringcomm.transport.kinds import LOOPBACK, WIRED
+from ringcomm.transport.nics import Interface, machine
 from ringcomm.transport.reactor import Reactor
 from ringcomm.wire.auth import Claim, Purpose, job_digest
 from ringcomm.wire.messages import encode
@@ -96,3 +97,20 @@ def test_what_answers_counts(probe, rank, interfaces, why):
         assert (attempt.local, attempt.local_iface, attempt.remote_iface) == ("127.0.0.1", "lo", "eth7")
     sock.close()
     door.close()
+
+
+def test_a_start_that_is_given_up_closes_its_probes(no_leaks):
+    reactor, reported = Reactor(), []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address, port = server.getsockname()
+        offer = {"address": address, "port": port, "iface": "eth7", "kind": WIRED}
+        probing = Probing(reactor, LO, KEY, Claim(Purpose.PROBE, JOB, 1, 0), None, reported.append)
+        probing.begin([{"rank": 1, "machine": machine(), "addresses": [offer]}], 30.0)
+        peer, _ = server.accept()
+        with peer:
+            peer.settimeout(20.0)
+            probing.close()
+            while peer.recv(4096):  # until its end: the greeting, if it has been sent, and nothing more
+                pass
+    assert not reported
+    reactor.close()

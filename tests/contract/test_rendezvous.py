@@ -89,6 +89,20 @@ def test_three_ranks_start_work_and_end(service, rank_ports):
     assert kinds == ["joined"] * 3 + ["started"] + ["usage"] * 3 + ["ended"]
 
 
+def test_groups_without_an_engine_are_not_pinged_while_they_run(service):
+    """No thread of theirs would answer, and the last rank would count as silent when the others have left."""
+    job = service(2)
+    with ThreadPoolExecutor(2) as pool:
+        with_engine = pool.submit(client.join, job.membership(0), job.settings, listens=True)
+        without = pool.submit(client.join, job.membership(1), job.settings)
+        both = [with_engine.result(30.0), without.result(30.0)]
+    members = job.server._state.members.values()
+    assert {member.rank: member.listens for member in members} == {0: True, 1: False}
+    for joined in both:
+        joined.control.leave("it is done", True)
+        joined.channels.close()
+
+
 def test_ranks_without_a_plan(service):
     job = service(3, planned=False)
     with ExitStack() as stack, ThreadPoolExecutor(3) as pool:
@@ -177,6 +191,7 @@ def test_no_process_serves(no_leaks):
     assert "firewall" in str(caught.value)
 
 
+@pytest.mark.full
 def test_where_a_launcher_should_serve_no_rank_waits_long(no_leaks):
     membership = Membership(2, (("127.0.0.1", free_port()),), b"k" * 32, slot=Slot(0, 0))
     started_s = time.monotonic()
@@ -422,6 +437,7 @@ def test_garbage_during_the_start(service, rank_ports, encrypt):
 
 
 @pytest.mark.parametrize("encrypt", [False, True])
+@pytest.mark.full
 def test_garbage_during_a_run(service, encrypt):
     """10,000 unauthenticated peers at the rendezvous while three ranks compute."""
     job = service(3, encrypt=encrypt)
@@ -465,6 +481,7 @@ def thrown_out(process):
     process.communicate()
 
 
+@pytest.mark.full
 def test_work_for_unauthenticated_peers_per_second_has_a_limit(service):
     job = service(1)
     began_s = time.monotonic()
@@ -483,6 +500,7 @@ def assert_only_log_lines(job, since_s):
     assert all(text.startswith("refused") for text in job.texts("log"))
 
 
+@pytest.mark.full
 def test_honest_ranks_get_in_past_a_crowd_that_says_nothing(service):
     """More silent connections than may be half open do not keep a rank out."""
     job = service(2)
@@ -502,6 +520,7 @@ def test_a_hundred_generations_of_one_rank(no_leaks):
             assert context.allreduce(np.ones(3)).tolist() == [1.0] * 3
 
 
+@pytest.mark.full
 def test_a_hundred_generations_of_two_ranks_leak_nothing(service):
     job = service(2)
 

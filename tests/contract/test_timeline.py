@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -33,6 +35,31 @@ def test_file_is_complete_after_every_write(tmp_path):
 def test_a_place_that_cannot_be_written(tmp_path):
     with pytest.raises(ConfigError, match="No such file or directory"):
         TraceFile(tmp_path / "nowhere" / "trace.json")
+
+
+def test_a_full_disk_is_said_at_the_start():
+    with pytest.raises(ConfigError, match="No space left on device"):
+        TraceFile("/dev/full")
+
+
+def test_a_disk_that_fills_up_costs_the_timeline_and_not_the_job(tmp_path):
+    """A limit on the size of files stands for the disk; its signal is ignored by Python."""
+    program = f"""
+import resource
+import numpy as np
+import ringcomm as rc
+rc.init()
+rc.start_timeline({str(tmp_path / "trace.json")!r})
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+for number in range(200):
+    rc.allreduce_async(np.ones(3), name=f"tensor {{number}}").wait()
+rc.stop_timeline()
+print("done")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True)
+    assert (done.returncode, done.stdout.decode().split()) == (0, ["done"]), done.stderr.decode()
+    assert done.stderr.decode().count("\n") == 1
+    assert b"trace.json is incomplete: File too large." in done.stderr
 
 
 def test_every_tensor_is_a_process_and_every_rank_a_thread():

@@ -11,7 +11,7 @@ from ringcomm.endpoints import parse_endpoint
 from ringcomm.errors import ConfigError, ProtocolError
 from ringcomm.keys import read_key
 from ringcomm.transport.encryption import encryption_of
-from ringrun.agent import agent
+from ringrun.agent import framing
 from ringrun.plan import setting_sources
 from ringrun.plan.hosts import parse_hostfile, parse_hosts
 from ringrun.reach.protocol import FRAME_LIMIT_BYTES, FrameReader, event_facts
@@ -20,7 +20,7 @@ from tests.fuzz.cases import at_most, damaged, fuzz, pieces, values
 
 events = st.fixed_dictionaries({"event": st.sampled_from(["ready", "exit", "started", "what"])}) | values
 frames = st.builds(
-    lambda kind, rank, data: agent.TO_LAUNCHER.pack(kind, rank, len(data)) + data,
+    lambda kind, rank, data: framing.TO_LAUNCHER.pack(kind, rank, len(data)) + data,
     st.integers(0, 5), st.integers(-2, 3), st.binary(max_size=30),
 )  # fmt: skip
 
@@ -28,14 +28,14 @@ frames = st.builds(
 @fuzz(st.binary(max_size=30), damaged(st.lists(frames, max_size=4).map(b"".join)), pieces)
 def test_what_an_agent_says(noise, data, sizes):
     reader = FrameReader()
-    data = noise + agent.MARKER + data
+    data = noise + framing.MARKER + data
     with at_most(64 * 1024):
         try:
             position = 0
             for size in itertools.cycle(sizes):
                 for frame in reader.feed(data[position : position + size]):
                     assert len(frame.data) <= FRAME_LIMIT_BYTES
-                    if frame.kind == agent.EVENT:
+                    if frame.kind == framing.EVENT:
                         event_facts(frame.data)
                 position += size
                 if position >= len(data):

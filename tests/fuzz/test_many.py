@@ -26,7 +26,7 @@ from ringcomm.wire import frames, messages
 from ringcomm.wire.auth import Initiator, Responder
 from ringcomm.wire.messages import MessageReader, encode, validate
 from ringcomm.wire.signing import Signer
-from ringrun.agent import agent
+from ringrun.agent import framing
 from ringrun.diagnosis.records import Records, explain, has_operations
 from ringrun.diagnosis.reports import parse_record, read_report
 from ringrun.diagnosis.waiting import diagnose
@@ -54,10 +54,10 @@ TEXTS = [
     b"#",
 ]
 AGENTS = (
-    agent.MARKER
-    + agent.TO_LAUNCHER.pack(4, 0, 16)
+    framing.MARKER
+    + framing.TO_LAUNCHER.pack(4, 0, 16)
     + b'{"event":"done"}'
-    + agent.TO_LAUNCHER.pack(1, 1, 2)
+    + framing.TO_LAUNCHER.pack(1, 1, 2)
     + b"hi"
 )
 FLIGHT = {
@@ -197,7 +197,7 @@ def data_service(rng: random.Random) -> None:
 def agents(rng: random.Random) -> None:
     """What comes from another host through ssh."""
     for frame in FrameReader().feed(damage(rng, AGENTS)):
-        if frame.kind == agent.EVENT:
+        if frame.kind == framing.EVENT:
             event_facts(frame.data)
 
 

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Callable, Dict, List
 
 import pytest
 
@@ -58,10 +58,86 @@ def test_healthy_hosts_have_no_problem(wired: Lab) -> None:
     assert all(len(line) <= 120 for line in done.stdout.splitlines())
 
 
-def test_a_host_that_cannot_be_reached_by_ssh_is_named_and_the_others_are_examined(wired: Lab) -> None:
-    found = problems(wired, hosts="localhost,jetson1,nowhere")
+def test_hosts_that_cannot_be_reached_by_ssh_are_named_and_the_others_are_examined(wired: Lab) -> None:
+    found = problems(wired, hosts="localhost,jetson2,nowhere,badkey,unknownkey")
     assert one(found, "cannot be resolved")["hosts"] == ["nowhere"]
-    assert {tuple(row["hosts"]) for row in found} == {("nowhere",)}
+    assert one(found, "does not use passwords", "ssh-copy-id")["hosts"] == ["badkey"]
+    assert one(found, "host key has not been accepted", "compare the fingerprint")["hosts"] == ["unknownkey"]
+    assert {tuple(row["hosts"]) for row in found} == {("nowhere",), ("badkey",), ("unknownkey",)}
+
+
+def test_one_machine_under_two_names_and_a_wrong_hosts_file(wired: Lab, tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("127.0.0.1 localhost\n10.9.9.9 jetson2\n")
+    wired.run("jetson2", ["mount", "--bind", str(tmp_path / "hosts"), "/etc/hosts"])
+    found = problems(wired, hosts=f"localhost,jetson1,{wired.addresses('jetson1')[0]},jetson2")
+    row = one(found, "are one machine, which calls itself jetson1", "getent hosts jetson1")
+    assert row["hosts"] == ["jetson1", wired.addresses("jetson1")[0]]
+    assert one(found, "its own name jetson2 leads to 10.9.9.9", "/etc/hosts")["hosts"] == ["jetson2"]
+
+
+SITE = """
+import time
+true_time = time.time
+time.time = lambda: true_time() + 3600
+"""
+
+
+def test_software_clock_threads_and_a_slow_shell(wired: Lab, tmp_path: Path) -> None:
+    for name, version in (("numpy", "0.9.1"), ("torch", "99.1"), ("psutil", "6.0")):
+        (tmp_path / f"{name}-{version}.dist-info").mkdir()
+        text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        (tmp_path / f"{name}-{version}.dist-info" / "METADATA").write_text(text)
+    (tmp_path / "sitecustomize.py").write_text(SITE)
+    scripts = {
+        "jetson1": f"sleep 3.2\nexport PYTHONPATH={tmp_path}",
+        "jetson2": "export OMP_NUM_THREADS=64\nset -- -S \"$@\"",  # -S: no packages
+    }
+    options = []
+    for host, lines in scripts.items():
+        (tmp_path / host).write_text(f'#!/bin/sh\n{lines}\nexec {sys.executable} "$@"\n')
+        (tmp_path / host).chmod(0o755)
+        options += ["--python", f"{host}={tmp_path / host}"]
+    found = problems(wired, *options)
+    assert one(found, "the login took", "time ssh jetson1 true")["hosts"] == ["jetson1"]
+    assert one(found, "different versions of numpy", "jetson1 0.9.1", "the same version everywhere")
+    assert one(found, "different versions of torch", "jetson1 99.1")
+    assert one(found, "its clock is 3600 s ahead of that of localhost", "set-ntp")["hosts"] == ["jetson1"]
+    assert one(found, "has no numpy", "--provision")["hosts"] == ["jetson2"]
+    assert one(found, "OMP_NUM_THREADS=64 for each of 1 ranks", "unset it")["hosts"] == ["jetson2"]
+
+
+def test_memory_heat_governor_and_limits(wired: Lab, tmp_path: Path) -> None:
+    """The kernel's files are replaced on one host: these faults cannot be made on a shared machine."""
+    text = "MemTotal: 4000000 kB\nMemAvailable: 90000 kB\nSwapTotal: 2000000 kB\nSwapFree: 100 kB\n"
+    (tmp_path / "meminfo").write_text(text)
+    wired.run("jetson1", ["mount", "--bind", str(tmp_path / "meminfo"), "/proc/meminfo"])
+    files = {
+        "/sys/class/thermal": {"thermal_zone0/temp": "91000"},
+        "/sys/devices/system/cpu/cpu0": {
+            "cpufreq/scaling_governor": "powersave", "cpufreq/scaling_max_freq": "1200000",
+            "cpufreq/cpuinfo_max_freq": "2200000",
+        },
+        "/proc/sys/kernel": {"yama/ptrace_scope": "1"},
+    }  # fmt: skip
+    for folder, contents in files.items():
+        lines = [f"mount -t tmpfs none {folder}"]
+        for name, value in contents.items():
+            lines += [f"mkdir -p {folder}/{os.path.dirname(name)}", f"echo {value} >{folder}/{name}"]  # noqa: PTH120
+        wired.run("jetson1", ["sh", "-ec", "\n".join(lines)])
+    script = tmp_path / "python"
+    script.write_text(f'#!/bin/sh\nexec taskset -c 0 {sys.executable} "$@"\n')
+    script.chmod(0o755)
+    done = doctor(wired, "--json", "--python", f"jetson1={script}", hosts="localhost,jetson1:2,jetson2")
+    rows = [row for row in json.loads(done.stdout)["problems"] if row["hosts"] == ["jetson1"]]
+    for words in (
+        ("92 MB of memory are free", "end other programs"),
+        ("2048 MB are swapped out", "end other programs"),
+        ("91 °C", "a fan"),
+        ("its governor is powersave", "cpupower"),
+        ("ptrace_scope is 1", "sysctl kernel.yama.ptrace_scope=0"),
+        ("its programs may use 1 of", "--cpuset-cpus"),
+    ):
+        one(rows, *words)
 
 
 def test_firewalls_of_both_kinds(wired: Lab) -> None:
@@ -138,31 +214,16 @@ def test_a_noisy_shell_an_old_python_and_a_missing_directory(wired: Lab, tmp_pat
     assert one(found, "does not exist", "--ship")["hosts"] == ["jetson2"]
 
 
-@pytest.fixture
-def quota() -> Iterator[Path]:
-    """A control group that may use 0.3 cores."""
-    cpu = Path("/sys/fs/cgroup/cpu")
-    old = (cpu / "cpu.cfs_quota_us").parent.is_dir()
-    group = (cpu if old else cpu.parent) / "ringcomm-doctor-test"
-    try:
-        group.mkdir()
-    except OSError as problem:
-        pytest.skip(f"no control group can be made here: {problem}")
-    try:
-        if old:
-            (group / "cpu.cfs_quota_us").write_text("30000")
-        else:
-            (group / "cpu.max").write_text("30000 100000")
-        yield group
-    finally:
-        group.rmdir()
-
-
-def test_a_quota_of_a_control_group(wired: Lab, quota: Path, tmp_path: Path) -> None:
+def test_a_quota_of_a_control_group(
+    wired: Lab, quota: Callable[[float], Path], tmp_path: Path
+) -> None:
+    group = quota(0.3)
     script = tmp_path / "python"
-    script.write_text(f'#!/bin/sh\necho $$ > {quota}/cgroup.procs\nexec {sys.executable} "$@"\n')
+    burn = f"{sys.executable} -c 'sum(range(10**7))'"  # uses up what it may use
+    script.write_text(f'#!/bin/sh\necho $$ > {group}/cgroup.procs\n{burn}\nexec {sys.executable} "$@"\n')
     script.chmod(0o755)
-    row = one(problems(wired, "--python", f"localhost={script}"), "control group may use 0.3 of")
+    found = problems(wired, "--python", f"localhost={script}")
+    row = one(found, "control group may use 0.3 of", "was throttled in", "docker run --cpus")
     assert row["hosts"] == ["localhost"]
 
 

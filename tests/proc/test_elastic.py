@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.proc.elastic_jobs import ElasticJob, fields
 
 PROGRAM = """
@@ -71,6 +73,7 @@ def test_a_new_process_joins_without_delay_by_its_imports(tmp_path: Path) -> Non
         assert job.rendezvous.wait(10) == 0
 
 
+@pytest.mark.full
 def test_a_stopped_process_is_left_behind_and_refused_when_it_runs_again() -> None:
     with ElasticJob(
         "--min-np", "2", "--np", "3", program=PROGRAM, STEPS="300", COUNT="1000", RINGCOMM_DEAD_AFTER="2"

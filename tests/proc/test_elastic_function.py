@@ -49,6 +49,7 @@ def train(victim: int, steps: int = 40) -> List[int]:
     return [member, rc.size(), rc.rank()]
 
 
+@pytest.mark.full
 def test_results_are_those_of_the_last_ranks() -> None:
     console = Kept()
     results = run_function(train, (1,), np=3, min_np=2, max_np=3, console=console)

@@ -63,6 +63,7 @@ def test_a_program_that_does_not_use_ringcomm_ends_well() -> None:
     assert done.err.count("╭") == 0
 
 
+@pytest.mark.full
 def test_the_start_timeout_does_not_end_a_job_that_has_started() -> None:
     done = ringrun("--min-np", "1", "--start-timeout", "3", "sh", "-c", "sleep 5; echo done")
     assert (done.process.returncode, done.out) == (0, "[localhost:0] done\n"), done.err
@@ -83,6 +84,7 @@ def test_output_that_is_no_list_of_hosts_is_refused(tmp_path: Path) -> None:
     assert "line 2 of the discovery script's output" in done.err
 
 
+@pytest.mark.full
 def test_later_failures_of_the_script_do_not_end_the_job(tmp_path: Path) -> None:
     count = tmp_path / "count"
     path = script(

@@ -75,6 +75,7 @@ def test_rank_0_that_fails_is_replaced_like_any_other(how: str, cause: str) -> N
     assert done.out.count("ends with 60.0") == 2
 
 
+@pytest.mark.full
 def test_a_frozen_rank_is_lost_after_the_time_limit_and_its_process_is_ended() -> None:
     done = ringrun(
         "-np", "3", "--min-np", "2", "--max-np", "3", "--dead-after", "2", PROGRAM,
@@ -85,6 +86,7 @@ def test_a_frozen_rank_is_lost_after_the_time_limit_and_its_process_is_ended() -
     assert done.out.count("ends with 120.0") >= 2
 
 
+@pytest.mark.full
 def test_under_horovod_the_whole_host_is_excluded(tmp_path: Path) -> None:
     """Horovod's own test: one of four fails, its host's other rank goes with it, the job goes on with two."""
     done = ringrun(
@@ -100,6 +102,7 @@ def test_under_horovod_the_whole_host_is_excluded(tmp_path: Path) -> None:
     assert done.out.count("ends with 40.0") == 2
 
 
+@pytest.mark.full
 def test_hosts_of_the_script_come_and_go(tmp_path: Path) -> None:
     hosts, out = tmp_path / "hosts", tmp_path / "out"
     hosts.write_text("localhost:2\n")
@@ -122,6 +125,7 @@ def test_hosts_of_the_script_come_and_go(tmp_path: Path) -> None:
     assert len(starts(job.out)[2]) >= 2
 
 
+@pytest.mark.full
 def test_hosts_are_added_and_dropped_from_another_terminal(tmp_path: Path) -> None:
     out = tmp_path / "out"
     job = Launched(
@@ -152,23 +156,27 @@ def test_the_reset_limit_ends_the_job() -> None:
     assert text in done.err
 
 
+@pytest.mark.full
 def test_below_min_np_the_job_waits_for_the_elastic_timeout_and_says_for_what() -> None:
     done = ringrun(
         "--horovod", "-np", "2", "--min-np", "2", "-H", "localhost:1,127.0.0.1:1", "--elastic-timeout", "3",
         PROGRAM, env={"DIE": "1:10:kill", "STEPS": "400"},
     )  # fmt: skip
     assert done.process.returncode != 0
+    assert "1 of at least 2 ranks are ready; waiting for up to 3 s" in done.err
     assert "127.0.0.1 is excluded (`ringrun add 127.0.0.1` ends that)" in done.err
     assert "Please check that you have enough resources to run at least 2 Horovod processes." in done.err
     assert "Timeout after 3 seconds." in done.err
 
 
+@pytest.mark.full
 def test_all_ranks_that_fail_end_the_job() -> None:
     done = ringrun("-np", "2", "--min-np", "1", PROGRAM, env={"DIE": "0:5:exit,1:5:exit"})
     assert done.process.returncode == 3
     assert "detected that one or more processes exited with non-zero status" in done.err
 
 
+@pytest.mark.full
 def test_a_newcomer_that_sleeps_before_init_does_not_delay_the_others() -> None:
     """The others train at their speed while it sleeps for 5 s."""
     done = ringrun(
@@ -181,6 +189,7 @@ def test_a_newcomer_that_sleeps_before_init_does_not_delay_the_others() -> None:
     assert done.out.count("ends with 260.0") == 3
 
 
+@pytest.mark.full
 def test_a_key_of_another_job_is_refused_without_disturbing_the_job(tmp_path: Path) -> None:
     out = tmp_path / "out"
     job = Launched("--min-np", "2", "--output-dir", str(out), PROGRAM,

@@ -50,6 +50,7 @@ print(f"done batch={state.batch} total={total!r} moments={moments!r}")
 
 
 @pytest.mark.parametrize("victim_rank", [0, 2])
+@pytest.mark.full
 def test_horovods_interface(victim_rank: int, tmp_path: Path) -> None:
     go_on = tmp_path / "go on"
     go_on.touch()

@@ -110,6 +110,7 @@ def test_the_call_in_which_a_rank_was_lost_is_named(tmp_path: Path, channel: str
 
 
 @pytest.mark.parametrize(("way", "code"), [("3", 3), ("raise", 1)])
+@pytest.mark.full
 def test_a_rank_that_takes_long_to_end_still_has_its_exit_code(tmp_path: Path, way: str, code: int) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     done = ringrun("-np", "2", "slow.py", way, cwd=tmp_path)
@@ -126,6 +127,7 @@ def test_a_timeline_of_the_whole_job_has_its_end_and_all_ranks(tmp_path: Path) -
     assert ran == {0: 50, 1: 50, 2: 50}
 
 
+@pytest.mark.full
 def test_a_timeline_of_one_rank_is_one_too(tmp_path: Path) -> None:
     (tmp_path / "written.py").write_text(WRITTEN)
     for number, (options, env) in enumerate([
@@ -148,6 +150,7 @@ def test_a_timeline_that_was_not_written_is_mentioned(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.full
 def test_a_timeline_delays_no_rank_and_fails_nothing(tmp_path: Path, late: int) -> None:
     longer = f"import time\nif rc.rank() == {late}:\n    time.sleep(7)  # than others wait\n"
     program = f"{WRITTEN}\n{longer}"

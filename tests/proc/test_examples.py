@@ -86,6 +86,7 @@ def test_any_number_of_ranks_learns_what_one_process_learns(example: str, ranks:
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.full
 def test_a_rank_may_have_no_part_of_a_batch(example: str) -> None:
     options = ("--epochs", "1", "--batch-size", "718")  # the last of the three steps has one image
     one, many = alone(example, *options), together(3, example, *options)

@@ -85,6 +85,7 @@ def folder(tmp_path: Path) -> Path:
         ("spin", "a C call keeps the interpreter lock and computes; its main thread is in spin (train.py:"),
     ],
 )
+@pytest.mark.full
 def test_the_report_names_the_ranks_that_wait_and_for_which(
     folder: Path, way: str, sentence: str, channel: str
 ) -> None:
@@ -121,6 +122,7 @@ def test_a_mismatch_is_told_once_and_in_full(tmp_path: Path, channel: str) -> No
     assert "failed with the same error.\n" in done.err
 
 
+@pytest.mark.full
 def test_ranks_that_wait_for_each_other(folder: Path) -> None:
     done = ringrun("-np", "2", *LIMITS, "train.py", "other", "engine", cwd=folder)
     assert "│ Ranks 0, 1 wait for each other" in done.err, done.err
@@ -145,6 +147,7 @@ except rc.StartupError:
 """
 
 
+@pytest.mark.full
 def test_what_was_done_before_another_init_is_not_told(tmp_path: Path) -> None:
     (tmp_path / "again.py").write_text(AGAIN)
     done = ringrun("-np", "2", "again.py", cwd=tmp_path)

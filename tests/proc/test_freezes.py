@@ -40,6 +40,7 @@ print("calls", calls)
 
 @pytest.mark.parametrize("phase", ["direct", "named", "idle"])
 @pytest.mark.parametrize("links", ["tcp", "auto"])
+@pytest.mark.full
 def test_stopped_and_continued_in_time(tmp_path: Path, phase: str, links: str) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     env = {"RINGCOMM_TRANSPORT": links, "RINGCOMM_MEASURE": "0"}

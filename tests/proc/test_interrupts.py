@@ -123,6 +123,7 @@ def test_in_a_direct_call() -> None:
     check(run_plain(DIRECT, 3, RINGCOMM_DEAD_AFTER="2"), "allreduce(shape (100000,)")
 
 
+@pytest.mark.full
 def test_in_a_process_group(tmp_path) -> None:
     pytest.importorskip("torch")
     store = str(tmp_path / "store")
@@ -130,6 +131,7 @@ def test_in_a_process_group(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("wait", GROUP_WAITS.values(), ids=GROUP_WAITS)
+@pytest.mark.full
 def test_in_the_wait_for_an_operation_of_a_process_group(tmp_path, wait: str) -> None:
     pytest.importorskip("torch")
     store = str(tmp_path / "store")
@@ -178,6 +180,7 @@ WAITS = {
 
 
 @pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS)
+@pytest.mark.full
 def test_in_the_wait_for_an_operation_that_not_all_ranks_have_submitted(wait: str) -> None:
     results = run_plain(BY_NAME.replace("WAIT", wait), 2, RINGCOMM_DEAD_AFTER="2")
     for code, output in results:

@@ -87,6 +87,7 @@ def test_one_call_more(program: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("program", [CALLS, ADAPTERS, GROUPS], ids=["calls", "adapters", "groups"])
+@pytest.mark.full
 def test_if_asked_for_it_is_an_error(program: str, tmp_path: Path) -> None:
     if program is not CALLS:
         pytest.importorskip("torch")

@@ -81,3 +81,4 @@ except rc.RingcommError as error:
 def test_two_ranks_that_wait_for_each_other_learn_it() -> None:
     for code, output in run_plain(CROSSED, 2):
         assert code == 0 and "caught" in output and "message from rank" in output, output
+        assert "message(shape (1,), float64)" in output and "process set" not in output, output

@@ -55,6 +55,7 @@ def test_a_terminal_has_one_line_for_all_bars() -> None:
     assert "\x08" not in written
 
 
+@pytest.mark.full
 def test_a_pipe_gets_a_line_a_second_for_all_bars() -> None:
     result = ringrun("-np", str(RANKS), sys.executable, "-c", PROGRAM)
     bars = [line for line in result.out.splitlines() if f"/{STEPS}" in line]

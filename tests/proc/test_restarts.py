@@ -46,6 +46,7 @@ def test_it_goes_on_from_the_checkpoint(folder: Path) -> None:
     assert (folder / "logs" / "attempt.2" / "rank.0" / "stdout").read_text() == "attempt 2 from step 6\n"
 
 
+@pytest.mark.full
 def test_the_last_failure_is_the_jobs(folder: Path) -> None:
     done = ringrun("-np", "2", "--restarts", "1", "train.py", "5", cwd=folder)
     assert done.process.returncode == 5
@@ -60,6 +61,7 @@ def test_a_command_line_that_makes_no_sense_is_not_tried_again(folder: Path) -> 
     assert done.process.returncode == 1 and done.err.count("did not start") == 1
 
 
+@pytest.mark.full
 def test_ctrl_c_between_attempts(folder: Path) -> None:
     launched = Launched("-np", "2", "--restarts", "9", "train.py", "5", cwd=folder)
     assert launched.process.stderr is not None

@@ -123,6 +123,7 @@ def test_only_what_was_named_is_forwarded(sshd: Sshd) -> None:
     assert "RINGCOMM_SPIN_US=5.0" in launched.out
 
 
+@pytest.mark.full
 def test_two_hosts_of_one_job_on_one_machine_do_not_sweep_each_other(sshd: Sshd) -> None:
     done = start(
         sshd, "jetson1,jetson2", "sh", "-c", "[ $RINGCOMM_SLOT = 0:0 ] && exit 0; sleep 2; echo survived"

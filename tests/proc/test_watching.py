@@ -14,7 +14,7 @@ import termios
 import time
 import urllib.request
 from pathlib import Path
-from typing import Callable, List, Sequence
+from typing import Callable, Dict, List, Optional, Sequence
 
 import pytest
 
@@ -48,12 +48,18 @@ def program(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def on_a_terminal(arguments: Sequence[str], cwd: Path, react: Callable[[str], bytes]) -> str:
-    """What ringrun writes to a terminal of 30 lines; `react` says what to type, from what was written."""
+def on_a_terminal(
+    arguments: Sequence[str], cwd: Path, react: Callable[[str], bytes], more: Optional[Dict[str, str]] = None
+) -> str:
+    """What ringrun writes to a terminal of 30 lines; `react` says what to type, from what was written.
+
+    `more` are variables for ringrun.
+    """
     pty = pytest.importorskip("pty")
     controller, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 150, 0, 0))
-    environ = {**os.environ, "PYTHONPATH": SOURCES, "TERM": "xterm", "RINGCOMM_DIAGNOSE_DIR": str(cwd)}
+    environ = {**os.environ, **(more or {}), "PYTHONPATH": SOURCES, "TERM": "xterm"}
+    environ["RINGCOMM_DIAGNOSE_DIR"] = str(cwd)
     process = subprocess.Popen(
         [sys.executable, "-m", "ringrun", *arguments], stdin=terminal, stdout=terminal, stderr=terminal,
         env=environ, cwd=cwd, start_new_session=True,

@@ -33,6 +33,15 @@ def test_either_direction_may_be_the_slower_one():
     assert ratio(2, "direct", 2.0, 10.0) < 1.15
 
 
+@pytest.mark.parametrize(
+    "size, copy_out, copy_in",
+    [(2, 1.5, 1.5), (2, 1.0, 1.0), (2, 0.5, 0.5), (2, 1.0, 4.0), (2, 4.0, 1.0), (4, 1.0, 1.0)],
+)
+def test_in_blocks_copies_as_slow_as_the_network_cost_nothing(size, copy_out, copy_in):
+    """Copying out, the network and copying back overlap block by block, whichever is the slowest."""
+    assert 1.0 <= ratio(size, "pipelined", copy_out, copy_in) < 1.15
+
+
 def test_copies_as_slow_as_the_network_take_half_as_long_again():
     """A rank sends all contributions before results, so copies are idle for a part of the time."""
     assert 1.15 < ratio(2, "direct", 1.0) < 1.7

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ringcomm as rc
-from ringcomm import api
+from ringcomm import api, default_context
 from ringcomm.config import Membership
 from ringcomm.context import Context
 
@@ -52,7 +52,7 @@ def test_all_functions_work_alone(alone, name):
 
 
 def test_frameworks_finish_before_this_process_leaves(alone, monkeypatch):
-    monkeypatch.setattr(api, "_before_leaving", [])
+    monkeypatch.setattr(default_context, "_before_leaving", [])
     seen = []
     api.before_leaving(lambda: seen.append(rc.is_initialized()))
     rc.shutdown()

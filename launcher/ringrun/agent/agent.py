@@ -16,25 +16,18 @@ import json
 import os
 import selectors
 import signal
-import struct
 import subprocess
 import sys
 import time
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
-from ringrun.agent import binding, preparation, processes, recorders, threads
+from ringrun.agent import binding, framing, preparation, processes, recorders, terminal, threads
+from ringrun.agent.framing import CODE, FILE, NUMBERS, PACKAGE, RECORD, RESULT, STDERR, STDOUT, TO_AGENT
+from ringrun.agent.output import CHECK, RESUME_BYTES, Output
 
-MARKER = b"\nringrun-agent/1\n"
-TO_LAUNCHER = struct.Struct("!BiI")  # kind, rank, length
-FRAME_END = b"\n"  # srun passes output on line by line
-TO_AGENT = struct.Struct("!BQ")  # kind, length
-STDOUT, STDERR, RESULT, EVENT, RECORD, FILE, NUMBERS = 1, 2, 3, 4, 5, 6, 7
-JSON, PAYLOAD, PACKAGE, CODE, PROGRAM = 1, 2, 3, 4, 5  # PROGRAM: this one, see reach/loader.py
-CHECK, ALL = -1, -2  # in place of a rank: the trial import before the ranks start; every process
-
+ALL = -2  # in place of a rank: every process
 ENDING = ((signal.SIGTERM, 0.0), (signal.SIGKILL, 1.5))  # signals, seconds from now
 LEFTOVER_S = 0.5  # processes that a rank leaves behind have this long between SIGTERM and SIGKILL
-PAUSE_BYTES, RESUME_BYTES = 1 << 20, 1 << 18  # unsent bytes: above, ranks' output is not read; below, again
 CHECK_LIMIT_S = 30.0
 
 
@@ -61,14 +54,14 @@ class Agent:
         self.preparation = preparation.Preparation(config, self.env, self.argv[0], cwd, limits)
         self.selector = selectors.DefaultSelector()
         self.recorders = recorders.Recorders(
-            self.selector, lambda rank, line: self.send(RECORD, rank, line),
-            lambda rank, line: self.send(NUMBERS, rank, line), lambda: self.event("asked"),
+            self.selector, lambda rank, line: self.output.send(RECORD, rank, line),
+            lambda rank, line: self.output.send(NUMBERS, rank, line), lambda: self.output.event("asked"),
         )  # fmt: skip
-        self.received, self.unsent = bytearray(processes.EARLY), bytearray()
+        self.terminal = terminal.Terminal(config["debug"], self.selector)
+        self.received = bytearray(processes.EARLY)
+        self.output = Output(self.selector, self.launcher_gone)
         self.children: Dict[int, processes.Child] = {}
-        self.pipes: Dict[int, Tuple[int, int]] = {}  # descriptor: (kind, rank)
-        self.check_output = bytearray()
-        self.paused = self.lost = self.finished = self.end_requested = self.stopped = False
+        self.finished = self.end_requested = self.stopped = False
         self.waiting = True  # until the launcher says go
         self.is_open = config["elastic"]  # whether further ranks may be started
         self.scheduled_signals: List[Tuple[float, int, int]] = []  # (when, signal, rank or ALL)
@@ -84,15 +77,15 @@ class Agent:
         os.set_blocking(0, False)
         os.set_blocking(1, False)
         self.selector.register(0, selectors.EVENT_READ, self.read_commands)
-        self.unsent += MARKER
+        self.output.unsent += framing.MARKER
         self.advance(self.preparation.use_package())
-        self.flush()
-        while not (self.finished and (self.lost or not self.unsent)):
+        self.output.flush()
+        while not (self.finished and (self.output.lost or not self.output.unsent)):
             for key, _ in self.selector.select(self.wait_limit_s()):
                 key.data()
             self.reap()
             self.act()
-            self.flush()
+            self.output.flush()
 
     def watch_signals(self) -> None:
         """Wake the loop when a child ends; a termination signal ends the job."""
@@ -151,7 +144,7 @@ class Agent:
 
     def close(self, now: float) -> None:
         """All ranks have ended: end the processes they left, forward the rest of the pipes, send ``done``."""
-        left = self.strays()
+        left, output = self.strays(), self.output
         if self.closing_since is None:
             self.closing_since = now
             processes.kill(left, signal.SIGTERM)
@@ -159,29 +152,28 @@ class Agent:
         if left and spent < LEFTOVER_S + 1.0:
             if spent >= LEFTOVER_S:
                 processes.kill(left, signal.SIGKILL)
-        elif not self.pipes or self.lost or (not self.paused and spent > LEFTOVER_S + 1.5):
+        elif not output.pipes or output.lost or (not output.paused and spent > LEFTOVER_S + 1.5):
             if self.fetched is None:
                 self.fetched = iter(()) if self.stopped else self.preparation.fetched()
             if self.send_files(self.fetched):
-                self.event("done")
+                self.output.event("done")
                 self.finished = True
 
     def send_files(self, pieces: Iterator[bytes]) -> bool:
         """Send what stdout will soon accept of the files to fetch; whether that was all."""
-        while len(self.unsent) < RESUME_BYTES:
+        while len(self.output.unsent) < RESUME_BYTES:
             piece = next(pieces, None)
             if piece is None:
                 return True
-            self.send(FILE, -1, piece)
-        return self.lost
+            self.output.send(FILE, -1, piece)
+        return self.output.lost
 
     def launcher_gone(self) -> None:
         """The launcher is lost: end all ranks without further commands."""
-        if not self.lost:
-            self.lost, self.waiting, self.is_open = True, False, False
-            self.unsent.clear()
+        if not self.output.lost:
+            self.waiting = self.is_open = False
+            self.output.close()
             self.schedule(ENDING)
-            self.resume()
 
     def schedule(self, steps: Any, rank: int = ALL) -> None:
         now = time.monotonic()
@@ -231,44 +223,12 @@ class Agent:
             self.schedule(command["steps"])
         elif command["do"] == "use" and self.waiting:
             self.advance(self.preparation.use(command["package"]))
+        elif command["do"] == "type":
+            self.terminal.type(command["text"])
         elif command["do"] == "diagnose":
             self.recorders.ask()
         elif command["do"] == "numbers":
             self.recorders.ask_numbers()
-
-    def event(self, name: str, rank: int = -1, **facts: Any) -> None:
-        self.send(EVENT, rank, json.dumps(dict(facts, event=name)).encode())
-
-    def send(self, kind: int, rank: int, data: bytes) -> None:
-        if not self.lost:
-            self.unsent += TO_LAUNCHER.pack(kind, rank, len(data)) + data + FRAME_END
-            if len(self.unsent) > PAUSE_BYTES and not self.paused:
-                self.paused = True
-                for descriptor in self.pipes:
-                    self.selector.unregister(descriptor)
-
-    def flush(self) -> None:
-        """Write what stdout accepts; wait for it to become writable only while bytes are unsent."""
-        try:
-            while self.unsent and not self.lost:
-                del self.unsent[: os.write(1, bytes(self.unsent[:65536]))]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self.launcher_gone()
-        watched = 1 in self.selector.get_map()
-        if self.unsent and not watched:
-            self.selector.register(1, selectors.EVENT_WRITE, self.flush)
-        elif watched and not self.unsent:
-            self.selector.unregister(1)
-        if self.paused and len(self.unsent) < RESUME_BYTES:
-            self.resume()
-
-    def resume(self) -> None:
-        if self.paused:
-            self.paused = False
-            for descriptor in self.pipes:
-                self.watch(descriptor)
 
     # -- processes ----------------------------------------------------------------------------
 
@@ -281,13 +241,13 @@ class Agent:
             return
         if name == "problem":
             self.waiting = self.is_open = False
-        self.event(name, **facts)
+        self.output.event(name, **facts)
 
     def check_ended(self, how: Dict[str, Any]) -> None:
         """The trial import is over."""
         if self.waiting:
             self.scheduled_signals.clear()  # it contained the check's time limit only
-        output, self.check_output = bytes(self.check_output), bytearray()
+        output, self.output.check_output = bytes(self.output.check_output), bytearray()
         self.advance(self.preparation.checked(output, how))
 
     def start_rank(self, rank: Dict[str, Any], processors: Set[int]) -> None:
@@ -304,7 +264,7 @@ class Agent:
         try:
             self.start(rank["rank"], argv, env, tuple(inherited), result, processors)
         except (OSError, subprocess.SubprocessError) as problem:
-            self.event("problem", problem="start", path=argv[0], why=str(problem))
+            self.output.event("problem", problem="start", path=argv[0], why=str(problem))
             self.schedule(ENDING)
         finally:
             for descriptor in inherited:
@@ -326,11 +286,7 @@ class Agent:
         (out, out_end), (err, err_end) = os.pipe(), os.pipe()
         ends = [os.open(os.devnull, os.O_RDONLY), out_end, err_end]
         try:
-            if self.config["debug"][:1] == [rank]:  # this rank has the terminal; its pipes end at once
-                terminal = os.open(self.config["debug"][1], os.O_RDWR | os.O_NOCTTY)
-                for end in ends:
-                    os.dup2(terminal, end)
-                os.close(terminal)
+            self.terminal.attach(rank, ends, out, env)
             process = subprocess.Popen(
                 argv, cwd=self.preparation.cwd, env=env, stdin=ends[0], stdout=ends[1], stderr=ends[2],
                 pass_fds=inherited, start_new_session=True, preexec_fn=die_with_agent,
@@ -341,36 +297,10 @@ class Agent:
         sources = [(out, STDOUT), (err, STDERR)] + ([(result, RESULT)] if result >= 0 else [])
         self.children[process.pid] = processes.Child(rank, process, [each for each, _ in sources])
         for descriptor, kind in sources:
-            os.set_blocking(descriptor, False)
-            self.pipes[descriptor] = (kind, rank)
-            if not self.paused:
-                self.watch(descriptor)
+            self.output.add(descriptor, kind, rank)
         if rank != CHECK:
             self.recorders.started(rank, process.pid)
-            self.event("started", rank, pid=process.pid)
-
-    def watch(self, descriptor: int) -> None:
-        self.selector.register(descriptor, selectors.EVENT_READ, lambda: self.read_pipe(descriptor))
-
-    def read_pipe(self, descriptor: int) -> bool:
-        """Forward one chunk; whether there may be more."""
-        if descriptor not in self.pipes:
-            return False
-        kind, rank = self.pipes[descriptor]
-        try:
-            data = os.read(descriptor, 65536)
-        except BlockingIOError:
-            return False
-        if not data:
-            del self.pipes[descriptor]
-            if descriptor in self.selector.get_map():
-                self.selector.unregister(descriptor)
-            os.close(descriptor)
-        elif rank == CHECK:
-            self.check_output += data
-        else:
-            self.send(kind, rank, data)
-        return bool(data)
+            self.output.event("started", rank, pid=process.pid)
 
     def reap(self) -> None:
         """Collect ended children, and orphans adopted by this process."""
@@ -389,7 +319,7 @@ class Agent:
             child.process.returncode = -killed if killed else code  # already reaped: Popen must not try
             for descriptor in child.pipes:
                 for _ in range(16):  # its output is sent before the event of its end
-                    if not self.read_pipe(descriptor):
+                    if not self.output.read(descriptor):
                         break
             if processes.kill_group(pid, signal.SIGTERM):
                 self.leftovers.append((time.monotonic() + LEFTOVER_S, pid))
@@ -398,17 +328,12 @@ class Agent:
                 self.check_ended(how)
             else:
                 self.recorders.ended(child.rank)
-                self.event("exit", child.rank, **how)
-
-
-def read_frame() -> bytes:
-    """The content of the next frame on stdin."""
-    return processes.read_exactly(TO_AGENT.unpack(processes.read_exactly(TO_AGENT.size))[1])
+                self.output.event("exit", child.rank, **how)
 
 
 def main() -> None:
     """Read the job, fork into guard and agent, run the agent, exit."""
-    config: Dict[str, Any] = json.loads(read_frame().decode())
+    config: Dict[str, Any] = json.loads(framing.read_frame().decode())
     libc = processes.load_libc()
     processes.prctl(libc, processes.PR_SET_CHILD_SUBREAPER, 1)
     guard = os.getpid()
@@ -419,7 +344,7 @@ def main() -> None:
     processes.prctl(libc, processes.PR_SET_CHILD_SUBREAPER, 1)
     if os.getppid() != guard:
         os._exit(1)
-    payload = read_frame() if config["payload"] else None
+    payload = framing.read_frame() if config["payload"] else None
     Agent(config, payload, libc).run()
     os._exit(0)
 

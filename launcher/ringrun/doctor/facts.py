@@ -194,7 +194,9 @@ def cpu(root: str, tool: Tool) -> Dict[str, Any]:
     load = (read(root, "/proc/loadavg") or "0").split()
     return {
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "all_cores": os.cpu_count(),
         "quota": _quota(root),
+        "throttled": _throttled(root),
         "governor": read(root, "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         "mhz": [
             number(read(root, f"/sys/devices/system/cpu/cpu0/cpufreq/{name}"))
@@ -213,25 +215,39 @@ def _listed(root: str, path: str) -> List[str]:
         return []
 
 
-def _quota(root: str) -> Optional[float]:
-    """The number of cores that the control group may use; None for all."""
+def _control_groups(root: str) -> List[str]:
+    """The directories of the control groups that limit processors, of version 2 and of version 1."""
     rows = [line.split(":", 2) for line in (read(root, "/proc/self/cgroup") or "").splitlines()]
     paths = [row[2] for row in rows if len(row) == 3 and row[0] == "0"] or ["/"]
-    limits = []
     parts = [part for part in paths[0].split("/") if part]
-    for count in range(len(parts) + 1):
-        text = read(root, "/".join(["/sys/fs/cgroup", *parts[:count], "cpu.max"]))
-        words = (text or "max").split()
+    folders = ["/".join(["/sys/fs/cgroup", *parts[:count]]) for count in range(len(parts) + 1)]
+    old = [row[2].rstrip("/") for row in rows if len(row) == 3 and "cpu" in row[1].split(",")]
+    return [*folders, *("/sys/fs/cgroup/cpu" + path for path in old)]
+
+
+def _quota(root: str) -> Optional[float]:
+    """The number of cores that the control group may use; None for all."""
+    limits = []
+    for folder in _control_groups(root):
+        words = (read(root, f"{folder}/cpu.max") or "max").split()
         if len(words) == 2 and words[0] != "max":
             limits.append(int(words[0]) / int(words[1]))
-    for row in rows:
-        if len(row) == 3 and "cpu" in row[1].split(","):  # version 1
-            folder = "/sys/fs/cgroup/cpu" + row[2].rstrip("/")
-            quota = number(read(root, f"{folder}/cpu.cfs_quota_us"))
-            period = number(read(root, f"{folder}/cpu.cfs_period_us"))
-            if quota is not None and period and quota > 0:
-                limits.append(quota / period)
+        quota = number(read(root, f"{folder}/cpu.cfs_quota_us"))  # version 1
+        period = number(read(root, f"{folder}/cpu.cfs_period_us"))
+        if quota is not None and period and quota > 0:
+            limits.append(quota / period)
     return min(limits, default=None)
+
+
+def _throttled(root: str) -> float:
+    """The part of its periods in which a control group was throttled: it had used up its quota."""
+    shares = [0.0]
+    for folder in _control_groups(root):
+        rows = [line.split() for line in (read(root, f"{folder}/cpu.stat") or "").splitlines()]
+        counts = {row[0]: number(row[1]) or 0 for row in rows if len(row) == 2}
+        if counts.get("nr_periods"):
+            shares.append(counts.get("nr_throttled", 0) / counts["nr_periods"])
+    return max(shares)
 
 
 def _power_mode(text: Optional[str]) -> Optional[str]:

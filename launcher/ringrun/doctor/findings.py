@@ -78,9 +78,26 @@ def _twins(found: Examination) -> Iterator[Finding]:
                     seen["hardware address", iface["mac"]].append(index)
                 for address, _ in iface["addresses"]:
                     seen["address", address].append(index)
-    for (kind, value), indices in seen.items():
+    alike: Dict[Tuple[int, ...], List[Tuple[str, str]]] = defaultdict(list)
+    for what, indices in seen.items():
         if len(set(indices)) > 1:
-            yield _twin(found, kind, value, tuple(sorted(set(indices))))
+            alike[tuple(sorted(set(indices)))].append(what)
+    for hosts, some in alike.items():
+        if {kind for kind, _ in some} == {"machine id", "hardware address", "address"}:
+            yield _same_machine(found, hosts)
+        else:
+            for kind, value in some:
+                yield _twin(found, kind, value, hosts)
+
+
+def _same_machine(found: Examination, indices: Tuple[int, ...]) -> Finding:
+    facts = found.facts[indices[0]] or {}
+    names = " ".join(found.hosts[index] for index in indices)
+    return Finding(
+        BAD, "addresses", indices,
+        f"{_names(found, indices)} are one machine, which calls itself {facts['hostname']}",
+        f"name it once, or correct the names' addresses in /etc/hosts or ~/.ssh/config: getent hosts {names}",
+    )  # fmt: skip
 
 
 def _twin(found: Examination, kind: str, value: str, indices: Tuple[int, ...]) -> Finding:

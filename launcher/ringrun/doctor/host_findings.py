@@ -13,6 +13,7 @@ LOGIN_S = 3.0
 MEMORY_BYTES, DISK_BYTES, SHM_BYTES = 500 << 20, 200 << 20, 64 << 20
 FILES_SPARE, FILES_PER_RANK = 64, 14
 HOT = 85.0
+THROTTLED = 0.05
 
 
 def host_findings(found: Examination, index: int) -> Iterator[Finding]:
@@ -75,6 +76,13 @@ def _own_addresses(found: Examination, index: int, facts: Dict[str, Any]) -> Ite
                 f"take one of them: --iface {found.hosts[index]}={names[0]}; or sysctl -w "
                 "net.ipv4.conf.all.arp_filter=1 there, so that answers leave by the right one",
             )  # fmt: skip
+    own = [address for iface in facts["interfaces"] for address, _ in iface["addresses"]]
+    if facts["own_name"] and facts["own_name"] not in own and not facts["own_name"].startswith("127."):
+        yield Finding(
+            SLOW, "addresses", (index,),
+            f"its own name {facts['hostname']} leads to {facts['own_name']}, which is not its address",
+            "correct the line of that name in its /etc/hosts; ringcomm does not use it, other programs do",
+        )  # fmt: skip
     if not any(iface["addresses"] for iface in real):
         yield Finding(
             BAD, "addresses", (index,), "no network interface has an address", "look at `ip address` there"
@@ -88,10 +96,24 @@ def _cpu(found: Examination, index: int, facts: Dict[str, Any]) -> Iterator[Find
     def slow(text: str, remedy: str) -> Finding:
         return Finding(SLOW, "cpu", (index,), text, remedy)
 
-    if cpu["quota"] is not None and cpu["quota"] < cores:
+    limited = cpu["quota"] is not None and cpu["quota"] < cores
+    throttled = f"was throttled in {cpu['throttled']:.0%} of its periods"
+    if limited or cpu["throttled"] > THROTTLED:
+        may_use = f"may use {cpu['quota'] or cores:g} of {cores} cores"
         yield slow(
-            f"its control group may use {cpu['quota']:g} of {cores} cores",
+            f"its control group {may_use}, and {throttled}" if cpu["throttled"] else
+            f"its control group {may_use}",
             "raise the quota of the container (docker run --cpus, CPUQuota= of the service)",
+        )  # fmt: skip
+    if cores < cpu["all_cores"]:
+        yield slow(
+            f"its programs may use {cores} of {cpu['all_cores']} cores",
+            "look at `taskset -p 1` there, and at the container's --cpuset-cpus",
+        )
+    elif cores == 1:
+        yield slow(
+            "it has one core, which computes and serves the network",
+            "give it less work than the others: docs/unequal.md",
         )
     if ranks > cores:
         yield slow(

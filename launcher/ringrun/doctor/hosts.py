@@ -18,7 +18,9 @@ from . import facts, probe
 
 START_LIMIT_S = 20.0
 ANSWER_LIMIT_S = 8.0
-STREAM_S = 0.35
+STREAM_S, LEAST_STREAM_S = 0.35, 0.1
+STREAMS_S = 3.5
+"""All rounds of streams together take no longer, unless there are very many hosts."""
 END_S = 2.0
 NOISE_LIMIT_BYTES = 1 << 20
 
@@ -249,14 +251,22 @@ def _measure(
             best[pair] = min(best.get(pair, (trip, row.address)), (trip, row.address))
     speeds: Dict[Tuple[int, int], Optional[float]] = {}
 
+    some_rounds = list(rounds(len(probes)))
+    seconds = stream_s(len(some_rounds))
+
     def stream(pair: Tuple[int, int]) -> None:
         target = next(item for item in targets[pair[1]] if item["address"] == best[pair][1])
-        answer = probes[pair[0]].ask(do="stream", target=target, seconds=STREAM_S)
+        answer = probes[pair[0]].ask(do="stream", target=target, seconds=seconds)
         speeds[pair] = (answer or {}).get("bytes_per_s")
 
-    for some in rounds(len(probes)):
+    for some in some_rounds:
         list(pool.map(stream, [pair for pair in some if pair in best]))
     return speeds
+
+
+def stream_s(count: int) -> float:
+    """How long each stream lasts if there are so many rounds of them, in seconds. Pure."""
+    return max(LEAST_STREAM_S, min(STREAM_S, STREAMS_S / max(1, count)))
 
 
 def rounds(count: int) -> Iterator[List[Tuple[int, int]]]:

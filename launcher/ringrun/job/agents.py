@@ -26,6 +26,10 @@ PING_S = 10.0
 EXIT_S = 1.0
 """After the end of its stdout an agent's process has this long to exit."""
 Steps = Sequence[Tuple[int, float]]
+"""How to end ranks: signals, and in how many seconds from now."""
+END: Steps = ((15, 0.0), (9, 1.5))
+INTERRUPT: Steps = ((2, 0.0), (15, 2.0), (9, 3.5))
+KILL: Steps = ((9, 0.0),)
 
 
 class AgentHandler(Protocol):

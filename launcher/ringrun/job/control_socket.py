@@ -18,6 +18,8 @@ from typing import Any, Callable, Dict, List, Mapping, Optional
 from ringcomm.errors import ConfigError
 from ringcomm.files import own_folder
 
+from ..plan.job import Job
+
 REQUEST_LIMIT_BYTES = 4096
 LIMIT_S = 5.0
 """Time limit of a request and of its answer, in seconds."""
@@ -40,6 +42,21 @@ def is_same_user(connection: socket.socket) -> bool:
         return True  # the directory's mode alone keeps other users away
     credentials = connection.getsockopt(socket.SOL_SOCKET, option, _CREDENTIALS.size)
     return bool(_CREDENTIALS.unpack(credentials)[1] == os.geteuid())
+
+
+def job_facts(job: Job, began_s: float, ended: int) -> str:
+    """What ``ringrun ps`` shows of a job, as JSON.
+
+    Args:
+        job: the job.
+        began_s: when it was started, in seconds since the epoch.
+        ended: how many of its ranks have ended.
+    """
+    return json.dumps({
+        "pid": os.getpid(), "program": job.command.shown, "began_at": began_s,
+        "ranks": len(job.plan.places) - ended,
+        "hosts": [host.name for host in job.hosts], "elastic": job.is_elastic,
+    })  # fmt: skip
 
 
 class ControlSocket:

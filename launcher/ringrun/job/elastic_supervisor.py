@@ -36,11 +36,12 @@ from ..plan.hosts import HostSpec, parse_host
 from ..plan.job import HostJob
 from ..reach.agent_process import Link
 from ..show.console import Console
-from .agents import Steps
+from .agents import END, Steps
 from .discovery import Discovery
-from .outcome import Outcome, not_started, with_changes
+from .outcome import Outcome, not_started, verified_results, with_changes
 from .rendezvous import NoticeLike, elastic_addresses, rendezvous_variables
-from .supervise import END, Supervisor
+from .starting import not_ready_text
+from .supervise import Supervisor
 
 LOST: Steps = ((9, 2.0),)
 """For a process that the rendezvous has declared lost: it may be writing its traceback, or be frozen."""
@@ -199,7 +200,8 @@ class ElasticSupervisor(Supervisor):
 
     def _late_host(self, host: HostJob) -> None:
         """A host has not become ready in time."""
-        text = self._not_ready_text(host)
+        limit_s = self.job.settings.start_timeout_s
+        text = not_ready_text(host, self._agents.links[host.index], limit_s)
         self._agents.abandon(host)
         self._problem(host, text)
 
@@ -284,7 +286,7 @@ class ElasticSupervisor(Supervisor):
     def _survived(self, members: Sequence[int]) -> None:
         """The failures until now have not ended the job."""
         self._ranks_now = members
-        self._forget_failures()
+        self._failure.survived()  # the job continues without the ranks that have failed until now
         self._printer.settle(self._ended_members)
         for member in self._ended_members:
             self._printer.remove(member)
@@ -343,7 +345,7 @@ class ElasticSupervisor(Supervisor):
         outcome = with_changes(outcome, self._stopped_because, self._membership.log.lines)
         if outcome.reason != "interrupt":
             self._printer.settle(outcome.to_show)
-        outcome.results = self._verified_results()
+        outcome.results = verified_results(self.job, self._results)
         ended_well = [member for member, end in sorted(outcome.exits.items()) if end.ok]
         last = [member for member in self._ranks_now if member in ended_well]
         # A rank that has returned may have left before the last view.

@@ -165,7 +165,7 @@ def prepare(
     _refuse_aliases(plan, are_local)
     _check_open_files(plan.size)
     hosts = [maker.make(index, *row) for index, row in enumerate(zip(plan.hosts, are_local))]
-    facts["debug"] = terminal_for(options.debug, plan, are_local, options.watch)
+    facts["debug"] = terminal_for(options.debug, plan, are_local, options.watch, environ)
     return Job(plan=plan, hosts=tuple(hosts), **facts)
 
 

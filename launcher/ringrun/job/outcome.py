@@ -110,3 +110,10 @@ def with_changes(outcome: Outcome, failure: Optional[str], changes: Sequence[Tup
 def _lines(paragraph: str) -> str:
     """A paragraph as lines inside a box."""
     return "".join(f"│ {line}\n" for line in paragraph.splitlines())
+
+
+def verified_results(job: Job, results: Mapping[int, bytearray]) -> Dict[int, Optional[bytes]]:
+    """What each rank wrote to its result descriptor, b"" if nothing; None if that was not signed by it."""
+    return {
+        rank: job.verified_result(rank, bytes(data)) if data else b"" for rank, data in results.items()
+    }

@@ -6,50 +6,42 @@ through a queue and a socket that wakes it.
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import time
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
-from ringcomm.balance.replan import rank_names
-from ringcomm.balance.unequal import Usage, job_line
 from ringcomm.clock import Clock, monotonic
 from ringcomm.errors import ConfigError, ProtocolError
 
-from ..agent import agent, processes, threads
+from ..agent import framing, processes, threads
 from ..diagnosis import failure_report
 from ..diagnosis.first_failure import Complaint, Exit, FirstFailure, signal_name
 from ..plan.job import HostJob, Job
 from ..reach.agent_process import Link
-from ..reach.base import RETRIES, last_lines
 from ..reach.origin import install_for
 from ..reach.protocol import Frame, event_facts
 from ..ship.source_tree import FETCHED
 from ..show.console import Console
 from ..show.printer import STDERR, STDOUT, Printer
 from ..show.timeline_file import missing_timeline
-from .agents import PING_S, Agents, Steps
-from .control_socket import ControlSocket
+from .agents import END, INTERRUPT, KILL, PING_S, Agents, Steps
+from .control_socket import ControlSocket, job_facts
 from .event_loop import Loop
 from .fetch import FetchedFiles
+from .grace import Grace
 from .inquiry import Inquiry
-from .outcome import Outcome, ended, not_started
+from .keyboard import RemoteTerminal
+from .notices import Notices
+from .outcome import Outcome, ended, not_started, verified_results
 from .rendezvous import NoticeLike, OpenRendezvous, RendezvousLike, master_variables, rendezvous_variables
+from .starting import failed_start, not_ready_text
 from .supply import Supply
 from .watching import Watching
 
-GRACE_S = 2.0
-"""After the first failure the others have this long to end by themselves, with a typed error."""
-LEAVING_S = 10.0
-"""One that has said goodbye has this much longer: frameworks take their time, and its exit code counts."""
 GATHER_S = 2.0
 """After the first host that does not start the others have this long to say what they lack."""
-END: Steps = ((15, 0.0), (9, 1.5))
-INTERRUPT: Steps = ((2, 0.0), (15, 2.0), (9, 3.5))
-AT_ONCE: Steps = ((9, 0.0),)
-REFUSALS_SHOWN = 20
+STREAMS = {framing.STDOUT: STDOUT, framing.STDERR: STDERR}
 
 
 class Supervisor:
@@ -68,17 +60,17 @@ class Supervisor:
         self._printer = Printer(job, console, coloured or {1: False, 2: False}, clock)
         self._loop = Loop(clock)
         self._began_s = time.time()
-        self._leaving: Set[int] = set()  # ranks that said goodbye, and perhaps failed
-        self._patient = False
         self._open_rendezvous = open_rendezvous
         self._rendezvous: Optional[RendezvousLike] = None
         self._failure = FirstFailure()
+        self._grace = Grace(self._loop, self._failure.exits, lambda: self._end("failure", END))
         self._agents = Agents(job, self._loop, self)
         self._inquiry = Inquiry(job, self._agents.links, self._loop, self._printer.show, self._failure.exits)
         self._watching = Watching(
             job, self._agents.links, self._loop, self._printer, console,
             bool(coloured and coloured.get(STDERR)), self._inquiry.for_the_user,
         )  # fmt: skip
+        self._terminal = RemoteTerminal(job, self._agents.links, self._loop, console)
         self._control = ControlSocket(job.id, self._command)
         self._fetched = FetchedFiles(Path(FETCHED))
         self._supply = Supply(self._agents, self._loop, self._printer.note, self._problem)
@@ -90,8 +82,7 @@ class Supervisor:
         self._going = False
         self._ending = ""  # why we end the job, if we do
         self._signum = 0
-        self._refusals = 0
-        self._usages: Dict[int, Usage] = {}
+        self._notices = Notices(job, self._printer)
 
     def interrupt(self, signum: int) -> None:
         """End the job as this signal asks: in order the first time, at once the second.
@@ -114,6 +105,7 @@ class Supervisor:
                 self._printer.note(note)
             self._loop.after("ping", PING_S, self._agents.ping)
             self._watching.start()
+            self._terminal.start()
             self._open_control()
             self._begin()
             while not self._is_over:
@@ -144,8 +136,7 @@ class Supervisor:
         self._printer.tick()
         if self._console.broken and not self._ending:
             self._end("pipe", END)
-        if self._has_failed and not self._ending and not self._loop.is_set("grace"):
-            self._loop.after("grace", GRACE_S, self._grace_over)
+        if self._has_failed and not self._ending and self._grace.begin():
             self._inquiry.after_failure()
 
     # -- starting ------------------------------------------------------------------------------
@@ -168,18 +159,11 @@ class Supervisor:
                 self._end("start", END)
 
     def _start_timed_out(self) -> None:
+        limit_s, links = self.job.settings.start_timeout_s, self._agents.links
         for host in self.job.hosts:
             if host.index not in self._ready:
-                self._problems.setdefault(host.index, self._not_ready_text(host))
+                self._problems.setdefault(host.index, not_ready_text(host, links[host.index], limit_s))
         self._end("start", END)
-
-    def _not_ready_text(self, host: HostJob) -> str:
-        link = self._agents.links[host.index]
-        said = last_lines(link.stderr_text + "\n" + link.noise)
-        return (
-            f"{host.name}: not ready within {self.job.settings.start_timeout_s:g} s (--start-timeout). "
-            f"{'Its agent had' if link.answered else 'It had not'} answered; it said: {said}."
-        )
 
     def _go(self) -> None:
         """Every host has what it needs: open the rendezvous and start the ranks."""
@@ -219,22 +203,23 @@ class Supervisor:
         Raises:
             ProtocolError: it may not send that.
         """
-        if frame.kind == agent.FILE:
+        if frame.kind == framing.FILE:
             self._fetched.take(host.name, frame.data)
             return
-        if frame.rank not in self._ranks[host.index] and (frame.kind, frame.rank) != (agent.EVENT, -1):
+        if frame.rank not in self._ranks[host.index] and (frame.kind, frame.rank) != (framing.EVENT, -1):
             raise ProtocolError(f"it reports on rank {frame.rank}, which does not run there")
-        if frame.kind in (agent.STDOUT, agent.STDERR):
-            self._printer.printed(frame.rank, STDOUT if frame.kind == agent.STDOUT else STDERR, frame.data)
-        elif frame.kind == agent.NUMBERS:
+        if frame.kind in STREAMS:
+            if not self._terminal.shows(frame.rank, frame.data):
+                self._printer.printed(frame.rank, STREAMS[frame.kind], frame.data)
+        elif frame.kind == framing.NUMBERS:
             self._watching.take(frame.rank, frame.data)
-        elif frame.kind == agent.RESULT:
+        elif frame.kind == framing.RESULT:
             self._results.setdefault(frame.rank, bytearray()).extend(frame.data)
-        elif frame.kind == agent.RECORD:
+        elif frame.kind == framing.RECORD:
             if self._inquiry.take(frame.rank, frame.data) == "ended":
                 self._printer.ending(frame.rank)
                 if not self._inquiry.is_victim(frame.rank):
-                    self._leaving.add(frame.rank)  # in case that this is what fails the others
+                    self._grace.leaving.add(frame.rank)  # in case that this is what fails the others
         else:
             self._event(host, frame.rank, event_facts(frame.data))
 
@@ -272,22 +257,12 @@ class Supervisor:
         elif self._problems and len(self._problems) + len(self._ready) == len(self.job.hosts):
             self._end("start", END)
 
-    def _grace_over(self) -> None:
-        """End the job, but let the rank that failed first end by itself if it is about to."""
-        if self._leaving - set(self._failure.exits) and not self._patient:
-            self._patient = True
-            self._loop.after("grace", LEAVING_S, self._grace_over)
-        else:
-            self._end("failure", END)
-
     def _rank_exited(self, rank: int, facts: Mapping[str, Any]) -> None:
         end = Exit(rank, facts["code"], facts["signal"], facts["sent"])
         self._failure.exited(end)
         self._printer.ended(rank, end.ok)
         self._report_exit(end)
-        if self._patient and self._loop.is_set("grace") and not self._leaving - set(self._failure.exits):
-            self._loop.cancel("grace")
-            self._end("failure", END)
+        self._grace.exited()
 
     def _report_exit(self, end: Exit) -> None:
         """Report the end of a rank to the rendezvous."""
@@ -300,20 +275,13 @@ class Supervisor:
             link = notice.detail.get("kind") == "cut"
             self._failure.complained(Complaint(notice.rank, notice.culprit, notice.text, link))
             if notice.culprit is not None and notice.detail.get("leaving"):
-                self._leaving.add(notice.culprit)
+                self._grace.leaving.add(notice.culprit)
 
     def _notice(self, notice: NoticeLike) -> None:
         if notice.kind == "failed":
             self._failed_notice(notice)
-        elif notice.kind == "usage" and notice.rank is not None:
-            self._usages[notice.rank] = Usage(**notice.detail)
-        elif notice.kind == "refused":
-            self._refusals += 1
-            if self._refusals <= REFUSALS_SHOWN:
-                more = " (further ones are not shown)" if self._refusals == REFUSALS_SHOWN else ""
-                self._printer.show(f"refused: {notice.text}{more}")
-        elif notice.kind == "warning" or (self.job.settings.verbose and notice.text):
-            self._printer.show(notice.text)
+        else:
+            self._notices.take(notice)
 
     # -- the user's commands -------------------------------------------------------------------
 
@@ -332,19 +300,11 @@ class Supervisor:
             ConfigError: the command is not valid.
         """
         if command.get("do") == "info":
-            return self._loop.ask(lambda: json.dumps(self._facts()))
+            return self._loop.ask(lambda: job_facts(self.job, self._began_s, len(self._failure.exits)))
         if command.get("do") == "stop":
             self.interrupt(signal.SIGTERM)
             return f"the job {self.job.id} ({self.job.command.shown}) is being ended"
         raise ConfigError(f"There is no command {command.get('do')!r} for this job.")
-
-    def _facts(self) -> Dict[str, Any]:
-        """What ``ringrun ps`` shows."""
-        return {
-            "pid": os.getpid(), "program": self.job.command.shown, "began_at": self._began_s,
-            "ranks": len(self.job.plan.places) - len(self._failure.exits),
-            "hosts": [host.name for host in self.job.hosts], "elastic": self.job.is_elastic,
-        }  # fmt: skip
 
     # -- links that end ------------------------------------------------------------------------
 
@@ -357,17 +317,10 @@ class Supervisor:
         elif link.answered:
             self._problem(host, host.reach.explain_loss(host.name, status, link.stderr_text))
         else:
-            said = link.stderr_text or link.noise
-            second = link.argv == list(host.fallback)
-            tried = f"{host.python} or python3" if second else host.python
-            failure = host.reach.explain_start(host.name, link.argv, tried, status, said)
-            if failure.no_python and host.fallback and not second:
-                self._printer.note(f"{host.name} has no {host.python}: using python3 there")
-                link.argv = list(host.fallback)
+            failed = failed_start(host, link, status, self._printer.note)
+            if failed is None:
                 return True
-            if failure.retry and (failure.patient or link.attempt <= RETRIES):
-                return True
-            self._problem(host, failure.text)
+            self._problem(host, failed)
         return False
 
     def _host_lost(self, host: HostJob, text: str) -> None:
@@ -385,7 +338,7 @@ class Supervisor:
 
     def _interrupted(self, signum: int) -> None:
         if self._ending == "interrupt" or (self._ending and self._signum):
-            self._end(self._ending, AT_ONCE)
+            self._end(self._ending, KILL)
             return
         self._signum = signum
         if self._has_failed or self._ending:
@@ -409,19 +362,12 @@ class Supervisor:
         finally:
             self._agents.force()
             self._watching.stop()
+            self._terminal.stop()
             self._control.stop()
             self._stop_services()
             self._printer.close()
             self._console.on_change(lambda: None)
             self._loop.close()
-
-    def _unequal(self) -> str:
-        """Which rank waited for which, and what that cost; empty unless all ranks have reported that."""
-        size = self.job.plan.size
-        if len(self._usages) < size:
-            return ""
-        names = rank_names([self.job.hosts[place.host_index].name for place in self.job.plan.places])
-        return job_line(names, [self._usages[rank] for rank in range(size)])
 
     def _stop_services(self) -> None:
         if self._rendezvous is not None:
@@ -439,28 +385,16 @@ class Supervisor:
         if self.job.fetch:
             self._printer.note(self._fetched.describe(self.job))
         if outcome.reason == "done":
-            self._printer.note(self._unequal())
+            self._printer.note(self._notices.unequal())
             self._printer.show(missing_timeline(self.job, self._began_s))
-        outcome.results = self._verified_results()
+        outcome.results = verified_results(self.job, self._results)
         return outcome
 
     def _ended(
         self, tails: Mapping[int, List[str]], lines: str = "", diagnosis: str = "", first: str = ""
     ) -> Outcome:
         """The outcome of ranks that had started; see :func:`~.outcome.ended`."""
-        checked = {self.job.hosts[index].name: facts.get("found") for index, facts in self._ready.items()}
-        pythons = {name: found["python"] for name, found in checked.items() if found}
-        causes = self._failure
-        return ended(
-            self.job, causes, self._ending, self._signum, tails, lines, diagnosis, pythons, first
-        )  # fmt: skip
-
-    def _forget_failures(self) -> None:
-        """The job continues without the ranks that have failed until now."""
-        self._failure.survived()
-
-    def _verified_results(self) -> Dict[int, Optional[bytes]]:
-        return {
-            rank: self.job.verified_result(rank, bytes(data)) if data else b""
-            for rank, data in self._results.items()
-        }
+        found = {self.job.hosts[index].name: facts.get("found") for index, facts in self._ready.items()}
+        pythons = {name: facts["python"] for name, facts in found.items() if facts}
+        job, failure, signum = self.job, self._failure, self._signum
+        return ended(job, failure, self._ending, signum, tails, lines, diagnosis, pythons, first)

@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, List, Mapping
 
 from ringcomm.errors import ConfigError
 
-from ..agent import agent
+from ..agent import framing
 from ..plan.job import HostJob
 from ..ship.package import Package, own_package
 from ..ship.source_tree import describe_sent
@@ -45,11 +45,11 @@ class Supply:
             sent = Package("files", tree.contents(map(str, facts["files"])))
             counts = len(facts["files"]), len(tree.files), len(sent.archive)
             self._print(describe_sent(host.name, counts))
-            self._agents.send_archive(host, agent.CODE, sent.archive)
+            self._agents.send_archive(host, framing.CODE, sent.archive)
             return
         package = self._wheels.get(host.index) or own_package()
         self._print(f"sending {package.name} to {host.name} ({len(package.archive) / 1e6:.1f} MB)")
-        self._agents.send_archive(host, agent.PACKAGE, package.archive)
+        self._agents.send_archive(host, framing.PACKAGE, package.archive)
 
     def provision(self, host: HostJob, facts: Mapping[str, Any]) -> None:
         """Download the wheels for a host in a thread, once for all equal hosts, and have the host use them.

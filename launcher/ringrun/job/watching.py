@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
-import termios
 import time
-import tty
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, Optional, Sequence, Tuple
 
 from ringcomm.errors import ConfigError
 from ringcomm.files import open_named
@@ -20,7 +16,8 @@ from ..show.printer import Printer
 from ..watch import table
 from ..watch.history import History
 from ..watch.html_report import Facts, html_report
-from .event_loop import READ, Loop
+from .event_loop import Loop
+from .keyboard import Keys
 from .metrics_server import MetricsServer
 
 ASK_S = 1.0
@@ -57,7 +54,8 @@ class Watching:
     ) -> None:
         self._job, self._links, self._loop, self._printer = job, links, loop, printer
         self._console, self._coloured = console, coloured
-        self._keys = Keys(loop, {b"s": diagnose, b"q": self._leave_view})
+        self._diagnose = diagnose
+        self._keys = Keys(loop, self._typed)
         self._shows = job.observation.watch
         self._began_at = time.time()
         self.history = History(loop.clock())
@@ -117,6 +115,12 @@ class Watching:
         if text:
             self._printer.show(text)
 
+    def _typed(self, keys: bytes) -> None:
+        if b"s" in keys:
+            self._diagnose()
+        if b"q" in keys:
+            self._leave_view()
+
     def _leave_view(self) -> None:
         self._shows = False
         self._printer.block = ()
@@ -164,51 +168,3 @@ class Watching:
             self._printer.show(f"The report {path} cannot be written: {problem.strerror}.")
         else:
             self._printer.note(f"report: {path}")
-
-
-class Keys:
-    """Reads single keys from the terminal on stdin.
-
-    Args:
-        loop: the event loop.
-        actions: by key.
-
-    Attributes:
-        active: whether keys are read.
-    """
-
-    def __init__(self, loop: Loop, actions: Dict[bytes, Callable[[], None]]) -> None:
-        self._loop, self._actions = loop, actions
-        self._before: Optional[List[Any]] = None
-        self.active = False
-
-    def start(self) -> None:
-        """Read keys, if stdin is a terminal that belongs to this process."""
-        try:
-            if os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp():
-                self._before = termios.tcgetattr(0)
-                tty.setcbreak(0, termios.TCSADRAIN)
-                self._loop.watch(0, READ, self._read)
-                self.active = True
-        except (OSError, termios.error):
-            pass  # without a terminal there are no keys
-
-    def _read(self) -> None:
-        try:
-            data = os.read(0, 64)
-        except OSError:
-            data = b""
-        if not data:
-            self.stop()
-        for key in data:
-            action = self._actions.get(bytes([key]))
-            if action is not None:
-                action()
-
-    def stop(self) -> None:
-        """Give the terminal back as it was."""
-        if self.active:
-            self.active = False
-            self._loop.forget(0)
-            with contextlib.suppress(OSError, termios.error):
-                termios.tcsetattr(0, termios.TCSADRAIN, self._before or [])

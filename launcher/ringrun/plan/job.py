@@ -11,6 +11,7 @@ from ringcomm.keys import key_text
 from ringcomm.wire.signing import Signer
 
 from .command import Command
+from .debug import Debugged
 from .environment import rank_variables, removed, removed_prefixes
 from .observe import Observation
 from .ranks import Place, Plan, PlannedHost
@@ -97,7 +98,7 @@ class Job:
         bind: the processors of each rank; see :func:`ringrun.agent.binding.shares`.
         fetch: patterns of files to bring back from hosts that were sent the tree.
         quiet: whether only warnings and failures are shown beside the output of ranks.
-        debug: the rank that gets the terminal, and the terminal's device; or None.
+        debug: the rank that gets the terminal, and facts about the terminal; or None.
         observation: what is shown or written of the ranks' numbers.
         setting_rows: of every setting, its name, its value and its source.
     """
@@ -124,7 +125,7 @@ class Job:
     fetch: Tuple[str, ...] = ()
     bind: str = "none"
     quiet: bool = False
-    debug: Optional[Tuple[int, str]] = None
+    debug: Optional[Debugged] = None
     observation: Observation = Observation()
     setting_rows: Tuple[Tuple[str, str, str], ...] = ()
 

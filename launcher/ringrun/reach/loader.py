@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 
-from ..agent import agent
+from ..agent import framing
 
 WANTED = b"\nringrun-agent-wanted/1\n"
 """What the loader sends if the host does not have the program."""
@@ -66,7 +66,7 @@ def loader(program: bytes) -> bytes:
         program: the agent's compressed program.
     """
     text = _LOADER.format(
-        digest=hashlib.sha256(program).hexdigest(), wanted=WANTED, kind=agent.PROGRAM, kept=KEPT_PROGRAMS
+        digest=hashlib.sha256(program).hexdigest(), wanted=WANTED, kind=framing.PROGRAM, kept=KEPT_PROGRAMS
     )
     return f"exec({text!r})\n".encode()
 
@@ -77,4 +77,4 @@ def program_frame(program: bytes) -> bytes:
     Args:
         program: the agent's compressed program.
     """
-    return agent.TO_AGENT.pack(agent.PROGRAM, len(program)) + program
+    return framing.TO_AGENT.pack(framing.PROGRAM, len(program)) + program

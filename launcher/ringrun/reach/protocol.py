@@ -11,7 +11,20 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from ringcomm.errors import ProtocolError
 
-from ..agent import agent, binding, checks, job_folder, preparation, processes, recorders, shipped, threads
+from ..agent import (
+    agent,
+    binding,
+    checks,
+    framing,
+    job_folder,
+    output,
+    preparation,
+    processes,
+    recorders,
+    shipped,
+    terminal,
+    threads,
+)  # fmt: skip
 from .loader import WANTED
 
 BOOT = (
@@ -29,7 +42,7 @@ FRAME_LIMIT_BYTES = 1 << 24
 
 
 class Frame(NamedTuple):
-    """One frame from an agent: ``kind`` is one of ``agent.STDOUT`` to ``agent.NUMBERS``."""
+    """One frame from an agent: ``kind`` is one of ``framing.STDOUT`` to ``framing.NUMBERS``."""
 
     kind: int
     rank: int
@@ -44,7 +57,10 @@ def agent_source() -> bytes:
 @lru_cache(maxsize=1)
 def agent_program() -> bytes:
     """The agent's compressed program."""
-    modules = (processes, checks, recorders, shipped, job_folder, preparation, binding, threads)
+    modules = (
+        processes, framing, output, checks, recorders, shipped, job_folder, preparation, binding, terminal,
+        threads,
+    )  # fmt: skip
     return compressed_program(agent, modules)
 
 
@@ -89,22 +105,22 @@ def _text(path: Any) -> str:
 def json_frame(content: Dict[str, Any]) -> bytes:
     """A job or a command as a frame for the agent."""
     data = json.dumps(content).encode()
-    return agent.TO_AGENT.pack(agent.JSON, len(data)) + data
+    return framing.TO_AGENT.pack(framing.JSON, len(data)) + data
 
 
 def payload_header(length: int) -> bytes:
     """The header of a frame with a payload of this many bytes."""
-    return agent.TO_AGENT.pack(agent.PAYLOAD, length)
+    return framing.TO_AGENT.pack(framing.PAYLOAD, length)
 
 
 def archive_header(kind: int, length: int) -> bytes:
     """The header of a frame with an archive of this many bytes.
 
     Args:
-        kind: ``agent.PACKAGE`` for a package, ``agent.CODE`` for the user's files.
+        kind: ``framing.PACKAGE`` for a package, ``framing.CODE`` for the user's files.
         length: of the archive.
     """
-    return agent.TO_AGENT.pack(kind, length)
+    return framing.TO_AGENT.pack(kind, length)
 
 
 _NUMBER, _MAYBE = (int,), (int, type(None))
@@ -180,18 +196,18 @@ class FrameReader:
         if not self.started and not self._find_marker():
             return []
         frames: List[Frame] = []
-        header = agent.TO_LAUNCHER
+        header = framing.TO_LAUNCHER
         position = 0
         while len(self._buffer) - position >= header.size:
             kind, rank, length = header.unpack_from(self._buffer, position)
-            if not agent.STDOUT <= kind <= agent.NUMBERS or length > FRAME_LIMIT_BYTES:
+            if not framing.STDOUT <= kind <= framing.NUMBERS or length > FRAME_LIMIT_BYTES:
                 raise ProtocolError(f"an invalid frame of kind {kind} and {length} bytes")
             end = position + header.size + length
-            if len(self._buffer) < end + len(agent.FRAME_END):
+            if len(self._buffer) < end + len(framing.FRAME_END):
                 break
             frames.append(Frame(kind, rank, bytes(self._buffer[position + header.size : end])))
-            position = end + len(agent.FRAME_END)
-            if self._buffer[end:position] != agent.FRAME_END:
+            position = end + len(framing.FRAME_END)
+            if self._buffer[end:position] != framing.FRAME_END:
                 raise ProtocolError(f"a frame of kind {kind} and {length} bytes that does not end there")
         del self._buffer[:position]
         return frames
@@ -201,13 +217,13 @@ class FrameReader:
         if asked >= 0:
             self.needs_program = True
             del self._buffer[asked : asked + len(WANTED)]
-        at = self._buffer.find(agent.MARKER)
+        at = self._buffer.find(framing.MARKER)
         if at < 0:
             if len(self._buffer) > NOISE_LIMIT_BYTES:
                 raise ProtocolError("1 MiB of output without the agent's first line")
             self.noise[:] = self._buffer[1:4097]
             return False
         self.noise[:] = self._buffer[1:at][:4096]
-        del self._buffer[: at + len(agent.MARKER)]
+        del self._buffer[: at + len(framing.MARKER)]
         self.started = True
         return True

@@ -38,7 +38,7 @@ from ...config import Membership, Settings
 from ...data_service.service import ComputeClient
 from ...endpoints import format_endpoint
 from ...errors import ConfigError, NotOfferedError, StartTimeoutError
-from ..collectives import barrier
+from ..movement import barrier
 from . import servers
 
 __all__ = ["TfDataServiceConfig", "compute_worker_fn", "send_to_data_service", "tf_data_service"]

@@ -33,7 +33,7 @@ def allreduce(
         {prescale_factor}
         {postscale_factor}
         {op}
-        {keras_compression}
+        {compression}
         {process_set}
         {weight}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import operator
 import os
 import sys
 import warnings
@@ -15,7 +14,6 @@ from datetime import timedelta
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
-import torch.distributed as dist
 import typing_extensions
 
 from ...activity import Activity
@@ -25,16 +23,15 @@ from ...collective.call_sites import CallSites, look_through, this_site
 from ...collective.runner import Runner
 from ...errors import Misuse, NotInitializedError, RingcommError, describe_error
 from ...flight_recorder import Facts, FlightRecorder
-from ...group.message_matching import Address
 from ...group.operation_queue import OperationQueue
 from ...group.point_to_point import PointToPoint
+from ._arguments import address_of, pairs_of, reduction_of, root_of, single
 from ._bridge import Flat
 from ._collectives import Collectives, Tensors
 from ._elements import type_code, type_name
 from ._group_base import GroupFace
 from ._group_transport import GroupTransport
 from ._monitored import MonitoredBarrier
-from ._reductions import Reduction
 from ._staged import Staged, staged
 from ._steps import optimizer_steps
 from ._store import group_settings
@@ -43,7 +40,6 @@ from ._work import RingcommWork, Together
 
 for _package in (torch, typing_extensions, contextlib, functools, warnings):
     look_through(_package)  # PyTorch's functions are wrapped by decorators of the latter
-_USERS = 0
 _FAREWELL_S = 5.0
 _open_groups: weakref.WeakSet[ProcessGroupRingcomm] = weakref.WeakSet()
 
@@ -131,31 +127,31 @@ class ProcessGroupRingcomm(GroupFace):
 
     def allreduce(self, tensors: Any, opts: Any = None) -> RingcommWork:
         """Reduce a tensor over all ranks, in place."""
-        tensor, how = _single(tensors), _reduction(opts)
+        tensor, how = single(tensors), reduction_of(opts)
         return self._begin("allreduce", [tensor], opts, self._ops.all_reduce, tensor, how, reads=True)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> RingcommWork:
         """Reduce several tensors, in place."""
-        tensors, how = list(tensors), _reduction(opts)
+        tensors, how = list(tensors), reduction_of(opts)
         return self._begin(
             "allreduce_coalesced", tensors, opts, self._ops.all_reduce_all, tensors, how, reads=True
         )
 
     def reduce(self, tensors: Any, opts: Any = None) -> RingcommWork:
         """Reduce a tensor; the root gets the result, in place."""
-        tensor, how, root = _single(tensors), _reduction(opts), _root(opts)
+        tensor, how, root = single(tensors), reduction_of(opts), root_of(opts)
         return self._begin("reduce", [tensor], opts, self._ops.reduce, tensor, root, how, reads=True)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> RingcommWork:
         """Every rank gets the reduction of one of the tensors in a list."""
-        output, pieces, how = _single(outputs), list(inputs[0]), _reduction(opts)
+        output, pieces, how = single(outputs), list(inputs[0]), reduction_of(opts)
         return self._begin("reduce_scatter", [output], opts, self._ops.reduce_scatter, output, pieces, how)
 
     def reduce_scatter_single(
         self, output: torch.Tensor, source: torch.Tensor, opts: Any = None
     ) -> RingcommWork:
         """Every rank gets the reduction of an equal part of one tensor."""
-        how = _reduction(opts)
+        how = reduction_of(opts)
         return self._begin(
             "reduce_scatter", [output], opts, self._ops.reduce_scatter_single, output, source, how
         )
@@ -164,7 +160,7 @@ class ProcessGroupRingcomm(GroupFace):
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> RingcommWork:
         """The same for several tensors."""
-        pairs, how, ops = _pairs(outputs, inputs), _reduction(opts), self._ops
+        pairs, how, ops = pairs_of(outputs, inputs), reduction_of(opts), self._ops
 
         def run(pairs: Sequence[Tuple[Any, torch.Tensor]]) -> None:
             ops.for_each(pairs, lambda pair, label: ops.reduce_scatter_single(*pair, how, label))
@@ -178,12 +174,12 @@ class ProcessGroupRingcomm(GroupFace):
 
     def broadcast(self, tensors: Any, opts: Any = None) -> RingcommWork:
         """Every rank gets the root's tensor."""
-        tensor, root = _single(tensors), _root(opts)
+        tensor, root = single(tensors), root_of(opts)
         return self._begin("broadcast", [tensor], opts, self._ops.broadcast, tensor, root, reads=True)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> RingcommWork:
         """Every rank gets the tensors of all ranks; they may differ in size."""
-        places, tensor = list(outputs[0]), _single(inputs)
+        places, tensor = list(outputs[0]), single(inputs)
         return self._begin("allgather", [places], opts, self._ops.all_gather, places, tensor)
 
     def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> RingcommWork:
@@ -194,7 +190,7 @@ class ProcessGroupRingcomm(GroupFace):
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> RingcommWork:
         """The same for several tensors."""
-        pairs, ops = _pairs(outputs, inputs), self._ops
+        pairs, ops = pairs_of(outputs, inputs), self._ops
 
         def run(pairs: Sequence[Tuple[Any, torch.Tensor]]) -> None:
             ops.for_each(pairs, lambda pair, label: ops.all_gather_single(*pair, label))
@@ -204,7 +200,7 @@ class ProcessGroupRingcomm(GroupFace):
     def allgather_coalesced(self, outputs: Any, inputs: Tensors, opts: Any = None) -> RingcommWork:
         """Every rank gets the tensors of all ranks: ``outputs[r][i]`` becomes rank r's ``inputs[i]``."""
         places, ops = [list(item) for item in outputs], self._ops
-        pairs = _pairs(list(zip(*places)), inputs)
+        pairs = pairs_of(list(zip(*places)), inputs)
 
         def run(pairs: Sequence[Tuple[Any, torch.Tensor]]) -> None:
             ops.for_each(pairs, lambda pair, label: ops.all_gather(*pair, label))
@@ -216,12 +212,12 @@ class ProcessGroupRingcomm(GroupFace):
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> RingcommWork:
         """The root gets the tensors of all ranks."""
-        places, tensor, root = list(outputs[0]) if outputs else [], _single(inputs), _root(opts)
+        places, tensor, root = list(outputs[0]) if outputs else [], single(inputs), root_of(opts)
         return self._begin("gather", [places], opts, self._ops.gather, places, tensor, root)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> RingcommWork:
         """Every rank gets one of the root's tensors."""
-        output, pieces, root = _single(outputs), list(inputs[0]) if inputs else [], _root(opts)
+        output, pieces, root = single(outputs), list(inputs[0]) if inputs else [], root_of(opts)
         return self._begin("scatter", [output], opts, self._ops.scatter, output, pieces, root)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> RingcommWork:
@@ -268,7 +264,7 @@ class ProcessGroupRingcomm(GroupFace):
 
     def send(self, tensors: Any, peer: int, tag: int = 0) -> RingcommWork:
         """Send a tensor to one rank."""
-        tensor, address = _single(tensors), _address(tag)
+        tensor, address = single(tensors), address_of(tag)
         on_device = staged(self._staging, [tensor], [], False)
         flat = Flat(tensor if on_device is None else on_device.fetched(self._watch))
         work = self._message_work(f"send to rank {self._name_of(peer)} with tag {tag}", tensor)
@@ -288,7 +284,7 @@ class ProcessGroupRingcomm(GroupFace):
         return self._receive(tensors, None, tag, f"recv from any rank with tag {tag}")
 
     def _receive(self, tensors: Any, peer: Optional[int], tag: int, what: str) -> RingcommWork:
-        tensor, address = _single(tensors), _address(tag)
+        tensor, address = single(tensors), address_of(tag)
         on_device = staged(self._staging, [tensor], [tensor], False)
         flat = Flat(tensor if on_device is None else on_device.arguments[0])
         work = self._message_work(what, tensor, on_device)
@@ -359,34 +355,6 @@ class ProcessGroupRingcomm(GroupFace):
 
     def _get_sequence_number_for_group(self) -> int:
         return self._started
-
-
-def _single(tensors: Any) -> torch.Tensor:
-    if isinstance(tensors, torch.Tensor):
-        return tensors
-    if len(tensors) != 1:
-        raise Misuse(f"one tensor at a time, not {len(tensors)}.")
-    return tensors[0]
-
-
-def _address(tag: int) -> Address:
-    if not -(1 << 31) <= tag < 1 << 31:
-        raise Misuse(f"tag={tag}: tags are whole numbers of 32 bits, from -2**31 to 2**31 - 1.")
-    return _USERS, operator.index(tag)
-
-
-def _pairs(outputs: Sequence[Any], inputs: Tensors) -> List[Tuple[Any, torch.Tensor]]:
-    if len(outputs) != len(inputs):
-        raise Misuse(f"{len(inputs)} inputs need as many outputs, not {len(outputs)}.")
-    return list(zip(outputs, inputs))
-
-
-def _reduction(opts: Any) -> Reduction:
-    return Reduction.of(opts.reduceOp if opts is not None else dist.ReduceOp.SUM)
-
-
-def _root(opts: Any) -> int:
-    return int(opts.rootRank) if opts is not None else 0
 
 
 def create(options: Any, _: Any = None) -> ProcessGroupRingcomm:

@@ -27,8 +27,9 @@ from ...config import (
     torchrun_from_environment,
 )
 from ...errors import ConfigError, StartupError
-from ...rendezvous.client import Joined, Moved, Watched, join
+from ...rendezvous.client import Moved, Watched, join
 from ...rendezvous.embedded import EmbeddedRendezvous
+from ...rendezvous.joined import Joined
 from ...rendezvous.posting import await_entry, post
 from ...transport.nics import machine
 from ...wire.signing import Signer

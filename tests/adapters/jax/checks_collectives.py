@@ -48,6 +48,27 @@ def check_trees_scalars_and_nothing() -> None:
     assert hvd.allreduce(float(rank)).dtype == jnp.float32
 
 
+def check_every_codec_and_its_gradient() -> None:
+    """A single reduction has no error feedback; its gradient is the same reduction of the gradients."""
+    own = [np.random.default_rng(rank).standard_normal((70, 80), np.float32) for rank in range(rc.size())]
+    total, mine = np.sum(own, axis=0), jnp.asarray(own[rc.rank()])
+    codecs = (("bf16", 0.05), (hvd.Compression.int8, 0.15), ("int4", 2.5), (hvd.PowerSGD(4), 15.0))
+    for compression, close in codecs:
+        for form in FORMS:
+
+            def of_sum(x: Any, compression: Any = compression) -> Any:
+                return hvd.allreduce(x, hvd.Sum, compression=compression)
+
+            found = np.asarray(form(of_sum)(mine))
+            same_everywhere(found)
+            assert np.abs(found - total).max() < close, compression
+            assert rc.size() == 1 or (found != total).any(), compression
+            slope = form(jax.grad(lambda x, of_sum=of_sum: of_sum(x).sum()))(mine)
+            assert np.allclose(slope, rc.size(), rtol=0.02), compression
+        counts = hvd.allreduce({"n": jnp.arange(4)}, hvd.Sum, compression=compression)["n"]
+        assert counts.tolist() == [rc.size() * number for number in range(4)]
+
+
 def check_scales_compression_and_names() -> None:
     for form in FORMS:
         found = form(

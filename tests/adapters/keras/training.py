@@ -133,17 +133,42 @@ def clipped(images: Any, labels: Any) -> List[float]:
 
 def compressed(images: Any, labels: Any) -> None:
     coded = (hvd.Compression.int8, hvd.PowerSGD(2), "int4")
+    own = [np.random.default_rng(rank).standard_normal((70, 80), np.float32) for rank in range(hvd.size())]
+    mine, total = keras.ops.convert_to_tensor(own[hvd.rank()]), np.sum(own, axis=0)
     for compression in (hvd.Compression.fp16, hvd.Compression.bf16, *coded):
+        found = hvd.allreduce(mine, op=hvd.Sum, compression=compression)
+        same_everywhere(found)
+        assert np.abs(found - total).max() < 15 and found.dtype == np.float32
+        assert hvd.size() == 1 or (found != total).any(), compression
+        whole = hvd.allreduce(np.arange(3), op=hvd.Sum, compression=compression)
+        assert whole.tolist() == [0, hvd.size(), 2 * hvd.size()]
         model = make(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01), compression=compression))
         history = fit(model, images, labels, epochs=2)
         assert history["loss"][1] < history["loss"][0]
         for weight in model.get_weights():
             same_everywhere(weight)
+        # This model's matrices are too small for int8.
+        residuals_of(model, isinstance(compression, hvd.PowerSGD) and hvd.size() > 1)
+
+
+def residuals_of(model: Any, expected: bool) -> None:
+    """They are saved and loaded, and dropped where only the optimizer's state is loaded."""
+    saved = hvd.residual_state_dict(model.trainable_variables)
+    assert any(item.any() for item in saved.values()) == expected
+    state: Dict[str, Any] = {}
+    model.optimizer.save_own_variables(state)
+    model.optimizer.load_own_variables(state)
+    dropped = hvd.residual_state_dict(model.trainable_variables)
+    assert dropped.keys() == saved.keys() and not any(item.any() for item in dropped.values())
+    hvd.load_residual_state_dict(model.trainable_variables, saved)
+    for name, array in hvd.residual_state_dict(model.trainable_variables).items():
+        assert array.tobytes() == saved[name].tobytes()
 
 
 def local_steps(images: Any, labels: Any) -> None:
     """Ranks train by themselves, and have the same weights at the end."""
-    for options in ({}, {"compression": "int8", "outer_momentum": 0.5}):
+    streaming = {"fragments": 2, "overlap": 2}
+    for options in ({}, {"compression": "int8", "outer_momentum": 0.5}, streaming):
         model = make(keras.optimizers.SGD(0.1))
         callback = hvd.LocalSGDCallback(sync_every=4, **options)
         history = fit(model, images, labels, callback, epochs=2)

@@ -11,6 +11,7 @@ import tensorflow as tf
 import ringcomm.tensorflow as hvd
 from ringcomm._adapter import choice
 from tests.adapters.jobs import same_everywhere
+from tests.adapters.tensorflow.checks_horovod import raises
 
 SHAPE = (80, 70)
 STEPS = 8
@@ -54,6 +55,67 @@ def check_gradients_are_fed_back_in_every_mode() -> None:
                 # What remains is one step's loss, not the sum of all steps'.
                 assert error < 3 * coarse * np.abs(single).max(), (compression, graph, op, error)
                 assert hvd.size() == 1 or error > 1e-5, compression
+
+
+def check_single_tensors_with_every_codec() -> None:
+    """In eager mode and in graphs: results, gradients, rows, and slices, which are gathered as they are."""
+    own = [gradient(0, rank) for rank in range(hvd.size())]
+    total, mine = np.sum(own, axis=0), tf.constant(own[hvd.rank()])
+    rows = np.array_split(total, hvd.size())[hvd.rank()]
+    for compression, close in (("bf16", 0.05), (hvd.Compression.int8, 0.15), ("int4", 2.5),
+                               (hvd.PowerSGD(4), 15.0), (None, 1e-5)):  # fmt: skip
+
+        def reduced(given: Any, compression: Any = compression) -> List[Any]:
+            with tf.GradientTape() as tape:
+                tape.watch(given)
+                found = hvd.allreduce(given, op=hvd.Sum, compression=compression)
+                loss = tf.reduce_sum(found)
+            part = hvd.reducescatter(given, op=hvd.Sum, compression=compression)
+            return [found, tape.gradient(loss, given), part]
+
+        for run in (reduced, tf.function(reduced)):
+            found, slope, part = (item.numpy() for item in run(mine))
+            same_everywhere(found)
+            assert np.abs(found - total).max() < close, compression
+            assert np.allclose(slope, hvd.size(), rtol=0.02)
+            assert part.shape == rows.shape and np.abs(part - rows).max() < close
+            assert hvd.size() == 1 or compression is None or (found != total).any(), compression
+        slices = tf.IndexedSlices(mine, tf.range(SHAPE[0]), SHAPE)
+        gathered = hvd.allreduce(slices, op=hvd.Sum, compression=compression).values.numpy()
+        assert gathered.shape[0] == SHAPE[0] * hvd.size()
+    weighted = hvd.allreduce(mine, compression="int8", weight=hvd.rank() + 1.0).numpy()
+    exact = np.average(own, axis=0, weights=[rank + 1.0 for rank in range(hvd.size())])
+    assert np.abs(weighted - exact).max() < 0.15
+
+
+def check_residuals_are_saved_and_loaded() -> None:
+    """A run that goes on with saved residuals has the same bits as one that was not interrupted."""
+    if hvd.size() == 1:
+        return
+
+    def steps(variables: Any, first: int, last: int) -> Any:
+        for step in range(first, last):
+            with tf.GradientTape() as plain:
+                loss = tf.reduce_sum(variables[0] * gradient(step, hvd.rank())) + tf.reduce_sum(variables[1])
+            tape = hvd.DistributedGradientTape(plain, compression="int4")
+            slopes = tape.gradient(loss, variables)
+        return slopes[0].numpy()
+
+    def made() -> Any:
+        return [tf.Variable(tf.zeros(SHAPE), name="w"), tf.Variable(tf.zeros(9), name="b")]
+
+    first = made()
+    assert hvd.residual_state_dict(first) == {}
+    steps(first, 0, 3)
+    saved = hvd.residual_state_dict(first)
+    assert len(saved) == 1 and max(np.abs(item).max() for item in saved.values()) > 1e-3
+    whole, second, third = steps(first, 3, 5), made(), made()
+    hvd.load_residual_state_dict(second, saved)
+    assert steps(second, 3, 5).tobytes() == whole.tobytes() != steps(third, 3, 5).tobytes()
+    hvd.load_residual_state_dict(second, {})
+    assert not any(item.any() for item in hvd.residual_state_dict(second).values())
+    words = "of a model with 2 or more trainable variables, and this one has 1"
+    raises(ValueError, lambda: hvd.load_residual_state_dict(first[:1], {"1/w": np.ones(3)}), words)
 
 
 def check_an_optimizer_trains() -> None:

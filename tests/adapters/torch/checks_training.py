@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from contextlib import nullcontext
 from typing import Any, Callable, List, Optional
 
 import torch
@@ -156,6 +157,7 @@ def check_several_passes_per_step() -> None:
         with_errors(AssertionError, lambda: loss_of(model, 0, hvd.rank()).backward(), "more than")
         with_errors(AssertionError, optimizer.zero_grad, "zero_grad")
     optimizer.step()
+    alike(([], alone(sgd, steps=1)[1]), ([], model))  # the pass too many has changed nothing
     optimizer.set_backward_passes_per_step(3)
     optimizer.zero_grad()
     loss_of(model, 0, hvd.rank()).backward()
@@ -188,6 +190,25 @@ def check_looking_at_gradients_before_the_step() -> None:
         warnings.simplefilter("always")
         optimizer.step()
     assert ["skip_synchronize" in str(item.message) for item in caught] == [True]
+
+
+def check_gradients_that_change_while_they_are_reduced_are_pointed_out() -> None:
+    for compression in (hvd.Compression.none, hvd.Compression.fp16):
+        for synchronizes in (False, True):
+            model = model_of()
+            optimizer = hvd.DistributedOptimizer(sgd(model), compression=compression)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                for step in range(2):
+                    optimizer.zero_grad()
+                    loss_of(model, step, hvd.rank()).backward()
+                    if synchronizes:
+                        optimizer.synchronize()
+                    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+                    with optimizer.skip_synchronize() if synchronizes else nullcontext():
+                        optimizer.step()
+            pointed_out = ["optimizer.synchronize() first" in str(item.message) for item in caught]
+            assert pointed_out == [True] * (2 if hvd.size() > 1 and not synchronizes else 0), caught
 
 
 def check_gradients_that_the_program_keeps(memory_is_kept: bool = True) -> None:

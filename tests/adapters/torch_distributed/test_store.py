@@ -76,6 +76,7 @@ def with_other_endpoints(entry, where):
     return json.dumps(found)
 
 
+@pytest.mark.full
 def test_an_entry_that_leads_elsewhere_is_refused(meeting):
     here = meeting()
     here.start(0)
@@ -90,6 +91,7 @@ def test_an_entry_that_leads_elsewhere_is_refused(meeting):
 
 
 @pytest.mark.parametrize("attack", ["changed", "of another group"])
+@pytest.mark.full
 def test_a_new_group_of_a_running_job_is_not_led_elsewhere(meeting, attack):
     """A relay's address in its entry, or the signed entry of the group of all ranks in its place."""
     here = meeting()
@@ -158,6 +160,7 @@ def test_an_entry_of_another_start_is_refused(meeting):
     assert one.startswith("AuthenticationError") and f"127.0.0.1:{where[1]}" in one, one
 
 
+@pytest.mark.full
 def test_an_entry_of_a_start_that_has_ended_ends_the_wait(meeting):
     """It is signed with the same key, no process listens there, and rank 0 does not come again."""
     here = meeting()
@@ -176,6 +179,7 @@ def test_what_was_counted_in_the_store_changes_nothing(meeting):
     assert [said(rank) for rank in ranks] == ["sum 2.0", "sum 2.0"]
 
 
+@pytest.mark.full
 def test_a_rank_that_reads_an_old_entry_first_reads_the_new_one_later(meeting):
     """One store for two starts: rank 1 comes to the second one before rank 0 does."""
     here = meeting()

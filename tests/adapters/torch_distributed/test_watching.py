@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.proc.test_ringrun_support import Launched
 
 PROGRAM = """
@@ -24,6 +26,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.full
 def test_the_report_has_the_steps_of_the_optimizer(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     job = Launched("-np", "2", "--report", "run.html", "train.py", cwd=tmp_path)

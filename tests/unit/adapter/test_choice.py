@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from ringcomm._adapter.choice import Links, Step, choose, configured, links_of, send_s
+from ringcomm._adapter.choice import (
+    Links,
+    Step,
+    choose,
+    choose_again,
+    configured,
+    exposed_s,
+    fitted,
+    links_of,
+    send_s,
+)
 from ringcomm._adapter.compression import PowerSGD
 from ringcomm.collective.codec_rates import Rates, code_s, measured_rates
 from ringcomm.errors import ConfigError
@@ -35,10 +45,12 @@ def test_the_volume_of_a_gradient():
     assert send_s("none", RESNET, Links(1, 1, GIGABIT, 0.0)) == 0.0
 
 
-def test_several_ranks_per_host_send_more_with_a_codec():
+def test_ranks_of_a_host_add_up_first_where_hosts_have_equally_many():
     pairs = Links(4, 2, GIGABIT, 0.0)
     assert send_s("none", RESNET, pairs) == pytest.approx(RESNET * GIGABIT)
-    assert send_s("int8", RESNET, pairs) == pytest.approx(2 * 0.2539 * RESNET * GIGABIT, rel=1e-3)
+    assert send_s("int8", RESNET, pairs) == pytest.approx(0.2539 * RESNET * GIGABIT, rel=1e-3)
+    unequal = Links(5, 2, GIGABIT, 0.0)
+    assert send_s("int8", RESNET, unequal) == pytest.approx(2.4 * 0.2539 * RESNET * GIGABIT, rel=1e-3)
 
 
 @pytest.mark.parametrize("mbit, backward_s, expected", [
@@ -68,6 +80,52 @@ def test_one_line_says_what_and_why():
     assert choice.describe().startswith("int8: step 10.9 s -> ")
     assert choice.describe().endswith(" s predicted")
     assert "a gain of less than 5 %" in choose(RESNET, step(10_000, 5.0), links(10_000), FAST).describe()
+
+
+def seen(name, mbit, backward_s, rates=FAST):
+    """What is measured with a compression."""
+    needed, coding = send_s(name, RESNET, links(mbit)), code_s(RESNET, 3, rates.get(name))
+    wait_s = max(0.0, needed - backward_s)
+    return Step(backward_s + coding + wait_s, wait_s, backward_s)
+
+
+@pytest.mark.parametrize("name, before, now, backward_s, expected", [
+    ("none", 10_000, 100, 0.1, "int8"), ("int8", 100, 10_000, 0.01, "bf16"), ("int8", 1000, 100, 0.1, None),
+    ("none", 10_000, 9000, 0.1, None), ("int8", 100, 110, 0.1, None), ("bf16", 1000, 100, 0.2, "int8"),
+    ("none", 10_000, 5000, 5.0, None),
+])  # fmt: skip
+def test_links_that_have_changed(name, before, now, backward_s, expected):
+    found, choice = choose_again(name, RESNET, seen(name, now, backward_s), links(before), FAST)
+    assert (None if choice is None else choice.name) == expected
+    if expected is not None:
+        assert found.byte_s == pytest.approx(links(now).byte_s, rel=0.3)
+        assert choice.steps_s[name] == pytest.approx(seen(name, now, backward_s).period_s, rel=0.15)
+
+
+def test_what_the_backward_pass_hides_says_only_that_links_are_fast_enough():
+    found, choice = choose_again("none", RESNET, seen("none", 1000, 5.0), links(1000), FAST)
+    assert choice is None and found == links(1000)
+    found, choice = choose_again("int8", RESNET, seen("int8", 10_000, 0.5), links(10), FAST)
+    assert choice is None and links(10_000).byte_s <= found.byte_s < links(10).byte_s
+
+
+def test_what_becomes_ready_late_cannot_be_hidden():
+    """Half of the gradients at the end of the backward pass: half of the sending is waited for, or more."""
+    half = RESNET / 2
+    late = Step(2.0, 0.6, 1.0, ((0.0, half), (1.0, half)))
+    assert exposed_s("none", RESNET, late, links(1000)) == pytest.approx(2 / 3 * RESNET * GIGABIT, rel=1e-3)
+    assert exposed_s("none", RESNET, late, links(100)) == pytest.approx(9.88, rel=1e-3)
+    choice = choose(RESNET, late, fitted("none", RESNET, late, links(10_000)), FAST)
+    assert choice.name == "int8" and choice.steps_s["none"] == pytest.approx(2.0, rel=0.01)
+    int8_s = 1.4 + 0.6 * 0.2539 + code_s(RESNET, 3, FAST["int8"])
+    assert choice.steps_s["int8"] == pytest.approx(int8_s, rel=0.05)
+
+
+def test_the_calibration_is_corrected_within_limits():
+    waits = Step(2.0, 1.0, 1.0)
+    assert fitted("none", RESNET, waits, links(1000), 2.0).byte_s == pytest.approx(1.84 * GIGABIT, rel=0.01)
+    limited = fitted("none", RESNET, waits, links(100_000), 2.0)
+    assert limited.byte_s == pytest.approx(0.02 * GIGABIT, rel=0.01)
 
 
 def test_links():

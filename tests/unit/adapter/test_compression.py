@@ -154,6 +154,19 @@ class TestPowerSGD:
         zeros = [np.zeros((40, 30), np.float32)] * 2
         assert not self.step(iterations, zeros).any()
 
+    @pytest.mark.parametrize("name", [f"w{number}" for number in range(8)])
+    def test_a_matrix_of_lower_rank_than_the_factors(self, name):
+        """Columns that depend on each other must not count twice."""
+        gradients = [np.ones(70 * 80, np.float32)]
+        iteration = PowerIteration([Matrix(name, 70, 80)], 4, Residuals())
+        for _ in range(3):
+            gradients[0][:] = 1.0
+            iteration.add_residuals(gradients)
+            iteration.make_left(gradients)
+            iteration.make_right(gradients)
+            iteration.finish(gradients)
+            assert np.abs(gradients[0] - 1.0).max() < 1e-5
+
     def test_orthonormal(self):
         vectors = np.random.default_rng(0).standard_normal((4, 101)).astype(np.float32)
         vectors[3] = vectors[2] * 2 + 1e-3 * vectors[3]

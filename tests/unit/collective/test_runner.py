@@ -69,7 +69,7 @@ class TestCalls:
                 wire.put(bytes(HEADER_BYTES))
                 runner.barrier()
             assert header_of(wire).sequence == number
-            runner._broken = None
+            runner._errors.broken = None
 
     def test_the_header_says_what_the_call_is(self, wire):
         with pytest.raises(PeerStalledError):
@@ -361,6 +361,6 @@ class TestFailures:
 
 def test_a_forked_child_may_not_use_its_parents_links(monkeypatch):
     runner = Runner(memory_fabrics(2)[0], Settings())
-    monkeypatch.setattr("ringcomm.collective.runner.os.getpid", lambda: -1)
+    monkeypatch.setattr("ringcomm.collective.call_errors.os.getpid", lambda: -1)
     with pytest.raises(Misuse, match="fork of rank 0"):
         runner.barrier()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ringcomm.collective import runner as runner_module
+from ringcomm.collective import plans as plans_module
 from ringcomm.collective.totals import OperationTotal, Totals, longest
 from ringcomm.ops import Sum
 from ringcomm.testing.cluster import run_ranks
@@ -56,7 +56,7 @@ def test_bytes_of_two_ranks_are_those_of_the_algorithm():
 
 
 def test_plans_that_are_dropped_stay_in_the_sums(monkeypatch):
-    monkeypatch.setattr(runner_module, "_PLANS_KEPT", 4)
+    monkeypatch.setattr(plans_module, "_PLANS_KEPT", 4)
 
     def work(context):
         for count in range(1, 21):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import ringcomm as rc
+from ringcomm import api
 from ringcomm.elastic.state import DictPart, ObjectState, run
 
 
@@ -106,3 +107,29 @@ def test_errors_of_the_program_are_not_retried():
     with pytest.raises(rc.MismatchError):
         train(state(a=1))
     assert calls == [1]
+
+
+def test_a_report_whose_exchange_failed_does_not_end_the_next_view_too(monkeypatch):
+    """The next view already contains the processes that the report was about."""
+    reports, exchanges, views = [2], [], []
+
+    def allreduce(values, op):
+        exchanges.append(int(values[0]))
+        if len(exchanges) == 1:
+            raise rc.PeerLostError("gone")
+        return values
+
+    monkeypatch.setattr(api, "take_changes", lambda: reports.pop() if reports else 0)
+    monkeypatch.setattr(api, "is_initialized", lambda: True)
+    monkeypatch.setattr(api, "allreduce", allreduce)
+    monkeypatch.setattr(api, "gather_positions", lambda position: [position, position])
+
+    def train(kept):
+        while kept.step < 3:
+            with kept.update():
+                kept.total += 1
+
+    kept = rc.elastic.ArrayState(total=0)
+    kept._position = 1
+    run(train, lambda: views.append(kept.step))(kept)
+    assert (exchanges, views, kept.total) == ([2, 0, 0], [1], 3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringcomm.rendezvous.links import patience_s
+from ringcomm.rendezvous.probing import patience_s
 
 
 @pytest.mark.parametrize(("answered_s", "wait_s"), [(0.0, 0.3), (0.02, 0.3), (0.5, 1.5), (1.0, 3.0)])

@@ -962,11 +962,19 @@ def test_a_note_is_shown_if_a_member_wrote_it():
     job = Job(2)
     job.run_on_one_host()
     note = {"type": "note", "text": "allreduce of 0 to 127 bytes: one_shot"}
-    job.take(job.state.noted(1, note))
+    job.take(job.state.told(1, note))
     assert job.notices[-1] == Notice("note", note["text"])
     before = list(job.notices)
-    job.take(job.state.noted(99, note))
+    job.take(job.state.told(99, note))
     assert job.notices == before
+
+
+def test_the_time_that_a_member_has_waited_is_passed_on():
+    job = Job(2)
+    job.run_on_one_host()
+    facts = {"elapsed_s": 10.0, "waited_s": 2.5, "balanced": False}
+    job.take(job.state.told(1, {"type": "usage", **facts}))
+    assert job.notices[-1] == Notice("usage", "", 1, detail=facts)
 
 
 def test_of_each_topic_the_first_warning_is_shown():
@@ -974,11 +982,11 @@ def test_of_each_topic_the_first_warning_is_shown():
     job.run_on_one_host()
     before = len(job.notices)
     for rank, topic, text in ((1, "lines", "first"), (0, "lines", "second"), (0, "program", "third")):
-        job.take(job.state.warned(rank, {"type": "warning", "topic": topic, "text": text}))
-    job.take(job.state.warned(99, {"type": "warning", "topic": "other", "text": "from elsewhere"}))
+        job.take(job.state.told(rank, {"type": "warning", "topic": topic, "text": text}))
+    job.take(job.state.told(99, {"type": "warning", "topic": "other", "text": "from elsewhere"}))
     assert job.notices[before:] == [Notice("warning", "first"), Notice("warning", "third")]
     for number in range(100):
-        job.take(job.state.warned(0, {"type": "warning", "topic": str(number), "text": "flood"}))
+        job.take(job.state.told(0, {"type": "warning", "topic": str(number), "text": "flood"}))
     assert len(job.notices) < before + 20
 
 

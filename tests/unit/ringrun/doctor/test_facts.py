@@ -102,6 +102,31 @@ def test_quotas(files: Dict[str, str], quota: Optional[float], tmp_path: Path) -
     assert facts.cpu(tree(tmp_path, files), no_tool)["quota"] == quota
 
 
+@pytest.mark.parametrize(
+    ("files", "share"),
+    [
+        (
+            {
+                "proc/self/cgroup": "0::/a",
+                "sys/fs/cgroup/a/cpu.stat": "usage_usec 9\nnr_periods 8\nnr_throttled 2",
+            },
+            0.25,
+        ),
+        (
+            {
+                "proc/self/cgroup": "2:cpu,cpuacct:/job",
+                "sys/fs/cgroup/cpu/job/cpu.stat": "nr_periods 4\nnr_throttled 3",
+            },
+            0.75,
+        ),
+        ({"proc/self/cgroup": "0::/a", "sys/fs/cgroup/a/cpu.stat": "nr_periods 0\nnr_throttled 0"}, 0.0),
+        ({}, 0.0),
+    ],
+)
+def test_throttling(files: Dict[str, str], share: float, tmp_path: Path) -> None:
+    assert facts.cpu(tree(tmp_path, files), no_tool)["throttled"] == share
+
+
 def test_a_system_without_any_of_it(tmp_path: Path) -> None:
     found: Dict[str, Any] = facts.collect(str(tmp_path / "none"), str(tmp_path), no_tool)
     assert found["interfaces"] == [] and found["machine_id"] is None and not found["cwd_exists"]

@@ -7,15 +7,15 @@ from typing import Any, Callable, Dict, List, Tuple
 import pytest
 
 from ringrun.doctor.findings import all_findings
-from ringrun.doctor.hosts import Dialled, Examination, rounds
+from ringrun.doctor.hosts import STREAMS_S, Dialled, Examination, rounds, stream_s
 from ringrun.doctor.report import as_json, as_text
 
 HEALTHY: Dict[str, Any] = {
     "hostname": "a", "own_name": "127.0.1.1", "python": "3.11.7", "executable": "/v/python",
     "packages": {"numpy": "1.26.4", "psutil": "6.0", "torch": "2.3.0"},
     "cpu": {
-        "cores": 4, "quota": None, "governor": "schedutil", "mhz": [2, 2], "hottest": 50.0, "load": 0.1,
-        "power_mode": None,
+        "cores": 4, "all_cores": 4, "quota": None, "throttled": 0.0, "governor": "schedutil", "mhz": [2, 2],
+        "hottest": 50.0, "load": 0.1, "power_mode": None,
     },
     "memory": {"total": 8 << 30, "available": 4 << 30, "swap": 0, "swap_free": 0},
     "disks": {"/job": 9 << 30, "/tmp": 9 << 30, "/dev/shm": 1 << 30}, "cwd_exists": True,
@@ -84,6 +84,10 @@ CASES = [
     (change("interfaces", [iface(1), iface(2, wireless=True, power_save=True, name="wlan0", addresses=[])]),
      "slow", "links", "power_save off"),
     (change("cpu.quota", 0.5), "slow", "cpu", "may use 0.5 of 4 cores"),
+    (change("cpu.throttled", 0.25), "slow", "cpu", "was throttled in 25% of its periods"),
+    (change("cpu.cores", 1), "slow", "cpu", "may use 1 of 4 cores"),
+    (change("cpu", {**HEALTHY["cpu"], "cores": 1, "all_cores": 1}), "slow", "cpu", "docs/unequal.md"),
+    (change("own_name", "10.9.9.9"), "slow", "addresses", "its /etc/hosts"),
     (change("cpu.power_mode", "MODE_15W"), "slow", "cpu", "sudo nvpmodel -m 0"),
     (change("cpu.hottest", 91.0), "slow", "cpu", "91 °C"),
     (change("cpu.load", 7.0), "slow", "cpu", "load 7.0"),
@@ -156,3 +160,17 @@ def test_rounds_measure_every_ordered_pair_once_and_no_host_twice_at_a_time(coun
     pairs = [pair for each in some for pair in each]
     assert sorted(pairs) == [(a, b) for a in range(count) for b in range(count) if a != b]
     assert all(len({host for pair in each for host in pair}) == 2 * len(each) for each in some)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 16])
+def test_streams_between_all_hosts_take_a_bounded_time(count: int) -> None:
+    number = len(list(rounds(count)))
+    assert 0.1 <= stream_s(number) <= 0.35 and number * stream_s(number) <= STREAMS_S + 1e-9
+
+
+def test_one_machine_under_two_names() -> None:
+    found = examination()
+    found.facts[1] = copy.deepcopy(found.facts[0])
+    (row,) = all_findings(found)
+    assert (row.level, row.check, row.hosts) == ("bad", "addresses", (0, 1))
+    assert "a, b are one machine, which calls itself a" in row.text and "getent hosts a b" in row.remedy

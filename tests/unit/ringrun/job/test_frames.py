@@ -8,7 +8,7 @@ from typing import Any, Iterator
 import pytest
 
 from ringcomm.errors import ProtocolError
-from ringrun.agent import agent
+from ringrun.agent import framing
 from ringrun.job.launch import Options, prepare
 from ringrun.job.supervise import Supervisor
 from ringrun.reach.protocol import Frame
@@ -25,14 +25,14 @@ def supervisor() -> Iterator[Supervisor]:
 
 
 def event(rank: int, **facts: Any) -> Frame:
-    return Frame(agent.EVENT, rank, json.dumps(facts).encode())
+    return Frame(framing.EVENT, rank, json.dumps(facts).encode())
 
 
 @pytest.mark.parametrize(
     "frame",
     [
-        *(Frame(kind, 1, b"{}") for kind in (agent.STDOUT, agent.STDERR, agent.RESULT, agent.RECORD)),
-        *(Frame(kind, -1, b"{}") for kind in (agent.STDOUT, agent.RESULT, agent.RECORD)),
+        *(Frame(kind, 1, b"{}") for kind in (framing.STDOUT, framing.STDERR, framing.RESULT, framing.RECORD)),
+        *(Frame(kind, -1, b"{}") for kind in (framing.STDOUT, framing.RESULT, framing.RECORD)),
         event(1, event="exit", code=0, signal=None, sent=0),
         event(7, event="started", pid=1),
         event(-1, event="exit", code=0, signal=None, sent=0),
@@ -43,9 +43,9 @@ def event(rank: int, **facts: Any) -> Frame:
         event(-1, event="ready", limits=7),
         event(-1, event="problem", problem="cwd"),
         event(-1, event="problem", problem="old", path="python", found={}),
-        Frame(agent.EVENT, -1, b'{"event": "done", "x": Infinity}'),
-        Frame(agent.EVENT, -1, b"[" * 100_000),
-        Frame(agent.EVENT, -1, b'["event"]'),
+        Frame(framing.EVENT, -1, b'{"event": "done", "x": Infinity}'),
+        Frame(framing.EVENT, -1, b"[" * 100_000),
+        Frame(framing.EVENT, -1, b'["event"]'),
     ],
 )
 def test_an_agent_that_says_what_it_may_not_is_refused_with_a_sentence(

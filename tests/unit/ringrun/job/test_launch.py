@@ -2,18 +2,25 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Tuple, Type
 
 import pytest
 
 from ringcomm.config import Slot
 from ringcomm.errors import ConfigError
 from ringcomm.transport import kinds, nics
+from ringrun.elastic.job import ElasticJob
+from ringrun.elastic.options import ElasticOptions
 from ringrun.job import launch, rendezvous
-from ringrun.job.launch import Options, describe, per_host, prepare, read_hosts
+from ringrun.job.elastic_supervisor import ElasticSupervisor
+from ringrun.job.launch import Options, describe, effective_settings, per_host, prepare, read_hosts
+from ringrun.job.outcome import Outcome
 from ringrun.job.rendezvous import master_variables, rendezvous_addresses, rendezvous_variables
+from ringrun.job.supervise import Supervisor
 from ringrun.plan.horovod import SettingValue
+from ringrun.plan.hosts import HostSpec
 from ringrun.plan.setting_sources import from_values
 from ringrun.reach import doors
 
@@ -253,3 +260,103 @@ def test_settings_come_from_options_before_the_environment() -> None:
     assert job.hosts[0].env["RINGCOMM_START_TIMEOUT"] == "7.0"
     with pytest.raises(ConfigError, match="RINGCOMM_TIMEOUT"):
         prepare(Options(), ["x.py"], {"RINGCOMM_TIMEOUT": "soon"})
+
+
+ELASTIC = Options(np=2, hosts="localhost:1,me@far", elastic=ElasticOptions(min_np=1, slots=3))
+
+
+def test_an_elastic_job_and_its_description() -> None:
+    job = prepare(ELASTIC, ["train.py"], ENVIRON)
+    assert isinstance(job, ElasticJob) and job.is_elastic and list(job.hosts) == []
+    assert [spec.target for spec in job.specs] == ["localhost", "me@far"]
+    text = describe(job)
+    assert "at least 1 rank and any number of; a failure excludes the" in text
+    assert "  localhost (this machine, no ssh): 1 slot\n" in text and "  me@far (ssh): 3 slots\n" in text
+    assert text.endswith("  command: python train.py\n")
+
+
+def test_an_elastic_job_whose_hosts_a_script_prints() -> None:
+    elastic = ElasticOptions(min_np=1, max_np=4, script="./find-hosts", slots=1)
+    job = prepare(Options(elastic=elastic), ["train.py"], ENVIRON)
+    assert isinstance(job, ElasticJob) and list(job.specs) == []
+    assert "at most 4" in describe(job) and "  hosts: as ./find-hosts prints them\n" in describe(job)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (replace(ELASTIC, debug=0), "--debug needs a job whose ranks do not change"),
+        (
+            Options(hosts="a", elastic=ElasticOptions(min_np=1, script="./find-hosts", slots=1)),
+            "--host-discovery-script and a list of hosts are both given",
+        ),
+        (Options(fetch=("out/*",)), "Add --ship"),
+        (Options(hostfile="/nowhere/hosts"), "The hostfile /nowhere/hosts cannot be read: No such file"),
+        (Options(config_file="/nowhere/conf"), "The configuration file /nowhere/conf cannot be read"),
+    ],
+)
+def test_options_that_do_not_fit_each_other(options: Options, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        prepare(options, ["x.py"], ENVIRON)
+
+
+def test_the_hosts_of_a_scheduler(tmp_path: Path) -> None:
+    file = tmp_path / "nodes"
+    file.write_text("a\nb\nb\n")
+    environ = {**ENVIRON, "PBS_JOBID": "7", "PBS_NODEFILE": str(file)}
+    job = prepare(Options(), ["x.py"], environ)
+    assert [(host.name, host.planned.slots) for host in job.hosts] == [("a", 1), ("b", 2)]
+    assert any("PBS" in note for note in job.notes)
+    assert [host.name for host in prepare(Options(hosts="far"), ["x.py"], environ).hosts] == ["far"]
+
+
+def test_every_host_has_the_same_number_of_slots() -> None:
+    assert [spec.slots for spec in read_hosts(Options(hosts="a:1,b,a:2", slots_each=4))] == [4, 4]
+    assert read_hosts(Options(slots_each=4)) == [HostSpec("localhost", slots=4)]
+
+
+def test_files_that_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").write_text("import helper, other\n")
+    (tmp_path / "helper.py").write_text("")
+    (tmp_path / "other.py").write_text("")
+    (tmp_path / ".ringignore").write_text("helper.py\n")
+    monkeypatch.chdir(tmp_path)
+    job = prepare(Options(hosts="far", ship=str(tmp_path)), ["train.py"], {**ENVIRON, "PWD": str(tmp_path)})
+    assert job.tree is not None and job.code_at == "."
+    (note,) = [note for note in job.notes if "--ship" in note]
+    assert "does not send helper.py, which the program imports" in note
+
+
+def test_settings_from_a_file_and_verbose(tmp_path: Path) -> None:
+    file = tmp_path / "conf.yaml"
+    file.write_text("timeout: 9\n")
+    found = effective_settings(Options(config_file=str(file), verbose=True, ifaces=("en*",)), ENVIRON)
+    assert (found.settings.timeout_s, found.settings.verbose, found.settings.iface) == (9.0, True, "en*")
+
+
+def test_limits_do_not_end_a_rank_that_is_debugged() -> None:
+    assert effective_settings(Options(debug=0), ENVIRON).settings.late_after_s == 0.0
+
+
+def test_the_program_on_other_hosts() -> None:
+    text = describe(prepare(Options(hosts="far:2", forward=("TOKEN",)), ["train.py"], ENVIRON))
+    assert text.startswith("2 ranks on 1 host:\n  far (ssh): ranks 0, 1, 2 slots\n")
+    assert "    with TOKEN in its environment\n" in text and "    started by: ssh " in text
+
+
+@pytest.mark.parametrize(("options", "kind"), [(Options(), Supervisor), (ELASTIC, ElasticSupervisor)])
+def test_a_supervisor_runs_the_job(
+    monkeypatch: pytest.MonkeyPatch, options: Options, kind: Type[Supervisor]
+) -> None:
+    started: List[Supervisor] = []
+    outcome = Outcome(7, "", "done")
+
+    def run(supervisor: Supervisor) -> Outcome:
+        assert started == [supervisor]  # which may be interrupted from now on
+        supervisor._loop.close()
+        return outcome
+
+    monkeypatch.setattr(Supervisor, "run", run)
+    monkeypatch.setattr(launch, "elastic_rendezvous_for", lambda job: lambda notify: None)  # opens sockets
+    assert launch.launch(prepare(options, ["x.py"], ENVIRON), started=started.append) is outcome
+    assert type(started[0]) is kind

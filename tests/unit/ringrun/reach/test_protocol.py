@@ -6,13 +6,15 @@ from typing import List
 import pytest
 
 from ringcomm.errors import ProtocolError
-from ringrun.agent import agent
+from ringrun.agent import framing
 from ringrun.reach.loader import WANTED
 from ringrun.reach.protocol import FRAME_LIMIT_BYTES, Frame, FrameReader, agent_source, json_frame
 
-FRAMES = [Frame(agent.STDOUT, 3, b"hello\n"), Frame(agent.EVENT, -1, b"{}"), Frame(agent.RESULT, 0, b"")]
+FRAMES = [
+    Frame(framing.STDOUT, 3, b"hello\n"), Frame(framing.EVENT, -1, b"{}"), Frame(framing.RESULT, 0, b"")
+]  # fmt: skip
 STREAM = b"".join(
-    agent.TO_LAUNCHER.pack(kind, rank, len(data)) + data + agent.FRAME_END for kind, rank, data in FRAMES
+    framing.TO_LAUNCHER.pack(kind, rank, len(data)) + data + framing.FRAME_END for kind, rank, data in FRAMES
 )
 
 
@@ -22,7 +24,7 @@ STREAM = b"".join(
 @pytest.mark.parametrize("size", [1, 7, 100000])
 def test_frames_after_noise(noise: bytes, size: int) -> None:
     reader = FrameReader()
-    data = noise + agent.MARKER + STREAM + b"\x01\x00"
+    data = noise + framing.MARKER + STREAM + b"\x01\x00"
     found: List[Frame] = []
     for start in range(0, len(data), size):
         found += reader.feed(data[start : start + size])
@@ -34,7 +36,7 @@ def test_frames_after_noise(noise: bytes, size: int) -> None:
 @pytest.mark.parametrize("size", [1, 7, 100000])
 def test_a_host_asks_for_the_program(size: int) -> None:
     reader = FrameReader()
-    data = b"Welcome!\n" + WANTED + agent.MARKER + STREAM
+    data = b"Welcome!\n" + WANTED + framing.MARKER + STREAM
     found: List[Frame] = []
     for start in range(0, len(data), size):
         found += reader.feed(data[start : start + size])
@@ -48,17 +50,17 @@ def test_endless_noise_is_refused() -> None:
             reader.feed(b"x" * 65536)
 
 
-@pytest.mark.parametrize(("kind", "length"), [(0, 1), (9, 1), (agent.STDOUT, FRAME_LIMIT_BYTES + 1)])
+@pytest.mark.parametrize(("kind", "length"), [(0, 1), (9, 1), (framing.STDOUT, FRAME_LIMIT_BYTES + 1)])
 def test_impossible_frames_are_refused(kind: int, length: int) -> None:
     reader = FrameReader()
     with pytest.raises(ProtocolError):
-        reader.feed(agent.MARKER + agent.TO_LAUNCHER.pack(kind, 0, length))
+        reader.feed(framing.MARKER + framing.TO_LAUNCHER.pack(kind, 0, length))
 
 
 def test_a_frame_that_does_not_end_where_it_says_is_refused() -> None:
     reader = FrameReader()
     with pytest.raises(ProtocolError, match="does not end there"):
-        reader.feed(agent.MARKER + agent.TO_LAUNCHER.pack(agent.STDOUT, 0, 2) + b"abcd")
+        reader.feed(framing.MARKER + framing.TO_LAUNCHER.pack(framing.STDOUT, 0, 2) + b"abcd")
 
 
 def test_the_agent_travels_in_one_line_and_a_body() -> None:
@@ -70,6 +72,6 @@ def test_the_agent_travels_in_one_line_and_a_body() -> None:
 
 def test_json_frame() -> None:
     frame = json_frame({"do": "stop"})
-    kind, length = agent.TO_AGENT.unpack_from(frame)
-    assert (kind, frame[agent.TO_AGENT.size :]) == (agent.JSON, b'{"do": "stop"}')
-    assert length == len(frame) - agent.TO_AGENT.size
+    kind, length = framing.TO_AGENT.unpack_from(frame)
+    assert (kind, frame[framing.TO_AGENT.size :]) == (framing.JSON, b'{"do": "stop"}')
+    assert length == len(frame) - framing.TO_AGENT.size

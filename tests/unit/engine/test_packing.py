@@ -1,11 +1,11 @@
-"""What is said of a bucket while it runs."""
+"""Arrays that follow each other in memory, and what is said of a bucket while it runs."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from ringcomm.engine.bucket_runner import _as_one, bucket_text
+from ringcomm.engine.packing import as_one, bucket_text
 from ringcomm.engine.request import Handle, Key, Request, Signature
 from ringcomm.ops import Collective, ReduceOp
 from ringcomm.wire.frames import NO_ROOT
@@ -39,7 +39,7 @@ def test_neighbours_in_memory_are_one_array():
     whole = np.arange(24, dtype=np.float32)
     parts = [whole[start : start + 6] for start in range(0, 24, 6)]
     for count in range(2, 5):
-        one = _as_one(parts[:count])
+        one = as_one(parts[:count])
         assert one is not None and np.shares_memory(one, whole)
         assert one.tolist() == list(range(6 * count))
 
@@ -55,4 +55,4 @@ def test_what_is_not_next_to_each_other_stays_apart():
         [parts[0], other[:]],
         [other, parts[0]],
     ):
-        assert _as_one(arrays) is None
+        assert as_one(arrays) is None

@@ -1,0 +1,53 @@
+"""How long the other ranks have to end by themselves after the first failure."""
+
+from __future__ import annotations
+
+from typing import Callable, Collection, Set
+
+from .event_loop import Loop
+
+GRACE_S = 2.0
+"""After the first failure the others have this long to end by themselves, with a typed error."""
+LEAVING_S = 10.0
+"""One that has said goodbye has this much longer: frameworks take their time, and its exit code counts."""
+
+
+class Grace:
+    """The time between the first failure of a job and its end.
+
+    Args:
+        loop: has the alarm ``grace``.
+        exited: the ranks that have ended; it grows.
+        end: ends the job.
+
+    Attributes:
+        leaving: ranks that said goodbye, and perhaps failed.
+    """
+
+    def __init__(self, loop: Loop, exited: Collection[int], end: Callable[[], None]) -> None:
+        self.leaving: Set[int] = set()
+        self._loop = loop
+        self._exited = exited
+        self._end = end
+        self._patient = False
+
+    def begin(self) -> bool:
+        """The job has failed; whether the time begins now."""
+        if self._loop.is_set("grace"):
+            return False
+        self._loop.after("grace", GRACE_S, self._over)
+        return True
+
+    def _over(self) -> None:
+        """End the job, but let the rank that failed first end by itself if it is about to."""
+        if self.leaving - set(self._exited) and not self._patient:
+            self._patient = True
+            self._loop.after("grace", LEAVING_S, self._over)
+        else:
+            self._end()
+
+    def exited(self) -> None:
+        """A rank has ended."""
+        if self._patient and self._loop.is_set("grace") and not self.leaving - set(self._exited):
+            self._loop.cancel("grace")
+            self._end()

@@ -1,0 +1,230 @@
+"""Runs calls one at a time over one fabric, and says how far they are and what they have done.
+
+:meth:`CallRunner._run` is the one way to the wire. It runs in the calling thread.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from contextlib import nullcontext
+from typing import Any, Callable, ContextManager, Dict, List, Optional, Sequence, Tuple, Type
+
+import numpy as np
+
+from ..clock import Stopwatch
+from ..config import Settings
+from ..errors import RingcommError
+from ..group.failures import FailureReporter
+from ..transport.base import Fabric
+from ..transport.huge_pages import LEAST_BYTES
+from ..transport.pace import delivered
+from .call_errors import CallErrors
+from .call_history import CallHistory, Row
+from .call_lock import Parts
+from .call_sites import CallSites, Site, find_site
+from .calls import Call, Plan
+from .drive import run
+from .execute import Part
+from .plans import Plans
+from .progress import Progress
+from .reporter import Reporter
+from .staged import Mirror, Staging
+from .totals import Totals
+
+_LEAVING_S = 1.0
+"""How long a rank that leaves waits for the call of another thread to end."""
+_NOTHING_TO_SUPPRESS: ContextManager[Any] = nullcontext()
+
+
+class CallRunner:
+    """Runs the plans of calls; the base of :class:`~.runner.Runner`, which makes plans.
+
+    Args:
+        fabric: links to all peers.
+        settings: segment size, limits.
+        generation: membership epoch, part of every header.
+        spin_s: how long to poll before sleeping.
+        reporter: asked for the common error when something goes wrong.
+
+    Attributes:
+        spin_s, may_poll, timeout_s: as for :func:`~.drive.run`; may be changed from call to call.
+        waited: the time spent in calls, moving data or waiting for other ranks.
+        history: is told of every call, if set.
+        called_at: where the next call was made, if that was not in the thread that runs it.
+        purpose: says what the calls are for, where they are not what the program has asked for.
+        sites: is told of calls that other ranks make at other lines, if set; otherwise nothing is compared.
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        settings: Settings,
+        generation: int = 0,
+        spin_s: float = 0.0,
+        reporter: Optional[FailureReporter] = None,
+    ) -> None:
+        self.rank = fabric.rank
+        self.size = fabric.size
+        self.spin_s = spin_s
+        self.may_poll: Optional[Callable[[], bool]] = None
+        self.timeout_s = settings.timeout_s or math.inf
+        self.waited = Stopwatch()
+        self.history: Optional[CallHistory] = None
+        self.called_at: Optional[Site] = None
+        self.sites: Optional[CallSites] = None
+        self.purpose: Optional[Callable[[], str]] = None
+        self._fabric = fabric
+        self._reporter: FailureReporter = reporter if reporter is not None else Reporter()
+        self._generation = generation
+        self._plans = Plans(fabric, settings.segment_bytes, generation)
+        self._errors = CallErrors(fabric, self._reporter, self._doing)
+        self._lock = threading.RLock()
+        self._sequence = 0
+        self._started = 0
+        self._last: Optional[Call] = None
+        self._running: Optional[Tuple[Call, Part, bool]] = None
+
+    def progress(self) -> Progress:
+        """How far this rank is. For any thread, and at any time."""
+        running, sequence = self._running, 2 * self._sequence
+        if running is None:
+            return Progress(sequence)
+        call, part, counted = running
+        sequence += not counted
+        waits_for = tuple(self._fabric.rank_of(peer) for peer in part.waits_for)
+        exchanged = tuple((self._fabric.rank_of(peer), *pair) for peer, pair in part.exchanged().items())
+        purpose = self.purpose
+        doing = call.describe() if purpose is None else purpose()
+        return Progress(sequence, part.moved_bytes, doing, waits_for, exchanged)
+
+    def totals(self) -> Totals:
+        """What its calls have done so far, the present one included. For any thread."""
+        running, totals = self._running, self._plans.totals()
+        if running is not None and running is self._running:
+            for peer, (sent, received) in running[1].exchanged().items():
+                totals.peer(self._fabric.rank_of(peer)).exchanged(sent, received)
+        return totals
+
+    def delivered(self) -> Dict[int, Tuple[int, float]]:
+        """What its links have delivered; see :func:`ringcomm.transport.pace.delivered`. For any thread."""
+        return delivered(self._fabric)
+
+    @property
+    def last_call(self) -> str:
+        """A description of the call that it runs or has run last; "" before the first."""
+        return "" if self._last is None else self._last.describe()
+
+    def rows(self) -> List[Row]:
+        """The last calls, for the flight recorder; empty without a history. For any thread."""
+        if self.history is None:
+            return []
+        running = self._running
+        return self.history.rows(running[1].moved_bytes if running is not None else None)
+
+    def fetch(self, mirrors: Sequence[Mirror]) -> None:
+        """Wait until arrays of devices have been loaded, for the call that follows.
+
+        Other ranks wait in that call, so if a copy fails the job ends, and they receive the reason.
+        """
+        try:
+            for mirror in mirrors:
+                mirror.fetch(self._fabric.watch)
+        except BaseException as problem:
+            doing = "a copy from a device" if self.purpose is None else self.purpose()
+            self._errors.outside_call(problem, doing)
+            raise
+
+    def stop(self) -> None:
+        """Refuse further calls: this rank has left the job.
+
+        If the fabric's watch says so too, a call of another thread ends with an error; otherwise it may end
+        by itself before the links are closed. At most a second is spent on that.
+        """
+        self._errors.stopped = True
+        self._fabric.wake()
+        if self._lock.acquire(timeout=_LEAVING_S):
+            self.release()
+            self._lock.release()
+
+    def release(self) -> None:
+        """Free what is kept for the next call, when there is none.
+
+        Some cycles of references keep a runner until Python's garbage collector comes by. An elastic job has
+        a new one in every view.
+        """
+        self._plans.release()
+
+    def exclusive(
+        self, parts: float = math.inf, but: Type[BaseException] = RingcommError
+    ) -> ContextManager[None]:
+        """Keeps other threads out, so that calls that belong together follow each other on every rank.
+
+        Args:
+            parts: how many calls those are. An exception between them ends the job: others wait for the rest.
+            but: exceptions that all ranks raise alike, so that they do not end it.
+        """
+        return Parts(self._lock, lambda: self._started, parts, self._left_between, but)
+
+    def _left_between(self, problem: BaseException) -> None:
+        if self._last is not None:
+            self._errors.outside_call(problem, f"{self._doing(self._last)}, between its parts")
+
+    def _run(
+        self,
+        plan: Plan,
+        data: np.ndarray[Any, Any],
+        source: Optional[np.ndarray[Any, Any]] = None,
+        counted: bool = True,
+        staging: Optional[Staging] = None,
+    ) -> None:
+        with self._lock:
+            self._errors.check_usable()
+            sequence = self._sequence + counted
+            execution = plan.execution if staging is None else self._plans.staged(plan, staging, data.dtype)
+            if execution is None:
+                execution = self._plans.execution(plan, data.dtype)
+            if data.nbytes >= LEAST_BYTES and staging is None:
+                self._fabric.prepare(data.ctypes.data, data.nbytes)
+            history, sites, number = self.history, self.sites, 0
+            if history is not None or sites is not None:
+                site = self.called_at or find_site(3, plan.site)  # inside are this method and its caller
+                if history is not None:
+                    history.begin(sequence, plan.call, site)
+                if sites is not None:
+                    number, execution.headers.checks_sites = plan.site_number(site), sites.strict
+            execution.arm(sequence, data, source, number)
+            try:
+                # Not before: what has failed until here has sent nothing, and may be called again.
+                self._sequence = sequence
+                self._started, self._last = self._started + 1, plan.call
+                self._running = (plan.call, execution, counted)
+                began_s = self.waited.start()
+                try:
+                    # Overflow and NaN are the caller's numbers; a warning on one rank would be useless.
+                    with np.errstate(all="ignore") if plan.warns else _NOTHING_TO_SUPPRESS:
+                        run(execution, self._fabric, self.timeout_s, self.spin_s, self.may_poll)
+                    plan.runs += 1
+                finally:
+                    self.waited.stop(began_s)
+                    plan.took_s += self.waited.last_s - began_s
+                    if sites is not None and execution.headers.other_sites:
+                        sites.met(sequence, plan.call, self._fabric, execution.headers.other_sites)
+            except BaseException as problem:
+                # From here on the caller may overwrite what peers have not read.
+                self._fabric.revoke()
+                # The streams stop in the middle of a message: nothing can be sent on them any more.
+                error = self._errors.in_call(problem, execution, plan.call, self.called_at, self.timeout_s)
+                if history is not None:
+                    history.fail(error, execution.moved_bytes)
+                if error is problem:
+                    raise
+                raise error from None
+            finally:
+                self._running = None
+                execution.disarm()
+
+    def _doing(self, call: Call) -> str:
+        """A call, for messages, in the program's own terms."""
+        number = "" if call.is_internal else f", call number {self._sequence}"
+        return f"{call.describe()}{number}" if self.purpose is None else self.purpose()

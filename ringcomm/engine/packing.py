@@ -1,0 +1,168 @@
+"""Many arrays as one: which tensors of a bucket travel together, and how they get in and out of one buffer.
+
+How a bucket is divided depends on signatures alone, never on anything that may differ between ranks: all of
+them must make the same calls.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from ..codec.base import BLOCK_ITEMS
+from ..dtypes import Array, dtype_named
+from ..ops import ReduceOp
+from .request import Key, Request, Signature
+
+ALONE_BYTES = 1 << 20
+"""Tensors from this size on are not copied into a bucket: the copies would cost more than a call."""
+
+Work = Tuple[Signature, Optional[Request]]
+"""A member of a bucket; without a request if this rank has joined, and contributes nothing."""
+
+
+class FusionBuffer:
+    """Memory in which small tensors travel side by side; kept, and grown when needed."""
+
+    def __init__(self) -> None:
+        self._bytes = np.empty(0, np.uint8)
+
+    def items(self, count: int, dtype: np.dtype[Any]) -> Array:
+        """Room for so many elements."""
+        nbytes = count * dtype.itemsize
+        if self._bytes.size < nbytes:
+            self._bytes = np.empty(nbytes, np.uint8)
+        room: Array = self._bytes[:nbytes].view(dtype)
+        return room
+
+
+def bucket_text(bucket: Sequence[Work]) -> str:
+    """What a bucket is for, in the program's own terms."""
+    signature, request = bucket[0]
+    key = Key(signature.process_set, signature.name, 0) if request is None else request.key
+    others = len(bucket) - 1
+    more = "" if not others else " and another" if others == 1 else f" and {others} others"
+    return f"{signature.describe()} {key}{more}"
+
+
+def nothing() -> None:
+    """In place of a function that unpacks: the results are in place already."""
+
+
+def items_of(shape: Sequence[int]) -> int:
+    """The number of elements of an array with this shape."""
+    items = 1
+    for length in shape:
+        items *= length
+    return items
+
+
+def cumulative(rows: Sequence[int], width: int) -> Tuple[int, ...]:
+    """Boundaries in elements of parts that have so many rows, each of ``width`` elements."""
+    bounds = [0]
+    for count in rows:
+        bounds.append(bounds[-1] + int(count) * width)
+    return tuple(bounds)
+
+
+def arrays_of(work: Work) -> List[Array]:
+    """The arrays of a member; neutral ones if this rank has joined."""
+    signature, request = work
+    if request is not None:
+        return request.arrays
+    return [
+        neutral(items_of(shape), dtype_named(dtype), ReduceOp(signature.op))
+        for shape, dtype in zip(signature.shapes, signature.dtypes)
+    ]
+
+
+def neutral(count: int, dtype: np.dtype[Any], op: ReduceOp) -> Array:
+    """The neutral contribution: it leaves the other ranks' numbers as they are."""
+    if op == ReduceOp.PRODUCT:
+        return np.ones(count, dtype)
+    if op in (ReduceOp.MIN, ReduceOp.MAX):
+        if dtype.kind == "b":
+            return np.full(count, op == ReduceOp.MIN, dtype)
+        if dtype.kind in "iu":
+            info = np.iinfo(dtype)
+            return np.full(count, info.max if op == ReduceOp.MIN else info.min, dtype)
+        return np.full(count, np.inf if op == ReduceOp.MIN else -np.inf).astype(dtype)
+    return np.zeros(count, dtype)
+
+
+def residuals_of(work: Work) -> Sequence[Optional[Array]]:
+    """The residuals of a member, one for each array; None where there is no error feedback."""
+    signature, request = work
+    given: Sequence[Optional[Array]] = () if request is None else request.residuals
+    return given or [None] * len(signature.shapes)
+
+
+def in_blocks(group: Sequence[Array], buffer: FusionBuffer) -> Tuple[Array, Callable[[], None]]:
+    """The arrays as one, each from the start of a codec's block on, and what brings the results back."""
+    if len(group) == 1:
+        return group[0], nothing
+    starts = [0]
+    for array in group:
+        starts.append(starts[-1] + -(-array.size // BLOCK_ITEMS) * BLOCK_ITEMS)
+    packed = buffer.items(starts[-1], group[0].dtype)
+    for array, start, stop in zip(group, starts, starts[1:]):
+        packed[start : start + array.size] = array
+        packed[start + array.size : stop] = 0
+
+    def unpack() -> None:
+        for array, start in zip(group, starts):
+            array[:] = packed[start : start + array.size]
+
+    return packed, unpack
+
+
+def tensors_of(bucket: Sequence[Work]) -> List[Tuple[Array, Tuple[int, ...]]]:
+    """Every array with its shape as the signature has it."""
+    return [(array, shape) for work in bucket for array, shape in zip(arrays_of(work), work[0].shapes)]
+
+
+def dealt(outputs: Sequence[Any], bucket: Sequence[Work]) -> List[Any]:
+    """The outputs as lists, one per member."""
+    results: List[Any] = []
+    start = 0
+    for signature, _ in bucket:
+        stop = start + len(signature.shapes)
+        results.append(list(outputs[start:stop]))
+        start = stop
+    return results
+
+
+def groups_of(arrays: Sequence[Array]) -> List[List[Array]]:
+    """The arrays by :func:`groups_by_index`."""
+    return [[arrays[index] for index in indices] for indices in groups_by_index(arrays)]
+
+
+def groups_by_index(arrays: Sequence[Array]) -> List[List[int]]:
+    """Which arrays travel as one: small ones of the same type together, large ones alone."""
+    groups: List[List[int]] = []
+    small: Dict[np.dtype[Any], List[int]] = {}
+    for index, array in enumerate(arrays):
+        if array.nbytes >= ALONE_BYTES:
+            groups.append([index])
+        elif array.dtype in small:
+            small[array.dtype].append(index)
+        else:
+            small[array.dtype] = [index]
+            groups.append(small[array.dtype])
+    return groups
+
+
+def as_one(arrays: Sequence[Array]) -> Optional[Array]:
+    """One array over all of these if they follow each other in the memory of one owner."""
+    first = arrays[0]
+    owner = first.base
+    if owner is None:
+        return None
+    end = first.__array_interface__["data"][0] + first.nbytes
+    for array in arrays[1:]:
+        if array.base is not owner or array.__array_interface__["data"][0] != end:
+            return None
+        end += array.nbytes
+    total = sum(array.size for array in arrays)
+    return np.lib.stride_tricks.as_strided(first, (total,), (first.itemsize,))

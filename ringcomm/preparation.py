@@ -1,0 +1,125 @@
+"""What the ranks of a job do before the first call: compare their programs, and measure the machine."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import replace
+from typing import Dict, List, Optional, Sequence
+
+from .collective.measure import agreed, measure
+from .collective.runner import Runner
+from .config import Settings, misspelt_variables
+from .polling import usable_cores
+from .program import compare_programs
+from .rendezvous.joined import Joined, Peer
+from .schedule.cost import CostModel
+from .schedule.select import Selector
+from .transport.base import Channels
+from .transport.process_memory import ReadingLink
+from .transport.tcp import STREAMS
+
+logger = logging.getLogger("ringcomm")
+
+
+class Preparation:
+    """Compares and measures, together with all ranks.
+
+    Args:
+        runner: of the calls in order.
+        channels: links to the other ranks.
+        rank: this rank.
+        peers: all ranks, in rank order.
+        settings: tunables.
+        joined: the rendezvous' side of the job, if there is one.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        channels: Channels,
+        rank: int,
+        peers: Sequence[Peer],
+        settings: Settings,
+        joined: Optional[Joined],
+    ) -> None:
+        self._runner = runner
+        self._channels = channels
+        self._rank = rank
+        self._peers = peers
+        self._settings = settings
+        self._joined = joined
+
+    def compare_programs(self) -> None:
+        """Warn if the ranks do not run the same files."""
+        scout = self._scout()
+        scout.purpose = lambda: "the comparison of programs in init()"
+        text = compare_programs(scout, [peer.host for peer in self._peers])
+        if text and self._rank == 0 and self._joined is not None:
+            self._joined.control.warn("program", text)
+
+    def _scout(self) -> Runner:
+        """A runner for what is exchanged before the first call."""
+        limit_s = min(self._settings.timeout_s or math.inf, self._settings.start_timeout_s)
+        return self._runner.twin(replace(self._settings, timeout_s=limit_s))
+
+    def tune(self, selector: Selector) -> Optional[CostModel]:
+        """Measure the machine, and choose schedules by that from now on.
+
+        Args:
+            selector: chooses them.
+
+        Returns:
+            the links as they were measured; None: they were not.
+        """
+        own, size = self._peers[self._rank], len(self._peers)
+        hosts = [peer.host_index for peer in self._peers]
+        local_size = hosts.count(own.host_index)
+        scout = self._scout()
+        crowded = local_size > usable_cores()
+        alone = local_size == size
+        links = [self._channels.direct.link(peer) for peer in range(size) if peer != self._rank]
+        wanted = self._settings.measure and not (alone and crowded)
+        oversubscribed = alone and crowded and all(link.carrier in STREAMS for link in links)
+        wanted, oversubscribed = agreed(scout, [wanted, oversubscribed])
+        model = measure(scout, hosts) if wanted else None
+        selector.adopt(model, oversubscribed)
+        if model is not None and own.local_rank == 0:
+            self._compare(model)
+        return model
+
+    def _compare(self, model: CostModel) -> None:
+        """Point out links that are much slower now than when their networks were chosen."""
+        if self._joined is None or not model.hosts:
+            return
+        own_byte_s = model.wire_byte_s[model.hosts[self._rank]]
+        for peer in self._peers:
+            byte_s = max(own_byte_s, model.wire_byte_s[model.hosts[peer.rank]])
+            if self._rank < peer.rank and peer.local_rank == 0:  # one of both ends says it
+                for text in self._joined.paces.compare(peer.rank, 1e-6 / byte_s):
+                    logger.warning("%s", text)
+
+
+def point_out_misspelt() -> None:
+    """Warn of environment variables that look like settings, but are none."""
+    for text in misspelt_variables():
+        logger.warning("%s", text)
+
+
+def carriers(joined: Joined) -> str:
+    """What rank 0 exchanges data through with each rank, in one line.
+
+    Args:
+        joined: the job, at rank 0.
+    """
+    ways: Dict[str, List[int]] = {}
+    for peer in range(1, len(joined.peers)):
+        ways.setdefault(joined.channels.direct.link(peer).carrier, []).append(peer)
+    told = (f"{way} with rank {', '.join(str(peer) for peer in peers)}" for way, peers in ways.items())
+    links = [joined.channels.direct.link(peer) for peer in range(1, len(joined.peers))]
+    sizes = [
+        f" (up to {link.ring_most_bytes // 1024} KiB through shared memory)"
+        for link in links
+        if isinstance(link, ReadingLink)
+    ]
+    return "rank 0 exchanges data through " + ", ".join(told) + "".join(sizes[:1])

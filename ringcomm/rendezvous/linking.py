@@ -1,0 +1,121 @@
+"""How far the members of one generation are in connecting to each other. Pure.
+
+The first ranks of the hosts probe which addresses lead where, and measure where several networks connect two
+hosts. Then every rank builds its links.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Sequence, Set
+
+from ..errors import ProtocolError
+from ..transport.routes import Attempt
+from ..wire.messages import Message
+from .actions import Action, Send
+from .link_table import link_rows
+from .membership import Member
+from .routing import Routes, Routing, routes_of
+
+
+class Linking:
+    """The probes, the measurements, the routes and the links of one generation.
+
+    Args:
+        members: in rank order; their hosts and local ranks are assigned.
+        generation: its number.
+
+    Attributes:
+        probed_all: whether all probes and measurements have ended, so that :meth:`link` can choose routes.
+    """
+
+    def __init__(self, members: Sequence[Member], generation: int) -> None:
+        self._members = list(members)
+        self._generation = generation
+        self._leaders = [member for member in members if member.local_rank == 0]
+        self.probed_all = len(self._leaders) == 1
+        self._probing = {leader.rank for leader in self._leaders}
+        self._probed_again = False
+        self._reports: Dict[int, List[Attempt]] = {}
+        self._measuring: Set[int] = set()
+        self._routing = Routing((), {})
+        self._routes: Routes = {}
+        self._links: Dict[int, List[Dict[str, Any]]] = {}
+
+    def begin(self) -> List[Action]:
+        """Send every member its rank, and the first ranks of the hosts what to probe."""
+        rows = [member.describe() for member in self._members]
+        return [Send(member.connection, self._assignment(member, rows)) for member in self._members]
+
+    def _assignment(self, member: Member, rows: List[Dict[str, Any]]) -> Message:
+        others = [leader for leader in self._leaders if leader is not member]
+        return {
+            "type": "probe",
+            "rank": member.rank,
+            "generation": self._generation,
+            "members": rows,
+            "targets": [other.as_target() for other in others] if member.local_rank == 0 else [],
+        }
+
+    def probed(self, member: Member, message: Message) -> List[Action]:
+        """The first rank of a host reports what it could reach."""
+        if member.rank not in self._probing:
+            return []
+        attempts = [Attempt.from_json(item)._replace(source=member.rank) for item in message["attempts"]]
+        again = {(item.target, item.address) for item in attempts}
+        earlier = self._reports.get(member.rank, ())
+        kept = [item for item in earlier if (item.target, item.address) not in again]
+        self._reports[member.rank] = kept + attempts
+        self._probing.discard(member.rank)
+        if self._probing:
+            return []
+        self._routing = Routing(self._leaders, self._reports)
+        return self._probe_again() or self._measure()
+
+    def _probe_again(self) -> List[Action]:
+        """Once, let ranks dial again what they have not reached only because that took too long."""
+        targets = {} if self._probed_again else self._routing.to_probe_again()
+        self._probed_again, self._probing = True, set(targets)
+        ranks = ((self._members[rank].connection, found) for rank, found in targets.items())
+        return [Send(connection, {"type": "probe_again", "targets": found}) for connection, found in ranks]
+
+    def measured(self, member: Member, message: Message) -> List[Action]:
+        """The first rank of a host has measured what it was asked to."""
+        if member.rank not in self._measuring:
+            return []
+        self._routing.measured(member.rank, message["speeds"])
+        self._measuring.discard(member.rank)
+        return [] if self._measuring else self._measure()
+
+    def _measure(self) -> List[Action]:
+        wanted = self._routing.wanted()
+        self.probed_all = not wanted
+        self._measuring = set(wanted)
+        requests = ((self._members[rank], pairs) for rank, pairs in wanted.items())
+        return [Send(item.connection, {"type": "measure", "pairs": pairs}) for item, pairs in requests]
+
+    def link(self) -> List[Action]:
+        """Choose the routes, and have every rank build its links.
+
+        Raises:
+            NoRoute: two hosts cannot reach each other.
+        """
+        self._routes = self._routing.routes()
+        speeds = self._routing.speeds()
+        told = ((item, routes_of(item, self._members, self._routes, speeds)) for item in self._members)
+        return [Send(item.connection, {"type": "link", "routes": routes}) for item, routes in told]
+
+    def linked(self, member: Member, links: List[Dict[str, Any]]) -> bool:
+        """A rank has an authenticated link to every other; whether all ranks have.
+
+        Raises:
+            ProtocolError: it reports a link to a rank that does not exist.
+        """
+        if any(item["peer"] not in range(len(self._members)) for item in links):
+            raise ProtocolError(f"{member.name()} has a link to a rank that does not exist")
+        member.linked = True
+        self._links[member.rank] = links
+        return all(item.linked for item in self._members)
+
+    def rows(self) -> List[Dict[str, Any]]:
+        """The rows of the table of links; see :func:`.link_rows`."""
+        return link_rows({item.rank: item for item in self._members}, self._links, self._routes)

@@ -1,0 +1,145 @@
+"""The first rank of a host dials all addresses of the first ranks of the others."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Any, Callable, Dict, List, Optional, Sequence
+
+from ..clock import Deadline
+from ..transport.kinds import LOCAL, LOOPBACK, VIRTUAL
+from ..transport.nics import Interface, machine, own_addresses
+from ..transport.reactor import Reactor
+from ..transport.routes import Attempt, not_dialled
+from ..transport.secure import Encryption
+from ..wire.auth import Claim
+from .probe import Probe
+
+_PATIENCE_S = 0.3
+"""How much longer to wait for the rest once every host has answered on a real interface: at least so long,"""
+_PATIENCE = 3.0
+"""and at least so many times as long as that has taken: on busy hosts the right address may answer late."""
+
+Finished = Callable[[List[Dict[str, Any]]], None]
+
+
+def patience_s(answered_s: float) -> float:
+    """How long to wait for other addresses once every host has answered on a real interface, in seconds.
+
+    Args:
+        answered_s: how long that has taken, in seconds.
+    """
+    return max(_PATIENCE_S, _PATIENCE * answered_s)
+
+
+class Probing:
+    """One round of probes: all addresses of all targets at once.
+
+    Args:
+        reactor: drives them.
+        interfaces: this machine's addresses that may be used.
+        key: the job's secret.
+        claim: this rank, its job and generation.
+        encryption: see :class:`~ringcomm.transport.connect.Dial`.
+        finished: called with what every attempt has found once all have ended.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        interfaces: Sequence[Interface],
+        key: bytes,
+        claim: Claim,
+        encryption: Optional[Encryption],
+        finished: Finished,
+    ) -> None:
+        self._reactor = reactor
+        self._interfaces = interfaces
+        self._key = key
+        self._claim = claim
+        self._encryption = encryption
+        self._report = finished
+        self._probes: List[Probe] = []
+        self._own: List[Attempt] = []
+        self._active = False
+        self._hurrying = False
+        self._since = Deadline(None)
+
+    def begin(self, targets: Sequence[Dict[str, Any]], limit_s: float) -> None:
+        """Dial every address of every target at once; :meth:`_settled` continues when all have ended.
+
+        Args:
+            targets: the ranks to reach: each a ``rank``, its ``addresses`` and its ``machine``.
+            limit_s: how long the slowest address may take to answer, in seconds.
+        """
+        self._active = True
+        self._since = Deadline(limit_s)
+        probes: List[Probe] = []
+        own = {item.address for item in own_addresses()}
+        for target in targets:
+            elsewhere = target.get("machine") != machine()
+            claim = self._claim._replace(target=int(target["rank"]))
+            for offer in target["addresses"]:
+                if offer.get("kind") in (LOOPBACK, LOCAL):
+                    continue
+                if elsewhere and offer["address"] in own:
+                    # It leads to this host (docker0's does, on many hosts), not to the target.
+                    self._own.append(not_dialled(claim.source, claim.target, offer))
+                    continue
+                for scope in self._scopes(str(offer["address"])):
+                    probes.append(
+                        Probe(
+                            self._reactor,
+                            self._key,
+                            claim,
+                            offer,
+                            scope,
+                            self._interfaces,
+                            self._settled,
+                            limit_s,
+                            self._encryption,
+                        )
+                    )
+        self._probes = probes
+        if not probes:
+            self._finish()
+        else:
+            self._settled()
+
+    def _scopes(self, address: str) -> List[int]:
+        """The scopes with which to dial this address: every interface's if it is link-local, else 0."""
+        if ":" in address and ipaddress.ip_address(address).is_link_local:
+            return sorted({item.scope for item in self._interfaces if item.scope})
+        return [0]
+
+    def _settled(self) -> None:
+        """A probe has ended: report if all have; wait only a moment longer if every host has answered."""
+        if not self._active or not self._probes:
+            return
+        if all(probe.why is not None for probe in self._probes):
+            self._finish()
+        elif not self._hurrying and self._all_hosts_answered():
+            self._hurrying = True
+            self._reactor.after(patience_s(self._since.elapsed_s()), self._stop_waiting)
+
+    def _all_hosts_answered(self) -> bool:
+        answered = [probe.attempt() for probe in self._probes if probe.why == ""]
+        reached = {attempt.target for attempt in answered if attempt.kind != VIRTUAL}
+        return reached == {probe.target for probe in self._probes}
+
+    def _stop_waiting(self) -> None:
+        for probe in list(self._probes):
+            if probe.why is None:
+                waited_s = self._since.elapsed_s()
+                probe.give_up(f"no answer within {waited_s:.1f} s, while another address had answered")
+
+    def _finish(self) -> None:
+        attempts = [item.to_json() for item in (*(probe.attempt() for probe in self._probes), *self._own)]
+        self.close()
+        self._report(attempts)
+
+    def close(self) -> None:
+        """Close what is still open; nothing is reported any more."""
+        self._active = False
+        for probe in self._probes:
+            probe.close()
+        self._probes = []

@@ -1,0 +1,35 @@
+"""What ranks have to say to the user: notes, warnings, and the time that they have waited. Pure."""
+
+from __future__ import annotations
+
+from typing import List, Set
+
+from ..wire.messages import Message
+from .actions import Action, Notice
+
+_MOST_TOPICS = 16
+"""The most warnings that are passed on."""
+
+
+class Remarks:
+    """Passes on what the ranks of one generation report to the user."""
+
+    def __init__(self) -> None:
+        self._warned: Set[str] = set()
+
+    def told(self, rank: int, message: Message) -> List[Action]:
+        """A rank sends a ``note``, a ``warning`` or its ``usage``.
+
+        Several ranks may warn of the same; the first is enough.
+        """
+        kind = message["type"]
+        if kind == "note":
+            return [Notice("note", message["text"])]
+        if kind == "usage":
+            detail = {name: message[name] for name in ("elapsed_s", "waited_s", "balanced")}
+            return [Notice("usage", "", rank, detail=detail)]
+        topic = str(message["topic"])
+        if topic in self._warned or len(self._warned) >= _MOST_TOPICS:
+            return []
+        self._warned.add(topic)
+        return [Notice("warning", message["text"])]

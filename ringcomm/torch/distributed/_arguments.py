@@ -1,0 +1,61 @@
+"""The arguments that PyTorch gives a process group, checked."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, List, Sequence, Tuple
+
+import torch
+import torch.distributed as dist
+
+from ...errors import Misuse
+from ...group.message_matching import Address
+from ._collectives import Tensors
+from ._reductions import Reduction
+
+_USERS = 0
+
+
+def single(tensors: Any) -> torch.Tensor:
+    """The tensor of a list of one.
+
+    Raises:
+        Misuse: the list has another length.
+    """
+    if isinstance(tensors, torch.Tensor):
+        return tensors
+    if len(tensors) != 1:
+        raise Misuse(f"one tensor at a time, not {len(tensors)}.")
+    return tensors[0]
+
+
+def address_of(tag: int) -> Address:
+    """Where messages with a tag of the user's are matched.
+
+    Raises:
+        Misuse: the tag is none.
+    """
+    if not -(1 << 31) <= tag < 1 << 31:
+        raise Misuse(f"tag={tag}: tags are whole numbers of 32 bits, from -2**31 to 2**31 - 1.")
+    return _USERS, operator.index(tag)
+
+
+def pairs_of(outputs: Sequence[Any], inputs: Tensors) -> List[Tuple[Any, torch.Tensor]]:
+    """Each output with its input.
+
+    Raises:
+        Misuse: the numbers of outputs and inputs differ.
+    """
+    if len(outputs) != len(inputs):
+        raise Misuse(f"{len(inputs)} inputs need as many outputs, not {len(outputs)}.")
+    return list(zip(outputs, inputs))
+
+
+def reduction_of(opts: Any) -> Reduction:
+    """The reduction that PyTorch's options name; a sum without options."""
+    return Reduction.of(opts.reduceOp if opts is not None else dist.ReduceOp.SUM)
+
+
+def root_of(opts: Any) -> int:
+    """The root's rank in the group, from PyTorch's options."""
+    return int(opts.rootRank) if opts is not None else 0
