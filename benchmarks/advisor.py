@@ -53,7 +53,7 @@ CONFIGURATIONS = (
     Configuration((0.7, 0.35, 0.35), ("200mbit",) * 3, 2, "bf16"),
     Configuration((0.6, 0.4, 0.3), ("500mbit",) * 3, 4, "bf16"),
 )
-"""None of them was used while the advisor was built."""
+"""None but the fourth was used while the advisor was built."""
 
 
 class Said(NamedTuple):
@@ -104,10 +104,20 @@ def measure(lab: Any, configuration: Configuration, weight: int) -> Dict[str, An
     }  # fmt: skip
 
 
+def recommended(found: Dict[str, Any]) -> Dict[str, Any]:
+    """The advisor's choice with this codec, by its rule: a further host must shorten the step by 5 %.
+
+    The line that it prints may name another codec, and other hosts for it.
+    """
+    limit_s = min(row["predicted_s"] for row in found["rows"]) / 0.95
+    near = [row for row in found["rows"] if row["predicted_s"] <= limit_s]
+    return min(near, key=lambda row: (len(row["hosts"]), row["predicted_s"]))
+
+
 def judged(found: Dict[str, Any]) -> Dict[str, Any]:
     """How far the predictions are off, and how good the recommended subset is."""
     errors = [abs(row["predicted_s"] / row["measured_s"] - 1.0) for row in found["rows"]]
-    chosen = next(row for row in found["rows"] if row["hosts"] == found["best"])
+    chosen = recommended(found)
     quickest = min(found["rows"], key=lambda row: row["measured_s"])
     return {
         "error_of_the_recommended": abs(chosen["predicted_s"] / chosen["measured_s"] - 1.0),
@@ -126,11 +136,11 @@ def summary(results: Dict[str, Any]) -> str:
     ]
     for _, found in sorted(results.items()):
         given = Configuration(**found["configuration"])
-        about, chosen = judged(found), next(r for r in found["rows"] if r["hosts"] == found["best"])
+        about, chosen = judged(found), recommended(found)
         rates: Sequence[str] = given.rates[:1] if len(set(given.rates)) == 1 else given.rates
         lines.append(
             f"| {'/'.join(f'{quota:g}' for quota in given.quotas)} | {'/'.join(rates)} | "
-            f"{given.megabytes:g} MB, {given.codec} | {', '.join(found['best'])} | "
+            f"{given.megabytes:g} MB, {given.codec} | {', '.join(chosen['hosts'])} | "
             f"{chosen['predicted_s']:.3f} s | {chosen['measured_s']:.3f} s | "
             f"{100 * about['error_of_the_recommended']:.0f} % | {100 * about['worst_error']:.0f} % | "
             f"{100 * about['slower_than_the_best']:.0f} % |"
