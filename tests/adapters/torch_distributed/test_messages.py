@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from ringcomm.collective.runner import Reporter
+from ringcomm.collective.reporter import Reporter
 from ringcomm.errors import PeerStalledError, ProtocolError
 from ringcomm.group import message_channel, point_to_point
 from ringcomm.group.message_channel import SHORT_BYTES, Channel, Disagreement
