@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from ringcomm.wire import messages
 
-TESTS = 21
+TESTS = 23
 """Among how many the cases are divided; a test sees that it is true."""
 CASES = int(os.environ.get("FUZZ_CASES", "3000"))
 
