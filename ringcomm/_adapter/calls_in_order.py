@@ -20,7 +20,7 @@ from ..collective.call_sites import Site
 from ..context import Context
 from ..dtypes import Array
 from ..engine.packing import FusionBuffer, groups_by_index
-from ..errors import RingcommError
+from ..errors import Misuse, RingcommError, fresh_copy
 from ..ops import ReduceOp
 from ..process_set import number_of
 from .arguments import row_counts
@@ -125,6 +125,15 @@ def _recorded(site: Site) -> Iterator[Context]:
         context = api.context()
         with context._runner.calls_of(site):
             yield context
+    except Misuse as problem:
+        # Several programs may have been started before the first one failed: each raises the failure.
+        failure = problem.__cause__
+        if not isinstance(failure, RingcommError):
+            record_cause(problem)
+            raise
+        error = fresh_copy(failure)
+        record_cause(error)
+        raise error from None
     except RingcommError as error:
         record_cause(error)
         raise

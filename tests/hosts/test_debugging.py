@@ -20,7 +20,7 @@ answer = 6 * rc.rank()
 if rc.rank() == 2:
     print("terminals", *map(os.isatty, range(3)), os.environ["TERM"], *os.get_terminal_size(0), flush=True)
     breakpoint()
-    print("typed", repr(sys.stdin.read()), flush=True)
+    print(f"typed {sys.stdin.read()!r}", flush=True)  # one write, since other ranks' lines come in between
 print("sum", rc.allreduce(np.array([answer]), op=rc.Sum)[0], flush=True)
 """
 
