@@ -9,6 +9,7 @@ from typing import List, Tuple
 import pytest
 
 from ringrun.job.discovery import Discovery, ScriptError, run_script
+from tests.hosts.netlab import wait_for
 from tests.proc.test_elastic_launcher import script
 
 LIMIT_S = 60.0
@@ -64,4 +65,12 @@ def test_a_script_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
     with pytest.raises(ScriptError, match="has not ended within 3 s"):
         run_script(path, 3.0, threading.Event())
     child = Path(f"/proc/{children.read_text().strip()}/stat")
-    assert not child.exists() or child.read_text().rpartition(")")[2].split()[0] in "ZX"
+    wait_for(lambda: has_ended(child), LIMIT_S, "the end of the script's child")  # a killed process needs a moment
+
+
+def has_ended(child: Path) -> bool:
+    """Whether a process has ended, from its file ``stat``."""
+    try:
+        return child.read_text().rpartition(")")[2].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
