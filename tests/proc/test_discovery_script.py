@@ -65,7 +65,7 @@ def test_a_script_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
     with pytest.raises(ScriptError, match="has not ended within 3 s"):
         run_script(path, 3.0, threading.Event())
     child = Path(f"/proc/{children.read_text().strip()}/stat")
-    wait_for(lambda: has_ended(child), LIMIT_S, "the end of the script's child")  # a killed process needs a moment
+    wait_for(lambda: has_ended(child), LIMIT_S, "the end of the script's child")
 
 
 def has_ended(child: Path) -> bool:
