@@ -15,7 +15,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PATH:/usr/sbin:/sbin" PIP_DISABLE_PIP_VERSION_CHECK=1
 
-beside=(slow hosts slurm mxnet jax trainers engines)
+beside=(slow hosts slurm tensorflow mxnet jax trainers engines)
 stages=(lint types main slow hosts slurm tensorflow mxnet jax trainers engines coverage docs package pythons numpy gpu)
 mode=quick only=()
 while [ $# -gt 0 ]; do
