@@ -227,7 +227,9 @@ stage_trainers() { # Lightning, Fabric, Accelerate, the Hugging Face Trainer and
     if quick; then
         tests .venv-test-trainers smoke --quick -m smoke tests/adapters/trainers
     else
-        tests .venv-test-trainers trainers tests/adapters/trainers tests/hosts/test_trainers.py
+        system_packages "${slurm_packages[@]}"
+        tests .venv-test-trainers trainers tests/adapters/trainers tests/hosts/test_trainers.py \
+            tests/slurm/test_lightning.py
     fi
 }
 

@@ -88,6 +88,10 @@ class Slurm:
             (self.folder / f"spool-{name}").mkdir()
             own = self.lab.addresses(name)[0]
             nodes.append(f"NodeName={name} NodeAddr={own} CPUs={CPUS} RealMemory=2000")
+            for other in self.names:  # nodes of a cluster know each other's names, as PyTorch's store needs
+                if other != name:
+                    with (self.lab.directory / other / "hosts").open("a") as hosts:
+                        hosts.write(f"{own} {name}\n")
         address = self.lab.addresses("localhost")[0]
         text = CONFIG.format(
             number=self.lab.number, port=PORTS + self.lab.number, here=here, address=address,
