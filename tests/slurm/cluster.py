@@ -88,7 +88,7 @@ class Slurm:
             (self.folder / f"spool-{name}").mkdir()
             own = self.lab.addresses(name)[0]
             nodes.append(f"NodeName={name} NodeAddr={own} CPUs={CPUS} RealMemory=2000")
-            for other in self.names:  # nodes of a cluster know each other's names, as PyTorch's store needs
+            for other in self.names:  # a cluster's nodes resolve each other's names
                 if other != name:
                     with (self.lab.directory / other / "hosts").open("a") as hosts:
                         hosts.write(f"{own} {name}\n")
