@@ -495,7 +495,7 @@ class TestTrouble:
         log = tmp_path / "tuning.csv"
 
         def work(context):
-            for turn in range(1500):
+            for turn in range(4000):
                 arrays = [np.full(50, float(context.rank + n)) for n in range(3)]
                 handles = [context.engine.allreduce([a], Sum, f"g{n}") for n, a in enumerate(arrays)]
                 for n, (handle, array) in enumerate(zip(handles, arrays)):
