@@ -6,7 +6,7 @@ with one work in the caller's own arrays.
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence
+from typing import Any, List, Optional, Sequence, Tuple
 
 from . import api
 from .arrays.operands import mirrors, submitted
@@ -42,14 +42,9 @@ def grouped_allreduce_async(
     Raises:
         {start_errors}
     """
-    context = api.context()
-    copies = [submitted(context.staging, array) for array in arrays]
-    return context.engine.allreduce(
-        [copy.flat for copy in copies], op_of(op), name, [copy.shape for copy in copies],
-        prescale_factor, postscale_factor, number_of(process_set),
-        convert=lambda _: [copy.finish() for copy in copies],
-        compression=compression, weight=weight, mirrors=mirrors(copies),
-    )  # fmt: skip
+    operands = [submitted(api.context().staging, array) for array in arrays]
+    factors = prescale_factor, postscale_factor
+    return _start(operands, op, name, factors, process_set, compression, weight)
 
 
 @documented
@@ -78,13 +73,19 @@ def grouped_allreduce_async_(
         Misuse: it is not a NumPy array, or it is read-only.
         {start_errors}
     """
-    context = api.context()
-    targets = [submitted(context.staging, array, "grouped_allreduce_async_") for array in arrays]
-    return context.engine.allreduce(
-        [target.flat for target in targets], op_of(op), name, [target.shape for target in targets],
-        prescale_factor, postscale_factor, number_of(process_set),
-        convert=lambda _: [target.finish() for target in targets],
-        compression=compression, weight=weight, mirrors=mirrors(targets),
+    operands = [submitted(api.context().staging, array, "grouped_allreduce_async_") for array in arrays]
+    factors = prescale_factor, postscale_factor
+    return _start(operands, op, name, factors, process_set, compression, weight)
+
+
+def _start(
+    operands: Sequence[Any], op: ReduceOp, name: Optional[str], factors: Tuple[float, float],
+    process_set: Optional[ProcessSet], compression: Any, weight: Optional[float],
+) -> Handle:  # fmt: skip
+    return api.context().engine.allreduce(
+        [operand.flat for operand in operands], op_of(op), name, [operand.shape for operand in operands],
+        *factors, number_of(process_set), convert=lambda _: [operand.finish() for operand in operands],
+        compression=compression, weight=weight, mirrors=mirrors(operands),
     )  # fmt: skip
 
 

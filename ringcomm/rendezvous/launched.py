@@ -37,7 +37,13 @@ _pmi: Optional[Pmi] = None
 
 
 class Notice(Protocol):
-    """Where rank 0 publishes a text that only ranks of this job can read."""
+    """Where rank 0 publishes a text that only ranks of this job can read.
+
+    Attributes:
+        place: names it for people.
+    """
+
+    place: str
 
     def publish(self, text: str, deadline: Deadline) -> None:
         """Publish it (rank 0)."""
@@ -65,6 +71,7 @@ class FileNotice:
         self._folder = Path(launched.folder).expanduser()
         name = hashlib.sha256(f"{launched.job} turn {turn}".encode()).hexdigest()[:32]
         self._path = self._folder / f"job-{name}"
+        self.place = f"the file {self._path}"
         self._read = ""
 
     def publish(self, text: str, deadline: Deadline) -> None:
@@ -134,6 +141,7 @@ class PmiNotice:
         global _pmi
         self._pmi = _pmi = _pmi or Pmi(launched.pmi, deadline)
         self._key = f"ringcomm-{turn}"
+        self.place = f"the entry {self._key} of mpirun's key-value store"
 
     def publish(self, text: str, deadline: Deadline) -> None:
         """Store the entry, and wait for all ranks to come for it."""
@@ -185,7 +193,7 @@ def join_launched(
     if launched.rank == 0:
         return _serve(notice, membership, settings, deadline)
     while True:
-        full = _with_notice(membership, notice.read(deadline))
+        full = _with_notice(membership, notice.read(deadline), notice.place)
         left = replace(settings, start_timeout_s=max(1.0, deadline.remaining_s()))
         try:
             return join(full, left, listens=True, watched=Watched(notice.moved, PATIENCE_S)), None, full
@@ -204,7 +212,7 @@ def _serve(
         text = json.dumps({**facts, "machine": machine()})
         try:
             notice.publish(text, deadline)
-            full = _with_notice(membership, text)
+            full = _with_notice(membership, text, notice.place)
             return join(full, settings, listens=True), embedded, full
         finally:
             notice.withdraw()
@@ -213,7 +221,7 @@ def _serve(
         raise
 
 
-def _with_notice(membership: Membership, text: str) -> Membership:
+def _with_notice(membership: Membership, text: str, place: str) -> Membership:
     """The membership with what rank 0 has published.
 
     Raises:
@@ -228,8 +236,9 @@ def _with_notice(membership: Membership, text: str) -> Membership:
         )  # fmt: skip
     except (ValueError, TypeError, LookupError, RecursionError):
         raise StartupError(
-            f"What rank 0 has published of its rendezvous is not valid ({len(text)} characters). Was "
-            "the file changed, or written by another version of ringcomm?"
+            f"What rank {membership.rank} has read from {place} is not what rank 0 publishes there about its "
+            f"rendezvous ({len(text)} characters). Has it been changed, or another version written it? "
+            "Start the job again with one version on all hosts."
         ) from None
 
 

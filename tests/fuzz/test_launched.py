@@ -83,6 +83,6 @@ notices = st.one_of(
 def test_what_rank_0_has_published(text):
     membership = Membership(size=2, rank=1)
     with at_most(1 << 20), contextlib.suppress(StartupError):
-        full = launched._with_notice(membership, text)
+        full = launched._with_notice(membership, text, "a file")
         assert all(isinstance(host, str) and 0 < port < 65536 for host, port in full.rendezvous)
         assert isinstance(full.key, bytes)
