@@ -29,7 +29,7 @@ from .rendezvous.client import join
 from .rendezvous.control import ControlChannel
 from .rendezvous.elastic_client import NEW, join_view
 from .rendezvous.elastic_control import ElasticChannel, Resume
-from .rendezvous.embedded import EmbeddedRendezvous
+from .rendezvous.embedded import EmbeddedRendezvous, OwnRendezvous
 from .rendezvous.joined import Joined, Peer
 from .rendezvous.launched import join_launched
 from .scaling.job import JobPrediction
@@ -174,13 +174,9 @@ class Context(Collectives):
         if membership.launched is not None:
             joined, embedded, membership = join_launched(membership, settings)
         else:
-            embedded = EmbeddedRendezvous.start_if_ours(membership, settings)
-            try:
+            with OwnRendezvous(membership, settings) as own:
                 joined = join(membership, settings, listens=True)
-            except BaseException:
-                if embedded is not None:
-                    embedded.stop()
-                raise
+            embedded = own.embedded
         context = cls._of(joined, settings, embedded)
         context.joined_as = membership
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from typing import Callable, List, Optional, Sequence, Set, Tuple
+from typing import Callable, List, Optional, Sequence, Set, Tuple, Type
 
 from ..clock import Deadline
 from ..config import Membership, Settings, Slot
@@ -29,39 +29,6 @@ class EmbeddedRendezvous:
 
     def __init__(self, server: RendezvousServer) -> None:
         self._server = server
-
-    @classmethod
-    def start_if_ours(cls, membership: Membership, settings: Settings) -> Optional[EmbeddedRendezvous]:
-        """Serve the rendezvous, if no launcher does, its address is this machine's, and its port is free.
-
-        Several ranks of one host may try: the one whose bind succeeds serves the others.
-        """
-        if membership.slot is not None or membership.rank not in (None, 0) or len(membership.rendezvous) != 1:
-            return None
-        host, port = membership.rendezvous[0]
-        own = {item.address for item in own_addresses()}
-        # In a container the name of rank 0's own host may resolve only some time after the start.
-        limit_s = settings.start_timeout_s if membership.rank == 0 else 0.0
-        addresses = sorted(_resolved(host, port, Deadline(limit_s)) & own)
-        if not addresses:
-            return None
-        server = RendezvousServer(
-            key=membership.key,
-            job=membership.job,
-            size=membership.size,
-            addresses=addresses,
-            start_timeout_s=settings.start_timeout_s,
-            notify=_log,
-            port=port,
-            encryption=encryption_of(membership.certificate, settings.encrypt),
-            forwarded=settings.allow_forwarding,
-        )
-        try:
-            server.start()
-        except StartupError as problem:
-            logger.debug("this rank does not serve the rendezvous: %s", problem)
-            return None
-        return cls(server)
 
     @classmethod
     def serve(
@@ -139,6 +106,81 @@ class EmbeddedRendezvous:
                 limit_s,
             )
         self._server.stop()
+
+
+class OwnRendezvous:
+    """While a rank joins a job without a launcher: serves the rendezvous there, if this rank can.
+
+    It can if the address of the rendezvous is this machine's and the port is free. Of several ranks on one
+    host the one whose bind succeeds serves the others. A bind may also fail although no rank serves: a
+    connection of another program may have the port at that moment. So a rank tries again until it has joined.
+
+    Args:
+        membership: as given to :func:`.client.join`.
+        settings: the tunables.
+
+    Attributes:
+        embedded: the rendezvous that this rank serves, or None.
+    """
+
+    def __init__(self, membership: Membership, settings: Settings) -> None:
+        self._membership = membership
+        self._settings = settings
+        self.embedded: Optional[EmbeddedRendezvous] = None
+        self._addresses = _own_addresses_of_rendezvous(membership, settings)
+        self._joined = threading.Event()
+        self._thread: Optional[threading.Thread] = None
+
+    def __enter__(self) -> OwnRendezvous:
+        if self._addresses and not self._start():
+            self._thread = threading.Thread(
+                target=self._keep_trying, name="ringcomm-serve-rendezvous", daemon=True
+            )
+            self._thread.start()
+        return self
+
+    def __exit__(self, kind: Optional[Type[BaseException]], *rest: object) -> None:
+        self._joined.set()
+        if self._thread is not None:
+            self._thread.join()
+        if kind is not None and self.embedded is not None:
+            self.embedded.stop()
+
+    def _keep_trying(self) -> None:
+        while not self._joined.wait(LOOK_AGAIN_S) and not self._start():
+            pass
+
+    def _start(self) -> bool:
+        membership, settings = self._membership, self._settings
+        server = RendezvousServer(
+            key=membership.key,
+            job=membership.job,
+            size=membership.size,
+            addresses=self._addresses,
+            start_timeout_s=settings.start_timeout_s,
+            notify=_log,
+            port=membership.rendezvous[0][1],
+            encryption=encryption_of(membership.certificate, settings.encrypt),
+            forwarded=settings.allow_forwarding,
+        )
+        try:
+            server.start()
+        except StartupError as problem:
+            logger.debug("this rank does not serve the rendezvous: %s", problem)
+            return False
+        self.embedded = EmbeddedRendezvous(server)
+        return True
+
+
+def _own_addresses_of_rendezvous(membership: Membership, settings: Settings) -> List[str]:
+    """The addresses at which this rank may serve the rendezvous; none if it is served elsewhere."""
+    if membership.slot is not None or membership.rank not in (None, 0) or len(membership.rendezvous) != 1:
+        return []
+    host, port = membership.rendezvous[0]
+    own = {item.address for item in own_addresses()}
+    # In a container the name of rank 0's own host may resolve only some time after the start.
+    limit_s = settings.start_timeout_s if membership.rank == 0 else 0.0
+    return sorted(_resolved(host, port, Deadline(limit_s)) & own)
 
 
 def _resolved(host: str, port: int, deadline: Deadline) -> Set[str]:

@@ -7,6 +7,7 @@ import select
 import socket
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -26,7 +27,7 @@ from ringcomm.errors import (
     StartTimeoutError,
     StartupError,
 )
-from ringcomm.rendezvous import client, control, links
+from ringcomm.rendezvous import client, control, links, message_server
 from ringcomm.rendezvous.embedded import EmbeddedRendezvous
 from ringcomm.rendezvous.state import Phase
 from ringcomm.transport.accept import MOST_HALF_OPEN, REFUSALS_AT_ONCE, REFUSALS_PER_S
@@ -570,6 +571,36 @@ def test_one_of_the_ranks_serves(no_leaks):
         with ThreadPoolExecutor(3) as pool:
             assert sorted(pool.map(work, range(3))) == [(0, 3.0), (1, 3.0), (2, 3.0)]
         assert refuses(where[1])
+
+
+def test_a_rank_serves_although_its_port_was_taken_for_a_while(no_leaks, monkeypatch):
+    """A connection of another program may have that very port when the ranks try to bind it."""
+    refused = threading.Semaphore(0)
+
+    def counted(*given, **options):
+        try:
+            return listen(*given, **options)
+        except OSError:
+            refused.release()
+            raise
+
+    monkeypatch.setattr(message_server, "listen", counted)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        membership = Membership(2, (other.getsockname(),), b"k" * 32)
+        settings = Settings(start_timeout_s=60.0, spin_us=0.0)
+
+        def work(_):
+            with Context.start(membership, settings) as context:
+                return sum_of_ranks(context)
+
+        with ThreadPoolExecutor(2) as pool:
+            ranks = [pool.submit(work, number) for number in range(2)]
+            try:
+                assert all(refused.acquire(timeout=60.0) for _ in ranks)
+            finally:
+                other.close()
+            assert [rank.result() for rank in ranks] == [1.0, 1.0]
 
 
 PROGRAM = """

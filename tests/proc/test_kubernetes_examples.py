@@ -11,7 +11,7 @@ import yaml
 from click.testing import CliRunner
 
 from ringcomm.config import Membership, Settings, misspelt_variables
-from ringcomm.rendezvous.embedded import EmbeddedRendezvous
+from ringcomm.rendezvous.embedded import OwnRendezvous
 from ringrun import cli
 
 FOLDER = Path(__file__).parents[2] / "examples" / "kubernetes"
@@ -83,9 +83,8 @@ def test_rank_0_waits_until_its_own_name_resolves(monkeypatch: pytest.MonkeyPatc
     where = (("digits-0.digits", 0),)
     settings = Settings(start_timeout_s=60.0)
     other = Membership(size=2, rank=None, rendezvous=where, key=bytes(32))
-    assert EmbeddedRendezvous.start_if_ours(other, settings) is None and len(lookups) == 1
-    embedded = EmbeddedRendezvous.start_if_ours(
-        Membership(size=2, rank=0, rendezvous=where, key=bytes(32)), settings
-    )
-    assert embedded is not None and len(lookups) == 4
-    embedded.stop(failed=True)
+    with OwnRendezvous(other, settings) as own:
+        assert own.embedded is None and len(lookups) == 1
+    with OwnRendezvous(Membership(size=2, rank=0, rendezvous=where, key=bytes(32)), settings) as own:
+        assert own.embedded is not None and len(lookups) == 4
+    own.embedded.stop(failed=True)
