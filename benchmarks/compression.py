@@ -1,7 +1,8 @@
 """What compression gains on slow links: hosts made of namespaces, their links shaped to a given speed.
 
     python benchmarks/compression.py [--rates 1000 100] [--np 3] [--rounds 3] [--backward 1.0] [--scale 1.0]
-                                     [--only allreduce steps auto overlap] [--output DIR]
+                                     [--only allreduce steps auto overlap] [--variants WORD ...]
+                                     [--output DIR]
 
 Needs root and sshd (see tests/hosts/netlab.py, which makes the hosts), and PyTorch. For every link rate
 (in Mbit/s) all variants take turns in the same processes:
@@ -11,8 +12,8 @@ Needs root and sshd (see tests/hosts/netlab.py, which makes the hosts), and PyTo
 * a training step with ResNet-50's 161 gradients, which become ready one after the other during a backward
   pass of ``--backward`` seconds (it sleeps: the ranks here share the cores, machines do not):
   DistributedDataParallel over Gloo, without and with PyTorch's hooks for bf16 and PowerSGD, ringcomm's
-  DistributedOptimizer with each compression, LocalSGD with 16 local steps (the mean of 16), and no
-  communication at all;
+  DistributedOptimizer with each compression, LocalSGD with 16 local steps (the mean of 16; streaming: in four
+  fragments whose reductions run during four local steps each), and no communication at all;
 * with ``--only auto``: for each ``--backward`` the same step with ``compression="auto"`` (its first steps
   are those without compression, the last ones those after the choice) beside bf16 and int8, and what the
   choice predicted for each;
@@ -155,16 +156,20 @@ def training_steps(scale: float, backward_s: float, gloo: Any) -> Dict[str, Call
         factor = torch.ones(())
         return lambda: model(factor).backward()
 
-    def local() -> Step:
-        model = gradients_of(scale, 0.0)
-        outer = hvd.LocalSGD(model, still(model), sync_every=LOCAL_STEPS, compression="int8")
+    def local(fragments: int = 1, overlap: int = 0) -> Step:
+        model = gradients_of(scale, backward_s)
+        optimizer = still(model)
+        outer = hvd.LocalSGD(model, optimizer, LOCAL_STEPS, compression="int8",
+                             fragments=fragments, overlap=overlap)  # fmt: skip
+        outer.__enter__()
+        factor = torch.ones(())
 
         def step() -> None:
             started = time.perf_counter()
-            outer.synchronize()
-            spent_s = (time.perf_counter() - started) / LOCAL_STEPS
-            # The mean step: one backward pass, and a sixteenth of a synchronization.
-            means.append(spent_s + backward_s)
+            for _ in range(LOCAL_STEPS):
+                model(factor).backward()
+                optimizer.step()
+            means.append((time.perf_counter() - started) / LOCAL_STEPS)
 
         means: List[float] = []
         step.means = means  # type: ignore[attr-defined]
@@ -186,6 +191,7 @@ def training_steps(scale: float, backward_s: float, gloo: Any) -> Dict[str, Call
         "ringcomm int4": lambda: distributed("int4"),
         "ringcomm PowerSGD 4": lambda: distributed(hvd.PowerSGD(4)),
         f"ringcomm LocalSGD {LOCAL_STEPS}, int8": local,
+        f"ringcomm LocalSGD {LOCAL_STEPS}, int8, streaming": lambda: local(4, 4),
     }
 
 
@@ -306,6 +312,8 @@ def work(args: argparse.Namespace) -> None:
     if "steps" in args.only:
         results["steps"] = {}
         for name, make in training_steps(args.scale, args.backward[0], gloo).items():
+            if args.variants and not any(word in name for word in args.variants):
+                continue
             gc.collect()
             warm_up = 2 if "PowerSGD" in name else 1
             own = processor.setdefault(f"steps {name}", [])
@@ -337,6 +345,7 @@ def measure(args: argparse.Namespace) -> List[Dict[str, Any]]:
                 sys.executable, __file__, "--work", "--store", str(store), "--result", str(result),
                 "--rounds", str(args.rounds), "--backward", *map(str, args.backward),
                 "--scale", str(args.scale), "--forward", str(args.forward), "--only", *args.only,
+                "--variants", *args.variants,
             ]  # fmt: skip
             hosts = ["-np", str(args.np), "-H", ",".join(names)]
             launcher = [sys.executable, "-m", "ringrun", "--threads", "1", *hosts]
@@ -361,8 +370,9 @@ def table(row: Dict[str, Any]) -> str:
             continue
         medians = {name: statistics.median(times) for name, times in row[kind].items()}
         lines.append(f"{row['mbit_per_s']} Mbit/s, {kind}:")
+        gloo_s = medians.get(baseline, float("nan"))
         lines += [
-            f"  {name:32s} {seconds:8.3f} s   {medians[baseline] / seconds:5.2f} x Gloo, processor "
+            f"  {name:36s} {seconds:8.3f} s   {gloo_s / seconds:5.2f} x Gloo, processor "
             f"{statistics.median(row['processor'][f'{kind} {name}']):6.3f} s"
             for name, seconds in medians.items()
         ]
@@ -446,6 +456,9 @@ def main() -> int:
     parser.add_argument("--forward", type=float, default=0.1, metavar="S", help="for --only overlap")
     kinds = ("allreduce", "steps", "auto", "overlap")
     parser.add_argument("--only", nargs="+", choices=kinds, default=kinds[:2])
+    parser.add_argument(
+        "--variants", nargs="*", default=[], metavar="WORD", help="steps with one of these in the name"
+    )
     parser.add_argument("--limit", type=float, default=1800.0, metavar="S", help="per link rate")
     parser.add_argument("--output", type=Path, metavar="DIR")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)

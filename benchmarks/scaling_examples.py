@@ -1,6 +1,6 @@
 """``ringrun --predict`` on examples of this project: from two hosts to others, and then measured there.
 
-    sudo python benchmarks/scaling_examples.py [--output FILE]
+    sudo python benchmarks/scaling_examples.py [--examples NAME ...] [--output FILE]
 
 Needs root and sshd (see tests/hosts/netlab.py, which makes the hosts), and the packages of the examples.
 Each example is measured on 2 hosts at 100 Mbit/s, which gives predictions for numbers of hosts and links that
@@ -61,8 +61,8 @@ def measured_s(text: str) -> float:
     return float(found[1])
 
 
-def study(lab: Any, names: Sequence[str]) -> List[Dict[str, Any]]:
-    """All examples: first all predictions, then all measurements."""
+def study(lab: Any, names: Sequence[str], examples: Sequence[str]) -> List[Dict[str, Any]]:
+    """These examples: first all predictions, then all measurements."""
 
     def shape(mbit: int) -> None:
         for host in names:
@@ -70,7 +70,7 @@ def study(lab: Any, names: Sequence[str]) -> List[Dict[str, Any]]:
 
     rows: List[Dict[str, Any]] = []
     shape(CALIBRATED[1])
-    for example in EXAMPLES:
+    for example in examples:
         for ranks, mbit in TARGETS:
             flags = ["--ranks", str(ranks), "--link", f"{mbit}mbit"]
             text = predict(lab, names[: CALIBRATED[0]], example, flags)
@@ -93,6 +93,8 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     results = ROOT / "benchmarks" / "results" / "scaling" / "examples.json"
+    parser.add_argument("--examples", nargs="+", choices=EXAMPLES, default=list(EXAMPLES), metavar="NAME",
+                        help="only these; FILE keeps what it has of the others")  # fmt: skip
     parser.add_argument("--output", type=Path, default=results, metavar="FILE")
     args = parser.parse_args()
     from tests.hosts.netlab import Lab
@@ -102,7 +104,10 @@ def main() -> int:
         raise SystemExit(f"cannot make hosts here: {reason}")
     names = [f"node{number}" for number in range(1, 1 + max(ranks for ranks, _ in TARGETS))]
     with Lab(*names, no_wlan=True, docker=False) as lab:
-        rows = study(lab, names)
+        rows = study(lab, names, args.examples)
+    kept = json.loads(args.output.read_text()) if args.output.exists() else []
+    rows += [row for row in kept if row["example"] not in args.examples]
+    rows.sort(key=lambda row: list(EXAMPLES).index(row["example"]))
     args.output.write_text(json.dumps(rows, indent=1) + "\n")
     return 0
 
