@@ -66,6 +66,11 @@ class Host:
         self.until(lambda: how == "without" or self.recorders._recorders[rank].answers)
         return process
 
+    def be_late(self, rank: int) -> None:
+        """The time limit of a rank's answer is over."""
+        assert self.recorders._recorders[rank].due in self.recorders.due()
+        self.recorders._recorders[rank].due = time.monotonic()
+
     def until(self, reached: Callable[[], bool]) -> None:
         """Serve the descriptors and the deadlines until something has come about."""
         limit_s = time.monotonic() + 60.0
@@ -78,7 +83,8 @@ class Host:
 
 
 @pytest.fixture
-def host() -> Iterator[Host]:
+def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+    monkeypatch.setattr(module, "ANSWER_S", 60.0)  # tests end it themselves, see be_late()
     made = Host()
     yield made
     for rank, process in made.ranks.items():
@@ -93,7 +99,7 @@ def test_ranks_answer_and_those_without_ringcomm_are_reported_as_silent(host: Ho
     host.start(0, "answers")
     host.start(1, "without")
     host.recorders.ask()
-    assert len(host.recorders.due()) == 2
+    host.be_late(1)
     host.until(lambda: len(host.records) == 2)
     found = dict(host.records)
     assert found[0] == {"type": "record", "asked": True}
@@ -112,7 +118,11 @@ def test_only_ranks_that_answer_are_asked_for_numbers(host: Host) -> None:
 
 def test_a_rank_that_does_not_answer_writes_its_stacks(host: Host) -> None:
     host.start(0, "handler")
+    recorder = host.recorders._recorders[0]
     host.recorders.ask()
+    host.be_late(0)
+    host.until(lambda: b"<module>" in recorder.stacks)
+    host.be_late(0)
     host.until(lambda: bool(host.records))
     ((rank, record),) = host.records
     assert rank == 0 and record["reason"] == "silent" and "most recent call first" in record["stacks"]
@@ -131,6 +141,7 @@ def test_a_rank_without_a_handler_is_not_killed(host: Host) -> None:
     process = host.start(0, "silent")
     host.recorders._recorders[0].has_handler = True
     host.recorders.ask()
+    host.be_late(0)
     host.until(lambda: bool(host.records))
     assert process.poll() is None and host.records[0][1]["reason"] == "silent"
 
@@ -155,6 +166,7 @@ def test_a_rank_that_is_gone_is_asked_in_vain(host: Host) -> None:
     process.wait()
     host.recorders.ask_numbers()
     host.recorders.ask()
+    host.be_late(0)
     host.until(lambda: bool(host.records))
     assert host.records[0][1]["reason"] == "silent" and host.numbers == []
 
