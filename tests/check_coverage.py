@@ -8,9 +8,15 @@ lower number is what is reached so far, and may only rise.
     python tests/check_coverage.py [PART OF A PATH ...]           measure and compare
     python tests/check_coverage.py --write [PART OF A PATH ...]   measure, and raise the numbers
 
-The tests run once, in one process; what they cover is recorded by test file. Unit tests run whole, and of
-parametrized tests in tests/contract and tests/sim one case in four, always the same ones. Processes that
-tests start are not measured: a module that runs only in such processes has ``-`` in place of a number.
+A part of a path chooses modules, by their own path or by that of one of their tests: measuring everything
+takes an hour, so do it in pieces. Each test file runs once; what it covers is recorded under its name. Unit
+tests run whole, and of other parametrized tests one case in four, always the same ones. The processes that a
+test starts, and those that they start, are measured too, as far as they end in a way in which they can still
+write down what they have covered (not by SIGKILL), and run in this interpreter and file system.
+
+A module whose tests are skipped in this environment is not measured: those of the TensorFlow, Keras and JAX
+adapters need ``.venv-test-tf/bin/python tests/check_coverage.py tensorflow keras jax``. A module that could
+not be measured has ``-`` in place of a number, and the reason after a ``#``; ``--missing`` tries these.
 Modules without any function are not in the table. Exclusions are marked in the code, each with its reason:
 ``# pragma: no cover - needs another kernel``.
 """
@@ -21,12 +27,13 @@ import argparse
 import ast
 import importlib
 import json
+import os
 import re
 import sys
 import tempfile
 import zlib
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "tests" / "coverage_table.txt"
@@ -36,7 +43,30 @@ SHARE = 4
 """Of a parametrized test outside tests/unit one case in so many runs."""
 SLACK = 2
 """By so many percent the coverage by contract tests may differ between runs: some branches depend on time."""
-_EXCLUDED = ["if TYPE_CHECKING:", r"raise NotImplementedError", r"@(abc\.)?abstractmethod", r"^\s*\.\.\.$"]
+FAILED = "tests have failed"
+TEST_FILE = "COVERAGE_TEST_FILE"
+"""The environment variable that names the test file by which a process was started."""
+_EXCLUDED = [
+    "if TYPE_CHECKING:", "raise NotImplementedError", r"@(abc\.)?abstractmethod",
+    r"^\s*\.\.\.$", r"\).*: \.\.\.$",
+]  # fmt: skip
+
+_SETTINGS = """
+[run]
+branch = true
+parallel = true
+data_file = {folder}/data
+context = ${{COVERAGE_TEST_FILE}}
+include =
+{tops}
+patch = _exit, fork
+sigterm = true
+disable_warnings = no-data-collected, module-not-imported, module-not-measured, couldnt-parse, no-sysmon
+"""
+"""For the processes that tests start. They read it because COVERAGE_PROCESS_START names it, and a file that
+the package ``coverage`` installs starts it in each interpreter that has this variable."""
+
+_OPTIONS = ["-q", "--no-header", "-rs", "-p", "no:cacheprovider", "--timeout", "600", "--schedules", "60"]
 
 
 class Row(NamedTuple):
@@ -46,21 +76,25 @@ class Row(NamedTuple):
         module: path of the module, from the root of the repository.
         percent: how much of its lines and branches its tests cover at least; None: that is not measured.
         tests: the test files.
+        reason: why it is not measured.
     """
 
     module: str
     percent: Optional[float]
     tests: List[str]
+    reason: str = ""
 
 
 def table() -> List[Row]:
-    """The table: a line ``PERCENT MODULE TEST-FILE ...`` for each module."""
-    rows = []
-    for line in TABLE.read_text().splitlines():
-        if line and not line.startswith("#"):
-            percent, module, *tests = line.split()
-            rows.append(Row(module, None if percent == "-" else float(percent), tests))
-    return rows
+    """The table: a line ``PERCENT MODULE TEST-FILE ... [# REASON]`` for each module."""
+    lines = TABLE.read_text().splitlines()
+    return [_row(line) for line in lines if line and not line.startswith("#")]
+
+
+def _row(line: str) -> Row:
+    facts, _, reason = line.partition("#")
+    percent, module, *tests = facts.split()
+    return Row(module, None if percent == "-" else float(percent), tests, reason.strip())
 
 
 def modules() -> List[str]:
@@ -92,13 +126,30 @@ def _import_all() -> None:
 
 
 class _ByFile:
-    """A pytest plugin that records what is covered under the name of the test file."""
+    """A pytest plugin that records what is covered under the name of the test file.
+
+    Attributes:
+        passed: the test files of which a test has passed.
+        failed: the test files of which a test has failed.
+    """
 
     def __init__(self, coverage: Any) -> None:
         self._coverage = coverage
+        self.passed: Set[str] = set()
+        self.failed: Set[str] = set()
 
     def _enter(self, nodeid: str) -> None:
-        self._coverage.switch_context(nodeid.split("::")[0])
+        name = nodeid.split("::")[0]
+        self._coverage.switch_context(name)
+        os.environ[TEST_FILE] = name
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed or (report.when == "call" and report.passed):
+            (self.failed if report.failed else self.passed).add(report.nodeid.split("::")[0])
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            self.failed.add(report.nodeid.split("::")[0])
 
     def pytest_collectstart(self, collector: Any) -> None:
         self._enter(collector.nodeid)
@@ -119,31 +170,51 @@ class _ByFile:
 
 
 def measure(rows: Sequence[Row]) -> Iterator[Row]:
-    """Run the tests of these rows; yields each row with the percentage that was measured.
+    """Run the tests of these rows.
 
-    Raises:
-        SystemExit: a test has failed.
+    Yields:
+        Each row with the percentage that was measured; None, and the reason, where its tests have failed or
+        were skipped.
     """
+    with tempfile.TemporaryDirectory() as folder:
+        by_file = _run_tests(sorted({name for row in rows for name in row.tests}), folder)
+        together = _coverage(f"{folder}/data")
+        for pattern in _EXCLUDED:
+            together.exclude(pattern)
+        together.combine([folder])
+        for row in rows:
+            failed = by_file.failed.intersection(row.tests)
+            if failed or not by_file.passed.issuperset(row.tests):
+                why = f"{FAILED}: {', '.join(sorted(failed))}" if failed else "skipped here"
+                yield row._replace(percent=None, reason=why)
+            else:
+                yield row._replace(percent=_percent(together, row, f"{folder}/report.json"))
+
+
+def _coverage(data: str) -> Any:
     import coverage
+
+    source = [str(top) for top in PACKAGES.values()]
+    return coverage.Coverage(data, branch=True, source=source, config_file=False)
+
+
+def _run_tests(files: Sequence[str], folder: str, options: Sequence[str] = _OPTIONS) -> _ByFile:
+    """Run test files; what they and their processes cover is in the files ``data.*`` of the folder."""
     import pytest
 
-    with tempfile.TemporaryDirectory() as folder:
-        source = [str(top) for top in PACKAGES.values()]
-        measured = coverage.Coverage(f"{folder}/data", branch=True, source=source, config_file=False)
-        for pattern in _EXCLUDED:
-            measured.exclude(pattern)
-        measured.start()
-        sys.path.insert(0, str(ROOT / "launcher"))
-        _import_all()
-        files = sorted({name for row in rows for name in row.tests})
-        options = ["-q", "--no-header", "-p", "no:cacheprovider", "--schedules", "60"]
-        code = pytest.main([*options, *files], [_ByFile(measured)])
-        measured.stop()
-        measured.save()
-        if code:
-            raise SystemExit(f"the tests have failed ({code}): nothing was measured")
-        for row in rows:
-            yield row._replace(percent=_percent(measured, row, f"{folder}/report.json"))
+    tops = "".join(f"  {top}/*\n" for top in PACKAGES.values())
+    Path(folder, "coveragerc").write_text(_SETTINGS.format(folder=folder, tops=tops))
+    measured = _coverage(f"{folder}/data.tests")
+    measured.start()
+    sys.path.insert(0, str(ROOT / "launcher"))
+    _import_all()
+    by_file = _ByFile(measured)
+    os.environ["COVERAGE_PROCESS_START"] = f"{folder}/coveragerc"
+    pytest.main([*options, *files], [by_file])
+    del os.environ["COVERAGE_PROCESS_START"]
+    measured.stop()
+    measured.save()
+    return by_file
 
 
 def _percent(measured: Any, row: Row, output: str) -> float:
@@ -165,32 +236,41 @@ def main() -> None:
     """Measure, and compare with the table or write it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--missing", action="store_true", help="only the modules that have no number")
     parser.add_argument("parts", nargs="*")
     given = parser.parse_args()
-    rows = [row for row in table() if row.percent is not None]
-    chosen = [row for row in rows if not given.parts or any(part in row.module for part in given.parts)]
-    found = {row.module: row.percent or 0.0 for row in measure(chosen)}
-    low = [row for row in chosen if found[row.module] < (row.percent or 0.0)]
-    for row in sorted(chosen, key=lambda row: found[row.module]):
-        if found[row.module] < AIM:
-            print(f"{found[row.module]:6.1f} {row.module}")
-    reached = sum(1 for row in chosen if found[row.module] >= AIM)
-    print(f"{reached} of {len(chosen)} modules are covered to {AIM:.0f} % by their own tests")
+    chosen = [row for row in table() if (row.percent is None) == given.missing]
+    if given.parts:
+        paths = {row.module: " ".join((row.module, *row.tests)) for row in chosen}
+        chosen = [row for row in chosen if any(part in paths[row.module] for part in given.parts)]
+    measured = list(measure(chosen))
+    found = {row.module: row.percent for row in measured if row.percent is not None}
+    for row in measured:
+        if row.percent is None:
+            print(f"not measured: {row.module}: {row.reason}")
+    for module, percent in sorted(found.items(), key=lambda item: item[1]):
+        if percent < AIM:
+            print(f"{percent:6.1f} {module}")
+    reached = sum(1 for percent in found.values() if percent >= AIM)
+    print(f"{reached} of {len(found)} modules are covered to {AIM:.0f} % by their own tests")
+    low = [row.module for row in chosen if found.get(row.module, 100.0) < (row.percent or 0.0)]
     if given.write:
         _write(found)
     elif low:
-        raise SystemExit("covered less than the table says: " + ", ".join(row.module for row in low))
+        raise SystemExit(f"covered less than the table says: {', '.join(low)}")
+    if any(row.reason.startswith(FAILED) for row in measured):
+        raise SystemExit("not all was measured, because tests have failed")
 
 
 def _write(found: Dict[str, float]) -> None:
     """Raise the numbers in the table; a number never falls."""
     lines = []
     for line in TABLE.read_text().splitlines():
-        if line and not line.startswith("#") and line.split()[1] in found:
-            percent, module, *tests = line.split()
-            slack = 0 if all(name.startswith("tests/unit/") for name in tests) else SLACK
-            least = min(int(AIM), max(int(percent), int(found[module]) - slack))
-            line = " ".join([f"{least:3}", module, *tests])
+        row = None if not line or line.startswith("#") else _row(line)
+        if row is not None and row.module in found:
+            slack = 0 if all(name.startswith("tests/unit/") for name in row.tests) else SLACK
+            least = min(int(AIM), max(int(row.percent or 0), int(found[row.module]) - slack))
+            line = " ".join([f"{least:3}", row.module, *row.tests])
         lines.append(line)
     TABLE.write_text("\n".join(lines) + "\n")
 

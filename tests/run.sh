@@ -255,6 +255,7 @@ stage_engines() { # Ray, Dask and Spark, each as a real cluster on this machine
 stage_coverage() { # every module by the tests that the table names for it; only with --only coverage
     [ ${#only[@]} -gt 0 ] || return 0
     quietly "$python" tests/check_coverage.py
+    [ ! -e .venv-test-tf/made-from ] || quietly .venv-test-tf/bin/python tests/check_coverage.py tensorflow keras jax
 }
 
 stage_docs() {

@@ -74,10 +74,9 @@ def _timeout_s(given: Optional[float], environ: Mapping[str, str]) -> float:
     text = environ.get("HOROVOD_ELASTIC_TIMEOUT", "")
     if given is not None or not text:
         return TIMEOUT_S if given is None else given
-    try:
-        return float(int(text))
-    except ValueError:
-        raise ConfigError(f"HOROVOD_ELASTIC_TIMEOUT={text!r} is not a number of seconds.") from None
+    if not text.isdecimal() or not int(text):
+        raise ConfigError(f"HOROVOD_ELASTIC_TIMEOUT={text!r} is not a whole number of seconds from 1.")
+    return float(int(text))
 
 
 def refuse_without_effect(options: ElasticOptions) -> None:

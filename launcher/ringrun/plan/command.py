@@ -31,10 +31,12 @@ class Command(NamedTuple):
     @property
     def shown(self) -> str:
         """The script, the module or the program, without arguments."""
-        words = [word for word in self.argv if word is not None]
         if self.script is not None:
             return self.script
-        return words[words.index("-m") + 1] if "-m" in words[:-1] else words[0]
+        words = [word for word in self.argv if word is not None]
+        # After -c, and of programs other than Python, it is an argument.
+        is_module = self.is_python and "-m" in words[:-1] and "-c" not in words[: words.index("-m")]
+        return words[words.index("-m") + 1] if is_module else words[0]
 
     def text(self, python: str) -> str:
         """The command line for messages, with ``python`` as the interpreter."""

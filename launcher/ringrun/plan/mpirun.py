@@ -150,7 +150,8 @@ def translate(words: Sequence[str], own: Callable[[str], Optional[int]]) -> Tran
             break
         if count is not None:
             taken = 0 if equals else count
-            found += [word, *words[position + 1 : position + 1 + taken]]
+            found += [name, value] if equals and name == "--iface" else [word]
+            found += words[position + 1 : position + 1 + taken]
             position += 1 + taken
             continue
         rule = _RULES.get(name.lstrip("-"))
@@ -182,8 +183,9 @@ def _joined_ifaces(words: Sequence[str]) -> List[str]:
     rest: List[str] = []
     position = 0
     while position < len(words):
-        if words[position] == "--iface" and "=" not in words[position + 1 : position + 2][0]:
-            values += [item for item in words[position + 1].split(",") if item not in values]
+        value = words[position + 1 : position + 2]
+        if words[position] == "--iface" and value and "=" not in value[0]:
+            values += [item for item in value[0].split(",") if item not in values]
             position += 2
         else:
             rest.append(words[position])

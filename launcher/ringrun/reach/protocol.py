@@ -82,9 +82,9 @@ def compressed_program(main: ModuleType, modules: Sequence[ModuleType]) -> bytes
     for module in modules:
         name, text = module.__name__, _text(module.__file__)
         steps.append(f"module = sys.modules[{name!r}] = types.ModuleType({name!r})")
-        steps.append(f"exec(compile({text!r}, {name!r}, 'exec'), module.__dict__)")
+        steps.append(f"exec(compile({text!r}, {_file(module)!r}, 'exec'), module.__dict__)")
         steps.append(f"package.{name.rpartition('.')[2]} = module")
-    steps.append(f"exec(compile({_text(main.__file__)!r}, {main.__name__!r}, 'exec'))")
+    steps.append(f"exec(compile({_text(main.__file__)!r}, {_file(main)!r}, 'exec'))")
     return zlib.compress("\n".join(steps).encode(), 9)
 
 
@@ -96,6 +96,11 @@ def with_reader(program: bytes) -> bytes:
         "    if not piece:\n        raise SystemExit\n    text += piece\nexec(zlib.decompress(text))"
     )
     return f"exec({loop!r})\n".encode() + program
+
+
+def _file(module: ModuleType) -> str:
+    """What a traceback on the host names, with the source line where the host has ringrun, too."""
+    return module.__name__.replace(".", "/") + ".py"
 
 
 def _text(path: Any) -> str:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import sys
 from pathlib import Path
 from typing import Any, Dict, Optional
@@ -8,6 +9,7 @@ from typing import Any, Dict, Optional
 import pytest
 
 from ringrun.agent.checks import (
+    can_be_provisioned,
     check_argv,
     check_result,
     find_problem,
@@ -130,3 +132,22 @@ def test_master_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSH_CONNECTION", "a 1 b 22")
     facts = master_facts()
     assert facts["login"] == "a 1 b 22" and 0 < facts["port"] < 65536
+
+
+@pytest.mark.parametrize(
+    ("facts", "provision", "expected"),
+    [
+        ({"problem": "missing", "found": {"missing": "numpy"}}, True, True),
+        ({"problem": "missing", "found": {"missing": "psutil"}}, True, True),
+        ({"problem": "missing", "found": {"missing": "psutil"}}, False, False),
+        ({"problem": "missing", "found": {"missing": "cloudpickle"}}, True, False),
+        ({"problem": "old", "found": {"old": True}}, True, False),
+        ({"found": {}}, True, False),
+    ],
+)
+def test_what_the_launcher_can_send(facts: Dict[str, Any], provision: bool, expected: bool) -> None:
+    before = set(facts)
+    assert can_be_provisioned(facts, {"provision": provision}) is expected
+    assert set(facts) - before == ({"machine", "glibc"} if expected else set())
+    if expected:
+        assert facts["machine"] == platform.machine()

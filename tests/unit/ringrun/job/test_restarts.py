@@ -8,9 +8,12 @@ from typing import Any, Callable, List, Optional
 import pytest
 
 from ringrun.diagnosis.first_failure import Cause, Exit
+from ringrun.elastic.job import ElasticJob
+from ringrun.elastic.options import ElasticOptions
 from ringrun.job.launch import Options, prepare
 from ringrun.job.outcome import Outcome
 from ringrun.job.restarts import Attempts, attempt_of, is_worthwhile, wait_s
+from ringrun.plan.hosts import HostSpec
 
 
 def failure(code: Optional[int] = 1, reason: str = "failure") -> Outcome:
@@ -122,3 +125,59 @@ def test_an_attempt_is_a_job_of_its_own() -> None:
         "0",
         "1",
     ]
+
+
+class Running:
+    """Records what it is told, in place of a supervisor."""
+
+    def __init__(self) -> None:
+        self.told: List[Any] = []
+
+    def interrupt(self, signum: int) -> None:
+        self.told.append(signum)
+
+    def diagnose(self) -> None:
+        self.told.append("diagnose")
+
+
+def test_signals_reach_the_attempt_that_runs() -> None:
+    running: Any = Running()
+    made: List[Attempts] = []
+
+    def run(_: Any, started: Callable[[Any], None]) -> Outcome:
+        made[0].diagnose()  # it is not there yet
+        started(running)
+        made[0].diagnose()
+        made[0].interrupt(15)
+        return Outcome(143, "", "interrupt")
+
+    screen: Any = Screen()
+    made.append(Attempts(prepare(Options(np=1), ["true"]), 3, screen, run))
+    assert made[0].run().exit_code == 143
+    made[0].diagnose()  # it is over
+    assert running.told == ["diagnose", 15]
+    assert made[0].signum == 15
+
+
+def test_a_signal_from_before_the_start_ends_the_attempt() -> None:
+    running: Any = Running()
+    screen: Any = Screen()
+
+    def run(_: Any, started: Callable[[Any], None]) -> Outcome:
+        started(running)
+        return Outcome(130, "", "interrupt")
+
+    made = Attempts(prepare(Options(np=1), ["true"]), 0, screen, run)
+    made.interrupt(2)
+    made.run()
+    assert running.told == [2]
+
+
+def test_an_attempt_of_an_elastic_job_starts_with_its_first_ranks() -> None:
+    job = prepare(Options(hosts="localhost:2", elastic=ElasticOptions(min_np=1)), ["true"])
+    assert isinstance(job, ElasticJob)
+    job.open_host(0, HostSpec("localhost"), 2, True)
+    again = attempt_of(job, 1, 1)
+    assert isinstance(again, ElasticJob) and again.limits == job.limits
+    assert (again.hosts, again.plan.hosts) == ([], [])
+    assert again.attempt == 1 and again.id != job.id and again.key != job.key

@@ -23,6 +23,9 @@ from ringrun.plan.command import Command, in_tree, parse_command, with_interpret
         (["python", "-m", "mod", "x.py"], Command(("python", "-m", "mod", "x.py"), "python", True)),
         (["python", "-c", "pass", "x.py"], Command(("python", "-c", "pass", "x.py"), "python", True)),
         (["/opt/bin/python3", "t.py"], Command(("/opt/bin/python3", "t.py"), None, True, "t.py")),
+        (["python", "-"], Command(("python", "-"), "python", True)),
+        (["python", "-u"], Command(("python", "-u"), "python", True)),
+        (["python", "-W"], Command(("python", "-W"), "python", True)),
         (["hostname"], Command(("hostname",))),
         (["./run.sh", "train.py"], Command(("./run.sh", "train.py"))),
         (["pythonic"], Command(("pythonic",))),
@@ -67,3 +70,23 @@ def test_an_absolute_script_in_the_tree_becomes_relative(
     found = in_tree(command, tmp_path, tmp_path / "scripts")
     assert found.argv == tuple(word and word.format(root=tmp_path) for word in expected)
     assert found.script in (None, *found.argv)
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["train.py", "-m", "x"], "train.py"),
+        (["-m", "pkg.mod", "-m", "x"], "pkg.mod"),
+        (["python", "-u", "-m", "pkg.mod"], "pkg.mod"),
+        (["python", "-c", "pass", "-m", "x"], "python"),
+        (["python", "-m"], "python"),
+        (["grep", "-m", "1", "x"], "grep"),
+    ],
+)
+def test_what_a_list_of_jobs_shows(words: List[str], shown: str) -> None:
+    assert parse_command(words).shown == shown
+
+
+def test_the_text_has_the_interpreter_that_was_chosen() -> None:
+    assert parse_command(["train.py", "-x"]).text("/p/python") == "/p/python train.py -x"
+    assert parse_command(["sh", "-c", "true"]).text("/p/python") == "sh -c true"

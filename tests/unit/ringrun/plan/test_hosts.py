@@ -63,12 +63,16 @@ def test_hostfile() -> None:
     jetson1
     me@jetson2 slots = 3 python=/opt/py/bin/python cwd="/data/my train" iface=eth0
     [fd00::2]:4
+    jetson3 slots=2 max-slots=2
+    jetson4 max_slots=3
     """
     assert parse_hostfile(text, "hosts") == [
         HostSpec("localhost", slots=2),
         HostSpec("jetson1"),
         HostSpec("jetson2", "me", 3, "/opt/py/bin/python", "/data/my train", "eth0"),
         HostSpec("fd00::2", slots=4),
+        HostSpec("jetson3", slots=2, max_slots=2),
+        HostSpec("jetson4", max_slots=3),
     ]
 
 
@@ -85,6 +89,9 @@ def test_hostfile() -> None:
         ("a cwd='x", ["line 1", "quote"]),
         ("a b", ["'b'"]),
         ("a::1", ["line 1", "brackets"]),
+        ("a max-slots=2 max_slots=3", ["max_slots= is given twice"]),
+        ("a max_slots=none", ["line 1", "'none'"]),
+        ("a\nb slots=3 max-slots=2", ["line 2", "max_slots=2 is less than slots=3"]),
     ],
 )
 def test_bad_hostfiles_are_named(text: str, words: List[str]) -> None:
@@ -92,3 +99,8 @@ def test_bad_hostfiles_are_named(text: str, words: List[str]) -> None:
         parse_hostfile(text, "hosts")
     for word in words:
         assert word in str(caught.value)
+
+
+def test_the_destination_of_ssh() -> None:
+    assert HostSpec("jetson1").target == "jetson1"
+    assert HostSpec("jetson1", "me").target == "me@jetson1"

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from ringrun import cli
 from ringrun.flags import nearest
 from ringrun.plan import horovod
-from ringrun.plan.mpirun import names, translate
+from ringrun.plan.mpirun import names, translate, values_of
 
 OWN = {"-np": 1, "-H": 1, "-x": 1, "--iface": 1, "--bind": 1, "--verbose": 0, "--ssh": 1}
 
@@ -54,6 +54,14 @@ def words(line: str) -> List[str]:
         ("", ""),
         ("-np", "-np"),
         ("--mca key", "--mca key"),
+        ("-np 2 --iface", "-np 2 --iface"),
+        ("--iface=en0 --mca btl_tcp_if_include eth1,en0 x.py", "--iface en0,eth1 x.py"),
+        ("-mca btl_tcp_if_exclude lo x.py", "x.py"),
+        ("--mca plm_rsh_agent rsh x.py", "--ssh rsh x.py"),
+        ("--mca rmaps_base_oversubscribe 1 x.py", "--oversubscribe x.py"),
+        ("--mca hwloc_base_binding_policy numa x.py", "--bind socket x.py"),
+        ("--bind-to package:report x.py", "--bind socket x.py"),
+        ("--map-by core:PE=2 x.py", "x.py"),
     ],
 )  # fmt: skip
 def test_lines(line: str, expected: str) -> None:
@@ -69,6 +77,8 @@ def test_lines(line: str, expected: str) -> None:
         ("-timestamp-output x.py", "without a time"),
         ("--mca opal_cuda_support 1 x.py", "does not use MPI"),
         ("-genvall x.py", "-x NAME"),
+        ("--bind-to boards x.py", "--bind-to boards is not done: ranks are not bound"),
+        ("--nproc-per-node gpu x.py", "give a number"),
         ("--rdzv-endpoint=host:1 x.py", "run it once"),
         ("--mca btl_tcp_if_include eth0 x.py", ""),
         ("--allow-run-as-root x.py", ""),
@@ -78,6 +88,16 @@ def test_notes_say_what_happens_instead(line: str, note: str) -> None:
     notes = translate(line.split(), OWN.get).notes
     assert len(notes) == bool(note)
     assert all(note in text for text in notes)
+
+
+@pytest.mark.parametrize("line", ["--iface", "-np 2 --iface", "--mca btl_tcp_if_include"])
+def test_an_option_at_the_end_without_its_value(line: str) -> None:
+    result = CliRunner().invoke(cli.ringrun, line.split())
+    assert result.exit_code == 2 and "Error: " in result.output, (result.output, result.exception)
+
+
+def test_how_many_values_an_option_takes() -> None:
+    assert [values_of(name) for name in ("--mca", "-n", "--tag-output", "--unknown")] == [2, 1, 0, 0]
 
 
 def own_values(name: str) -> Optional[int]:

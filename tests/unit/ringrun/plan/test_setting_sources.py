@@ -195,3 +195,14 @@ def test_names_that_are_known_twice_mean_one_thing() -> None:
     assert set(horovod.VALUES) <= {*horovod.REFUSED, *horovod.IGNORED}
     assert not set(horovod.REFUSED) & set(horovod.IGNORED)
     assert setting_sources.SettingValue is SettingValue
+
+
+def test_variables_that_a_program_sets_itself() -> None:
+    """ringrun has applied those that were there when it started the program."""
+    before = {"HOROVOD_CYCLE_TIME": "4", "HOROVOD_FUSION_THRESHOLD": "1024", "HOME": "/me"}
+    environ = {**before, **horovod.counted(before)}
+    assert horovod.from_program(environ) == []
+    environ.update(HOROVOD_CYCLE_TIME="9", HOROVOD_TIMELINE="DYNAMIC")
+    assert [(item.setting, item.text) for item in horovod.from_program(environ)] == [("cycle_ms", "9")]
+    # A program that ringrun has not started with --horovod.
+    assert [item.setting for item in horovod.from_program(before)] == ["fusion_bytes", "cycle_ms"]

@@ -173,3 +173,21 @@ def test_losses(status: int, is_local: bool, words: List[str]) -> None:
 def test_retries_wait_longer_each_time() -> None:
     delays = [retry_delay_s(attempt, 0.5) for attempt in range(1, RETRIES + 1)]
     assert delays == sorted(delays) and sum(delays) < 10
+
+
+def test_an_ssh_that_cannot_be_started() -> None:
+    text = SSH.explain_unstarted("jetson1", ["/no/ssh", "x"], "/p", "No such file or directory")
+    assert text.startswith("jetson1: '/no/ssh' cannot be started") and "--ssh" in text
+
+
+def test_a_host_that_is_still_starting_is_tried_again() -> None:
+    patient = Ssh(SshOptions(), patient=True)
+    for output, again in (("Connection refused", True), ("Permission denied (publickey)", False)):
+        failure = patient.explain_start("a", ["ssh", "a", ""], "/p", 255, output)
+        assert (failure.retry, failure.patient) == (again, again)
+
+
+@pytest.mark.parametrize(("is_folder", "program"), [(True, "rsync -a"), (False, "scp ")])
+def test_the_command_that_copies(is_folder: bool, program: str) -> None:
+    line = SSH.copy_line(HostSpec("jetson1", "me"), "/src/ringcomm", is_folder)
+    assert line.startswith(program) and line.endswith(" /src/ringcomm me@jetson1:")

@@ -3,6 +3,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 from typing import List, Optional
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from ringcomm.errors import ConfigError
 from ringrun.plan.allocations import Allocation
 from ringrun.plan.hosts import HostSpec
-from ringrun.reach.doors import Doors
+from ringrun.reach.doors import Doors, _expand, allocation_of
 from ringrun.reach.protocol import BOOT
 from ringrun.reach.slurm import Srun
 from ringrun.reach.ssh import Ssh, SshOptions
@@ -148,3 +149,40 @@ def test_the_name_of_a_container_is_not_looked_up(monkeypatch: pytest.MonkeyPatc
     assert Doors(None, SshOptions(), SLURM).find_local([BOX]) == [False]
     own = Doors(None, SshOptions(), SLURM).find_local([HostSpec("box0"), HostSpec("localhost")])
     assert own == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("content", "text"), [(None, "cannot be read: No such file"), (b"\xff\xfe", "not a text file in UTF-8")]
+)
+def test_a_file_of_a_scheduler_that_cannot_be_read(
+    tmp_path: Path, content: Optional[bytes], text: str
+) -> None:
+    """The job may be over: that matters only if its hosts are needed."""
+    file = tmp_path / "nodes"
+    if content is not None:
+        file.write_bytes(content)
+    environ = {"PBS_JOBID": "7", "PBS_NODEFILE": str(file)}
+    assert allocation_of(environ, needed=False) is None
+    with pytest.raises(ConfigError) as caught:
+        allocation_of(environ, needed=True)
+    assert text in str(caught.value) and str(file) in str(caught.value)
+
+
+def test_no_scheduler() -> None:
+    assert allocation_of({}, needed=True) is None
+
+
+def test_scontrol_expands_what_is_not_understood_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _expand("box[1-2],other") == ["box1", "box2", "other"]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError):
+        _expand("box[1-2")
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text('#!/bin/sh\necho "$1 $2"\necho "$3"\n')
+    scontrol.chmod(0o755)
+    assert _expand("box[1-2") == ["show", "hostnames", "box[1-2"]
+    scontrol.write_text("#!/bin/sh\nexit 1\n")
+    with pytest.raises(ConfigError):
+        _expand("box[1-2")

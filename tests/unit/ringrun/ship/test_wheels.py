@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import subprocess
 import zipfile
 from pathlib import Path
+from typing import Any, List
 
 import pytest
 
@@ -47,3 +49,27 @@ def test_wheels_of_an_earlier_job_are_used_again(tmp_path: Path) -> None:
 def test_a_download_that_fails_says_why(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no wheels of numpy for Python 2.9 on vax with glibc 2.31"):
         fetch_wheels(Target("2.9", "vax", "2.31"), tmp_path, ["numpy"])
+
+
+def test_a_download_goes_to_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(argv: List[str], **_: object) -> Any:
+        with zipfile.ZipFile(Path(argv[argv.index("--dest") + 1], "numpy-1.0-cp38-x.whl"), "w") as wheel:
+            wheel.writestr("numpy/__init__.py", "")
+        return subprocess.CompletedProcess(argv, 0, b"", b"")
+
+    monkeypatch.setattr("ringrun.ship.wheels.subprocess.run", download)
+    package, _ = fetch_wheels(BOARD, tmp_path, ["numpy"])
+    assert package.name == "numpy 1.0"
+    (kept,) = tmp_path.iterdir()
+    assert [file.name for file in kept.iterdir()] == ["numpy-1.0-cp38-x.whl"]
+
+
+def test_a_download_that_takes_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(argv: List[str], timeout: float, **_: object) -> Any:
+        raise subprocess.TimeoutExpired(argv, timeout)
+
+    monkeypatch.setattr("ringrun.ship.wheels.subprocess.run", download)
+    with pytest.raises(ConfigError, match="pip did not download numpy and psutil within [0-9]+ s"):
+        fetch_wheels(BOARD, tmp_path, ["numpy", "psutil"])
+    (kept,) = tmp_path.iterdir()
+    assert list(kept.iterdir()) == [], "the folder of the download is removed"

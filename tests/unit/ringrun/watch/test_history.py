@@ -59,3 +59,14 @@ def test_another_epoch_begins_anew():
 def test_what_is_not_valid_is_refused():
     history = History(0.0)
     assert not history.take(0, b"{}", 1.0) and history.samples() == []
+
+
+def test_the_interfaces_of_a_link_are_known_from_both_ends():
+    history = History(0.0)
+    row = {"rank": 0, "peer": 2, "iface": "eth0", "peer_iface": "enp3s0"}
+    history.linked([row, {**row, "rank": 1}])
+    assert history.interfaces[0, 2] == "eth0" and history.interfaces[2, 0] == "enp3s0"
+    history.linked([])  # an epoch of which nothing is known
+    assert set(history.interfaces) == {(0, 2), (2, 0), (1, 2), (2, 1)}
+    history.linked([row])
+    assert set(history.interfaces) == {(0, 2), (2, 0)}

@@ -1,0 +1,201 @@
+"""Tensors as arrays of the engine: what is read and shared, and which calls copies on a CUDA device make.
+
+Streams and events are stand-ins here; what hardware does with these calls is tested where there is some
+(``bash tests/run.sh --gpu``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from ringcomm.arrays.torch_tensors import KIND, TorchEngine
+from ringcomm.errors import DeviceError, Misuse, UnsupportedDtypeError
+from ringcomm.torch import tensors
+
+
+class Event:
+    def __init__(self, calls, enable_timing=False):
+        self.calls, self.timed, self.broken = calls, enable_timing, False
+
+    def record(self, stream):
+        self.stream = stream.name
+        self.calls.append(f"record on {stream.name}")
+
+    def query(self):
+        if self.broken:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return True
+
+    def elapsed_time(self, after):
+        assert self.timed and after.timed
+        return 250.0
+
+
+class Stream:
+    def __init__(self, calls, name):
+        self.calls, self.name = calls, name
+
+    def wait_event(self, event):
+        self.calls.append(f"{self.name} waits for {event.stream}")
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The calls of ``torch.cuda`` in their order; the first stream is for copies to the host."""
+    found, made = [], []
+
+    def stream(device):
+        made.append(Stream(found, ("out", "in")[len(made)]))
+        return made[-1]
+
+    @contextlib.contextmanager
+    def current(chosen):
+        found.append(f"on {chosen.name}")
+        yield
+
+    monkeypatch.setattr(torch.cuda, "Stream", stream)
+    monkeypatch.setattr(torch.cuda, "Event", lambda **options: Event(found, **options))
+    monkeypatch.setattr(torch.cuda, "stream", current)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream(found, "the program's"))
+    monkeypatch.setattr(
+        torch.Tensor, "record_stream", lambda tensor, stream: found.append(f"kept for {stream.name}")
+    )
+    return found
+
+
+def test_a_copy_to_the_host_waits_for_the_program(calls):
+    engine = TorchEngine("cuda:0")
+    tensor = torch.arange(4, dtype=torch.int32)
+    mark = engine.mark()
+    block = np.zeros(16, np.uint8)
+    done = engine.to_host(tensor, 4, 12, block, mark)
+    assert block.view(np.int32).tolist() == [0, 1, 2, 0]
+    assert calls == [
+        "record on the program's", "on out", "out waits for the program's", "record on out", "record on out",
+        "kept for out",
+    ]  # fmt: skip
+    assert done.poll() and done.elapsed_s() == 0.25
+
+
+def test_the_program_follows_a_copy_to_the_device(calls):
+    engine = TorchEngine("cuda:0")
+    tensor = torch.zeros(4, dtype=torch.int32)
+    block = np.array([7, 8, 9, 10], np.int32).view(np.uint8)
+    engine.follow(engine.to_device(block, tensor, 4, 12, None))
+    assert tensor.tolist() == [0, 8, 9, 0]
+    assert calls == ["on in", "record on in", "record on in", "kept for in", "the program's waits for in"]
+
+
+def test_what_the_device_reports(calls):
+    engine = TorchEngine("cuda:0")
+    done = engine.to_host(torch.zeros(2), 0, 8, np.zeros(8, np.uint8), None)
+    done.event.broken = True
+    with pytest.raises(DeviceError, match="a copy has failed on the device: .*illegal memory access"):
+        done.poll()
+    with pytest.raises(DeviceError, match="a copy could not be started on cuda:0: "):
+        engine.to_host(torch.zeros(2), 0, 8, np.zeros(3, np.uint8), None)  # sizes differ
+
+
+def test_where_memory_cannot_be_page_locked_that_is_reported_once(calls, monkeypatch, caplog):
+    empty, asked = torch.empty, []
+
+    def refuse(*shape, pin_memory=False, **options):
+        asked.append(pin_memory)
+        if pin_memory:
+            raise RuntimeError("no room")
+        return empty(*shape, **options)
+
+    monkeypatch.setattr(torch, "empty", refuse)
+    engine = TorchEngine("cuda:0")
+    with caplog.at_level(logging.WARNING):
+        blocks = [engine.block(24), engine.block(8)]
+    assert [(block.nbytes, block.dtype) for block in blocks] == [(24, np.uint8), (8, np.uint8)]
+    assert asked == [True]
+    (record,) = caplog.records
+    assert "cannot be page-locked (no room)" in record.getMessage() and "cuda:0" in record.getMessage()
+
+
+def test_memory_is_page_locked_where_that_is_possible(calls, monkeypatch):
+    empty, asked = torch.empty, []
+
+    def grant(*shape, pin_memory=False, **options):
+        asked.append(pin_memory)
+        return empty(*shape, **options)
+
+    monkeypatch.setattr(torch, "empty", grant)
+    engine = TorchEngine("cuda:0")
+    assert (engine.block(24).nbytes, engine.block(8).nbytes) == (24, 8)
+    assert asked == [True, True]
+
+
+def test_what_a_tensor_is():
+    tensor = torch.zeros(2, 3, dtype=torch.bfloat16)
+    assert not KIND.on_device(tensor) and KIND.device(tensor) == "cpu"
+    shape, dtype = KIND.describe(tensor)
+    assert shape == (2, 3) and dtype.name == "bfloat16"
+    with pytest.raises(UnsupportedDtypeError, match="torch.bits8 cannot be sent"):
+        KIND.describe(torch.empty(2, dtype=torch.bits8))
+
+
+def test_the_elements_are_shared_if_that_is_possible():
+    tensor = torch.arange(6.0).view(2, 3)
+    flat, shared = KIND.flat(tensor)
+    assert shared and flat.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    for other in (tensor.t(), torch.tensor([1 + 2j]).conj()):
+        flat, shared = KIND.flat(other)
+        assert not shared and flat.tolist() == other.resolve_conj().reshape(-1).tolist()
+    with pytest.raises(Misuse, match="to_dense"):
+        KIND.flat(tensor.to_sparse())
+
+
+def test_tensors_like_others():
+    tensor = torch.ones(2, 3, dtype=torch.int16)
+    made = KIND.empty(tensor, [3, 2])
+    assert made.dtype == torch.int16 and made.shape == (3, 2)
+    target = torch.zeros(2, 3, requires_grad=True)
+    KIND.assign(target, tensor)
+    assert target.tolist() == tensor.tolist() and target.grad_fn is None
+    assert KIND.reshaped(torch.arange(6), (2, 3)).tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_the_memory_of_a_tensor_of_the_cpu():
+    tensor = torch.zeros(2, 3, requires_grad=True)
+    memory = KIND.host_memory(tensor)
+    memory[1, 2] = 7.0
+    assert tensor[1, 2].item() == 7.0
+    half = torch.ones(4, dtype=torch.bfloat16)
+    memory = KIND.host_memory(half)
+    assert memory.dtype.name == "bfloat16"
+    memory[0] = 3.0
+    assert half[0].item() == 3.0
+    for other in (tensor.detach().to_sparse(), torch.tensor([1 + 2j]).conj(), torch.zeros(2, device="meta")):
+        assert KIND.host_memory(other) is None
+    with pytest.raises(UnsupportedDtypeError, match="torch.float8_e5m2 cannot be sent"):
+        KIND.host_memory(torch.zeros(2, dtype=torch.float8_e5m2))
+
+
+def test_a_tensor_of_a_type_that_numpy_lacks_cannot_be_sent():
+    with pytest.raises(UnsupportedDtypeError, match="torch.float8_e5m2 cannot be sent"):
+        tensors.flat_array(torch.zeros(2, dtype=torch.float8_e5m2))
+
+
+def test_only_dense_tensors_are_taken():
+    with pytest.raises(Exception, match="allreduce works on tensors, not on list"):
+        tensors.plain([1.0], "allreduce")
+    with pytest.raises(Exception, match="allreduce works on dense tensors, not on torch.sparse_coo"):
+        tensors.plain(torch.zeros(2).to_sparse(), "allreduce")
+    turned = tensors.plain(torch.tensor([1 + 2j], requires_grad=True).conj(), "allreduce")
+    assert not turned.is_conj() and not turned.requires_grad and turned.tolist() == [1 - 2j]
+
+
+def test_a_copy_in_host_memory_is_another_tensor():
+    tensor = torch.arange(6.0).view(2, 3).t()
+    copy = tensors._staged(tensor)
+    assert copy.is_contiguous() and copy.tolist() == tensor.tolist()
+    copy[0, 0] = 9.0
+    assert tensor[0, 0].item() == 0.0

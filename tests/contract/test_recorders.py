@@ -1,0 +1,197 @@
+"""The agent's ends of the sockets on which ranks report, with real processes: answers, silence, ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from typing import Any, Callable, Dict, Iterator, List, Tuple
+
+import pytest
+
+from ringrun.agent import recorders as module
+from ringrun.agent.recorders import RECORD_LIMIT_BYTES, Recorders, catches_signal, process_facts, status_of
+
+RANK = """
+import faulthandler, os, signal, socket, sys, time
+ours, stacks = (int(item.split(":")[0]) for item in os.environ["RINGCOMM_FLIGHT_FD"].split(","))
+sock = socket.socket(fileno=ours)
+how = sys.argv[1]
+if how != "without":
+    if how == "handler":
+        faulthandler.register(signal.SIGUSR1, stacks)
+    sock.sendall(b'{"type":"hello","signal":%s}\\n' % (b"true" if how == "handler" else b"false"))
+print("ready", flush=True)
+while how == "answers":
+    asked = sock.recv(1)
+    kind = b"numbers" if asked == b"#" else b"record"
+    how = "has answered" if asked == b"?" else how
+    sock.sendall(b'{"type":"%s","asked":true}\\n' % kind)
+sys.stdin.read()
+"""
+
+
+class Host:
+    """Recorders, and the ranks that they watch."""
+
+    def __init__(self) -> None:
+        self.selector = selectors.DefaultSelector()
+        self.records: List[Tuple[int, Dict[str, Any]]] = []
+        self.numbers: List[int] = []
+        self.dumps = 0
+        self.recorders = Recorders(
+            self.selector, lambda rank, data: self.records.append((rank, json.loads(data))),
+            lambda rank, data: self.numbers.append(rank), self._dumped,
+        )  # fmt: skip
+        self.ranks: Dict[int, subprocess.Popen[str]] = {}
+
+    def _dumped(self) -> None:
+        self.dumps += 1
+
+    def start(self, rank: int, how: str) -> subprocess.Popen[str]:
+        env = dict(os.environ)
+        descriptors = self.recorders.open(rank, env)
+        process = self.ranks[rank] = subprocess.Popen(
+            [sys.executable, "-c", RANK, how], env=env, pass_fds=descriptors, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self.recorders.started(rank, process.pid)
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        self.until(lambda: how == "without" or self.recorders._recorders[rank].answers)
+        return process
+
+    def be_late(self, rank: int) -> None:
+        """The time limit of a rank's answer is over."""
+        assert self.recorders._recorders[rank].due in self.recorders.due()
+        self.recorders._recorders[rank].due = time.monotonic()
+
+    def until(self, reached: Callable[[], bool]) -> None:
+        """Serve the descriptors and the deadlines until something has come about."""
+        limit_s = time.monotonic() + 60.0
+        while not reached():
+            assert time.monotonic() < limit_s
+            due = min(self.recorders.due(), default=time.monotonic() + 1.0)
+            for key, _ in self.selector.select(max(0.0, min(1.0, due - time.monotonic()))):
+                key.data()
+            self.recorders.act(time.monotonic())
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+    monkeypatch.setattr(module, "ANSWER_S", 60.0)  # tests end it themselves, see be_late()
+    made = Host()
+    yield made
+    for rank, process in made.ranks.items():
+        process.kill()
+        process.communicate()
+        made.recorders.ended(rank)
+    assert not made.selector.get_map(), "every descriptor is closed"
+    made.selector.close()
+
+
+def test_ranks_answer_and_those_without_ringcomm_are_reported_as_silent(host: Host) -> None:
+    host.start(0, "answers")
+    host.start(1, "without")
+    host.recorders.ask()
+    host.be_late(1)
+    host.until(lambda: len(host.records) == 2)
+    found = dict(host.records)
+    assert found[0] == {"type": "record", "asked": True}
+    assert (found[1]["reason"], found[1]["pid"], found[1]["stacks"]) == ("silent", host.ranks[1].pid, "")
+    assert found[1]["state"] == "S"
+    assert host.recorders.due() == []
+
+
+def test_only_ranks_that_answer_are_asked_for_numbers(host: Host) -> None:
+    host.start(0, "without")
+    host.start(1, "answers")
+    host.recorders.ask_numbers()
+    host.until(lambda: bool(host.numbers))
+    assert host.numbers == [1] and host.records == [] and host.recorders.due() == []
+
+
+def test_a_rank_that_does_not_answer_writes_its_stacks(host: Host) -> None:
+    host.start(0, "handler")
+    recorder = host.recorders._recorders[0]
+    host.recorders.ask()
+    host.be_late(0)
+    host.until(lambda: b"<module>" in recorder.stacks)
+    host.be_late(0)
+    host.until(lambda: bool(host.records))
+    ((rank, record),) = host.records
+    assert rank == 0 and record["reason"] == "silent" and "most recent call first" in record["stacks"]
+    assert host.dumps == 0, "the stacks were asked for"
+
+
+def test_the_user_may_send_the_signal(host: Host) -> None:
+    process = host.start(0, "handler")
+    os.kill(process.pid, signal.SIGUSR1)
+    host.until(lambda: host.dumps > 0)
+    assert host.dumps == 1 and host.records == []
+
+
+def test_a_rank_without_a_handler_is_not_killed(host: Host) -> None:
+    """It has told of a handler, and the program has replaced it since."""
+    process = host.start(0, "silent")
+    host.recorders._recorders[0].has_handler = True
+    host.recorders.ask()
+    host.be_late(0)
+    host.until(lambda: bool(host.records))
+    assert process.poll() is None and host.records[0][1]["reason"] == "silent"
+
+
+def test_what_a_rank_has_sent_before_its_end_is_read(host: Host) -> None:
+    process = host.start(0, "answers")
+    host.recorders.ask()
+    process.communicate()  # it has answered, and ended
+    assert host.records == []
+    host.recorders.ended(0)
+    assert host.records == [(0, {"type": "record", "asked": True})]
+    host.recorders.ended(0)
+    host.recorders.started(7, 1)  # a rank that has no recorder
+    assert host.recorders.due() == [] and not host.selector.get_map()
+    host.recorders.ask()
+    host.recorders.ask_numbers()
+
+
+def test_a_rank_that_is_gone_is_asked_in_vain(host: Host) -> None:
+    process = host.start(0, "answers")
+    process.kill()
+    process.wait()
+    host.recorders.ask_numbers()
+    host.recorders.ask()
+    host.be_late(0)
+    host.until(lambda: bool(host.records))
+    assert host.records[0][1]["reason"] == "silent" and host.numbers == []
+
+
+def test_a_line_without_an_end_is_not_kept(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RECORD_LIMIT_BYTES", 1 << 16)
+    assert RECORD_LIMIT_BYTES > 1 << 16
+    lines: List[bytes] = []
+    monkeypatch.setattr(host.recorders, "_send", lambda rank, line: lines.append(line))
+    env: Dict[str, str] = {}
+    sock, stacks = host.recorders.open(0, env)
+    os.close(stacks)
+    received = host.recorders._recorders[0].received
+    for _ in range(8):
+        os.write(sock, b"x" * (1 << 14))
+        host.until(lambda: bool(host.selector.select(0)) is False)
+    assert len(received) <= 1 << 16
+    os.write(sock, b'\n{"type":"record"}\n')
+    os.close(sock)
+    host.until(lambda: len(lines) == 2)
+    assert len(lines[0]) <= 1 << 16 and lines[1] == b'{"type":"record"}'
+    host.recorders.ended(0)
+
+
+def test_what_the_system_reports() -> None:
+    assert process_facts(os.getpid())["state"] in ("R", "S")
+    assert process_facts(1 << 30) == {"state": ""} and status_of(1 << 30) == {}
+    assert not catches_signal(1 << 30)

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from typing import Any, Dict
+
+import pytest
+
+from ringcomm.errors import ConfigError
+from ringrun.elastic.limits import TIMEOUT_S, Limits
+from ringrun.elastic.options import ElasticOptions, fixed_hosts, limits_of, refuse_without_effect
+from ringrun.plan.hosts import HostSpec
+
+
+@pytest.mark.parametrize(
+    ("options", "is_elastic"),
+    [({}, False), ({"max_np": 3}, False), ({"min_np": 1}, True), ({"script": "./hosts.sh"}, True)],
+)
+def test_what_makes_a_job_elastic(options: Dict[str, Any], is_elastic: bool) -> None:
+    assert ElasticOptions(**options).is_elastic is is_elastic
+
+
+@pytest.mark.parametrize(
+    ("options", "np", "limits"),
+    [
+        (ElasticOptions(min_np=2), None, Limits(2, 2)),
+        (ElasticOptions(min_np=2, max_np=4), 3, Limits(3, 2, 4)),
+        (ElasticOptions(script="./hosts.sh"), None, Limits(1, 1, script="./hosts.sh")),
+        (ElasticOptions(script="./hosts.sh", slots=2), 4, Limits(4, 4, script="./hosts.sh", slots=2)),
+        (
+            ElasticOptions(min_np=1, reset_limit=0, timeout_s=5.0, cooldown_s=(2, 9), drop="host"),
+            None,
+            Limits(1, 1, None, 0, 5.0, (2, 9), "host"),
+        ),
+    ],
+)
+def test_limits(options: ElasticOptions, np: Any, limits: Limits) -> None:
+    assert limits_of(options, np, False, {"HOROVOD_ELASTIC_TIMEOUT": "7"}) == limits
+
+
+@pytest.mark.parametrize(
+    ("given", "variable", "expected"), [(None, "7", 7.0), (5.0, "7", 5.0), (None, "", TIMEOUT_S)]
+)
+def test_horovods_defaults_apply_with_its_option(given: Any, variable: str, expected: float) -> None:
+    environ = {"HOROVOD_ELASTIC_TIMEOUT": variable}
+    limits = limits_of(ElasticOptions(min_np=1, timeout_s=given), None, True, environ)
+    assert (limits.timeout_s, limits.drop, limits.horovod) == (expected, "host", True)
+    assert limits_of(ElasticOptions(min_np=1, drop="slot"), None, True, {}).drop == "slot"
+
+
+@pytest.mark.parametrize("text", ["soon", "1.5", "-3", "0"])
+def test_a_timeout_that_is_no_number_of_seconds(text: str) -> None:
+    with pytest.raises(ConfigError, match="HOROVOD_ELASTIC_TIMEOUT="):
+        limits_of(ElasticOptions(min_np=1), None, True, {"HOROVOD_ELASTIC_TIMEOUT": text})
+
+
+def test_limits_are_checked() -> None:
+    with pytest.raises(ConfigError, match="--max-np 1 is less than --min-np 2"):
+        limits_of(ElasticOptions(min_np=2, max_np=1), None, False, {})
+
+
+@pytest.mark.parametrize(
+    ("options", "flag"),
+    [
+        ({"max_np": 3}, "--max-np"),
+        ({"slots": 2}, "--slots-per-host"),
+        ({"reset_limit": 0}, "--reset-limit"),
+        ({"timeout_s": 9.0}, "--elastic-timeout"),
+        ({"cooldown_s": (1, 2)}, "--blacklist-cooldown-range"),
+        ({"drop": "host"}, "--drop"),
+    ],
+)
+def test_an_option_that_would_have_no_effect(options: Dict[str, Any], flag: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{flag} needs --min-np or --host-discovery-script"):
+        refuse_without_effect(ElasticOptions(**options))
+    refuse_without_effect(ElasticOptions(min_np=1, **options))
+
+
+def test_no_option_is_refused_where_none_is_given() -> None:
+    refuse_without_effect(ElasticOptions())
+
+
+@pytest.mark.parametrize(
+    ("options", "np", "slots"),
+    [
+        (ElasticOptions(min_np=1), 3, 3),
+        (ElasticOptions(min_np=1, max_np=4), None, 4),
+        (ElasticOptions(min_np=2), None, 2),
+    ],
+)
+def test_without_a_list_the_host_is_this_machine(options: ElasticOptions, np: Any, slots: int) -> None:
+    assert fixed_hosts(options, np, []) == [HostSpec("localhost", slots=slots)]
+
+
+def test_hosts_without_a_number_have_the_slots_of_the_option() -> None:
+    specs = [HostSpec("a"), HostSpec("b", slots=3)]
+    assert fixed_hosts(ElasticOptions(min_np=1), None, specs) == [HostSpec("a", slots=1), specs[1]]
+    assert fixed_hosts(ElasticOptions(min_np=1, slots=2), 5, specs) == [HostSpec("a", slots=2), specs[1]]
+
+
+@pytest.mark.parametrize(
+    ("specs", "np", "text"),
+    [
+        ([HostSpec("a")], 2, "The hosts have 1 slot, but the job needs 2"),
+        ([HostSpec("a"), HostSpec("b")], None, "The hosts have 2 slots, but the job needs 3"),
+    ],
+)
+def test_too_few_slots(specs: Any, np: Any, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        fixed_hosts(ElasticOptions(min_np=3), np, specs)
+    assert text in str(caught.value)
