@@ -86,6 +86,7 @@ class Context(Collectives):
         self._joined = joined
         self._embedded = embedded
         self._closed = False
+        self._pid = os.getpid()
         self.balance_count = 0
         self.advised = self.batch_norm = False
         self.cost_model: Optional[CostModel] = None
@@ -93,8 +94,7 @@ class Context(Collectives):
         self.membership: Optional[Membership] = None
         self.joined_as: Optional[Membership] = None
         own = self.peers[rank]
-        self.host = own.host
-        self.local_rank = own.local_rank
+        self.host, self.local_rank = own.host, own.local_rank
         self.local_size = sum(1 for peer in self.peers if peer.host_index == own.host_index)
         across = [peer for peer in self.peers if peer.local_rank == own.local_rank]
         self.cross_rank = [peer.rank for peer in across].index(rank)
@@ -237,6 +237,11 @@ class Context(Collectives):
         self.cost_model = self._preparation().tune(self._selector)
 
     @property
+    def _is_forked(self) -> bool:
+        """Whether this process is a fork of the rank's: it shares the connections, and must not end them."""
+        return os.getpid() != self._pid
+
+    @property
     def is_elastic(self) -> bool:
         """Whether ranks may be lost and may join while the job runs."""
         return self.membership is not None
@@ -317,7 +322,7 @@ class Context(Collectives):
         Args:
             ok: False if this rank leaves because of an error; then all ranks are aborted.
         """
-        if self._closed:
+        if self._closed or self._is_forked:
             return
         self._closed = True
         if ok:

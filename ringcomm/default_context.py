@@ -130,7 +130,7 @@ def before_calls(callback: Callable[[], None]) -> None:
 
 
 def _finish_first() -> None:
-    if _default is not None:
+    if _default is not None and not _default._is_forked:
         for callback in _before_leaving:
             callback()
 

@@ -57,9 +57,16 @@ def combine(
 
 def adasum(runner: Runner, data: np.ndarray[Any, Any], prescale: float = 1.0, postscale: float = 1.0) -> None:
     """Replace ``data`` (flat) by the Adasum over all ranks of the runner, the same bits on each."""
+    with np.errstate(all="ignore"):  # Overflow and NaN are the caller's numbers.
+        if prescale != 1.0:
+            data *= data.dtype.type(prescale)
+        _add_up(runner, data)
+        if postscale != 1.0:
+            data *= data.dtype.type(postscale)
+
+
+def _add_up(runner: Runner, data: np.ndarray[Any, Any]) -> None:
     size, rank = runner.size, runner.rank
-    if prescale != 1.0:
-        data *= data.dtype.type(prescale)
     power = 1 << (size.bit_length() - 1)
     extra = size - power
     # Those beyond the power of two hand theirs to a partner, and get the result at the end.
@@ -83,8 +90,6 @@ def adasum(runner: Runner, data: np.ndarray[Any, Any], prescale: float = 1.0, po
     theirs = _swap(runner, data, partner)
     if rank >= power:
         data[:] = theirs
-    if postscale != 1.0:
-        data *= data.dtype.type(postscale)
 
 
 def _hand_out(runner: Runner, group: range, found: Tuple[float, float]) -> Tuple[float, float]:

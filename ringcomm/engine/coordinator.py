@@ -165,6 +165,8 @@ class Coordinator:
             self.warnings.append(whereabouts(rank, self._hosts[rank], self._stacks[rank]))
         elif kind == "forgot":
             self._ids.confirm(rank, int(message["epoch"]))
+        else:
+            raise ProtocolError(f"rank {rank} may not send {kind!r} to rank 0")
 
     def _announce(self, rank: int, announcement: Announcement, now_s: float) -> None:
         signature, number, site, weight, packed = announcement

@@ -13,7 +13,7 @@ from typing import Any, Callable, List, Optional, Sequence, Set
 
 from ..clock import Clock, Deadline, monotonic
 from ..collective.progress import Progress
-from ..errors import BrokenInvariantError, RingcommError
+from ..errors import BrokenInvariantError, ProtocolError, RingcommError
 from ..transport.base import Fabric, Stopped
 from ..wire.messages import Message
 from .mismatch import whereabouts
@@ -168,6 +168,8 @@ class HeartbeatThread:
             self._peers.messages.send({"type": "stack", "text": self._where()})
         elif message["type"] == "stack" and self.rank == 0:
             self._send_where(peer, str(message["text"]))
+        else:
+            raise ProtocolError(f"rank {peer} may not send {message['type']!r} to rank {self.rank}")
 
     def _look_for_late(self) -> None:
         """Report which ranks have not entered a call, and where they are. The call's own limit ends it."""

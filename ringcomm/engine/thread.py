@@ -256,7 +256,13 @@ class EngineThread:
     # ---- waiting -----------------------------------------------------------------------------
 
     def wait(self, handle: Handle, timeout_s: Optional[float]) -> None:
-        """Wait until a handle is done, and notice if all of this rank's threads do nothing else."""
+        """Wait until a handle is done, and notice if all of this rank's threads do nothing else.
+
+        Raises:
+            Misuse: this process is a fork of the rank's, which has no engine thread.
+        """
+        if os.getpid() != self._pid:
+            raise used_in_fork(self.rank, self._pid)
         state = self._state
         with state.lock:
             state.waiters.enter(Wait(handle, timeout_s is not None))

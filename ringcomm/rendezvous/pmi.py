@@ -34,6 +34,7 @@ class Pmi:
 
     def __init__(self, descriptor: int, deadline: Deadline) -> None:
         self._descriptor = descriptor
+        self._pid = os.getpid()
         self._received = b""
         self._ask("cmd=init pmi_version=1 pmi_subversion=1", deadline)
         atexit.register(self._finalize)
@@ -95,6 +96,8 @@ class Pmi:
         return line
 
     def _finalize(self) -> None:
+        if os.getpid() != self._pid:
+            return  # A fork that ends must not finalize for the process that it was made from.
         # MPI_Finalize of another library may have said it before.
         with contextlib.suppress(OSError, StartupError):
             self._ask("cmd=finalize", Deadline(1.0))

@@ -1,12 +1,15 @@
-"""Fixtures for tests with a real rendezvous on the loopback: `service`, `no_leaks`."""
+"""Fixtures for tests with a real rendezvous on the loopback: `service`, `no_leaks`; and `as_default`."""
 
 from __future__ import annotations
 
+import threading
 from contextlib import ExitStack
 from typing import Any, Callable, Iterator
 
 import pytest
 
+from ringcomm import api
+from ringcomm.context import Context
 from tests.contract.service import Service, eventually, opened
 
 
@@ -29,3 +32,17 @@ def service(no_leaks: None) -> Iterator[Callable[..., Service]]:
             return made
 
         yield make
+
+
+@pytest.fixture
+def as_default(monkeypatch: pytest.MonkeyPatch) -> Callable[[Context], None]:
+    """Lets every thread have a default context of its own, as every process has."""
+    mine = threading.local()
+
+    def context() -> Context:
+        found: Context = mine.context
+        return found
+
+    monkeypatch.setattr(api, "context", context)
+    monkeypatch.setattr(api, "is_initialized", lambda: hasattr(mine, "context"))
+    return lambda context: setattr(mine, "context", context)

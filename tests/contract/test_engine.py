@@ -166,23 +166,25 @@ class TestNumbers:
                 np.testing.assert_array_equal(gathered[n], np.concatenate([group(r)[n] for r in range(size)]))
             np.testing.assert_array_equal(large, sum(values(r, 99, 200_000) for r in range(size)))
 
-    @pytest.mark.parametrize("together", [True, False])
-    def test_neighbours_in_memory_are_reduced_in_place(self, together):
+    def test_neighbours_in_memory_are_reduced_in_place(self):
         def work(context):
-            # One rank's arrays are neighbours, the others' are not: they must still fit together.
-            owner = values(context.rank, 5, 30)
-            parts = [owner[:10], owner[10:14], owner[14:]]
-            if context.rank or not together:
-                parts = [part.copy() for part in parts]
-            context.engine.allreduce(parts, Sum).wait(LIMIT_S)
-            return np.concatenate(parts), owner
+            results = []
+            for together in (True, False):
+                # One rank's arrays are neighbours, the others' are not: they must still fit together.
+                owner = values(context.rank, 5, 30)
+                parts = [owner[:10], owner[10:14], owner[14:]]
+                if context.rank or not together:
+                    parts = [part.copy() for part in parts]
+                context.engine.allreduce(parts, Sum).wait(LIMIT_S)
+                results.append((np.concatenate(parts), owner))
+            return results
 
         expected = sum(values(rank, 5, 30) for rank in range(3))
         results = run_ranks(3, work)
-        for parts, _ in results:
+        for (parts, _), (apart, _) in results:
             np.testing.assert_array_equal(parts, expected)
-        if together:
-            np.testing.assert_array_equal(results[0][1], expected)
+            np.testing.assert_array_equal(apart, expected)
+        np.testing.assert_array_equal(results[0][0][1], expected)
 
     @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8])
     def test_adasum(self, size):
@@ -210,6 +212,26 @@ class TestNumbers:
         for by_name, in_order in results:
             np.testing.assert_allclose(by_name, expected)
             assert by_name.tobytes() == in_order.tobytes() == results[0][0].tobytes()
+
+    def test_adasum_is_scaled_before_and_after(self):
+        def work(context):
+            array = np.array([1.0, 2.0]) * (1 - 2 * context.rank)  # opposite, and so added up to nothing
+            alike = np.array([1.0, 2.0])
+            context.engine.allreduce([array], Adasum, "opposite", prescale=3.0).wait(LIMIT_S)
+            context.engine.allreduce([alike], Adasum, "alike", prescale=3.0, postscale=2.0).wait(LIMIT_S)
+            return array.tolist(), alike.tolist()
+
+        assert run_ranks(2, work) == [([0.0, 0.0], [6.0, 12.0])] * 2
+
+    def test_adasum_of_what_is_too_large_is_no_warning(self):
+        """Warnings are errors in these tests, and one in the engine's thread would end the job."""
+
+        def work(context):
+            array = np.array([6e4, 1.0 - 2.0 * context.rank, np.inf], np.float16)
+            context.engine.allreduce([array], Adasum, "a", prescale=2.0, postscale=2.0).wait(LIMIT_S)
+            return array[0] == np.inf or np.isnan(array[0])
+
+        assert run_ranks(2, work) == [True, True]
 
     def test_half_types_through_fusion(self, on_ranks):
         def work(context):

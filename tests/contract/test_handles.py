@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import ringcomm as rc
-from ringcomm import api
 from ringcomm.config import Settings
 from ringcomm.engine.coordinator import DEADLOCK_S
 from ringcomm.errors import MismatchError, Misuse, ProtocolError
@@ -159,18 +158,6 @@ def test_a_factor_that_is_no_number_is_the_same_on_all_ranks():
         return all(math.isnan(value) for value in found)
 
     assert run_ranks(2, work, settings=SETTINGS) == [True] * 2
-
-
-@pytest.fixture
-def as_default(monkeypatch):
-    """Lets every thread have a default context of its own, as every process has."""
-    mine = threading.local()
-
-    def context():
-        return mine.context
-
-    monkeypatch.setattr(api, "context", context)
-    return lambda context: setattr(mine, "context", context)
 
 
 class TestArraysOfTheCaller:

@@ -11,13 +11,15 @@ import pytest
 from ringcomm.collective.progress import Progress
 from ringcomm.collective.reporter import Reporter
 from ringcomm.engine.heartbeat import HeartbeatThread
+from ringcomm.engine.observer import Observer
 from ringcomm.engine.peer_channels import Limits
-from ringcomm.errors import PeerStalledError, ProtocolError
+from ringcomm.errors import BrokenInvariantError, PeerStalledError, ProtocolError
 from ringcomm.transport.tcp import SocketFabric, SocketLink
 from ringcomm.wire.messages import encode
 from tests.contract.service import eventually
 
 HOSTS = ["desk", "jetson1"]
+LIMIT_S = 30.0
 LONG = Limits(30.0, 0.0, 0.0)
 WAITS = Progress(2, 0, "allreduce(shape (8,), float32, op=Sum)", (1,))
 
@@ -42,6 +44,7 @@ class Side:
         self.reporter = Reports()
         self.failure = None
         self.failed = threading.Event()
+        self.on_failure = lambda: None
 
     def begin(
         self, limits: Limits, progress: Progress = Progress(), elsewhere: str = ""  # noqa: B008
@@ -54,6 +57,7 @@ class Side:
 
     def _fail(self, error) -> None:
         self.failure = error
+        self.on_failure()
         self.failed.set()
 
     def end(self) -> None:
@@ -125,6 +129,69 @@ def test_nonsense_ends_it(sides):
     sides[1].sock.send(encode({"type": "beat", "calls": [1], "engine": []}))
     assert sides[0].failed.wait(10)
     assert isinstance(sides[0].failure, ProtocolError)
+
+
+def test_what_only_engines_say_ends_it(sides):
+    sides[1].begin(LONG)
+    sides[0].sock.send(encode({"type": "stack", "text": "x"}))
+    assert sides[1].failed.wait(10)
+    assert "rank 0 may not send 'stack' to rank 1" in str(sides[1].failure)
+
+
+def test_a_bug_in_it_ends_the_group(sides, caplog):
+    """Otherwise nothing would ever be found out again."""
+
+    class Broken(Reports):
+        def check(self) -> None:
+            raise ZeroDivisionError("a bug")
+
+    sides[0].reporter = Broken()
+    sides[0].begin(LONG)
+    assert sides[0].failed.wait(10)
+    assert isinstance(sides[0].failure, BrokenInvariantError)
+    assert str(sides[0].failure) == "watch over process group 7: ZeroDivisionError: a bug"
+    assert "the watch over process group 7 failed on rank 0" in caplog.text
+    sides[0].heartbeat.settle(LIMIT_S)  # there is nothing to wait for
+
+
+def test_what_it_tells_of_its_end_may_stop_it(sides):
+    sides[0].begin(Limits(0.3, 0.0, 0.0))
+    sides[0].on_failure = lambda: sides[0].heartbeat.stop()
+    assert sides[0].failed.wait(10)
+    assert isinstance(sides[0].failure, PeerStalledError)
+
+
+def test_the_late_rank_may_be_rank_0_itself(sides, caplog):
+    with caplog.at_level(logging.WARNING, "ringcomm.engine"):
+        sides[1].begin(Limits(30.0, 0.2, 0.0), WAITS._replace(waits_for=(0,)))
+        sides[0].begin(Limits(30.0, 0.2, 0.0))
+        assert eventually(lambda: "Rank 0 (desk), for which others wait, is here" in caplog.text)
+
+
+def test_what_observers_see_is_brought_to_rank_0(sides):
+    taken, came = [], threading.Event()
+
+    def sink(rank: int, events: list) -> None:
+        taken.append((rank, [event[0] for event in events]))
+        came.set()
+
+    for side in sides:
+        side.begin(LONG)
+    observers = [Observer(), Observer()]
+    for side, observer in zip(sides, observers):
+        side.heartbeat.observe(observer, sink if side is sides[0] else None)
+        assert side.heartbeat.observer is observer
+    observers[1].call_made("send")
+    for side in sides[::-1]:
+        side.heartbeat.observe(None)
+        assert side.heartbeat.observer is None
+    assert came.wait(10)
+    assert taken == [(1, ["send"])]
+    sides[1].heartbeat.settle(LIMIT_S)
+    assert not sides[1].heartbeat._outbox
+    sides[1].heartbeat.stop()
+    sides[0].heartbeat.settle(LIMIT_S)  # until all others have left
+    assert sides[0].heartbeat._peers.all_left()
 
 
 def test_it_ends_with_the_group(sides):

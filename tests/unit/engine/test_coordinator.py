@@ -449,3 +449,64 @@ def test_what_the_program_needs_first_is_not_behind_what_became_ready_before():
     assert sorted(name for bucket in job.run() for name in bucket) == ["first", "small"]
     assert job.run() == [["last"]]
     assert job.run() == []
+
+
+def test_what_happens_is_told_to_those_who_have_asked():
+    job = Job()
+    coordinator, seen = job.coordinator, []
+    coordinator.on_announce = lambda key, rank, signature: seen.append(("announced", key.name, rank))
+    coordinator.on_complete = lambda key: seen.append(("complete", key.name))
+    coordinator.on_responses = lambda nbytes, now_s: seen.append(("run", nbytes, now_s))
+    for rank in range(3):
+        job.ready(rank, sig("a"))
+    assert job.run() == [["a"]]
+    announced = [("announced", "a", rank) for rank in range(3)]
+    assert seen == [*announced, ("complete", "a"), ("run", 16, job.now_s)]
+
+
+def test_a_rank_that_is_back_is_not_excused_any_more():
+    job = Job()
+    job.send(1, {"type": "paused", "reason": "saving checkpoint"})
+    assert job.coordinator.paused == {1: "saving checkpoint"}
+    for _ in range(2):
+        job.send(1, {"type": "resumed"})
+        assert job.coordinator.paused == {}
+
+
+def test_a_confirmation_of_an_epoch_that_is_over_says_nothing():
+    job = Job(cache_capacity=1)
+    for epoch in (1, 2):
+        for rank in range(3):
+            job.ready(rank, sig(f"a{epoch}"))
+        assert job.run() == [[f"a{epoch}"]]
+        responses = job.responses()
+        assert responses is not None and responses["forget"] == epoch
+        for rank in range(3):
+            job.send(rank, {"type": "forgot", "epoch": epoch})
+    for rank in range(3):
+        job.send(rank, {"type": "forgot", "epoch": 1})
+    for rank in range(3):
+        job.ready(rank, sig("again"))
+    assert job.run() == [["again"]]
+
+
+def test_ranks_are_waited_for_by_the_members_of_a_set_only():
+    job = Job()
+    job.ready(0, sig("a", process_set=1))
+    assert job.coordinator.waits_for([2]) and job.coordinator.waits_for([1, 2])
+    assert not job.coordinator.waits_for([1])  # no member
+    assert not job.coordinator.waits_for([0])  # it has announced it
+
+
+def test_a_stack_is_shown_once_it_is_known():
+    job = Job()
+    assert job.coordinator.stack_of(1) == ""
+    job.send(1, {"type": "stack", "text": "  File train.py\n"})
+    assert job.coordinator.stack_of(1) == "Its main thread was last seen here:\n  File train.py"
+    assert "jetson1" in job.coordinator.warnings[-1]
+
+
+def test_what_only_rank_0_sends_is_refused():
+    job = Job()
+    with pytest.raises(ProtocolError, match="rank 1 may not send 'explain' to rank 0"):
+        job.send(1, {"type": "explain"})

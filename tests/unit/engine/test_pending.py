@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -9,8 +11,8 @@ from ringcomm.engine.pending import Pending
 from ringcomm.engine.process_sets import ProcessSets, UnknownProcessSetError
 from ringcomm.engine.request import Handle, Key, Request, Signature
 from ringcomm.errors import ConfigError, DuplicateNameError, MismatchError
-from ringcomm.ops import Collective, ReduceOp
-from ringcomm.wire.frames import NO_ROOT
+from ringcomm.ops import CODECS, Collective, ReduceOp
+from ringcomm.wire.frames import NO_OP, NO_ROOT
 
 
 def request(name: str = "", site: str = "train.py:1") -> Request:
@@ -68,7 +70,60 @@ def test_a_rank_that_has_joined_counts():
     assert later.key.number == 6
 
 
+class TestSignature:
+    @pytest.mark.parametrize(
+        ("change", "text"),
+        [
+            ({}, "allreduce(shape (4,), float32, op=Sum)"),
+            (
+                {"dtypes": ("float32", "float16", "float32"), "shapes": ((4,), (), (2,))},
+                "grouped_allreduce(3 tensors, types float16/float32, op=Sum)",
+            ),
+            ({"codec": 1}, f"allreduce(shape (4,), float32, op=Sum, compression={CODECS[1]!r})"),
+            ({"weighted": True}, "allreduce(shape (4,), float32, op=Sum, with a weight)"),
+            ({"process_set": 3}, "allreduce(shape (4,), float32, op=Sum, process set 3)"),
+            (
+                {"prescale": 0.5, "postscale": 2.0},
+                "allreduce(shape (4,), float32, op=Sum, prescale_factor=0.5, postscale_factor=2.0)",
+            ),
+            (
+                {"kind": int(Collective.BROADCAST), "op": NO_OP, "root": 2},
+                "broadcast(shape (4,), float32, root_rank=2)",
+            ),
+            (
+                {"kind": int(Collective.BROADCAST), "op": NO_OP, "root": 0, "process_set": -2},
+                "message(shape (4,), float32)",
+            ),
+            ({"kind": int(Collective.ALLGATHER), "op": NO_OP}, "allgather(rows of shape (4,), float32)"),
+            ({"kind": int(Collective.BARRIER), "op": NO_OP, "dtypes": (), "shapes": ()}, "barrier()"),
+        ],
+        ids=lambda value: value if isinstance(value, str) else "",
+    )
+    def test_it_is_described_as_the_call_and_comes_back_from_a_message(self, change, text):
+        signature = request().signature._replace(**change)
+        assert signature.describe() == text
+        assert Signature.from_json(json.loads(json.dumps(list(signature)))) == signature
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"codec": len(CODECS)}, {"codec": -1}, {"kind": 99}, {"dtypes": ("float33",)}, {"shapes": ()},
+            {"shapes": ((-4,),)}, {"prescale": "much"},
+        ],
+        ids=str,
+    )  # fmt: skip
+    def test_what_could_not_be_run_is_refused(self, change):
+        with pytest.raises((ValueError, TypeError)):
+            Signature.from_json(list(request().signature._replace(**change)))
+
+
 class TestHandle:
+    def test_its_error_can_be_read_without_waiting(self):
+        handle, failure = Handle("x"), MismatchError("differ", rank=0, peer=1)
+        assert handle.error is None
+        handle.finish(error=failure)
+        assert handle.error is failure
+
     def test_the_result_is_converted_once_by_the_first_reader(self):
         calls = []
         handle = Handle("x", convert=lambda result: calls.append(result) or [result])
@@ -122,6 +177,30 @@ class TestProcessSets:
         why = "use global_process_set" if len(ranks) == 4 else "different ranks"
         with pytest.raises(ConfigError, match=why):
             ProcessSets(0, 4).check_new(ranks)
+
+    def test_the_same_change_again_changes_nothing(self):
+        sets = ProcessSets(0, 4)
+        assert [sets.apply(sets.change("add", [0, 2])) for _ in range(2)] == [1, 1]
+        assert [sets.apply(sets.change("remove", [0, 2])) for _ in range(2)] == [1, -1]
+        assert sets.numbers() == [0]
+
+    def test_a_pair_of_ranks_has_a_number_that_all_ranks_compute(self):
+        size = 4
+        for one in range(size):
+            for other in set(range(size)) - {one}:
+                number = ProcessSets(one, size).pair(other)
+                assert number < 0 and number == ProcessSets(other, size).pair(one)
+                assert ProcessSets(2, size).members(number) == tuple(sorted((one, other)))
+
+    @pytest.mark.parametrize("peer", [1, 4, -1])
+    def test_a_rank_that_no_message_goes_to(self, peer):
+        with pytest.raises(ConfigError, match=f"other ranks from 0 to 3, not with rank {peer}"):
+            ProcessSets(1, 4).pair(peer)
+
+    def test_a_number_of_no_pair(self):
+        for number in (-1, -6, -100):  # ranks 0 and 0, 1 and 1, 24 and 3
+            with pytest.raises(UnknownProcessSetError, match="does not exist"):
+                ProcessSets(0, 4).members(number)
 
     def test_not_a_member(self):
         sets = ProcessSets(0, 4)

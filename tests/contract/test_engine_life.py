@@ -1,0 +1,334 @@
+"""What an engine does besides its operations: observers, priorities, pauses, interrupts, and its end."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ringcomm.config import Settings
+from ringcomm.engine.engine import Engine
+from ringcomm.engine.observer import Observer
+from ringcomm.engine.thread import EngineThread
+from ringcomm.errors import (
+    BrokenInvariantError,
+    ConfigError,
+    Misuse,
+    NotInitializedError,
+    PeerLostError,
+    RingcommError,
+)
+from ringcomm.ops import Average, Sum
+from ringcomm.testing.cluster import RankFailed, run_ranks
+from ringcomm.transport.memory import memory_channels
+from tests.contract.service import eventually
+
+LIMIT_S = 30.0
+PLAIN = Settings(spin_us=0.0, timeout_s=20.0, start_timeout_s=20.0, stall_warning_s=0.0)
+
+
+def reduced(context, name, **options):
+    array = np.full(3, context.rank + 1.0)
+    context.engine.allreduce([array], Sum, name, **options).wait(LIMIT_S)
+    return array.tolist()
+
+
+def test_join_while_a_join_is_going_on():
+    def work(context):
+        if context.rank == 0:
+            first = context.engine.join()
+            with pytest.raises(Misuse, match="an earlier join"):
+                context.engine.join()
+            context.barrier()
+        else:
+            context.barrier()
+            first = context.engine.join()
+        return first.wait(LIMIT_S)
+
+    assert run_ranks(2, work, settings=PLAIN) == [1, 1]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_an_observer_sees_operations_until_there_is_none(size):
+    def work(context):
+        events = []
+
+        def sink(rank, found):
+            events.extend(tuple(event[:3]) for event in found)
+
+        engine, observer = context.engine, Observer()
+        assert engine.observer is None
+        engine.observe(observer, sink if context.rank == 0 else None)
+        assert engine.observer is observer
+        context.barrier()
+        reduced(context, "seen")
+        context.barrier()
+        engine.observe(None)
+        assert engine.observer is None
+        reduced(context, "unseen")
+        context.barrier()
+        return events
+
+    events, *others = run_ranks(size, work, settings=PLAIN)
+    assert others == [[]] * (size - 1)
+    assert events.count(("allreduce.seen", "B", "ALLREDUCE")) == size
+    assert events.count(("allreduce.seen", "B", "RINGCOMM_ALLREDUCE")) == size
+    assert not any("unseen" in label for label, *_ in events)
+
+
+def test_what_is_needed_first_runs_first():
+    def work(context):
+        engine, order = context.engine, []
+        engine.prioritize(["first", "second"])
+        arrays = {name: np.ones(3 << 20, np.float32) for name in ("second", "first")}  # more than run at once
+        context.barrier()
+        handles = [engine.allreduce([array], Sum, name) for name, array in arrays.items()]
+        for name, handle in zip(arrays, handles):
+            handle.when_done(lambda _, name=name: order.append(name))
+        for handle in handles:
+            handle.wait(LIMIT_S)
+        return order
+
+    # Each operation needs both announcements; a cycle of half a second collects those of both operations.
+    first, other = run_ranks(2, work, settings=replace(PLAIN, cycle_ms=500.0))
+    assert first == other == ["first", "second"]
+
+
+def test_numbers_about_what_it_has_done():
+    def work(context):
+        asked = []
+        context.engine.on_reduction = lambda nbytes, urgent, name: asked.append((nbytes, urgent, name))
+        context.engine.allreduce([np.ones(100_000, np.float32)], Sum, "x", urgent=True).wait(LIMIT_S)
+        context.engine.allreduce([np.ones(2)], Average).wait(LIMIT_S)
+        return asked, context.engine.reduced_bytes
+
+    assert run_ranks(2, work, settings=PLAIN) == [([(400_000, True, "x"), (16, False, "")], 400_016)] * 2
+
+
+def test_how_far_an_operation_is_that_another_rank_keeps_waiting():
+    seen = threading.Event()
+
+    class Slow(Observer):
+        def activity(self, bucket, name):
+            assert seen.wait(LIMIT_S)
+
+    def work(context):
+        engine = context.engine
+        if context.rank == 1:
+            engine.observe(Slow())
+        context.barrier()
+        handle = engine.allreduce([np.ones(1 << 20, np.float32)], Sum, "x")  # more than a pipe holds
+
+        def moved():
+            row = engine.history.rows()[-1]
+            return row["state"] == "running" and row["moved"] > 0
+
+        if context.rank == 0:
+            assert eventually(moved)
+            seen.set()
+        handle.wait(LIMIT_S)
+        assert engine._bucket_runner.moved_bytes(0) == 0  # it runs no more
+        return engine.history.rows()[-1]["state"]
+
+    assert run_ranks(2, work, settings=replace(PLAIN, flight_recorder=4)) == ["done", "done"]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_pause_is_recorded_as_long_as_it_lasts(size):
+    def work(context):
+        history = context.engine.history
+        with context.engine.pause("saving checkpoint"):
+            inside = None if history is None else history.paused
+        return inside, "" if history is None else history.paused
+
+    recorded = run_ranks(size, work, settings=replace(PLAIN, flight_recorder=4))
+    assert recorded == [(None, "") if size == 1 else ("saving checkpoint", "")] * size
+    assert run_ranks(size, work, settings=replace(PLAIN, flight_recorder=0)) == [(None, "")] * size
+
+
+def test_a_process_set_that_is_none_is_not_removed():
+    def work(context):
+        engine = context.engine
+        number = engine.add_process_set([2, 1])
+        removed = [engine.remove_process_set(item) for item in (0, 7, number, number)]
+        return number, removed
+
+    assert run_ranks(3, work, settings=PLAIN) == [(1, [False, False, True, False])] * 3
+
+
+class TestInterrupts:
+    def test_a_wait_that_is_interrupted_ends_the_job_and_names_the_rank(self):
+        """An exception from outside, as Ctrl-C is one in the main thread."""
+        thread_of_rank_1, waits = [], threading.Event()
+
+        def work(context):
+            context.engine.barrier("all are here").wait(LIMIT_S)
+            if context.rank == 0:
+                assert waits.wait(LIMIT_S)
+                (ident,) = thread_of_rank_1
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(Stop))
+                context.engine.barrier("never").wait(LIMIT_S)
+            thread_of_rank_1.append(threading.get_ident())
+            handle = context.engine.allreduce([np.ones(3)], Sum, "x")
+            errors = []
+
+            def other():
+                with pytest.raises(RingcommError) as caught:
+                    handle.wait()
+                errors.append(caught.value)
+
+            thread = threading.Thread(target=other)
+            thread.start()
+            state = context.engine._thread._state
+
+            def look():
+                if eventually(lambda: len(state.waiters._waits) == 2):
+                    waits.set()
+
+            threading.Thread(target=look).start()
+            with pytest.raises(Stop):
+                handle.wait()
+            thread.join(LIMIT_S)
+            assert "was interrupted (Stop) in allreduce(shape (3,), float64, op=Sum) 'x'" in str(errors[0])
+            with pytest.raises(RingcommError):
+                context.engine.barrier("again")
+            return "interrupted"
+
+        class Stop(BaseException):
+            pass
+
+        with pytest.raises(RankFailed) as caught:
+            run_ranks(2, work, "tcp", PLAIN)
+        error, nothing = caught.value.errors
+        assert nothing is None and isinstance(error, PeerLostError) and error.rank == 1
+        assert "interrupted (Stop)" in str(error)
+
+    def test_in_the_thread_that_does_the_engines_work(self):
+        def work(context):
+            context.engine.barrier("all are here").wait(LIMIT_S)
+            if context.rank == 0:
+                context.engine.barrier("never").wait(LIMIT_S)
+            handle = context.engine.allreduce([np.ones(3)], Sum, "x")
+
+            def interrupt():
+                raise KeyboardInterrupt
+
+            with pytest.raises(KeyboardInterrupt):
+                context.engine._thread._guarded(interrupt)
+            with pytest.raises(PeerLostError, match=r"interrupted \(KeyboardInterrupt\)"):
+                handle.wait(LIMIT_S)
+            return True
+
+        with pytest.raises(RankFailed) as caught:
+            run_ranks(2, work, "tcp", PLAIN)
+        error, nothing = caught.value.errors
+        assert nothing is None and isinstance(error, PeerLostError) and error.rank == 1
+
+    def test_between_the_parts_of_a_call(self):
+        """No other rank could find out that the rest does not come."""
+
+        def work(context):
+            context.engine.barrier("all are here").wait(LIMIT_S)
+            if context.rank == 0:
+                context.engine.barrier("second part").wait(LIMIT_S)
+            with pytest.raises(KeyError), context.engine.in_parts():
+                raise KeyError("learning_rate")
+            assert eventually(lambda: context.engine._thread._state.broken is not None)
+            return True
+
+        with pytest.raises(RankFailed) as caught:
+            run_ranks(2, work, "tcp", PLAIN)
+        error, nothing = caught.value.errors
+        assert nothing is None and isinstance(error, PeerLostError) and error.rank == 1
+        assert "KeyError: 'learning_rate'" in str(error)
+
+    def test_errors_that_all_ranks_raise_end_no_job(self):
+        def work(context):
+            with pytest.raises(Misuse), context.engine.in_parts():
+                raise Misuse("on every rank")
+            with context.engine.in_parts():
+                return reduced(context, "x")[0]
+
+        assert run_ranks(2, work, settings=PLAIN) == [3.0, 3.0]
+
+
+def test_a_bug_in_the_engine_fails_what_is_on_its_way_and_the_job(caplog):
+    def work(context):
+        context.engine.barrier("all are here").wait(LIMIT_S)
+        if context.rank == 0:
+            context.engine.barrier("never").wait(LIMIT_S)
+        handle = context.engine.allreduce([np.ones(3)], Sum, "x")
+        assert context.engine._thread._guarded(lambda: 1 // 0) is False
+        with pytest.raises(BrokenInvariantError, match="engine of rank 1 failed: ZeroDivisionError"):
+            handle.wait(LIMIT_S)
+        with pytest.raises(Misuse, match="has failed before.*ZeroDivisionError"):
+            context.engine.barrier("again")
+        return True
+
+    with pytest.raises(RankFailed) as caught:
+        run_ranks(2, work, "tcp", PLAIN)
+    error, nothing = caught.value.errors
+    assert nothing is None and isinstance(error, PeerLostError) and error.rank == 1
+    assert "the engine of rank 1 failed" in caplog.text
+
+
+class TestEnd:
+    def test_what_is_said_last_is_waited_for(self):
+        def work(context):
+            context.engine.barrier("all are here").wait(LIMIT_S)
+            if context.rank == 0:
+                context.engine.settle(LIMIT_S)  # until all others have left
+                return context.engine._thread._state.peers.all_left()
+            context.engine.settle(LIMIT_S)
+            return context.engine._thread._state.settled()
+
+        assert run_ranks(2, work, settings=PLAIN) == [True, True]
+        assert run_ranks(1, lambda context: context.engine.settle(LIMIT_S), settings=PLAIN) == [None]
+
+    def test_its_own_thread_may_end_it(self):
+        """As a callback of an operation may, which runs there."""
+
+        def work(context):
+            ended = threading.Event()
+            thread: EngineThread = context.engine._thread
+            context.engine.barrier("all are here").wait(LIMIT_S)
+
+            def end(_):
+                if threading.current_thread() is thread._thread:
+                    context.engine.stop()
+                ended.set()
+
+            handle = context.engine.allreduce([np.ones(3)], Sum, "x")
+            handle.when_done(end)
+            assert ended.wait(LIMIT_S)
+            with pytest.raises(NotInitializedError, match="shut down"):
+                context.engine.barrier("again")
+            return True
+
+        assert run_ranks(2, work, settings=PLAIN) == [True, True]
+
+
+class TestAutotuning:
+    def test_a_log_that_cannot_be_written_starts_nothing(self, tmp_path, no_leaks):
+        log = tmp_path / "missing" / "tuning.csv"
+        one, other = memory_channels(2)
+        settings = replace(PLAIN, autotune=True, autotune_log=str(log))
+        with pytest.raises(ConfigError, match=r"tuning\.csv cannot be written: No such file or directory\."):
+            Engine(one, settings)
+        engine = Engine(other, settings)  # only rank 0 writes it
+        engine.stop()
+        for channels in (one, other):
+            channels.close()
+
+    def test_without_a_log_the_result_is_told(self, caplog):
+        caplog.set_level("INFO", "ringcomm.engine")
+
+        def work(context):
+            return [reduced(context, "x")[0] for _ in range(3)]
+
+        assert run_ranks(2, work, settings=replace(PLAIN, autotune=True)) == [[3.0] * 3] * 2
+        told = [record.getMessage() for record in caplog.records if "utotuning" in record.getMessage()]
+        assert len(told) == 1

@@ -1,0 +1,424 @@
+"""Cycles of engines that are driven by hand: what they make of each other's messages, and of failures."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Sequence
+
+import numpy as np
+import pytest
+
+from ringcomm.collective.progress import Progress
+from ringcomm.collective.runner import Runner
+from ringcomm.config import Settings
+from ringcomm.engine.bucket_runner import BucketRunner
+from ringcomm.engine.coordinator import Coordinator, Tuning
+from ringcomm.engine.cycle import EngineState
+from ringcomm.engine.observer import Observer
+from ringcomm.engine.operation_history import OperationHistory
+from ringcomm.engine.peer_channels import Limits, PeerChannels, StopWatch
+from ringcomm.engine.process_sets import ProcessSets
+from ringcomm.engine.request import Handle, Request, Signature
+from ringcomm.errors import (
+    MismatchError,
+    NotInitializedError,
+    PeerLostError,
+    PeerStalledError,
+    ProtocolError,
+    RingcommError,
+)
+from ringcomm.ops import Collective, ReduceOp
+from ringcomm.transport.base import Stopped
+from ringcomm.transport.memory import memory_fabrics
+from ringcomm.wire.frames import NO_OP, NO_ROOT
+
+NOTHING: Dict[str, Any] = {
+    "type": "orders", "fresh": [], "settled": [], "run": [], "totals": [], "failed": [], "joined": -1,
+    "forget": 0,
+}  # fmt: skip
+
+
+class Job:
+    """Engines without threads, over memory and a clock that is a number.
+
+    Attributes:
+        closed: ranks whose links were reported as ended, by the rank that has reported it.
+    """
+
+    def __init__(self, size: int = 2, limits: Limits = Limits()) -> None:  # noqa: B008
+        self.now_s = 0.0
+        self.closed: List[List[int]] = [[] for _ in range(size)]
+        hosts = [f"host{rank}" for rank in range(size)]
+        self.fabrics, self.background = memory_fabrics(size), memory_fabrics(size)
+        self.sets = [ProcessSets(rank, size) for rank in range(size)]
+        self.running = [Progress() for _ in range(size)]
+        self.states = [self._state(rank, hosts, limits) for rank in range(size)]
+
+    def _state(self, rank: int, hosts: Sequence[str], limits: Limits) -> EngineState:
+        def make_runner(fabric: Any) -> Runner:
+            return Runner(fabric, Settings(timeout_s=0.01))
+
+        def lost(peer: int, why: str, kind: str) -> BaseException:
+            return PeerLostError(f"{kind}: {why}", rank=peer)
+
+        def calls() -> Any:
+            return self.running[rank], Progress()
+
+        def closed(peer: int, why: str) -> None:
+            self.closed[rank].append(peer)
+
+        coordinator = None
+        if rank == 0:
+            options = {"stall_warning_s": limits.warning_s, "stall_limit_s": limits.late_after_s}
+            coordinator = Coordinator(hosts, self.sets[0].members, Tuning(1 << 20, 0.0), **options)
+        peers = PeerChannels(self.fabrics[rank], hosts, limits, lost, calls, lambda: self.now_s)
+        buckets = BucketRunner(self.background[rank], make_runner, self.sets[rank])
+        watch = StopWatch(None)
+        return EngineState(
+            self.fabrics[rank], peers, buckets, coordinator, watch, closed, lambda: self.now_s
+        )
+
+    def turn(self, count: int = 4) -> None:
+        """Every engine does what it can."""
+        for _ in range(count):
+            for state in self.states:
+                state.wake_up()
+                while state.cycle():
+                    pass
+
+    def orders(self, **content: Any) -> None:
+        """Rank 0 sends responses."""
+        self.states[0].peers.messages.send({**NOTHING, **content})
+
+    def submit(self, rank: int, name: str, value: float, urgent: bool = True, **changes: Any) -> Request:
+        array = np.full(2, value)
+        plain = Signature(
+            name, 0, int(Collective.ALLREDUCE), int(ReduceOp.SUM), NO_ROOT, ("float64",), ((2,),)
+        )
+        request = Request(plain._replace(**changes), [array], Handle(name))
+        request.urgent = urgent
+        self.states[rank].pending.add(request)
+        return request
+
+
+    def submit_known(self, ranks: int, name: str, **changes: Any) -> List[Request]:
+        """Each of the first ranks submits an operation that ran before, whose caller waits: rank + 1."""
+        requests = [self.submit(rank, name, rank + 1.0, **changes) for rank in range(ranks)]
+        coordinator, signature = self.states[0].coordinator, requests[0].signature
+        assert coordinator is not None
+        number = coordinator._ids.issue(signature)
+        for state in self.states:
+            state.pending.ids.learn(number, signature)
+        return requests
+
+
+def error_of(handle: Handle) -> Optional[BaseException]:
+    try:
+        handle.wait(0.0)
+    except BaseException as error:  # noqa: BLE001 - looked at by the test
+        return error
+    return None
+
+
+class TestSettled:
+    """Operations whose numbers travel with the announcement."""
+
+    def test_every_rank_gets_the_sum_and_its_observer_sees_it(self):
+        job = Job()
+        observers = [Observer(mark_cycles=True) for _ in job.states]
+        for state, observer in zip(job.states, observers):
+            state.peers.tracing.observer = observer
+        requests = job.submit_known(2, "loss")
+        arrays = [request.arrays[0] for request in requests]
+        job.turn()
+        assert all(request.handle.done() for request in requests)
+        assert [array.tolist() for array in arrays] == [[3.0, 3.0]] * 2
+        for observer in observers:
+            seen = [(event[1], event[2]) for event in observer.drain()]
+            assert ("B", "ALLREDUCE") in seen and ("i", "CYCLE_START") in seen
+
+    def test_a_rank_outside_the_set_only_reads_it(self):
+        job = Job(3)
+        for sets in job.sets:
+            assert sets.apply("add ranks 0, 1") == 1
+        requests = job.submit_known(2, "loss", process_set=1)
+        arrays = [request.arrays[0] for request in requests]
+        job.turn()
+        assert [array.tolist() for array in arrays] == [[3.0, 3.0]] * 2
+        assert [state.executed for state in job.states] == [1, 1, 1]
+
+    @pytest.mark.parametrize("text", ["AAAA", "not base64!", "A"])
+    def test_a_result_that_does_not_fit_is_an_error_of_the_operation_and_the_engine(self, text):
+        job = Job()
+        request = job.submit(1, "loss", 1.0)
+        job.turn()
+        job.orders(fresh=[[1, list(request.signature)]], settled=[[1, 0, text]])
+        with pytest.raises(ProtocolError):
+            job.turn()
+        assert isinstance(error_of(request.handle), ProtocolError)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"run": [[99, 0]]},
+        {"fresh": [[1, ["too short"]]]},
+        {"fresh": [["x", []]]},
+        {"settled": [[1, 2]]},
+        {"failed": [[["a", "b"], "mismatch", "text", []]]},
+        {"totals": ["x"]},
+        {"totals": [None]},
+    ],
+    ids=str,
+)
+def test_responses_that_make_no_sense_are_an_error_of_rank_0(content):
+    job = Job()
+    request = job.submit(1, "a", 1.0, weighted=True)
+    job.turn()
+    if "totals" in content:
+        content = {**content, "fresh": [[1, list(request.signature)]], "run": [[1, 0]]}
+    job.orders(**content)
+    with pytest.raises(ProtocolError, match="Rank 0 sent responses that this rank cannot execute"):
+        job.turn()
+
+
+def test_what_a_rank_may_not_send_is_refused():
+    job = Job(3)
+    job.states[0].peers.messages.send({"type": "joined"}, 1)
+    with pytest.raises(ProtocolError, match="rank 0 may not send 'joined' to rank 1"):
+        job.turn()
+    job = Job(3)
+    job.states[2].peers.messages.send(NOTHING, 1)
+    with pytest.raises(ProtocolError, match="rank 2 may not send 'orders' to rank 1"):
+        job.turn()
+
+
+class TestFailures:
+    def test_an_operation_that_rank_0_gives_up_is_recorded_while_its_caller_still_waits(self):
+        job = Job()
+        request = job.submit(1, "a", 1.0, urgent=False)
+        state = job.states[1]
+        state.history = OperationHistory(8, lambda _: 0)
+        seen = []
+        state.history.on_failure = lambda error: seen.append((str(error), request.handle.done()))
+        job.turn()
+        job.orders(failed=[[[0, "a", 0], "stalled", "given up", [0]]])
+        job.turn()
+        error = error_of(request.handle)
+        assert isinstance(error, PeerStalledError) and error.rank == 0
+        assert seen == [("given up", False)]
+
+    def test_a_mismatch_is_recorded_as_no_failure_of_the_engine(self):
+        job = Job()
+        request = job.submit(1, "a", 1.0, urgent=False)
+        state = job.states[1]
+        state.history = OperationHistory(8, lambda _: 0)
+        state.history.on_failure = pytest.fail
+        job.turn()
+        job.orders(failed=[[[0, "a", 0], "mismatch", "they differ", []], [[0, "b", 0], "mismatch", "x", []]])
+        job.turn()
+        assert isinstance(error_of(request.handle), MismatchError)
+        assert state.broken is None
+
+    @pytest.mark.parametrize(
+        ("problem", "kind", "text"),
+        [
+            (PeerLostError("rank 0 was lost", rank=0), PeerLostError, "rank 0 was lost"),
+            (MemoryError("no room"), MemoryError, "no room"),
+            (Stopped(), NotInitializedError, "shut down while this operation was running"),
+        ],
+    )
+    def test_what_stops_a_bucket_reaches_the_callers_of_its_operations(self, problem, kind, text):
+        job = Job(1)
+        state = job.states[0]
+
+        def stop(activity: str) -> None:
+            raise problem
+
+        observer = Observer()
+        observer.activity = lambda traced, name: stop(name)  # type: ignore[method-assign]
+        state.peers.tracing.observer = observer
+        request = job.submit(0, "a", 1.0, urgent=False)
+        with pytest.raises(type(problem)):
+            job.turn()
+        error = error_of(request.handle)
+        assert type(error) is kind and text in str(error)
+
+    def test_an_interrupt_in_the_thread_at_work_fails_the_operations_with_the_engine(self):
+        """Other threads may wait for them: these get the error of an interrupted rank, and no Ctrl-C."""
+        job = Job(1)
+        state = job.states[0]
+
+        def interrupt(traced: Any, name: str) -> None:
+            raise KeyboardInterrupt
+
+        observer = Observer()
+        observer.activity = interrupt  # type: ignore[method-assign]
+        state.peers.tracing.observer = observer
+        request = job.submit(0, "a", 1.0, urgent=False)
+        with pytest.raises(KeyboardInterrupt):
+            job.turn()
+        assert not request.handle.done()
+        state.fail_all(PeerLostError("this rank was interrupted"))
+        assert "was interrupted" in str(error_of(request.handle))
+
+    def test_everything_fails_with_the_engine(self):
+        job = Job()
+        state = job.states[1]
+        request = job.submit(1, "a", 1.0)
+        join = state.join = Handle("join")
+        state.history = OperationHistory(8, lambda _: 0)
+        seen: List[BaseException] = []
+        state.history.on_failure = seen.append
+        failure = PeerLostError("rank 0 was lost", rank=0)
+        state.fail_all(failure)
+        for handle in (request.handle, join):
+            error = error_of(handle)
+            assert isinstance(error, PeerLostError) and str(error) == str(failure)
+        assert seen == [failure] and state.broken is failure and state.join is None
+        assert not state.pending.unannounced
+
+    def test_a_rank_that_leaves_needs_no_more_cycles(self):
+        job = Job()
+        job.states[1]._watch.stopping = True
+        with pytest.raises(Stopped):
+            job.states[1].cycle()
+
+
+class TestLinksThatEnd:
+    def test_a_goodbye_is_no_failure(self):
+        job = Job()
+        job.states[1].peers.close()
+        job.fabrics[1].close()
+        for _ in range(3):
+            job.states[0].wake_up()
+            job.states[0].cycle()
+        assert job.states[0].peers.messages.gone and job.closed[0] == []
+        assert job.states[0].settled()  # all others have left
+
+    def test_without_one_it_is_reported_once(self):
+        job = Job()
+        assert not job.states[0].settled()
+        job.fabrics[1].close()
+        for _ in range(3):
+            job.states[0].wake_up()
+            job.states[0].cycle()
+        assert job.closed[0] == [1]
+
+    @pytest.mark.parametrize("waits", ["for an operation", "for all to join"])
+    def test_a_rank_that_needs_the_peer_fails(self, waits):
+        job = Job()
+        if waits == "for an operation":
+            job.submit(1, "a", 1.0)
+        else:
+            job.states[1].join = Handle("join")
+        job.fabrics[0].close()
+        job.states[1].wake_up()
+        with pytest.raises(PeerLostError, match="^lost: ") as caught:
+            job.states[1].cycle()
+        assert caught.value.rank == 0
+
+    def test_rank_0_fails_if_others_wait_for_the_one_that_has_ended(self):
+        job = Job(3)
+        job.submit(1, "a", 1.0)
+        job.turn()
+        job.fabrics[2].close()
+        job.states[0].wake_up()
+        with pytest.raises(PeerLostError) as caught:
+            job.states[0].cycle()
+        assert caught.value.rank == 2
+
+    def test_what_is_not_sent_is_not_settled(self):
+        job = Job()
+        state = job.states[1]
+        assert state.settled()
+        state.outbox.append({"type": "joined"})
+        assert not state.settled()
+        job.turn()
+        assert state.settled()
+
+
+class TestLate:
+    def test_of_a_direct_call_is_warned_asked_and_given_up(self, caplog):
+        job = Job(2, Limits(0.0, 1.0, 3.0))
+        job.running[0] = Progress(2, 0, "allreduce(shape (8,))", (1,))
+        for tenth in range(25):
+            job.now_s = tenth / 10
+            job.turn(2)
+        texts = [record.getMessage() for record in caplog.records]
+        assert any(text.startswith("allreduce(shape (8,)), call number 1, has waited for") for text in texts)
+        assert any(text.startswith("Rank 1 (host1), for which others wait, is here:") for text in texts)
+        with pytest.raises(PeerLostError, match=r"^late: (?s:.*)given up.*Its main thread was last seen"):
+            for tenth in range(25, 60):
+                job.now_s = tenth / 10
+                job.turn(2)
+
+    def test_rank_0_shows_its_own_stack_too(self, caplog):
+        job = Job(2, Limits(0.0, 1.0, 0.0))
+        job.running[1] = Progress(2, 0, "barrier()", (0,))
+        for tenth in range(25):
+            job.now_s = tenth / 10
+            job.turn(2)
+        texts = [record.getMessage() for record in caplog.records]
+        assert any(text.startswith("Rank 0 (host0), for which others wait, is here:") for text in texts)
+
+
+def test_what_it_does_is_the_call_before_the_oldest_operation():
+    job = Job()
+    state = job.states[1]
+    assert state.doing() == ""
+    job.submit(1, "first", 1.0)
+    job.submit(1, "second", 1.0)
+    assert state.doing() == "allreduce(shape (2,), float64, op=Sum) 'first'"
+    job.running[1] = Progress(2, 0, "barrier()", (0,))
+    assert state.doing() == "barrier(), call number 1, 0 bytes into it"
+
+
+def test_no_sleep_while_there_is_something_to_say():
+    job = Job()
+    state = job.states[1]
+    assert state.prepare_to_sleep(7.0).timeout_s == 7.0
+    state.outbox.append({"type": "joined"})
+    rest = state.prepare_to_sleep(7.0)
+    assert rest.timeout_s == 0.0
+    state.sleep(rest)  # returns at once
+
+
+def test_joined_ranks_are_told_of_the_last_one():
+    job = Job()
+    for state in job.states:
+        state.join = Handle("join")
+        state.outbox.append({"type": "joined"})
+    handles = [state.join for state in job.states]
+    job.turn()
+    assert [handle.wait(0.0) for handle in handles if handle is not None] == [1, 1]
+    job.orders(joined=1)  # nothing waits for it any more
+    job.turn()
+    assert all(state.broken is None for state in job.states)
+
+
+def test_numbers_that_rank_0_withdraws_are_forgotten_and_confirmed():
+    job = Job()
+    job.orders(fresh=[[5, list(job.submit(1, "a", 1.0).signature)]])
+    job.turn()
+    assert job.states[1].pending.ids.known() == [5]
+    job.orders(forget=1)
+    job.turn()
+    assert job.states[1].pending.ids.known() == []
+    assert not job.states[1].outbox
+
+
+def test_an_error_of_the_kind_that_all_ranks_raise_stays_what_it_is():
+    class Refused(RingcommError, ValueError):
+        pass
+
+    job = Job()
+    signature = job.submit(1, "a", 1.0, op=NO_OP).signature
+    job.turn()
+
+    def members(number: int) -> Any:
+        raise Refused("in its own words")
+
+    job.states[1].bucket_runner.members = members  # type: ignore[method-assign]
+    job.orders(fresh=[[1, list(signature)]], run=[[1, 0]])
+    with pytest.raises(Refused, match="in its own words"):
+        job.turn()
