@@ -87,7 +87,7 @@ LEVELS: Dict[int, List[List[str]]] = {
         ["scaling.machine", "scaling.reduce", "scaling.step", "scaling.figure", "scaling.prediction",
          "scaling.recorder", "scaling.job"],
         ["balance.plan", "balance.order", "balance.deal", "balance.replan", "balance.step_weight",
-         "balance.unequal", "balance.advise", "balance.probe"],
+         "balance.unequal", "balance.window", "balance.advise", "balance.probe"],
         [
             "group.work", "group.message_matching", "group.message_channel", "group.abort_watch",
             "group.operation_queue", "group.point_to_point",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 import time
-from statistics import median_low
 from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 import numpy as np
@@ -25,6 +24,7 @@ from .deal import Deal
 from .probe import Probe
 from .replan import Replanner, Report, rank_names
 from .step_weight import StepWeight
+from .window import typical_s
 
 LEAST_FOR_BATCH_NORM = 8
 """With fewer samples the statistics of batch normalization are mostly noise."""
@@ -199,9 +199,8 @@ class Pace:
 
     def _report(self, context: Context, samples: int) -> Handle:
         computes = bool(samples and self._compute_s)
-        # The lower median is a measured time, also of a window in whose middle a rank has slowed down.
-        medians = (median_low(self._compute_s), median_low(self._waited_s)) if computes else (0.0, 0.0)
-        compute_s, waited_s = medians
+        compute_s = typical_s(self._compute_s) if computes else 0.0
+        waited_s = typical_s(self._waited_s) if computes else 0.0
         row = np.array([samples, compute_s, waited_s, self._ahead, self._most], np.float64)
         name = f"ringcomm.balance.{self._number}.{self._total_steps}"
         return context.engine.allgather([row], [(1, row.size)], name)

@@ -13,6 +13,9 @@ from ..errors import ConfigError
 Shares = Tuple[int, ...]
 """Samples of a global batch, by rank."""
 
+_LEAST_SAMPLE_S = 1e-9
+_LEAST_PART = 1e-6
+"""Of the time per sample: so much of it at least is not fixed."""
 _HALVINGS = 100
 """After so many steps of the bisection a time is as exact as a float can be."""
 
@@ -43,10 +46,12 @@ class Observation(NamedTuple):
     Attributes:
         samples: number of samples; more than 0.
         compute_s: seconds, without waiting for other ranks.
+        steps: over how many steps it was measured: its weight among others.
     """
 
     samples: int
     compute_s: float
+    steps: int = 1
 
 
 class Limits(NamedTuple):
@@ -68,11 +73,17 @@ class Limits(NamedTuple):
         return total if limit is None else min(total, limit)
 
 
-def fit(observations: Sequence[Observation]) -> Speed:
-    """The model that comes closest to observations, by least squares.
+def fit(observations: Sequence[Observation], proportional: float = 0.0) -> Speed:
+    """The model that comes closest to observations, by least squares over all measured steps.
 
     From a single number of samples nothing can be said about the fixed part; then it is 0. A fixed part that
     comes out negative (caches, or measurement errors) counts as 0.
+
+    Args:
+        observations: at least one.
+        proportional: how much it is assumed that a rank has no fixed part. Numbers of samples that differ
+            from their mean by this part of it weigh as much as that assumption; those that differ by less say
+            more about errors of measurement than about the fixed part.
 
     Raises:
         ValueError: there are no observations.
@@ -82,20 +93,20 @@ def fit(observations: Sequence[Observation]) -> Speed:
     """
     if not observations:
         raise ValueError("no observations")
-    count = len(observations)
-    mean_samples = sum(item.samples for item in observations) / count
-    mean_s = sum(item.compute_s for item in observations) / count
-    spread = sum((item.samples - mean_samples) ** 2 for item in observations)
-    least_s = 1e-9 + 1e-6 * mean_s / max(1.0, mean_samples)
-    if spread:
-        covariance = sum((item.samples - mean_samples) * (item.compute_s - mean_s) for item in observations)
-        sample_s = max(least_s, covariance / spread)
-        fixed_s = mean_s - sample_s * mean_samples
-        if fixed_s >= 0.0:
-            return Speed(fixed_s, sample_s)
-    squares = sum(item.samples**2 for item in observations)
-    products = sum(item.samples * item.compute_s for item in observations)
-    return Speed(0.0, max(least_s, products / squares))
+    steps = sum(item.steps for item in observations)
+    mean_samples = sum(item.steps * item.samples for item in observations) / steps
+    mean_s = sum(item.steps * item.compute_s for item in observations) / steps
+    without_fixed_s = mean_s / mean_samples
+    assumed = steps * (proportional * mean_samples) ** 2
+    spread = assumed + sum(item.steps * (item.samples - mean_samples) ** 2 for item in observations)
+    if not spread:
+        return Speed(0.0, max(_LEAST_SAMPLE_S, without_fixed_s))
+    covariance = assumed * without_fixed_s + sum(
+        item.steps * (item.samples - mean_samples) * (item.compute_s - mean_s) for item in observations
+    )
+    least_s = _LEAST_SAMPLE_S + _LEAST_PART * without_fixed_s
+    sample_s = max(least_s, min(without_fixed_s, covariance / spread))
+    return Speed(max(0.0, mean_s - sample_s * mean_samples), sample_s)
 
 
 def plan_shares(speeds: Sequence[Speed], total: int, limits: Limits = Limits()) -> Shares:  # noqa: B008
@@ -176,6 +187,16 @@ def _soonest(speeds: Sequence[Speed], shares: Sequence[int], able: Sequence[int]
 def compute_s(speeds: Sequence[Speed], shares: Sequence[int]) -> float:
     """How long the slowest rank computes."""
     return max(speed.compute_s(share) for speed, share in zip(speeds, shares))
+
+
+def spread_of(times: Sequence[float]) -> float:
+    """How much times differ, as a part of the longest; those that are 0 do not count.
+
+    >>> spread_of([0.75, 0.0, 1.0])
+    0.25
+    """
+    some = [seconds for seconds in times if seconds > 0.0]
+    return (max(some) - min(some)) / max(some) if some else 0.0
 
 
 def equal_shares(size: int, total: int) -> Shares:

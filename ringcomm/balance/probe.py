@@ -17,7 +17,7 @@ from .replan import Change, Report
 WARM_UP = 3
 """Steps that do not count: compilers compile, and caches fill."""
 WINDOW = 20
-"""The median of so many steps is one observation."""
+"""So many steps are one observation."""
 BALANCED_WINDOW = 12
 """The same with balanced shares."""
 CODECS = ("float32", "bf16", "int8")

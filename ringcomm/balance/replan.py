@@ -5,25 +5,33 @@ All ranks feed it with the same reports at the same step, so all come to the sam
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Optional, Sequence
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from .plan import Limits, Observation, Shares, Speed, compute_s, fit, plan_shares
+from .plan import Limits, Observation, Shares, Speed, fit, plan_shares, spread_of
 
 WINDOW = 20
-"""The median of so many steps is one observation."""
-FIRST_WINDOW = 5
-"""The same for the first two observations, from which the first model is made."""
+"""So many steps are one observation."""
+FIRST_WINDOW = 4
+"""The same for the first observation, from which the first model is made."""
+SECOND_WINDOW = 7
+"""The same for the second one: a change that follows from it applies by step 20 without a loader."""
 LEAST_GAIN = 0.10
 """By which part the predicted step must be shorter, or shares stay as they are."""
-REFINING_GAIN = 0.03
-"""The same while the first change is refined: only after it are there two batch sizes to fit a model to."""
-REFINEMENTS = 2
-"""So many decisions after the first change may refine it at once."""
+REFINEMENTS = ((0.03, 0.06), (LEAST_GAIN, 0.10))
+"""The decisions right after the first change may refine it at once, by smaller gains, and if times of ranks
+differ by more than a part of the longest: only now are there two batch sizes to fit models to."""
 PAUSE = 50
 """The fewest steps between two changes, after the first one and its refinements."""
+_LONGER = 1.05
+"""A change after which the step takes this many times as long as before, or longer, is taken back."""
+_MOST_CAUTION = 4
 _CHANGED = 0.10
 """How far an observation may be from the model before the rank counts as changed."""
+_PROPORTIONAL = 0.2
+"""See :func:`~.plan.fit`: first windows are short, and first changes small for some ranks."""
 _SIZES_KEPT = 4
+_STEPS_KEPT = 2 * WINDOW
+"""The weight of an observation that was made again and again."""
 _MARGIN = 2
 """Steps by which ranks may differ when they decide."""
 
@@ -33,8 +41,8 @@ class Report(NamedTuple):
 
     Attributes:
         samples: its share of a full global batch.
-        compute_s: median seconds per step, without waiting for other ranks; 0.0 if nothing was measured.
-        waited_s: median seconds per step that it waited, in communication or for other ranks.
+        compute_s: seconds per step, without waiting for other ranks; 0.0 if nothing was measured.
+        waited_s: seconds per step that it waited, in communication or for other ranks.
         ahead: how many steps its loader takes in advance, at most so far.
         most: the most samples that fit into its memory; 0: not known.
     """
@@ -44,6 +52,20 @@ class Report(NamedTuple):
     waited_s: float
     ahead: int
     most: int = 0
+
+
+class Promise(NamedTuple):
+    """What a change was made for; it is compared with the next observation.
+
+    Attributes:
+        shares: those before the change.
+        before_s: seconds per step with them.
+        after_s: seconds per step that were predicted for the new ones.
+    """
+
+    shares: Shares
+    before_s: float
+    after_s: float
 
 
 class Change(NamedTuple):
@@ -86,18 +108,18 @@ class Replanner:
         self._total = total
         self._limits = limits
         self._hosts = list(hosts)
-        self._observed: List[Dict[int, float]] = [{} for _ in shares]
-        self._decisions = self._refined_until = 0
+        self._observed: List[Dict[int, Observation]] = [{} for _ in shares]
+        self._decisions = 0
+        self._refinements: List[Tuple[float, float]] = []
         self._changed_at = -PAUSE
         self._slower = [1.0 for _ in shares]
+        self._promise: Optional[Promise] = None
+        self._caution = 1
 
     @property
     def speeds(self) -> List[Optional[Speed]]:
         """The model of each rank; None: nothing was measured yet."""
-        return [
-            fit([Observation(*item) for item in observed.items()]) if observed else None
-            for observed in self._observed
-        ]
+        return [_fitted(observed) if observed else None for observed in self._observed]
 
     def decide(self, step: int, reports: Sequence[Report]) -> Optional[Change]:
         """Take the reports of all ranks, in rank order.
@@ -109,32 +131,76 @@ class Replanner:
             new shares, or None: they stay as they are.
         """
         self._decisions += 1
-        if self._decisions >= 2:
-            self.window = WINDOW
+        measured_steps, self.window = self.window, SECOND_WINDOW if self._decisions == 1 else WINDOW
         bounded = self._learn_limits(reports)
         for rank, report in enumerate(reports):
-            self._slower[rank] *= self._learn(rank, report)
+            self._slower[rank] *= self._learn(rank, report, measured_steps)
         known = [speed for speed in self.speeds if speed is not None]
         if not known:
             return None
         # A rank that has computed nothing yet counts as the fastest: otherwise it would never be measured.
         fastest = min(known, key=lambda speed: speed.compute_s(self._total))
         speeds = [fastest if speed is None else speed for speed in self.speeds]
-        shares = plan_shares(speeds, self._total, self._limits)
         exposed_s = max(0.0, min((r.waited_s for r in reports if r.compute_s), default=0.0))
         now_s = max(report.compute_s for report in reports) + exposed_s
-        then_s = compute_s(speeds, shares) + exposed_s
-        refining = self.changes > 0 and self._decisions <= self._refined_until
-        least = REFINING_GAIN if refining else LEAST_GAIN
-        if shares == self.shares or not (bounded or then_s < (1.0 - least) * now_s):
-            return None
-        if not (bounded or refining) and step - self._changed_at < PAUSE:
+        promise, self._promise = self._promise, None
+        refinement = self._refinements.pop(0) if self._refinements else None
+        if promise is not None and not bounded and self._is_broken(promise, now_s):
+            return self._take_back(step, promise, now_s, reports)
+        shares = plan_shares(speeds, self._total, self._limits)
+        then = [speed.compute_s(share) for speed, share in zip(speeds, shares)]
+        then_s = max(then) + exposed_s
+        spreads = spread_of([report.compute_s for report in reports]), spread_of(then)
+        if shares == self.shares or not (bounded or self._pays(step, refinement, spreads, now_s, then_s)):
             return None
         text = self._text(step, reports, shares, now_s, then_s)
+        if not bounded:
+            self._promise = Promise(self.shares, now_s, then_s)
+        if not self.changes:
+            self._refinements = list(REFINEMENTS)
+        return self._change(step, reports, shares, text)
+
+    def _pays(
+        self,
+        step: int,
+        refinement: Optional[Tuple[float, float]],
+        spreads: Tuple[float, float],
+        now_s: float,
+        then_s: float,
+    ) -> bool:
+        """Whether new shares are worth a change, by spreads and steps as measured and predicted."""
+        if refinement is not None:
+            least_gain, uneven = refinement
+            spread, after = spreads
+            return then_s < (1.0 - least_gain) * now_s or (spread > uneven and after < spread / 2)
+        if step - self._changed_at < self._caution * PAUSE:
+            return False
+        return then_s < (1.0 - self._caution * LEAST_GAIN) * now_s
+
+    def _is_broken(self, promise: Promise, now_s: float) -> bool:
+        """Whether a change has made steps longer.
+
+        Then, and if it has not brought half of a gain that was worth a change, the next one must promise
+        more, and comes later: times do not follow from batches as the models say.
+        """
+        longer = now_s > _LONGER * promise.before_s
+        gained_s = promise.before_s - promise.after_s
+        if longer or (now_s > promise.before_s - gained_s / 2 and gained_s > LEAST_GAIN * promise.before_s):
+            self._caution = min(_MOST_CAUTION, 2 * self._caution)
+        return longer
+
+    def _take_back(self, step: int, promise: Promise, now_s: float, reports: Sequence[Report]) -> Change:
+        before, after = ("/".join(map(str, item)) for item in (self.shares, promise.shares))
+        text = (
+            f"steps became longer at step {step}, {promise.before_s:.3g} -> {now_s:.3g} s: "
+            f"batches {before} -> {after} again"
+        )
+        self._refinements = []
+        return self._change(step, reports, promise.shares, text)
+
+    def _change(self, step: int, reports: Sequence[Report], shares: Shares, text: str) -> Change:
         self.shares, self._changed_at = shares, step
         self._slower = [1.0 for _ in shares]
-        if not self.changes:
-            self._refined_until = self._decisions + REFINEMENTS
         self.changes += 1
         return Change(max(report.ahead for report in reports) + _MARGIN, shares, text)
 
@@ -150,24 +216,25 @@ class Replanner:
         self._limits = self._limits._replace(max_batch=tuple(most))
         return exceeded
 
-    def _learn(self, rank: int, report: Report) -> float:
+    def _learn(self, rank: int, report: Report, steps: int) -> float:
         """Take an observation into the model; by which factor the rank has become slower (1.0: as before)."""
         if report.compute_s <= 0.0 or report.samples <= 0:
             return 1.0
-        observed = self._observed[rank]
-        factor = 1.0
-        nearest = min(observed, key=lambda samples: abs(samples - report.samples), default=0)
-        seen_alike = bool(observed) and abs(nearest - report.samples) <= _CHANGED * report.samples
-        if len(observed) > 1 or seen_alike:
-            expected_s = fit([Observation(*item) for item in observed.items()]).compute_s(report.samples)
-            if abs(report.compute_s / expected_s - 1.0) > _CHANGED:
-                factor = report.compute_s / expected_s
-                for samples in observed:
-                    observed[samples] *= factor
-        if seen_alike:
-            del observed[nearest]  # sizes so close to each other would say nothing about the fixed part
-        observed.pop(report.samples, None)
-        observed[report.samples] = report.compute_s
+        observed, factor = self._observed[rank], 1.0
+        alike = [samples for samples in observed if abs(samples - report.samples) <= _CHANGED * samples]
+        if len(observed) > 1 or alike:
+            ratio = report.compute_s / _fitted(observed).compute_s(report.samples)
+            if abs(ratio - 1.0) > _CHANGED:
+                factor = ratio
+                for samples, item in observed.items():
+                    observed[samples] = item._replace(compute_s=item.compute_s * factor)
+        found = Observation(report.samples, report.compute_s, steps)
+        before = observed.pop(report.samples, None)
+        if before is not None and factor == 1.0:
+            together = before.steps + steps
+            mean_s = (before.compute_s * before.steps + found.compute_s * steps) / together
+            found = Observation(report.samples, mean_s, min(_STEPS_KEPT, together))
+        observed[report.samples] = found
         while len(observed) > _SIZES_KEPT:
             del observed[next(iter(observed))]
         return factor
@@ -184,3 +251,7 @@ class Replanner:
             why = f"{self._hosts[rank]} {verb} to {1.0 / factors[rank]:.2g}x at step {step}"
         before, after = ("/".join(map(str, item)) for item in (self.shares, shares))
         return f"{why}: batches {before} -> {after}, step {now_s:.3g} -> {then_s:.3g} s predicted"
+
+
+def _fitted(observed: Dict[int, Observation]) -> Speed:
+    return fit(list(observed.values()), _PROPORTIONAL)

@@ -106,10 +106,31 @@ class TestFit:
         assert fit([Observation(10, 2.0), Observation(10, 4.0)]) == Speed(0.0, pytest.approx(0.3))
 
     @settings(deadline=None)
-    @given(st.lists(st.builds(Observation, st.integers(1, 99), st.floats(1e-6, 9.0)), min_size=1))
-    def test_always_a_model_that_can_be_planned_with(self, observations):
-        found = fit(observations)
+    @given(
+        st.lists(
+            st.builds(Observation, st.integers(1, 99), st.floats(1e-6, 9.0), st.integers(1, 40)), min_size=1
+        ),
+        st.floats(0.0, 0.5),
+    )
+    def test_always_a_model_that_can_be_planned_with(self, observations, proportional):
+        found = fit(observations, proportional)
         assert found.fixed_s >= 0.0 and found.sample_s > 0.0
+        steps = sum(item.steps for item in observations)
+        mean_samples = sum(item.steps * item.samples for item in observations) / steps
+        mean_s = sum(item.steps * item.compute_s for item in observations) / steps
+        assert found.compute_s(mean_samples) == pytest.approx(mean_s, rel=1e-6)
+
+    def test_observations_of_many_steps_weigh_more(self):
+        few, many = Observation(10, 2.0, 4), Observation(10, 1.0, 20)
+        assert fit([few, many]).compute_s(10) == pytest.approx((4 * 2.0 + 20 * 1.0) / 24)
+
+    def test_sizes_that_hardly_differ_say_little_about_the_fixed_part(self):
+        """An error of 5 % in one of two sizes near each other is not taken for a fixed part."""
+        near = [Observation(20, 2.1), Observation(22, 2.2)]
+        assert fit(near).fixed_s == pytest.approx(1.1)
+        assert fit(near, 0.2).fixed_s < 0.1
+        far = [Observation(20, 1.0 + 2.0), Observation(80, 1.0 + 8.0)]
+        assert fit(far, 0.2).fixed_s == pytest.approx(1.0, rel=0.2)
 
 
 class TestOrder:

@@ -1,0 +1,58 @@
+"""What a window of measured steps says about the time of one step."""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import Sequence
+
+_LEVELS_FROM = 10
+"""In shorter windows two levels could not be told from chance."""
+_SHORTEST_LEVEL = 4
+"""A second part of fewer steps is not relied upon."""
+_SHORTEST_PART = 2
+_BETWEEN_LEVELS = 1.15
+"""Levels that differ by less make a mean that is not far from either."""
+_EXCEPTIONAL = 3.0
+"""A step that takes so many times as long as the others do on average may be an exception."""
+_EXCEPTIONS = 8
+"""One step of so many may be one, and one of any window."""
+
+
+def typical_s(times: Sequence[float]) -> float:
+    """The seconds of a step, from those of a window of steps in order: their mean, with two exceptions.
+
+    A CPU quota lets a process run until its part of a period is used up, and then stops it until the period
+    ends. So single steps take much shorter or longer than they do in the long run, which medians follow;
+    totals are kept. Steps that compile or write a checkpoint are left out. If all steps of the first part of
+    a window were quicker than all of the second or the other way round, the rank has changed its speed, and
+    the second part counts if it is long enough.
+
+    Args:
+        times: seconds of each step; if there are none, the result is 0.0.
+
+    >>> typical_s([0.05, 0.15, 0.05, 0.15, 9.0])
+    0.1
+    """
+    if not times:
+        return 0.0
+    return _without_exceptions(_of_one_speed(times))
+
+
+def _of_one_speed(times: Sequence[float]) -> Sequence[float]:
+    """All steps, or the part of them after or before a change of speed."""
+    if len(times) >= _LEVELS_FROM:
+        for place in range(_SHORTEST_PART, len(times) - _SHORTEST_PART + 1):
+            before, after = times[:place], times[place:]
+            quicker = max(after) * _BETWEEN_LEVELS < min(before)
+            if quicker or min(after) > _BETWEEN_LEVELS * max(before):
+                return after if len(after) >= _SHORTEST_LEVEL else before
+    return times
+
+
+def _without_exceptions(times: Sequence[float]) -> float:
+    kept = sorted(times)
+    for _ in range(max(1, len(kept) // _EXCEPTIONS)):
+        if len(kept) < 3 or kept[-1] <= _EXCEPTIONAL * fmean(kept[:-1]):
+            break
+        kept.pop()
+    return fmean(kept)
