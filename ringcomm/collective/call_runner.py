@@ -19,6 +19,7 @@ from ..group.failures import FailureReporter
 from ..transport.base import Fabric
 from ..transport.huge_pages import LEAST_BYTES
 from ..transport.pace import delivered
+from ..wire.frames import VOTE
 from .call_errors import CallErrors
 from .call_history import CallHistory, Row
 from .call_lock import Parts
@@ -195,7 +196,20 @@ class CallRunner:
         source: Optional[np.ndarray[Any, Any]] = None,
         counted: bool = True,
         staging: Optional[Staging] = None,
-    ) -> None:
+        vote: bool = False,
+    ) -> bool:
+        """Run a plan.
+
+        Args:
+            plan: what to run.
+            data, source: the arrays in host memory.
+            counted: whether it is one of the calls that all ranks make.
+            staging: of arrays on devices.
+            vote: this rank's bit in the headers; see :mod:`.placement`.
+
+        Returns:
+            whether that bit and all that has come were set.
+        """
         if self.before_call is not None:
             self.before_call()
         with self._lock:
@@ -213,7 +227,7 @@ class CallRunner:
                     history.begin(sequence, plan.call, site)
                 if sites is not None:
                     number, execution.headers.checks_sites = plan.site_number(site), sites.strict
-            execution.arm(sequence, data, source, number)
+            execution.arm(sequence, data, source, number | VOTE if vote else number)
             try:
                 # Not before: what has failed until here has sent nothing, and may be called again.
                 self._sequence = sequence
@@ -225,6 +239,7 @@ class CallRunner:
                     with np.errstate(all="ignore") if plan.warns else _NOTHING_TO_SUPPRESS:
                         run(execution, self._fabric, self.timeout_s, self.spin_s, self.may_poll)
                     plan.runs += 1
+                    return vote and execution.headers.unanimous
                 finally:
                     self.waited.stop(began_s)
                     plan.took_s += self.waited.last_s - began_s

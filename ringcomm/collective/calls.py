@@ -31,6 +31,7 @@ class Call(NamedTuple):
         bounds: boundaries between the pieces, where all ranks must agree on them.
         text: what the arrays are, in words, where the shape does not say it. It may differ between ranks.
         codec: place in :data:`ringcomm.ops.CODECS`.
+        staged: whether all ranks choose the schedule for arrays on devices.
     """
 
     collective: int
@@ -45,10 +46,13 @@ class Call(NamedTuple):
     bounds: Tuple[int, ...] = ()
     text: str = ""
     codec: int = 0
+    staged: bool = False
 
     def header(self, generation: int) -> Header:
         """The header that goes in front; name, shape, scale factors and sizes become a hash in it."""
-        hashed = digest(self.name, self.shape, self.scales, self.bounds)
+        # Two schedules may send the same numbers of elements in another order, so the hash differs.
+        name = f"{self.name}\0staged" if self.staged else self.name
+        hashed = digest(name, self.shape, self.scales, self.bounds)
         code = code_of(self.dtype)
         return Header(
             generation, 0, self.collective, self.op, code, self.root, self.items, hashed, codec=self.codec

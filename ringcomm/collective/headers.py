@@ -9,6 +9,7 @@ from ..schedule.steps import Step, exchange_lengths
 from ..wire.frames import (
     HEADER_BYTES,
     SITE_AT,
+    VOTE,
     Header,
     explain_difference,
     packed_site,
@@ -34,14 +35,16 @@ class Headers:
         expected: what comes from each peer if it is in the same call, and makes it at the same line.
         checks_sites: whether a peer that makes the call at another line of the program is in another call.
         other_sites: otherwise, the peers that have made it at another line.
+        unanimous: whether the bit ``VOTE`` was set by this rank and in all that has come since :meth:`stamp`.
     """
 
-    __slots__ = ("_packed", "_rank", "checks_sites", "expected", "other_sites", "outgoing")
+    __slots__ = ("_packed", "_rank", "checks_sites", "expected", "other_sites", "outgoing", "unanimous")
 
     def __init__(self, header: Header, schedule: Sequence[Step], rank: int) -> None:
         self._rank = rank
         self.checks_sites = False
         self.other_sites: List[OtherSite] = []
+        self.unanimous = False
         self.outgoing: Dict[int, bytearray] = {}
         self.expected: Dict[int, bytearray] = {}
         shared: Dict[bytes, bytearray] = {}
@@ -55,6 +58,7 @@ class Headers:
         """Write the call's number, and where the program makes it, into all of them."""
         for packed in self._packed:
             stamp(packed, sequence, site)
+        self.unanimous = site & VOTE != 0
         if self.other_sites:
             self.other_sites = []
 
@@ -73,7 +77,10 @@ class Headers:
             difference = explain_difference(mine, theirs) or "its header is damaged"
             raise MismatchError(difference, rank=self._rank, peer=peer)
         here, there = packed_site(expected), packed_site(received)
-        if not here or not there:
+        if not there & VOTE:
+            self.unanimous = False
+        here, there = here & ~VOTE, there & ~VOTE
+        if here == there or not here or not there:
             return
         if self.checks_sites:
             lines = f"{number_text(here)} here, {number_text(there)} there"

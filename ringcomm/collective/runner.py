@@ -18,8 +18,9 @@ from ..schedule.steps import Step, even_bounds
 from ..transport.base import Fabric
 from ..wire.frames import NO_OP, NO_ROOT
 from .call_runner import CallRunner
-from .calls import Call, Intent
+from .calls import Call, Intent, Plan
 from .coded import CodedPlans, usable_codec
+from .placement import LEAST_BYTES, Placement
 from .reduce import Kernel, kernel
 from .staged import Staging
 
@@ -53,6 +54,7 @@ class Runner(CallRunner):
         super().__init__(fabric, settings, generation, spin_s, reporter)
         self._selector = selector or Selector(fabric.rank, fabric.size, settings.algorithm or None)
         self._coded = CodedPlans(fabric, self._selector)
+        self._placement = Placement(fabric.size)
         self.reduced_bytes = 0
         self.on_reduction: Optional[Callable[[int, bool, str], None]] = None
 
@@ -73,11 +75,12 @@ class Runner(CallRunner):
         codec: int = 0,
         residuals: Optional[np.ndarray[Any, Any]] = None,
         staging: Optional[Staging] = None,
+        fused: bool = False,
     ) -> None:
         """Reduce ``data`` over all ranks, in place. ``residuals`` are for a codec's error feedback.
 
         ``staging``, here and below: for arrays on devices, of which ``data`` is the host's block, if there is
-        more than one rank and no codec.
+        more than one rank and no codec. ``fused``: ``data`` consists of several arrays of the program.
         """
         if self.on_reduction is not None and collective == Collective.ALLREDUCE:
             self.on_reduction(data.nbytes, True, name)
@@ -96,22 +99,51 @@ class Runner(CallRunner):
             int(collective), data.dtype, data.size, int(op), NO_ROOT, name, shape, scales, codec=codec
         )
         call = call if intent is None else intent.applied(call)
+        if data.nbytes >= LEAST_BYTES and self.size > 1 and not codec and not fused:
+            self._all_reduce_placed(call, data, op, scales, staging)
+            return
         plan = self._plans.get(call)
         if plan is None:
-            fold = kernel(op, data.dtype, self.size, prescale, postscale)
             if self.size == 1:
+                fold = kernel(op, data.dtype, self.size, prescale, postscale)
                 fold.prepare(data)
                 fold.finish_alone(data)
                 return
-            if codec:
-                plan = self._plans.find(call, (), fold)
-                plan.execution = self._coded.execution(plan.header, data.size, fold)
-            else:
-                schedule = self._selector.all_reduce(data.size, data.itemsize, fold.needs_single_fold)
-                plan = self._plans.find(call, schedule, fold)
+            plan = self._reduction(call, data, op, scales)
         if prescale != 1.0 and plan.fold is not None and staging is None:
             plan.fold.prepare(data)
         self._run(plan, data, residuals if codec else None, True, staging)
+
+    def _reduction(
+        self, call: Call, data: np.ndarray[Any, Any], op: ReduceOp, scales: Tuple[float, float]
+    ) -> Plan:
+        """The plan of an all-reduce that is run for the first time."""
+        fold = kernel(op, data.dtype, self.size, *scales)
+        if call.codec:
+            plan = self._plans.find(call, (), fold)
+            plan.execution = self._coded.execution(plan.header, data.size, fold)
+            return plan
+        single = fold.needs_single_fold
+        schedule = self._selector.all_reduce(data.size, data.itemsize, single, call.staged)
+        return self._plans.find(call, schedule, fold)
+
+    def _all_reduce_placed(
+        self,
+        call: Call,
+        data: np.ndarray[Any, Any],
+        op: ReduceOp,
+        scales: Tuple[float, float],
+        staging: Optional[Staging],
+    ) -> None:
+        """A long all-reduce: where the arrays of all ranks are on devices, by a schedule for that."""
+        with self.exclusive(parts=1):
+            placement = self._placement
+            call = call._replace(staged=placement.agreed)
+            plan = self._plans.get(call) or self._reduction(call, data, op, scales)
+            if plan.fold is not None and staging is None:
+                plan.fold.prepare(data)
+            vote = placement.vote(staging is not None and not staging.data.shared)
+            placement.heard(self._run(plan, data, None, True, staging, vote))
 
     def reduce_scatter(
         self,

@@ -173,8 +173,9 @@ class BucketRunner:
             packed, unpack = self._pack(group)
             self._note("RINGCOMM_ALLREDUCE")
             runner.all_reduce(
-                packed, op, prescale=first.prescale, postscale=first.postscale, staging=staging
-            )
+                packed, op, prescale=first.prescale, postscale=first.postscale, staging=staging,
+                fused=len(group) > 1,
+            )  # fmt: skip
             self._note("")
             unpack()
             if mirrors and staging is None:

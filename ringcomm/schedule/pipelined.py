@@ -10,8 +10,8 @@ Here each chunk is cut into blocks, and results of a block follow the contributi
 
 So while block k is copied to the device, block k + 1 is on the network and block k + 2 is copied from the
 device. Every element is summed as in ``direct``, with the same bits. For arrays in host memory the blocks
-gain nothing and cost messages, so this algorithm is used only where the user has chosen it. All ranks must
-use the same one, and a rank cannot see whether the arrays of the others are on devices.
+gain nothing and cost messages, so this algorithm is used only where the user has chosen it, or in the place
+of ``direct`` when all arrays are on devices (:mod:`ringcomm.collective.placement`).
 
 In the cost below a message takes alpha seconds plus beta seconds per element, adding takes gamma seconds per
 element, p is the number of ranks, n the number of elements and b the number of blocks.

@@ -64,7 +64,7 @@ class Algorithm(NamedTuple):
         handicap: the factor on its predicted time by which another algorithm of the same collective wins a
             near tie. More than 1 where its order of additions depends on the algorithm, so that small
             differences between two measurements of a machine do not change the bits of a result.
-        by_name_only: whether it is never considered, only used where the user has chosen it.
+        by_name_only: whether it is never compared with others, only used where it is asked for.
     """
 
     collective: str

@@ -8,7 +8,7 @@ that is not stored, or stored before its last receive, is found.
 
 from __future__ import annotations
 
-from typing import Dict, Sequence
+from typing import Collection, Dict, Sequence
 
 from .replay import Replay
 from .staging import Copies, with_devices
@@ -16,25 +16,29 @@ from .steps import DATA, Bounds
 from .streams import Domain, Schedules
 
 
-def check_staged_all_reduce(schedules: Schedules, count: int, copies: Sequence[Copies]) -> None:
-    """Prove that all devices end with the same finished fold of all contributions.
+def check_staged_all_reduce(
+    schedules: Schedules, count: int, copies: Sequence[Copies], on_host: Collection[int] = ()
+) -> None:
+    """Prove that all arrays end with the same finished fold of all contributions.
 
     Args:
         schedules: one per rank.
         count: number of elements.
         copies: those of each rank.
+        on_host: the ranks whose arrays are in host memory; they have no copies.
 
     Raises:
         BrokenInvariantError: otherwise.
     """
     size = len(schedules)
     replay = _replay(schedules, (0, count), copies)
-    for rank in range(size):
-        replay.fill([(rank, DATA, 0, count)], on=size + rank)
+    places = [rank if rank in on_host else size + rank for rank in range(size)]
+    for rank, place in enumerate(places):
+        replay.fill([(rank, DATA, 0, count)], on=place)
     replay.run()
-    for rank in range(size):
-        replay.expect_reduced(size + rank, 0, count, False)
-    replay.expect_same(0, count, range(size, 2 * size))
+    for place in places:
+        replay.expect_reduced(place, 0, count, False)
+    replay.expect_same(0, count, places)
 
 
 def check_staged_reduce_scatter(schedules: Schedules, bounds: Bounds, copies: Sequence[Copies]) -> None:

@@ -15,6 +15,8 @@ from ringcomm.collective.staged import Done, StagedExecution
 from ringcomm.config import Settings
 from ringcomm.errors import DeviceError, RingcommError
 from ringcomm.ops import Sum
+from ringcomm.schedule.registry import Problem, build
+from ringcomm.schedule.steps import even_bounds
 from ringcomm.testing import device_contract
 from ringcomm.testing.cluster import RankFailed, run_ranks
 from ringcomm.testing.device_contract import CHECKS, LONG, Lab, numbers, same
@@ -87,6 +89,74 @@ def test_every_algorithm_of_all_reduce(algorithm):
                 )
 
     run_ranks(4, work, settings=settings)
+
+
+LONGER = 900_000
+"""Elements of arrays for which ranks vote on the schedule, and that have several blocks in `pipelined`."""
+
+
+def staged_runs(runner):
+    """How often all-reduces have been run by the schedule for arrays on devices, and by others."""
+    plans = runner._plans._plans.values()
+    assert all(
+        tuple(plan.schedule) == build("allreduce", "pipelined", problem(runner, plan.call.items))
+        for plan in plans
+        if plan.call.staged
+    )
+    return sum(plan.runs for plan in plans if plan.call.staged), sum(
+        plan.runs for plan in plans if not plan.call.staged
+    )
+
+
+def problem(runner, count):
+    return Problem(runner.rank, runner.size, count, even_bounds(count, runner.size))
+
+
+def test_the_schedule_for_devices_is_used_once_all_ranks_have_seen_that_all_arrays_are_on_them():
+    """With three ranks a round of votes takes two calls. Numbers are the same whatever was agreed."""
+    size, rank_on_host = 3, 1
+
+    def work(context):
+        values = numbers(context, LONGER)
+        expected = context.allreduce(values, op=Sum)  # the first vote: no array is on a device
+        context.allreduce(values, op=Sum)
+        found = []
+        with FakeLab(context.rank) as lab:
+            for on_host in (False, False, False, True, True, False, False, False):
+                if on_host and context.rank == rank_on_host:
+                    same(context.allreduce(values, op=Sum), expected, "in host memory")
+                else:
+                    same(lab.numpy(context.allreduce(lab.array(values), op=Sum)), expected, "on a device")
+                found.append(staged_runs(context._runner)[0])
+        return found
+
+    # Calls 0 and 1 agree that all are; calls 4 and 5 that they are not.
+    found = run_ranks(size, work, settings=SETTINGS)
+    assert found == [[0, 0, 1, 2, 3, 4, 4, 4]] * size
+
+
+def test_operations_by_name_agree_too():
+    def work(context):
+        values = numbers(context, LONGER)
+        expected = context.allreduce(values, op=Sum)
+        with FakeLab(context.rank) as lab:
+            for step in range(3):
+                target = submitted_in_place(context, array := lab.array(values))
+                start(context, target, str(step)).wait()
+                same(lab.numpy(array), expected, "by name")
+        (runner,) = context.engine._bucket_runner._runners.values()
+        return staged_runs(runner)
+
+    assert run_ranks(2, work, settings=SETTINGS) == [(2, 1)] * 2
+
+
+def test_arrays_in_host_memory_never_use_the_schedule_for_devices():
+    def work(context):
+        for _ in range(3):
+            context.allreduce(numbers(context, LONGER), op=Sum)
+        return staged_runs(context._runner)
+
+    assert run_ranks(2, work, settings=SETTINGS) == [(0, 3)] * 2
 
 
 def test_tensors_of_the_cpu_are_reduced_in_place():
