@@ -17,7 +17,8 @@ Needs root and sshd (see tests/hosts/netlab.py, which makes the hosts), and PyTo
 * with ``--only auto``: for each ``--backward`` the same step with ``compression="auto"`` (its first steps
   are those without compression, the last ones those after the choice) beside bf16 and int8, and what the
   choice predicted for each;
-* with ``--only overlap``: steps with a forward pass of ``--forward`` seconds, without and with CrossBarrier.
+* with ``--only overlap``: steps with a forward pass of ``--forward`` seconds, without and with CrossBarrier;
+  here every layer's pass takes equally long.
 
 Prints medians, and with --output writes DIR/compression.json and DIR/compression.svg: time per step against
 link rate, one line per variant.
@@ -46,13 +47,19 @@ Times = Dict[str, List[float]]
 LOCAL_STEPS = 16
 
 
-def gradients_of(scale: float, backward_s: float, forward_s: float = 0.0) -> Any:
-    """ResNet-50's parameters as layers whose passes sleep, each by the layer's share of all elements."""
+def gradients_of(scale: float, backward_s: float, forward_s: float = 0.0, evenly: bool = False) -> Any:
+    """ResNet-50's parameters as layers whose passes sleep, each by the layer's share of all elements.
+
+    Or each equally long: ResNet-50's last layers have most of the elements, and not more computation.
+    """
     import torch
     from peers.steps import resnet50_shapes
 
     shapes = [(max(1, int(shape[0] * scale)), *shape[1:]) for shape in resnet50_shapes()]
     total = sum(torch.Size(shape).numel() for shape in shapes)
+
+    def share_of(part: Any) -> float:
+        return float(1 / len(shapes) if evenly else part.numel() / total)
 
     class Touch(torch.autograd.Function):
         @staticmethod
@@ -62,7 +69,7 @@ def gradients_of(scale: float, backward_s: float, forward_s: float = 0.0) -> Any
 
         @staticmethod
         def backward(ctx: Any, flow: Any) -> Any:
-            time.sleep(backward_s * ctx.gradient.numel() / total)
+            time.sleep(backward_s * share_of(ctx.gradient))
             return flow, ctx.gradient, None
 
     class Layer(torch.nn.Module):
@@ -73,7 +80,7 @@ def gradients_of(scale: float, backward_s: float, forward_s: float = 0.0) -> Any
 
         def forward(self, flow: Any) -> Any:
             if forward_s:
-                time.sleep(forward_s * self.part.numel() / total)
+                time.sleep(forward_s * share_of(self.part))
             return Touch.apply(flow, self.part, self.gradient)
 
     return torch.nn.Sequential(*map(Layer, shapes))
@@ -205,7 +212,7 @@ def overlaps(scale: float, backward_s: float, forward_s: float, rounds: int) -> 
     found: Dict[str, float] = {}
     for compression in ("none", "int8"):
         for overlapping in (False, True):
-            model = gradients_of(scale, backward_s, forward_s)
+            model = gradients_of(scale, backward_s, forward_s, evenly=True)
             optimizer = hvd.DistributedOptimizer(
                 still(model), model.named_parameters(), compression=compression
             )

@@ -48,7 +48,8 @@ def predict(lab: Any, hosts: Sequence[str], example: str, flags: Sequence[str]) 
 
 def predicted_s(text: str, ranks: int) -> float:
     """The step of what ringcomm would choose, which is the first row of a number of ranks."""
-    found = re.search(rf"^ *{ranks} +\d+ .*? ([0-9.]+) s ", text[text.index("predicted for") :], re.MULTILINE)
+    row = rf"^(?:ringrun:)? *{ranks} +\d+ .*? ([0-9.]+) s "
+    found = re.search(row, text[text.index("predicted for") :], re.MULTILINE)
     if found is None:
         raise SystemExit(f"no row for {ranks} ranks in:\n{text}")
     return float(found[1])
