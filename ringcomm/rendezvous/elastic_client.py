@@ -124,7 +124,7 @@ class ElasticJoiner(Joiner):
             self._failed_view = self._failed_view or int(message["epoch"]) == generation
             self._go = None if self._failed_view else self._go
         else:
-            if kind == "probe":
+            if kind in ("probe", "assign"):
                 self._changes = 0  # Earlier reports are about processes that this view takes into account.
             super()._handle(message)
 

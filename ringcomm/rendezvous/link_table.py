@@ -2,53 +2,98 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Sequence
+import itertools
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence
 
+from ..errors import ProtocolError
 from .membership import Member
 from .routing import Routes
 
 MOST_LINES = 500
 """Of the table as text. A thousand ranks have half a million links; a message may have 4 MiB."""
+MOST_ROWS = 2016
+"""Of the table: all links of 64 ranks. Half a million rows would take seconds, and are not read."""
+
+
+def ranges_of(ranks: Iterable[int]) -> List[List[int]]:
+    """Ranks as ranges, each its first and its last.
+
+    >>> ranges_of([5, 1, 2, 3])
+    [[1, 3], [5, 5]]
+    """
+    ranges: List[List[int]] = []
+    for rank in sorted(ranks):
+        if ranges and ranges[-1][1] == rank - 1:
+            ranges[-1][1] = rank
+        else:
+            ranges.append([rank, rank])
+    return ranges
+
+
+def check_ranges(links: Sequence[Mapping[str, Any]], size: int) -> None:
+    """Check the ranges of peers in a report of links.
+
+    Raises:
+        ProtocolError: they are no ranges of the job's ranks.
+    """
+    for link in links:
+        for item in link["peers"]:
+            whole = isinstance(item, list) and len(item) == 2 and all(type(end) is int for end in item)
+            if not whole or not 0 <= item[0] <= item[1] < size:
+                raise ProtocolError(f"a report of links to ranks that do not exist: {str(item)[:40]}")
 
 
 def link_rows(
-    members: Mapping[int, Member],
+    members: Sequence[Member],
     links: Mapping[int, Sequence[Mapping[str, Any]]],
     routes: Routes,
 ) -> List[Dict[str, Any]]:
-    """One row for each pair of ranks, from what both sides reported.
+    """One row for each pair of ranks, from what both sides reported: the first :data:`MOST_ROWS`.
 
     Args:
-        members: by rank.
-        links: by rank, too.
-        routes: between the hosts.
+        members: in rank order.
+        links: by rank, the groups of peers that it reaches from the same address.
+        routes: between the hosts, as far as the rendezvous has chosen them.
     """
     rows = []
-    ifaces = {rank: {link["peer"]: link["iface"] for link in found} for rank, found in links.items()}
-    for rank, own_links in sorted(links.items()):
-        for link in own_links:
-            peer = int(link["peer"])
-            if rank < peer:
-                hosts = members[rank].host_index, members[peer].host_index
-                route = routes.get((min(hosts), max(hosts)))
-                rows.append(
-                    {
-                        "rank": rank,
-                        "host": members[rank].host,
-                        "iface": link["iface"],
-                        "address": link["local"],
-                        "peer": peer,
-                        "peer_host": members[peer].host,
-                        "peer_iface": ifaces.get(peer, {}).get(rank, "?"),
-                        "peer_address": link["remote"],
-                        "mb_per_s": None if route is None else route.mb_per_s,
-                    }
-                )
+    for member, peer in itertools.islice(itertools.combinations(members, 2), MOST_ROWS):
+        near, far = _end(links, member, peer), _end(links, peer, member)
+        if near is None:
+            continue
+        route = routes.get((min(member.host_index, peer.host_index), max(member.host_index, peer.host_index)))
+        rows.append(
+            {
+                "rank": member.rank,
+                "host": member.host,
+                "iface": near["iface"],
+                "address": near["local"],
+                "peer": peer.rank,
+                "peer_host": peer.host,
+                "peer_iface": "?" if far is None else far["iface"],
+                "peer_address": "?" if far is None else far["local"],
+                "mb_per_s": None if route is None else route.mb_per_s,
+            }
+        )
     return rows
 
 
-def link_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The first rows as aligned text."""
+def _end(
+    links: Mapping[int, Sequence[Mapping[str, Any]]], member: Member, peer: Member
+) -> Optional[Mapping[str, Any]]:
+    """One end of a link, as the rank there has reported it."""
+    for link in links.get(member.rank, ()):
+        if any(first <= peer.rank <= last for first, last in link["peers"]):
+            return link
+    return None
+
+
+def link_table(rows: Sequence[Mapping[str, Any]], size: int) -> str:
+    """The first rows as aligned text.
+
+    Args:
+        rows: see :func:`link_rows`.
+        size: number of ranks.
+    """
     cells = [
         (
             f"rank {row['rank']} ({row['host']})",
@@ -62,5 +107,6 @@ def link_table(rows: Sequence[Mapping[str, Any]]) -> str:
     ]
     widths = [max((len(line[column]) for line in cells), default=0) for column in range(6)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in cells]
-    more = [f"and {len(rows) - MOST_LINES} more"] if len(rows) > MOST_LINES else []
+    left = size * (size - 1) // 2 - MOST_LINES
+    more = [f"and {left} more"] if left > 0 else []
     return "\n".join(["links:"] + ["  " + line for line in [*lines, *more]])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import socket
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from ..clock import Deadline
 from ..errors import ProtocolError, StartupError
@@ -28,9 +28,11 @@ from ..wire.auth import Claim, Purpose
 from ..wire.messages import Message, MessageReader, encode
 from ..wire.signing import Session
 from .echo import Echo, check_echo
+from .link_table import ranges_of
 from .probe import PROBE_S
 from .probing import Probing
 from .race import ECHO_LIMIT_BYTES, Race
+from .relay import Relay
 
 logger = logging.getLogger("ringcomm.rendezvous")
 
@@ -46,6 +48,7 @@ Proven = Tuple[socket.socket, Session]
 """A connection after the handshake, and what authenticates the messages on it."""
 
 SendMessage = Callable[[Message], None]
+Report = Callable[[List[Dict[str, Any]]], None]
 
 
 class LinkSetup:
@@ -58,6 +61,9 @@ class LinkSetup:
         job: the digest of the job's name.
         send: sends a message to the rendezvous.
         encryption, forwarded: see :class:`~ringcomm.transport.accept.Acceptor`.
+
+    Attributes:
+        relay: passes the list of ranks on, if they get it from each other.
     """
 
     def __init__(
@@ -100,12 +106,13 @@ class LinkSetup:
             TokenBucket(_UNAUTHENTICATED_PER_S, _UNAUTHENTICATED_PER_S),
             forwarded,
         )
+        self.relay: Optional[Relay] = None
         self._early: List[Tuple[socket.socket, Claim, Session]] = []
         self._echoes: Set[Echo] = set()
         self._probing: Optional[Probing] = None
         self._race: Optional[Race] = None
         self._links: Dict[Channel, Proven] = {}
-        self._expected: Optional[Set[Channel]] = None
+        self._missing: Optional[Set[Channel]] = None
         self._linked = False
 
     def offers(self) -> List[Dict[str, Any]]:
@@ -142,6 +149,8 @@ class LinkSetup:
             sock.close()
         elif claim.purpose == Purpose.PROBE:
             self._echoes.add(Echo(self.reactor, sock, session, self.rank, self._drop_echo))
+        elif claim.purpose == Purpose.MEMBERS and self.relay is not None:
+            self.relay.accept(sock, session, claim.source)
         elif claim.purpose in _CHANNELS and claim.source != self.rank:
             self._accept_link((claim.purpose, claim.source), (sock, session))
         else:
@@ -154,42 +163,57 @@ class LinkSetup:
 
     # ---- probing -----------------------------------------------------------------------------
 
-    def probe(self, targets: Sequence[Dict[str, Any]], limit_s: float = PROBE_S) -> None:
-        """Dial every address of every target at once, and report to the rendezvous which of them lead there.
+    def probe(
+        self,
+        targets: Sequence[Dict[str, Any]],
+        limit_s: float = PROBE_S,
+        report: Optional[Report] = None,
+    ) -> None:
+        """Dial every address of every target at once, and report which of them lead there.
 
         Args:
             targets: the ranks to reach: each a ``rank``, its ``addresses`` and its ``machine``.
             limit_s: how long the slowest address may take to answer, in seconds.
+            report: called with the attempts; None: they are reported to the rendezvous.
         """
         claim = Claim(Purpose.PROBE, self.job, self.generation, self.rank, self.rank)
         self._probing = Probing(
-            self.reactor, self.interfaces, self.key, claim, self.encryption, self._probed
+            self.reactor, self.interfaces, self.key, claim, self.encryption, report or self._probed
         )
         self._probing.begin(targets, limit_s)
 
     def _probed(self, attempts: List[Dict[str, Any]]) -> None:
         self._send({"type": "probed", "attempts": attempts})
 
-    def measure(self, pairs: Sequence[Dict[str, Any]], speeds: Sequence[Dict[str, Any]] = ()) -> None:
+    def measure(self, pairs: Sequence[Dict[str, Any]], report: Optional[Report] = None) -> None:
         """Measure all wires to one host at the same time, then those to the next.
 
         Args:
-            pairs: the hosts that are still to be measured: each a ``rank`` and its ``wires``.
-            speeds: the results so far.
+            pairs: the hosts that are to be measured: each a ``rank`` and its ``wires``.
+            report: called with the speeds; None: they are reported to the rendezvous.
         """
-        if not pairs:
-            self._send({"type": "measured", "speeds": list(speeds)})
+        self._measure_next(iter(pairs), [], report or self._measured)
+
+    def _measured(self, speeds: List[Dict[str, Any]]) -> None:
+        self._send({"type": "measured", "speeds": speeds})
+
+    def _measure_next(
+        self, pairs: Iterator[Dict[str, Any]], speeds: List[Dict[str, Any]], report: Report
+    ) -> None:
+        pair = next(pairs, None)
+        if pair is None:
+            report(speeds)
             return
-        target, wires = int(pairs[0]["rank"]), list(pairs[0]["wires"])
+        target, wires = int(pair["rank"]), list(pair["wires"])
 
         def finished(found: List[Optional[float]]) -> None:
             self._race = None
-            results = [
+            speeds.extend(
                 {"rank": target, "address": wire["address"], "iface": wire["iface"], "mb_per_s": speed}
                 for wire, speed in zip(wires, found)
                 if speed is not None
-            ]
-            self.measure(pairs[1:], [*speeds, *results])
+            )
+            self._measure_next(pairs, speeds, report)
 
         claim = Claim(Purpose.PROBE, self.job, self.generation, self.rank, target)
         ways = [{**wire, "scope": self._scope(str(wire["address"]), str(wire["iface"]))} for wire in wires]
@@ -205,15 +229,14 @@ class LinkSetup:
 
     def link(self, routes: Sequence[Dict[str, Any]], deadline: Deadline) -> None:
         """Build the links: dial those that this rank is to dial, wait for the others."""
-        self._expected = set()
+        every = {(int(purpose), int(route["peer"])) for route in routes for purpose in _CHANNELS}
+        self._missing = every - self._links.keys()
         found = (Expected.of(int(route["peer"]), route) for route in routes)
         self.chosen = [item for item in found if item is not None]
         for route in routes:
-            channels = [(int(purpose), int(route["peer"])) for purpose in _CHANNELS]
-            self._expected.update(channels)
             if route["dial"]:
-                for channel in channels:
-                    self._dial_link(channel, route, [])
+                for purpose in _CHANNELS:
+                    self._dial_link((int(purpose), int(route["peer"])), route, [])
         self.reactor.after(min(_LINK_S, deadline.remaining_s()), self._links_overdue)
         self._check_complete()
 
@@ -282,28 +305,32 @@ class LinkSetup:
             # The other end dialled again, so it has given up the older connection.
             older[0].close()
         self._links[channel] = link
+        if self._missing is not None:
+            self._missing.discard(channel)
         self._check_complete()
 
     def _check_complete(self) -> None:
-        if self._expected is None or self._linked or not self._expected <= set(self._links):
+        if self._missing is None or self._missing or self._linked:
             return
         self._linked = True
-        links = []
-        for purpose, peer in sorted(self._links):
-            sock, _ = self._links[purpose, peer]
+        peers: Dict[Tuple[str, str], List[int]] = {}
+        for (purpose, peer), (sock, _) in self._links.items():
             if purpose != Purpose.DIRECT:
                 continue  # The links of the other channels use the same route.
-            local, remote, iface = "", "", "unix"
+            local, iface = "", "unix"
             if sock.family != socket.AF_UNIX:
                 local = str(sock.getsockname()[0]).split("%")[0]
-                remote = str(sock.getpeername()[0]).split("%")[0]
                 iface = interface_of(local, self.interfaces)
-            links.append({"peer": peer, "iface": iface, "local": local, "remote": remote})
+            peers.setdefault((iface, local), []).append(peer)
+        links = [
+            {"iface": iface, "local": local, "peers": ranges_of(found)}
+            for (iface, local), found in sorted(peers.items())
+        ]
         self._send({"type": "linked", "links": links})
 
     def _links_overdue(self) -> None:
-        if not self._linked and self._expected is not None:
-            missing = sorted({peer for _, peer in self._expected - set(self._links)})
+        if not self._linked and self._missing is not None:
+            missing = sorted({peer for _, peer in self._missing})
             names = ", ".join(f"rank {peer}" for peer in missing)
             reason = f"no link to {names} within {_LINK_S:g} s"
             self._send({"type": "unlinked", "peer": missing[0], "reason": reason})
@@ -329,6 +356,9 @@ class LinkSetup:
         if self._race is not None:
             self._race.close()
             self._race = None
+        if self.relay is not None:
+            self.relay.close()
+            self.relay = None
         self._acceptor.close()
         for echo in list(self._echoes):
             self._drop_echo(echo)

@@ -2,11 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any, Collection, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Collection, Dict, List, Optional, Protocol, Sequence, Tuple
 
 from ..config import Slot
 from ..wire.messages import Message
 from .actions import Seat
+
+
+class Located(Protocol):
+    """A rank and where it can be dialled, as it is known to the rendezvous and to other ranks."""
+
+    @property
+    def rank(self) -> int:
+        """Its rank."""
+
+    @property
+    def host(self) -> str:
+        """The name of its host."""
+
+    @property
+    def host_index(self) -> int:
+        """The number of its host."""
+
+    @property
+    def local_rank(self) -> int:
+        """Its place on its host."""
+
+    @property
+    def machine(self) -> str:
+        """What identifies its machine."""
+
+    @property
+    def addresses(self) -> List[Dict[str, Any]]:
+        """Where it listens while the job starts."""
 
 
 class Refusal(Exception):
@@ -28,6 +56,7 @@ class Member:
         dead_after_s: how long it may leave pings unanswered, in seconds; 0: for ever.
         listens: whether it answers pings not only while the job starts, but for as long as it runs.
         heard_s: when its last message arrived, on the rendezvous' monotonic clock.
+        asked: whether it has been asked from which peers it receives heartbeats, and has not answered.
         number: its member number in an elastic job; -1 in others.
     """
 
@@ -50,6 +79,7 @@ class Member:
         self.dead_after_s = float(dead_after_s) if isinstance(dead_after_s, (int, float)) else 0.0
         self.listens = message.get("listens") is True
         self.heard_s = 0.0
+        self.asked = False
         self.number = -1
 
     @property
@@ -74,14 +104,16 @@ class Member:
             description["member"] = self.number
         return description
 
-    def as_target(self, addresses: Optional[Collection[str]] = None) -> Dict[str, Any]:
-        """What a rank of another host needs in order to dial this one.
 
-        Args:
-            addresses: only these; None: all.
-        """
-        offers = [item for item in self.addresses if addresses is None or item["address"] in addresses]
-        return {"rank": self.rank, "addresses": offers, "machine": self.machine}
+def as_target(member: Located, addresses: Optional[Collection[str]] = None) -> Dict[str, Any]:
+    """What another rank needs in order to dial this one.
+
+    Args:
+        member: the rank to dial.
+        addresses: only these; None: all.
+    """
+    offers = [item for item in member.addresses if addresses is None or item["address"] in addresses]
+    return {"rank": member.rank, "addresses": offers, "machine": member.machine}
 
 
 class RankAssignment:
@@ -97,6 +129,7 @@ class RankAssignment:
         self.size = size
         self.seats = list(seats)
         self.version = version
+        self._ranks = {seat.slot: rank for rank, seat in enumerate(self.seats)}
 
     def place(self, message: Message) -> Tuple[Optional[Slot], str]:
         """The place of a process that asks to join, and the name of its host.
@@ -125,14 +158,18 @@ class RankAssignment:
             slot = Slot(int(place[0]), int(place[1]))
         except (TypeError, ValueError, OverflowError, IndexError, KeyError):
             raise Refusal(f"{host} names an invalid place: {place!r}") from None
-        for seat in self.seats:
-            if seat.slot == slot:
-                return slot, seat.host
+        rank = self.planned_rank(slot)
+        if rank is not None:
+            return slot, self.seats[rank].host
         if self.seats:
             raise Refusal(
                 f"{host} asks for place {slot.local} of host number {slot.host_index}, which was not planned"
             )
         return slot, host
+
+    def planned_rank(self, slot: Slot) -> Optional[int]:
+        """The rank of the process in this place, if a launcher planned it."""
+        return self._ranks.get(slot)
 
     def assign(self, members: Sequence[Member]) -> List[Member]:
         """Give every member its rank and its place on its host; the members in rank order.
@@ -144,10 +181,9 @@ class RankAssignment:
             Refusal: two ask for the same rank.
         """
         if self.seats:
-            rank_of = {seat.slot: rank for rank, seat in enumerate(self.seats)}
             for member in members:
                 assert member.slot is not None
-                member.rank = rank_of[member.slot]
+                member.rank = self._ranks[member.slot]
         else:
             self._deal_out(members)
         ordered = sorted(members, key=lambda member: member.rank)

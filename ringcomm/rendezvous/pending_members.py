@@ -24,6 +24,7 @@ class PendingMembers:
         self._ranks = ranks
         self._start_timeout_s = start_timeout_s
         self._members: Dict[int, Member] = {}
+        self._by_slot: Dict[Slot, Member] = {}
         self._since_s: Optional[float] = None
 
     def __contains__(self, connection: int) -> bool:
@@ -43,14 +44,15 @@ class PendingMembers:
         Args:
             slot: the place it was started for, if a launcher planned the job.
             host: the name of its host.
-            present: the members of the current generation, also those that have left.
+            present: the members of the current generation with this slot, also those that have left.
             room: how many processes may wait.
 
         Raises:
             Refusal: it may not.
         """
-        for member in [*self._members.values(), *present]:
-            if slot is not None and member.slot == slot and member.is_here:
+        waiting = self._by_slot.get(slot) if slot is not None else None
+        for member in [*([] if waiting is None else [waiting]), *present]:
+            if slot is not None and member.is_here:
                 raise Refusal(
                     f"place {slot.local} on {host} is already taken by process {member.pid} on "
                     f"{member.hostname}"
@@ -60,7 +62,9 @@ class PendingMembers:
 
     def enter(self, connection: int, message: Message, slot: Optional[Slot], host: str, now_s: float) -> bool:
         """Add a process; return whether the start timeout begins with it."""
-        self._members[connection] = Member(connection, message, slot, host)
+        member = self._members[connection] = Member(connection, message, slot, host)
+        if slot is not None:
+            self._by_slot[slot] = member
         return self._since_s is None and self.restart_clock(now_s)
 
     def restart_clock(self, now_s: float) -> bool:
@@ -70,7 +74,10 @@ class PendingMembers:
 
     def leave(self, connection: int) -> None:
         """Remove a process that waits no longer, if it has been here."""
-        if self._members.pop(connection, None) is not None and not self._members:
+        member = self._members.pop(connection, None)
+        if member is not None and member.slot is not None:
+            self._by_slot.pop(member.slot, None)
+        if member is not None and not self._members:
             self._since_s = None
 
     def assign_ranks(self) -> List[Member]:
@@ -83,7 +90,7 @@ class PendingMembers:
             Refusal: two ask for the same rank.
         """
         ordered = self._ranks.assign(list(self._members.values()))
-        self._members = {}
+        self._members, self._by_slot = {}, {}
         self._since_s = None
         return ordered
 
@@ -111,18 +118,19 @@ class PendingMembers:
 
     def ended_early(self, analysis: RootCauseAnalysis) -> Optional[Tuple[str, int]]:
         """The error text and the rank of a missing process that has ended already; None if there is none."""
-        if not self._members:
+        if not self._members or not self._ranks.seats:
             return None
-        for rank in self._missing():
-            seat = self._ranks.seats[rank]
-            how = analysis.exit_of(seat.slot)
-            if how is not None:
-                return (
-                    f"rank {rank} ({seat.host}) ended ({how}) before it called ringcomm.init(), while "
-                    f"{len(self._members)} of {self._ranks.size} ranks were waiting for it.",
-                    rank,
-                )
-        return None
+        # Only the processes that have ended are looked at: this is asked whenever a rank joins.
+        ended = (self._ranks.planned_rank(slot) for slot in analysis.ended if slot not in self._by_slot)
+        rank = min((rank for rank in ended if rank is not None), default=None)
+        if rank is None:
+            return None
+        seat = self._ranks.seats[rank]
+        return (
+            f"rank {rank} ({seat.host}) ended ({analysis.exit_of(seat.slot)}) before it called "
+            f"ringcomm.init(), while {len(self._members)} of {self._ranks.size} ranks were waiting for it.",
+            rank,
+        )
 
     def _missing(self) -> List[int]:
         present = [member.slot for member in self._members.values()]

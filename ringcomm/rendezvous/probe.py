@@ -38,7 +38,7 @@ class Probe:
         offer: the address, as that rank offered it.
         scope: the interface to use, for link-local addresses.
         interfaces: this machine's addresses that may be used.
-        settled: called when the probe has succeeded or failed.
+        settled: called with this object when the probe has succeeded or failed.
         limit_s: how long the address may take to answer, in seconds.
         encryption: see :class:`~ringcomm.transport.connect.Dial`.
     """
@@ -51,7 +51,7 @@ class Probe:
         offer: Dict[str, Any],
         scope: int,
         interfaces: Sequence[Interface],
-        settled: Callable[[], None],
+        settled: Callable[[Probe], None],
         limit_s: float = PROBE_S,
         encryption: Optional[Encryption] = None,
     ) -> None:
@@ -110,7 +110,7 @@ class Probe:
         self.why = why
         if self._dial.sock is not None:
             self._reactor.forget(self._sock)
-        self._settled()
+        self._settled(self)
 
     def give_up(self, why: str) -> None:
         """Stop waiting for an answer."""

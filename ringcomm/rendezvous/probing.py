@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set
 
 from ..clock import Deadline
 from ..transport.kinds import LOCAL, LOOPBACK, VIRTUAL
@@ -29,6 +29,18 @@ def patience_s(answered_s: float) -> float:
         answered_s: how long that has taken, in seconds.
     """
     return max(_PATIENCE_S, _PATIENCE * answered_s)
+
+
+def scopes_of(address: str, interfaces: Sequence[Interface]) -> List[int]:
+    """The scopes with which to dial an address: every interface's if it is link-local, else 0.
+
+    Args:
+        address: numeric, or of a Unix socket.
+        interfaces: this machine's addresses that may be used.
+    """
+    if ":" in address and ipaddress.ip_address(address).is_link_local:
+        return sorted({item.scope for item in interfaces if item.scope})
+    return [0]
 
 
 class Probing:
@@ -60,12 +72,14 @@ class Probing:
         self._report = finished
         self._probes: List[Probe] = []
         self._own: List[Attempt] = []
+        self._unsettled = 0
+        self._unreached: Set[int] = set()
         self._active = False
         self._hurrying = False
         self._since = Deadline(None)
 
     def begin(self, targets: Sequence[Dict[str, Any]], limit_s: float) -> None:
-        """Dial every address of every target at once; :meth:`_settled` continues when all have ended.
+        """Dial every address of every target at once, and report when all attempts have ended.
 
         Args:
             targets: the ranks to reach: each a ``rank``, its ``addresses`` and its ``machine``.
@@ -85,7 +99,7 @@ class Probing:
                     # It leads to this host (docker0's does, on many hosts), not to the target.
                     self._own.append(not_dialled(claim.source, claim.target, offer))
                     continue
-                for scope in self._scopes(str(offer["address"])):
+                for scope in scopes_of(str(offer["address"]), self._interfaces):
                     probes.append(
                         Probe(
                             self._reactor,
@@ -100,31 +114,23 @@ class Probing:
                         )
                     )
         self._probes = probes
+        self._unsettled = len(probes)
+        self._unreached = {probe.target for probe in probes}
         if not probes:
             self._finish()
-        else:
-            self._settled()
 
-    def _scopes(self, address: str) -> List[int]:
-        """The scopes with which to dial this address: every interface's if it is link-local, else 0."""
-        if ":" in address and ipaddress.ip_address(address).is_link_local:
-            return sorted({item.scope for item in self._interfaces if item.scope})
-        return [0]
-
-    def _settled(self) -> None:
+    def _settled(self, probe: Probe) -> None:
         """A probe has ended: report if all have; wait only a moment longer if every host has answered."""
-        if not self._active or not self._probes:
+        self._unsettled -= 1
+        if probe.why == "" and probe.attempt().kind != VIRTUAL:
+            self._unreached.discard(probe.target)
+        if not self._active:
             return
-        if all(probe.why is not None for probe in self._probes):
+        if not self._unsettled:
             self._finish()
-        elif not self._hurrying and self._all_hosts_answered():
+        elif not self._hurrying and not self._unreached:
             self._hurrying = True
             self._reactor.after(patience_s(self._since.elapsed_s()), self._stop_waiting)
-
-    def _all_hosts_answered(self) -> bool:
-        answered = [probe.attempt() for probe in self._probes if probe.why == ""]
-        reached = {attempt.target for attempt in answered if attempt.kind != VIRTUAL}
-        return reached == {probe.target for probe in self._probes}
 
     def _stop_waiting(self) -> None:
         for probe in list(self._probes):

@@ -11,7 +11,7 @@ is at fault, and the root cause names the ranks that it connects.
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import Collection, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from ..config import Slot
 from ..errors import MismatchError, interruption_text
@@ -103,6 +103,11 @@ class RootCauseAnalysis:
     def exited(self, slot: Slot, how: str, ok: bool) -> None:
         """Record how a process ended, as the launcher reports it."""
         self._exits[slot] = (how, ok)
+
+    @property
+    def ended(self) -> Collection[Slot]:
+        """The places of the processes that have ended."""
+        return self._exits.keys()
 
     def exit_of(self, slot: Optional[Slot]) -> Optional[str]:
         """How the process in this place ended, or None if it has not."""

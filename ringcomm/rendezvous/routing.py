@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from typing import Any, Dict, List, Mapping, Sequence, Set, Tuple
+from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ..errors import ProtocolError
 from ..transport.kinds import LOCAL, LOOPBACK
 from ..transport.routes import Attempt, Wire, candidates, choose, explain_no_route, wire_of
-from .membership import Member
+from .membership import Located, as_target
 
 _NEAREST = {LOCAL: 0, LOOPBACK: 1}
 
@@ -45,40 +46,62 @@ class Routing:
     Args:
         leaders: the first rank of every host.
         reports: by rank, what it has tried.
+        pairs: only these; what one end has not reported, it has not been asked to try. None: all pairs, and
+            both ends of each have been asked.
     """
 
-    def __init__(self, leaders: Sequence[Member], reports: Mapping[int, Sequence[Attempt]]) -> None:
-        self._leaders = list(leaders)
-        self._tried: Dict[Pair, List[Attempt]] = {}
-        self._wires: Dict[Pair, List[Attempt]] = {}
-        self._measured: Dict[Pair, List[Dict[Wire, float]]] = {}
-        for index, low in enumerate(self._leaders):
-            for high in self._leaders[index + 1 :]:
-                pair = low.rank, high.rank
-                there = [item for item in reports.get(low.rank, ()) if item.target == high.rank]
-                back = [item for item in reports.get(high.rank, ()) if item.target == low.rank]
-                self._tried[pair] = there + back
-                self._wires[pair] = candidates(there + back)[:MOST_WIRES]
-                self._measured[pair] = []
+    def __init__(
+        self,
+        leaders: Sequence[Located],
+        reports: Mapping[int, Sequence[Attempt]],
+        pairs: Optional[Collection[Pair]] = None,
+    ) -> None:
+        self._leaders = {leader.rank: leader for leader in leaders}
+        self._all_asked = pairs is None
+        self._crowd = pairs is not None or len(self._leaders) > MOST_TURNS
+        if pairs is None:
+            pairs = list(itertools.combinations(self._leaders, 2))
+        self._tried: Dict[Pair, List[Attempt]] = {pair: [] for pair in pairs}
+        for source, attempts in sorted(reports.items()):
+            for item in attempts:
+                found = self._tried.get((min(source, item.target), max(source, item.target)))
+                if found is not None:
+                    found.append(item)
+        self._wires = {pair: candidates(tried)[:MOST_WIRES] for pair, tried in self._tried.items()}
+        self._measured: Dict[Pair, List[Dict[Wire, float]]] = {pair: [] for pair in self._tried}
 
     def to_probe_again(self) -> Dict[int, List[Dict[str, Any]]]:
         """By rank, the hosts that it did not reach, nor they it, but only because an attempt took too long.
 
-        On busy hosts neither end may have got far enough in its time.
+        On busy hosts neither end may have got far enough in its time. An end that has not been asked before
+        dials all addresses.
 
         Returns:
             for each rank the ``targets`` of the second round, with the addresses that took too long.
         """
-        leaders = {leader.rank: leader for leader in self._leaders}
         found: Dict[int, List[Dict[str, Any]]] = {}
-        for pair, wires in self._wires.items():
-            for source, target in (pair, pair[::-1]) if not wires else ():
-                slow = {
-                    item.address for item in self._tried[pair] if item.too_slow and item.source == source
-                }
-                if slow:
-                    found.setdefault(source, []).append(leaders[target].as_target(slow))
+        for pair in self.unreached():
+            for source, target in (pair, pair[::-1]):
+                own = [item for item in self._tried[pair] if item.source == source]
+                slow = {item.address for item in own if item.too_slow}
+                new = not own and not self._all_asked
+                if slow or new:
+                    again = as_target(self._leaders[target], None if new else slow)
+                    found.setdefault(source, []).append(again)
         return found
+
+    def unreached(self) -> List[Pair]:
+        """The pairs of hosts of which neither end has reached the other."""
+        return [pair for pair, wires in self._wires.items() if not wires]
+
+    def leave_out(self, pairs: Collection[Pair]) -> None:
+        """Choose no routes for these pairs."""
+        for pair in pairs:
+            self._wires.pop(pair)
+
+    def tried(self, pair: Pair) -> List[Attempt]:
+        """What became of all attempts between two hosts."""
+        return self._tried[pair]
 
     def wanted(self) -> Dict[int, List[Dict[str, Any]]]:
         """By rank, what it is to measure now; empty once all routes are known.
@@ -88,11 +111,10 @@ class Routing:
         """
         orders: Dict[int, List[Dict[str, Any]]] = {}
         busy: Set[int] = set()
-        crowd = len(self._leaders) > MOST_TURNS
         for pair, wires in sorted(self._wires.items()):
             if not wires or choose(wires, self._measured[pair]) is not None:
                 continue
-            if busy & set(pair) and not crowd:
+            if busy & set(pair) and not self._crowd:
                 continue
             busy |= set(pair)
             self._measured[pair].append({})
@@ -132,19 +154,17 @@ class Routing:
             NoRoute: there is none between two of them.
         """
         routes: Routes = {}
-        for index, low in enumerate(self._leaders):
-            for high in self._leaders[index + 1 :]:
-                pair = low.rank, high.rank
-                wires = self._wires[pair]
-                chosen = choose(wires, self._measured[pair]) if wires else None
-                if chosen is None:
-                    raise NoRoute(_no_route(low, high, self._tried[pair]), pair)
-                routes[low.host_index, high.host_index] = self._with_speed(pair, wires[chosen])
+        for pair, wires in sorted(self._wires.items()):
+            low, high = (self._leaders[rank] for rank in pair)
+            chosen = choose(wires, self._measured[pair]) if wires else None
+            if chosen is None:
+                raise NoRoute(_no_route(low, high, self._tried[pair]), pair)
+            routes[low.host_index, high.host_index] = self._with_speed(pair, wires[chosen])
         return routes
 
     def speeds(self) -> Dict[Pair, Dict[Wire, float]]:
         """By the indices of two hosts, the speeds of the wires that were measured between them, in MB/s."""
-        index = {leader.rank: leader.host_index for leader in self._leaders}
+        index = {rank: leader.host_index for rank, leader in self._leaders.items()}
         found: Dict[Pair, Dict[Wire, float]] = {}
         for (low, high), wires in self._wires.items():
             known = {wire_of(item): self._with_speed((low, high), item).mb_per_s for item in wires}
@@ -159,35 +179,55 @@ class Routing:
         return item._replace(mb_per_s=min(speeds) if speeds else None)
 
 
+    def ways(self) -> Dict[int, List[Dict[str, Any]]]:
+        """By host, how its ranks reach those of the other hosts, as it is sent to them.
+
+        Raises:
+            NoRoute: there is no route between two of them.
+        """
+        found: Dict[int, List[Dict[str, Any]]] = {}
+        speeds = self.speeds()
+        for pair, route in self.routes().items():
+            for end in (route.source, route.target):
+                other = self._leaders[route.target if end == route.source else route.source]
+                way = {
+                    "host": other.host_index, "dial": end == route.source, "address": route.address,
+                    "iface": route.local_iface, "own_iface": dict(wire_of(route))[end],
+                    "measured": _by_iface(end, speeds.get(pair, {})),
+                }  # fmt: skip
+                found.setdefault(self._leaders[end].host_index, []).append(way)
+        return found
+
+
 def routes_of(
-    member: Member, members: Sequence[Member], routes: Routes, speeds: Mapping[Pair, Mapping[Wire, float]]
+    own: Located, members: Sequence[Located], ways: Sequence[Mapping[str, Any]]
 ) -> List[Dict[str, Any]]:
     """For every peer: whether to dial it, at which addresses in this order, and by which interface.
 
     Where there was a choice also this end's interfaces, the chosen one and what each has measured.
+
+    Args:
+        own: the rank that is to reach the others.
+        members: all ranks.
+        ways: from its host to others, see :meth:`Routing.ways`; ranks of a host to which there is none dial.
     """
-    leaders = {item.rank: item for item in members}
+    by_host = {int(way["host"]): way for way in ways}
     result = []
     for peer in members:
-        if peer is member:
+        if peer.rank == own.rank:
             continue
+        addresses: List[Dict[str, Any]] = []
         choice: Dict[str, Any] = {}
-        if peer.host_index == member.host_index:
+        dial, iface = False, ""
+        way = by_host.get(peer.host_index)
+        if peer.host_index == own.host_index:
             # A Unix socket first, then the loopback; the rest in case two containers pass for one host.
             addresses = sorted(peer.addresses, key=lambda item: _NEAREST.get(str(item.get("kind")), 2))
-            dial, iface = member.rank > peer.rank, ""
-        else:
-            pair = min(member.host_index, peer.host_index), max(member.host_index, peer.host_index)
-            route = routes[pair]
-            addresses = [item for item in peer.addresses if item.get("address") == route.address]
-            dial = leaders[route.source].host_index == member.host_index
-            iface = route.local_iface
-            ends = {leaders[end].host_index: end for end in (route.source, route.target)}
-            own = ends[member.host_index]
-            choice = {
-                "own_iface": dict(wire_of(route))[own],
-                "measured": _by_iface(own, speeds.get(pair, {})),
-            }
+            dial = own.rank > peer.rank
+        elif way is not None:
+            addresses = [item for item in peer.addresses if item.get("address") == way["address"]]
+            dial, iface = bool(way["dial"]), str(way["iface"])
+            choice = {"own_iface": way.get("own_iface", ""), "measured": way.get("measured", {})}
         result.append({"peer": peer.rank, "dial": dial, "addresses": addresses, "iface": iface, **choice})
     return result
 
@@ -201,7 +241,7 @@ def _by_iface(rank: int, speeds: Mapping[Wire, float]) -> Dict[str, float]:
     return best
 
 
-def _no_route(low: Member, high: Member, attempts: Sequence[Attempt]) -> str:
+def _no_route(low: Located, high: Located, attempts: Sequence[Attempt]) -> str:
     names = {low.rank: low.host, high.rank: high.host}
     return (
         f"{low.host} and {high.host} cannot reach each other. Tried:\n{explain_no_route(names, attempts)}\n"

@@ -23,6 +23,8 @@ Handler = Callable[[Rendezvous, int, Message, float], List[Action]]
 HANDLERS: Dict[str, Handler] = {
     "join": Rendezvous.joined,
     "probed": lambda state, connection, message, now_s: state.probed(connection, message),
+    "decided": lambda state, connection, message, now_s: state.probed(connection, message),
+    "fetch": lambda state, connection, message, now_s: state.fetched(connection, message),
     "measured": lambda state, connection, message, now_s: state.measured(connection, message),
     "linked": lambda state, connection, message, now_s: state.linked(connection, message),
     "unlinked": Rendezvous.unlinked,

@@ -11,7 +11,7 @@ the I/O shell around it. A generation goes through these phases::
 from __future__ import annotations
 
 from enum import Enum
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 from ..config import Slot
 from ..errors import ProtocolError
@@ -19,14 +19,12 @@ from ..wire.messages import Message
 from .actions import Action, Drop, Notice, Seat, Send, Timer, refuse
 from .link_table import link_table
 from .linking import Linking
+from .listening import census, listen
 from .membership import Member, RankAssignment, Refusal
 from .pending_members import PendingMembers
 from .remarks import Remarks
-from .root_cause import EVIDENCE_S, SETTLE_S, VANISHED, RootCause, RootCauseAnalysis, silence
+from .root_cause import EVIDENCE_S, SETTLE_S, VANISHED, RootCause, RootCauseAnalysis
 from .routing import NoRoute
-
-_PINGS = 6
-"""How many pings members get within the time after which a silent member counts as failed."""
 
 
 class Phase(Enum):
@@ -70,6 +68,8 @@ class Rendezvous:
         self._analysis = RootCauseAnalysis()
         self._waiting = PendingMembers(self._ranks, start_timeout_s)
         self._by_rank: Dict[int, Member] = {}
+        self._by_slot: Dict[Slot, List[Member]] = {}
+        self._staying: Set[int] = set()
         self._linking = Linking((), 0)
         self._remarks = Remarks()
 
@@ -91,9 +91,9 @@ class Rendezvous:
                 # It is too late for this job, but reports the same error as all other ranks.
                 return [Send(connection, self.abort_message), Drop(connection)]
             # Only ranks that have left may join again, for the next generation.
-            left = sum(member.left is not None for member in self.members.values())
+            left = len(self.members) - len(self._staying)
             room = self.size if self.phase is Phase.JOINING else left
-            self._waiting.admit(slot, host, self.members.values(), room)
+            self._waiting.admit(slot, host, self._at(slot), room)
         except Refusal as refusal:
             return refuse(connection, str(refusal))
         is_first = self._waiting.enter(connection, message, slot, host, now_s)
@@ -139,40 +139,27 @@ class Rendezvous:
         """
         self.members = {member.connection: member for member in ordered}
         self._by_rank = {member.rank: member for member in ordered}
+        self._by_slot = {}
+        self._staying = set(self.members)
         self._linking = Linking(ordered, self.generation)
         self._remarks = Remarks()
         self.phase = Phase.PROBING
         for member in ordered:
             member.heard_s = now_s
+            if member.slot is not None:
+                self._by_slot.setdefault(member.slot, []).append(member)
         return self._linking.begin() + self._listen(now_s) + self._link_if_probed()
 
     def _listen(self, now_s: float) -> List[Action]:
-        """Ping every member, and abort if one has not answered for too long.
-
-        While the job runs, ranks exchange heartbeats with each other. The rendezvous pings them while links
-        are built, and when the first ranks have left: the last rank has no peer that would notice.
-        """
-        running = self.phase is Phase.RUNNING
-        here = [item for item in self._by_rank.values() if item.is_here]
-        here = [item for item in here if item.dead_after_s and (item.listens or not running)]
-        if not here:
-            return []
-        limit_s = min(member.dead_after_s for member in here)
-        silent = min(here, key=lambda member: member.heard_s)
-        if now_s - silent.heard_s >= limit_s - 1e-3:
-            when = "others have left already" if running else "links were being built"
-            return self._abort_for(silence(silent, now_s - silent.heard_s, when))
-        return [*(Send(member.connection, {"type": "ping"}) for member in here), Timer(limit_s / _PINGS)]
-
-    def _census(self) -> List[Action]:
-        """Ask every member from which peers it receives heartbeats, and from which it does not."""
-        return [Send(item.connection, {"type": "ping"}) for item in self.members.values() if item.is_here]
+        """Ping the members, and abort if one has not answered for too long."""
+        pings, silent = listen(self._by_rank.values(), self.phase is Phase.RUNNING, now_s)
+        return self._abort_for(silent[0]) if silent else pings
 
     def answered(self, connection: int, message: Message, now_s: float) -> List[Action]:
         """A member answers a ping: from which peers it has received heartbeats, and from which not."""
         member = self.members.get(connection)
         if member is not None:
-            member.heard_s = now_s
+            member.heard_s, member.asked = now_s, False
             self._analysis.answered(member.rank, message["heard"], message["silent"])
         return []
 
@@ -184,6 +171,13 @@ class Rendezvous:
         if member is None or self.phase is not Phase.PROBING:
             return []
         return self._linking.probed(member, message) + self._link_if_probed()
+
+    def fetched(self, connection: int, message: Message) -> List[Action]:
+        """A rank cannot get the list of ranks from another rank: it gets it from here."""
+        member = self.members.get(connection)
+        if member is None or self.phase not in (Phase.PROBING, Phase.LINKING):
+            return []
+        return [Notice("note", f"{member.name()}: {message['reason']}"), *self._linking.fetch(member)]
 
     def measured(self, connection: int, message: Message) -> List[Action]:
         """The first rank of a host has measured what it was asked to."""
@@ -212,12 +206,9 @@ class Rendezvous:
             return []
         self.phase = Phase.RUNNING
         rows = self._linking.rows()
-        table = link_table(rows)
-        actions: List[Action] = [
-            # Only rank 0 logs it.
-            Send(item.connection, {"type": "go", "table": "" if item.rank else table})
-            for item in self.members.values()
-        ]
+        table = link_table(rows, len(self.members))  # Only rank 0 logs it.
+        told = ((item.connection, "" if item.rank else table) for item in self.members.values())
+        actions: List[Action] = [Send(to, {"type": "go", "table": text}) for to, text in told]
         actions.append(Notice("started", table, detail={"links": rows, "generation": self.generation}))
         return actions
 
@@ -238,7 +229,7 @@ class Rendezvous:
         if member is None or peer is None or self.phase is Phase.ABORTED:
             return []
         wait_s = self._analysis.lost(member.rank, peer, message, now_s)
-        return [*self._census(), Timer(wait_s)]
+        return [*census(self.members.values()), Timer(wait_s)]
 
     def closed(self, connection: int, message: Message, now_s: float) -> List[Action]:
         """The link between two ranks ended without a goodbye, while neither needed it."""
@@ -271,7 +262,7 @@ class Rendezvous:
         member = self.members.get(connection)
         if member is None:
             return []
-        member.left = str(message["reason"])
+        self._mark_left(member, str(message["reason"]))
         if self.phase is Phase.ABORTED:
             return []
         if not message["ok"]:
@@ -291,13 +282,23 @@ class Rendezvous:
         if member is None or member.left is not None or self.phase is not Phase.RUNNING:
             return []
         first = not self._some_have_left()
-        member.left = "it has asked for the next view"
+        self._mark_left(member, "it has asked for the next view")
+        if not first:
+            return []
         for other in self.members.values():
-            other.heard_s = now_s if first else other.heard_s
-        return self._listen(now_s) if first else []
+            other.heard_s = now_s
+        return self._listen(now_s)
+
+    def _mark_left(self, member: Member, why: str) -> None:
+        member.left = why
+        self._staying.discard(member.connection)
 
     def _some_have_left(self) -> bool:
-        return self.phase is Phase.RUNNING and any(item.left is not None for item in self.members.values())
+        return self.phase is Phase.RUNNING and len(self._staying) < len(self.members)
+
+    def _at(self, slot: Optional[Slot]) -> List[Member]:
+        """The members in a place."""
+        return self._by_slot.get(slot, []) if slot is not None else []
 
     def disconnected(self, connection: int, now_s: float) -> List[Action]:
         """A control connection ended."""
@@ -320,12 +321,12 @@ class Rendezvous:
         self._analysis.exited(slot, how, ok)
         if self.phase is Phase.ABORTED:
             return []
-        for member in self.members.values():
-            if member.slot == slot and ok and member.left is None and self.phase is Phase.RUNNING:
+        for member in self._at(slot):
+            if ok and member.left is None and self.phase is Phase.RUNNING:
                 # Its goodbye may still be on its way, over a slower wire than the launcher's report.
-                member.left = how
+                self._mark_left(member, how)
                 return self._next_generation(now_s)
-            if member.slot == slot and (member.left is None or not ok):
+            if member.left is None or not ok:
                 # A rank that has left may still have failed after that; the error of waiting ranks says how.
                 member.gone = how
                 if member.left is None:
@@ -379,15 +380,14 @@ class Rendezvous:
 
     def _next_generation(self, now_s: float) -> List[Action]:
         """Once every rank has left without an error: end the job, or start it again with waiting ranks."""
-        still = [member for member in self.members.values() if member.left is None]
-        if still:
-            if len(still) + 1 == len(self.members):
-                for member in still:
-                    member.heard_s = now_s
-                return self._listen(now_s)
-            return []
+        if self._staying:
+            if len(self._staying) + 1 < len(self.members):
+                return []
+            for connection in self._staying:
+                self.members[connection].heard_s = now_s
+            return self._listen(now_s)
         self.members = {}
-        self._by_rank = {}
+        self._by_rank, self._by_slot = {}, {}
         self._analysis.forget_reports()
         self.generation += 1
         self.phase = Phase.JOINING

@@ -31,7 +31,9 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     # from a rank to the rendezvous
     "join": {"version": (str,), "hostname": (str,), "pid": (int,), "addresses": (list,)},
+    "fetch": {"reason": (str,)},
     "probed": {"attempts": (list,)},
+    "decided": {"attempts": (list,), "unreached": (list,)},
     "measured": {"speeds": (list,)},
     "linked": {"links": (list,)},
     "unlinked": {"reason": (str,), "peer": (int,)},
@@ -50,6 +52,11 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     "entry": {"entry": (str,), "text": (str,)},
     "refused": {"reason": (str,)},
     "probe": {"rank": (int,), "generation": (int,), "members": (list,), "targets": (list,)},
+    "assign": {
+        "rank": (int,), "generation": (int,), "digest": (str,), "shared": (bool,), "sources": (list,),
+    },
+    "members": {"members": (list,)},
+    "ways": {"ways": (list,)},
     "probe_again": {"targets": (list,)},
     "measure": {"pairs": (list,)},
     "link": {"routes": (list,)},
@@ -106,7 +113,13 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
 _ITEMS: Mapping[Tuple[str, str], Mapping[str, Tuple[type, ...]]] = {
     # what the objects in a list must have
     ("join", "addresses"): {"address": (str,), "port": (int,), "iface": (str,), "kind": (str,)},
-    ("linked", "links"): {"peer": (int,), "iface": (str,), "local": (str,), "remote": (str,)},
+    ("linked", "links"): {"iface": (str,), "local": (str,), "peers": (list,)},
+    ("assign", "sources"): {"rank": (int,), "addresses": (list,), "machine": (str,)},
+    ("members", "members"): {
+        "rank": (int,), "host": (str,), "host_index": (int,), "local_rank": (int,), "pid": (int,),
+        "machine": (str,), "addresses": (list,),
+    },
+    ("ways", "ways"): {"host": (int,), "dial": (bool,), "address": (str,), "iface": (str,)},
     ("probe", "members"): {
         "rank": (int,), "host": (str,), "host_index": (int,), "local_rank": (int,), "pid": (int,)
     },
@@ -117,7 +130,7 @@ _ITEMS: Mapping[Tuple[str, str], Mapping[str, Tuple[type, ...]]] = {
     ("link", "routes"): {"peer": (int,), "dial": (bool,), "addresses": (list,), "iface": (str,)},
 }  # fmt: skip
 
-_RANKS = (("pong", "heard"), ("pong", "silent"), ("standing", "missing"))
+_RANKS = (("pong", "heard"), ("pong", "silent"), ("standing", "missing"), ("decided", "unreached"))
 """Lists of ranks."""
 
 _ADDRESS = _ITEMS["join", "addresses"]

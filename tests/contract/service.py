@@ -9,7 +9,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import psutil
 
@@ -109,6 +109,9 @@ class Door:
 class Service:
     """A rendezvous server of a job of ``size`` ranks on one host, and the means to join it.
 
+    Args:
+        hosts: if given, its ranks are on as many hosts, with so many ranks each.
+
     Attributes:
         notices: what the launcher was told, in order.
     """
@@ -122,8 +125,12 @@ class Service:
         encrypt: bool = False,
         allow_forwarding: bool = False,
         transport: str = "auto",
+        hosts: Sequence[int] = (),
     ):
         self.size = size
+        self.places = [
+            Slot(host, local) for host, ranks in enumerate(hosts or [size]) for local in range(ranks)
+        ]
         self.job = job
         self.key = secrets.token_bytes(32)
         self.certificate = make_certificate() if encrypt else ""
@@ -139,7 +146,7 @@ class Service:
         self.server = RendezvousServer(
             key=self.key,
             job=job,
-            seats=[Seat(Slot(0, rank), "here") for rank in range(size)] if planned else (),
+            seats=[Seat(slot, _host_name(slot, hosts)) for slot in self.places] if planned else (),
             size=size,
             addresses=["127.0.0.1"],
             start_timeout_s=start_timeout_s,
@@ -157,7 +164,7 @@ class Service:
             "key": self.key,
             "certificate": self.certificate,
             "job": self.job,
-            "slot": Slot(0, rank) if self.planned and rank is not None else None,
+            "slot": self.places[rank] if self.planned and rank is not None else None,
             "rank": None if self.planned else rank,
             **change,
         }
@@ -178,3 +185,7 @@ class Service:
     def texts(self, kind: str) -> List[str]:
         """What the launcher was told of this kind."""
         return [notice.text for notice in self.notices if notice.kind == kind]
+
+
+def _host_name(slot: Slot, hosts: Sequence[int]) -> str:
+    return f"host{slot.host_index}" if hosts else "here"

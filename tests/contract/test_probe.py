@@ -29,7 +29,7 @@ def probe(no_leaks):
         settled = []
         offer = {"address": address, "port": port, "iface": "eth7", "kind": LOOPBACK}
         claim = Claim(Purpose.DIRECT, JOB, 1, 0, 1)
-        made.append(Probe(reactor, KEY, claim, offer, 0, interfaces, lambda: settled.append(1)))
+        made.append(Probe(reactor, KEY, claim, offer, 0, interfaces, lambda _: settled.append(1)))
         return made[-1], settled
 
     start.reactor = reactor

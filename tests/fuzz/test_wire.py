@@ -211,8 +211,8 @@ attempt = {
 }  # fmt: skip
 RIGHT = [
     join(0), join(1), {"type": "probed", "attempts": [attempt]},
-    {"type": "linked", "links": [{"peer": 1, "iface": "a", "local": "", "remote": ""}]},
-    {"type": "linked", "links": [{"peer": 0, "iface": "a", "local": "", "remote": ""}]},
+    {"type": "linked", "links": [{"iface": "a", "local": "", "peers": [[1, 1]]}]},
+    {"type": "linked", "links": [{"iface": "a", "local": "", "peers": [[0, 0]]}]},
     {"type": "leaving", "reason": "x", "ok": True},
     {"type": "lost", "peer": 1, "doing": "", "why": "", "kind": "lost"},
 ]  # fmt: skip

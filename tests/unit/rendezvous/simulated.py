@@ -164,7 +164,7 @@ class Job:
             connection: message["rank"]
             for connection, messages in self.told.items()
             for message in messages
-            if message["type"] == "probe"
+            if message["type"] in ("probe", "assign")
         }
 
     def aborts(self):

@@ -9,6 +9,7 @@ import pytest
 
 from ringcomm.errors import ProtocolError
 from ringcomm.rendezvous.actions import Drop, Notice, Send, Timer
+from ringcomm.rendezvous.link_table import MOST_ROWS, ranges_of
 from ringcomm.rendezvous.root_cause import EVIDENCE_S, SETTLE_S, VANISHED
 from ringcomm.rendezvous.state import Phase
 from ringcomm.wire.messages import MAX_MESSAGE_BYTES, encode
@@ -396,10 +397,7 @@ def test_the_table_shows_what_was_measured():
     for seen in (110.0, 120.0):  # the lower one counts
         job.measured(0, speed(1, "10.1.0.1", seen), speed(1, "10.2.0.1", 2.5))
     for rank in range(2):
-        job.linked(
-            rank,
-            {"peer": 1 - rank, "iface": "eth0", "local": f"10.1.0.{rank}", "remote": f"10.1.0.{1 - rank}"},
-        )
+        job.linked(rank, {"iface": "eth0", "local": f"10.1.0.{rank}", "peers": [[1 - rank, 1 - rank]]})
     assert "110 MB/s" in job.told[0][-1]["table"]
 
 
@@ -494,17 +492,22 @@ def test_all_linked_starts_the_job_with_a_table():
     job = three_hosts()
     report_all(job)
     for rank in range(4):
-        links = [
-            {"peer": peer, "iface": f"eth{rank}", "local": f"10.0.0.{rank}", "remote": f"10.0.0.{peer}"}
-            for peer in range(4)
-            if peer != rank
-        ]
+        peers = ranges_of(peer for peer in range(4) if peer != rank)
+        links = [{"iface": f"eth{rank}", "local": f"10.0.0.{rank}", "peers": peers}]
         assert not any(kind == "go" for kind in job.kinds(rank))
         job.linked(rank, *links)
     assert job.state.phase is Phase.RUNNING
     assert all(job.kinds(rank) == ["probe", "link", "go"] for rank in range(4))
     assert "rank 0 (host0)  eth0 10.0.0.0  <->  eth1 10.0.0.1  rank 1 (host1)" in job.told[0][-1]["table"]
     assert len(job.notice("started").detail["links"]) == 6
+
+
+@pytest.mark.parametrize("peers", [[[1, 4]], [[-1, 0]], [[2, 1]], [[1]], [1], [["1", "2"]], [[True, 2]]])
+def test_a_link_to_a_rank_that_does_not_exist_is_a_breach(peers):
+    job = three_hosts()
+    report_all(job)
+    with pytest.raises(ProtocolError, match="ranks that do not exist"):
+        job.linked(0, {"iface": "eth0", "local": "10.0.0.0", "peers": peers})
 
 
 def test_a_rank_that_cannot_connect_ends_it():
@@ -1042,15 +1045,14 @@ def test_what_ranks_are_told_of_links_grows_with_the_ranks_only():
     job = Job(size)
     for rank in range(size):
         job.state.joined(rank, join_message(rank=rank, pid=100 + rank), job.now_s)
-    ways = {"iface": "eth0", "local": "10.0.0.1", "remote": "10.0.0.2"}
-    ends = [{"peer": rank, **ways} for rank in range(size)]
     for rank in range(size):
-        links = [end for end in ends if end["peer"] != rank]
+        peers = ranges_of(peer for peer in range(size) if peer != rank)
+        links = [{"iface": "eth0", "local": "10.0.0.1", "peers": peers}]
         actions = job.state.linked(rank, {"type": "linked", "links": links})
     sent = {action.connection: len(encode(action.message)) for action in actions if isinstance(action, Send)}
     assert len(sent) == size
     assert max(sent.values()) < MAX_MESSAGE_BYTES / 16
     assert sum(sent.values()) - max(sent.values()) < 100 * size
     (started,) = [action for action in actions if isinstance(action, Notice)]
-    assert len(started.detail["links"]) == size * (size - 1) // 2
+    assert len(started.detail["links"]) == MOST_ROWS
     assert f"and {size * (size - 1) // 2 - 500} more" in started.text
