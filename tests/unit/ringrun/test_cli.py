@@ -246,7 +246,7 @@ def test_without_arguments_the_command_line_counts(
     assert caught.value.code == 0 and capsys.readouterr().out.startswith("ringrun ")
 
 
-def test_completion_knows_commands_and_files() -> None:
+def test_completion_offers_commands_and_files() -> None:
     context = click.Context(cli.ringrun)
     argument = next(param for param in cli.ringrun.params if param.name == "command")
     found = argument.shell_complete(context, "d")
