@@ -59,7 +59,7 @@ data_file = {folder}/data
 context = ${{COVERAGE_TEST_FILE}}
 include =
 {tops}
-patch = _exit, fork
+patch = _exit
 sigterm = true
 disable_warnings = no-data-collected, module-not-imported, module-not-measured, couldnt-parse, no-sysmon
 """

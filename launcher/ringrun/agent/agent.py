@@ -276,7 +276,7 @@ class Agent:
     ) -> None:  # fmt: skip
         libc, agent = self.libc, os.getpid()
 
-        def die_with_agent() -> None:  # runs in the child, before exec
+        def die_with_agent() -> None:  # pragma: no cover - runs in the child, before exec
             processes.prctl(libc, processes.PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != agent:
                 os._exit(1)

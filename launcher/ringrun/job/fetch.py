@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from pathlib import Path, PurePosixPath
 from typing import Any, Dict, List
@@ -71,8 +72,11 @@ def _facts(line: bytes) -> Dict[str, Any]:
     try:
         facts = json.loads(line.decode())
         path, offset = PurePosixPath(facts["path"]), facts["offset"]
+        is_name = b"\0" not in os.fsencode(path)
     except (ValueError, TypeError, LookupError, RecursionError) as problem:
         raise ProtocolError(f"a file without a description: {problem!r}") from None
+    if not is_name:
+        raise ProtocolError(f"a file whose path {str(path)!r} is no path")
     if path.is_absolute() or ".." in path.parts or not path.parts or not isinstance(offset, int):
         raise ProtocolError(f"a file whose path {str(path)!r} leaves the directory")
     return dict(facts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import ringcomm as rc
-from ringcomm._adapter.causes import cause_of, record_cause
+from ringcomm._adapter.causes import cause_of, record_cause, with_causes
 from ringcomm.config import Membership
 
 LOST = "rank 5 (jetson5) was lost while others were in allreduce"
@@ -50,3 +50,34 @@ def test_errors_of_an_earlier_job_are_ignored(job):
     rc.shutdown()
     rc.init(Membership())
     assert cause_of(RuntimeError(f"no data left after: {LOST}")) is None
+
+
+def test_without_a_job_errors_of_no_job_are_found():
+    lost = rc.StartupError("no rendezvous")
+    record_cause(lost)
+    assert cause_of(of_a_framework(lost)) is lost
+
+
+def test_an_error_of_a_framework_is_replaced_by_its_cause(job):
+    lost = rc.PeerLostError(LOST)
+    record_cause(lost)
+    foreign = of_a_framework(lost)
+    with pytest.raises(rc.PeerLostError) as caught, with_causes():
+        raise foreign
+    assert caught.value is lost and lost.__cause__ is foreign
+
+
+@pytest.mark.parametrize(
+    "error", [rc.Misuse("a call of ringcomm"), rc.HostsUpdatedInterrupt(), ValueError("another mistake")]
+)
+def test_other_errors_stay(job, error):
+    record_cause(rc.PeerLostError(LOST))
+    with pytest.raises(type(error)) as caught, with_causes():
+        raise error
+    assert caught.value is error
+
+
+def test_a_block_without_an_error_goes_on(job):
+    with with_causes():
+        found = 7
+    assert found == 7

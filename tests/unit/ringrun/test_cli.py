@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import types
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
@@ -15,6 +17,7 @@ from ringrun.commands import COMMANDS
 from ringrun.job.launch import Options, effective_settings, read_hosts
 from ringrun.plan.horovod import IGNORED, NAMES, REFUSED, VALUES
 from ringrun.reach.ssh import SshOptions
+from ringrun.show import build
 
 
 @pytest.fixture
@@ -186,3 +189,74 @@ def test_the_usage_of_diagnose_is_output_if_it_was_asked_for(
     out, err = capsys.readouterr()
     assert "ringrun diagnose" in (err if code else out)
     assert (out if code else err) == ""
+
+
+def test_what_can_be_used_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    present, missing = build.Framework("A", "numpy", "torch"), build.Framework("B", "no_such_module", "none")
+    monkeypatch.setattr(build, "FRAMEWORKS", (present, missing))
+    lines = build.describe_build().splitlines()
+    assert "    [X] A" in lines
+    assert "    [ ] B (not installed; no adapter in this version)" in lines
+    monkeypatch.setitem(sys.modules, "half_made", types.ModuleType("half_made"))  # it has no spec
+    assert not build.is_installed("half_made") and not build.is_installed("no_such_module.inside")
+
+
+@pytest.mark.parametrize("name", ["add", "drop", "stop", "doctor"])
+def test_the_usage_of_a_command(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        COMMANDS[name](["--help"])
+    out, err = capsys.readouterr()
+    assert caught.value.code == 0 and f"Usage: ringrun {name}" in out and err == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (["ps"], 0, "No job of yours"),
+        (["ps", "x"], 2, "Usage: ringrun ps"),
+        (["stop"], 1, "No job of yours"),
+        (["stop", "a", "b"], 2, "Usage: ringrun stop"),
+        (["add"], 2, "Usage: ringrun add HOST[:SLOTS]"),
+        (["add", "a", "b"], 2, "Usage: ringrun add"),
+        (["drop", "a"], 1, "No elastic job of yours"),
+        (["add", "a", "--jib", "7"], 1, "'--jib' is no option"),
+        (["diagnose", "/no/such/folder"], 2, "/no/such/folder"),
+        (["completion"], 2, "Usage: ringrun completion"),
+        (["completion", "tcsh"], 2, "Usage: ringrun completion"),
+        (["completion", "zsh"], 0, "_RINGRUN_COMPLETE"),
+    ],
+)
+def test_commands_beside_running_a_job(
+    words: List[str], code: int, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with pytest.raises(SystemExit) as caught:
+        cli.main(words)
+    out, err = capsys.readouterr()
+    assert caught.value.code == code and text in (err if code else out), (out, err)
+
+
+def test_without_arguments_the_command_line_counts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["ringrun", "--version"])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 0 and capsys.readouterr().out.startswith("ringrun ")
+
+
+def test_completion_offers_commands_and_files() -> None:
+    context = click.Context(cli.ringrun)
+    argument = next(param for param in cli.ringrun.params if param.name == "command")
+    found = argument.shell_complete(context, "d")
+    assert [item.value for item in found] == ["diagnose", "doctor", "drop", "d"]
+    assert found[-1].type == "file"
+    context.args = ["train.py"]
+    assert [item.value for item in argument.shell_complete(context, "d")] == ["d"]
+
+
+def test_what_becomes_of_options_of_mpirun_is_shown(seen: List[Any]) -> None:
+    result = CliRunner().invoke(cli.ringrun, ["--report-bindings", "-n", "2", "x"])
+    assert result.exit_code == 0 and "ringrun: --report-bindings: see --dry-run." in result.output
+    assert [options.np for options, _, _ in seen] == [2]

@@ -142,3 +142,30 @@ def test_the_own_package_has_all_that_ranks_import() -> None:
     assert {"ringcomm/__init__.py", "ringrun/agent/worker.py", "cloudpickle/__init__.py"} < set(names)
     assert not [name for name in names if "__pycache__" in name]
     assert [name for name in names if name.startswith("ringrun/compat/horovod_shim/")]
+
+
+def test_a_package_that_cannot_be_read_is_sent_again(
+    package: Package, environ: Dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = shipped.unpack(package.archive, package.digest, environ)
+
+    def refuse(path: str) -> None:
+        raise PermissionError(13, "Permission denied", path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shipped, "_files", refuse)
+        assert shipped.find(package.digest, environ) is None
+    assert shipped.find(package.digest, environ) == path
+
+
+def test_where_there_is_no_room_the_next_directory_is_taken(
+    package: Package, environ: Dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "cache").touch()  # no directory can be made there
+    path = shipped.unpack(package.archive, package.digest, environ)
+    assert path.startswith(f"{tmp_path}/temporary/")
+    (tmp_path / "temporary").rename(tmp_path / "gone")
+    (tmp_path / "temporary").touch()
+    with pytest.raises(shipped.NoPlace) as caught:
+        shipped.unpack(package.archive, package.digest, environ)
+    assert "cache/ringcomm: Not a directory; " in str(caught.value)

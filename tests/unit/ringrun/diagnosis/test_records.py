@@ -19,9 +19,11 @@ from ringrun.diagnosis.records import (
     PREFIX,
     Records,
     explain,
+    explain_lines,
     has_operations,
     keep_records,
     read_records,
+    temporary_places,
 )
 from ringrun.job.launch import Options, prepare
 
@@ -274,3 +276,28 @@ def test_what_makes_no_sense_is_left_out_with_a_sentence(
     text, code = diagnose_folder(tmp_path)
     assert code == 1 and text.startswith(f"{tmp_path}/flight.0.json cannot be read: ")
     assert len(text.splitlines()) == 1
+
+
+def test_temporary_folders_may_be_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(records_module.tempfile, "gettempdir", lambda: "/first")
+    assert temporary_places() == [Path("/first"), Path("/var/tmp"), tmp_path]
+
+    def none() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr(records_module.tempfile, "gettempdir", none)
+    assert temporary_places() == [Path("/var/tmp"), tmp_path]
+    tmp_path.rmdir()  # as another process may do
+    assert temporary_places() == [Path("/var/tmp")]
+
+
+def test_a_file_that_is_too_long_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records_module, "FILE_LIMIT_BYTES", 1 << 20)
+    (tmp_path / "flight.0.json").write_bytes(b" " * (1 << 20) + b"{}")
+    reports, bad = read_records(tmp_path)
+    assert reports == {} and bad == [f"{tmp_path}/flight.0.json cannot be read: it is longer than 1 MiB."]
+
+
+def test_calls_of_different_lines_are_explained(records: Records) -> None:
+    assert explain_lines(records.complete({0: Exit(0, None, 9), 1: Exit(1, None, 9)})) == ""

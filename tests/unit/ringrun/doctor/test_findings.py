@@ -174,3 +174,46 @@ def test_one_machine_under_two_names() -> None:
     (row,) = all_findings(found)
     assert (row.level, row.check, row.hosts) == ("bad", "addresses", (0, 1))
     assert "a, b are one machine, which calls itself a" in row.text and "getent hosts a b" in row.remedy
+
+
+def test_an_address_of_two_hosts_and_one_without_hardware_address() -> None:
+    found = examination()
+    both = iface(1, mac="", addresses=[["10.0.0.1", 24]])
+    change("interfaces", [both, iface(3, name="lo", mac="00:00:00:00:00:00", addresses=[])])(found)
+    change("machine_id", "")(found)
+    (row,) = [row for row in all_findings(found) if row.check == "addresses"]
+    assert "10.0.0.1" in row.text and row.hosts == (0, 1)
+
+
+def test_a_wifi_that_sometimes_answers_late() -> None:
+    trips = [2.0] * 29 + [300.0]
+    for changes, count in (({"wireless": True}, 1), ({"wireless": True, "power_save": True}, 0), ({}, 0)):
+        found = examination()
+        change("interfaces", [iface(1, **changes)])(found)
+        dial(0, rtt_ms=trips)(found)
+        rows = [row for row in all_findings(found) if "sometimes 300" in row.text]
+        assert len(rows) == count
+        if rows:
+            assert rows[0].remedy.startswith("switch off the power saving of Wi-Fi")
+
+
+@pytest.mark.parametrize(("error", "words"), [("ENETUNREACH", "no network"), ("EHOSTDOWN", "EHOSTDOWN")])
+def test_a_network_that_is_missing(error: str, words: str) -> None:
+    found = examination()
+    for number in range(2):
+        found.dialled[number] = found.dialled[number]._replace(result={"error": error})
+    found.speeds.clear()
+    rows = all_findings(found)
+    assert rows and all(words in row.text for row in rows)
+    assert all(row.remedy.startswith("connect both to one network") for row in rows)
+
+
+def test_a_rate_is_compared_with_the_one_that_both_interfaces_claim() -> None:
+    found = examination()
+    change("interfaces", [iface(1, speed_mbit=None)])(found)
+    found.speeds.update({(0, 1): 55e6, (1, 0): 55e6})
+    assert not [row for row in all_findings(found) if "claim" in row.text]
+    found = examination()
+    found.dialled.clear()
+    found.speeds.update({(0, 1): 55e6, (1, 0): 55e6})
+    assert not [row for row in all_findings(found) if "claim" in row.text]

@@ -11,6 +11,7 @@ from ringcomm.errors import ProtocolError
 from ringrun.agent import framing
 from ringrun.job.launch import Options, prepare
 from ringrun.job.supervise import Supervisor
+from ringrun.reach import doors
 from ringrun.reach.protocol import Frame
 from ringrun.show.console import Console
 
@@ -18,7 +19,8 @@ LIMITS = {"threads": 1, "cores": 2.0, "ranks": 1, "kept": {}}
 
 
 @pytest.fixture
-def supervisor() -> Iterator[Supervisor]:
+def supervisor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
+    monkeypatch.setattr(doors, "find_local", lambda specs, **_: [False] * len(specs))  # asks no resolver
     made = Supervisor(prepare(Options(hosts="here,there"), ["true"]), Console())
     yield made
     made._loop.close()

@@ -1,10 +1,21 @@
 from __future__ import annotations
 
 import ipaddress
+from typing import Any, List
 
 import pytest
 
-from ringrun.reach.local import is_own, is_own_name, numeric
+from ringrun.plan.hosts import HostSpec
+from ringrun.reach import local
+from ringrun.reach.local import (
+    ThisMachine,
+    find_local,
+    is_loopback,
+    is_own,
+    is_own_name,
+    numeric,
+    own_addresses,
+)
 
 OWN = frozenset(
     [ipaddress.ip_address("10.0.0.5"), ipaddress.ip_address("fe80::5"), ipaddress.ip_address("fd00::5")]
@@ -51,3 +62,51 @@ def test_addresses(addresses: list[str], own: bool) -> None:
 def test_numeric() -> None:
     assert numeric("fe80::1%eth0") == ipaddress.ip_address("fe80::1")
     assert numeric("name") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "loopback"), [("::1", True), ("127.8.0.1", True), ("10.0.0.1", False), ("a", False)]
+)
+def test_loopback_addresses(text: str, loopback: bool) -> None:
+    assert is_loopback(text) is loopback
+
+
+def test_own_addresses_are_those_of_the_interfaces() -> None:
+    assert ipaddress.ip_address("127.0.0.1") in own_addresses()
+
+
+def test_names_are_looked_up_once_and_a_user_needs_a_login(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: List[str] = []
+
+    def look_up(name: str, *_: object, **__: object) -> List[Any]:
+        asked.append(name)
+        if name == "unknown":
+            raise OSError("Name or service not known")
+        address = "10.0.0.5" if name == "alias" else "10.0.0.6"
+        return [(2, 1, 6, "", (address, 0))]
+
+    monkeypatch.setattr(local, "own_addresses", lambda: OWN)
+    monkeypatch.setattr(local.socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(local.getpass, "getuser", lambda: "me")
+    specs = [
+        HostSpec("localhost"), HostSpec("alias"), HostSpec("alias", "me"), HostSpec("alias", "you"),
+        HostSpec("far"), HostSpec("unknown"), HostSpec("node0"), HostSpec("pod"),
+    ]  # fmt: skip
+    found = find_local(specs, more_names=["node0"], by_name=lambda spec: spec.name == "pod")
+    assert found == [True, True, True, False, False, False, True, False]
+    assert sorted(asked) == ["alias", "far", "unknown"]
+
+
+@pytest.mark.parametrize("problem", [KeyError("uid"), OSError("no name"), ImportError("pwd")])
+def test_an_account_without_a_name(monkeypatch: pytest.MonkeyPatch, problem: Exception) -> None:
+    def user() -> str:
+        raise problem
+
+    monkeypatch.setattr(local.getpass, "getuser", user)
+    assert find_local([HostSpec("localhost"), HostSpec("localhost", "me")]) == [True, False]
+
+
+def test_an_interpreter_that_cannot_be_started() -> None:
+    text = ThisMachine().explain_unstarted("localhost", ["/p"], "/p", "Permission denied")
+    assert text.startswith("localhost: there is no Python at /p that can be started (Permission denied)")
+    assert ThisMachine().argv(HostSpec("localhost"), "/p")[:2] == ["/p", "-c"]

@@ -1,0 +1,134 @@
+"""The supervisor's event loop: descriptors, timers by a clock that the test sets, and other threads."""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Iterator, List
+
+import pytest
+
+from ringcomm.errors import ConfigError
+from ringrun.job.event_loop import READ, WRITE, Loop
+
+
+class Time:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def loop(time: Time) -> Iterator[Loop]:
+    made = Loop(time)
+    yield made
+    made.close()
+
+
+def test_timers_run_once_when_they_are_due(loop: Loop, time: Time) -> None:
+    done: List[str] = []
+    loop.after("late", 5.0, lambda: done.append("late"))
+    loop.after("soon", 1.0, lambda: done.append("soon"))
+    loop.after("soon", 2.0, lambda: done.append("replaced"))
+    loop.run_once(0.0)
+    assert done == [] and loop.is_set("soon")
+    time.now_s += 2.0
+    loop.run_once(60.0)
+    assert done == ["replaced"] and not loop.is_set("soon")
+    time.now_s += 10.0
+    loop.run_once(60.0)
+    loop.run_once(0.0)
+    assert done == ["replaced", "late"]
+
+
+def test_timers_are_cancelled_by_name_or_by_its_first_word(loop: Loop, time: Time) -> None:
+    done: List[str] = []
+    for name in ("retry 0", "retry 1", "retrying", "ping", "force"):
+        loop.after(name, 0.0, lambda name=name: done.append(name))  # type: ignore[misc]
+    loop.cancel("retry", "ping")
+    loop.run_once(0.0)
+    assert done == ["retrying", "force"]
+
+
+def test_a_timer_may_cancel_or_replace_one_that_is_due_too(loop: Loop) -> None:
+    done: List[str] = []
+
+    def first() -> None:
+        loop.cancel("second")
+        loop.after("third", 9.0, lambda: done.append("3"))
+
+    loop.after("first", 0.0, first)
+    loop.after("second", 0.0, lambda: done.append("2"))
+    loop.after("third", 0.0, lambda: done.append("not replaced"))
+    loop.run_once(0.0)
+    assert done == [] and loop.is_set("third")
+
+
+def test_descriptors_are_watched_until_they_are_forgotten(loop: Loop) -> None:
+    reader, writer = os.pipe()
+    done: List[str] = []
+    loop.watch(-1, READ, lambda: done.append("none"))
+    loop.forget(-1, reader)  # not watched yet
+    loop.watch(reader, READ, lambda: done.append("read"))
+    loop.watch(reader, READ, lambda: done.append("again"))  # it is watched already
+    loop.watch(writer, WRITE, lambda: done.append("write"))
+    loop.run_once(60.0)
+    assert done == ["write"]
+    loop.forget(writer)
+    os.write(writer, b"x")
+    loop.run_once(60.0)
+    assert done == ["write", "read"]
+    loop.forget(reader, writer)
+    loop.run_once(0.0)
+    assert done == ["write", "read"]
+    os.close(reader)
+    os.close(writer)
+
+
+def test_calls_of_other_threads_run_in_the_thread_of_the_loop(loop: Loop) -> None:
+    found: List[int] = []
+    thread = threading.Thread(target=lambda: loop.call(lambda: found.append(threading.get_ident())))
+    thread.start()
+    while not found:
+        loop.run_once(60.0)  # returns because of the call
+    thread.join()
+    assert found == [threading.get_ident()]
+
+
+def test_other_threads_get_answers_and_errors(loop: Loop) -> None:
+    def fail() -> None:
+        raise ValueError("no such host")
+
+    with ThreadPoolExecutor() as pool:
+        answer, error = pool.submit(loop.ask, lambda: 7, 60.0), pool.submit(loop.ask, fail, 60.0)
+        while not (answer.done() and error.done()):
+            loop.run_once(0.01)
+        assert answer.result() == 7
+        with pytest.raises(ValueError, match="no such host"):
+            error.result()
+
+
+def test_a_loop_that_is_busy_does_not_answer(loop: Loop) -> None:
+    with pytest.raises(ConfigError, match="The job has not answered within 0.01 s."):
+        loop.ask(lambda: None, 0.01)
+
+
+def test_waking_is_harmless_at_any_time(time: Time) -> None:
+    loop = Loop(time)
+    for _ in range(100_000):
+        loop.wake()  # until nothing more fits
+    done: List[int] = []
+    loop.call(lambda: done.append(1))
+    while loop._selector.select(0):
+        loop.run_once(0.0)
+    assert done == [1]
+    loop._woken()  # by the time that it is read it may be empty
+    loop.close()
+    loop.wake()

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Set
+
+from ringrun.job.grace import GRACE_S, LEAVING_S, Grace
+
+
+class Alarms:
+    """Keeps timers, in place of the supervisor's loop."""
+
+    def __init__(self) -> None:
+        self.set: Dict[str, Callable[[], None]] = {}
+        self.seconds: List[float] = []
+
+    def is_set(self, name: str) -> bool:
+        return name in self.set
+
+    def after(self, name: str, seconds: float, action: Callable[[], None]) -> None:
+        self.set[name] = action
+        self.seconds.append(seconds)
+
+    def cancel(self, name: str) -> None:
+        del self.set[name]
+
+    def ring(self) -> None:
+        self.set.pop("grace")()
+
+
+def grace() -> Any:
+    alarms: Any = Alarms()
+    exited: Set[int] = set()
+    ended: List[str] = []
+    return Grace(alarms, exited, lambda: ended.append("end")), alarms, exited, ended
+
+
+def test_the_others_have_some_time_after_the_first_failure() -> None:
+    found, alarms, _, ended = grace()
+    assert found.begin() and not found.begin(), "it begins once"
+    assert alarms.seconds == [GRACE_S] and ended == []
+    alarms.ring()
+    assert ended == ["end"]
+
+
+def test_a_rank_that_is_leaving_has_longer() -> None:
+    found, alarms, exited, ended = grace()
+    found.begin()
+    found.leaving.add(2)
+    found.exited()  # another rank; the first time is not shortened
+    alarms.ring()
+    assert alarms.seconds == [GRACE_S, LEAVING_S] and ended == []
+    found.exited()
+    assert ended == []
+    exited.add(2)
+    found.exited()
+    assert ended == ["end"] and not alarms.set
+
+
+def test_it_does_not_last_for_ever() -> None:
+    found, alarms, _, ended = grace()
+    found.begin()
+    found.leaving.add(2)
+    alarms.ring()
+    alarms.ring()
+    assert ended == ["end"]
+    found.exited()
+    assert ended == ["end"]

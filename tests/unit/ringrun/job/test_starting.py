@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, List
+
+import pytest
+
+from ringrun.job.launch import Options, prepare
+from ringrun.job.starting import failed_start, not_ready_text
+from ringrun.plan.job import HostJob
+from ringrun.reach import doors
+from ringrun.reach.base import RETRIES
+
+NO_PYTHON = "sh: /p/python: not found"
+DROPPED = "kex_exchange_identification: Connection closed by remote host"
+
+
+@pytest.fixture(autouse=True)
+def no_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which hosts are this machine is not asked of any resolver here."""
+    local = lambda specs, **_: [spec.name == "localhost" for spec in specs]  # noqa: E731
+    monkeypatch.setattr(doors, "find_local", local)
+
+
+@pytest.fixture
+def host() -> HostJob:
+    return prepare(Options(hosts="far", pythons=("/p/python",)), ["train.py"], {}).hosts[0]
+
+
+def link(host: HostJob, **facts: Any) -> Any:
+    return SimpleNamespace(**{"argv": host.argv, "stderr_text": "", "noise": "", "attempt": 1, **facts})
+
+
+@pytest.mark.parametrize(("answered", "text"), [(True, "Its agent had"), (False, "It had not")])
+def test_a_host_that_is_not_ready_in_time(host: HostJob, answered: bool, text: str) -> None:
+    slow = link(host, answered=answered, stderr_text="waiting\n", noise="Welcome")
+    found = not_ready_text(host, slow, 30.0)
+    assert found.startswith("far: not ready within 30 s (--start-timeout). ")
+    assert f" {text} answered; " in found and found.endswith("it said: waiting; Welcome.")
+
+
+def test_without_the_interpreter_another_is_tried_once(host: HostJob) -> None:
+    host = replace(host, fallback=["ssh", "far", "python3 -c ..."])
+    notes: List[str] = []
+    tried = link(host, stderr_text=NO_PYTHON)
+    assert failed_start(host, tried, 127, notes.append) is None
+    assert notes == ["far has no /p/python: using python3 there"] and tried.argv == host.fallback
+    text = failed_start(host, tried, 127, notes.append)
+    assert text is not None and "no Python at /p/python or python3" in text and len(notes) == 1
+
+
+def test_without_an_alternative_it_is_an_error(host: HostJob) -> None:
+    host = replace(host, fallback=[])
+    text = failed_start(host, link(host, noise=NO_PYTHON), 127, lambda text: None)
+    assert text is not None and "no Python at /p/python" in text
+
+
+def test_a_dropped_login_is_tried_again_some_times(host: HostJob) -> None:
+    again = [
+        failed_start(host, link(host, stderr_text=DROPPED, attempt=attempt), 255, lambda text: None) is None
+        for attempt in range(1, RETRIES + 2)
+    ]
+    assert again == [True] * RETRIES + [False]
+
+
+def test_a_host_that_is_still_starting_is_tried_until_the_start_timeout(host: HostJob) -> None:
+    patient = replace(host, reach=type(host.reach)(host.reach._options, patient=True))  # type: ignore[attr-defined]
+    refused = link(patient, stderr_text="connect to host far port 22: Connection refused", attempt=99)
+    assert failed_start(patient, refused, 255, lambda text: None) is None
+    assert failed_start(host, refused, 255, lambda text: None) is not None

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Dict
+
+import pytest
+
+from ringcomm.errors import ConfigError
+from ringrun.plan.observe import Observation, observation_of
+
+
+def asked(**changes: Any) -> Dict[str, Any]:
+    return {"watch": False, "report": None, "metrics_port": None, "flight_recorder": 200, **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "needs_numbers"),
+    [({}, False), ({"watch": True}, True), ({"metrics_port": 0}, True), ({"report": "run.html"}, True)],
+)
+def test_what_needs_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: Dict[str, Any], needs_numbers: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = observation_of(**asked(**changes))
+    assert isinstance(found, Observation) and found.needs_numbers is needs_numbers
+    assert found.report == (tmp_path / "run.html" if "report" in changes else None)
+
+
+@pytest.mark.parametrize("changes", [{"watch": True}, {"metrics_port": 0}, {"report": "run.html"}])
+def test_numbers_come_through_the_flight_recorder(changes: Dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="Leave out --flight-recorder 0"):
+        observation_of(**asked(**changes, flight_recorder=0))
+    assert not observation_of(**asked(flight_recorder=0)).needs_numbers
+
+
+@pytest.mark.parametrize("report", [".", "no/such/run.html"])
+def test_a_report_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=f"--report {report}: this is a directory"):
+        observation_of(**asked(report=report))
