@@ -91,9 +91,9 @@ class TestProcessSet:
         def work(context):
             with pytest.raises(Misuse, match="keeps its id"):
                 global_process_set.process_set_id = 3
-            everyone = global_process_set
-            assert everyone.included()
-            return everyone.process_set_id, everyone.ranks, everyone.size(), everyone.rank()
+            all_ranks = global_process_set
+            assert all_ranks.included()
+            return all_ranks.process_set_id, all_ranks.ranks, all_ranks.size(), all_ranks.rank()
 
         assert ranks_of(as_default, 2, work) == [(0, [0, 1], 2, rank) for rank in range(2)]
 

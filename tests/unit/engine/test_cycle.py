@@ -85,7 +85,7 @@ class Job:
                 while state.cycle():
                     pass
 
-    def orders(self, **content: Any) -> None:
+    def responses(self, **content: Any) -> None:
         """Rank 0 sends responses."""
         self.states[0].peers.messages.send({**NOTHING, **content})
 
@@ -151,7 +151,7 @@ class TestSettled:
         job = Job()
         request = job.submit(1, "loss", 1.0)
         job.turn()
-        job.orders(fresh=[[1, list(request.signature)]], settled=[[1, 0, text]])
+        job.responses(fresh=[[1, list(request.signature)]], settled=[[1, 0, text]])
         with pytest.raises(ProtocolError):
             job.turn()
         assert isinstance(error_of(request.handle), ProtocolError)
@@ -176,7 +176,7 @@ def test_responses_that_make_no_sense_are_an_error_of_rank_0(content):
     job.turn()
     if "totals" in content:
         content = {**content, "fresh": [[1, list(request.signature)]], "run": [[1, 0]]}
-    job.orders(**content)
+    job.responses(**content)
     with pytest.raises(ProtocolError, match="Rank 0 sent responses that this rank cannot execute"):
         job.turn()
 
@@ -188,7 +188,7 @@ def test_what_a_rank_may_not_send_is_refused():
         job.turn()
     job = Job(3)
     job.states[2].peers.messages.send(NOTHING, 1)
-    with pytest.raises(ProtocolError, match="rank 2 may not send 'orders' to rank 1"):
+    with pytest.raises(ProtocolError, match="rank 2 may not send '.*' to rank 1"):
         job.turn()
 
 
@@ -201,7 +201,7 @@ class TestFailures:
         seen = []
         state.history.on_failure = lambda error: seen.append((str(error), request.handle.done()))
         job.turn()
-        job.orders(failed=[[[0, "a", 0], "stalled", "given up", [0]]])
+        job.responses(failed=[[[0, "a", 0], "stalled", "given up", [0]]])
         job.turn()
         error = error_of(request.handle)
         assert isinstance(error, PeerStalledError) and error.rank == 0
@@ -214,7 +214,7 @@ class TestFailures:
         state.history = OperationHistory(8, lambda _: 0)
         state.history.on_failure = pytest.fail
         job.turn()
-        job.orders(failed=[[[0, "a", 0], "mismatch", "they differ", []], [[0, "b", 0], "mismatch", "x", []]])
+        job.responses(failed=[[[0, "a", 0], "mismatch", "they differ", []], [[0, "b", 0], "mismatch", "x", []]])
         job.turn()
         assert isinstance(error_of(request.handle), MismatchError)
         assert state.broken is None
@@ -391,17 +391,17 @@ def test_joined_ranks_are_told_of_the_last_one():
     handles = [state.join for state in job.states]
     job.turn()
     assert [handle.wait(0.0) for handle in handles if handle is not None] == [1, 1]
-    job.orders(joined=1)  # nothing waits for it any more
+    job.responses(joined=1)  # nothing waits for it any more
     job.turn()
     assert all(state.broken is None for state in job.states)
 
 
 def test_numbers_that_rank_0_withdraws_are_forgotten_and_confirmed():
     job = Job()
-    job.orders(fresh=[[5, list(job.submit(1, "a", 1.0).signature)]])
+    job.responses(fresh=[[5, list(job.submit(1, "a", 1.0).signature)]])
     job.turn()
     assert job.states[1].pending.ids.known() == [5]
-    job.orders(forget=1)
+    job.responses(forget=1)
     job.turn()
     assert job.states[1].pending.ids.known() == []
     assert not job.states[1].outbox
@@ -419,6 +419,6 @@ def test_an_error_of_the_kind_that_all_ranks_raise_stays_what_it_is():
         raise Refused("in its own words")
 
     job.states[1].bucket_runner.members = members  # type: ignore[method-assign]
-    job.orders(fresh=[[1, list(signature)]], run=[[1, 0]])
+    job.responses(fresh=[[1, list(signature)]], run=[[1, 0]])
     with pytest.raises(Refused, match="in its own words"):
         job.turn()
