@@ -214,7 +214,8 @@ class TestFailures:
         state.history = OperationHistory(8, lambda _: 0)
         state.history.on_failure = pytest.fail
         job.turn()
-        job.responses(failed=[[[0, "a", 0], "mismatch", "they differ", []], [[0, "b", 0], "mismatch", "x", []]])
+        other = [[0, "b", 0], "mismatch", "x", []]
+        job.responses(failed=[[[0, "a", 0], "mismatch", "they differ", []], other])
         job.turn()
         assert isinstance(error_of(request.handle), MismatchError)
         assert state.broken is None
