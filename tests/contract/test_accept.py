@@ -15,7 +15,6 @@ from ringcomm.certificate import make_certificate
 from ringcomm.errors import AuthenticationError
 from ringcomm.transport import accept
 from ringcomm.transport.accept import (
-    _ACCEPTS_AT_ONCE,
     ENCRYPTED_COSTS,
     GRACE_S,
     HANDSHAKE_S,
@@ -354,14 +353,6 @@ def test_a_listener_that_fails_is_no_peer_that_does(reactor, monkeypatch):
         for _ in range(100):
             reactor.run_once(0.1)
     door.close()
-
-
-def test_many_that_wait_are_accepted_in_several_turns(reactor):
-    with ExitStack() as stack:
-        street = Street(reactor, stack, most=100)
-        for _ in range(_ACCEPTS_AT_ONCE + 3):
-            street.peer(b"GET / HTTP/1.1\r\n\r\n")
-        street.door.turn_until(lambda: len(street.door.refused) == _ACCEPTS_AT_ONCE + 3)
 
 
 def test_out_of_descriptors_the_oldest_makes_room(reactor, monkeypatch):

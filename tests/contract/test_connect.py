@@ -193,9 +193,8 @@ def test_a_peer_at_a_crowded_unix_socket_asks_again(reactor, turns):
 
 
 def test_a_port_that_is_taken(no_leaks):
-    with listen("127.0.0.1") as listener:
-        with pytest.raises(OSError, match="in use"):
-            listen("127.0.0.1", port=listener.getsockname()[1])
+    with listen("127.0.0.1") as listener, pytest.raises(OSError, match="in use"):
+        listen("127.0.0.1", port=listener.getsockname()[1])
 
 
 def test_the_place_of_a_socket():
