@@ -33,7 +33,7 @@ def make_certificate() -> str:
     return made
 
 
-def _by_package() -> Optional[str]:
+def _by_package() -> Optional[str]:  # pragma: no cover - needs the cryptography package
     """Made by the ``cryptography`` package; None if that is not there."""
     try:
         from cryptography import x509

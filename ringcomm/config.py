@@ -68,7 +68,7 @@ def flight_channel_from_environment(environ: Optional[Mapping[str, str]] = None)
     """
     text = environment.variables(environ).get(PREFIX + "FLIGHT_FD", "")
     pairs = [item.partition(":") for item in text.split(",")]
-    if len(pairs) != 2 or not all(number.isdigit() and inode.isdigit() for number, _, inode in pairs):
+    if len(pairs) != 2 or not all(number.isdecimal() and inode.isdecimal() for number, _, inode in pairs):
         return []
     return [(int(number), int(inode)) for number, _, inode in pairs]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+from pathlib import Path
 from typing import Sequence
 
 from .certificate import make_certificate
@@ -28,8 +29,12 @@ def main(arguments: Sequence[str]) -> int:
         text = key_text(secrets.token_bytes(32), make_certificate() if options else "")
         # O_EXCL: an existing file is not overwritten, because its key may be in use.
         descriptor = os.open(files[0], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(descriptor, "w", encoding="ascii") as file:
-            file.write(text.rstrip() + "\n")
+        try:
+            with open(descriptor, "w", encoding="ascii") as file:
+                file.write(text.rstrip() + "\n")
+        except OSError:
+            Path(files[0]).unlink()  # no key for jobs, and in the way of the next attempt
+            raise
     except FileExistsError:
         print(f"{files[0]} exists already, and its key may be in use. Choose another name, or remove it "
               "first.", file=sys.stderr)  # fmt: skip

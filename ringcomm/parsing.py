@@ -40,7 +40,7 @@ def size(text: str) -> int:
     if digits and digits[-1] in "kmg":
         factor = 1024 ** ("kmg".index(digits[-1]) + 1)
         digits = digits[:-1]
-    if not digits.isdigit() or int(digits) < 1:
+    if not digits.isdecimal() or int(digits) < 1:
         raise ValueError("must be a number of bytes like 65536, 64K or 1M, and at least 1")
     return int(digits) * factor
 
@@ -158,7 +158,7 @@ def microseconds(text: str) -> float:
 def threads(text: str) -> str:
     """``auto``, ``none``, or a whole number from 1."""
     word = text.strip().lower()
-    if word not in ("auto", "none") and not (word.isdigit() and int(word)):
+    if word not in ("auto", "none") and not (word.isdecimal() and int(word)):
         raise ValueError("must be auto, none, or a whole number from 1")
     return word
 

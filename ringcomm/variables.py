@@ -47,7 +47,7 @@ def torchrun(environ: Mapping[str, str], size: int) -> Tuple[bool, str]:
         (False, "") if ``WORLD_SIZE`` is smaller than the group, or not set.
     """
     here, everywhere = environ.get("LOCAL_WORLD_SIZE", ""), environ.get("WORLD_SIZE", "")
-    if not everywhere.isdigit() or size > int(everywhere):
+    if not everywhere.isdecimal() or size > int(everywhere):
         return False, ""
     return here == everywhere, environ.get("MASTER_ADDR", "")
 
@@ -58,7 +58,7 @@ def launchers_rank(environ: Mapping[str, str]) -> Optional[int]:
     rank = environ.get("RANK", "")
     current = ",".join(environ.get(name, "") for name in names)
     same_size = environ.get("WORLD_SIZE") == environ.get("RINGCOMM_SIZE") != "1"
-    if environ.get("RINGCOMM_MASTER") != current or not same_size or not rank.isdigit():
+    if environ.get("RINGCOMM_MASTER") != current or not same_size or not rank.isdecimal():
         return None
     return int(rank)
 
@@ -67,4 +67,4 @@ def env_rendezvous(environ: Mapping[str, str]) -> Tuple[List[str], int]:
     """Of the variables that PyTorch's ``env://`` reads, those that are not set; and ``WORLD_SIZE``, or 1."""
     size = environ.get("WORLD_SIZE", "")
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    return [name for name in names if not environ.get(name)], int(size) if size.isdigit() else 1
+    return [name for name in names if not environ.get(name)], int(size) if size.isdecimal() else 1

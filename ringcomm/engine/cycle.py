@@ -248,9 +248,11 @@ class EngineState:
 
     def _is_waiting(self, gone: Collection[int]) -> bool:
         with self.lock:
-            if self.pending.waiting() or self.join is not None:
+            if self.join is not None:
                 return True
-        return self.coordinator is not None and self.coordinator.waits_for(gone)
+            if self.coordinator is None:  # the ranks that have gone include rank 0
+                return bool(self.pending.waiting())
+        return self.coordinator.waits_for(gone)
 
     def doing(self) -> str:
         """What this rank is in the middle of, for messages; empty if it is not."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
+import struct
 import time
 from contextlib import ExitStack
 
@@ -11,14 +13,20 @@ import pytest
 
 from ringcomm.certificate import make_certificate
 from ringcomm.errors import AuthenticationError
-from ringcomm.transport.accept import ENCRYPTED_COSTS, GRACE_S, HANDSHAKE_S, MOST_HALF_OPEN
-from ringcomm.transport.connect import Dial
+from ringcomm.transport import accept
+from ringcomm.transport.accept import (
+    ENCRYPTED_COSTS,
+    GRACE_S,
+    HANDSHAKE_S,
+    MOST_HALF_OPEN,
+)
+from ringcomm.transport.connect import Dial, listen
 from ringcomm.transport.encryption import encryption_of
 from ringcomm.transport.rate_limit import TokenBucket
 from ringcomm.transport.reactor import Reactor
 from ringcomm.wire.auth import Admission, Initiator, plain_answer
 from ringcomm.wire.place import place_of
-from tests.contract.garbage import FORGED_PRELUDE, HELLO
+from tests.contract.garbage import FORGED_PRELUDE, HALF_A_PRELUDE, HALF_AN_ADMISSION, HELLO
 from tests.contract.service import CLAIM, KEY, Door
 
 
@@ -291,3 +299,75 @@ def test_closing_while_it_looks_away(reactor):
         assert door.acceptor.shut
         door.close()
         door.turn_for(0.1)
+
+
+def test_a_peer_that_leaves_half_way_is_refused_by_what_it_did(reactor):
+    with ExitStack() as stack:
+        for encrypt in (False, True):
+            street = Street(reactor, stack, most=100, encrypt=encrypt)
+            start = HALF_AN_ADMISSION if encrypt else HALF_A_PRELUDE
+            street.peer(start).shutdown(socket.SHUT_WR)
+            street.door.turn_until(lambda street=street: street.door.refused)
+            assert street.door.refused == ["it closed the connection before it had proven anything"]
+            peer = street.peer(start)
+            street.door.turn_until(lambda street=street: street.door.acceptor._half_open)
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            peer.close()
+            street.door.turn_until(lambda street=street: len(street.door.refused) == 2)
+            assert street.door.refused[1] == "connection reset by peer"
+
+
+def test_a_program_that_does_not_encrypt_is_answered_in_plain_text(reactor):
+    """After its admission it goes on as a process of a job without a certificate does."""
+    with ExitStack() as stack:
+        street = Street(reactor, stack, most=100, encrypt=True)
+        peer = street.peer(Admission.of(KEY) + FORGED_PRELUDE)
+        street.door.turn_until(lambda: street.door.refused)
+        assert isinstance(plain_answer(received(peer)), AuthenticationError)
+        assert "does not encrypt" in street.door.refused[0]
+
+
+def test_processes_of_other_users_are_refused(reactor, monkeypatch):
+    def another_user(sock):
+        raise PermissionError(errno.EPERM, "it belongs to another user (number 7)")
+
+    door = Door(reactor, listen(f"@ringcomm-test-{os.getpid()}-users"))
+    monkeypatch.setattr(accept, "check_user", another_user)
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(door.listener.getsockname())
+        door.turn_until(lambda: door.refused)
+        assert door.refused == ["it belongs to another user (number 7)"]
+        assert peer.recv(1) == b""
+    door.close()
+    door.close()
+
+
+def test_a_listener_that_fails_is_no_peer_that_does(reactor, monkeypatch):
+    door = Door(reactor)
+
+    def broken(listener):
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(socket.socket, "accept", broken)
+    with socket.create_connection(door.address), pytest.raises(OSError, match="Invalid argument"):
+        for _ in range(100):
+            reactor.run_once(0.1)
+    door.close()
+
+
+def test_out_of_descriptors_the_oldest_makes_room(reactor, monkeypatch):
+    with ExitStack() as stack:
+        street = Street(reactor, stack, most=100)
+        street.peer()
+        street.door.turn_until(lambda: street.door.acceptor._half_open)
+        usual = socket.socket.accept
+
+        def no_more_files(listener):
+            monkeypatch.setattr(socket.socket, "accept", usual)
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        monkeypatch.setattr(socket.socket, "accept", no_more_files)
+        street.peer()
+        street.door.turn_until(lambda: street.door.refused)
+        assert street.door.refused == ["too many unproven connections at once"]
+        street.door.turn_until(lambda: street.door.acceptor._half_open)

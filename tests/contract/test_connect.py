@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import time
 
 import pytest
 
-from ringcomm.transport.connect import ASK_AGAIN_S, Dial, listen
+from ringcomm.transport import connect
+from ringcomm.transport.connect import ASK_AGAIN_S, Dial, listen, place_here
 from ringcomm.transport.reactor import READ, Reactor
 from ringcomm.wire.auth import job_digest
+from ringcomm.wire.place import NOWHERE, place_of
 from tests.contract.service import CLAIM, KEY, Door, eventually
 
 
@@ -187,3 +190,82 @@ def test_a_peer_at_a_crowded_unix_socket_asks_again(reactor, turns):
         acceptor.turn_until(lambda: ends and acceptor.arrived)
         ends[0].sock.close()
         acceptor.close()
+
+
+def test_a_port_that_is_taken(no_leaks):
+    with listen("127.0.0.1") as listener, pytest.raises(OSError, match="in use"):
+        listen("127.0.0.1", port=listener.getsockname()[1])
+
+
+def test_the_place_of_a_socket():
+    with listen("127.0.0.1") as listener:
+        assert place_here(listener) == place_of(*listener.getsockname())
+    with listen(f"@ringcomm-test-{os.getpid()}-place") as listener:
+        assert place_here(listener) == place_of(f"@ringcomm-test-{os.getpid()}-place", 0)
+    one, other = socket.socketpair()
+    with one, other:
+        assert place_here(one) == NOWHERE  # it has no name
+
+
+class Program:
+    """What answers a dial, of its own: it accepts once, and does what the test says."""
+
+    def __init__(self, reactor, **options):
+        self.listener, self.ends = listen("127.0.0.1"), []
+        self.reactor = reactor
+        self.dial = Dial(
+            reactor, self.listener.getsockname()[:2], KEY, CLAIM, self.ends.append, 30.0, **options
+        )
+        self.listener.setblocking(True)
+        self.sock, _ = self.listener.accept()
+        self.listener.close()
+        reactor.run_once(1.0)
+
+    def end(self):
+        assert eventually(lambda: self.reactor.run_once(0.01) or bool(self.ends))
+        self.sock.close()
+        (dial,) = self.ends
+        assert dial is self.dial and dial.sock is None
+        return dial
+
+
+def test_a_program_that_closes_the_connection_may_have_been_busy(reactor):
+    program = Program(reactor)
+    program.sock.recv(10_000)
+    program.sock.shutdown(socket.SHUT_WR)
+    dial = program.end()
+    assert dial.reason == "it closed the connection during the handshake" and dial.too_slow
+    assert not dial.refused_by_key and not dial.no_answer
+
+
+def test_a_program_that_resets_the_connection(reactor):
+    program = Program(reactor)
+    program.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    program.sock.close()
+    dial = program.end()
+    assert dial.reason == "connection reset by peer" and not dial.too_slow
+
+
+def test_a_program_that_sends_something_else(reactor):
+    program = Program(reactor)
+    program.sock.sendall(b"HTTP/1.1 400 Bad Request\r\n" + bytes(100))
+    dial = program.end()
+    assert dial.reason and not dial.refused_by_key
+
+
+def test_a_dial_that_has_ended_does_not_end_again(reactor):
+    program = Program(reactor)
+    program.dial.give_up("first")
+    program.dial.give_up("second")
+    assert program.end().reason == "first"
+
+
+def test_a_connection_to_itself_is_refused(reactor, monkeypatch):
+    """TCP connects a free port of this machine to itself now and then."""
+    monkeypatch.setattr(connect, "_connected_to_itself", lambda sock: True)
+    assert Program(reactor).end().reason == "connection refused"
+    monkeypatch.undo()
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.connect(sock.getsockname())
+        assert connect._connected_to_itself(sock)

@@ -332,3 +332,20 @@ class TestAutotuning:
         assert run_ranks(2, work, settings=replace(PLAIN, autotune=True)) == [[3.0] * 3] * 2
         told = [record.getMessage() for record in caplog.records if "utotuning" in record.getMessage()]
         assert len(told) == 1
+
+
+def test_a_process_set_goes_on_without_ranks_that_are_not_in_it():
+    def work(context):
+        engine = context.engine
+        number = engine.add_process_set([0, 2])
+        if context.rank == 1:
+            return None  # it leaves the job
+        gone = engine._thread._state.peers.messages.gone
+        assert eventually(lambda: 1 in gone)
+        sums = [reduced(context, name, process_set=number)[0] for name in ("a", "a", "b")]
+        with pytest.raises(PeerLostError) as caught:
+            reduced(context, "of all ranks")
+        assert caught.value.rank == 1
+        return sums
+
+    assert run_ranks(3, work, "tcp", PLAIN) == [[4.0] * 3, None, [4.0] * 3]

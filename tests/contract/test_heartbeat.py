@@ -154,7 +154,7 @@ def test_a_bug_in_it_ends_the_group(sides, caplog):
     sides[0].heartbeat.settle(LIMIT_S)  # there is nothing to wait for
 
 
-def test_what_it_does_at_its_end_may_stop_it(sides):
+def test_a_callback_about_its_end_may_stop_it(sides):
     sides[0].begin(Limits(0.3, 0.0, 0.0))
     sides[0].on_failure = lambda: sides[0].heartbeat.stop()
     assert sides[0].failed.wait(10)

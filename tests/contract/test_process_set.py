@@ -8,7 +8,7 @@ import pytest
 import ringcomm as rc
 from ringcomm.config import Settings
 from ringcomm.engine.process_sets import UnknownProcessSetError
-from ringcomm.errors import ConfigError, Misuse, NotInitializedError
+from ringcomm.errors import ConfigError, DesyncError, Misuse, NotInitializedError
 from ringcomm.process_set import (
     ProcessSet,
     add_process_set,
@@ -150,3 +150,21 @@ class TestAsynchronous:
             return rc.join() in (0, 1)
 
         assert ranks_of(as_default, 2, work) == [([1.0, 1.0], True), True]
+
+
+class TestSame:
+    def test_arrays_by_name_in_a_row_and_alone(self, as_default):
+        def work(context):
+            pair = add_process_set([0, 1])
+            array = np.arange(4.0)
+            for arrays in ({"w": array, "b": array[:2]}, [array, array[:2]], array):
+                rc.check_same(arrays)
+            rc.check_same([np.full(2, context.rank // 2)], pair) if context.rank < 2 else None
+            with pytest.raises(DesyncError, match="in 'b', rank 2 .* differs from the others") as caught:
+                rc.check_same({"w": array, "b": np.full(2, context.rank // 2)})
+            return caught.value.ranks
+
+        assert ranks_of(as_default, 3, work) == [(2,)] * 3
+
+    def test_one_rank_is_like_itself(self, as_default):
+        assert ranks_of(as_default, 1, lambda context: rc.check_same([np.ones(2)])) == [None]

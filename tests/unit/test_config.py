@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ringcomm import config, environment, keys
+from ringcomm import config, environment, keys, setting_aliases
 from ringcomm.config import Membership, Settings, Slot, document, misspelt_variables
 from ringcomm.endpoints import format_endpoint, parse_endpoint
 from ringcomm.errors import ConfigError
@@ -435,3 +435,31 @@ def test_the_place_that_the_launcher_gave(monkeypatch):
 )
 def test_where_flight_records_go(text, expected):
     assert config.flight_channel_from_environment({"RINGCOMM_FLIGHT_FD": text}) == expected
+
+
+def test_other_names_of_settings_override_the_variables(monkeypatch):
+    def source(environ):
+        if "OTHER_TIMEOUT" in environ:
+            yield setting_aliases.OtherName("timeout_s", environ["OTHER_TIMEOUT"], "OTHER_TIMEOUT=…")
+
+    monkeypatch.setattr(setting_aliases, "sources", [source])
+    variables = {"RINGCOMM_TIMEOUT": "5"}
+    assert Settings.from_environment(variables).timeout_s == 5.0
+    assert Settings.from_environment({**variables, "OTHER_TIMEOUT": "7"}).timeout_s == 7.0
+    with pytest.raises(ConfigError, match="^OTHER_TIMEOUT=… cannot be used: must be"):
+        Settings.from_environment({"OTHER_TIMEOUT": "soon"})
+
+
+def test_variables_of_torchs_rendezvous(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "RINGCOMM_SLOT"):
+        monkeypatch.delenv(name, raising=False)
+    assert config.launchers_rank_from_environment() is None
+    assert config.torchrun_from_environment(2) == (False, "")
+    missing, size = config.env_rendezvous_from_environment()
+    assert set(missing) >= {"RANK", "MASTER_ADDR", "MASTER_PORT"} and size == 1
+    variables = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "desk",
+                 "MASTER_PORT": "29500"}  # fmt: skip
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert config.env_rendezvous_from_environment() == ([], 2)
+    assert config.torchrun_from_environment(2)[0]

@@ -5,7 +5,19 @@ from __future__ import annotations
 import pytest
 
 import ringcomm
-from ringcomm.ops import Bitwise, Collective, ReduceOp, op_name
+from ringcomm.errors import Misuse
+from ringcomm.ops import (
+    CODECS,
+    Bitwise,
+    Collective,
+    ReduceOp,
+    codec_number,
+    factor_of,
+    name_of,
+    op_name,
+    op_of,
+    weight_of,
+)
 
 
 def test_reductions_have_horovods_numbers():
@@ -44,3 +56,42 @@ def test_bitwise_reductions_have_numbers_of_their_own():
     for number in (6, 15, 19, 254):
         with pytest.raises(ValueError):
             op_name(number)
+
+
+def test_a_reduction_from_what_scripts_pass():
+    assert op_of(ReduceOp.MAX) is op_of(4) is ReduceOp.MAX
+    for other in (99, "sum", None, []):
+        with pytest.raises(Misuse, match="is no reduction; there are Average, Sum"):
+            op_of(other)
+
+
+def test_a_codec_from_what_scripts_pass():
+    class Kind:
+        kind = "int8"
+
+    assert codec_number(None) == codec_number("none") == 0
+    assert codec_number("int8") == codec_number(Kind) == CODECS.index("int8")
+    for other in ("zip", 8, Kind()):
+        if getattr(other, "kind", other) != "int8":
+            with pytest.raises(Misuse, match="there are 'none'"):
+                codec_number(other)
+
+
+def test_factors_and_weights_are_numbers():
+    assert factor_of(2) == 2.0 and factor_of(float("inf")) == float("inf")
+    for other in ("a", [], None):
+        with pytest.raises(Misuse, match="are numbers, not"):
+            factor_of(other)
+    assert weight_of(0) == 0.0 and weight_of(3) == 3.0
+    for other in ("a", [], None):
+        with pytest.raises(Misuse, match="a weight is a number, such as"):
+            weight_of(other)
+    for number in (-1.0, float("inf"), float("nan")):
+        with pytest.raises(Misuse, match="finite number that is not negative"):
+            weight_of(number)
+
+
+def test_a_name_is_text():
+    assert name_of(None) == "" and name_of("x") == "x"
+    with pytest.raises(Misuse, match="a name is a str, not int"):
+        name_of(5)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from ringcomm.collective.call_sites import CallSites
+from ringcomm.clock import Deadline, give_way
+from ringcomm.collective import call_runner
+from ringcomm.collective.call_history import CallHistory
+from ringcomm.collective.call_sites import CallSites, site_text
 from ringcomm.collective.calls import Call
+from ringcomm.collective.progress import Progress
 from ringcomm.collective.reporter import Reporter
 from ringcomm.collective.runner import Runner
 from ringcomm.config import Settings
@@ -21,7 +27,7 @@ from ringcomm.errors import (
     PeerStalledError,
     UnsupportedDtypeError,
 )
-from ringcomm.ops import Average, Collective, Max, Sum
+from ringcomm.ops import CODECS, Average, Collective, Max, Sum
 from ringcomm.transport.huge_pages import LEAST_BYTES
 from ringcomm.transport.memory import memory_fabrics
 from ringcomm.wire.frames import HEADER_BYTES, NO_ROOT, unpack_header
@@ -364,3 +370,181 @@ def test_a_forked_child_may_not_use_its_parents_links(monkeypatch):
     monkeypatch.setattr("ringcomm.collective.call_errors.os.getpid", lambda: -1)
     with pytest.raises(Misuse, match="fork of rank 0"):
         runner.barrier()
+
+
+def both(work):
+    """``work(runner)`` on two ranks, each in a thread; the results in rank order."""
+    runners = [Runner(fabric, Settings(timeout_s=20.0)) for fabric in memory_fabrics(2)]
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(work, runners))
+
+
+class TestTogether:
+    """With another rank that makes the same calls."""
+
+    def test_calls_that_are_repeated_with_other_numbers(self):
+        def work(runner):
+            found = []
+            for count in (1, 1, 3, 1):
+                mine = [runner.rank] * count
+                table = runner.exchange(mine, Collective.ALLTOALL, np.dtype(np.float32), "", ())
+                found.append(table.tolist())
+            for _ in range(2):
+                data = np.arange(4.0) + runner.rank
+                runner.reduce_scatter(data, (0, 2, 4), Sum)
+                found.append(data[2 * runner.rank : 2 * runner.rank + 2].tolist())
+            return found
+
+        tables = [[[0] * count, [1] * count] for count in (1, 1, 3, 1)]
+        rows = [[1.0, 3.0], [5.0, 7.0]]
+        assert both(work) == [[*tables, row, row] for row in rows]
+
+    def test_what_is_asked_for_is_told_and_counted(self):
+        def work(runner):
+            asked = []
+            runner.on_reduction = lambda *what: asked.append(what)
+            runner.all_reduce(ones(6), Sum, "x")
+            runner.barrier()  # is no reduction of the program's
+            return asked, runner.reduced_bytes, runner.last_call
+
+        assert both(work) == [([(24, True, "x")], 25, "barrier()")] * 2
+
+    def test_before_each_call_and_each_block_of_calls(self):
+        def work(runner):
+            before = []
+            runner.before_call = lambda: before.append(runner.last_call)
+            runner.barrier()
+            with runner.exclusive():
+                runner.barrier()
+            return before
+
+        assert both(work) == [["", "barrier()", "barrier()"]] * 2
+
+    def test_codecs_of_half_types(self):
+        def work(runner):
+            data = np.full(300, 1.0 + runner.rank, np.float16)
+            runner.all_reduce(data, Sum, codec=CODECS.index("int8"))
+            return data
+
+        for result in both(work):
+            np.testing.assert_allclose(result.astype(float), 3.0, rtol=0.02)
+            assert result.dtype == np.float16
+
+    def test_calls_belong_to_the_line_that_asked_for_them(self):
+        def work(runner):
+            runner.history = CallHistory(4)
+            site = (work.__code__, 0)
+            with runner.calls_of(site):
+                runner.barrier()
+            runner.barrier()
+            first, second = (row["site"] for row in runner.rows())
+            return first == site_text(site), second != first, runner.called_at
+
+        assert both(work) == [(True, True, None)] * 2
+
+    def test_a_twin_has_the_same_links_and_no_selector_of_its_own(self):
+        def work(runner):
+            twin = runner.twin(Settings(timeout_s=5.0))
+            data = ones()
+            twin.all_reduce(data, Sum)
+            return twin.timeout_s, runner.timeout_s, data.tolist(), runner.progress().sequence
+
+        assert both(work) == [(5.0, 20.0, [2.0] * 4, 0)] * 2
+
+    def test_a_block_of_calls_that_ends_too_early_ends_the_calls(self):
+        """The other rank waits for the second part."""
+
+        def work(runner):
+            if runner.rank == 1:
+                runner.barrier()
+                return None
+            with pytest.raises(KeyError), runner.exclusive(parts=2):
+                runner.barrier()
+                raise KeyError("x")
+            with pytest.raises(PeerLostError, match=r"was interrupted \(KeyError: 'x'\) in barrier"):
+                runner.barrier()
+            return True
+
+        assert both(work) == [True, None]
+
+    def test_a_block_that_ends_before_its_first_call_is_harmless(self):
+        def work(runner):
+            with pytest.raises(KeyError), runner.exclusive(parts=2):
+                raise KeyError("x")
+            runner.barrier()
+            return True
+
+        assert both(work) == [True, True]
+
+
+def test_leaving_does_not_wait_for_ever_for_a_call_of_another_thread(monkeypatch):
+    monkeypatch.setattr(call_runner, "_LEAVING_S", 0.01)
+    runner = Runner(memory_fabrics(2)[0], Settings())
+    entered, leave = threading.Event(), threading.Event()
+
+    def block():
+        with runner.exclusive():
+            entered.set()
+            assert leave.wait(20)
+
+    thread = threading.Thread(target=block)
+    thread.start()
+    assert entered.wait(20)
+    runner.stop()
+    with pytest.raises(NotInitializedError):
+        runner._errors.check_usable()
+    leave.set()
+    thread.join()
+
+
+class TestReporter:
+    """What takes the place of a rendezvous where there is none."""
+
+    def test_the_first_failure_is_the_root_cause(self, caplog):
+        reporter = Reporter()
+        assert reporter.fileno() == -1
+        reporter.check()
+        first = reporter.report_lost(2, "barrier()", "it closed the connection")
+        second = reporter.report_lost(1, "", "not a byte", "stalled")
+        assert isinstance(first, PeerLostError) and first.rank == second.rank == 2
+        assert str(first) == str(second)
+        assert str(first) == "rank 2 was lost while this rank was in barrier(): it closed the connection."
+        with pytest.raises(PeerLostError, match="rank 2 was lost"):
+            reporter.check()
+        assert str(reporter.root_cause(MismatchError("other"))) == str(first)
+
+    def test_a_silent_peer_and_an_interruption(self):
+        reporter = Reporter()
+        noted = reporter.note_interrupted("barrier()", "KeyboardInterrupt")
+        assert reporter.note_interrupted("", "again") is noted
+        assert str(reporter.root_cause(noted)) == str(noted)
+        silent = Reporter().report_lost(1, "", "not a byte", "stalled")
+        assert isinstance(silent, PeerStalledError) and str(silent) == "rank 1 was lost: not a byte."
+
+    def test_warnings_are_logged(self, caplog):
+        Reporter().warn("lines", "call number 3 comes from different lines")
+        assert [record.getMessage() for record in caplog.records] == [
+            "call number 3 comes from different lines"
+        ]
+
+
+def test_how_far_a_call_is_that_waits_for_another_rank():
+    one, other = (Runner(fabric, Settings(timeout_s=20.0)) for fabric in memory_fabrics(2))
+    assert one.rows() == [] and one.progress() == Progress(0) and one.last_call == ""
+    large = [np.ones(1 << 20, np.float32) for _ in range(2)]  # more than a pipe holds
+    thread = threading.Thread(target=one.all_reduce, args=(large[0], Sum))
+    thread.start()
+    deadline = Deadline(20.0)
+    while one.progress().moved_bytes == 0 and not deadline.expired():
+        give_way()
+    progress = one.progress()
+    assert progress.sequence == 2 and progress.waits_for == (1,) and progress.moved_bytes > 0
+    assert progress.doing == one.last_call == "allreduce(1048576 elements, float32, op=Sum)"
+    assert [peer for peer, _, _ in progress.exchanged] == [1]
+    assert one.totals().peers[1].sent_bytes > 0
+    one.purpose = lambda: "a bucket of gradients"
+    assert one.progress().doing == "a bucket of gradients"
+    one.purpose = None
+    other.all_reduce(large[1], Sum)
+    thread.join()
+    assert large[0][-1] == large[1][0] == 2.0 and one.progress() == Progress(2)

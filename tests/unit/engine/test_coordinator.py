@@ -451,7 +451,7 @@ def test_what_the_program_needs_first_is_not_behind_what_became_ready_before():
     assert job.run() == []
 
 
-def test_what_happens_is_reported_to_those_that_have_asked():
+def test_callbacks_are_told_what_happens():
     job = Job()
     coordinator, seen = job.coordinator, []
     coordinator.on_announce = lambda key, rank, signature: seen.append(("announced", key.name, rank))

@@ -188,7 +188,7 @@ def test_what_a_rank_may_not_send_is_refused():
         job.turn()
     job = Job(3)
     job.states[2].peers.messages.send(NOTHING, 1)
-    with pytest.raises(ProtocolError, match="rank 2 may not send .* to rank 1"):
+    with pytest.raises(ProtocolError, match="rank 2 may not send '.*' to rank 1"):
         job.turn()
 
 
@@ -214,7 +214,8 @@ class TestFailures:
         state.history = OperationHistory(8, lambda _: 0)
         state.history.on_failure = pytest.fail
         job.turn()
-        job.responses(failed=[[[0, "a", 0], "mismatch", "they differ", []], [[0, "b", 0], "mismatch", "x", []]])
+        other = [[0, "b", 0], "mismatch", "x", []]
+        job.responses(failed=[[[0, "a", 0], "mismatch", "they differ", []], other])
         job.turn()
         assert isinstance(error_of(request.handle), MismatchError)
         assert state.broken is None

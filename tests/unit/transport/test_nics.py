@@ -166,3 +166,36 @@ def test_hostname_is_never_resolved(machine, monkeypatch):
     for name in ("gethostname", "gethostbyname", "getaddrinfo", "getfqdn"):
         monkeypatch.delattr(socket, name)
     assert own_addresses()
+
+
+class TestWithoutProc:
+    """On other systems, and where /proc is not accessible."""
+
+    @pytest.fixture(autouse=True)
+    def no_proc(self, monkeypatch):
+        def missing(*arguments, **options):
+            raise FileNotFoundError(2, "No such file or directory")
+
+        monkeypatch.setattr(nics.os, "readlink", missing)
+        monkeypatch.setattr(nics.Path, "read_text", missing)
+
+    def test_the_hostname_has_to_suffice(self, monkeypatch):
+        found = nics.machine()
+        assert found == nics.machine() and len(found) == 16
+        monkeypatch.setattr(nics.socket, "gethostname", lambda: "another")
+        assert nics.machine() != found
+
+
+def test_a_unix_socket_without_a_file_is_for_linux(monkeypatch):
+    one, other = nics.local_socket(), nics.local_socket()
+    assert one is not None and other is not None and one.address.startswith("@ringcomm-")
+    assert one.address != other.address
+    monkeypatch.setattr(nics.sys, "platform", "darwin")
+    assert nics.local_socket() is None
+
+
+def test_an_interface_that_has_gone_since_it_was_listed_is_left_out(monkeypatch):
+    entry = types.SimpleNamespace(family=socket.AF_INET6, address="fe80::1%gone0", netmask=None)
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"gone0": [entry]})
+    monkeypatch.setattr(psutil, "net_if_stats", dict)
+    assert own_addresses() == []

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
-from ringcomm.transport.pace import Counted, Expected, Paces
+from ringcomm.transport import pace
+from ringcomm.transport.memory import memory_fabrics
+from ringcomm.transport.pace import Counted, Expected, Paces, counted
+from ringcomm.transport.tcp import SocketFabric, SocketLink
 
 CHOSEN = Expected(1, 100.0, "eth0", (("wlan0", 30.0),))
 
@@ -105,3 +110,49 @@ def test_a_measurement_says_the_same_at_once_and_once():
     assert link.paces.compare(1, 2.4) == [repr((CHOSEN, 2.4, "wlan0"))]
     assert link.paces.compare(1, 2.4) == []
     assert not any(link.go_on(2.5) for _ in range(10))
+
+
+class TestWhatTheSystemCounts:
+    @pytest.fixture
+    def ends(self):
+        listener = socket.create_server(("127.0.0.1", 0))
+        dialled = socket.create_connection(listener.getsockname())
+        accepted, _ = listener.accept()
+        listener.close()
+        yield dialled, accepted
+        dialled.close()
+        accepted.close()
+
+    def test_of_a_connection(self, ends):
+        before = counted(ends[0])
+        ends[0].sendall(bytes(5000))
+        got = 0
+        while got < 5000:
+            got += len(ends[1].recv(5000))
+        ends[1].sendall(b"!")  # acknowledges all
+        assert ends[0].recv(1) == b"!"
+        after = counted(ends[0])
+        assert before is not None and after is not None
+        assert after.acked_bytes - before.acked_bytes == 5000
+
+    def test_of_what_has_no_counters(self, ends, monkeypatch):
+        unix = socket.socketpair()
+        assert counted(unix[0]) is None
+        ends[0].close()
+        assert counted(ends[0]) is None
+        for sock in unix:
+            sock.close()
+        monkeypatch.setattr(pace, "_TCP_INFO_BYTES", 4096)  # an old kernel gives less
+        assert counted(ends[1]) is None
+        monkeypatch.delattr(socket, "TCP_INFO")
+        assert counted(ends[1]) is None
+
+    def test_of_a_fabric(self, ends):
+        unix = socket.socketpair()
+        links = {1: SocketLink(1, ends[0]), 2: SocketLink(2, unix[0])}
+        fabric = SocketFabric(0, links)
+        found = pace.delivered(fabric)
+        assert list(found) == [1] and found[1][1] >= 0.0
+        assert pace.delivered(memory_fabrics(2)[0]) == {}
+        fabric.close()
+        unix[1].close()

@@ -232,3 +232,26 @@ def test_lists_of_ranks_hold_nothing_else(field, item):
     assert read(encode(good)) == [good]
     with pytest.raises(ProtocolError, match=f"field '{field}' is not a list of ranks"):
         read(encode({**good, field: [0, item]}))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"address": "desk.local"}, "is no address"),
+        ({"address": "@name\0x"}, "is no address"),
+        ({"address": "@" + "x" * 200}, "is no address"),
+        ({"address": "@\ud800"}, "is no address"),
+        ({"port": -1}, "-1 is no port"),
+        ({"port": 65536}, "65536 is no port"),
+        ({"port": 2**40}, "'port' is out of range"),
+        ({"port": True}, "'port' is missing or not int"),
+    ],
+    ids=str,
+)
+def test_addresses_are_numbers_and_sockets_of_this_host(change, words):
+    local = {**ADDRESS, "address": "@ringcomm-1", "port": 0}
+    assert validate({**GOOD[0], "addresses": [local]})
+    with pytest.raises(ProtocolError, match=words):
+        validate({**GOOD[0], "addresses": [{**ADDRESS, **change}]})
+    with pytest.raises(ProtocolError, match=words):
+        validate({"type": "measure", "pairs": [{"rank": 1, "wires": [{**ADDRESS, **change}]}]})

@@ -1,0 +1,282 @@
+"""The control connection of a running job, with the rendezvous at the other end of a pair of sockets."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from ringcomm.errors import (
+    LinkLostError,
+    MismatchError,
+    NoRouteError,
+    PeerLostError,
+    PeerStalledError,
+    RingcommError,
+    StartTimeoutError,
+)
+from ringcomm.rendezvous import control
+from ringcomm.rendezvous.control import ControlChannel, error_from
+from ringcomm.wire.messages import MessageReader, encode
+
+HOSTS = ["desk", "jetson1", "jetson2"]
+LIMIT_S = 20.0
+ABORT = {"type": "abort", "kind": "lost", "text": "rank 2 (jetson2) was lost", "rank": 2, "host": "jetson2"}
+
+
+class Rendezvous:
+    """The other end."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.reader = MessageReader(1 << 20)
+        self.sock.settimeout(LIMIT_S)
+
+    def send(self, message: dict) -> None:
+        self.sock.sendall(encode(message))
+
+    def read(self, count: int = 1) -> list:
+        """The next messages; fewer if the connection ends."""
+        found: list = []
+        while len(found) < count:
+            data = self.sock.recv(1 << 16)
+            if not data:
+                break
+            found += self.reader.feed(data)
+        return found
+
+
+@pytest.fixture
+def ends():
+    """The channel of rank 1 of three, and the rendezvous."""
+    one, other = socket.socketpair()
+    one.setblocking(False)
+    channel = ControlChannel(one, MessageReader(1 << 20), 1, HOSTS)
+    rendezvous = Rendezvous(other)
+    yield channel, rendezvous
+    one.close()
+    other.close()
+
+
+class TestAbort:
+    def test_every_check_raises_the_root_cause_and_waits_end(self, ends):
+        channel, rendezvous = ends
+        channel.check()
+        rendezvous.send(ABORT)
+        for _ in range(2):
+            with pytest.raises(PeerLostError, match="rank 2 .* was lost") as caught:
+                channel.check()
+            assert (caught.value.rank, caught.value.host) == (2, "jetson2")
+        assert channel.fileno() >= 0 and channel._sock.recv(1) == b""  # it reads as ended: waits wake up
+        assert str(channel.root_cause(PeerLostError("other"))) == ABORT["text"]
+
+    def test_only_the_first_one_counts(self, ends):
+        channel, rendezvous = ends
+        rendezvous.sock.sendall(encode(ABORT) + encode({**ABORT, "text": "another"}))
+        with pytest.raises(PeerLostError, match="rank 2"):
+            channel.check()
+        channel.note_closed(2, "it closed the connection")  # is known by now
+        assert "interrupted" in str(channel.note_interrupted("barrier()", "KeyboardInterrupt"))
+        channel.leave("an error", ok=False)
+        assert [message["type"] for message in rendezvous.read()] == ["leaving"]
+
+    def test_what_is_no_message_for_a_running_job_is_left_alone(self, ends):
+        channel, rendezvous = ends
+        rendezvous.send({"type": "go", "table": ""})
+        channel.check()
+        assert channel.abort_error is None
+
+    @pytest.mark.parametrize(
+        ("end", "reason"),
+        [
+            (lambda rendezvous: rendezvous.sock.close(), "it closed the connection"),
+            (lambda rendezvous: rendezvous.sock.sendall(b"\xff" * 8), "control message of"),
+        ],
+    )
+    def test_a_rendezvous_that_is_gone_is_the_root_cause(self, ends, end, reason):
+        channel, rendezvous = ends
+        end(rendezvous)
+        for _ in range(2):
+            with pytest.raises(PeerLostError, match=f"The rendezvous of this job is gone .*{reason}"):
+                channel.check()
+        assert not channel.open and channel.fileno() == -1
+        for call in (channel.note, lambda text: channel.warn("topic", text)):
+            call("nothing to send it to")
+        channel.report_usage(1.0, 0.5, False)
+        channel.leave("its program ended", ok=True)
+
+    def test_a_connection_that_was_reset(self):
+        listener = socket.create_server(("127.0.0.1", 0))
+        sock = socket.create_connection(listener.getsockname())
+        accepted, _ = listener.accept()
+        listener.close()
+        sock.sendall(b"unread")
+        sock.setblocking(False)
+        assert accepted.recv(1)
+        accepted.close()  # with bytes unread: the system resets the connection
+        channel = ControlChannel(sock, MessageReader(1 << 20), 1, HOSTS)
+        with pytest.raises(PeerLostError, match="gone .connection reset by peer"):
+            for _ in range(1000):
+                channel.check()
+                sock.setblocking(True)
+
+
+class TestPing:
+    def test_it_is_answered_with_the_ranks_that_were_heard(self, ends):
+        channel, rendezvous = ends
+        rendezvous.send({"type": "ping"})
+        channel.check()
+        channel.heard_and_silent = lambda: ([0], [2])
+        rendezvous.send({"type": "ping"})
+        channel.check()
+        answers = [(message["heard"], message["silent"]) for message in rendezvous.read(2)]
+        assert answers == [([], []), ([0], [2])]
+
+
+def answered(rendezvous: Rendezvous, answer: dict, found: list) -> threading.Thread:
+    """A thread in which the rendezvous answers the next message."""
+
+    def answer_it() -> None:
+        found.extend(rendezvous.read())
+        rendezvous.send(answer)
+
+    thread = threading.Thread(target=answer_it)
+    thread.start()
+    return thread
+
+
+class TestReports:
+    def test_the_rendezvous_determines_the_root_cause(self, ends):
+        channel, rendezvous = ends
+        found: list = []
+        thread = answered(rendezvous, ABORT, found)
+        error = channel.report_lost(0, "barrier()", "connection reset by peer")
+        thread.join()
+        assert isinstance(error, PeerLostError) and str(error) == ABORT["text"]
+        said = {"peer": 0, "doing": "barrier()", "why": "connection reset by peer", "kind": "lost"}
+        assert found == [{"type": "lost", **said}]
+        # What is reported later gets the same answer, at once.
+        assert str(channel.report_mismatch(2, "another call")) == ABORT["text"]
+
+    def test_a_mismatch(self, ends):
+        channel, rendezvous = ends
+        found: list = []
+        thread = answered(rendezvous, {**ABORT, "kind": "mismatch", "text": "they differ"}, found)
+        error = channel.report_mismatch(2, "rank 1: a; rank 2: b")
+        thread.join()
+        assert isinstance(error, MismatchError) and str(error) == "they differ"
+        assert found[0] == {"type": "mismatch", "peer": 2, "text": "rank 1: a; rank 2: b"}
+
+    @pytest.mark.parametrize(
+        ("kind", "peer", "error", "text"),
+        [
+            ("lost", 2, PeerLostError, "rank 2 (jetson2) was lost while rank 1 (jetson1) was in barrier(): "),
+            ("late", 2, PeerStalledError, "rank 2 (jetson2) is late while"),
+            ("silent", 2, PeerStalledError, "rank 2 (jetson2) is silent while"),
+            ("cut off", 2, PeerStalledError, "rank 1 (jetson1) was lost while"),
+            ("lost", 7, PeerLostError, "rank 7 was lost while"),
+        ],
+    )
+    def test_a_rendezvous_that_does_not_answer(self, ends, monkeypatch, kind, peer, error, text):
+        channel, rendezvous = ends
+        monkeypatch.setattr(control, "ROOT_CAUSE_S", 0.02)
+        monkeypatch.setattr(control, "_SILENCE_S", 0.02)
+        found = channel.report_lost(peer, "barrier()", "why", kind)
+        assert type(found) is error and str(found).startswith(text)
+        assert "The rendezvous has not answered; it may be where rank" in str(found)
+        with pytest.raises(error):
+            channel.check()
+
+    def test_a_rendezvous_that_ends_instead_of_answering(self, ends):
+        channel, rendezvous = ends
+        rendezvous.sock.shutdown(socket.SHUT_WR)
+        error = channel.report_lost(2, "", "connection reset by peer")
+        assert str(error).startswith("The rendezvous of this job is gone")
+
+    def test_a_rendezvous_that_cannot_be_reached(self, ends):
+        channel, rendezvous = ends
+        rendezvous.sock.shutdown(socket.SHUT_RD)
+        error = channel.report_lost(2, "", "connection reset by peer")
+        assert str(error).startswith("rank 2 (jetson2) was lost: connection reset by peer. (The rendezvous")
+
+    def test_an_interruption_is_reported_once_and_its_answer_read_later(self, ends):
+        channel, rendezvous = ends
+        noted = channel.note_interrupted("barrier(), call number 3", "KeyboardInterrupt")
+        assert channel.note_interrupted("", "again") is noted
+        text = "rank 1 (jetson1) was interrupted (KeyboardInterrupt) in barrier(), call number 3"
+        assert text in str(noted)
+        assert rendezvous.read() == [
+            {"type": "interrupted", "doing": "barrier(), call number 3", "why": "KeyboardInterrupt"}
+        ]
+        rendezvous.send(ABORT)
+        assert str(channel.root_cause(noted)) == ABORT["text"]
+
+    def test_notes_warnings_and_numbers(self, ends):
+        channel, rendezvous = ends
+        channel.note("a broadcast goes along a chain")
+        channel.warn("lines", "different lines")
+        channel.note_closed(2, "it closed the connection")
+        channel.report_usage(4.0, 1.0, True)
+        found = rendezvous.read(4)
+        assert [message["type"] for message in found] == ["note", "warning", "closed", "usage"]
+        assert found[3]["waited_s"] == 1.0 and found[1]["topic"] == "lines"
+
+    def test_one_without_a_rank_names_itself(self):
+        one, other = socket.socketpair()
+        with one, other:
+            channel = ControlChannel(one, MessageReader(1 << 20))
+            noted = channel.note_interrupted("", "Ctrl-C")
+            assert str(noted).startswith("this rank was interrupted (Ctrl-C)")
+
+
+class TestLeaving:
+    def test_the_goodbye_is_read_before_the_connection_ends(self, ends):
+        channel, rendezvous = ends
+        rendezvous.send({"type": "ping"})  # unread bytes would reset the connection
+        found: list = []
+
+        def read_all() -> None:
+            found.extend(rendezvous.read(2))
+            rendezvous.sock.close()
+
+        thread = threading.Thread(target=read_all)
+        thread.start()
+        channel.leave("its program ended", ok=True)
+        channel.leave("again", ok=True)
+        thread.join()
+        assert [(message["reason"], message["ok"]) for message in found] == [("its program ended", True)]
+        assert not channel.open
+
+    def test_a_rendezvous_that_does_not_close_is_not_waited_for(self, ends, monkeypatch):
+        channel, rendezvous = ends
+        monkeypatch.setattr(control, "_LEAVE_S", 0.02)
+        channel.leave("its program ended", ok=True)
+        assert [message["type"] for message in rendezvous.read()] == ["leaving"]
+
+    def test_a_rendezvous_that_is_gone_already(self, ends):
+        channel, rendezvous = ends
+        rendezvous.sock.close()
+        channel.leave("its program ended", ok=True)
+        assert not channel.open
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        ({}, PeerLostError),
+        ({"kind": "stalled"}, PeerStalledError),
+        ({"kind": "cut", "ranks": [0, 2], "hosts": ["desk", "jetson2"]}, LinkLostError),
+        ({"kind": "mismatch"}, MismatchError),
+        ({"kind": "timeout"}, StartTimeoutError),
+        ({"kind": "no_route"}, NoRouteError),
+        ({"kind": "of a later version"}, RingcommError),
+    ],
+)
+def test_errors_of_abort_messages(change, kind):
+    error = error_from({**ABORT, **change})
+    assert type(error) is kind and str(error) == ABORT["text"]
+    if kind is LinkLostError:
+        assert error.ranks == (0, 2) and error.hosts == ("desk", "jetson2")
+    elif issubclass(kind, PeerLostError):
+        assert (error.rank, error.host) == (2, "jetson2")

@@ -1,0 +1,133 @@
+"""Key files for jobs that are started without ringrun, and the certificates in them."""
+
+from __future__ import annotations
+
+import os
+import resource
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from ringcomm import certificate, newkey
+from ringcomm.certificate import make_certificate
+from ringcomm.errors import ConfigError
+from ringcomm.keys import key_text, read_key
+from ringcomm.transport.tls import Tls
+
+
+class TestNewKey:
+    def test_a_key_that_only_its_owner_can_read(self, tmp_path, capsys):
+        file = tmp_path / "key"
+        assert newkey.main([str(file)]) == 0
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        key, pem = read_key(None, str(file), "")
+        assert len(key) == 32 and pem == "" and key.hex() not in "".join(capsys.readouterr())
+
+    @pytest.mark.parametrize("arguments", [[], ["a", "b"], ["--other", "a"], ["--encrypt"]])
+    def test_other_arguments_are_answered_with_the_usage(self, arguments, capsys):
+        assert newkey.main(arguments) == 2
+        assert "usage: python -m ringcomm.newkey" in capsys.readouterr().err
+
+    def test_a_key_that_may_be_in_use_stays(self, tmp_path, capsys):
+        file = tmp_path / "key"
+        file.write_text("old")
+        assert newkey.main([str(file)]) == 1
+        assert file.read_text() == "old" and "exists already" in capsys.readouterr().err
+
+    def test_a_folder_that_does_not_exist(self, tmp_path, capsys):
+        file = str(tmp_path / "missing" / "key")
+        assert newkey.main([file]) == 1
+        assert f"{file} cannot be written: No such file or directory." in capsys.readouterr().err
+
+    def test_no_means_to_make_a_certificate(self, tmp_path, monkeypatch, capsys):
+        monkeypatch.setattr(certificate, "_by_package", lambda: None)
+        monkeypatch.setattr(certificate.shutil, "which", lambda program: None)
+        file = tmp_path / "key"
+        assert newkey.main(["--encrypt", str(file)]) == 1
+        assert "nothing here can make one" in capsys.readouterr().err and not file.exists()
+
+    def test_a_disk_that_is_full_leaves_no_half_a_key(self, tmp_path, capsys):
+        """It would be in the way of the next attempt: a key file is not overwritten."""
+        file = tmp_path / "key"
+        usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, usual[1]))
+        try:
+            assert newkey.main([str(file)]) == 1
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+        assert f"{file} cannot be written: File too large." in capsys.readouterr().err
+        assert not file.exists()
+
+    def test_as_a_program(self, tmp_path):
+        done = subprocess.run(
+            [sys.executable, "-m", "ringcomm.newkey", str(tmp_path / "key")], capture_output=True, check=False
+        )
+        assert done.returncode == 0 and (tmp_path / "key").exists()
+
+
+class TestCertificate:
+    def test_by_whatever_there_is(self, monkeypatch):
+        for made in (make_certificate(), certificate._by_command()):
+            assert made.count("-----BEGIN ") == 2
+            assert Tls(made).fingerprint != Tls(make_certificate()).fingerprint
+        monkeypatch.setattr(certificate, "_by_package", lambda: None)
+        assert Tls(make_certificate())
+
+    def test_what_the_package_has_made_is_enough(self, monkeypatch):
+        monkeypatch.setattr(certificate, "_by_package", lambda: "made")
+        assert make_certificate() == "made"
+
+    def test_without_the_package(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "cryptography", None)
+        assert certificate._by_package() is None
+
+    def test_with_the_package(self):
+        pytest.importorskip("cryptography")
+        made = certificate._by_package()
+        assert made is not None and Tls(made)
+
+    def test_a_program_that_cannot_be_run(self, monkeypatch, tmp_path):
+        program = tmp_path / "openssl"
+        program.write_text("no program")
+        program.chmod(0o755)
+        monkeypatch.setattr(certificate.shutil, "which", lambda name: str(program))
+        with pytest.raises(ConfigError, match="could not be made: .*openssl"):
+            certificate._by_command()
+
+    def test_a_program_that_does_not_end(self, monkeypatch, tmp_path):
+        program = tmp_path / "openssl"
+        program.write_text("#!/bin/sh\nexec sleep 60\n")
+        program.chmod(0o755)
+        monkeypatch.setattr(certificate.shutil, "which", lambda name: str(program))
+        monkeypatch.setattr(certificate, "_OPENSSL_S", 0.05)
+        with pytest.raises(ConfigError, match="timed out"):
+            certificate._by_command()
+
+    def test_a_program_that_fails_or_prints_something_else(self, monkeypatch, tmp_path):
+        program = tmp_path / "openssl"
+        monkeypatch.setattr(certificate.shutil, "which", lambda name: str(program))
+        for commands in ("echo no such curve >&2; exit 1", "echo hello"):
+            program.write_text(f"#!/bin/sh\ncat >/dev/null\n{commands}\n")
+            program.chmod(0o755)
+            with pytest.raises(ConfigError, match="could not be made: .*openssl genpkey"):
+                certificate._by_command()
+
+
+class TestKeys:
+    def test_from_a_descriptor(self, tmp_path):
+        file = tmp_path / "key"
+        file.write_text(key_text(b"k" * 32, ""))
+        descriptor = os.open(file, os.O_RDONLY)
+        try:
+            for _ in range(2):
+                assert read_key(descriptor, "", "") == (b"k" * 32, "")
+        finally:
+            os.close(descriptor)
+        with pytest.raises(ConfigError, match=f"RINGCOMM_KEY_FD={descriptor}: .*Bad file descriptor"):
+            read_key(descriptor, "", "")
+
+    def test_a_key_and_a_certificate(self):
+        pem = make_certificate()
+        assert read_key(None, "", key_text(b"k" * 32, pem)) == (b"k" * 32, pem)

@@ -1,0 +1,102 @@
+"""The simulation itself: it finds schedules that wait for ever, and faults do what they say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ringcomm.schedule.steps import Recv, Send
+from ringcomm.testing.faulty import Cut, Faults, FaultyFabric, Turns
+from ringcomm.testing.simulation import Hang, simulate
+from ringcomm.transport.base import LinkClosed
+from ringcomm.transport.memory import memory_fabrics
+
+SOUND = {"would_block": 0.0, "short": 0.0}
+
+
+def faulty(**faults):
+    """Rank 0 over faulty links, and rank 1 over sound ones, with the clock of the faults."""
+    one, other = memory_fabrics(2)
+    turns = Turns()
+    return FaultyFabric(one, Faults(**{**SOUND, **faults}), turns), other, turns
+
+
+class TestHangs:
+    @pytest.mark.parametrize("count", [4, 400])
+    def test_ranks_that_wait_for_each_other(self, count):
+        """Each waits for what the other sends only afterwards; short messages and long ones."""
+        schedules = [[Recv((1 - rank,), 0, count), Send(1 - rank, 0, count)] for rank in range(2)]
+        with pytest.raises(Hang, match=r"seed 3: ranks \[0, 1\] wait for ever\. rank 0 moved .*reads from"):
+            simulate(schedules, [np.zeros(count) for _ in range(2)], seed=3)
+
+    def test_a_cable_that_is_pulled(self):
+        schedules = [[Send(1, 0, 400)], [Recv((0,), 0, 400)]]
+        faults = Faults(**SOUND, cuts=(Cut(0, 1, True, 100, silent=True),))
+        errors = simulate(schedules, [np.zeros(400) for _ in range(2)], seed=0, faults=faults)
+        assert errors[0] is None  # it has sent everything, as far as it can see
+        assert isinstance(errors[1], LinkClosed)
+
+    def test_a_cable_that_comes_back(self):
+        schedules = [[Send(1, 0, 400)], [Recv((0,), 0, 400)]]
+        faults = Faults(**SOUND, cuts=(Cut(0, 1, True, 100, silent=True, turns=20),))
+        data = [np.arange(400.0), np.zeros(400)]
+        assert simulate(schedules, data, seed=0, faults=faults) == [None, None]
+        assert (data[0] == data[1]).all()
+
+
+class TestFaults:
+    def test_a_link_that_breaks_after_so_many_bytes(self):
+        fabric, other, _ = faulty(cuts=(Cut(0, 1, True, 3),))
+        link = fabric.link(1)
+        assert link.carrier == other.link(0).carrier and link.settled()
+        assert link.send([memoryview(b"ab"), memoryview(b"cd")]) == 3
+        for move in (link.send, link.recv):
+            with pytest.raises(LinkClosed, match="cut by the test"):
+                move([memoryview(bytearray(1))])
+        assert link.readable() and link.writable()
+        into = bytearray(4)
+        assert other.link(0).recv([memoryview(into)]) == 3 and into == b"abc\0"
+        with pytest.raises(LinkClosed):
+            other.link(0).recv([memoryview(into)])
+
+    def test_a_direction_that_falls_silent(self):
+        fabric, other, _ = faulty(cuts=(Cut(0, 1, True, 2, silent=True), Cut(0, 1, False, 0, silent=True)))
+        link, into = fabric.link(1), bytearray(9)
+        assert link.send([memoryview(b"abcd")]) == 2
+        assert link.send([memoryview(b"cd")]) == 2  # as a cable takes what it loses
+        assert other.link(0).recv([memoryview(into)]) == 2 and into[:3] == b"ab\0"
+        other.link(0).send([memoryview(b"x")])
+        assert link.recv([memoryview(into)]) == 0
+
+    def test_a_direction_that_pauses(self):
+        fabric, other, turns = faulty(cuts=(Cut(0, 1, True, 0, silent=True, turns=2),))
+        link = fabric.link(1)
+        assert link.send([memoryview(b"x")]) == 0 and link.held_back
+        fabric.wait([], [link], 60.0)  # which ends at once: a fault holds it back
+        assert turns.now == 1 and not link.held_back
+        assert link.send([memoryview(b"x")]) == 0
+        turns.now = 2
+        assert link.send([memoryview(b"x")]) == 1
+
+    def test_delays_and_short_calls(self):
+        fabric, other, turns = faulty(seed=1, delay=1.0, most_turns=3)
+        link = fabric.link(1)
+        assert link.send([memoryview(b"x")]) == 0
+        fabric, other, turns = faulty(seed=1, short=1.0, most_bytes=2)
+        moved = [fabric.link(1).send([memoryview(bytes(9))]) for _ in range(20)]
+        assert set(moved) == {1, 2}
+        fabric, other, turns = faulty(seed=1, would_block=1.0)
+        assert fabric.link(1).send([memoryview(b"x")]) == 0 and fabric.take_held_back()
+
+    def test_what_has_no_faults_is_passed_on(self):
+        fabric, other, turns = faulty()
+        assert (fabric.rank, fabric.size) == (0, 2)
+        fabric.make_wakeable()
+        fabric.wake()
+        fabric.wait([fabric.link(1)], [], 60.0)
+        assert fabric.link(1).send([]) == 0
+        fabric.revoke()
+        fabric.link(1).close()
+        with pytest.raises(LinkClosed):
+            other.link(0).recv([memoryview(bytearray(1))])
+        fabric.close()

@@ -1,0 +1,214 @@
+"""Links over sockets, and fabrics of them, with real connections on the loopback."""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import threading
+
+import pytest
+
+from ringcomm.certificate import make_certificate
+from ringcomm.transport import tcp
+from ringcomm.transport.base import LinkClosed, Watch
+from ringcomm.transport.tcp import SocketFabric, SocketLink, choose_congestion, closed_reason, round_trip_us
+from ringcomm.transport.tls import Tls
+
+LIMIT_S = 20.0
+
+
+@pytest.fixture
+def ends():
+    """The two ends of a TCP connection."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    dialled = socket.create_connection(listener.getsockname())
+    accepted, _ = listener.accept()
+    listener.close()
+    yield dialled, accepted
+    dialled.close()
+    accepted.close()
+
+
+class Options:
+    """What a kernel would answer that has bbr as its default, on a line with this round-trip time."""
+
+    def __init__(self, current: bytes, usable: bytes = b"") -> None:
+        self.current, self.usable = current, usable
+
+    def getsockopt(self, level: int, option: int, length: int = 4) -> bytes:
+        if option == socket.TCP_INFO:
+            return struct.pack("@68xI", 500)
+        return self.current + bytes(16 - len(self.current))
+
+    def setsockopt(self, level: int, option: int, value: bytes) -> None:
+        if value not in self.usable.split():
+            raise OSError("no such congestion control")
+        self.current = value
+
+
+class TestCongestion:
+    @pytest.mark.parametrize(
+        ("current", "usable", "chosen"),
+        [
+            (b"bbr", b"cubic reno", b"cubic"),
+            (b"bbr2", b"reno", b"reno"),
+            (b"bbr", b"", b"bbr"),  # nothing else is loaded, or allowed
+            (b"cubic", b"reno", b"cubic"),
+        ],
+    )
+    def test_near_hosts_get_one_that_does_not_pace(self, current, usable, chosen):
+        options = Options(current, usable)
+        choose_congestion(options, "auto")
+        assert options.current == chosen
+
+    def test_far_hosts_keep_what_the_system_has(self, monkeypatch):
+        monkeypatch.setattr(tcp, "NEAR_US", 499)
+        options = Options(b"bbr", b"cubic reno")
+        choose_congestion(options, "auto")
+        assert options.current == b"bbr"
+
+    def test_one_by_name_or_none_of_our_business(self, ends):
+        def current():
+            return ends[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
+
+        usual = current()
+        choose_congestion(ends[0], "system")
+        choose_congestion(ends[0], "auto")
+        assert current() == usual or usual.startswith("bbr")
+        choose_congestion(ends[0], "reno")
+        assert current() == "reno"
+        with pytest.raises(OSError, match="No such file"):
+            choose_congestion(ends[0], "no-such-one")
+
+    def test_a_system_without_it(self, ends, monkeypatch):
+        assert round_trip_us(ends[0]) > 0
+        monkeypatch.delattr(socket, "TCP_CONGESTION")
+        monkeypatch.delattr(socket, "TCP_INFO")
+        choose_congestion(ends[0], "no-such-one")
+        assert round_trip_us(ends[0]) == 0
+
+
+class TestLink:
+    def test_many_views_at_once(self, ends):
+        one, other = SocketLink(1, ends[0]), SocketLink(0, ends[1])
+        sent = [memoryview(bytes([number])) for number in range(40)]
+        assert one.send(sent) == 16 and one.send(sent[16:]) == 16  # the system takes no more views
+        select.select([ends[1]], [], [], LIMIT_S)
+        into = [memoryview(bytearray(1)) for _ in range(20)]
+        got = 0
+        while got < 32:
+            got += other.recv(into[got % 16 :])
+        assert one.carrier == "TCP"
+
+    def test_nothing_can_move(self):
+        ends = socket.socketpair()
+        one, other = SocketLink(1, ends[0]), SocketLink(0, ends[1])
+        for views in ([memoryview(bytearray(9))], [memoryview(bytearray(9)), memoryview(bytearray(9))]):
+            assert other.recv(views) == 0
+        assert other.recv([memoryview(bytearray())]) == 0  # nothing was asked for, so that is no end
+        chunk = memoryview(bytes(1 << 16))
+        while one.send([chunk]):
+            pass
+        assert one.send([chunk, chunk]) == 0
+        assert one.carrier == "a Unix socket"
+        one.close()
+        other.close()
+
+    @pytest.mark.parametrize("views", [1, 2])
+    def test_a_connection_that_was_reset(self, ends, views):
+        one = SocketLink(1, ends[0])
+        ends[1].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        ends[1].close()
+        select.select([ends[0]], [], [], LIMIT_S)
+        with pytest.raises(LinkClosed, match="connection reset by peer"):
+            one.recv([memoryview(bytearray(5))] * views)
+        with pytest.raises(LinkClosed, match="broken pipe"):
+            one.send([memoryview(bytes(5))] * views)
+
+    def test_an_interrupted_call_has_moved_nothing(self, ends):
+        def interrupted(*arguments):
+            raise InterruptedError
+
+        link = SocketLink(1, ends[0])
+        link._send = link._recv_into = interrupted
+        assert link.send([memoryview(b"x")]) == 0
+        assert link.recv([memoryview(bytearray(1))]) == 0
+
+    def test_reasons_are_parts_of_sentences(self):
+        reset = ConnectionResetError(104, "Connection reset by peer")
+        assert closed_reason(reset) == "connection reset by peer"
+        assert closed_reason(OSError("Timed out")) == "timed out"
+
+
+class Bell(Watch):
+    """A watch without a descriptor."""
+
+    def fileno(self) -> int:
+        return -1
+
+    def check(self) -> None:
+        return None
+
+
+class TestFabric:
+    def fabrics(self, ends, watch=None):
+        return [SocketFabric(rank, {1 - rank: SocketLink(1 - rank, ends[rank])}, watch) for rank in range(2)]
+
+    def test_waits_end_when_there_is_something_or_the_time_is_over(self, ends):
+        one, other = self.fabrics(ends, Bell())
+        one.wait([one.link(1)], [], 0.0)
+        one.wait([], [one.link(1)], LIMIT_S)  # there is room
+        other.link(0).send([memoryview(b"x")])
+        one.wait([one.link(1)], [], LIMIT_S)
+        assert one.link(1).recv([memoryview(bytearray(1))]) == 1
+        one.wake()  # no wait can be woken: nothing was prepared
+        for fabric in (one, other):
+            fabric.close()
+
+    def test_a_wait_can_be_woken_from_before_or_meanwhile_by_any_thread(self, ends):
+        one, other = self.fabrics(ends)
+        one.make_wakeable()
+        for _ in range(3):
+            one.wake()
+            one.wake()  # once is enough
+            one.wait([one.link(1)], [], LIMIT_S)
+        threads = [threading.Thread(target=one.wait, args=([one.link(1)], [], LIMIT_S)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            one.wake()
+            threads[0].join(0.01)
+        one.wait([one.link(1)], [], 0.0)
+        for fabric in (one, other):
+            fabric.close()
+        one.wake()  # it is closed: nothing happens
+
+    def test_bytes_that_have_left_the_systems_buffers_end_a_wait(self, ends):
+        """A TLS record is decrypted as a whole; poll() does not report what is left of it."""
+        tls = Tls(make_certificate())
+        for sock in ends:
+            sock.setblocking(False)
+        secured = [tls.wrap(sock, accepted=bool(number)) for number, sock in enumerate(ends)]
+        while not (secured[0].handshake() & secured[1].handshake()):
+            pass
+        for sock in secured:
+            sock.trust()
+        one, other = self.fabrics(secured)
+        assert one.link(1).send([memoryview(b"ab")]) == 2
+        got = bytearray(2)
+        while not other.link(0).recv([memoryview(got)[:1]]):
+            other.wait([other.link(0)], [], LIMIT_S)
+        assert other.link(0).holds_bytes() and not one.link(1).holds_bytes()
+        other.wait([other.link(0)], [], LIMIT_S)
+        assert other.link(0).recv([memoryview(got)[1:]]) == 1 and got == b"ab"
+        for fabric in (one, other):
+            fabric.close()
+
+    def test_it_may_have_links_to_some_ranks_only(self, ends):
+        fabric = SocketFabric(0, {2: SocketLink(2, ends[0])}, size=4)
+        assert fabric.size == 4 and fabric.link(2).peer == 2
+        fabric.prepare(0, 1 << 20)  # plain links have nothing to prepare
+        fabric.revoke()
+        fabric.close()
+        assert ends[0].fileno() == -1

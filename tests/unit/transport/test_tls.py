@@ -1,0 +1,221 @@
+"""Encrypted sockets: both ends in one thread, over a pair of connected sockets."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import sys
+
+import pytest
+
+from ringcomm.certificate import make_certificate
+from ringcomm.errors import AuthenticationError, ConfigError, ProtocolError
+from ringcomm.transport import tls
+from ringcomm.transport.encryption import encryption_of
+from ringcomm.transport.tls import UNAUTHENTICATED_BYTES, Tls
+
+CERTIFICATE = make_certificate()
+
+
+@pytest.fixture(scope="module")
+def encryption():
+    return Tls(CERTIFICATE)
+
+
+@pytest.fixture
+def raw():
+    """Two plain sockets, connected with each other, that do not block."""
+    ends = socket.socketpair()
+    for end in ends:
+        end.setblocking(False)
+    yield ends
+    for end in ends:
+        end.close()
+
+
+@pytest.fixture
+def ends(raw, encryption):
+    """Both ends after the handshake."""
+    secured = [encryption.wrap(sock, accepted=bool(number)) for number, sock in enumerate(raw)]
+    while not (secured[0].handshake() & secured[1].handshake()):
+        pass
+    yield secured
+    for sock in secured:
+        sock.close()
+
+
+def received(sock, count: int) -> bytes:
+    got = b""
+    while len(got) < count:
+        got += sock.recv(count - len(got))
+    return got
+
+
+class TestReceiving:
+    def test_into_several_views_and_a_part_of_one(self, ends):
+        one, other = ends
+        assert one.sendmsg([b"ab", memoryview(b""), b"cdef"]) == 6
+        first, second = bytearray(1), bytearray(2)
+        assert other.recvmsg_into([first, bytearray(), second])[0] == 3
+        assert other.buffered()
+        last = bytearray(9)
+        assert other.recv_into(last, 2) == 2
+        assert first + second + last[:3] == b"abcde\0"
+        assert received(other, 1) == b"f" and not other.buffered()
+        with pytest.raises(BlockingIOError):
+            other.recv(1)
+        assert other.recv_into(bytearray()) == 0 and one.send(b"") == 0
+
+    def test_more_than_it_reads_at_once(self, ends):
+        one, other = ends
+        for end in ends:
+            end.trust()
+        data = os.urandom(150_000)
+        sent, got = 0, b""
+        while len(got) < len(data):
+            try:
+                sent += one.send(data[sent:])
+            except BlockingIOError:
+                pass
+            try:
+                got += other.recv(1 << 16)
+            except BlockingIOError:
+                pass
+        assert got == data
+
+    @pytest.mark.parametrize("orderly", [True, False])
+    def test_the_end_comes_behind_what_was_sent(self, ends, orderly):
+        one, other = ends
+        one.sendall(b"last")
+        if orderly:
+            with pytest.raises(ssl.SSLWantReadError):
+                one._tls.unwrap()  # as programs other than ringcomm end a connection
+            one._post()
+        one.close()
+        assert received(other, 4) == b"last"
+        assert other.recv(4) == b"" and other.recv(4) == b""
+
+    @pytest.mark.parametrize("trusted", [True, False])
+    def test_what_was_forged_is_an_error(self, ends, trusted):
+        one, other = ends
+        if trusted:
+            other.trust()
+        socket.socket.send(one, b"\x17\x03\x03\x00\x20" + bytes(32))  # a record that no key has made
+        with pytest.raises(ConnectionAbortedError if trusted else AuthenticationError):
+            other.recv(4)
+
+    def test_no_more_than_a_little_before_it_is_trusted(self, ends):
+        one, other = ends
+        for _ in range(3):
+            one.sendall(bytes(UNAUTHENTICATED_BYTES // 2))
+        with pytest.raises(ProtocolError, match=f"{UNAUTHENTICATED_BYTES} bytes and proved nothing"):
+            received(other, 2 * UNAUTHENTICATED_BYTES)
+
+
+class TestSending:
+    def test_what_the_system_does_not_take_counts_later(self, ends):
+        one, other = ends
+        for end in ends:
+            end.trust()
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        data = os.urandom(400_000)
+        sent, got, refused = 0, b"", 0
+        while len(got) < len(data):
+            if sent < len(data):
+                try:
+                    sent += one.send(memoryview(data)[sent:])
+                except BlockingIOError:
+                    refused += 1
+            try:
+                got += other.recv(3000)
+            except BlockingIOError:
+                pass
+        assert got == data and refused
+        with pytest.raises(BlockingIOError):
+            for _ in range(100):
+                one.sendall(bytes(100_000))
+
+    def test_many_short_views_are_one_batch(self, ends):
+        one, other = ends
+        for end in ends:
+            end.trust()
+        views = [bytes([number]) * 1000 for number in range(100)]
+        whole = b"".join(views)
+        sent, got = one.sendmsg(views), b""
+        while len(got) < sent:
+            got += other.recv(1 << 16)
+        assert got == whole[:sent] and sent > 1000
+
+    def test_a_batch_has_a_limit(self):
+        views = [memoryview(bytes(10_000)) for _ in range(30)]
+        assert tls._front(views).nbytes == tls._BATCH_BYTES < 300_000
+        assert tls._front([memoryview(bytes(1 << 20))]).nbytes == tls._BATCH_BYTES
+        assert tls._front(views[:2]).nbytes == 20_000
+
+
+class TestHandshake:
+    def test_a_peer_that_closes_in_the_middle(self, raw, encryption):
+        one = encryption.wrap(raw[0], accepted=True)
+        assert not one.handshake()
+        raw[1].close()
+        with pytest.raises(ProtocolError, match="closed the connection during the handshake"):
+            one.handshake()
+        one.close()
+
+    def test_another_certificate_is_refused_by_both_ends(self, raw, encryption):
+        other = Tls(make_certificate())
+        ends = [encryption.wrap(raw[0], accepted=False), other.wrap(raw[1], accepted=True)]
+        problems, left = [], list(ends)
+        while left:
+            for end in list(left):
+                try:
+                    end.handshake()
+                except AuthenticationError as problem:
+                    problems.append(str(problem))
+                    left.remove(end)
+        assert len(problems) == 2
+        assert all("does not have this job's certificate" in problem for problem in problems)
+        for end in ends:
+            end.close()
+
+    def test_a_certificate_that_is_trusted_and_not_the_jobs(self, raw, encryption):
+        """OpenSSL would have to fail for that; it is looked at nevertheless."""
+        ends = [encryption.wrap(sock, accepted=bool(number)) for number, sock in enumerate(raw)]
+        ends[0]._pinned = b"another one"
+        with pytest.raises(AuthenticationError, match="does not have this job's certificate"):
+            while True:
+                for end in ends:
+                    end.handshake()
+        for end in ends:
+            end.close()
+
+
+class TestCertificates:
+    def test_without_one_nothing_is_encrypted(self):
+        assert encryption_of("") is None
+        with pytest.raises(ConfigError, match="no certificate came with the job's key"):
+            encryption_of("", insist=True)
+        assert encryption_of(CERTIFICATE) is not None
+
+    def test_a_python_without_tls_1_3(self, monkeypatch):
+        monkeypatch.setattr(ssl, "HAS_TLSv1_3", False)
+        with pytest.raises(ConfigError, match="has no TLS 1.3"):
+            Tls(CERTIFICATE)
+
+    def test_a_python_without_ssl(self, monkeypatch):
+        monkeypatch.delitem(sys.modules, "ringcomm.transport.tls")
+        monkeypatch.setitem(sys.modules, "ssl", None)
+        with pytest.raises(ConfigError, match="built without ssl"):
+            encryption_of(CERTIFICATE)
+
+    @pytest.mark.parametrize("text", ["", "nonsense", CERTIFICATE[CERTIFICATE.index("-----BEGIN CERT") :]])
+    def test_what_is_none(self, text):
+        with pytest.raises(ConfigError, match="cannot be used"):
+            Tls(text)
+
+    def test_a_system_without_memory_files(self, monkeypatch, tmp_path):
+        monkeypatch.delattr(os, "memfd_create")
+        monkeypatch.setattr(tls.tempfile, "tempdir", str(tmp_path))
+        assert Tls(CERTIFICATE).fingerprint == Tls(CERTIFICATE).fingerprint
+        assert list(tmp_path.iterdir()) == []
