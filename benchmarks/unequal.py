@@ -56,16 +56,34 @@ def compare(machines: Machines, rounds: int, steps: int, work: Work) -> Dict[str
             said = " | ".join(run.lines)
             print(f"  {number + 1}/{rounds} {kind}: {step_s[kind][-1]:.4f} s {said}", flush=True)
         runs.append(run)
-    medians = {kind: statistics.median(values) for kind, values in step_s.items()}
-    alone, equal, balanced = (medians[kind] for kind in KINDS)
-    return {
+    return with_medians({
         "quotas": QUOTAS, "steps": steps, "rounds": rounds, "work": work._asdict(),
-        "cores": os.cpu_count(), "load": os.getloadavg()[0], "step_s": step_s, "median_s": medians,
-        "against_alone": alone / balanced, "against_equal": equal / balanced,
+        "cores": os.cpu_count(), "load": os.getloadavg()[0], "step_s": step_s,
         "replans": [replans(run.shares) for run in runs],
         "spread_of_steps_20_to_40": [spread(run, 20, 40) for run in runs],
         "spread_of_the_second_half": [spread(run, steps // 2, steps) for run in runs],
-    }  # fmt: skip
+    })  # fmt: skip
+
+
+def with_medians(found: Dict[str, Any]) -> Dict[str, Any]:
+    """What :func:`compare` has measured, with medians over its rounds."""
+    medians = {kind: statistics.median(values) for kind, values in found["step_s"].items()}
+    alone, equal, balanced = (medians[kind] for kind in KINDS)
+    figures = {"against_alone": alone / balanced, "against_equal": equal / balanced}
+    return {**found, "median_s": medians, **figures}
+
+
+def together(before: Dict[str, Any], found: Dict[str, Any]) -> Dict[str, Any]:
+    """The rounds of two measurements of the same kind."""
+    for name in ("quotas", "steps", "work"):
+        if before[name] != found[name]:
+            raise SystemExit(f"--add: {name} was {before[name]}, and is {found[name]} now")
+    lists = ("replans", "spread_of_steps_20_to_40", "spread_of_the_second_half")
+    return with_medians({
+        **found, **{name: before[name] + found[name] for name in lists},
+        "rounds": before["rounds"] + found["rounds"], "load": max(before["load"], found["load"]),
+        "step_s": {kind: before["step_s"][kind] + values for kind, values in found["step_s"].items()},
+    })  # fmt: skip
 
 
 def slow_down(machines: Machines, steps: int, work: Work) -> Dict[str, Any]:
@@ -175,6 +193,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=80, help="steps per run [80]")
     parser.add_argument("--passes", type=int, default=Work().passes, help="work per sample [%(default)s]")
     parser.add_argument("--weight", type=int, default=0, help="of the ranks against other processes")
+    parser.add_argument("--add", action="store_true", help="processes, hosts: keep the rounds of before, too")
     parser.add_argument("--quick", action="store_true", help="one short round")
     args = parser.parse_args()
     rounds, steps = (1, 40) if args.quick else (args.rounds, args.steps)
@@ -197,6 +216,8 @@ def main() -> None:
             found = local(lambda machines: slow_down(machines, HALF.step + 60, Work(passes=args.passes)))
         else:
             found = local(lambda machines: cost(machines, rounds, 50 * steps))
+        if args.add and part in results:
+            found = together(results[part], found)
         results[part] = found
         args.results.parent.mkdir(parents=True, exist_ok=True)
         args.results.write_text(json.dumps(results, indent=1) + "\n")

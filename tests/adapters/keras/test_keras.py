@@ -101,11 +101,9 @@ def test_balanced_data_train_the_same_model_on_any_number_of_ranks(backend: str)
     if find_spec(backend) is None:
         pytest.skip(f"{backend} is not installed")
     alone, *several = [run(work_balanced, (), ranks, KERAS_BACKEND=backend) for ranks in (1, 2, 3)]
-    # With PyTorch Keras computes some of it in float32: even its own gradients of two halves differ by 3e-8.
-    exact = 1e-5 if backend == "torch" else 1e-12
     for results in several:
         for result in results:
             for name, (weights, loss, distance) in result.items():
-                np.testing.assert_allclose(weights, alone[0][name][0], rtol=exact, atol=exact / 10)
-                np.testing.assert_allclose(loss, alone[0][name][1], rtol=1e-5)
-                np.testing.assert_allclose(distance, alone[0][name][2], rtol=1e-5)
+                np.testing.assert_allclose(weights, alone[0][name][0], rtol=1e-12, atol=1e-13)
+                np.testing.assert_allclose(loss, alone[0][name][1], rtol=1e-12)
+                np.testing.assert_allclose(distance, alone[0][name][2], rtol=1e-12)

@@ -396,12 +396,17 @@ def check_averages_by_weights_equal_one_process(on: Ranks) -> None:
     inputs = torch.randn(6, 13, 8, generator=generator, dtype=torch.float64)
     bounds = {2: [0, 10, 13], 3: [0, 9, 9, 13], 4: [0, 5, 5, 6, 13]}[on.size]
     start, stop = bounds[on.rank], bounds[on.rank + 1]
-    for group in (on.ring, on.gloo):
+    makers: Any = (
+        lambda weights: torch.optim.SGD(weights, lr=0.05),
+        lambda weights: torch.optim.SGD(weights, lr=0.05, momentum=0.9, weight_decay=0.01),
+        lambda weights: torch.optim.Adam(weights, lr=0.01),
+    )
+    for group, make in [(on.ring, make) for make in makers] + [(on.gloo, makers[2])]:
         alone, weight = Branches().double(), [0]
         model = DDP(Branches().double(), process_group=group, bucket_cap_mb=0.002)
         state = WeightedAverage(lambda weight=weight: weight[0], group)
         model.register_comm_hook(state, weighted_average_hook)
-        ours, reference = (torch.optim.Adam(item.parameters(), lr=0.01) for item in (model, alone))
+        ours, reference = (make(item.parameters()) for item in (model, alone))
         for step in range(6):
             mine = inputs[step, start:stop]
             weight[:] = [len(mine)]
