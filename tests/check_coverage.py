@@ -113,6 +113,7 @@ def _has_functions(path: Path) -> bool:
 
 def _import_all() -> None:
     """Import every module that can be imported here, so that definitions do not count for the first test."""
+    missing: Dict[str, List[str]] = {}
     for package, top in PACKAGES.items():
         for path in sorted(top.rglob("*.py")):
             parts = path.relative_to(top).with_suffix("").parts
@@ -121,8 +122,10 @@ def _import_all() -> None:
             name = ".".join((package, *parts)).replace(".__init__", "")
             try:
                 importlib.import_module(name)
-            except ImportError as problem:
-                print(f"not measured: {name} ({problem})")
+            except ImportError as problem:  # of a framework that is not installed here
+                missing.setdefault(str(problem).splitlines()[0], []).append(name)
+    for problem_text, names in missing.items():
+        print(f"not imported: {names[0]} and {len(names) - 1} others: {problem_text}")
 
 
 class _ByFile:

@@ -218,9 +218,11 @@ def _text(best: Row, rows: Sequence[Row], order: Sequence[str]) -> str:
     if not left_out:
         return f"use {_listed(best.hosts)}{how}: {best.step_s:.3g} s per step"
     larger = [row for row in rows if set(row.hosts) == {*best.hosts, left_out[0]}]
-    with_s = min(row.step_s for row in larger) if larger else min(
-        row.step_s for row in rows if len(row.hosts) > len(best.hosts)
-    )  # fmt: skip
+    larger = larger or [row for row in rows if len(row.hosts) > len(best.hosts)]
+    if not larger:
+        few = "for more of them the global batch is too small"
+        return f"use {_listed(best.hosts)}{how}: {best.step_s:.3g} s per step; {few}"
+    with_s = min(row.step_s for row in larger)
     effect = "would make it slower" if with_s > best.step_s else "would hardly make it faster"
     numbers = f"{with_s:.3g} s with, {best.step_s:.3g} s without"
     if len(best.hosts) == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 import subprocess
@@ -11,6 +12,7 @@ from typing import Any, Dict, Iterator, List
 
 import pytest
 
+from ringrun.doctor import probe as program
 from ringrun.doctor.hosts import HostProbe, examine
 from ringrun.job.launch import Options, prepare
 from ringrun.plan.job import HostJob
@@ -136,3 +138,50 @@ def test_a_program_that_stops_answering_is_ended(probe: HostProbe) -> None:
     assert probe.ask(do="nothing") is None
     assert probe.problem == "a: it stopped answering (nothing)."
     assert probe.ask(do="facts", cwd=".") is None
+
+
+def test_without_ipv6_it_listens_on_the_addresses_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = socket.socket
+
+    def refuse(family: int = -1, *more: int) -> socket.socket:
+        if family == socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+        return made(family, *more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(program.socket, "socket", refuse)
+        with program._listener(socket.SOCK_STREAM) as found:
+            assert found.family == socket.AF_INET and found.getsockname()[1] > 0
+    with monkeypatch.context() as patched:
+        patched.setattr(program.socket, "has_ipv6", False)
+        with program._listener(socket.SOCK_DGRAM) as found:
+            assert found.family == socket.AF_INET
+
+
+def test_a_datagram_that_does_not_fit_or_comes_back_changed() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer:
+        peer.bind(("127.0.0.1", 0))
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(peer.getsockname())
+            assert not program._comes_back(probe, bytes(1 << 17)), "larger than any datagram"
+            for _ in range(3):
+                peer.sendto(b"of another run", probe.getsockname())
+            assert not program._comes_back(probe, b"x" * 40)
+        closed = peer.getsockname()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(closed)  # no program is there
+        assert not program._comes_back(probe, b"x" * 40)
+
+
+def test_a_stream_that_ends_early() -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            theirs.sendall(b"abc")
+        with pytest.raises(ConnectionResetError):
+            program.read_exactly(ours, 4)
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            theirs.sendall(bytes(1000))
+        assert program._drain(ours)[0] == 1000

@@ -12,6 +12,7 @@ import ringcomm.torch as hvd
 from ringcomm._adapter.compression import PowerSGD
 from ringcomm.arrays.mirrors import BlockMirror
 from ringcomm.testing.cluster import RankFailed
+from ringcomm.torch import elastic
 from tests.adapters.torch.fake_cuda import Kind, run_on_devices, same
 
 SIZE = 2
@@ -128,3 +129,52 @@ def test_a_missing_wait_is_found(monkeypatch):
     monkeypatch.setattr(BlockMirror, "fetch", lambda mirror, watch=None: mirror.host)
     with pytest.raises((RankFailed, AssertionError)):
         compared(monkeypatch, training())
+
+
+def test_updates_that_have_failed_are_dropped(monkeypatch):
+    """The error is raised where the parameters are needed, and training can go on after it."""
+
+    def train(context):
+        model = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Linear(4, 1))
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters(), groups=2
+        )
+        barrier = hvd.CrossBarrier(model, optimizer)
+        inputs = values(context.rank, 3, 6)
+        model(inputs).sum().backward()
+        optimizer.step()
+        waiting = len(set(map(id, barrier._waiting.values())))
+        (first, *_) = barrier._waiting.values()
+        finish = first.bucket.finish
+
+        def fail():
+            finish()
+            raise ZeroDivisionError("the bucket has failed")
+
+        first.bucket.finish = fail
+        with pytest.raises(ZeroDivisionError, match="the bucket has failed"):
+            model(inputs)
+        del first.bucket.finish
+        dropped = not barrier.pending
+        context.barrier()
+        optimizer.zero_grad()
+        model(inputs).sum().backward()
+        optimizer.step()
+        barrier.close()
+        return waiting, dropped, barrier.pending
+
+    assert run_on_devices(monkeypatch, SIZE, train) == [(2, True, False)] * SIZE
+
+
+def test_handlers_of_states_can_be_replaced():
+    class Counter:
+        def __init__(self):
+            self.value = 0
+
+    before = elastic.get_handler_registry()
+    try:
+        elastic.set_handler_registry([*before, (Counter, lambda value: value)])
+        assert elastic.get_handler_registry()[-1][0] is Counter
+    finally:
+        elastic.set_handler_registry(before)
+    assert elastic.get_handler_registry() is before

@@ -15,6 +15,7 @@ import pytest
 
 from ringcomm.arrays import kinds
 from ringcomm.arrays.cupy_arrays import KIND as CUPY
+from ringcomm.arrays.cupy_arrays import CupyEngine, _integrated
 from ringcomm.arrays.dlpack import KIND as DLPACK
 from ringcomm.arrays.mirrors import StagingPool
 from ringcomm.errors import DeviceError, Misuse
@@ -205,3 +206,97 @@ def test_immutable_arrays_are_not_overwritten():
         DLPACK.check_writable(cls(np.zeros(1)), "allreduce_")
     with contextlib.suppress(KeyError):
         kinds._BY_TYPE.pop(cls)
+
+
+def test_a_copy_that_cannot_be_started(cupy):
+    engine = CUPY.engine(Array(np.zeros(3)))
+
+    def refuse(*_):
+        raise RuntimeError("cudaErrorInvalidValue")
+
+    cupy.cuda.runtime.memcpyAsync = refuse
+    with pytest.raises(DeviceError, match="could not be started on device 0: cudaErrorInvalidValue"):
+        engine.to_host(Array(np.zeros(3)), 0, 24, engine.block(24), None)
+
+
+@pytest.mark.parametrize("integrated", [True, False])
+def test_only_a_device_that_shares_memory_with_the_processor_has_mapped_memory(cupy, integrated):
+    _integrated.cache_clear()
+    cupy.cuda.Device = type("Device", (Device,), {"attributes": {"Integrated": int(integrated)}})
+    engine = CupyEngine(0)
+    measured = []
+    slowdown = engine.mapped_slowdown(4096, lambda block: measured.append(block.nbytes) or 1.5)
+    assert (slowdown, measured) == ((1.5, [4096]) if integrated else (None, []))
+    memory = np.arange(4.0)
+    owner = type("PinnedMemory", (), {})()
+    flat = SimpleNamespace(
+        data=SimpleNamespace(mem=SimpleNamespace(_owner=owner), ptr=memory.ctypes.data), nbytes=32,
+        device=SimpleNamespace(id=0), dtype=memory.dtype,
+    )  # fmt: skip
+    shared = CUPY.mapped(flat)
+    if integrated:
+        assert shared.tolist() == memory.tolist() and np.shares_memory(shared, memory)
+    else:
+        assert shared is None
+    flat.data.mem._owner = None  # managed memory, which the host must not touch meanwhile
+    assert CUPY.mapped(flat) is None
+    mark = engine.mark()
+    assert engine.reached(mark).poll()
+    _integrated.cache_clear()
+
+
+def test_where_a_cupy_array_is(cupy):
+    array = Array(np.zeros(3))
+    assert CUPY.on_device(array) and CUPY.device(array) == 0
+
+
+def test_dlpack_leaves_the_work_to_the_kind_of_the_shared_array(cupy):
+    made = Exported(np.arange(6.0).reshape(2, 3))
+    assert DLPACK.device(made) == ("cupy", 0)
+    assert type(DLPACK.engine(made)) is CupyEngine
+    own = type("ndarray", (Array,), {"__module__": "cupy"})(np.zeros((2, 3)))
+    assert DLPACK.describe(own) == ((2, 3), np.dtype(float)), "one of CuPy is taken as it is"
+    empty = DLPACK.empty(made, (3,))
+    assert empty.shape == (3,)
+    target = Exported(np.zeros((2, 3)))
+    DLPACK.assign(target, made)
+    assert target.memory.tolist() == made.memory.tolist()
+
+
+def test_dlpack_shares_with_pytorch_where_there_is_no_cupy(monkeypatch):
+    asked = []
+    torch = SimpleNamespace(
+        cuda=SimpleNamespace(is_available=lambda: True), from_dlpack=lambda value: asked.append("dlpack"),
+        as_tensor=lambda value, device: asked.append(device),
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    for made in (Exported(np.zeros(3)), Interface(np.zeros(3))):
+        kind, _ = DLPACK._shared(made)
+        assert kind.name == "torch"
+    assert asked == ["dlpack", "cuda"]
+
+
+def test_results_are_arrays_of_the_library_that_they_came_from(monkeypatch):
+    exported = Exported(np.zeros(3))
+    exported.__class__ = type("Exported", (Exported,), {"__dlpack__": lambda self: "capsule"})
+    jax = SimpleNamespace(dlpack=SimpleNamespace(from_dlpack=lambda array: ("jax", array)))
+    tensorflow = SimpleNamespace(
+        experimental=SimpleNamespace(dlpack=SimpleNamespace(from_dlpack=lambda capsule: ("tf", capsule)))
+    )
+    monkeypatch.setitem(sys.modules, "jax", jax)
+    monkeypatch.setitem(sys.modules, "tensorflow", tensorflow)
+    for package, expected in (
+        ("jaxlib", ("jax", exported)), ("tensorflow", ("tf", "capsule")), ("numba", exported),
+    ):  # fmt: skip
+        like = type("Tensor", (), {"__module__": f"{package}.core"})()
+        assert DLPACK.result(exported, like) == expected
+    DLPACK.check_writable(type("Tensor", (), {"__module__": "numba.cuda"})(), "allreduce_")
+
+
+def test_an_array_that_cannot_say_where_it_is_is_on_no_device():
+    class Broken:
+        def __dlpack_device__(self):
+            raise BufferError("requires grad")
+
+    assert not DLPACK.on_device(Broken()) and not DLPACK.on_device(object())

@@ -1,0 +1,50 @@
+"""The object from which Horovod's own modules read rank and size, and its questions about libraries."""
+
+from __future__ import annotations
+
+import pytest
+
+import ringcomm as rc
+from ringcomm._adapter import basics
+from ringcomm._adapter.horovod_basics import HorovodBasics
+from ringcomm.config import Membership
+from ringcomm.errors import ConfigError
+
+
+@pytest.fixture
+def job():
+    rc.init(Membership())
+    yield
+    rc.shutdown()
+
+
+def test_it_has_the_functions_that_every_adapter_exports(job):
+    found = HorovodBasics("/no/such/library", "mpi_lib")
+    assert (found.rank(), found.size(), found.local_rank(), found.cross_size()) == (0, 1, 0, 1)
+    assert found._get_process_set_ids_and_ranks() == {0: [0]}
+    assert not hasattr(found, "MPI_LIB_CTYPES")
+    with pytest.raises(AttributeError, match="HorovodBasics has no 'nothing' with ringcomm"):
+        found.nothing  # noqa: B018
+
+
+def test_which_libraries_there_are():
+    assert basics.gloo_built() and basics.gloo_enabled()
+    others = ("mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "ddl_built", "ccl_built",
+              "cuda_built", "rocm_built")  # fmt: skip
+    assert [name for name in others if getattr(basics, name)()] == []
+
+
+def test_sets_that_are_registered_already_are_left_alone(job):
+    registered = rc.ProcessSet([0])
+    registered.process_set_id = 7
+    basics.init(process_sets=[registered])  # another one with all ranks would be refused
+    assert registered.process_set_id == 7
+    with pytest.raises(ConfigError, match="use global_process_set"):
+        basics.init(process_sets=[rc.ProcessSet([0])])
+
+
+def test_a_job_has_all_ranks(job):
+    basics.init(comm=[])
+    basics.init(comm=range(1))
+    with pytest.raises(ConfigError, match="a job has all ranks that ringrun has started"):
+        basics.init(comm=[0, 1])
