@@ -88,7 +88,7 @@ class TestHeartbeats:
         assert caught.value.rank == 2 and job.now_s < 5.0
         assert job.peers[0].divided() == ([1], [2])
 
-    def test_one_that_hears_of_no_other_is_cut_off_itself(self):
+    def test_one_without_any_heartbeat_is_cut_off_itself(self):
         job = Job(Limits(3.0, 0.0, 0.0))
         job.run(1.0)
         with pytest.raises(PeerStalledError, match="^cut off: no heartbeat from any rank .*: its host"):
