@@ -121,6 +121,31 @@ def test_init_and_shutdown_may_be_repeated(alone):
     assert api.context() is not context
 
 
+def test_steps_are_counted_and_calls_are_written_to_a_timeline(alone, tmp_path):
+    path = tmp_path / "timeline.json"
+    rc.start_timeline(str(path))
+    with pytest.raises(rc.Misuse):
+        rc.start_timeline(str(path))
+    for _ in range(3):
+        rc.allreduce_async(np.ones(2), name="loss").wait()
+        rc.count_step()
+    rc.stop_timeline()
+    assert rc.stats()["ringcomm/steps"] == 3
+    assert "allreduce.loss" in path.read_text()
+
+
+def test_a_function_is_run_by_the_launcher(monkeypatch):
+    given = []
+
+    def run_function(*arguments, **options):
+        given.append((arguments, options))
+        return ["a", "b"]
+
+    monkeypatch.setattr("ringrun.function.run_function", run_function)
+    assert rc.run(len, ("x",), np=2) == ["a", "b"]
+    assert given == [((len, ("x",), {}), {"np": 2})]
+
+
 OF_CONTEXTS_ONLY = {"close", "restart", "suspend", "take_changes"}
 
 

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from ringcomm import program
+from ringcomm.collective.runner import Runner
+from ringcomm.config import Settings
 from ringcomm.program import differences_text, own_files
+from ringcomm.transport.memory import memory_fabrics
 
 HOSTS = ["pc", "jetson1", "jetson1", "jetson2"]
 
@@ -75,3 +81,24 @@ def test_many_files():
     one = {f"{number}.py": "a" for number in range(9)}
     text = differences_text([one, dict.fromkeys(one, "b")], ["pc", "pi"])
     assert text.count("is not that on") == 5 and "(4 more files differ)" in text
+
+
+@pytest.mark.parametrize(
+    ("programs", "expected"),
+    [
+        ([{"a.py": "1"}, {"a.py": "1"}], ""),
+        ([{"a.py": "1"}, {}], ""),  # a notebook has no files
+        ([{"a.py": "1"}, {"a.py": "2"}], "a.py"),
+    ],
+)
+def test_ranks_exchange_what_they_run_if_it_differs(monkeypatch, programs, expected):
+    mine = threading.local()
+    monkeypatch.setattr(program, "own_files", lambda: mine.files)
+
+    def work(fabric):
+        mine.files = programs[fabric.rank]
+        return program.compare_programs(Runner(fabric, Settings(timeout_s=20.0)), HOSTS[:2])
+
+    with ThreadPoolExecutor(2) as pool:
+        first, other = pool.map(work, memory_fabrics(2))
+    assert first == other and (expected in first if expected else first == "")

@@ -6,6 +6,7 @@ import pytest
 
 import ringcomm as rc
 from ringcomm import api
+from ringcomm.config import Membership
 from ringcomm.elastic.state import DictPart, ObjectState, run
 
 
@@ -133,3 +134,50 @@ def test_a_report_whose_exchange_failed_does_not_end_the_next_view_too(monkeypat
     kept._position = 1
     run(train, lambda: views.append(kept.step))(kept)
     assert (exchanges, views, kept.total) == ([2, 0, 0], [1], 3)
+
+
+def test_what_the_launcher_reports_interrupts_training(monkeypatch):
+    reports = [0, 1, 2]
+    monkeypatch.setattr(api, "take_changes", lambda: reports.pop(0))
+    kept = state(epoch=0)
+    kept.check_host_updates()
+    for skip_sync in (True, False):
+        with pytest.raises(rc.HostsUpdatedInterrupt) as caught:
+            kept.check_host_updates()
+        assert caught.value.skip_sync is skip_sync
+
+
+def test_without_another_way_the_ranks_connect_again_by_the_jobs_own(monkeypatch):
+    positions = []
+    monkeypatch.setattr(api, "restart", positions.append)
+
+    @run
+    def train(kept):
+        kept.step += 1
+        if kept.step == 1:
+            kept.commit()
+            raise rc.PeerLostError("gone")
+        return kept.step
+
+    assert train(state(step=0)) == 2 and len(positions) == 1
+
+
+def test_a_state_without_values_has_nothing_to_send():
+    sent = []
+    empty = ObjectState(lambda value: sent.append(value) or value, lambda: 0)
+    empty.sync()
+    assert sent == []
+
+
+def test_a_part_is_sent_as_an_object_if_there_is_no_better_way():
+    rc.init(Membership())
+    try:
+        counter = Counter()
+        part = DictPart(counter)
+        counter.count = 5
+        part.sync()
+        counter.count = 6
+        part.restore()
+        assert counter.count == 5
+    finally:
+        rc.shutdown()

@@ -72,3 +72,24 @@ def test_events_are_taken_by_rank_0_and_others_are_left_alone():
     assert first.take(1, {"type": "trace", "events": [[2]]})
     assert taken == [(1, [[2]])]
     assert not first.take(1, {"type": "ready"})
+
+
+def test_nothing_is_sent_where_nothing_was_collected():
+    rank = Tracing(Outbox(), 1)
+    assert rank.attach(None) == [] and rank.alarm_s(0.0) is None
+    rank.flush(100.0)
+    rank.attach(Observer(1))
+    rank.flush(200.0)
+    assert rank.attach(None) == []
+
+
+def test_rank_0_drops_its_own_events_as_long_as_there_is_no_file():
+    first = Tracing(Outbox(), 0)
+    first.deliver({"type": "trace", "events": [[1]]})
+    taken = []
+    observer = Observer(0)
+    first.attach(observer, lambda peer, events: taken.append((peer, len(events))))
+    observer.call_made("send")
+    assert first.alarm_s(0.0) is not None
+    first.flush(100.0)
+    assert taken == [(0, 1)]

@@ -1,0 +1,150 @@
+"""An engine's channels to its peers, driven by hand: what interrupts it, heartbeats, and what it is doing."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringcomm.collective.progress import Progress
+from ringcomm.engine.peer_channels import Limits, PeerChannels, StopWatch
+from ringcomm.errors import PeerLostError, PeerStalledError, ProtocolError
+from ringcomm.transport.base import Stopped, Watch
+from ringcomm.transport.memory import memory_fabrics
+
+HOSTS = ["desk", "jetson1", "jetson2"]
+
+
+class Bell(Watch):
+    """A watch that counts its checks."""
+
+    def __init__(self) -> None:
+        self.checks = 0
+
+    def fileno(self) -> int:
+        return 7
+
+    def check(self) -> None:
+        self.checks += 1
+
+
+class Job:
+    """The channels of all ranks, over memory and a clock that is a number."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.now_s = 0.0
+        self.doing = [(Progress(), Progress()) for _ in HOSTS]
+        self.fabrics = memory_fabrics(len(HOSTS))
+        self.peers = [
+            PeerChannels(fabric, HOSTS, limits, self._lost, self._progress(rank), lambda: self.now_s)
+            for rank, fabric in enumerate(self.fabrics)
+        ]
+
+    def _progress(self, rank: int):
+        return lambda: self.doing[rank]
+
+    def _lost(self, peer: int, why: str, kind: str) -> BaseException:
+        return PeerStalledError(f"{kind}: {why}", rank=peer)
+
+    def run(self, until_s: float, ranks=(0, 1, 2)) -> None:
+        """These ranks go on; the others are frozen."""
+        while self.now_s < until_s:
+            self.now_s += 0.1
+            for rank in ranks:
+                self.peers[rank].awake()
+                self.peers[rank].pulse()
+
+
+class TestStopWatch:
+    def test_it_asks_what_interrupts_all_waits_and_gives_heartbeats(self):
+        bell, pulses = Bell(), []
+        watch = StopWatch(bell)
+        watch.check()
+        watch.pulse = lambda: pulses.append(bell.checks)
+        watch.check()
+        assert watch.fileno() == 7 and bell.checks == 2 and pulses == [2]
+
+    def test_leaving_and_interrupts_come_first(self):
+        bell = Bell()
+        watch = StopWatch(bell)
+        watch.interrupted = PeerLostError("this rank was interrupted")
+        for _ in range(2):
+            with pytest.raises(PeerLostError, match="interrupted") as caught:
+                watch.check()
+            assert caught.value is not watch.interrupted
+        watch.stopping = True
+        with pytest.raises(Stopped):
+            watch.check()
+        assert bell.checks == 0 and StopWatch(None).fileno() == -1
+
+
+class TestHeartbeats:
+    def test_ranks_that_only_live_are_not_lost(self):
+        Job(Limits(3.0, 0.0, 0.0)).run(10.0)
+
+    def test_one_that_is_frozen_is(self):
+        job = Job(Limits(3.0, 0.0, 0.0))
+        job.run(1.0)
+        with pytest.raises(PeerStalledError, match="^silent: no heartbeat for 3 s") as caught:
+            job.run(10.0, ranks=(0, 1))
+        assert caught.value.rank == 2 and job.now_s < 5.0
+        assert job.peers[0].divided() == ([1], [2])
+
+    def test_one_without_any_heartbeat_is_cut_off_itself(self):
+        job = Job(Limits(3.0, 0.0, 0.0))
+        job.run(1.0)
+        with pytest.raises(PeerStalledError, match="^cut off: no heartbeat from any rank .*: its host"):
+            job.run(10.0, ranks=(0,))
+
+    def test_a_transfer_without_progress_between_ranks_that_live(self):
+        job = Job(Limits(3.0, 0.0, 0.0))
+        job.doing[0] = (Progress(2, 10, "allreduce()", (1,), ((1, 10, 10),)), Progress())
+        job.doing[1] = (Progress(2, 10, "allreduce()", (0,), ((0, 10, 5),)), Progress())
+        with pytest.raises(PeerStalledError, match="^still: "):
+            job.run(20.0)
+
+    def test_without_limits_nothing_is_ever_due(self):
+        assert Limits().interval_s == 3600.0 and Limits(0.6, 0.0, 60.0).interval_s == 0.6 / 6
+        assert Limits(600.0, 0.0, 0.0).interval_s == 5.0
+        job = Job(Limits())
+        job.run(1.0)
+        assert job.peers[0].alarm_s() > 1000.0
+
+
+def test_slow_links_are_pointed_out(caplog):
+    job = Job(Limits(3.0, 0.0, 0.0))
+    job.fabrics[0].slow_links = lambda: ["the link to rank 1 is slow"]
+    job.peers[0] = PeerChannels(
+        job.fabrics[0], HOSTS, Limits(3.0, 0.0, 0.0), job._lost, job._progress(0), lambda: job.now_s
+    )
+    job.run(0.2)
+    assert "the link to rank 1 is slow" in [record.getMessage() for record in caplog.records]
+
+
+def test_what_it_does_is_the_direct_call_or_else_the_engines():
+    job = Job(Limits())
+    peers = job.peers[0]
+    assert peers.doing() == ""
+    job.doing[0] = (Progress(), Progress(2, 12, "allreduce() 'x'"))
+    assert peers.doing() == "allreduce() 'x', 12 bytes into it"
+    job.doing[0] = (Progress(2, 3, "barrier()"), Progress(2, 12, "allreduce() 'x'"))
+    assert peers.doing().startswith("barrier()")
+
+
+def test_after_the_goodbye_it_is_nowhere_and_nothing_is_lost():
+    job = Job(Limits(3.0, 0.0, 0.0))
+    job.doing[1] = (Progress(2, 3, "barrier()"), Progress())
+    job.peers[1].close()
+    assert job.peers[1].doing() == "" and isinstance(job.peers[1].lost(0, "why", "lost"), Stopped)
+    job.fabrics[1].close()
+    job.run(10.0, ranks=(0, 2))
+    assert job.peers[0].said_goodbye == {1} and not job.peers[0].all_left()
+    assert job.peers[0].divided() == ([2], [])
+    job.peers[2].close()
+    job.run(10.2, ranks=(0,))
+    assert job.peers[0].all_left()
+
+
+def test_nonsense_is_refused():
+    job = Job(Limits(3.0, 0.0, 0.0))
+    job.peers[1].messages.send({"type": "beat", "calls": [1], "engine": []}, 0)
+    with pytest.raises(ProtocolError):
+        job.run(1.0, ranks=(0,))

@@ -1,0 +1,147 @@
+"""The answering side of a probe, with the probing process at the other end of a connection."""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+import pytest
+
+from ringcomm.clock import Deadline
+from ringcomm.rendezvous.echo import BLOCK, REQUEST, Echo, acknowledged, check_echo
+from ringcomm.rendezvous.meter import LIMIT_BYTES
+from ringcomm.transport.reactor import Reactor
+from ringcomm.wire.messages import MessageReader
+
+LIMIT_S = 20.0
+
+
+class Probed:
+    """An echo of rank 3, and the other end of its connection.
+
+    Attributes:
+        ended: the echoes whose connection is over.
+    """
+
+    def __init__(self) -> None:
+        self.reactor = Reactor()
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.sock = socket.create_connection(listener.getsockname())
+        self.other, _ = listener.accept()
+        listener.close()
+        self.other.setblocking(False)
+        self.sock.settimeout(LIMIT_S)
+        self.ended: list = []
+        self.reader = MessageReader(1000)
+        self.echo = Echo(self.reactor, self.other, None, 3, self._over)  # type: ignore[arg-type]
+
+    def _over(self, echo: Echo) -> None:
+        self.reactor.forget(echo.sock)
+        self.ended.append(echo)
+
+    def turn_until(self, condition) -> None:
+        deadline = Deadline(LIMIT_S)
+        while not condition():
+            assert not deadline.expired()
+            self.reactor.run_once(0.05)
+
+    def close(self) -> None:
+        self.reactor.close()
+        self.sock.close()
+        self.other.close()
+
+    def greet(self) -> None:
+        """Read which rank it is."""
+        (message,) = self.reader.feed(self.sock.recv(1000))
+        check_echo(message, 3)
+
+
+@pytest.fixture
+def probed():
+    made = Probed()
+    yield made
+    made.close()
+
+
+def test_it_says_which_rank_it_is_and_ends_with_the_probe(probed):
+    probed.greet()
+    probed.sock.close()
+    probed.turn_until(lambda: probed.ended)
+    assert probed.ended == [probed.echo]
+
+
+def test_another_rank_there_is_an_error():
+    with pytest.raises(ConnectionError, match="rank 2 answered there, not rank 3"):
+        check_echo({"type": "echo", "rank": 2}, 3)
+    with pytest.raises(ConnectionError, match="rank None answered there"):
+        check_echo({"type": "noted"}, 3)
+
+
+@pytest.mark.parametrize("size", [0, LIMIT_BYTES + 1])
+def test_a_measurement_of_impossible_size_ends_it(probed, size):
+    probed.greet()
+    probed.sock.sendall(REQUEST.pack(size))
+    probed.turn_until(lambda: probed.ended)
+
+
+def test_a_request_may_come_in_pieces_and_is_answered_by_blocks(probed):
+    probed.greet()
+    request = REQUEST.pack(70_000)
+    probed.sock.sendall(request[:1])
+    probed.reactor.run_once(0.05)
+    probed.sock.sendall(request[1:])
+    probed.sock.sendall(bytes(5000))
+    probed.turn_until(lambda: probed.echo._sent == 70_000 and not probed.echo._unsent)
+    probed.turn_until(lambda: probed.echo._reported == 5000)
+    probed.sock.settimeout(0.1)
+    data = b""
+    try:
+        while True:
+            data += probed.sock.recv(1 << 16)
+            probed.reactor.run_once(0.0)
+    except socket.timeout:
+        pass
+    sizes, arrived = [], []
+    while data:
+        heads = BLOCK.unpack(data[: BLOCK.size])
+        arrived.append(heads[0])
+        sizes.append(heads[-1])
+        data = data[BLOCK.size + heads[-1] :]
+    assert sum(sizes) == 70_000 and max(sizes) == 32 * 1024
+    assert arrived == sorted(arrived) and arrived[-1] == 5000
+    assert not probed.ended
+
+
+def test_more_than_was_announced_ends_it(probed):
+    probed.greet()
+    probed.sock.sendall(REQUEST.pack(1000) + bytes(1001))
+    probed.turn_until(lambda: probed.ended)
+
+
+def test_a_connection_that_is_gone_from_the_start():
+    reactor, ended = Reactor(), []
+    listener = socket.create_server(("127.0.0.1", 0))
+    sock = socket.create_connection(listener.getsockname())
+    accepted, _ = listener.accept()
+    listener.close()
+    accepted.setblocking(False)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()  # which resets it
+
+    def over(echo: Echo) -> None:
+        reactor.forget(echo.sock)
+        ended.append(echo)
+
+    Echo(reactor, accepted, None, 3, over)  # type: ignore[arg-type]
+    deadline = Deadline(LIMIT_S)
+    while not ended:
+        assert not deadline.expired()
+        reactor.run_once(0.05)
+    reactor.close()
+    accepted.close()
+
+
+def test_what_has_no_counters():
+    one, other = socket.socketpair()
+    with one, other:
+        assert acknowledged(one) == (0, 0, 0)
