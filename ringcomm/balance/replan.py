@@ -22,8 +22,8 @@ REFINEMENTS = ((0.03, 0.06), (LEAST_GAIN, 0.10))
 differ by more than a part of the longest: only now are there two batch sizes to fit models to."""
 PAUSE = 50
 """The fewest steps between two changes, after the first one and its refinements."""
-_LONGER = 1.05
-"""A change after which the step takes this many times as long as before, or longer, is taken back."""
+_LONGER = 1.10
+"""A change, but not the first one, after which the step takes so many times as long is taken back."""
 _MOST_CAUTION = 4
 _CHANGED = 0.10
 """How far an observation may be from the model before the rank counts as changed."""
@@ -154,7 +154,7 @@ class Replanner:
         if shares == self.shares or not (bounded or self._pays(step, refinement, spreads, now_s, then_s)):
             return None
         text = self._text(step, reports, shares, now_s, then_s)
-        if not bounded:
+        if self.changes and not bounded:
             self._promise = Promise(self.shares, now_s, then_s)
         if not self.changes:
             self._refinements = list(REFINEMENTS)
@@ -185,7 +185,7 @@ class Replanner:
         """
         longer = now_s > _LONGER * promise.before_s
         gained_s = promise.before_s - promise.after_s
-        if longer or (now_s > promise.before_s - gained_s / 2 and gained_s > LEAST_GAIN * promise.before_s):
+        if gained_s > LEAST_GAIN * promise.before_s and now_s > promise.before_s - gained_s / 2:
             self._caution = min(_MOST_CAUTION, 2 * self._caution)
         return longer
 

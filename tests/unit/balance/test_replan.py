@@ -171,14 +171,28 @@ class TestMachinesWithQuotas:
 
 def test_a_change_that_makes_steps_longer_is_taken_back_and_the_next_one_must_promise_more():
     planner = Replanner((32, 32), 64, Limits(), ["a", "b"])
-    first = planner.decide(5, [Report(32, 0.5, 0.5, 0), Report(32, 1.0, 0.0, 0)])
-    assert first is not None and first.shares == (43, 21)
-    longer = [Report(43, 1.2, 0.0, 0), Report(21, 0.4, 0.8, 0)]
-    second = planner.decide(13, longer)
-    assert second is not None and second.shares == (32, 32)
-    assert second.text == "steps became longer at step 13, 1 -> 1.2 s: batches 43/21 -> 32/32 again"
-    unequal = [Report(32, 0.80, 0.20, 0), Report(32, 1.00, 0.0, 0)]
-    assert planner.decide(13 + PAUSE, unequal) is None  # too early
-    assert planner.decide(13 + 2 * PAUSE, unequal) is None  # the gain of a tenth is not enough any more
-    very_unequal = [Report(32, 0.4, 0.6, 0), Report(32, 1.0, 0.0, 0)]
-    assert planner.decide(23 + 2 * PAUSE, very_unequal) is not None
+    assert planner.decide(5, [Report(32, 0.5, 0.5, 0), Report(32, 1.0, 0.0, 0)]).shares == (43, 21)
+    even = [Report(43, 0.67, 0.0, 0), Report(21, 0.66, 0.01, 0)]
+    assert planner.decide(16, even) is None and planner.decide(40, even) is None
+    change = planner.decide(60, [Report(43, 1.0, 0.0, 0), Report(21, 0.66, 0.34, 0)])
+    assert change is not None and change.shares[0] < 40
+    first, other = change.shares
+    back = planner.decide(90, [Report(first, 0.6, 0.6, 0), Report(other, 1.2, 0.0, 0)])
+    assert back is not None and back.shares == (43, 21)
+    assert back.text == f"steps became longer at step 90, 1 -> 1.2 s: batches {first}/{other} -> 43/21 again"
+    unequal = [Report(43, 0.85, 0.0, 0), Report(21, 0.65, 0.2, 0)]
+    assert planner.decide(90 + 2 * PAUSE, unequal) is None  # a tenth is not enough any more
+    very_unequal = [Report(43, 1.0, 0.0, 0), Report(21, 0.3, 0.7, 0)]
+    assert planner.decide(90 + 2 * PAUSE - 1, very_unequal) is None  # too early
+    assert planner.decide(90 + 2 * PAUSE, very_unequal) is not None
+
+
+def test_the_first_change_is_refined_and_not_taken_back_if_a_machine_gets_other_work_at_that_time():
+    """Equal batches would be the worst answer to it."""
+    planner = Replanner((32, 32, 32), 96, Limits(), ["a", "b", "c"])
+    slow = Report(32, 0.28, 0.0, 0)
+    assert planner.decide(5, [Report(32, 0.10, 0.18, 0), slow, slow]).shares[0] > 55
+    first = planner.shares
+    times = [0.33, 0.0087 * first[1], 0.0087 * first[2]]
+    second = planner.decide(16, [Report(share, s, 0.33 - s, 0) for share, s in zip(first, times)])
+    assert second is not None and 36 < second.shares[0] < first[0]
