@@ -39,7 +39,7 @@ MORE = 1.15
 
 @pytest.mark.parametrize("layout", list(LAYOUTS))
 def test_bytes_messages_and_calls_grow_with_the_ranks_only(layout):
-    small, large = (started(*LAYOUTS[layout](size)) for size in (64, 256))
+    small, large = (started(*LAYOUTS[layout](size), counts_calls=True) for size in (64, 256))
     assert large.messages <= 4 * MORE * small.messages
     assert large.bytes <= 4 * MORE * small.bytes
     assert large.calls <= 4 * MORE * small.calls
