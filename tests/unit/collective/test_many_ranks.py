@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 
 import numpy as np
 import pytest
@@ -15,27 +14,11 @@ from ringcomm.ops import Sum
 from ringcomm.schedule.calibration import leaders, pairings
 from ringcomm.schedule.steps import DATA, SOURCE, Recv, Send
 from ringcomm.transport.memory import memory_fabrics
+from tests.unit.calls import calls_in
 from tests.unit.collective.building import HEADER
 from tests.unit.schedule.building import make, names
 
 FLOAT32 = np.dtype(np.float32)
-
-
-def calls_in(action):
-    """How many functions are called (and generators resumed) meanwhile."""
-    count = 0
-
-    def counted(frame, event, argument):
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    previous = sys.getprofile()
-    sys.setprofile(counted)
-    try:
-        action()
-    finally:
-        sys.setprofile(previous)
-    return count
 
 
 @pytest.mark.parametrize("collective", ["allreduce", "reducescatter", "allgather", "broadcast"])
