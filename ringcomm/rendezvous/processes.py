@@ -60,6 +60,7 @@ class Process:
 
     @stage.setter
     def stage(self, stage: Stage) -> None:
+        """It does something else now."""
         if self._listed is not None:
             self._listed[self._stage].pop(self.number, None)
             self._listed[stage][self.number] = self
