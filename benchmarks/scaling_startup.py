@@ -5,7 +5,7 @@
 Measured, with all ranks on this machine: seconds in ``init()``, resident memory (a rank's own, and what it
 shares with other ranks), open descriptors and threads of each rank. Counted, without processes: the
 rendezvous' state machine is fed with the messages of so many ranks (4 per host), and what it sends is
-encoded: messages, bytes and processor time of that one process.
+encoded: messages, bytes and processor time of that one process, and the most that one rank passes on.
 """
 
 from __future__ import annotations
@@ -69,45 +69,18 @@ def measured(ranks: int) -> Dict[str, Any]:
 
 
 def counted(ranks: int) -> Dict[str, Any]:
-    """What the rendezvous of so many ranks sends until all may go, and the processor time of that."""
-    from ringcomm.rendezvous.actions import Send
-    from ringcomm.rendezvous.state import Phase, Rendezvous
-    from ringcomm.wire.messages import encode
-    from tests.unit.rendezvous.simulated import VERSION, attempt, join_message, offer, seats_of
+    """What the rendezvous of so many ranks receives and sends until all may go, and what ranks pass on."""
+    from tests.unit.rendezvous.large import started
 
-    seats = seats_of(*[SLOTS] * (ranks // SLOTS))
-    state = Rendezvous(len(seats), seats, VERSION, 60.0)
-    received: List[int] = []
-    sent: List[int] = []
-
-    def take(message: Dict[str, Any], actions: Any) -> None:
-        received.append(len(encode(message)))
-        sent.extend(len(encode(action.message)) for action in actions if isinstance(action, Send))
-
-    def address(rank: int) -> str:
-        return f"10.0.{rank // 250}.{rank % 250}"
-
-    began_s = time.process_time()
-    for rank, seat in enumerate(seats):
-        join = join_message(
-            slot=seat.slot, hostname=seat.host, pid=100 + rank, addresses=[offer(address(rank))]
-        )
-        take(join, state.joined(rank, join, 0.0))
-    first = [rank for rank in range(len(seats)) if rank % SLOTS == 0]
-    for rank in first:
-        attempts = [attempt(rank, other, address(other)) for other in first if other != rank]
-        probed = {"type": "probed", "attempts": attempts}
-        take(probed, state.probed(rank, probed))
-    ends = {"iface": "eth0", "local": "10.0.0.1", "remote": "10.0.0.2"}
-    for rank in range(len(seats)):
-        links = [{"peer": peer, **ends} for peer in range(len(seats)) if peer != rank]
-        linked = {"type": "linked", "links": links}
-        take(linked, state.linked(rank, linked))
-    assert state.phase is Phase.RUNNING
+    job = started(*[SLOTS] * (ranks // SLOTS))
+    received, sent = sum(job.received.values()), sum(job.sent.values())
     return {
-        "ranks": len(seats), "received": len(received), "received_mb": round(sum(received) / 1e6, 2),
-        "sent": len(sent), "sent_mb": round(sum(sent) / 1e6, 2), "largest_bytes": max(sent),
-        "processor_s": round(time.process_time() - began_s, 2), "links_per_rank": 3 * (len(seats) - 1),
+        "ranks": len(job.seats), "messages": job.messages, "received_mb": round(received / 1e6, 2),
+        "sent_mb": round(sent / 1e6, 2), "sent_by_type": dict(job.sent),
+        "received_by_type": dict(job.received),
+        "passed_on_mb": round(max(job.passed_on.values(), default=0) / 1e6, 2),
+        "processor_s": round(job.rendezvous_s, 3), "rank_processor_s": round(max(job.rank_s.values()), 3),
+        "links_per_rank": 3 * (len(job.seats) - 1),
     }  # fmt: skip
 
 
@@ -121,13 +94,16 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS)
     args = parser.parse_args()
     results: Dict[str, List[Dict[str, Any]]] = {"measured": [], "counted": []}
+    if args.output.exists():
+        results.update(json.loads(args.output.read_text()))
     kinds: Tuple[Tuple[str, List[int], Any], ...] = (
         ("counted", args.counted, counted), ("measured", args.ranks, measured),
     )  # fmt: skip
     for kind, numbers, work in kinds:
         for ranks in numbers:
             row = work(ranks)
-            results[kind].append(row)
+            others = [item for item in results[kind] if item["ranks"] != ranks]
+            results[kind] = sorted([*others, row], key=lambda item: item["ranks"])
             print(kind, json.dumps(row), flush=True)
             args.output.parent.mkdir(parents=True, exist_ok=True)
             args.output.write_text(json.dumps(results, indent=1) + "\n")

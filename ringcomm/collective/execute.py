@@ -23,15 +23,11 @@ from ..errors import BrokenInvariantError
 from ..schedule.steps import DATA, SELF, Send, Step
 from ..transport.base import Fabric, Link
 from ..wire.frames import HEADER_BYTES, Header
-from .flows import Flow, Receipt, Segment, SegmentPool, Stream
+from .flows import Dependencies, Flow, Receipt, Segment, SegmentPool, Stream
 from .headers import Headers
 from .reduce import Kernel
 
 _BYTE = np.dtype(np.uint8)
-
-
-def _overlap(a: Tuple[int, int, int], b: Tuple[int, int, int]) -> bool:
-    return a[0] == b[0] and a[1] < b[2] and b[1] < a[2]
 
 
 class Part(ABC):
@@ -134,7 +130,6 @@ class Execution(Part):
         self._all_sends: List[Stream] = []
         self._all_receives: List[Stream] = []
         self._links: List[Link] = []
-        self._folds: List[Receipt] = []
         self._compile(schedule, fabric)
         self._sends: List[Stream] = []
         self._receives: List[Stream] = []
@@ -167,12 +162,11 @@ class Execution(Part):
     def _compile(self, schedule: Sequence[Step], fabric: Fabric) -> None:
         outward: Dict[int, Stream] = {}
         inward: Dict[int, Stream] = {}
-        spans: List[Tuple[int, int, int]] = []
+        dependencies = Dependencies(schedule)
         for step in schedule:
             start, stop = step.start * self._item, step.stop * self._item
             if isinstance(step, Send):
                 flow: Flow = Flow(start, stop)
-                span = (step.buffer, start, stop)
                 if step.peer not in outward:
                     outward[step.peer] = Stream(
                         fabric.link(step.peer), memoryview(self.headers.outgoing[step.peer])
@@ -181,7 +175,6 @@ class Execution(Part):
                 outward[step.peer].buffers.append(step.buffer)
             else:
                 flow = Receipt(start, stop, step)
-                span = (DATA, start, stop)
                 for peer in step.peers:
                     if peer not in inward:
                         inward[peer] = Stream(fabric.link(peer), memoryview(bytearray(HEADER_BYTES)))
@@ -189,19 +182,11 @@ class Execution(Part):
                     if step.fold and inward[peer].segment is None:
                         inward[peer].segment = Segment(self._pool.segment(inward[peer].link), self._dtype)
                 if step.fold:
-                    self._folds.append(flow)
                     flow.segment_bytes = min(self._pool.bytes_for(inward[peer].link) for peer in step.peers)
                     segments = {peer: inward[peer].segment for peer in step.peers}
                     flow.operands = [None if peer == SELF else segments[peer] for peer in step.fold]
-            if start < stop:
-                # Two sends of one span may go at once: neither writes.
-                flow.before = tuple(
-                    earlier
-                    for earlier, other in zip(self._flows, spans)
-                    if _overlap(span, other) and (isinstance(flow, Receipt) or isinstance(earlier, Receipt))
-                )
+            flow.before = tuple(self._flows[index] for index in dependencies.of(len(self._flows), step))
             self._flows.append(flow)
-            spans.append(span)
         self._all_sends = list(outward.values())
         self._all_receives = list(inward.values())
         for stream in (*self._all_sends, *self._all_receives):
@@ -227,8 +212,11 @@ class Execution(Part):
 
     def _fold_partial(self) -> bool:
         folded = False
-        for flow in self._folds:
-            if flow.position < flow.stop and self._fold(flow, partial=True):
+        # What has arrived belongs to the flow at which its stream is: a ring of p ranks has p - 1 folds.
+        for stream in self._receives:
+            flow = stream.current
+            open_fold = flow is not None and flow.fold and flow.position < flow.stop
+            if open_fold and self._fold(flow, partial=True):
                 folded = True
         return folded
 

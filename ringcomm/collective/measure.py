@@ -73,7 +73,7 @@ def measure(runner: Runner, host_index: Sequence[int]) -> Optional[CostModel]:
     local = scout.pair(own[0], own[1]) if rank in own[:2] and len(own) > 1 else (0.0, 0.0)
     wires: List[Tuple[float, float]] = []
     if rank in firsts and len(firsts) > 1:
-        for pairs in pairings(firsts)[:_MOST_ROUNDS]:
+        for pairs in pairings(firsts, _MOST_ROUNDS):
             wires += [scout.pair(*pair) for pair in pairs if rank in pair]
     latency_s = min((wire[0] for wire in wires), default=0.0)
     byte_s = min((wire[1] for wire in wires), default=0.0)

@@ -59,7 +59,7 @@ class ElasticRendezvous:
         self._next = NextView(limits, self._processes, launched)
         self._epoch: Optional[Rendezvous] = None
         self._before: View = NO_VIEW
-        self._over = False
+        self._over = self._excludes = False
         self._paused_since_s: Optional[float] = None
         self._pings = Pings()
         self._cuts = Cuts()
@@ -98,7 +98,7 @@ class ElasticRendezvous:
         process = self._processes.get(number)
         if process is None:
             return []
-        process.excluded = why
+        process.excluded, self._excludes = why, True
         if process.stage is Stage.WAITING and process.is_new:
             return self._dismiss(process, why)
         return self._notify(REMOVED) if process.stage is Stage.IN_VIEW else self._advance(now_s)
@@ -143,7 +143,7 @@ class ElasticRendezvous:
     def _welcome(self, process: Process) -> List[Action]:
         actions: List[Action] = [
             Send(process.connection, {"type": "waiting", "member": process.number}),
-            ready_notice(process, len(self._processes.among(Stage.WAITING))),
+            ready_notice(process, self._processes.count(Stage.WAITING)),
         ]
         running = self._epoch is not None and self._epoch.phase is Phase.RUNNING
         return actions + (self._notify(ADDED) if running and self._has_room() else [])
@@ -280,10 +280,10 @@ class ElasticRendezvous:
 
     def _advance(self, now_s: float) -> List[Action]:
         """Publish the next view, if every member of the last one has asked for it or has ended."""
-        if self.abort_message is not None or self._over or self._processes.among(Stage.IN_VIEW):
+        if self.abort_message is not None or self._over or self._processes.count(Stage.IN_VIEW):
             return self._keep_pinging(now_s)
         actions: List[Action] = []
-        for process in self._processes.among(Stage.WAITING):
+        for process in self._processes.among(Stage.WAITING) if self._excludes else ():
             if process.excluded is not None:
                 actions += self._dismiss(process, process.excluded)
         decision = self._next.decide(self.view, self.refused_connections, now_s)
@@ -366,7 +366,8 @@ class ElasticRendezvous:
         return self._processes.among(Stage.WAITING, *([] if linking else [Stage.IN_VIEW]))
 
     def _keep_pinging(self, now_s: float) -> List[Action]:
-        return [] if self.abort_message is not None else self._pings.keep_up(self._pinged(), now_s)
+        idle = self.abort_message is not None or self._pings.recent
+        return [] if idle else self._pings.keep_up(self._pinged(), now_s)
 
     def _look_for_silent(self, now_s: float) -> List[Action]:
         """Drop the processes that have not answered pings for too long.

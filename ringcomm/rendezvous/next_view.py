@@ -89,6 +89,8 @@ class NextView:
             refused_connections: the connections that failed to authenticate, as text.
             now_s: the time on the rendezvous' monotonic clock.
         """
+        if last is NO_VIEW and self._too_early(now_s):
+            return Decision(Step.WAIT)
         waiting = self._processes.among(Stage.WAITING)
         if last is not NO_VIEW and all(item.is_new for item in waiting):
             return self._no_survivor(last)
@@ -110,6 +112,18 @@ class NextView:
             text = self._text(len(order), refused_connections)
             return Decision(Step.WAIT, text=text, size=len(order), is_new=is_new)
         return self._checked(last, order, waiting)
+
+    def _too_early(self, now_s: float) -> bool:
+        """Whether more processes surely join before the first view, so that there is no need to look closer.
+
+        This is asked whenever one joins.
+        """
+        size, limits = self._processes.count(Stage.WAITING), self._limits
+        if not size or self._since_s is None or size >= limits.most:
+            return False
+        if now_s >= self._since_s + min(limits.start_timeout_s, limits.elastic_timeout_s) - _ROUNDING_S:
+            return False
+        return self._processes.some_are_missing if self._launched else size < limits.start_size
 
     def _checked(self, last: View, order: Tuple[int, ...], waiting: List[Process]) -> Decision:
         """Publish a view with enough ranks, unless the job must not go on with it."""

@@ -34,6 +34,11 @@ class Pings:
         self._at_s = now_s + interval_s
         return [*(Send(item.connection, {"type": "ping"}) for item in processes), Timer(interval_s)]
 
+    @property
+    def recent(self) -> bool:
+        """Whether the last pings are so recent that none are due."""
+        return self._at_s is not None
+
     def silent(self, processes: Sequence[Process], now_s: float) -> List[Process]:
         """Those that have not answered for too long, if it is time to ping again.
 

@@ -35,7 +35,6 @@ class Process:
         connection: number of its control connection.
         place: where its launcher has started it, if one did.
         message: its last request to join.
-        stage: what it is doing.
         rank: its rank in the last view that it was in; -1: none yet.
         heard_s: when its last message arrived, on the rendezvous' monotonic clock.
         excluded: why it has to leave at the next boundary; None if it may stay.
@@ -47,11 +46,32 @@ class Process:
         self.connection = connection
         self.place = place
         self.message = message
-        self.stage = Stage.WAITING
+        self._stage = Stage.WAITING
+        self._listed: Optional[Dict[Stage, Dict[int, Process]]] = None
         self.rank = -1
         self.heard_s = 0.0
         self.excluded: Optional[str] = None
         self.why_lost = ""
+
+    @property
+    def stage(self) -> Stage:
+        """What it is doing."""
+        return self._stage
+
+    @stage.setter
+    def stage(self, stage: Stage) -> None:
+        """It does something else now."""
+        if self._listed is not None:
+            self._listed[self._stage].pop(self.number, None)
+            self._listed[stage][self.number] = self
+        self._stage = stage
+
+    def list_in(self, stages: Optional[Dict[Stage, Dict[int, Process]]]) -> None:
+        """Be listed by stage from now on; None: no longer."""
+        if self._listed is not None:
+            self._listed[self._stage].pop(self.number, None)
+        self._listed = stages
+        self.stage = self._stage
 
     @property
     def host(self) -> str:
@@ -92,6 +112,7 @@ class Processes:
         self._launched = launched
         self._by_number: Dict[int, Process] = {}
         self._by_connection: Dict[int, Process] = {}
+        self._by_stage: Dict[Stage, Dict[int, Process]] = {stage: {} for stage in Stage}
         self._given = -1
 
     def at(self, connection: int) -> Optional[Process]:
@@ -104,7 +125,17 @@ class Processes:
 
     def among(self, *stages: Stage) -> List[Process]:
         """The processes in these stages, by number."""
-        return [item for _, item in sorted(self._by_number.items()) if item.stage in stages]
+        found = [pair for stage in stages for pair in self._by_stage[stage].items()]
+        return [item for _, item in sorted(found)]
+
+    def count(self, stage: Stage) -> int:
+        """How many processes are in this stage."""
+        return len(self._by_stage[stage])
+
+    @property
+    def some_are_missing(self) -> bool:
+        """Whether :meth:`missing` surely has some; False where it would have to look."""
+        return len(self.expected) > len(self._by_number) + len(self.exits)
 
     def missing(self) -> List[Tuple[int, Place]]:
         """The processes that a launcher has announced, and that have neither joined nor ended."""
@@ -131,6 +162,7 @@ class Processes:
         process.stage, process.heard_s = Stage.WAITING, now_s
         self._by_connection[connection] = process
         self._by_number[process.number] = process
+        process.list_in(self._by_stage)
         return process
 
     def _new(self, connection: int, message: Message, host: str) -> Process:
@@ -155,6 +187,7 @@ class Processes:
     def forget(self, process: Process) -> None:
         """Remove a process that has not been in any view."""
         self._by_number.pop(process.number, None)
+        process.list_in(None)
         self.disconnect(process)
 
     def disconnect(self, process: Process) -> None:

@@ -99,6 +99,8 @@ class JobServer(MessageServer):
         self._state = state
         self._board = Board()
         self._notify = notify
+        self._awaited = False
+        self._busy = -1
         self._idle = threading.Event()
         self._idle.set()
 
@@ -116,6 +118,8 @@ class JobServer(MessageServer):
         Returns:
             whether that happened in time.
         """
+        self._awaited = True
+        self.order(self.changed)
         return self._idle.wait(timeout_s)
 
     def arrived(self, number: int) -> None:
@@ -138,9 +142,16 @@ class JobServer(MessageServer):
 
     def changed(self) -> None:
         """Update whether any rank of the current generation is connected."""
-        if all(self._state.is_waiting(number) for number in self.numbers):
-            self._idle.set()
-        else:
+        # This is called for every message. So all connections are looked at only if a thread waits for it,
+        # and not again while the one that was found before is there.
+        busy = self._busy in self._connections and not self._state.is_waiting(self._busy)
+        if not busy and (self._awaited or not self._connections):
+            others = (number for number in self._connections if not self._state.is_waiting(number))
+            self._busy = next(others, -1)
+            busy = self._busy >= 0
+            if not busy:
+                self._idle.set()
+        if busy:
             self._idle.clear()
 
     def refused_connections(self, text: str) -> None:

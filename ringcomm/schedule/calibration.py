@@ -10,7 +10,7 @@ speeds of interfaces, which decide how unequal chunks are, are only made equal w
 from __future__ import annotations
 
 from math import frexp, ldexp
-from typing import List, NamedTuple, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from .cost import CostModel
 from .shares import even_classes
@@ -41,19 +41,25 @@ def leaders(host_index: Sequence[int]) -> Tuple[int, ...]:
     >>> leaders([0, 0, 1, 1])
     (0, 2)
     """
-    hosts = list(host_index)
-    return tuple(hosts.index(host) for host in sorted(set(hosts)))
+    first: Dict[int, int] = {}
+    for rank, host in enumerate(host_index):
+        first.setdefault(host, rank)
+    return tuple(first[host] for host in sorted(first))
 
 
-def pairings(members: Sequence[int]) -> List[List[Tuple[int, int]]]:
+def pairings(members: Sequence[int], most: Optional[int] = None) -> List[List[Tuple[int, int]]]:
     """Rounds of disjoint pairs in which every two members meet once (a round-robin tournament).
+
+    Args:
+        members: numbers.
+        most: only so many rounds; None: all.
 
     >>> pairings([0, 2, 5])
     [[(2, 5)], [(0, 5)], [(0, 2)]]
     """
     circle = [*members] if len(members) % 2 == 0 else [*members, -1]
     rounds: List[List[Tuple[int, int]]] = []
-    for _ in range(len(circle) - 1):
+    for _ in range(min(len(circle) - 1, len(circle) if most is None else most)):
         pairs = zip(circle[: len(circle) // 2], reversed(circle[len(circle) // 2 :]))
         rounds.append(sorted((min(pair), max(pair)) for pair in pairs if -1 not in pair))
         circle.insert(1, circle.pop())
@@ -67,8 +73,8 @@ def model_of(calibrations: Sequence[Calibration], host_index: Sequence[int]) -> 
         calibrations: of every rank, in rank order.
         host_index: for each rank the number of its host.
     """
-    numbers = sorted(set(host_index))
-    hosts = tuple(numbers.index(host) for host in host_index)
+    numbers = {host: number for number, host in enumerate(sorted(set(host_index)))}
+    hosts = tuple(numbers[host] for host in host_index)
     local_latency_s = coarse(_median([item.local_latency_s for item in calibrations], LOCAL_LATENCY_S))
     local_byte_s = coarse(_median([item.local_byte_s for item in calibrations], LOCAL_BYTE_S))
     reduce_byte_s = coarse(_median([item.reduce_byte_s for item in calibrations], REDUCE_BYTE_S))

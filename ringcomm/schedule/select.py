@@ -16,6 +16,7 @@ all-gather cannot: there the caller defines the chunk of each rank.
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import lru_cache
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -269,7 +270,8 @@ def _unequal_shares(model: CostModel, grid: Optional[Hosts]) -> Dict[str, Option
     if len(set(model.wire_byte_s)) < 2:
         return {}
     speeds = [1.0 / byte_s for byte_s in model.wire_byte_s]
-    counts = [model.hosts.count(host) for host in range(len(speeds))]
+    ranks = Counter(model.hosts)
+    counts = [ranks[host] for host in range(len(speeds))]
     by_host = interface_shares(counts, speeds)
     found: Dict[str, Optional[List[float]]] = {
         "direct": [by_host[host] / counts[host] for host in model.hosts]

@@ -6,8 +6,9 @@ Counts what the rendezvous receives and sends, and what the ranks pass on to eac
 from __future__ import annotations
 
 import sys
-from collections import Counter
-from typing import Any, Dict, List, Sequence, Tuple
+import time
+from collections import Counter, defaultdict, deque
+from typing import Any, Deque, Dict, List, Sequence, Tuple
 
 from ringcomm.rendezvous import member_list
 from ringcomm.rendezvous.actions import Notice, Send
@@ -31,24 +32,31 @@ class LargeStart:
 
     Args:
         hosts: for each, its number of ranks.
+        counts_calls: whether to count calls of functions, which takes much longer.
         unreachable: (from, to) pairs of hosts: the first one cannot dial the second.
 
     Attributes:
         received, sent: by type of message, how many bytes of it the rendezvous has received and sent.
         messages: how many it has received and sent.
         calls: how many calls of functions (and steps of generators) that took.
+        rendezvous_s, rank_s: processor time of the rendezvous without receiving, and of each rank.
         passed_on: by rank, the bytes that it has sent to other ranks so that they can start.
         routes: by rank, how it reaches each other one.
         notices: what the launcher was told.
     """
 
-    def __init__(self, *hosts: int, unreachable: Sequence[Tuple[int, int]] = ()) -> None:
+    def __init__(
+        self, *hosts: int, counts_calls: bool = False, unreachable: Sequence[Tuple[int, int]] = ()
+    ) -> None:
+        self.counts_calls = counts_calls
         self.seats = seats_of(*hosts)
         self.unreachable = set(unreachable)
         self.state = Rendezvous(len(self.seats), self.seats, VERSION, 60.0)
         self.received: Counter[str] = Counter()
         self.sent: Counter[str] = Counter()
         self.passed_on: Counter[int] = Counter()
+        self.rank_s: Dict[int, float] = defaultdict(float)
+        self.rendezvous_s = 0.0
         self.messages = self.calls = 0
         self.routes: Dict[int, List[Message]] = {}
         self.notices: List[Notice] = []
@@ -58,7 +66,7 @@ class LargeStart:
         self._told_on: Dict[int, List[Message]] = {}
         self._members: Dict[int, List[member_list.ListedMember]] = {}
         self._shares: Dict[int, member_list.Share] = {}
-        self._waiting: List[Tuple[int, Message]] = []
+        self._waiting: Deque[Tuple[int, Message]] = deque()
 
     def run(self) -> None:
         """From the first rank that joins to the end of the start."""
@@ -67,7 +75,10 @@ class LargeStart:
             message = join_message(slot=seat.slot, hostname=seat.host, pid=100 + rank, addresses=offers)
             self._report("joined", rank, message)
         while self._waiting:
-            self._answer(*self._waiting.pop(0))
+            rank, message = self._waiting.popleft()
+            began_s = time.process_time() - self.rendezvous_s
+            self._answer(rank, validate(message))
+            self.rank_s[rank] += time.process_time() - self.rendezvous_s - began_s
 
     @property
     def bytes(self) -> int:
@@ -79,18 +90,20 @@ class LargeStart:
         self.messages += 1
         arguments = (0.0,) if handler in ("joined", "unlinked") else ()
         previous = sys.getprofile()
-        sys.setprofile(self._count)
+        sys.setprofile(self._count if self.counts_calls else previous)
+        began_s = time.process_time()
         try:
             actions = getattr(self.state, handler)(rank, message, *arguments)
         finally:
             sys.setprofile(previous)
         for action in actions:
             if isinstance(action, Send):
-                self.sent[action.message["type"]] += len(encode(validate(action.message)))
+                self.sent[action.message["type"]] += len(encode(action.message))
                 self.messages += 1
                 self._waiting.append((action.connection, action.message))
             elif isinstance(action, Notice):
                 self.notices.append(action)
+        self.rendezvous_s += time.process_time() - began_s
 
     def _count(self, frame: Any, event: str, argument: Any) -> None:
         self.calls += event in ("call", "c_call")
@@ -176,9 +189,9 @@ class LargeStart:
         ]  # fmt: skip
 
 
-def started(*hosts: int, unreachable: Sequence[Tuple[int, int]] = ()) -> LargeStart:
-    """A job that has started."""
-    job = LargeStart(*hosts, unreachable=unreachable)
+def started(*hosts: int, **options: Any) -> LargeStart:
+    """A job that has started; see :class:`LargeStart`."""
+    job = LargeStart(*hosts, **options)
     job.run()
     assert job.state.phase is Phase.RUNNING
     return job

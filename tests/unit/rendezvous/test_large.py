@@ -21,8 +21,10 @@ from ringcomm.rendezvous.member_list import (
     sources_of,
 )
 from ringcomm.rendezvous.state import Phase
+from tests.unit.calls import calls_in
 from tests.unit.rendezvous.large import LargeStart, address_of, started
 from tests.unit.rendezvous.simulated import Job, attempt, offer, seats_of
+from tests.unit.rendezvous.test_elastic import Job as ElasticJob
 
 LAYOUTS = {
     "four on each host": lambda size: [4] * (size // 4),
@@ -39,7 +41,7 @@ MORE = 1.15
 
 @pytest.mark.parametrize("layout", list(LAYOUTS))
 def test_bytes_messages_and_calls_grow_with_the_ranks_only(layout):
-    small, large = (started(*LAYOUTS[layout](size)) for size in (64, 256))
+    small, large = (started(*LAYOUTS[layout](size), counts_calls=True) for size in (64, 256))
     assert large.messages <= 4 * MORE * small.messages
     assert large.bytes <= 4 * MORE * small.bytes
     assert large.calls <= 4 * MORE * small.calls
@@ -224,6 +226,29 @@ def test_reports_about_ranks_that_are_no_first_ones_do_not_count():
         job.take(job.state.probed(rank, report))
     assert job.state.phase is Phase.LINKING
     assert all(job.kinds(rank)[-1] == "ways" for rank in range(20))
+
+
+# ---- elastic jobs ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("launched", [True, False])
+def test_the_first_views_of_an_elastic_job_take_work_that_grows_with_the_ranks_only(launched):
+    """A view was considered anew, with all processes that had joined, whenever one more did."""
+    needed = {}
+    for size in (64, 256):
+        job = ElasticJob(launched=launched, start_size=size)
+        for number in range(size) if launched else ():
+            job.expect(number)
+        needed[size] = calls_in(lambda job=job, size=size: two_views(job, size))
+        assert job.state.view.epoch == 1 and job.state.view.size == size
+    assert needed[256] <= 4 * MORE * needed[64]
+
+
+def two_views(job, size):
+    for connection in range(size):
+        job.join(connection)
+    job.link(*range(size))
+    job.again(*range(size))
 
 
 # ---- after a loss ----------------------------------------------------------------------------
