@@ -297,12 +297,13 @@ class TestEnd:
             context.engine.barrier("all are here").wait(LIMIT_S)
 
             def end(_):
-                if threading.current_thread() is thread._thread:
-                    context.engine.stop()
+                assert threading.current_thread() is thread._thread
+                context.engine.stop()
                 ended.set()
 
-            handle = context.engine.allreduce([np.ones(3)], Sum, "x")
-            handle.when_done(end)
+            with thread._driving:  # so that it is not done before the callback is known
+                handle = context.engine.allreduce([np.ones(3)], Sum, "x")
+                handle.when_done(end)
             assert ended.wait(LIMIT_S)
             with pytest.raises(NotInitializedError, match="shut down"):
                 context.engine.barrier("again")
