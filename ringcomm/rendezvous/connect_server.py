@@ -114,7 +114,7 @@ def _resolve(host: str, problems: List[str]) -> Sequence[str]:
     """The numeric addresses of a host that the user named; errors are added to ``problems``, not raised."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError as problem:
-        problems.append(f"  {host}: {problem.strerror or problem}")
+    except (OSError, UnicodeError) as problem:  # UnicodeError: it can be no name ("desk..local")
+        problems.append(f"  {host}: {getattr(problem, 'strerror', None) or problem}")
         return []
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))

@@ -189,8 +189,8 @@ def _resolved(host: str, port: int, deadline: Deadline) -> Set[str]:
     while True:
         try:
             return {str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
-        except OSError as problem:
-            if deadline.expired():
+        except (OSError, UnicodeError) as problem:
+            if deadline.expired() or isinstance(problem, UnicodeError):  # which time does not change
                 logger.debug("%s does not resolve: %s", host, problem)
                 return set()
         pause.wait(LOOK_AGAIN_S)

@@ -6,8 +6,10 @@ import socket
 
 import pytest
 
+from ringcomm.clock import Deadline
 from ringcomm.rendezvous import connect_server as module
 from ringcomm.rendezvous.connect_server import reach
+from ringcomm.rendezvous.embedded import _resolved
 from ringcomm.transport.kinds import LOOPBACK
 from ringcomm.transport.nics import Interface, machine
 from ringcomm.transport.reactor import Reactor
@@ -98,3 +100,40 @@ def test_a_host_does_not_probe_an_address_that_it_has_itself(no_leaks, listener)
         mesh.reactor.close()
     (attempt,) = told[0]["attempts"]
     assert attempt["why"] == "not dialled, because that host has this address itself"
+
+
+@pytest.mark.parametrize("host", ["desk..local", "x" * 70 + ".local"])
+def test_a_name_that_can_be_none_is_a_line_among_what_was_tried(reactor, server, host):
+    """Python refuses to look it up by a UnicodeError, which is no OSError."""
+    assert reach(reactor, [(host, 5000), server], KEY, CLAIM, None, 5.0).sock.close() is None
+    found = reach(reactor, [(host, 5000)], KEY, CLAIM, None, 5.0)
+    assert found.sock is None
+    (line,) = found.tried
+    assert line.startswith(f"  {host}: ") and "label" in line
+
+
+def test_a_name_that_is_not_known(reactor, monkeypatch):
+    def unknown(*arguments, **options):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(module.socket, "getaddrinfo", unknown)
+    assert reach(reactor, [("desk", 5000)], KEY, CLAIM, None, 5.0).tried == [
+        "  desk: Name or service not known"
+    ]
+
+
+def test_of_two_that_answer_one_is_kept(reactor, server):
+    found = reach(reactor, [server, server], KEY, CLAIM, None, 5.0)
+    assert found.sock is not None and found.tried == []
+    found.sock.close()
+
+
+def test_the_server_is_chosen_without_names_that_do_not_resolve(monkeypatch):
+    assert _resolved("127.0.0.1", 5000, Deadline(None)) == {"127.0.0.1"}
+    assert _resolved("desk..local", 5000, Deadline(None)) == set()  # at once: time does not change it
+
+    def unknown(*arguments, **options):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(module.socket, "getaddrinfo", unknown)
+    assert _resolved("desk", 5000, Deadline(0.0)) == set()

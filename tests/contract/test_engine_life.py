@@ -85,15 +85,15 @@ def test_what_is_needed_first_runs_first():
         engine.prioritize(["first", "second"])
         arrays = {name: np.ones(3 << 20, np.float32) for name in ("second", "first")}  # more than run at once
         context.barrier()
-        handles = [engine.allreduce([array], Sum, name) for name, array in arrays.items()]
+        with engine._thread._driving:  # so that its thread announces both at once
+            handles = [engine.allreduce([array], Sum, name) for name, array in arrays.items()]
         for name, handle in zip(arrays, handles):
             handle.when_done(lambda _, name=name: order.append(name))
         for handle in handles:
             handle.wait(LIMIT_S)
         return order
 
-    # Each operation needs both announcements; a cycle of half a second collects those of both operations.
-    first, other = run_ranks(2, work, settings=replace(PLAIN, cycle_ms=500.0))
+    first, other = run_ranks(2, work, settings=PLAIN)
     assert first == other == ["first", "second"]
 
 
@@ -297,12 +297,13 @@ class TestEnd:
             context.engine.barrier("all are here").wait(LIMIT_S)
 
             def end(_):
-                if threading.current_thread() is thread._thread:
-                    context.engine.stop()
+                assert threading.current_thread() is thread._thread
+                context.engine.stop()
                 ended.set()
 
-            handle = context.engine.allreduce([np.ones(3)], Sum, "x")
-            handle.when_done(end)
+            with thread._driving:  # so that it is not done before the callback is known
+                handle = context.engine.allreduce([np.ones(3)], Sum, "x")
+                handle.when_done(end)
             assert ended.wait(LIMIT_S)
             with pytest.raises(NotInitializedError, match="shut down"):
                 context.engine.barrier("again")

@@ -68,6 +68,7 @@ class TestNewKey:
 
 
 class TestCertificate:
+    @pytest.mark.skipif(certificate.shutil.which("openssl") is None, reason="there is no openssl command")
     def test_by_whatever_there_is(self, monkeypatch):
         for made in (make_certificate(), certificate._by_command()):
             assert made.count("-----BEGIN ") == 2

@@ -93,7 +93,7 @@ def collect(cwd: str, root: str = "/", tool: Tool = tool_output) -> Dict[str, An
 def _own_name() -> Optional[str]:
     try:
         return socket.gethostbyname(socket.gethostname())
-    except OSError:
+    except (OSError, UnicodeError):
         return None
 
 

@@ -309,7 +309,7 @@ def _numeric(host: str) -> List[str]:
     """A host's addresses except the loopback; none if the name does not resolve."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM) if host else []
-    except OSError:
+    except (OSError, UnicodeError):
         return []
     addresses = dict.fromkeys(str(item[4][0]) for item in found)
     return [item for item in addresses if not ipaddress.ip_address(item.split("%")[0]).is_loopback]
