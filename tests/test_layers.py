@@ -48,8 +48,8 @@ LEVELS: Dict[int, List[List[str]]] = {
     3: [
         [
             "collective.reduce", "collective.flows", "collective.call_sites", "collective.headers",
-            "collective.progress", "collective.execute", "collective.staged", "collective.short",
-            "collective.drive",
+            "collective.progress", "collective.part", "collective.execute", "collective.staged",
+            "collective.short", "collective.drive",
             "collective.coded_hosts", "collective.coded", "collective.calls", "collective.call_history",
             "collective.call_lock", "collective.totals", "collective.reporter", "collective.plans",
             "collective.call_errors", "collective.call_runner", "collective.runner", "collective.weighted",

@@ -91,7 +91,7 @@ class Flow:
 class Receipt(Flow):
     """A ``Recv`` step: ``position`` is how far it is folded (or, without a fold, received)."""
 
-    __slots__ = ("arrived", "final", "fold", "operands", "peers", "segment_bytes", "window")
+    __slots__ = ("arrived", "final", "fold", "in_place", "operands", "peers", "segment_bytes", "window")
 
     def __init__(self, start: int, stop: int, step: Recv) -> None:
         super().__init__(start, stop)
@@ -102,6 +102,7 @@ class Receipt(Flow):
         # that peer's segment, which shows the span from ``window`` on.
         self.arrived: Dict[int, int] = dict.fromkeys(step.peers, start) if step.fold else {}
         self.window = start
+        self.in_place = False  # whether to fold what the link shows, if it shows it
         self.segment_bytes = 0  # how much of the span the segments of its peers can show
         self.operands: List[Optional[Segment]] = []  # None stands for this rank's own
 

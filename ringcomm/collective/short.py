@@ -17,9 +17,10 @@ from ..errors import BrokenInvariantError
 from ..schedule.steps import DATA, SELF, Recv, Send, Step, exchange_lengths
 from ..transport.base import Fabric, Link
 from ..wire.frames import HEADER_BYTES, Header
-from .execute import Execution, Part
+from .execute import Execution
 from .flows import SegmentPool
 from .headers import Headers
+from .part import Part
 from .reduce import Kernel
 
 SHORT_BYTES = 16 * 1024
