@@ -170,7 +170,8 @@ class Execution(Part):
     def _fold_partial(self) -> bool:
         folded = False
         for flow in self._folds:
-            if flow.position < flow.stop and self._fold(flow, partial=True):
+            arrived = not flow.in_place or flow.arrived[flow.peers[0]] > flow.position
+            if arrived and flow.position < flow.stop and self._fold(flow, partial=True):
                 folded = True
         return folded
 
@@ -208,7 +209,10 @@ class Execution(Part):
             flow.position = position + payload
             if flow.position == flow.stop:
                 stream.step()
-        return sent == wanted and sent < stream.link.burst_bytes and stream.current is not None
+        if sent < wanted or sent >= stream.link.burst_bytes:
+            return False
+        flow = stream.current
+        return flow is not None and flow.limit() > flow.position
 
     def _advance_receives(self) -> None:
         finished = False
@@ -227,13 +231,15 @@ class Execution(Part):
             # Another peer's bytes were the last that this fold was waiting for.
             stream.step()
             return stream.current is not None
-        wanted = stream.header_left
-        if not wanted and flow is not None and flow.in_place:
+        if flow is not None and flow.in_place:
+            if stream.header_left and not self._recv_header(stream):
+                return False
             again = self._fold_in_place(stream, flow)
             if again is not None:
                 return again
+        wanted = stream.header_left
         views = [stream.header[HEADER_BYTES - wanted :]] if wanted else []
-        if flow is not None and not (wanted and flow.in_place):
+        if flow is not None:
             room = self._room(stream, flow)
             if room is not None:
                 views.append(room)
@@ -259,6 +265,16 @@ class Execution(Part):
             if flow.position == flow.stop:
                 stream.step()
         return got == wanted and stream.current is not None
+
+    def _recv_header(self, stream: Stream) -> bool:
+        """Receive a header by itself; whether all of it is there."""
+        got = stream.link.recv_packet(stream.header[HEADER_BYTES - stream.header_left :])
+        self.moved_bytes += got
+        stream.header_left -= got
+        if stream.header_left:
+            return False
+        self.headers.check(stream.link.peer, stream.header)
+        return True
 
     def _fold_in_place(self, stream: Stream, flow: Receipt) -> Optional[bool]:
         """Combine what the stream's peer has delivered, where it lies.
