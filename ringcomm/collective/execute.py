@@ -29,7 +29,7 @@ from .part import Part
 from .reduce import Kernel
 
 _BYTE = np.dtype(np.uint8)
-_AT_ONCE_BYTES = 256 * 1024
+_AT_ONCE_BYTES = 512 * 1024
 """No more is combined at once where it has arrived, so that looking at the result finds it in the cache."""
 
 

@@ -24,7 +24,7 @@ from .ring import CLOSED, CONTROL_BYTES, LENT, MASK, READ, READER_STATE, WRITER_
 from .tcp import SocketLink
 from .views import flat
 
-PIECE_BYTES = 256 * 1024
+PIECE_BYTES = 512 * 1024
 """No more is copied before the other end learns of it, so that both ends copy at the same time."""
 _HARDLY_MORE = 1024
 """What is so much longer is still one piece: a header in front of a piece does not make two of it."""
