@@ -40,8 +40,8 @@ from peers.steps import resnet50_shapes
 
 import ringcomm as rc
 from ringcomm.collective.calls import Call
-from ringcomm.collective.execute import Part
 from ringcomm.collective.flows import SegmentPool
+from ringcomm.collective.part import Part
 from ringcomm.collective.reduce import kernel
 from ringcomm.collective.short import make_execution
 from ringcomm.config import Membership, Settings, Slot

@@ -89,7 +89,7 @@ CONTRACTS = {
     # Where a base class says what a method does, an implementation need not say it again.
     method.name
     for base in (
-        "transport/base.py", "transport/tcp.py", "collective/execute.py", "collective/staged.py",
+        "transport/base.py", "transport/tcp.py", "collective/part.py", "collective/staged.py",
         "arrays/kinds.py",
     )  # fmt: skip
     for kind in ast.parse((PACKAGE / base).read_text()).body

@@ -48,9 +48,8 @@ LEVELS: Dict[int, List[List[str]]] = {
     3: [
         [
             "collective.reduce", "collective.flows", "collective.call_sites", "collective.headers",
-            "collective.progress", "collective.execute", "collective.staged", "collective.short",
-            "collective.drive",
-            "collective.placement",
+            "collective.progress", "collective.part", "collective.execute", "collective.staged",
+            "collective.short", "collective.drive", "collective.placement",
             "collective.coded_hosts", "collective.coded", "collective.calls", "collective.call_history",
             "collective.call_lock", "collective.totals", "collective.reporter", "collective.plans",
             "collective.call_errors", "collective.call_runner", "collective.runner", "collective.weighted",
@@ -181,7 +180,9 @@ LEVELS: Dict[int, List[List[str]]] = {
 }  # fmt: skip
 
 ACROSS = {
-    "lightning": {"torch"}, "keras": {"torch", "jax", "_tensorflow"}, "tensorflow": {"keras", "_tensorflow"},
+    "lightning": {"torch"},
+    "keras": {"torch", "jax", "_tensorflow"},
+    "tensorflow": {"keras", "_tensorflow"},
 }
 """Families of level 7 (by package) whose modules may import those of other packages of the same level. Both
 directions between two packages would be a cycle; `test_adapter_packages_form_no_cycle` checks that."""

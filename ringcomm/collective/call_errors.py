@@ -19,7 +19,7 @@ from ..transport.base import Fabric, LinkClosed, Stopped
 from .call_sites import Site, call_site, site_text
 from .calls import Call
 from .drive import StoodStill
-from .execute import Part
+from .part import Part
 
 
 class CallErrors:

@@ -26,7 +26,7 @@ from .call_lock import Parts
 from .call_sites import CallSites, Site, find_site
 from .calls import Call, Plan
 from .drive import run
-from .execute import Part
+from .part import Part
 from .plans import Plans
 from .progress import Progress
 from .reporter import Reporter

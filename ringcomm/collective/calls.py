@@ -13,7 +13,7 @@ from ..ops import CODECS, Collective, op_name
 from ..schedule.steps import Step
 from ..wire.frames import MEASUREMENT, NO_OP, NO_ROOT, Header, digest
 from .call_sites import Site, nowhere, number_of_known
-from .execute import Part
+from .part import Part
 from .reduce import Kernel
 from .staged import StagedExecution
 

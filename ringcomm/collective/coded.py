@@ -30,8 +30,9 @@ from ..schedule.steps import Recv, Send, Step
 from ..transport.base import Fabric
 from ..wire.frames import Header
 from .coded_hosts import HostCodedExecution
-from .execute import Execution, Part
+from .execute import Execution
 from .flows import Flow, Receipt, SegmentPool
+from .part import Part
 from .reduce import Kernel
 
 _AHEAD_BYTES = 256 * 1024
@@ -99,6 +100,8 @@ class CodedExecution(Execution):
         bounds: chunk boundaries in values.
         codes: chunk boundaries in bytes of codes.
     """
+
+    _folds_in_place = False
 
     def __init__(
         self,

@@ -21,9 +21,10 @@ from ..schedule.steps import even_bounds
 from ..transport.base import Fabric, Link
 from ..wire.frames import Header
 from .call_sites import OtherSite
-from .execute import Execution, Part
+from .execute import Execution
 from .flows import SegmentPool
 from .headers import Headers
+from .part import Part
 from .reduce import Kernel
 
 MakeCoded = Callable[[Tuple[int, ...], int], Part]

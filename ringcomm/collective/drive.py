@@ -8,7 +8,7 @@ from typing import Callable, Optional
 from ..clock import Clock, Deadline, give_way, monotonic
 from ..errors import DeviceError
 from ..transport.base import Fabric
-from .execute import Part
+from .part import Part
 
 _LEAST_NAP_S, _MOST_NAP_S = 50e-6, 1e-3
 """Between two looks at a device's copies; a copy of 4 MB takes some 0.3 ms."""

@@ -9,12 +9,12 @@ moves as far as the flows it depends on allow. Between two ranks all flows are o
 with one header in front.
 
 **Memory.** Overwriting steps receive straight into the caller's buffer, and sends leave straight
-from it. A fold receives into one segment per peer, taken from a :class:`SegmentPool`.
+from it. A fold receives into one segment per peer, taken from a :class:`SegmentPool`. A fold of one peer's
+elements adds them where they have arrived, if the link shows them (:meth:`~..transport.base.Link.peek`).
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -25,76 +25,12 @@ from ..transport.base import Fabric, Link
 from ..wire.frames import HEADER_BYTES, Header
 from .flows import Dependencies, Flow, Receipt, Segment, SegmentPool, Stream
 from .headers import Headers
+from .part import Part
 from .reduce import Kernel
 
 _BYTE = np.dtype(np.uint8)
-
-
-class Part(ABC):
-    """One rank's part in one collective, again and again: :meth:`arm` it, then :meth:`advance`.
-
-    Attributes:
-        moved_bytes: how much has moved since it was armed; grows whenever anything does.
-        waits_for: the peers from which it waited to receive when it last slept.
-        slept_s: by peer, how long it has slept in all runs until that peer's bytes came, in seconds. If it
-            waited for several peers at once, each has an equal part of that time.
-        headers: what it sends and expects in front of the bytes.
-    """
-
-    moved_bytes: int
-    waits_for: Tuple[int, ...] = ()
-    slept_s: Dict[int, float]
-    headers: Headers
-
-    @abstractmethod
-    def arm(
-        self,
-        sequence: int,
-        data: np.ndarray[Any, Any],
-        source: Optional[np.ndarray[Any, Any]] = None,
-        site: int = 0,
-    ) -> None:
-        """Get ready to run with these arrays.
-
-        Args:
-            sequence: number of the call, for the header.
-            data: contiguous one-dimensional array in which the result grows.
-            source: contiguous one-dimensional array that is only read, for schedules that have one.
-            site: where the program makes the call, for the header; see :func:`~.call_sites.site_number`.
-        """
-
-    @abstractmethod
-    def disarm(self) -> None:
-        """Let go of the caller's arrays, so that a kept execution does not keep them alive."""
-
-    @abstractmethod
-    def advance(self) -> bool:
-        """Move everything that can move without waiting.
-
-        Returns:
-            whether the collective is complete on this rank.
-
-        Raises:
-            LinkClosed: a peer is gone.
-            MismatchError: a peer is in another collective.
-        """
-
-    @property
-    def copying(self) -> bool:
-        """Whether it waits for a device to copy, for which there is no descriptor; see :mod:`.staged`."""
-        return False
-
-    @abstractmethod
-    def exchanged(self) -> Dict[int, Tuple[int, int]]:
-        """By peer, bytes sent to it and received from it since this was armed; roughly, while they move."""
-
-    @abstractmethod
-    def volume(self) -> Dict[int, Tuple[int, int]]:
-        """By peer, bytes that each run sends to it and receives from it. For any thread."""
-
-    @abstractmethod
-    def waiting_for(self) -> Tuple[List[Link], List[Link]]:
-        """The links that could move if they were (readable, writable)."""
+_AT_ONCE_BYTES = 512 * 1024
+"""No more is combined at once where it has arrived, so that looking at the result finds it in the cache."""
 
 
 class Execution(Part):
@@ -109,6 +45,9 @@ class Execution(Part):
         pool: where segments come from.
         kernel: combines contributions, for schedules that fold.
     """
+
+    _folds_in_place = True
+    """Whether elements may be combined where they have arrived."""
 
     def __init__(
         self,
@@ -185,6 +124,9 @@ class Execution(Part):
                     flow.segment_bytes = min(self._pool.bytes_for(inward[peer].link) for peer in step.peers)
                     segments = {peer: inward[peer].segment for peer in step.peers}
                     flow.operands = [None if peer == SELF else segments[peer] for peer in step.fold]
+                    # With two operands none is used as working space.
+                    lone = len(step.peers) == 1 and len(step.fold) == 2
+                    flow.in_place = lone and self._folds_in_place and inward[step.peers[0]].link.peeks
             flow.before = tuple(self._flows[index] for index in dependencies.of(len(self._flows), step))
             self._flows.append(flow)
         self._all_sends = list(outward.values())
@@ -215,8 +157,10 @@ class Execution(Part):
         # What has arrived belongs to the flow at which its stream is: a ring of p ranks has p - 1 folds.
         for stream in self._receives:
             flow = stream.current
-            open_fold = flow is not None and flow.fold and flow.position < flow.stop
-            if open_fold and self._fold(flow, partial=True):
+            if flow is None or not flow.fold or flow.position >= flow.stop:
+                continue
+            arrived = not flow.in_place or flow.arrived[flow.peers[0]] > flow.position
+            if arrived and self._fold(flow, partial=True):
                 folded = True
         return folded
 
@@ -254,7 +198,10 @@ class Execution(Part):
             flow.position = position + payload
             if flow.position == flow.stop:
                 stream.step()
-        return sent == wanted and sent < stream.link.burst_bytes and stream.current is not None
+        if sent < wanted or sent >= stream.link.burst_bytes:
+            return False
+        flow = stream.current
+        return flow is not None and flow.limit() > flow.position
 
     def _advance_receives(self) -> None:
         finished = False
@@ -273,6 +220,12 @@ class Execution(Part):
             # Another peer's bytes were the last that this fold was waiting for.
             stream.step()
             return stream.current is not None
+        if flow is not None and flow.in_place:
+            if stream.header_left and not self._recv_header(stream):
+                return False
+            again = self._fold_in_place(stream, flow)
+            if again is not None:
+                return again
         wanted = stream.header_left
         views = [stream.header[HEADER_BYTES - wanted :]] if wanted else []
         if flow is not None:
@@ -301,6 +254,44 @@ class Execution(Part):
             if flow.position == flow.stop:
                 stream.step()
         return got == wanted and stream.current is not None
+
+    def _recv_header(self, stream: Stream) -> bool:
+        """Receive a header by itself; whether all of it is there."""
+        got = stream.link.recv_packet(stream.header[HEADER_BYTES - stream.header_left :])
+        self.moved_bytes += got
+        stream.header_left -= got
+        if stream.header_left:
+            return False
+        self.headers.check(stream.link.peer, stream.header)
+        return True
+
+    def _fold_in_place(self, stream: Stream, flow: Receipt) -> Optional[bool]:
+        """Combine what the stream's peer has delivered, where it lies.
+
+        Returns:
+            whether it is worth trying again at once; None if the next bytes must be received.
+        """
+        position, peer, item = flow.position, stream.link.peer, self._item
+        most = min(flow.limit() - position, flow.segment_bytes, _AT_ONCE_BYTES)
+        if most < item or flow.arrived[peer] != position:
+            # What may not be combined yet must not stay where it is: the peer may wait until it has been
+            # received. And what lies in the segment comes first.
+            return None
+        piece = stream.link.peek(most - most % item, item)
+        if not piece:
+            return None if piece is None else False
+        if self._kernel is None:
+            raise BrokenInvariantError("a schedule that folds was started without a kernel")
+        reached = position + piece.nbytes
+        out, theirs = self._data[position // item : reached // item], np.frombuffer(piece, self._dtype)
+        operands = [out if segment is None else theirs for segment in flow.operands]
+        self._kernel.fold(out, operands, flow.final, self._pool.workspace)
+        stream.link.skip(reached - position)
+        self.moved_bytes += 2 * (reached - position)  # received and combined
+        flow.position = flow.window = flow.arrived[peer] = reached
+        if reached == flow.stop:
+            stream.step()
+        return stream.current is not None
 
     def _room(self, stream: Stream, flow: Receipt) -> Optional[memoryview]:
         """Where bytes from this peer may go now; None if nowhere."""

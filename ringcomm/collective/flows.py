@@ -18,7 +18,9 @@ from .reduce import Workspace
 
 
 class SegmentPool:
-    """Receiving segments, one per peer, and working space, kept from one collective to the next.
+    """Receiving segments, one per peer, packets, and working space, kept from one collective to the next.
+
+    One execution at a time uses them.
 
     Args:
         segment_bytes: size of each; 0: what suits the link.
@@ -29,6 +31,13 @@ class SegmentPool:
         self.segment_bytes = max(16, segment_bytes // 16 * 16) if segment_bytes else 0
         self.workspace = Workspace()
         self._segments: Dict[int, np.ndarray[Any, Any]] = {}
+        self._packets: np.ndarray[Any, Any] = np.empty(0, np.uint8)
+
+    def packets(self, nbytes: int) -> np.ndarray[Any, Any]:
+        """Bytes for the packets of one execution, which any other may overwrite when it has ended."""
+        if nbytes > self._packets.size:
+            self._packets = np.zeros(1 << max(12, (nbytes - 1).bit_length()), np.uint8)
+        return self._packets[:nbytes]
 
     def bytes_for(self, link: Link) -> int:
         """The size of the segment for this link."""
@@ -44,6 +53,7 @@ class SegmentPool:
     def release(self) -> None:
         """Free all of it."""
         self._segments.clear()
+        self._packets = np.empty(0, np.uint8)
         self.workspace = Workspace()
 
 
@@ -91,7 +101,7 @@ class Flow:
 class Receipt(Flow):
     """A ``Recv`` step: ``position`` is how far it is folded (or, without a fold, received)."""
 
-    __slots__ = ("arrived", "final", "fold", "operands", "peers", "segment_bytes", "window")
+    __slots__ = ("arrived", "final", "fold", "in_place", "operands", "peers", "segment_bytes", "window")
 
     def __init__(self, start: int, stop: int, step: Recv) -> None:
         super().__init__(start, stop)
@@ -102,6 +112,7 @@ class Receipt(Flow):
         # that peer's segment, which shows the span from ``window`` on.
         self.arrived: Dict[int, int] = dict.fromkeys(step.peers, start) if step.fold else {}
         self.window = start
+        self.in_place = False  # whether to fold what the link shows, if it shows it
         self.segment_bytes = 0  # how much of the span the segments of its peers can show
         self.operands: List[Optional[Segment]] = []  # None stands for this rank's own
 

@@ -10,8 +10,8 @@ from ..schedule.staging import plan_copies
 from ..schedule.steps import Step
 from ..transport.base import Fabric
 from .calls import Call, Plan
-from .execute import Part
 from .flows import SegmentPool
+from .part import Part
 from .reduce import Kernel
 from .short import make_execution
 from .staged import StagedExecution, Staging

@@ -17,16 +17,17 @@ from ..errors import BrokenInvariantError
 from ..schedule.steps import DATA, SELF, Recv, Send, Step, exchange_lengths
 from ..transport.base import Fabric, Link
 from ..wire.frames import HEADER_BYTES, Header
-from .execute import Execution, Part
+from .execute import Execution
 from .flows import SegmentPool
 from .headers import Headers
+from .part import Part
 from .reduce import Kernel
 
-SHORT_BYTES = 16 * 1024
+SHORT_BYTES = HEADER_BYTES + 16 * 1024
 """The longest packet. Copying one takes a microsecond; keeping positions takes ten or more."""
-
-_MOST_KEPT_BYTES = 64 * 1024
-"""All packets of one execution together. They are kept as long as it is."""
+SHARED_BYTES = HEADER_BYTES + 128 * 1024
+"""The same between ranks that share memory. There a packet is copied in the cache, and sent in one go; on a
+network what arrives of a long one had better be passed on at once."""
 
 Array = Any  # numpy.ndarray of any type
 
@@ -36,13 +37,10 @@ class _Packet:
 
     __slots__ = ("bytes", "elements", "full", "header", "left", "link", "views")
 
-    def __init__(
-        self, link: Link, count: int, dtype: np.dtype[Any], header: Optional[bytearray] = None
-    ) -> None:
+    def __init__(self, link: Link, packet: Array, dtype: np.dtype[Any], header: Optional[bytearray]) -> None:
         self.link = link
         self.header = header
         start = 0 if header is None else HEADER_BYTES
-        packet = np.zeros(start + count * dtype.itemsize, np.uint8)
         self.bytes: memoryview = packet.data
         self.elements: Array = packet[start:].view(dtype)
         self.full = [self.bytes]
@@ -148,6 +146,7 @@ class ShortExecution(Part):
         self._headed: List[_Packet] = []
         self.moved_bytes = 0
         self.slept_s = {}
+        self._memory = pool.packets(sum(_room_for(stage, dtype) for stage in stages))
         known: Tuple[Set[int], Set[int]] = (set(), set())
         for stage in stages:
             self._compile(stage, fabric, *known)
@@ -166,7 +165,7 @@ class ShortExecution(Part):
             link = fabric.link(peer)
             spans = ((step.start, step.stop, step.buffer) for step in sends)
             key = (id(header), *spans)
-            packet = _Packet(link, _count(sends), self._dtype, header)
+            packet = self._packet(link, _count(sends), header)
             if not packet.left:
                 continue
             if key in alike:
@@ -185,7 +184,7 @@ class ShortExecution(Part):
         for peer, indices in _by_peer(pairs).items():
             steps = [stage.receipts[index] for index in indices]
             header = self.headers.expected[peer] if peer not in received else None
-            packet = _Packet(fabric.link(peer), _count(steps), self._dtype, header)
+            packet = self._packet(fabric.link(peer), _count(steps), header)
             received.add(peer)
             if packet.left:
                 stage.inward.append(packet)
@@ -200,6 +199,13 @@ class ShortExecution(Part):
             else:
                 (peer,) = step.peers
                 stage.arriving.append(_Copy(DATA, step.start, step.stop, parts[peer, index]))
+
+    def _packet(self, link: Link, count: int, header: Optional[bytearray]) -> _Packet:
+        """A packet in the next of this execution's bytes."""
+        length = count * self._dtype.itemsize + (0 if header is None else HEADER_BYTES)
+        packet = _Packet(link, self._memory[:length], self._dtype, header)
+        self._memory = self._memory[_aligned(length) :]
+        return packet
 
     def arm(self, sequence: int, data: Array, source: Optional[Array] = None, site: int = 0) -> None:
         self.headers.stamp(sequence, site)
@@ -325,6 +331,18 @@ def _count(steps: Sequence[Any]) -> int:
     return sum(step.stop - step.start for step in steps)
 
 
+def _aligned(length: int) -> int:
+    """How many bytes to reserve for a packet, so that the next one begins at a cache line."""
+    return -(-length // 64) * 64
+
+
+def _room_for(stage: _Stage, dtype: np.dtype[Any]) -> int:
+    """At least how many bytes the packets of a stage take."""
+    lengths = [step.stop - step.start for step in stage.sends]
+    lengths += [step.stop - step.start for step in stage.receipts for _ in step.peers]
+    return sum(_aligned(HEADER_BYTES + length * dtype.itemsize) for length in lengths)
+
+
 def _parts(packet: _Packet, steps: Sequence[Any]) -> List[Array]:
     """The elements of a packet that belong to each of the steps."""
     bounds = np.cumsum([0, *(step.stop - step.start for step in steps)]).tolist()
@@ -340,10 +358,11 @@ def make_execution(
     kernel: Optional[Kernel] = None,
 ) -> Part:
     """What runs this schedule best. The arguments are those of :class:`~.execute.Execution`."""
-    most = min(SHORT_BYTES, pool.segment_bytes or SHORT_BYTES)
-    counts = [count for pair in exchange_lengths(schedule).values() for count in pair]
-    lengths = [HEADER_BYTES + count * dtype.itemsize for count in counts]
-    if max(lengths, default=0) <= most and sum(lengths) <= _MOST_KEPT_BYTES:
+    lengths = exchange_lengths(schedule)
+    counts = [HEADER_BYTES + count * dtype.itemsize for pair in lengths.values() for count in pair]
+    shared = all(fabric.link(peer).peeks for peer in lengths)
+    most, in_all = (SHARED_BYTES, 2 * SHARED_BYTES) if shared else (SHORT_BYTES, 4 * SHORT_BYTES)
+    if max(counts, default=0) <= min(most, pool.segment_bytes or most) and sum(counts) <= in_all:
         stages = _stages(schedule)
         if stages is not None:
             return ShortExecution(stages, fabric, header, dtype, pool, kernel)

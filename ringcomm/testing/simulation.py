@@ -14,8 +14,8 @@ from typing import Any, Callable, List, Optional, Sequence, Union
 import numpy as np
 
 from ..collective.coded import CodedPlans
-from ..collective.execute import Part
 from ..collective.flows import SegmentPool
+from ..collective.part import Part
 from ..collective.reduce import Kernel
 from ..collective.short import make_execution
 from ..dtypes import code_of

@@ -17,15 +17,18 @@ from __future__ import annotations
 import select
 import socket
 import threading
-from typing import List
+from typing import List, Optional
 
 from .base import LinkClosed, Views
 from .ring import CLOSED, CONTROL_BYTES, LENT, MASK, READ, READER_STATE, WRITER_STATE, WRITTEN, Ring
 from .tcp import SocketLink
 from .views import flat
 
-PIECE_BYTES = 128 * 1024
+PIECE_BYTES = 512 * 1024
 """No more is copied before the other end learns of it, so that both ends copy at the same time."""
+_HARDLY_MORE = 1024
+"""What is so much longer is still one piece: a header in front of a piece does not make two of it."""
+_NOTHING = memoryview(b"")
 ENDED = "it closed the connection"
 
 
@@ -62,6 +65,7 @@ class SharedLink(SocketLink):
     )
 
     carrier = "shared memory"
+    peeks = True
 
     def __init__(self, peer: int, sock: socket.socket, outward: Ring, inward: Ring) -> None:
         super().__init__(peer, sock)
@@ -121,7 +125,7 @@ class SharedLink(SocketLink):
 
     def _send_through_ring(self, views: Views, length: int) -> int:
         """Copy as much of the views as fits, up to a piece; how many bytes."""
-        if length > PIECE_BYTES:
+        if length > PIECE_BYTES + _HARDLY_MORE:
             length = PIECE_BYTES
         if length > self._room and length:
             length = min(length, self._look_for_room())
@@ -229,10 +233,8 @@ class SharedLink(SocketLink):
             left -= count
             if not left:
                 break
-        self._ready = left
-        self._read = read & MASK
-        if (self._read - self._announced_read) & MASK >= size // 4:
-            self._announce_read()
+        self._ready = ready
+        self.skip(ready - left)
         return ready - left
 
     def recv_packet(self, packet: memoryview) -> int:
@@ -247,6 +249,24 @@ class SharedLink(SocketLink):
         if (self._read - self._announced_read) & MASK >= self._in_size // 4:
             self._announce_read()
         return length
+
+    def peek(self, most_bytes: int, item_bytes: int) -> Optional[memoryview]:
+        ready = self._ready
+        if ready < item_bytes:  # perhaps a part of an item, whose rest has come since
+            ready = self._look()
+            if not ready:
+                return None if self._has_otherwise() else _NOTHING
+        place = self._read % self._in_size
+        count = min(ready, most_bytes, self._in_size - place)
+        if count < item_bytes <= ready:
+            return None  # The next item begins at the end of the ring, and goes on at its start.
+        return self._in[place : place + count - count % item_bytes]
+
+    def skip(self, count: int) -> None:
+        self._ready -= count
+        self._read = (self._read + count) & MASK
+        if (self._read - self._announced_read) & MASK >= self._in_size // 4:
+            self._announce_read()
 
     def _look(self) -> int:
         """How many bytes are in the other end's ring."""

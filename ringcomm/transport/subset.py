@@ -17,9 +17,12 @@ class _Renumbered(Link):
         self.link = link
         self.segment_bytes = link.segment_bytes
         self.burst_bytes = link.burst_bytes
+        self.peeks = link.peeks
         # Bound directly, without a call in between, because they are for latency-critical packets.
         self.send_packet = link.send_packet  # type: ignore[method-assign]
         self.recv_packet = link.recv_packet  # type: ignore[method-assign]
+        self.peek = link.peek  # type: ignore[method-assign]
+        self.skip = link.skip  # type: ignore[method-assign]
 
     @property
     def carrier(self) -> str:

@@ -16,11 +16,13 @@ import numpy as np
 import pytest
 
 import ringcomm as rc
+from ringcomm.config import Settings
 from ringcomm.engine.control_messages import ControlMessages
 from ringcomm.errors import StartupError
 from ringcomm.testing.cluster import run_ranks
 from ringcomm.testing.driving import closed
 from ringcomm.transport import carriers, local, ring
+from ringcomm.transport.base import LinkClosed
 from ringcomm.transport.local import make_links
 from ringcomm.transport.process_memory import RING_MOST_BYTES, Lease, PeerMemory, ReadingLink
 from ringcomm.transport.ring import (
@@ -131,6 +133,58 @@ def test_pieces_of_all_sizes_come_in_their_order(pair):
         position += other.recv([got[position : position + 7].data, got[position + 7 :].data])
     assert (got == np.concatenate(data)).all()
     assert kinds([one, other]) == [ReadingLink, ReadingLink]
+
+
+def test_whole_items_are_shown_where_they_lie(pair):
+    one, other = pair("shm", "shm")
+    item, most = 8, 1 << 20
+    assert not other.peek(most, item)
+    data = np.random.default_rng(1).integers(0, 256, RING_BYTES + 5 * item, np.uint8)
+    assert one.send([data[:3].data]) == 3
+    assert not other.peek(most, item)  # a part of an item
+    assert one.send([data[3:11].data]) == 8
+    shown = other.peek(most, item)
+    assert shown.nbytes == item  # the whole item, though a part of another one has come
+    assert shown == data[:item].data
+    other.skip(item)
+    sent, got = 11, item
+    while got < data.size:
+        sent += one.send([data[sent:].data]) if sent < data.size else 0
+        shown = other.peek(200_000, item)
+        if shown is None:  # at the end of the ring
+            into = np.zeros(item, np.uint8)
+            assert other.recv([into.data]) == item
+            assert (into == data[got : got + item]).all()
+            got += item
+            continue
+        assert shown.nbytes <= 200_000
+        assert shown == data[got : got + shown.nbytes].data
+        other.skip(shown.nbytes)
+        got += shown.nbytes
+    kinds([one])
+    with pytest.raises(LinkClosed):
+        assert other.peek(most, item) is None
+        other.recv([memoryview(bytearray(item))])
+    kinds([other])
+
+
+@pytest.mark.parametrize("transport", ["auto", "shm"])
+@pytest.mark.parametrize("algorithm", ["", "one_shot", "doubling", "ring"])
+def test_sums_are_right_wherever_in_the_ring_they_are_made(transport, algorithm):
+    counts = [1, 20_000, 65_536, 65_537, 130_000, 300_001, 1_000_003]
+
+    def work(context):
+        for turn, count in enumerate(2 * counts):
+            context.barrier()  # one byte: what follows is not aligned
+            dtype = (np.float32, np.float64, np.float16, np.complex128)[turn % 4]
+            mine = (np.arange(count) % 11 + context.rank).astype(dtype)
+            total = context.allreduce(mine, rc.Sum)
+            assert (total == 2 * (np.arange(count) % 11) + 1).all()
+            assert total.dtype == dtype
+        return True
+
+    settings = Settings(spin_us=0.0, timeout_s=30.0, start_timeout_s=30.0, algorithm=algorithm)
+    assert run_ranks(2, work, transport=transport, settings=settings) == [True] * 2
 
 
 @pytest.mark.parametrize(

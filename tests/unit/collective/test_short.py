@@ -8,7 +8,7 @@ import pytest
 from ringcomm.collective.execute import Execution
 from ringcomm.collective.flows import SegmentPool
 from ringcomm.collective.reduce import Kernel
-from ringcomm.collective.short import SHORT_BYTES, ShortExecution, make_execution
+from ringcomm.collective.short import SHARED_BYTES, SHORT_BYTES, ShortExecution, make_execution
 from ringcomm.errors import BrokenInvariantError, MismatchError
 from ringcomm.ops import Sum
 from ringcomm.schedule import direct
@@ -43,6 +43,14 @@ class TestWhenTheyAreUsed:
         assert self.kind(wire, [Send(1, 0, most + 1)]) is Execution
         assert self.kind(wire, [Recv((1,), 0, most)]) is ShortExecution
         assert self.kind(wire, [Recv((1,), 0, most), Recv((1,), most, most + 1)]) is Execution
+
+    def test_longer_ones_through_shared_memory(self, wire, monkeypatch):
+        most = (SHARED_BYTES - HEADER_BYTES) // 2
+        assert self.kind(wire, [Send(1, 0, most)]) is Execution
+        monkeypatch.setattr(type(wire.fabric.link(1)), "peeks", True)
+        assert self.kind(wire, [Send(1, 0, most)]) is ShortExecution
+        assert self.kind(wire, [Send(1, 0, most), Recv((1,), 0, most)]) is ShortExecution
+        assert self.kind(wire, [Send(1, 0, most + 1)]) is Execution
 
     def test_up_to_a_segment(self, wire):
         most = (80 - HEADER_BYTES) // 2
@@ -217,3 +225,26 @@ def test_the_volume_of_a_run_is_independent_of_its_progress(make_wire, most):
     assert type(execution) is (ShortExecution if most == 3 else Execution)
     found = execution.volume()
     assert found[1] == (one, other) and found[2][0] == HEADER_BYTES + 4
+
+
+def test_executions_share_the_memory_of_their_packets(wire):
+    pool = SegmentPool(0)
+    kernel = Kernel(Sum, np.dtype(np.int16), 2)
+    schedules = [
+        [Send(1, 0, count), Recv((1,), 0, count, fold=(SELF, 1), final=True)] for count in (3, 4000, 9)
+    ]
+    made = [
+        make_execution(steps, wire.fabric, HEADER, np.dtype(np.int16), pool, kernel) for steps in schedules
+    ]
+    for turn in range(2):
+        for execution, steps in zip(made, schedules):
+            data = np.full(steps[0].stop, 5 + turn, np.int16)
+            wire.call = HEADER, steps
+            execution.arm(HEADER.sequence, data)
+            wire.put(wire.coming() + np.full(data.size, 7, np.int16).tobytes())
+            assert execution.advance()
+            assert (data == 12 + turn).all()
+            assert wire.take() == wire.going() + np.full(data.size, 5 + turn, np.int16).tobytes()
+            execution.disarm()
+    assert pool.packets(1).base is pool.packets(12_000).base
+    assert pool.packets(1).base.nbytes < 4 * (8000 + 2 * HEADER_BYTES)
