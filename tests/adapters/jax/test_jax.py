@@ -30,7 +30,11 @@ def test_collectives_and_training_on_other_numbers_of_ranks(ranks: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("callbacks", "jit", "ranks"), [("buffers", "jax", 3), ("buffers", "hvd", 2), ("io_callback", "hvd", 2)]
-)
+    ("callbacks", "jit", "ranks"),
+    [
+        ("buffers", "hvd", 3), ("io_callback", "hvd", 2),
+        pytest.param("buffers", "jax", 3, marks=pytest.mark.full),
+    ],
+)  # fmt: skip
 def test_everything_with_one_thread_and_random_delays(callbacks: str, jit: str, ranks: int) -> None:
     run_on(ranks, MODULES, run_delayed, RINGCOMM_JAX_CALLBACKS=callbacks, TEST_JIT=jit, **ONE_THREAD)
