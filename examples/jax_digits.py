@@ -81,7 +81,7 @@ def main():
         losses = optax.softmax_cross_entropy_with_integer_labels(network(params, images), labels)
         return losses.sum() / count
 
-    @jax.jit
+    @hvd.jit
     def step(params, state, images, labels, count):
         loss, gradients = jax.value_and_grad(loss_of)(params, images, labels, count)
         updates, state = optimizer.update(gradients, state, params)  # sums the gradients of all ranks

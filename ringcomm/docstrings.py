@@ -120,7 +120,7 @@ tree: a pytree of arrays and numbers, of the same structure, shapes and dtypes o
     nothing, and stays.""",
     "jax_name": """\
 name: the operation's name, or None. Operations without a name are matched by their order, which is that of
-    the program; those of compiled programs separately from others.""",
+    the program.""",
     "jax_errors": """\
 MismatchError: ranks disagree about the call. (In a compiled program JAX raises a ``JaxRuntimeError`` with
     the same text, when its result is used: see ``typed_errors()``. So for the next one.)

@@ -133,7 +133,8 @@ LEVELS: Dict[int, List[List[str]]] = {
             "_tensorflow.accumulation", "_tensorflow.legacy",
         ],
         [
-            "jax.host_call", "jax.io_callbacks", "jax.buffers", "jax.mechanism", "jax.eager", "jax.primitive",
+            "jax.requirement", "jax.host_call", "jax.io_callbacks", "jax.buffers", "jax.mechanism",
+            "jax.eager", "jax.started", "jax.primitive", "jax.programs",
             "jax.compression", "jax.collectives", "jax.gradients", "jax.optimizer", "jax.state", "jax.ending",
             "jax.cluster", "jax.__init__",
         ],

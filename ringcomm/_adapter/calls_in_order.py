@@ -68,7 +68,7 @@ def overwrite(operation: Operation, arrays: Sequence[Array], site: Site) -> None
         if len(arrays) == 1:
             _overwrite(context, operation, arrays[0])
             return
-        label = _label(arrays)
+        label = _shapes(arrays)
         for indices in groups_by_index(arrays):
             group = [arrays[index] for index in indices]
             if len(group) == 1 or _is_adasum(operation):
@@ -109,10 +109,12 @@ def run(operation: Operation, arrays: Sequence[Array], site: Site) -> List[Array
             counts = row_counts(len(rows), splits.tolist() if splits.size else None, context.size)
             received, numbers = context.alltoall(rows, counts)
             return [received, np.asarray(numbers, np.int32)]
-        label = _label(arrays) if len(arrays) > 1 else None
         if isinstance(operation, Allgather):
+            # Each rank can have another number of rows.
+            label = _label([array.shape[1:] for array in arrays]) if len(arrays) > 1 else None
             return [context.allgather(array, label) for array in arrays]
         assert isinstance(operation, Reducescatter)
+        label = _shapes(arrays) if len(arrays) > 1 else None
         how = operation.how
         return [context.reducescatter(array, how.op, label, how.prescale, how.postscale) for array in arrays]
 
@@ -154,9 +156,12 @@ def _is_adasum(operation: Operation) -> bool:
     return isinstance(operation, Allreduce) and operation.how.op == ReduceOp.ADASUM
 
 
-def _label(arrays: Sequence[Array]) -> str:
+def _shapes(arrays: Sequence[Array]) -> str:
+    return _label([array.shape for array in arrays])
+
+
+def _label(shapes: Sequence[Tuple[int, ...]]) -> str:
     """The shapes of a group as the name of its calls, so that ranks with other groups get an error."""
-    shapes: List[Tuple[int, ...]] = [array.shape for array in arrays]
     shown = ", ".join(map(str, shapes[:_SHAPES_SHOWN]))
     more = f", ... ({zlib.crc32(repr(shapes).encode()):x})" if len(shapes) > _SHAPES_SHOWN else ""
     return f"{len(shapes)} arrays: {shown}{more}"

@@ -19,11 +19,13 @@ from .._adapter import common
 from .._adapter.common import *  # noqa: F403
 from .._adapter.objects import allgather_object, broadcast_object
 from . import cluster as cluster
+from . import requirement as requirement
 from .collectives import allgather, allreduce, alltoall, barrier, broadcast, join, pmean, psum, reducescatter
 from .compression import Compression, PowerSGD
 from .ending import typed_errors
 from .gradients import grad, value_and_grad
 from .optimizer import AccumulationState, DistributedOptimizer, distributed
+from .programs import jit
 from .state import broadcast_parameters
 
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "broadcast_parameters",
     "distributed",
     "grad",
+    "jit",
     "join",
     "pmean",
     "psum",

@@ -13,15 +13,16 @@ from .._adapter import graph_callbacks
 from .._adapter.arguments import row_counts, scattered_reduction
 from .._adapter.compressed import CompressedAllreduce, divided
 from .._adapter.gradients import Reduction
-from ..collective.call_sites import look_through
+from ..collective.call_sites import look_through, this_site
 from ..docstrings import documented
 from ..errors import ConfigError, NotOfferedError
 from ..ops import ReduceOp, op_of
 from ..process_set import ProcessSet, global_process_set, size_of
+from . import started
 from .compression import Compression
 from .eager import from_host, to_host
-from .host_call import rows_of
-from .primitive import bind
+from .host_call import HostCall, rows_of
+from .primitive import bind, run_outside, weights_of
 
 look_through(jax)
 
@@ -35,6 +36,7 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    weight: Any = None,
 ) -> Any:
     """Reduce all arrays of a tree over all ranks, in one operation; every rank gets the results.
 
@@ -48,10 +50,11 @@ def allreduce(
         {prescale_factor}
         {postscale_factor}
         {process_set}
+        {weight}
 
     Returns:
         a new tree of the input's structure, shapes and dtypes, bit-identical on all ranks. With Average and
-        Sum it is differentiable; the gradient is the same reduction of the ranks' gradients.
+        Sum, without weights, it is differentiable; the gradient is the same reduction of all gradients.
 
     Raises:
         UnsupportedDtypeError: the op does not support the dtype.
@@ -63,10 +66,12 @@ def allreduce(
         return tree
     codes, compressor = divided(compression, how.op)
     pairs = [compressor.compress(leaf) for leaf in leaves]
-    operation: graph_callbacks.Operation = graph_callbacks.Allreduce(how, name, len(leaves))
+    weights = weights_of(weight)
+    inputs, weighted = len(leaves) + len(weights), bool(weights)
+    operation: graph_callbacks.Operation = graph_callbacks.Allreduce(how, name, inputs, weighted)
     if codes is not None:
-        operation = CompressedAllreduce(how, name, len(leaves), codes)
-    reduced = bind(operation, [item for item, _ in pairs])
+        operation = CompressedAllreduce(how, name, inputs, codes, has_weight=weighted)
+    reduced = bind(operation, [*(item for item, _ in pairs), *weights])
     results = [compressor.decompress(item, context) for item, (_, context) in zip(reduced, pairs)]
     return jax.tree_util.tree_unflatten(structure, results)
 
@@ -222,7 +227,7 @@ def alltoall(
             "program is compiled. Call it outside, or pad to equal numbers and leave splits out."
         )
     given = [to_host(array, copy=False), np.asarray(list(splits))]
-    received, counts = graph_callbacks.Batch([operation]).run(given)
+    received, counts = run_outside(HostCall(operation, None, this_site()), given)
     return from_host(received, array), jnp.asarray(counts)
 
 
@@ -260,7 +265,7 @@ def join() -> int:
             "join(): collectives of compiled programs are matched by order, so programs of the other ranks "
             "would wait for this rank. Set RINGCOMM_JAX_MATCHING=name (ringrun --jax-matching name)."
         )
-    jax.effects_barrier()
+    started.wait()
     return async_calls.join()
 
 

@@ -19,7 +19,7 @@ def to_host(operand: Any, copy: bool) -> Any:
     """The elements of a JAX array as a contiguous NumPy array; with ``copy`` in new, writable memory."""
     array = np.asarray(operand)
     if not copy:
-        return np.ascontiguousarray(array)
+        return np.asarray(array, order="C")  # np.ascontiguousarray() makes a row of a scalar
     own = aligned(array.shape, array.dtype)
     np.copyto(own, array)
     return own

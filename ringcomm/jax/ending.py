@@ -6,11 +6,10 @@ import logging
 from contextlib import contextmanager
 from typing import Iterator
 
-import jax
-
 from .. import api
 from .._adapter.calls_in_order import is_inside
 from .._adapter.causes import cause_of, with_causes
+from . import started
 
 logger = logging.getLogger("ringcomm.jax")
 
@@ -38,13 +37,13 @@ def typed_errors() -> Iterator[None]:
     """
     with with_causes():
         yield
-        jax.effects_barrier()
+        started.wait()
 
 
 def _finish() -> None:
     """Wait for programs in progress: their collectives need this rank's connections."""
     try:
-        jax.effects_barrier()
+        started.wait()
     except Exception as error:  # noqa: BLE001 - of a collective; where its results are used it is raised too
         logger.warning("A collective of a JAX program failed: %s", cause_of(error) or error)
 
@@ -57,7 +56,7 @@ def _programs_first() -> None:
     """
     if not is_inside():
         with with_causes():
-            jax.effects_barrier()
+            started.wait()
 
 
 api.before_leaving(_finish)

@@ -16,7 +16,7 @@ from ..docstrings import documented
 from ..ops import ReduceOp, op_of
 from ..process_set import ProcessSet, global_process_set
 from .compression import Compression
-from .primitive import bind
+from .primitive import bind, weights_of
 
 
 class GradientReducer(NamedTuple):
@@ -34,8 +34,14 @@ class GradientReducer(NamedTuple):
     state: CompressionState
     name: Optional[str] = None
 
-    def __call__(self, gradients: Any) -> Any:
-        """The reduced gradients, as a tree of the same structure. None stands for no gradient."""
+    def __call__(self, gradients: Any, weight: Any = None) -> Any:
+        """The reduced gradients, as a tree of the same structure. None stands for no gradient.
+
+        Args:
+            gradients: a tree.
+            weight: of this rank's gradients in a weighted average; None: there are none.
+        """
+        weights = weights_of(weight)
         leaves, structure = jax.tree_util.tree_flatten(gradients)
         arrays = [jnp.asarray(leaf) for leaf in leaves]
         if not arrays:
@@ -43,14 +49,16 @@ class GradientReducer(NamedTuple):
         compression = configured(self.compression, self.how.process_set)
         if is_coded(compression):
             coded = CompressedAllreduce(
-                self.how, self.name or "jax.gradients", len(arrays), compression, self.state
-            )
-            return jax.tree_util.tree_unflatten(structure, bind(coded, arrays))
+                self.how, self.name or "jax.gradients", len(arrays) + len(weights), compression, self.state,
+                bool(weights),
+            )  # fmt: skip
+            return jax.tree_util.tree_unflatten(structure, bind(coded, [*arrays, *weights]))
         pairs = [compression.compress(array) for array in arrays]
         results: List[Any] = [None] * len(arrays)
         for bucket in self._buckets([item for item, _ in pairs]):
-            operation = Allreduce(self.how, self.name, len(bucket))
-            for index, reduced in zip(bucket, bind(operation, [pairs[index][0] for index in bucket])):
+            operation = Allreduce(self.how, self.name, len(bucket) + len(weights), bool(weights))
+            given = [*(pairs[index][0] for index in bucket), *weights]
+            for index, reduced in zip(bucket, bind(operation, given)):
                 results[index] = compression.decompress(reduced, pairs[index][1])
         return jax.tree_util.tree_unflatten(structure, results)
 
@@ -94,6 +102,7 @@ def value_and_grad(
     compression: Any = Compression.none,
     gradient_predivide_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    weight: Optional[Callable[..., Any]] = None,
     **options: Any,
 ) -> Callable[..., Any]:
     """``jax.value_and_grad`` whose gradients are reduced over all ranks. The value stays this rank's own.
@@ -110,6 +119,9 @@ def value_and_grad(
         {gradient_compression}
         {tf_gradient_predivide_factor}
         {process_set}
+        weight: a function of the arguments of ``fun``, such as ``lambda params, batch: batch.mask.sum()``.
+            With ``Average`` the gradients are the sum of ``weight * gradient`` over all ranks, divided by the
+            sum of their weights; what a rank of weight 0 computes is ignored. None: the plain average.
         options: further arguments of ``jax.value_and_grad``, by keyword.
 
     Returns:
@@ -123,7 +135,7 @@ def value_and_grad(
 
     def of_all_ranks(*args: Any, **kwargs: Any) -> Any:
         value, gradients = own(*args, **kwargs)
-        return value, reduce(gradients)
+        return value, reduce(gradients, None if weight is None else weight(*args, **kwargs))
 
     return of_all_ranks
 
@@ -138,7 +150,7 @@ def grad(
         fun: a function that returns a scalar, as for ``jax.grad``.
         argnums: the arguments to differentiate by.
         has_aux: whether ``fun`` returns a pair of the scalar and other results.
-        options: ``op``, ``compression``, ``gradient_predivide_factor`` and ``process_set`` as for
+        options: ``op``, ``compression``, ``gradient_predivide_factor``, ``process_set`` and ``weight`` as for
             ``value_and_grad()``, and further arguments of ``jax.grad``, by keyword.
 
     Returns:

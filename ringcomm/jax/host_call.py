@@ -13,9 +13,11 @@ from .. import api
 from .._adapter import calls_in_order
 from .._adapter.arguments import SequenceName
 from .._adapter.causes import record_cause
+from .._adapter.compressed import CompressedAllreduce
 from .._adapter.graph_callbacks import (
     REDUCTIONS,
     Allgather,
+    Allreduce,
     Alltoall,
     Batch,
     Operation,
@@ -51,6 +53,11 @@ def process_set_of(operation: Operation) -> ProcessSet:
     return operation.process_set
 
 
+def has_weight(operation: Operation) -> bool:
+    """Whether the last input is a weight, which is no array to reduce."""
+    return isinstance(operation, (Allreduce, CompressedAllreduce)) and operation.has_weight
+
+
 def place_for(operation: Operation) -> Optional[Place]:
     """The place that a program with this operation is compiled for; None: it fits every number of ranks.
 
@@ -81,11 +88,11 @@ class HostCall(NamedTuple):
     @property
     def overwrites(self) -> bool:
         """Whether :meth:`overwrite` can be used in place of :meth:`run`."""
-        return isinstance(self.operation, Overwriting)
+        return isinstance(self.operation, Overwriting) and not has_weight(self.operation)
 
     def overwrite(self, arrays: Sequence[Array]) -> None:
         """Execute it on writable, contiguous arrays, which receive the results."""
-        if self._is_in_order():
+        if self.is_in_order:
             calls_in_order.overwrite(self.operation, arrays, self.site)
         else:
             Batch([self._named()]).overwrite(arrays)
@@ -115,35 +122,42 @@ class HostCall(NamedTuple):
             return [self._execute([blocks, NO_SPLITS])[0].reshape(arrays[0].shape)]
         return self._execute(arrays)
 
-    def _execute(self, arrays: Sequence[Array]) -> List[Array]:
-        if self._is_in_order():
-            return calls_in_order.run(self.operation, arrays, self.site)
-        return Batch([self._named()]).run(arrays)
-
-    def _is_in_order(self) -> bool:
+    @property
+    def is_in_order(self) -> bool:
+        """Whether it is a call in order. Otherwise ranks match it by name."""
         by_order = api.context().settings.jax_matching == "order"
         return by_order and calls_in_order.can_be_in_order(self.operation)
+
+    def _execute(self, arrays: Sequence[Array]) -> List[Array]:
+        if self.is_in_order:
+            return calls_in_order.run(self.operation, arrays, self.site)
+        return Batch([self._named()]).run(arrays)
 
     def _named(self) -> Operation:
         return self.operation if self.operation.name else self.operation._replace(name=SEQUENCE)
 
 
-def run_now(operation: Operation, arrays: Sequence[Array]) -> List[Array]:
-    """Execute an operation outside of compiled programs: ranks may have different numbers of rows.
+def run_now(call: HostCall, arrays: Sequence[Array]) -> List[Array]:
+    """Execute a call outside of compiled programs: ranks may have different numbers of rows.
 
     Args:
-        operation: the collective.
+        call: the collective.
         arrays: its inputs; of an :class:`Overwriting` one they are overwritten.
 
     Returns:
         the results.
     """
-    if isinstance(operation, Overwriting):
-        Batch([operation]).overwrite(arrays)
+    operation, in_order = call.operation, call.is_in_order
+    if call.overwrites:
+        if in_order:
+            calls_in_order.overwrite(operation, arrays, call.site)
+        else:
+            Batch([operation]).overwrite(arrays)
         return list(arrays)
-    if isinstance(operation, Alltoall):
-        return Batch([operation]).run([*arrays, NO_SPLITS])[:1]
-    return Batch([operation]).run(arrays)
+    given = [*arrays, NO_SPLITS] if isinstance(operation, Alltoall) and len(arrays) == 1 else arrays
+    if in_order:
+        return calls_in_order.run(operation, given, call.site)
+    return Batch([operation]).run(given)
 
 
 def rows_of(kind: str, shape: Sequence[int]) -> int:
@@ -165,7 +179,7 @@ def results_of(call: HostCall, shapes: Sequence[Sequence[int]]) -> List[List[int
         shapes: of its arrays.
     """
     operation, place = call.operation, call.place
-    results = [list(shape) for shape in shapes]
+    results = [list(shape) for shape in (shapes[:-1] if has_weight(operation) else shapes)]
     if place is None:
         return results
     for shape in results:

@@ -43,6 +43,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Example: ``tx = hvd.DistributedOptimizer(optax.adam(1e-3 * hvd.size()))``.
 
+    Ranks with unequal numbers of samples pass theirs: ``tx.update(gradients, state, params, weight=samples)``
+    takes the sum of ``weight * gradient`` over all ranks, divided by the sum of their weights. What a rank of
+    weight 0 passes is ignored. Either all ranks pass a weight or none.
+
     Args:
         optimizer: an ``optax.GradientTransformation``.
         op: the reduction: ``Average`` (the default), ``Sum`` or ``Adasum``.
@@ -73,8 +77,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if backward_passes_per_step > 1:
         return _accumulating(optax, inner, reduce, backward_passes_per_step)
 
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
-        return inner.update(reduce(updates), state, params, **extra)
+    def update(updates: Any, state: Any, params: Any = None, weight: Any = None, **extra: Any) -> Any:
+        return inner.update(reduce(updates, weight), state, params, **extra)
 
     return optax.GradientTransformationExtraArgs(inner.init, update)
 
@@ -83,7 +87,11 @@ def _accumulating(optax: Any, inner: Any, reduce: Any, passes: int) -> Any:
     def init(params: Any) -> AccumulationState:
         return AccumulationState(inner.init(params), jnp.zeros((), jnp.int32), _zeros(params))
 
-    def update(updates: Any, state: AccumulationState, params: Any = None, **extra: Any) -> Any:
+    def update(
+        updates: Any, state: AccumulationState, params: Any = None, weight: Any = None, **extra: Any
+    ) -> Any:
+        if weight is not None:
+            raise ConfigError("update(weight=) requires backward_passes_per_step=1.")
         count = state.passes + 1
         sums = jax.tree_util.tree_map(jnp.add, state.sums, updates)
 

@@ -7,7 +7,7 @@ gradients, that of an average their average, that of an allgather this rank's ro
 from __future__ import annotations
 
 import inspect
-from typing import Any, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from .. import api
+from .._adapter.causes import with_causes
 from .._adapter.compressed import CompressedAllreduce
 from .._adapter.graph_callbacks import (
     Allgather,
@@ -28,10 +29,10 @@ from .._adapter.graph_callbacks import (
 )
 from ..collective.call_sites import this_site
 from ..errors import NotOfferedError
-from ..ops import ReduceOp
-from . import mechanism
+from ..ops import ReduceOp, weight_of
+from . import mechanism, started
 from .eager import from_host, to_host
-from .host_call import HostCall, Place, part_of, place_for, process_set_of, results_of, run_now
+from .host_call import HostCall, Place, has_weight, part_of, place_for, process_set_of, results_of, run_now
 
 collective_p = Primitive("ringcomm_collective")
 collective_p.multiple_results = True
@@ -69,21 +70,51 @@ def _lower(ctx: Any, *operands: Any, call: HostCall) -> Any:
     return mechanism.chosen().lower(ctx, call, *operands)
 
 
-# Not cached: a program that contains the operation twice calls the host at two places. Older versions of JAX
-# cache no lowering, and have no such argument.
 _has_cache = "cacheable" in inspect.signature(mlir.register_lowering).parameters
-mlir.register_lowering(collective_p, _lower, **({"cacheable": False} if _has_cache else {}))
+uncached: Dict[str, Any] = {"cacheable": False} if _has_cache else {}
+"""Options of a lowering that must not be cached. Older versions of JAX cache none and have no such option."""
+
+# Not cached: a program that contains the operation twice calls the host at two places.
+mlir.register_lowering(collective_p, _lower, **uncached)
 
 
 @collective_p.def_impl
 def _execute(*operands: Any, call: HostCall) -> List[Any]:
-    overwritten = isinstance(call.operation, Overwriting)
-    arrays = [to_host(operand, copy=overwritten) for operand in operands]
-    results = run_now(call.operation, arrays)
+    results = run_outside(call, [to_host(operand, copy=call.overwrites) for operand in operands])
     return [from_host(result, operand) for result, operand in zip(results, operands)]
 
 
+def run_outside(call: HostCall, arrays: Sequence[Any]) -> List[Any]:
+    """Execute a call on the host, after the programs that this thread has started.
+
+    Args:
+        call: the collective.
+        arrays: NumPy arrays; as for :func:`.host_call.run_now`.
+
+    Raises:
+        RingcommError: (or an error of JAX) it failed, or one of the programs has.
+    """
+    with with_causes():
+        started.wait()
+    return run_now(call, arrays)
+
+
+def weights_of(weight: Any) -> List[Any]:
+    """The weight as the last operand of a reduction; none if it is None.
+
+    Raises:
+        Misuse: it is a number, and negative or not finite.
+    """
+    if weight is None:
+        return []
+    if not isinstance(weight, jax.core.Tracer):
+        weight_of(weight)
+    return [jnp.asarray(weight, jnp.float32)]
+
+
 def _linear(operation: Operation) -> bool:
+    if has_weight(operation):
+        return False
     if isinstance(operation, (Allreduce, Reducescatter)):
         return operation.how.op in (ReduceOp.SUM, ReduceOp.AVERAGE)
     # What a single reduction loses by its codes is taken for noise: the gradient is that of the reduction.
@@ -99,7 +130,7 @@ def _differentiate(primals: Sequence[Any], tangents: Sequence[Any], *, call: Hos
         if not _linear(call.operation):
             raise NotOfferedError(
                 f"{type(call.operation).__name__.lower()} has a gradient for Sum and Average only, without "
-                "error feedback."
+                "weights and error feedback."
             )
         used = _for_inputs(call, len(given))
         for index, item in zip(given, collective_p.bind(*(tangents[index] for index in given), call=used)):
@@ -186,7 +217,10 @@ def _vectorize(operands: Sequence[Any], dims: Sequence[Optional[int]], *, call: 
             operand if dim is None else jnp.moveaxis(operand, dim, 1) for operand, dim in zip(operands, dims)
         ]
         dims = [None if dim is None else 1 for dim in dims]
-    return collective_p.bind(*operands, call=call), list(dims)
+    weighted = has_weight(operation)
+    if weighted and dims[-1] is not None:
+        raise NotOfferedError("vmap over the weight of an allreduce: one call has one weight.")
+    return collective_p.bind(*operands, call=call), list(dims[:-1] if weighted else dims)
 
 
 ad.primitive_jvps[collective_p] = _differentiate

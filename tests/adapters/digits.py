@@ -1,7 +1,16 @@
 """One training of a small network on handwritten digits, for every framework, and its loss curve in NumPy.
 
 The data, the first weights and the global batches are fixed, so any number of ranks in any framework must
-have the same loss curve, up to the rounding of float32.
+have the same loss curve, up to the rounding of float32. These tests show it:
+
+==================================  ==========  ============================================================
+NumPy, PyTorch                      1, 2, 3     torch/test_torch.py (torch/checks_digits.py)
+TensorFlow 2                        1, 2, 3     tensorflow/test_tensorflow.py (tensorflow/checks_digits.py)
+Keras 3 on TensorFlow, torch, JAX   1, 2, 3     keras/test_keras.py (keras/training.py: beside one process)
+Keras 2                             1, 2, 3     keras/test_keras.py (keras/legacy.py: beside one process)
+MXNet, gluon and Module             1, 2, 3     mxnet/test_mxnet.py (mxnet/checks_training.py)
+JAX and optax                       1, 2, 3, 4  jax/test_jax.py (jax/checks_training.py)
+==================================  ==========  ============================================================
 """
 
 from __future__ import annotations

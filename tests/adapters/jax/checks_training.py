@@ -9,7 +9,8 @@ import optax
 
 import ringcomm as rc
 import ringcomm.jax as hvd
-from tests.adapters.jax.forms import FORMS, raises, ranks, same
+from tests.adapters import digits
+from tests.adapters.jax.forms import FORMS, JIT, raises, ranks, same
 from tests.adapters.jobs import same_everywhere
 
 
@@ -44,6 +45,46 @@ def check_updates_are_those_of_the_reduced_gradients() -> None:
             same(after, right_after)
     raises(rc.ConfigError, lambda: hvd.DistributedOptimizer("adam"))
     raises(rc.ConfigError, lambda: hvd.DistributedOptimizer(plain, backward_passes_per_step=0))
+
+
+def weights() -> list:
+    """One for each rank; the last rank's is 0, and what it passes must not count."""
+    return [3.0 + rank for rank in range(hvd.size() - 1)] + [0.0 if hvd.size() > 1 else 3.0]
+
+
+def check_gradients_with_weights() -> None:
+    own = weights()[hvd.rank()]
+    given = jax.tree_util.tree_map(lambda leaf: leaf if own else leaf * jnp.nan, gradients())
+    share = sum(weight * rank for rank, weight in enumerate(weights())) / sum(weights())
+    right = {"w": np.full((3, 2), -share - 1), "none": None, "b": -np.arange(2.0) - share}
+    for form in FORMS:
+        for compression, close in ((hvd.Compression.none, 1e-5), ("bf16", 0.05), (hvd.Compression.int8, 0.1)):
+            tx = hvd.DistributedOptimizer(optax.sgd(1.0), compression=compression)
+            state = tx.init(given)
+
+            def update(given: dict, weight: jax.Array, tx=tx, state=state) -> dict:
+                return tx.update(given, state, given, weight=weight)[0]
+
+            for factor in (1.0, 5.0):  # the weight is an argument, not part of the program
+                found = form(update)(given, jnp.float32(factor * own))
+                same(found, right, close)
+                jax.tree_util.tree_map(same_everywhere, found)
+        passed = jnp.full(4, float(hvd.rank()) if own else jnp.nan)
+        same(form(lambda x: hvd.allreduce(x, weight=own))(passed), np.full(4, share))
+    tx = hvd.DistributedOptimizer(optax.sgd(1.0), backward_passes_per_step=2)
+    raises(rc.ConfigError, lambda: tx.update(given, tx.init(given), given, weight=own))
+    raises(rc.NotOfferedError, lambda: jax.grad(lambda x: hvd.allreduce(x, weight=1.0))(1.0))
+    raises(rc.Misuse, lambda: hvd.allreduce(jnp.ones(2), weight=-1.0))
+
+
+def check_gradients_built_in_are_those_of_all_samples() -> None:
+    """Ranks with 1, 2, ... samples get the gradient of the mean over all samples."""
+    samples = jnp.arange(1.0, hvd.rank() + 2.0) + hvd.rank()
+    every = np.concatenate(ranks(lambda rank: np.arange(1.0, rank + 2.0) + rank))
+    for form in FORMS:
+        reduced = hvd.value_and_grad(lambda w, x: (w * x).mean(), weight=lambda w, x: x.size)
+        value, found = form(reduced)(jnp.float32(2), samples)
+        same((value, found), (2 * samples.mean(), np.mean(every)))
 
 
 def check_passes_are_accumulated() -> None:
@@ -104,3 +145,26 @@ def check_compression_by_codes() -> None:
             np.testing.assert_allclose(found / 20, exact, atol=0.05)
         else:
             assert np.linalg.norm(found / 20 - exact) < np.linalg.norm(exact)
+
+
+def check_digits_have_the_loss_curve_of_one_process() -> None:
+    def loss_of(network: list, images: jax.Array, labels: jax.Array) -> jax.Array:
+        first, bias, second, bias_2 = network
+        scores = jax.nn.relu(images @ first + bias) @ second + bias_2
+        return optax.softmax_cross_entropy_with_integer_labels(scores, labels).mean()
+
+    tx = hvd.DistributedOptimizer(optax.sgd(digits.LEARNING_RATE, digits.MOMENTUM))
+    network = hvd.broadcast_parameters([jnp.asarray(array) for array in digits.weights(hvd.rank())])
+    state = tx.init(network)
+
+    @JIT
+    def step(network: list, state: tuple, images: jax.Array, labels: jax.Array) -> tuple:
+        loss, found = jax.value_and_grad(loss_of)(network, images, labels)
+        updates, state = tx.update(found, state, network)
+        return optax.apply_updates(network, updates), state, hvd.pmean(loss)
+
+    losses = []
+    for number in range(digits.STEPS):
+        network, state, loss = step(network, state, *digits.samples(number, hvd.rank(), hvd.size()))
+        losses.append(float(loss))
+    digits.same_curve(losses)

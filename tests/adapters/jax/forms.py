@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Callable, List
 
 import jax
 import numpy as np
 
 import ringcomm as rc
+import ringcomm.jax as hvd
 
-FORMS: List[Callable[[Any], Any]] = [lambda function: function, jax.jit]
+JIT: Any = {"jax": jax.jit, "hvd": hvd.jit}[os.environ.get("TEST_JIT", "jax")]
+FORMS: List[Callable[[Any], Any]] = [lambda function: function, JIT]
 
 
 def ranks(value: Callable[[int], Any]) -> List[Any]:

@@ -8,7 +8,7 @@ from typing import Any, Dict, Sequence
 
 from tests.adapters import jobs
 
-SUBJECTS = ("collectives", "transformations", "training")
+SUBJECTS = ("collectives", "transformations", "training", "programs")
 MODULES = [f"tests.adapters.jax.checks_{subject}" for subject in SUBJECTS]
 
 

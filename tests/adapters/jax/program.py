@@ -12,9 +12,10 @@ import jax.numpy as jnp
 
 import ringcomm as rc
 import ringcomm.jax as hvd
+from tests.adapters.jax.forms import JIT
 
 ITEMS = 1000
-step = jax.jit(lambda x: hvd.pmean(x * 1.5))
+step = JIT(lambda x: hvd.pmean(x * 1.5))
 
 
 def note(folder: Path, what: str) -> None:
@@ -33,7 +34,7 @@ def kind_of(function: Callable[[], Any]) -> str:
     return "no error"
 
 
-@jax.jit
+@JIT
 def long(x: Any) -> Any:
     """A program with 30 collectives."""
     return jax.lax.scan(lambda carry, _: (hvd.pmean(carry * 1.1), None), x, None, length=30)[0]
@@ -86,7 +87,7 @@ def disagree(folder: Path) -> None:
 def out_of_order(folder: Path) -> None:
     """The ranks' programs have other collectives, or other shapes, than that of rank 0."""
     kinds = {"kinds": hvd.allgather, "shapes": hvd.psum, "groups": lambda x: hvd.psum((x[:600], x[600:]))}
-    program = jax.jit(kinds[sys.argv[3]] if hvd.rank() else hvd.psum)
+    program = JIT(kinds[sys.argv[3]] if hvd.rank() else hvd.psum)
     items = ITEMS + (sys.argv[3] == "shapes" and hvd.rank() > 0)
     note(folder, kind_of(lambda: program(jnp.ones(items))))
     note(folder, kind_of(lambda: step(jnp.ones(3))))

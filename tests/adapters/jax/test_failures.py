@@ -23,18 +23,26 @@ def run(how: str, tmp_path: Path, *more: str, **settings: str) -> Tuple[int, Lis
     return code, [file.read_text().splitlines() if file.exists() else [] for file in files], job.out + job.err
 
 
-@pytest.mark.parametrize("callbacks", ["buffers", "io_callback"])
-def test_a_lost_rank_is_a_typed_error_in_programs_and_outside(tmp_path: Path, callbacks: str) -> None:
-    code, said, output = run("kill", tmp_path, RINGCOMM_JAX_CALLBACKS=callbacks)
+@pytest.mark.parametrize(
+    ("callbacks", "jit"), [("buffers", "jax"), ("io_callback", "jax"), ("buffers", "hvd")]
+)
+def test_a_lost_rank_is_a_typed_error_in_programs_and_outside(
+    tmp_path: Path, callbacks: str, jit: str
+) -> None:
+    code, said, output = run("kill", tmp_path, RINGCOMM_JAX_CALLBACKS=callbacks, TEST_JIT=jit)
     assert code == 7, output
     assert said[1] == [] and len(said[0]) == 3, output
     for lines in (said[0], said[2]):
         assert all(line.startswith("PeerLostError: rank 1 ") for line in lines), said
 
 
-@pytest.mark.parametrize("how", ["kinds", "shapes", "groups"])
-def test_ranks_whose_programs_differ_get_an_error_that_shows_both_calls(tmp_path: Path, how: str) -> None:
-    code, said, output = run("out_of_order", tmp_path, how)
+@pytest.mark.parametrize(
+    ("how", "jit"), [("kinds", "jax"), ("shapes", "jax"), ("groups", "jax"), ("kinds", "hvd")]
+)
+def test_ranks_whose_programs_differ_get_an_error_that_shows_both_calls(
+    tmp_path: Path, how: str, jit: str
+) -> None:
+    code, said, output = run("out_of_order", tmp_path, how, TEST_JIT=jit)
     assert code != 0 and "Rank 0 makes another call than ranks 1, 2" in output, output
     assert len({first for first, _, _ in said}) == 1, said
     first = said[0][0]
@@ -61,13 +69,15 @@ def test_a_rank_that_joins_contributes_zeros_to_programs_matched_by_name(tmp_pat
     assert said == [["no error", str([3.0, 3.0, 2.0][: 2 if rank == 1 else 3])] for rank in range(3)]
 
 
-def test_a_program_ends_after_its_steps_in_progress(tmp_path: Path) -> None:
-    code, _, output = run("end", tmp_path)
+@pytest.mark.parametrize("jit", ["jax", "hvd"])
+def test_a_program_ends_after_its_steps_in_progress(tmp_path: Path, jit: str) -> None:
+    code, _, output = run("end", tmp_path, TEST_JIT=jit)
     assert code == 0 and "Error" not in output, output
 
 
-def test_ranks_leave_after_steps_in_progress_and_join_again(tmp_path: Path) -> None:
-    code, said, output = run("leave", tmp_path)
+@pytest.mark.parametrize("jit", ["jax", "hvd"])
+def test_ranks_leave_after_steps_in_progress_and_join_again(tmp_path: Path, jit: str) -> None:
+    code, said, output = run("leave", tmp_path, TEST_JIT=jit)
     assert code == 0, output
     for error, result, after in said:
         assert error.startswith("NotInitializedError"), error

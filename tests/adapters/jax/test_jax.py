@@ -19,7 +19,7 @@ TWO_THREADS = {"PJRT_NPROC": "2", "NPROC": "2"}
 
 @pytest.mark.smoke
 def test_everything_on_two_ranks() -> None:
-    run_on(2, MODULES, RINGCOMM_JAX_CALLBACKS="buffers", **TWO_THREADS)
+    run_on(2, MODULES, RINGCOMM_JAX_CALLBACKS="buffers", TEST_JIT="hvd", **TWO_THREADS)
 
 
 @pytest.mark.full
@@ -29,6 +29,12 @@ def test_collectives_and_training_on_other_numbers_of_ranks(ranks: int) -> None:
     run_on(ranks, modules, XLA_FLAGS=QUICK_COMPILER, **TWO_THREADS)
 
 
-@pytest.mark.parametrize(("callbacks", "ranks"), [("buffers", 3), ("io_callback", 2)])
-def test_everything_with_one_thread_and_random_delays(callbacks: str, ranks: int) -> None:
-    run_on(ranks, MODULES, run_delayed, RINGCOMM_JAX_CALLBACKS=callbacks, **ONE_THREAD)
+@pytest.mark.parametrize(
+    ("callbacks", "jit", "ranks"),
+    [
+        ("buffers", "hvd", 3), ("io_callback", "hvd", 2),
+        pytest.param("buffers", "jax", 3, marks=pytest.mark.full),
+    ],
+)  # fmt: skip
+def test_everything_with_one_thread_and_random_delays(callbacks: str, jit: str, ranks: int) -> None:
+    run_on(ranks, MODULES, run_delayed, RINGCOMM_JAX_CALLBACKS=callbacks, TEST_JIT=jit, **ONE_THREAD)

@@ -11,7 +11,7 @@ import pytest
 jax = pytest.importorskip("jax")
 
 from ringcomm.errors import NotOfferedError  # noqa: E402
-from ringcomm.jax import mechanism  # noqa: E402
+from ringcomm.jax import mechanism, requirement  # noqa: E402
 
 
 @pytest.mark.smoke
@@ -19,6 +19,14 @@ from ringcomm.jax import mechanism  # noqa: E402
 def test_it_works_with_the_newest_jax(name: str) -> None:
     """Fails with the name that a new JAX has moved. Users' programs run on: `choose` takes the other way."""
     mechanism.in_own_thread(importlib.import_module(f"ringcomm.jax.{name}"))
+
+
+def test_a_version_of_jax_that_is_too_old_is_named() -> None:
+    for version in ("0.5.3", "0.6.0", "0.4.38.dev20250101"):
+        with pytest.raises(ImportError, match=f"requires JAX 0.6.1 or newer, and JAX {version} is installed"):
+            requirement.check(version)
+    for version in ("0.6.1", "0.10.2", "1.0", jax.__version__):
+        requirement.check(version)
 
 
 def moved(*args: Any) -> Any:

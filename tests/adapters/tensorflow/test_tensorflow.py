@@ -9,7 +9,7 @@ from tests.adapters.jobs import run_on
 CHECKS = [
     "tests.adapters.tensorflow.checks_collectives", "tests.adapters.tensorflow.checks_weights",
     "tests.adapters.tensorflow.checks_balanced", "tests.adapters.tensorflow.checks_training",
-    "tests.adapters.tensorflow.checks_compression",
+    "tests.adapters.tensorflow.checks_compression", "tests.adapters.tensorflow.checks_digits",
 ]
 
 
@@ -22,4 +22,4 @@ def test_collectives_and_training_on_every_rank(ranks: int) -> None:
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_behaviour_that_programs_for_horovod_rely_on(ranks: int) -> None:
-    run_on(ranks, ["tests.adapters.tensorflow.checks_horovod", "tests.adapters.tensorflow.checks_digits"])
+    run_on(ranks, ["tests.adapters.tensorflow.checks_horovod"])

@@ -1,0 +1,26 @@
+"""The oldest version of JAX that works."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+
+OLDEST = (0, 6, 1)
+
+
+def check(version: str) -> None:
+    """Check a version of JAX.
+
+    Raises:
+        ImportError: it is too old.
+    """
+    if tuple(int(part) for part in re.findall(r"\d+", version)[:3]) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise ImportError(
+            f"ringcomm.jax requires JAX {oldest} or newer, and JAX {version} is installed. JAX {oldest} "
+            "requires Python 3.10 or newer."
+        )
+
+
+check(jax.__version__)

@@ -1,0 +1,33 @@
+"""The programs that a thread has started, and waiting for them."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import jax
+
+
+class _Latest(threading.local):
+    """The program of ``hvd.jit`` that a thread has started last.
+
+    Attributes:
+        done: a result of it that nothing else uses, or None.
+    """
+
+    done: Any = None
+
+
+latest = _Latest()
+
+
+def wait() -> None:
+    """Wait for the programs of ``hvd.jit`` and ``jax.jit`` that this thread has started.
+
+    Raises:
+        Exception: JAX's, of a program that has failed.
+    """
+    done, latest.done = latest.done, None
+    if done is not None:
+        jax.block_until_ready(done)
+    jax.effects_barrier()
