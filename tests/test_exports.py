@@ -90,7 +90,7 @@ CONTRACTS = {
     method.name
     for base in (
         "transport/base.py", "transport/tcp.py", "collective/part.py", "collective/staged.py",
-        "arrays/kinds.py",
+        "arrays/kinds.py", "arrays/nccl.py", "collective/device_group.py",
     )  # fmt: skip
     for kind in ast.parse((PACKAGE / base).read_text()).body
     if isinstance(kind, ast.ClassDef)

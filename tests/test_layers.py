@@ -48,11 +48,12 @@ LEVELS: Dict[int, List[List[str]]] = {
     3: [
         [
             "collective.reduce", "collective.flows", "collective.call_sites", "collective.headers",
-            "collective.progress", "collective.part", "collective.execute", "collective.staged",
-            "collective.short", "collective.drive", "collective.placement",
+            "collective.progress", "collective.part", "collective.execute", "collective.device_group",
+            "collective.staged", "collective.short", "collective.drive", "collective.placement",
             "collective.coded_hosts", "collective.coded", "collective.calls", "collective.call_history",
             "collective.call_lock", "collective.totals", "collective.reporter", "collective.plans",
-            "collective.call_errors", "collective.call_runner", "collective.runner", "collective.weighted",
+            "collective.call_errors", "collective.call_runner",
+            "collective.host_groups", "collective.runner", "collective.weighted",
             "collective.codec_rates", "collective.measure",
         ],
         [
@@ -84,7 +85,7 @@ LEVELS: Dict[int, List[List[str]]] = {
         ],
         [
             "arrays.kinds", "arrays.bridge", "arrays.rows", "arrays.mirrors", "arrays.mapped",
-            "arrays.operands", "arrays.torch_tensors", "arrays.cupy_arrays", "arrays.dlpack",
+            "arrays.operands", "arrays.nccl", "arrays.torch_tensors", "arrays.cupy_arrays", "arrays.dlpack",
         ],
         ["scaling.machine", "scaling.reduce", "scaling.step", "scaling.figure", "scaling.prediction",
          "scaling.recorder", "scaling.job"],
@@ -161,7 +162,8 @@ LEVELS: Dict[int, List[List[str]]] = {
         ],
         [
             "testing.faulty", "testing.reference", "testing.simulation", "testing.driving",
-            "testing.contract", "testing.cluster", "testing.fake_device", "testing.device_contract",
+            "testing.contract", "testing.cluster", "testing.fake_group", "testing.fake_device",
+            "testing.device_contract",
             "testing.device_simulation",
         ],
         [

@@ -6,6 +6,7 @@ from typing import Any, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
+from ..collective.placement import LEAST_BYTES
 from ..dtypes import code_of
 from .bridge import InPlace, flat_copy
 from .kinds import DeviceKind, device_kind
@@ -114,7 +115,11 @@ def submitted(pool: StagingPool, value: Any, in_place: str = "", read: bool = Tr
     if kind is None:
         return InPlace(value, in_place) if in_place else HostCopy(value)
     operand = Operand(pool, kind, value, in_place)
-    if read:
+    if read and pool.grouped and operand.flat.nbytes >= LEAST_BYTES:
+        # A group of devices works on the result's own memory, and nothing is loaded in advance.
+        if not in_place:
+            operand.mirror.capture()
+    elif read:
         operand.mirror.preload()
         if not in_place:
             operand.mirror.keep_source()

@@ -40,6 +40,11 @@ class Placement:
             self._all = on_device
         return self._all
 
+    def withdraw(self) -> None:
+        """An array was in host memory after all: begin another round. All ranks do it at the same call."""
+        self.agreed = False
+        self._made = 0
+
     def heard(self, unanimous: bool) -> None:
         """A call has ended.
 

@@ -13,16 +13,21 @@ import numpy as np
 from ..config import Settings
 from ..group.failures import FailureReporter
 from ..ops import Collective, ReduceOp
+from ..schedule.hierarchy import Hosts
 from ..schedule.select import Selector
 from ..schedule.steps import Step, even_bounds
 from ..transport.base import Fabric
+from ..transport.subset import Subset
 from ..wire.frames import NO_OP, NO_ROOT
 from .call_runner import CallRunner
 from .calls import Call, Intent, Plan
 from .coded import CodedPlans, usable_codec
+from .host_groups import HostGroups
 from .placement import LEAST_BYTES, Placement
+from .progress import Progress
 from .reduce import Kernel, kernel
 from .staged import Staging
+from .totals import Totals
 
 
 class Runner(CallRunner):
@@ -52,11 +57,56 @@ class Runner(CallRunner):
         selector: Optional[Selector] = None,
     ) -> None:
         super().__init__(fabric, settings, generation, spin_s, reporter)
+        self._settings = settings
         self._selector = selector or Selector(fabric.rank, fabric.size, settings.algorithm or None)
         self._coded = CodedPlans(fabric, self._selector)
         self._placement = Placement(fabric.size)
+        self._groups: Optional[HostGroups] = None
         self.reduced_bytes = 0
         self.on_reduction: Optional[Callable[[int, bool, str], None]] = None
+        self.use_device_groups(self._selector.device_hosts)
+
+    def use_device_groups(self, hosts: Optional[Hosts]) -> None:
+        """Let devices of one host exchange directly in long all-reduces; all ranks call it, or none.
+
+        Args:
+            hosts: see :func:`ringcomm.schedule.hierarchy.device_hosts`; None: there are no such groups.
+        """
+        if hosts is None:
+            return
+
+        def among(ranks: Sequence[int]) -> Runner:
+            links = Subset(self._fabric, sorted(ranks))
+            return Runner(links, self._settings, self._generation, self.spin_s, self._reporter)
+
+        watch = self._fabric.watch
+        self._groups = HostGroups(hosts, self.rank, self, among, self._reporter, watch)
+
+    def progress(self) -> Progress:
+        """How far this rank is. For any thread, and at any time."""
+        progress = super().progress()
+        inner = self._groups.progress() if self._groups is not None else None
+        return progress if inner is None else inner._replace(sequence=progress.sequence)
+
+    def totals(self) -> Totals:
+        """What its calls have done so far, the present one included. For any thread."""
+        totals = super().totals()
+        inner = self._groups.totals() if self._groups is not None else None
+        if inner is not None:
+            totals.merge(inner)
+        return totals
+
+    def stop(self) -> None:
+        """Refuse further calls: this rank has left the job."""
+        super().stop()
+        if self._groups is not None:
+            self._groups.close()
+
+    def release(self) -> None:
+        """Free what is kept for the next call, when there is none."""
+        if self._groups is not None:
+            self._groups.close()
+        super().release()
 
     def twin(self, settings: Settings) -> Runner:
         """Another runner over the same links that chooses by rule: to measure with, before this one runs."""
@@ -135,15 +185,39 @@ class Runner(CallRunner):
         scales: Tuple[float, float],
         staging: Optional[Staging],
     ) -> None:
-        """A long all-reduce: where the arrays of all ranks are on devices, by a schedule for that."""
+        """A long all-reduce: where the arrays of all ranks are on devices, by means that are for those."""
+        placement = self._placement
         with self.exclusive(parts=1):
-            placement = self._placement
+            if placement.agreed and self._within_hosts(call, op, scales, staging):
+                return
             call = call._replace(staged=placement.agreed)
             plan = self._plans.get(call) or self._reduction(call, data, op, scales)
             if plan.fold is not None and staging is None:
                 plan.fold.prepare(data)
             vote = placement.vote(staging is not None and not staging.data.shared)
             placement.heard(self._run(plan, data, None, True, staging, vote))
+
+    def _within_hosts(
+        self, call: Call, op: ReduceOp, scales: Tuple[float, float], staging: Optional[Staging]
+    ) -> bool:
+        """Run a long all-reduce with the devices of each host as a group; whether that was possible."""
+        groups, fold = self._groups, kernel(op, call.dtype, self.size, *scales)
+        if groups is None or fold.needs_single_fold or call.collective != Collective.ALLREDUCE:
+            return False
+        mirror = None if staging is None or staging.data.shared else staging.data
+        try:
+            if not groups.decided:
+                groups.prepare(call, mirror)
+            if not groups.active:
+                return False
+            done = groups.all_reduce(call, mirror, fold, op)
+        except BaseException as problem:
+            # What the devices have begun cannot be called again, and other ranks wait for it.
+            self._errors.outside_call(problem, self._doing(call))
+            raise
+        if not done:
+            self._placement.withdraw()
+        return done
 
     def reduce_scatter(
         self,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import Any, Deque, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Deque, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from ..schedule.staging import Copies, Span
 from ..schedule.steps import DATA, Send, Step
 from ..transport.base import Fabric, Watch
 from ..wire.frames import Header
+from .device_group import DeviceGroup, DevicePort
 from .execute import Execution
 from .flows import Flow, Receipt, SegmentPool
 from .reduce import Kernel
@@ -75,6 +76,32 @@ class Mirror(ABC):
         Args:
             watch: interrupts the wait.
         """
+
+    def port(self, owner: object) -> Union[DevicePort, str]:
+        """How the array's device becomes a member of a group, or why it cannot.
+
+        Args:
+            owner: makes the group. Only one owner is served, because devices of different ranks could begin
+                with the work of different groups, and wait for each other for ever.
+        """
+        del owner
+        return "its arrays are in host memory"
+
+    def enter(self, group: DeviceGroup) -> Any:
+        """The array in which the result grows, for a group's work, which comes after the program's."""
+        raise NotImplementedError
+
+    def part(self, array: Any, start: int, stop: int) -> Mirror:
+        """A mirror of the elements ``[start, stop)`` of what :meth:`enter` gave, after the current stream."""
+        raise NotImplementedError
+
+    def leave(self, group: DeviceGroup) -> None:
+        """The result is in the array when the group has come here."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Let the calling thread's current stream wait for the result; see the kinds of mirrors."""
+        raise NotImplementedError
 
 
 class Staging(NamedTuple):

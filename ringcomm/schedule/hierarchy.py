@@ -60,6 +60,24 @@ def hosts_of(host_index: Sequence[int]) -> Optional[Hosts]:
     return tuple(tuple(found[host]) for host in sorted(found))
 
 
+def device_hosts(host_index: Sequence[int]) -> Optional[Hosts]:
+    """Group ranks by host, if every host has equally many, and more than one.
+
+    Args:
+        host_index: for each rank the number of its host.
+
+    >>> device_hosts([0, 0, 1, 1]), device_hosts([0, 0, 0]), device_hosts([0, 1])
+    (((0, 1), (2, 3)), ((0, 1, 2),), None)
+    """
+    found: Dict[int, List[int]] = {}
+    for rank, host in enumerate(host_index):
+        found.setdefault(host, []).append(rank)
+    lengths = {len(ranks) for ranks in found.values()}
+    if len(lengths) != 1 or lengths == {1}:
+        return None
+    return tuple(tuple(found[host]) for host in sorted(found))
+
+
 class _Place:
     """Where a rank stands in the grid of hosts, and in which order it serves the others."""
 

@@ -26,7 +26,7 @@ from . import choose, direct, hierarchy
 from .calibration import coarse_model
 from .choose import HIERARCHICAL
 from .cost import CostModel, predict
-from .hierarchy import Hosts, hosts_of
+from .hierarchy import Hosts, device_hosts, hosts_of
 from .registry import Problem, Steps, algorithm, algorithms, build
 from .shares import interface_shares, share_bounds
 from .steps import even_bounds
@@ -58,6 +58,9 @@ class Selector:
         override: the all-reduce that the user has chosen, if any.
         host_index: for each rank the number of its host; None if the hosts are not known.
         report: called with a text about the choice and its reason, once for each kind of call.
+
+    Attributes:
+        device_hosts: the ranks by host, if the devices of a host may exchange directly.
     """
 
     def __init__(
@@ -71,6 +74,8 @@ class Selector:
         self._rank = rank
         self._size = size
         self._override = override
+        free = override in (None, HIERARCHICAL) and host_index is not None
+        self.device_hosts = device_hosts(host_index) if free and host_index is not None else None
         self._grid: Optional[Hosts] = hosts_of(host_index) if host_index is not None else None
         self._report = report
         self._model: Optional[CostModel] = None

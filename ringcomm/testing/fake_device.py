@@ -16,13 +16,15 @@ import random
 import threading
 import time
 from queue import SimpleQueue
-from typing import Any, Callable, Hashable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Hashable, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from ..arrays.kinds import CopyEngine, DeviceKind, register_kind
+from ..collective.device_group import DevicePort
 from ..collective.staged import Done
 from ..errors import DeviceError
+from .fake_group import FakePort
 
 _POISON = 0xFF
 _LONGEST_WAIT_S = 60.0
@@ -73,13 +75,17 @@ class FakeStream:
         self._delay_s = delay_s
         self._queue: SimpleQueue[Optional[Tuple[Optional[Operation], FakeEvent]]] = SimpleQueue()
         self._error: Optional[BaseException] = None
+        self._closed = False
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     def put(self, operation: Optional[Operation] = None) -> FakeEvent:
-        """Queue an operation (None: nothing), and return what is complete after it."""
+        """Queue an operation (None: nothing), and return what is complete after it; at once when closed."""
         event = FakeEvent()
-        self._queue.put((operation, event))
+        if self._closed:
+            event.complete(self._error)
+        else:
+            self._queue.put((operation, event))
         return event
 
     def wait_event(self, event: FakeEvent) -> None:
@@ -88,6 +94,7 @@ class FakeStream:
 
     def close(self) -> None:
         """End the thread when all is done."""
+        self._closed = True
         self._queue.put(None)
         self._thread.join(60.0)
 
@@ -119,9 +126,13 @@ class FakeDevice:
         fail_in: likewise of the copies to the device.
         mapped_slowdown: its memory is mapped, and this is what a measurement of the host's additions there
             finds; None: it is not mapped.
+        group_fails: what fails when it is to join a group, see :class:`~.fake_group.FakePort`; None: it
+            has no way into groups.
 
     Attributes:
+        port: its way into groups, if it has one.
         copies_out, copies_in: how many copies have been started.
+        bytes_out: the length of all copies to the host.
         blocks: how many blocks of host memory have been made.
         host_waits: how often a thread of the program has waited for the device.
     """
@@ -134,9 +145,11 @@ class FakeDevice:
         fail_out: int = 0,
         fail_in: int = 0,
         mapped_slowdown: Optional[float] = None,
+        group_fails: Optional[str] = None,
     ) -> None:
+        self.port = None if group_fails is None else FakePort(self, group_fails)
         self.mapped_slowdown = mapped_slowdown
-        self.copies_out = self.copies_in = self.blocks = self.host_waits = 0
+        self.copies_out = self.copies_in = self.bytes_out = self.blocks = self.host_waits = 0
         self.byte_s = byte_s
         self.fail_out = fail_out
         self.fail_in = fail_in
@@ -156,6 +169,8 @@ class FakeDevice:
         """End all streams when what is queued is done."""
         for stream in self._streams:
             stream.close()
+        if self.port is not None:
+            self.port.close()
 
     def stream(self) -> FakeStream:
         """A new stream."""
@@ -263,6 +278,7 @@ class FakeEngine(CopyEngine):
         self, array: Any, start: int, stop: int, block: np.ndarray[Any, Any], after: Optional[Any]
     ) -> Done:
         self._device.copies_out += 1
+        self._device.bytes_out += stop - start
         fails = self._device.copies_out == self._device.fail_out
         block[start:stop] = _POISON
         return self._copy(self._out, 0, block[start:stop], _bytes(array)[start:stop], after, fails)
@@ -303,6 +319,9 @@ class FakeEngine(CopyEngine):
     def follow(self, done: Done) -> None:
         assert isinstance(done, FakeEvent)
         self._device.current.wait_event(done)
+
+    def port(self) -> Union[DevicePort, str]:
+        return self._device.port or "fake devices without a port are alone"
 
     def mapped_slowdown(
         self, nbytes: int, measure: Callable[[np.ndarray[Any, Any]], float]
