@@ -9,6 +9,7 @@ import torch
 
 from ...collective.calls import Intent, sizes_text
 from ...collective.runner import Runner
+from ...collective.staged import Staging
 from ...dtypes import Array
 from ...errors import Misuse
 from ...ops import Collective, ReduceOp
@@ -61,6 +62,20 @@ class Collectives:
         flat = Flat(tensor, arithmetic=True)
         self._reduce(flat.array, how)
         flat.finish()
+
+    def all_reduce_staged(self, tensor: torch.Tensor, how: Reduction, staging: Staging) -> bool:
+        """Reduce a tensor of a device while it is copied; whether this kind of reduction can be run so."""
+        if how.op is None or how.factor != 1.0:
+            return False
+        data = flat_array(tensor, arithmetic=True)
+        self.runner.all_reduce(data, how.op, how.name, data.shape, staging=staging)
+        return True
+
+    def broadcast_staged(self, tensor: torch.Tensor, root: int, staging: Staging) -> bool:
+        """Copy the root's tensor to all ranks while it is copied between devices and hosts."""
+        flat = Flat(tensor)
+        self.runner.broadcast(flat.array, root, flat.moved_as, flat.array.shape, staging=staging)
+        return True
 
     def _reduce(self, data: Array, how: Reduction, intent: Optional[Intent] = None) -> None:
         how.check(data.dtype)

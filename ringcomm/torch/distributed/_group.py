@@ -32,7 +32,7 @@ from ._elements import type_code, type_name
 from ._group_base import GroupFace
 from ._group_transport import GroupTransport
 from ._monitored import MonitoredBarrier
-from ._staged import Staged, staged
+from ._staged import Overlapping, Staged, staged
 from ._steps import optimizer_steps
 from ._store import group_settings
 from ._trace import Traced, observer
@@ -89,9 +89,13 @@ class ProcessGroupRingcomm(GroupFace):
     # ---- starting an operation ---------------------------------------------------------------
 
     def _begin(
-        self, what: str, result: Any, opts: Any, do: Callable[..., None], *arguments: Any, reads: bool = False
-    ) -> RingcommWork:
-        """Start ``do(*arguments)``, which writes the tensors of ``result`` and perhaps reads them."""
+        self, what: str, result: Any, opts: Any, do: Callable[..., None], *arguments: Any,
+        reads: bool = False, overlapping: Optional[Overlapping] = None,
+    ) -> RingcommWork:  # fmt: skip
+        """Start ``do(*arguments)``, which writes the tensors of ``result`` and perhaps reads them.
+
+        ``overlapping`` may do the same for a tensor of a device, see :meth:`._staged.Staged.run`.
+        """
         limit_s, runner = self._limit_s(opts), self._ops.runner
         site = this_site()
         watching = observer()
@@ -106,7 +110,7 @@ class ProcessGroupRingcomm(GroupFace):
                 if on_device is None:
                     do(*arguments)
                 else:
-                    on_device.run(do, runner)
+                    on_device.run(do, runner, overlapping)
 
         self._started += 1
         work = RingcommWork(what, result, run, self._queue.help, self._interrupted, on_device)
@@ -128,7 +132,10 @@ class ProcessGroupRingcomm(GroupFace):
     def allreduce(self, tensors: Any, opts: Any = None) -> RingcommWork:
         """Reduce a tensor over all ranks, in place."""
         tensor, how = single(tensors), reduction_of(opts)
-        return self._begin("allreduce", [tensor], opts, self._ops.all_reduce, tensor, how, reads=True)
+        return self._begin(
+            "allreduce", [tensor], opts, self._ops.all_reduce, tensor, how, reads=True,
+            overlapping=self._ops.all_reduce_staged,
+        )  # fmt: skip
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> RingcommWork:
         """Reduce several tensors, in place."""
@@ -175,7 +182,10 @@ class ProcessGroupRingcomm(GroupFace):
     def broadcast(self, tensors: Any, opts: Any = None) -> RingcommWork:
         """Every rank gets the root's tensor."""
         tensor, root = single(tensors), root_of(opts)
-        return self._begin("broadcast", [tensor], opts, self._ops.broadcast, tensor, root, reads=True)
+        return self._begin(
+            "broadcast", [tensor], opts, self._ops.broadcast, tensor, root, reads=self.rank() == root,
+            overlapping=self._ops.broadcast_staged,
+        )  # fmt: skip
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> RingcommWork:
         """Every rank gets the tensors of all ranks; they may differ in size."""

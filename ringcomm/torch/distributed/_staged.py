@@ -10,8 +10,12 @@ import torch
 from ...arrays.kinds import DeviceKind, device_kind
 from ...arrays.mirrors import BlockMirror, StagingPool
 from ...collective.runner import Runner
+from ...collective.staged import Staging
 from ...errors import Misuse
 from ...transport.base import Watch
+
+Overlapping = Callable[..., bool]
+"""Called with an operation's arguments and the staging of its tensor: whether it has run the operation."""
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By size, the dtype by which elements are copied that NumPy lacks."""
@@ -36,6 +40,7 @@ class _Shadow:
         self.mirror: BlockMirror = pool.mirror(kind, self._flat)
         elements = torch.from_numpy(self.mirror.host)
         self.host = elements.view(tensor.dtype).view(tensor.shape)
+        self.count = self.host.numel()
         self.direct = bool(self._flat.data_ptr() == tensor.data_ptr()) or not tensor.numel()
         if read:
             self.mirror.preload()
@@ -85,6 +90,7 @@ class Staged:
     ) -> None:
         self._pool = pool
         self._in_place = in_place
+        self._stored = False
         self._written = {id(tensor) for tensor in written}
         self._shadows: Dict[int, _Shadow] = {}
         self._arrived: Optional[Any] = None
@@ -106,10 +112,20 @@ class Staged:
             self._device = item.device
         return shadow.host
 
-    def run(self, do: Callable[..., None], runner: Runner) -> None:
-        """Wait for the loads, run the operation, and start the stores. In the thread that runs operations."""
-        runner.fetch(self._read())
-        do(*self.arguments)
+    def run(self, do: Callable[..., None], runner: Runner, overlapping: Optional[Overlapping]) -> None:
+        """Run the operation between the loads and the stores. In the thread that runs operations.
+
+        Args:
+            do: the operation, on tensors in host memory.
+            runner: of the group.
+            overlapping: runs it while its only tensor is copied, if that is possible; None: it cannot.
+        """
+        shadows = list(self._shadows.values())
+        if overlapping is not None and len(shadows) == 1 and runner.size > 1:
+            self._stored = overlapping(*self.arguments, Staging(shadows[0].mirror, ((0, shadows[0].count),)))
+        if not self._stored:
+            runner.fetch(self._read())
+            do(*self.arguments)
         self.deliver()
 
     def _read(self) -> List[BlockMirror]:
@@ -127,7 +143,8 @@ class Staged:
         with self.stream():
             for key, shadow in self._shadows.items():
                 if key in self._written:
-                    shadow.mirror.store_all()
+                    if not self._stored:
+                        shadow.mirror.store_all()
                     shadow.publish()
                 else:
                     shadow.mirror.release()
