@@ -110,8 +110,11 @@ def register(algorithm: Algorithm) -> None:
 
 
 def algorithms(collective: str) -> List[Algorithm]:
-    """The algorithms of a collective, in the order of their registration."""
-    return list(_TABLE[collective].values())
+    """The algorithms of a collective, in an order that does not depend on which module was imported first.
+
+    All ranks have to prefer the same one of two that are predicted to take equally long.
+    """
+    return sorted(_TABLE[collective].values(), key=lambda item: item.build.__module__)
 
 
 def algorithm(collective: str, name: str) -> Algorithm:
@@ -122,7 +125,7 @@ def algorithm(collective: str, name: str) -> Algorithm:
     """
     known = _TABLE[collective]
     if name not in known:
-        names = ", ".join(known)
+        names = ", ".join(item.name for item in algorithms(collective))
         raise ConfigError(f"no {TITLES[collective]} algorithm is called {name!r}; there are {names}")
     return known[name]
 
