@@ -63,7 +63,8 @@ def main():
     # torchrun sets RANK and related variables; ringcomm:// is for ringrun, and for one process alone.
     dist.init_process_group("ringcomm", init_method=None if "RANK" in os.environ else "ringcomm://")  # <---
     rank, size = dist.get_rank(), dist.get_world_size()
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))
+    if "OMP_NUM_THREADS" not in os.environ:  # ringrun has not shared the cores out
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))
 
     training, held_back = digits(args.seed)
     sampler = DistributedSampler(training, seed=args.seed)

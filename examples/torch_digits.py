@@ -59,7 +59,8 @@ def main():
     args = parser.parse_args()
 
     rc.init()  # <--- find the other processes
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // rc.local_size()))  # share the cores
+    if "OMP_NUM_THREADS" not in os.environ:  # ringrun has not shared the cores out
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // rc.local_size()))
 
     # All processes shuffle with the same seed, so they agree on the order without a word.
     images, labels = load_digits(return_X_y=True)

@@ -138,7 +138,8 @@ def main():
     if torch.cuda.is_available():
         torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
         device = torch.device("cuda")
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // hvd.local_size()))
+    if "OMP_NUM_THREADS" not in os.environ:  # ringrun has not shared the cores out
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // hvd.local_size()))
 
     # 3. Each process gets its part of the data.
     train, test = load(args.data)

@@ -91,7 +91,8 @@ def main():
     if torch.cuda.is_available() and not args.no_cuda:
         torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
         device = torch.device("cuda")
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // hvd.local_size()))
+    if "OMP_NUM_THREADS" not in os.environ:  # ringrun has not shared the cores out
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // hvd.local_size()))
 
     model = make_model(args.model).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01 * hvd.size())
