@@ -41,6 +41,10 @@ from ._work import RingcommWork, Together
 for _package in (torch, typing_extensions, contextlib, functools, warnings):
     look_through(_package)  # PyTorch's functions are wrapped by decorators of the latter
 _FAREWELL_S = 5.0
+_NOT_PREDICTED = (
+    "No prediction for process groups of torch.distributed: --predict follows calls of ringcomm and the "
+    "optimizers of its adapters, such as ringcomm.torch.DistributedOptimizer."
+)
 _open_groups: weakref.WeakSet[ProcessGroupRingcomm] = weakref.WeakSet()
 
 
@@ -71,6 +75,8 @@ class ProcessGroupRingcomm(GroupFace):
         self._idleness = Idleness()
         runner = Runner(channels.direct, settings, transport.generation, spin_s, self._watch)
         runner.sites = CallSites(functools.partial(self._watch.warn, "lines"), settings.check_calls)
+        if settings.predict and default and rank == 0:
+            self._watch.warn("predict", _NOT_PREDICTED)
         self._ops = Collectives(runner)
         self._staging = StagingPool()
         facts = Facts(ranks[rank], len(ranks), transport.host, transport.generation, ranks, f"group {name}")

@@ -30,7 +30,7 @@ def run(*command):
         [sys.executable, *command], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("launcher", list(LAUNCHERS))
@@ -41,6 +41,12 @@ def test_it_learns(launcher):
     assert len(digests) == ranks and len(set(digests)) == 1
     (reached,) = re.findall(r"bit-identical; final accuracy ([\d.]+)$", output, re.MULTILINE)
     assert float(reached) > 0.9
+
+
+def test_process_groups_are_not_predicted():
+    output = run("-m", "ringrun", "--predict", "-np", "2", "examples/torch_ddp.py", "--epochs", "1")
+    assert "No prediction for process groups of torch.distributed" in output
+    assert "bit-identical" in output
 
 
 def test_the_benchmark_runs():
