@@ -14,6 +14,10 @@ from ..ops import ReduceOp
 
 TICKET_BYTES = 128
 """The length of what identifies a group that is being made."""
+DEVICE_TYPES = frozenset(
+    ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16")
+)
+"""The names of the types of elements that such groups reduce."""
 
 
 class DeviceGroup(ABC):

@@ -22,6 +22,7 @@ from ..wire.frames import NO_OP, NO_ROOT
 from .call_runner import CallRunner
 from .calls import Call, Intent, Plan
 from .coded import CodedPlans, usable_codec
+from .device_group import DEVICE_TYPES
 from .host_groups import HostGroups
 from .placement import LEAST_BYTES, Placement
 from .progress import Progress
@@ -204,6 +205,11 @@ class Runner(CallRunner):
         groups, fold = self._groups, kernel(op, call.dtype, self.size, *scales)
         if groups is None or fold.needs_single_fold or call.collective != Collective.ALLREDUCE:
             return False
+        if call.dtype.name not in DEVICE_TYPES:
+            return False
+        if op in (ReduceOp.MIN, ReduceOp.MAX) and call.dtype.kind not in "iu":
+            return False  # Devices may leave out NaN.
+        self._errors.check_usable()  # here nothing has begun that other ranks could wait for
         mirror = None if staging is None or staging.data.shared else staging.data
         try:
             if not groups.decided:
