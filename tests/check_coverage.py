@@ -212,9 +212,13 @@ def _run_tests(files: Sequence[str], folder: str, options: Sequence[str] = _OPTI
     sys.path.insert(0, str(ROOT / "launcher"))
     _import_all()
     by_file = _ByFile(measured)
-    os.environ["COVERAGE_PROCESS_START"] = f"{folder}/coveragerc"
-    pytest.main([*options, *files], [by_file])
-    del os.environ["COVERAGE_PROCESS_START"]
+    # The agent's program names its files as modules do, and coverage looks for them along sys.path.
+    path = os.pathsep.join([str(ROOT), str(ROOT / "launcher"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    settings = {"COVERAGE_PROCESS_START": f"{folder}/coveragerc", "PYTHONPATH": path}
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in settings.items():
+            patched.setenv(name, value)
+        pytest.main([*options, *files], [by_file])
     measured.stop()
     measured.save()
     return by_file

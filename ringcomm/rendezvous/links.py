@@ -243,6 +243,8 @@ class LinkSetup:
     def _dial_link(self, channel: Channel, route: Dict[str, Any], failures: List[str]) -> None:
         """Dial the addresses of a route one after another until one leads to the peer."""
         purpose, peer = channel
+        if self._missing is None:
+            return  # closed meanwhile: what this rank reports now would be taken for the next view's
         if len(failures) == len(route["addresses"]):
             tried = "; ".join(failures) or "it offered no address on the chosen route"
             self._send({"type": "unlinked", "peer": peer, "reason": f"rank {peer} did not answer ({tried})"})
@@ -255,7 +257,9 @@ class LinkSetup:
             self._dial_link(channel, route, failures)
 
         def finished(dial: Dial) -> None:
-            if dial.sock is not None:
+            if dial.sock is not None and self._missing is None:
+                dial.sock.close()
+            elif dial.sock is not None:
                 self._confirm_link(channel, (dial.sock, dial.session), failed)
             else:
                 failed(dial.reason)
@@ -351,6 +355,7 @@ class LinkSetup:
 
     def close(self) -> None:
         """Close everything that is still open."""
+        self._missing = None
         if self._probing is not None:
             self._probing.close()
         if self._race is not None:

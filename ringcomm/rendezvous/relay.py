@@ -6,7 +6,7 @@ import logging
 import socket
 from typing import Any, Callable, Collection, Dict, List, Optional, Sequence
 
-from ..errors import ProtocolError
+from ..errors import ProtocolError, StartupError
 from ..transport.connect import Dial, is_local
 from ..transport.kinds import LOOPBACK
 from ..transport.nics import Interface, machine, own_addresses
@@ -101,7 +101,8 @@ class Source:
             return
         except (OSError, ProtocolError) as problem:
             if self._over:
-                return
+                # All has come that was to come; what this rank does with it has failed.
+                raise StartupError(f"This rank cannot connect to the others: {problem}.") from problem
             if sock is self._sock:
                 self._fail(str(problem))
             else:

@@ -57,6 +57,9 @@ class RelayedStart:
                 setup.reactor, setup.interfaces, setup.key, claim, target, setup.encryption, limit_s,
                 self._received, self._source_ended,
             )  # fmt: skip
+            if target["machine"] != machine():
+                # A way may let small messages through and lose long ones.
+                setup.reactor.after(limit_s + PROBE_AGAIN_S, self._source_overdue)
 
     @property
     def _own(self) -> ListedMember:
@@ -117,6 +120,11 @@ class RelayedStart:
             self._report_unlinked()
         else:
             self._send({"type": "fetch", "reason": self._why})
+
+    def _source_overdue(self) -> None:
+        if self._relay.source is not None and not self._members:
+            self._relay.close_source()
+            self._source_ended("its answer came, and the list did not")
 
     def _report_unlinked(self) -> None:
         self._send({"type": "unlinked", "peer": self._source_rank, "reason": self._why})

@@ -252,9 +252,9 @@ class SharedLink(SocketLink):
 
     def peek(self, most_bytes: int, item_bytes: int) -> Optional[memoryview]:
         ready = self._ready
-        if ready < item_bytes:  # perhaps a part of an item, whose rest has come since
+        if ready < item_bytes:  # perhaps a part of an item, whose rest has come since, or was lent
             ready = self._look()
-            if not ready:
+            if ready < item_bytes:
                 return None if self._has_otherwise() else _NOTHING
         place = self._read % self._in_size
         count = min(ready, most_bytes, self._in_size - place)

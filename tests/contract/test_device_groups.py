@@ -295,7 +295,7 @@ def test_a_missing_wait_is_found(missing, monkeypatch):
 
     def work(context, lab):
         agree(context, lab)
-        for _ in range(20):
+        for _ in range(300):
             array = lab.array(numbers(context, LONG, dtype="int32"))
             lab.add_slowly(array, 0)
             context.allreduce_(array, op=Max)

@@ -168,6 +168,31 @@ def test_whole_items_are_shown_where_they_lie(pair):
     kinds([other])
 
 
+def test_an_item_whose_rest_is_lent_or_never_comes_is_to_be_received(pair):
+    one, other = pair("auto", "auto")
+    item = 8
+    data = np.random.default_rng(1).integers(0, 256, 4_000_003, np.uint8)
+    assert one.send([data[:3].data]) == 3
+    shown = other.peek(1 << 20, item)
+    assert shown is not None and not shown  # the rest may still come through the ring
+    one.lend_above(0)
+    assert one.send([data[3:].data]) == 0  # lent
+    assert other.peek(1 << 20, item) is None
+    got, position = np.zeros_like(data), 0
+    while position < 3:
+        position += other.recv([got[position:].data])
+    sent = 0
+    while position < data.size:
+        position += other.recv([got[position:].data])
+        sent += one.send([data[3 + sent :].data])
+    assert (got == data).all()
+    one.lend_above(1 << 20)
+    assert one.send([data[:3].data]) == 3
+    kinds([one])  # closes it
+    assert other.peek(1 << 20, item) is None
+    kinds([other])
+
+
 @pytest.mark.parametrize("transport", ["auto", "shm"])
 @pytest.mark.parametrize("algorithm", ["", "one_shot", "doubling", "ring"])
 def test_sums_are_right_wherever_in_the_ring_they_are_made(transport, algorithm):
