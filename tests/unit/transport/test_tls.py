@@ -209,7 +209,11 @@ class TestCertificates:
         with pytest.raises(ConfigError, match="built without ssl"):
             encryption_of(CERTIFICATE)
 
-    @pytest.mark.parametrize("text", ["", "nonsense", CERTIFICATE[CERTIFICATE.index("-----BEGIN CERT") :]])
+    @pytest.mark.parametrize(
+        "text",
+        ["", "nonsense", CERTIFICATE[CERTIFICATE.index("-----BEGIN CERT") :]],
+        ids=["empty", "nonsense", "without a key"],
+    )
     def test_what_is_none(self, text):
         with pytest.raises(ConfigError, match="cannot be used"):
             Tls(text)
