@@ -26,7 +26,7 @@ logger = logging.getLogger("ringcomm")
 _UFUNC = {ReduceOp.MIN: np.minimum, ReduceOp.MAX: np.maximum, ReduceOp.PRODUCT: np.multiply}
 _LENGTH = struct.Struct("<Q")
 _MEETING_S = 60.0
-Reduce = Callable[[List[Any]], List[Any]]
+Reduce = Callable[["List[np.ndarray[Any, Any]]"], "List[np.ndarray[Any, Any]]"]
 
 
 class FakePort(DevicePort):
