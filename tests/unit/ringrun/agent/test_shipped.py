@@ -116,6 +116,7 @@ def archive_of(*names: str) -> bytes:
         (archive_of("a/../../b.py"), "contains the path"),
         (archive_of("a.py"), "not what the launcher announced"),
     ],
+    ids=["no archive", "above", "absolute", "above later", "another"],
 )
 def test_what_is_no_such_package_is_refused(data: bytes, why: str, environ: Dict[str, str]) -> None:
     with pytest.raises(ValueError, match=why):
