@@ -29,6 +29,8 @@ _TYPES = {
 """``ncclDataType_t``."""
 _OPS = {ReduceOp.SUM: 0, ReduceOp.AVERAGE: 0, ReduceOp.PRODUCT: 1, ReduceOp.MAX: 2, ReduceOp.MIN: 3}
 """``ncclRedOp_t``."""
+_ABORT_AFTER_S = 2.0
+"""So long an abort waits for a call of another thread."""
 _NAMES = ("libnccl.so.2", "libnccl.so")
 
 
@@ -225,12 +227,17 @@ class NcclGroup(DeviceGroup):
                 array *= factor
 
     def abort(self) -> None:
-        with self._lock:
+        # A call of NCCL that connects, or whose queue is full, waits for other members and holds the lock.
+        held = self._lock.acquire(timeout=_ABORT_AFTER_S)
+        try:
             if self._aborted:
                 return
             self._aborted = True
             with self._stream.current():
                 self._nccl.call("ncclCommAbort", self._communicator)
+        finally:
+            if held:
+                self._lock.release()
 
     def _used(self, array: Any) -> Tuple[int, int, int]:
         """An array's address, and the length and the number of the type of its elements."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -151,6 +152,18 @@ def test_after_an_abort_nothing_is_queued_any_more():
     group.abort()
     group.abort()
     assert members[0].aborts == 1
+    with pytest.raises(DeviceError, match="aborted"):
+        group.all_reduce(np.zeros(3), Sum)
+
+
+def test_an_abort_does_not_wait_for_a_call_that_is_stuck(monkeypatch):
+    monkeypatch.setattr(module, "_ABORT_AFTER_S", 0.01)
+    members, (group,) = joined(1)
+    with group._lock:  # as a call of another thread holds it that waits for a lost member
+        thread = threading.Thread(target=group.abort)
+        thread.start()
+        thread.join(30.0)
+        assert members[0].aborts == 1 and not thread.is_alive()
     with pytest.raises(DeviceError, match="aborted"):
         group.all_reduce(np.zeros(3), Sum)
 
