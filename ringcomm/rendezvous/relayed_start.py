@@ -45,7 +45,7 @@ class RelayedStart:
         self._share: Optional[Share] = None
         self._source_rank = -1
         self._why = ""
-        self._spoiled = False
+        self._spoiled = self._fetched = False
         self._relay = setup.relay = Relay(setup.reactor, int(assignment["rank"]))
         setup.assign_rank(int(assignment["rank"]), int(assignment["generation"]))
         for target in assignment["sources"][:1]:
@@ -119,12 +119,18 @@ class RelayedStart:
         if self._members or self._spoiled:
             self._report_unlinked()
         else:
-            self._send({"type": "fetch", "reason": self._why})
+            self._fetch(self._why)
 
     def _source_overdue(self) -> None:
         if self._relay.source is not None and not self._members:
-            self._relay.close_source()
-            self._source_ended("its answer came, and the list did not")
+            # It stays open: within a host the ways come over it as well.
+            self._fetch(f"rank {self._source_rank} has not passed on the list of ranks in time")
+
+    def _fetch(self, reason: str) -> None:
+        """Ask the rendezvous for the list, which it sends once."""
+        if not self._fetched:
+            self._fetched = True
+            self._send({"type": "fetch", "reason": reason})
 
     def _report_unlinked(self) -> None:
         self._send({"type": "unlinked", "peer": self._source_rank, "reason": self._why})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -10,7 +12,7 @@ import pytest
 
 from ringcomm.config import Slot
 from ringcomm.errors import NoRouteError, RingcommError
-from ringcomm.rendezvous import client, linking, member_list, relay
+from ringcomm.rendezvous import client, linking, links, member_list, relay, relayed_start
 from ringcomm.transport.kinds import WIRED
 from ringcomm.transport.nics import Interface, local_socket
 from tests.contract.service import eventually, together
@@ -75,6 +77,38 @@ def test_where_the_rank_cannot_be_dialled_the_rendezvous_sends_the_list(service,
     monkeypatch.setattr(relay, "_to_dial", lambda item: [] if item["rank"] == 0 else to_dial(item))
     check_start(job_of(service, monkeypatch, (3, (1, 1, 2, 3))))
     assert sorted(fetched) == [1, 2]
+
+
+def test_a_list_that_does_not_come_after_the_handshake_is_sent_by_the_rendezvous(
+    service, monkeypatch, fetched
+):
+    """As where the network loses long messages only."""
+    pass_on = relay.Relay.pass_on_list
+
+    def lose(self, message, mates):
+        if self._rank:
+            pass_on(self, message, mates)
+
+    monkeypatch.setattr(relay.Relay, "pass_on_list", lose)
+    monkeypatch.setattr(relayed_start, "machine", lambda: "another")
+    monkeypatch.setattr(relayed_start, "PROBE_AGAIN_S", 0.1)
+    check_start(job_of(service, monkeypatch, (3, (1, 1, 1, 1))))
+    assert {1, 2} <= set(fetched) and len(fetched) == len(set(fetched))
+
+
+def test_a_rank_that_has_no_descriptors_left_says_so(service, monkeypatch):
+    probe = links.LinkSetup.probe
+
+    def fail(self, *arguments, **options):
+        if self.rank == 2:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return probe(self, *arguments, **options)
+
+    monkeypatch.setattr(links.LinkSetup, "probe", fail)
+    found = errors_of(job_of(service, monkeypatch, SHARED))
+    assert "cannot connect to the others: [Errno 24] Too many open files" in str(found[2])
+    for rank, error in enumerate(found):
+        assert rank == 2 or "rank 2 (host1)" in str(error)
 
 
 def test_a_rank_that_passes_nothing_on_inside_its_host_is_named(service, monkeypatch):

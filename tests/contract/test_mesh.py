@@ -28,6 +28,25 @@ def mesh(no_leaks):
     mesh.reactor.close()
 
 
+class _Soon:
+    def remaining_s(self):
+        return 0.01
+
+
+def test_once_it_is_closed_it_reports_nothing(no_leaks):
+    """The rendezvous would take it for a report about the next view."""
+    told = []
+    mesh = LinkSetup(Reactor(), [Interface("lo", "127.0.0.1", LOOPBACK, 0)], KEY, JOB, told.append)
+    mesh.assign_rank(1, 3)
+    offer = {"address": "127.0.0.1", "port": 1}  # refuses
+    mesh.link([{"peer": 0, "dial": True, "addresses": [offer], "iface": "lo"}], _Soon())
+    mesh.close()
+    for _ in range(20):
+        mesh.reactor.run_once(0.02)
+    mesh.reactor.close()
+    assert told == []
+
+
 class _Endless:
     def remaining_s(self):
         return 60.0
