@@ -4,7 +4,7 @@ The measurement runs when a process makes its first link within a host. One thre
 of the process with itself, without waiting, and the minimum of several times counts. So it measures the cost
 of system calls and copies on this machine (small caches, slow page look-up, a sandbox that intercepts system
 calls), and hardly depends on the load: between two ranks on a busy machine, wake-up times would dominate.
-It takes some 10 ms of a core. Each sender chooses on its own how it sends, so ranks need not agree.
+It takes some 30 ms of a core. Each sender chooses on its own how it sends, so ranks need not agree.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from math import log
-from typing import List, Optional, Sequence
+from typing import List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -23,16 +23,14 @@ from .base import LinkClosed
 from .huge_pages import LEAST_BYTES
 from .process_memory import RING_MOST_BYTES, Lease, PeerMemory, ReadingLink
 from .ring import MASK, RING_BYTES, Ring
+from .shm import PIECE_BYTES
 
-LENGTHS = tuple(kib * 1024 for kib in (256, 512, 1024, 2048, 4096))
-_TRIES = 5
-_ANOTHER_CORE_COSTS = 0.25
-"""By how much (as a logarithm) shared memory must be faster: here one core copies into the ring and out of
-it; between ranks another core does the second, and must get the bytes from the first one's cache."""
-_BEYOND = 1.4
-"""Shared memory is used up to this factor beyond the last size at which it was the faster one: half-way to
-the next size that was measured."""
-
+LENGTHS = tuple(kib * 1024 for kib in (256, 512, 1024, 2048, 4096, 8192))
+_TRIES = 4
+_ANOTHER_CORE_COSTS = 0.37
+"""By how much (as a logarithm) shared memory must be faster: here one core copies into the ring and takes
+the bytes out of it; between ranks another core does the second, and must get them from the first one's cache.
+Two ranks on two cores of an AMD EPYC were equally fast with 5 MB each way, where this measures so much."""
 _lock = threading.Lock()
 _found: Optional[int] = None
 
@@ -54,7 +52,7 @@ def _measure() -> int:
     try:
         # The first time that memory is touched, it costs more.
         sender.lend_above(MASK)
-        _pass(sender, receiver, _buffer(RING_BYTES), _buffer(RING_BYTES))
+        _pass(sender, receiver, _buffer(RING_BYTES), _Overwriting(_buffer(RING_BYTES)))
         return _compare(sender, receiver)
     except LinkClosed:
         return RING_MOST_BYTES  # It may read others' memory, but not its own.
@@ -91,47 +89,121 @@ def _ends() -> List[ReadingLink]:
 
 def _buffer(length: int) -> memoryview:
     """Memory like that of a collective in which so much goes to one peer: large buffers lie on huge pages."""
-    whole = np.ones(max(length, LEAST_BYTES if 2 * length >= LEAST_BYTES else 0), np.uint8)
-    return whole[:length].data
+    whole = np.ones(max(length, LEAST_BYTES if 2 * length >= LEAST_BYTES else 0) // 4, np.float32)
+    return whole.view(np.uint8)[:length].data
 
 
 def _compare(sender: ReadingLink, receiver: ReadingLink) -> int:
-    """Up to how many bytes shared memory is the better one."""
+    """Up to how many bytes shared memory is better for an all-reduce, which adds as much as it overwrites."""
     gains: List[float] = []
     for length in LENGTHS:
         source, target = _buffer(length), _buffer(length)
-        best_s = [1.0, 1.0]
+        takers: Tuple[_Taker, ...] = (_Overwriting(target), _Adding(target))
+        best_s = np.ones((2, len(takers)))
         for _ in range(1 + _TRIES):
             for number, ring_most_bytes in enumerate((MASK, 0)):
                 sender.lend_above(ring_most_bytes)
-                best_s[number] = min(best_s[number], _pass(sender, receiver, source, target))
-        gains.append(log(best_s[1] / best_s[0]) - _ANOTHER_CORE_COSTS)
-    cut = best_cut(gains)
-    return int(LENGTHS[cut - 1] * _BEYOND) if cut else LENGTHS[0] // 2
+                for half, taker in enumerate(takers):
+                    taken_s = _pass(sender, receiver, source, taker)
+                    best_s[number, half] = min(best_s[number, half], taken_s)
+        through_ring_s, lent_s = best_s.sum(axis=1)
+        gains.append(log(lent_s / through_ring_s) - _ANOTHER_CORE_COSTS)
+    return int(LENGTHS[0] * 2.0 ** crossing(gains))
 
 
-def best_cut(gains: Sequence[float]) -> int:
-    """How many of the sizes, from the smallest on, are better sent in the first of two ways.
+def crossing(gains: Sequence[float]) -> float:
+    """Where a straight line through the gains falls below zero, so that one gain that is off matters little.
 
     Args:
-        gains: by how much the first is better at each size; negative where the second is.
+        gains: what is gained at 0, 1, 2, ... octaves.
 
-    >>> best_cut([0.5, 0.2, -0.1, 0.05, -0.7])
-    2
+    Returns:
+        octaves: from -1, where nothing is ever gained, to one more than there are gains, where always.
+
+    >>> round(crossing([0.5, 0.3, 0.1, -0.1]), 3)
+    2.5
     """
-    return max(range(len(gains) + 1), key=lambda cut: sum(gains[:cut]) - sum(gains[cut:]))
+    slope, first = np.polyfit(range(len(gains)), gains, 1)
+    if slope >= 0.0:
+        return float(len(gains)) if sum(gains) > 0.0 else -1.0
+    return float(min(max(-first / slope, -1.0), len(gains)))
 
 
-def _pass(sender: ReadingLink, receiver: ReadingLink, source: memoryview, target: memoryview) -> float:
+class _Overwriting:
+    """A receiver that replaces its own bytes by those of the other end."""
+
+    def __init__(self, target: memoryview) -> None:
+        self._target = target
+        self.begin()
+
+    def begin(self) -> None:
+        """Get ready for another message."""
+        self._into: Sequence[memoryview] = (memoryview(bytearray(HEADER_BYTES)), self._target)
+
+    def take(self, receiver: ReadingLink) -> int:
+        """Receive what is there; how many bytes."""
+        count = receiver.recv(self._into)
+        self._into = _after(self._into, count)
+        return count
+
+
+class _Adding:
+    """A receiver that adds the numbers of the other end to its own: in the ring, or from a segment."""
+
+    def __init__(self, target: memoryview) -> None:
+        self._sum = np.frombuffer(target, np.float32)
+        self._segment = np.empty(ReadingLink.segment_bytes, np.uint8)
+        self.begin()
+
+    def begin(self) -> None:
+        """Get ready for another message."""
+        self._header: Sequence[memoryview] = (memoryview(bytearray(HEADER_BYTES)),)
+        self._added = 0  # bytes of the numbers
+        self._waiting = 0  # bytes in the segment that are not added yet
+
+    def take(self, receiver: ReadingLink) -> int:
+        """Receive what is there; how many bytes."""
+        if self._header:
+            count = receiver.recv(self._header)
+            self._header = _after(self._header, count)
+            return count
+        left = self._sum.nbytes - self._added
+        if not self._waiting:
+            piece = receiver.peek(min(left, PIECE_BYTES), self._sum.itemsize)
+            if piece is not None:
+                self._add(piece)
+                receiver.skip(piece.nbytes)
+                return piece.nbytes
+        wanted = min(left, self._segment.nbytes)
+        count = receiver.recv((self._segment[self._waiting : wanted].data,))
+        self._waiting += count
+        if self._waiting == wanted:
+            self._add(self._segment[:wanted].data)
+            self._waiting = 0
+        return count
+
+    def _add(self, piece: memoryview) -> None:
+        low = self._added // self._sum.itemsize
+        self._added += piece.nbytes
+        mine = self._sum[low : self._added // self._sum.itemsize]
+        np.add(mine, np.frombuffer(piece, self._sum.dtype), out=mine)
+
+
+_Taker = Union[_Overwriting, _Adding]
+
+
+def _pass(sender: ReadingLink, receiver: ReadingLink, source: memoryview, taker: _Taker) -> float:
     """Seconds that it takes to bring the bytes, and a header, from one end to the other."""
     began_s = time.perf_counter()
+    taker.begin()
     out: Sequence[memoryview] = (memoryview(bytes(HEADER_BYTES)), source)
-    into: Sequence[memoryview] = (memoryview(bytearray(HEADER_BYTES)), target)
-    while out or into:
+    left = HEADER_BYTES + source.nbytes
+    while left:
         if out:
             out = _after(out, sender.send(out))
-        if into:
-            into = _after(into, receiver.recv(into))
+        left -= taker.take(receiver)
+    while out:
+        out = _after(out, sender.send(out))  # lent bytes are taken once they have been returned
     return time.perf_counter() - began_s
 
 

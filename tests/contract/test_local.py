@@ -332,7 +332,7 @@ def test_long_messages_of_engines_stay_where_they_were_lent(length):
 def test_what_is_measured_is_used_unless_it_is_not_wanted(monkeypatch):
     monkeypatch.setattr(carriers, "_found", None)
     found = carriers.measured()
-    assert 64 * 1024 <= found < 8 * 1024 * 1024
+    assert carriers.LENGTHS[0] // 2 <= found <= 2 * carriers.LENGTHS[-1]
     assert carriers.measured() == found
     monkeypatch.setattr(carriers, "_found", 777_777)
     for measure, expected in ((True, 777_777), (False, RING_MOST_BYTES)):
