@@ -17,16 +17,22 @@ from .scaling_plan import Task, key_of, predicted_s, reduced, task_of
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 CALIBRATED = 4
 """Numbers of workers up to here were used for the calibration."""
+METHODS = ("ring", "direct", "servers")
 PLAIN = ("ring", "direct", "hierarchical", "servers")
+FILES = ("quiet", "measured", "repeated")
 Point = Tuple[Task, float, Dict[str, float]]
 """A task, its measured median, and its predictions."""
 
 
 def points(folder: Path) -> List[Point]:
-    """Everything that was predicted and measured, also what was measured twice."""
+    """Everything that was predicted and measured, also what was measured twice.
+
+    In ``quiet`` is what was measured while nothing else ran, in ``measured`` and ``repeated`` what was
+    measured while other programs used both cores.
+    """
     told = json.loads((folder / "predictions.json").read_text())["predictions"]
     tasks: List[Task] = []
-    for name in ("measured", "repeated"):
+    for name in FILES:
         path = folder / f"{name}.json"
         tasks += [{**task, "file": name} for task in json.loads(path.read_text())] if path.exists() else []
     return [(task, median(task["seconds"]), told[key_of(task)]) for task in tasks if key_of(task) in told]
@@ -66,17 +72,17 @@ def _groups(rows: Sequence[Point]) -> List[Tuple[str, List[Point]]]:
     def where(**wanted: Any) -> List[Point]:
         return [row for row in rows if all(row[0][name] == value for name, value in wanted.items())]
 
-    first = where(file="measured")
-    return [
-        ("all first measurements", first),
-        ("rings", [row for row in first if row[0]["method"] == "ring"]),
-        ("direct", [row for row in first if row[0]["method"] == "direct"]),
-        ("servers", [row for row in first if row[0]["method"] == "servers"]),
-        ("up to 12 workers", [row for row in first if row[0]["workers"] < 16]),
-        ("16 workers", [row for row in first if row[0]["workers"] == 16]),
-        ("16 ranks or hosts, measured again", where(file="repeated")),
-        ("with overlap", where(file="measured", overlap=True)),
-    ]
+    groups: List[Tuple[str, List[Point]]] = []
+    for file, title in (("quiet", ""), ("measured", " while other programs ran")):
+        chosen = where(file=file)
+        groups += [
+            (f"all{title}", chosen),
+            *((f"{name}{title}", [row for row in chosen if row[0]["method"] == name]) for name in METHODS),
+            (f"up to 12 workers{title}", [row for row in chosen if row[0]["workers"] < 16]),
+            (f"16 workers{title}", [row for row in chosen if row[0]["workers"] == 16]),
+            (f"with overlap{title}", [row for row in chosen if row[0]["overlap"]]),
+        ]
+    return [*groups, ("16 ranks or hosts, measured again while other programs ran", where(file="repeated"))]
 
 
 def draw(folder: Path) -> None:
@@ -90,18 +96,20 @@ def draw(folder: Path) -> None:
 
 
 def _errors_picture(rows: Sequence[Point]) -> str:
-    """Predicted against measured seconds, every point."""
+    """Predicted against measured seconds, every point; those while other programs ran in grey."""
+    later = [row for row in rows if row[0]["workers"] > CALIBRATED]
+
+    def of(method: str, quiet: bool) -> Tuple[Tuple[float, float], ...]:
+        return tuple(
+            (seconds, told["seconds"])
+            for task, seconds, told in later
+            if task["method"] == method and (task["file"] == "quiet") == quiet
+        )
+
     lines = []
-    for name, method in (("ring", "ring"), ("direct", "direct"), ("servers", "servers")):
-        for known in (True, False):
-            chosen = tuple(
-                (seconds, told["seconds"])
-                for task, seconds, told in rows
-                if task["method"] == method and (task["workers"] <= CALIBRATED) == known
-            )
-            label = f"{name}, {'up to 4 workers' if known else '6 to 16 workers'}"
-            if chosen and not known:
-                lines.append(Line(label, chosen, joined=False))
+    for method, grey in zip(METHODS, ("#999", "#bbb", "#ccc")):
+        lines.append(Line(f"{method}, while other programs ran", of(method, False), grey, joined=False))
+    lines += [Line(method, of(method, True), joined=False) for method in METHODS]
     ends = [seconds for _, seconds, _ in rows]
     lines.append(
         Line("predicted = measured", ((min(ends), min(ends)), (max(ends), max(ends))), "#999", marks=False)
@@ -119,6 +127,7 @@ def _efficiency_picture(folder: Path) -> str:
     rows = [
         (task, seconds) for task, seconds, _ in points(folder)
         if task["mbit"] == 100 and task["model"] == "resnet50" and task["slots"] == 1 and not task["overlap"]
+        and task["file"] == ("measured" if task["workers"] <= CALIBRATED else "quiet")
     ]  # fmt: skip
     lines: List[Line] = []
     for number, (name, belongs) in enumerate(_ways()):

@@ -37,3 +37,15 @@ def test_larger_values_are_higher():
 def test_points_without_a_line_and_one_point_alone():
     root = ElementTree.fromstring(line_chart("t", "x", "y", [Line("a", ((8, 5),), joined=False)]))
     assert root.findall(f"{SPACE}polyline") == []
+
+
+def test_labels_of_values_that_are_close_do_not_overlap():
+    points = tuple((1.0 + 0.01 * number, number + 1) for number in range(100))
+    root = ElementTree.fromstring(line_chart("t", "x", "y", [Line("a", (*points, (64.0, 3)))]))
+    places = [
+        float(item.get("x"))
+        for item in root.findall(f"{SPACE}text")
+        if item.get("text-anchor") == "middle" and item.text != "x"
+    ]
+    assert len(places) > 2
+    assert all(after - before > 30 for before, after in zip(places, places[1:]))
