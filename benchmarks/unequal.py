@@ -176,9 +176,8 @@ def curve(result: Dict[str, Any], top: int) -> Iterator[str]:
 
 
 def _on_three_hosts(rounds: int, steps: int, weight: int) -> Dict[str, Any]:
-    work = Work(gradient_bytes=1024 * 1024)
     with hosts(HOSTS) as lab, on_hosts(lab, QUOTAS, [RATE] * 3, weight) as machines:
-        return {**compare(machines, rounds, steps, work), "rate": RATE}
+        return {**compare(machines, rounds, steps, Work()), "rate": RATE}
 
 
 def main() -> None:
