@@ -16,7 +16,7 @@ cd "$(dirname "$0")/.."
 export PATH="$PATH:/usr/sbin:/sbin" PIP_DISABLE_PIP_VERSION_CHECK=1
 
 beside=(slow hosts slurm tensorflow mxnet jax trainers engines)
-stages=(lint types main slow hosts slurm tensorflow mxnet jax trainers engines coverage docs package pythons numpy gpu)
+stages=(lint types main slow hosts slurm tensorflow mxnet jax trainers engines coverage docs package pythons gpu)
 mode=quick only=()
 while [ $# -gt 0 ]; do
     case $1 in
@@ -283,29 +283,22 @@ all_minors=()
 
 core_needs=(pytest pytest-timeout pytest-xdist hypothesis ml_dtypes)
 
-stage_pythons() { # the core on every other Python; of parametrized tests another share in each
+stage_pythons() { # the core on every other Python, the oldest with the oldest NumPy; of parametrized tests another share in each
     quick && return
-    local minor minors=("${!pythons[@]}") folders
+    local minor minors=("${!pythons[@]}") needs folders
     for minor in "${minors[@]}"; do
-        [ "$minor" != "$(minor_of "$python")" ] || continue
-        environment ".venv-test-3.$minor" "${pythons[$minor]}" -e . "${core_needs[@]}"
+        needs=("${core_needs[@]}")
+        if [ "$minor" = "${minors[0]}" ] && [ "$minor" -le 11 ]; then
+            needs+=(numpy==1.23.5)
+        elif [ "$minor" = "$(minor_of "$python")" ]; then
+            continue
+        fi
+        environment ".venv-test-3.$minor" "${pythons[$minor]}" -e . "${needs[@]}"
         # Contract tests take four fifths of the time: sockets and threads are tried on the oldest and the newest.
         folders=(tests/unit tests/sim)
         if [ "$minor" = "${minors[0]}" ] || [ "$minor" = "${minors[-1]}" ]; then folders+=(tests/contract); fi
         tests ".venv-test-3.$minor" "3.$minor" -n 2 --one-in 16 -m "not slow and not hosts" \
             "${folders[@]}" --schedules 100
-    done
-}
-
-stage_numpy() { # the oldest NumPy that is supported
-    quick && return
-    local minor
-    for minor in 10 11 9 8; do
-        [ -n "${pythons[$minor]:-}" ] || continue
-        environment .venv-test-numpy-1.23 "${pythons[$minor]}" -e . numpy==1.23.5 "${core_needs[@]}"
-        tests .venv-test-numpy-1.23 1.23 -n 2 --one-in 16 -m "not slow and not hosts" \
-            tests/unit tests/contract tests/sim --schedules 100
-        break
     done
 }
 
