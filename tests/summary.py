@@ -12,7 +12,7 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from pathlib import Path
-from typing import List, Tuple
+from typing import Dict, List, Tuple
 
 SLOWEST = 10
 
@@ -25,15 +25,18 @@ def failed(cache: str) -> None:
 
 
 def table(folder: str) -> None:
-    """Print the table of stages, the slowest tests, and those that passed only when they were repeated."""
+    """Print the table of stages, the slowest tests and files, and what passed only when it was repeated."""
     tests: Counter[str] = Counter()
     slowest: List[Tuple[float, str, str]] = []
+    files: Dict[str, float] = {}
     for path in sorted(Path(folder).glob("*.xml")):
         stage, _, environment = path.stem.partition(".")
         for case in ElementTree.parse(path).getroot().iter("testcase"):
             tests[stage] += 1
-            name = f"{case.get('classname', '').replace('.', '/')}::{case.get('name')}"
-            slowest.append((float(case.get("time", 0.0)), environment, name))
+            place, seconds_spent = case.get("classname", ""), float(case.get("time", 0.0))
+            slowest.append((seconds_spent, environment, f"{place.replace('.', '/')}::{case.get('name')}"))
+            file = f"{environment:<8} {re.sub('[.]Test.*', '', place).replace('.', '/')}.py"
+            files[file] = files.get(file, 0.0) + seconds_spent
     print(f"{'stage':<14}{'tests':>8}{'seconds':>9}")
     for item in (Path(folder) / "stages").read_text().split():
         stage, _, seconds = item.partition("=")
@@ -42,6 +45,9 @@ def table(folder: str) -> None:
         print(f"\nThe {min(SLOWEST, len(slowest))} slowest tests, in seconds:")
         for seconds_spent, environment, name in sorted(slowest, reverse=True)[:SLOWEST]:
             print(f"{seconds_spent:9.1f}  {environment:<8} {name}")
+        print(f"\nThe {min(SLOWEST, len(files))} slowest files, in seconds:")
+        for name, in_all_s in sorted(files.items(), key=lambda item: -item[1])[:SLOWEST]:
+            print(f"{in_all_s:9.1f}  {name}")
     repeated = Path(folder) / "repeated"
     if repeated.exists():
         print("\nThese failed once (see above) and passed when they were run again, alone:")
