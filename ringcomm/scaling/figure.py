@@ -6,7 +6,8 @@ from html import escape
 from math import log2
 from typing import Iterator, List, NamedTuple, Sequence, Tuple
 
-COLOURS = ("#d1495b", "#2e4057", "#66a182", "#edae49", "#6c8ead", "#9467bd", "#8c564b", "#17becf", "#7f7f7f")
+COLOURS = ("#d1495b", "#2e4057", "#66a182", "#edae49", "#6c8ead", "#9467bd", "#8c564b", "#17becf", "#7f7f7f",
+           "#bcbd22", "#e377c2")  # fmt: skip
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 790, 400, 64, 266, 40, 54
 _MOST_TICKS = 12
 
