@@ -14,7 +14,8 @@ from ringcomm.testing.simulation import simulate_coded
 pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
-from accuracy import coded_average, compared  # noqa: E402
+from accuracy import compared  # noqa: E402
+from peers.averaging import coded_average  # noqa: E402
 
 
 @pytest.mark.parametrize("name", ["bf16", "int8", "int4"])
