@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ringcomm.config import Settings
+from ringcomm.engine import thread as thread_module
 from ringcomm.engine.engine import Engine
 from ringcomm.engine.observer import Observer
 from ringcomm.engine.thread import EngineThread
@@ -107,6 +108,27 @@ def test_numbers_about_what_it_has_done():
         return asked, context.engine.reduced_bytes
 
     assert run_ranks(2, work, settings=PLAIN) == [([(400_000, True, "x"), (16, False, "")], 400_016)] * 2
+
+
+def test_a_caller_that_waits_polls_before_it_sleeps(monkeypatch):
+    """A wake-up would cost more than a short operation."""
+    polled, give_way = threading.Event(), thread_module.give_way
+
+    def noted():
+        polled.set()
+        give_way()
+
+    monkeypatch.setattr(thread_module, "give_way", noted)
+
+    def work(context):
+        for _ in range(10_000):  # the first may be done before it is waited for
+            seen = np.array([float(polled.is_set())])
+            context.engine.allreduce([seen], Sum, "x").wait()
+            if seen[0]:
+                return True
+        return False
+
+    assert run_ranks(2, work, settings=replace(PLAIN, spin_us=30e6)) == [True, True]
 
 
 def test_how_far_an_operation_is_that_another_rank_keeps_waiting():
