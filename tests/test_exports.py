@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import re
 from pathlib import Path
@@ -124,3 +125,10 @@ def test_the_package_is_typed():
 
 def test_version_is_one():
     assert re.fullmatch(r"\d+\.\d+\.\d+\S*", ringcomm.__version__)
+
+
+def test_what_is_built_on_the_package_is_imported_when_it_is_asked_for(monkeypatch):
+    monkeypatch.delattr(ringcomm, "elastic", raising=False)
+    assert ringcomm.elastic is importlib.import_module("ringcomm.elastic")
+    with pytest.raises(AttributeError, match="module 'ringcomm' has no attribute 'nothing'"):
+        ringcomm.nothing  # noqa: B018

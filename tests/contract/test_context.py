@@ -17,6 +17,8 @@ from ringcomm.context import Context, announce
 from ringcomm.errors import PeerLostError, StartTimeoutError
 from ringcomm.ops import Sum
 from ringcomm.preparation import Preparation
+from ringcomm.rendezvous.client import join
+from ringcomm.rendezvous.embedded import EmbeddedRendezvous
 from ringcomm.rendezvous.joined import Peer
 from ringcomm.testing.cluster import RankFailed, run_ranks
 from ringcomm.transport.memory import memory_channels
@@ -66,6 +68,30 @@ class TestAlone:
         with Context.start(Membership(), Settings(advise=True)):
             pass
         assert any(record.getMessage().startswith("No advice: ") for record in caplog.records)
+
+
+    def test_a_prediction_that_was_not_made_is_pointed_out(self, caplog):
+        with Context.start(Membership(), Settings(predict=True)):
+            pass
+        assert any(record.getMessage().startswith("No prediction: ") for record in caplog.records)
+
+
+@pytest.mark.parametrize("ok", [True, False])
+def test_the_rank_that_serves_the_rendezvous_stops_it_at_its_end(ok, monkeypatch, no_leaks):
+    key, stopped = secrets.token_bytes(32), []
+    embedded, endpoints = EmbeddedRendezvous.serve(key, "", "job", 2, SETTINGS)
+    stop = embedded.stop
+    monkeypatch.setattr(embedded, "stop", lambda failed: stopped.append(failed) or stop(failed))
+
+    def start(rank):
+        membership = Membership(2, tuple(endpoints), key, "job", None, rank, "desk")
+        joined = join(membership, SETTINGS, listens=True)
+        return Context._of(joined, SETTINGS, embedded if rank == 0 else None)
+
+    contexts = together([0, 1], start)
+    together(contexts, lambda context: context.barrier())
+    together(contexts, lambda context: context.close("its program ended", ok))
+    assert stopped == [not ok]
 
 
 class TestFailures:

@@ -384,6 +384,19 @@ def test_a_device_that_does_not_copy_is_an_error_after_the_time_limit():
     assert isinstance(errors[0], DeviceError) and "1 s" in str(errors[0])
 
 
+def test_the_rows_of_a_rank_that_is_alone():
+    def work(context):
+        values = numbers(context, 5, 3)
+        with FakeLab(0, delay_s=0.0005) as lab:
+            same(lab.numpy(context.reducescatter(lab.array(values), op=Sum)), values, "reducescatter")
+            array = lab.array(values)
+            found = context.reducescatter_(array, op=Sum, prescale_factor=2.0)
+            same(lab.numpy(found), 2 * values, "in place")
+            same(lab.numpy(array), 2 * values, "the array itself")
+
+    run_ranks(1, work, settings=SETTINGS)
+
+
 # ---- steady state ------------------------------------------------------------------------------
 
 

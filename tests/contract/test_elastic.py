@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import secrets
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ import pytest
 import ringcomm as rc
 from ringcomm.config import Membership, Settings, Slot
 from ringcomm.context import Context
+from ringcomm.preparation import Preparation
 from ringcomm.rendezvous import channels, client
 from ringcomm.rendezvous.actions import Notice
 from ringcomm.rendezvous.elastic_client import ElasticJoiner
@@ -138,6 +140,33 @@ def test_a_member_lost_after_the_last_link_costs_one_more_view(
     assert len({item.generation for item in again}) == 1 and again[0].generation > 1
     assert total(again) == 3
     together(lambda item: item.close(), again)
+
+
+def test_an_epoch_that_fails_before_its_first_call_costs_one_more_view(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = Preparation.compare_programs, itertools.count()
+
+    def compare(preparation: Preparation) -> None:
+        if next(calls) < 2:  # both ranks of the first epoch
+            raise rc.PeerLostError("a rank was lost")
+        real(preparation)
+
+    monkeypatch.setattr(Preparation, "compare_programs", compare)
+    contexts = job.start(2)
+    assert total(contexts) == 2 and next(calls) == 4
+    together(lambda item: item.close(), contexts)
+
+
+def test_an_error_of_the_program_before_the_first_call_ends_the_process(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compare(preparation: Preparation) -> None:
+        raise ZeroDivisionError("before the first call")
+
+    monkeypatch.setattr(Preparation, "compare_programs", compare)
+    with pytest.raises(ZeroDivisionError, match="before the first call"):
+        job.start(2)
 
 
 def test_links_that_can_never_be_used_are_an_error(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ringcomm.config import Settings
+from ringcomm.engine import thread as thread_module
 from ringcomm.engine.engine import Engine
 from ringcomm.engine.observer import Observer
 from ringcomm.engine.thread import EngineThread
@@ -107,6 +108,55 @@ def test_numbers_about_what_it_has_done():
         return asked, context.engine.reduced_bytes
 
     assert run_ranks(2, work, settings=PLAIN) == [([(400_000, True, "x"), (16, False, "")], 400_016)] * 2
+
+
+def test_a_caller_that_waits_polls_before_it_sleeps(monkeypatch):
+    """A wake-up would cost more than a short operation."""
+    polled, give_way = threading.Event(), thread_module.give_way
+
+    def noted():
+        polled.set()
+        give_way()
+
+    monkeypatch.setattr(thread_module, "give_way", noted)
+
+    def work(context):
+        for _ in range(10_000):  # the first may be done before it is waited for
+            seen = np.array([float(polled.is_set())])
+            context.engine.allreduce([seen], Sum, "x").wait()
+            if seen[0]:
+                return True
+        return False
+
+    assert run_ranks(2, work, settings=replace(PLAIN, spin_us=30e6)) == [True, True]
+
+
+def test_operations_and_pauses_without_a_flight_recorder():
+    def work(context):
+        engine = context.engine
+        assert engine.history is None and engine.observer is None
+        with engine.pause("validation"):
+            return reduced(context, "x")
+
+    assert run_ranks(2, work, settings=replace(PLAIN, flight_recorder=0)) == [[3.0] * 3] * 2
+
+
+def test_in_a_fork_it_does_nothing():
+    """What a fork would do is tried here, with the number of another process; test_fork.py has real ones."""
+
+    def work(context):
+        thread, own = context.engine._thread, context.engine._thread._pid
+        handle = context.engine.allreduce([np.ones(3)], Sum, "x")
+        thread._pid = -1
+        for call in (handle.wait, lambda: context.engine.barrier("y"), context.engine.join):
+            with pytest.raises(Misuse, match=f"a fork of rank {context.rank}"):
+                call()
+        thread.stop()  # of its parent
+        thread._pid = own
+        handle.wait(LIMIT_S)
+        return reduced(context, "z")
+
+    assert run_ranks(2, work, settings=PLAIN) == [[3.0] * 3] * 2
 
 
 def test_how_far_an_operation_is_that_another_rank_keeps_waiting():

@@ -2,91 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 
 import numpy as np
 import pytest
 
-from ringcomm.arrays.kinds import CopyEngine, DeviceKind, device_kind, kind_of, register_kind
-from ringcomm.arrays.mirrors import StagingPool, block_bytes
-from ringcomm.collective.staged import Done
-from ringcomm.errors import DeviceError
-
-
-class Copying(Done):
-    def __init__(self, elapsed_s=None):
-        self.done = False
-        self.error = None
-        self._elapsed_s = elapsed_s
-
-    def poll(self):
-        if self.error is not None:
-            raise self.error
-        return self.done
-
-    def elapsed_s(self):
-        return self._elapsed_s
-
-
-class Engine(CopyEngine):
-    def __init__(self):
-        self.copies = []
-        self.followed = []
-        self.blocks = 0
-
-    def block(self, nbytes):
-        self.blocks += 1
-        return np.zeros(nbytes, np.uint8)
-
-    def mark(self):
-        return "mark"
-
-    def _start(self, *what):
-        self.copies.append((*what, Copying(elapsed_s=1e-3)))
-        return self.copies[-1][-1]
-
-    def to_host(self, array, start, stop, block, after):
-        block[start:stop] = array.view(np.uint8)[start:stop]
-        return self._start("out", start, stop, after)
-
-    def to_device(self, block, array, start, stop, after):
-        array.view(np.uint8)[start:stop] = block[start:stop]
-        return self._start("in", start, stop, after)
-
-    def follow(self, done):
-        self.followed.append(done)
-
-    def complete(self):
-        for *_, done in self.copies:
-            done.done = True
-
-
-class Kind(DeviceKind):
-    name = "test"
-
-    def __init__(self):
-        self.made = Engine()
-
-    def on_device(self, value):
-        return True
-
-    def device(self, value):
-        return 0
-
-    def engine(self, value):
-        return self.made
-
-    def describe(self, value):
-        return value.shape, value.dtype
-
-    def flat(self, value):
-        return value.reshape(-1), True
-
-    def empty(self, like, shape):
-        return np.empty(shape, like.dtype)
-
-    def assign(self, target, source):
-        target[...] = source
+from ringcomm.arrays.kinds import device_kind, kind_of, register_kind
+from ringcomm.arrays.mirrors import BlockMirror, StagingPool, block_bytes
+from ringcomm.errors import BrokenInvariantError, DeviceError
+from tests.unit.arrays.copying import Copying, Kind
 
 
 @pytest.fixture
@@ -196,3 +121,134 @@ def test_kinds_are_found_by_type(kind):
     assert kind_of(Array()) is kind and device_kind(Below()) is kind
     for value in (np.zeros(1), np.ma.zeros(1), [1.0], 2.0, "text", None):
         assert device_kind(value) is None
+
+
+class Emptied:
+    """What another thread empties between a look at it and taking from it."""
+
+    def __len__(self):
+        return 1
+
+    def pop(self):
+        raise IndexError
+
+    popleft = pop
+
+
+def test_threads_that_take_at_the_same_time_get_blocks_of_their_own(kind, pool):
+    pool._free[(id(kind.made), 4096)] = Emptied()
+    pool._returned = Emptied()
+    assert pool.take(kind.made, 10).nbytes == 4096
+    assert pool.allocations == kind.made.blocks == 1
+
+
+def test_a_second_preload_and_an_empty_array_copy_nothing(kind, pool):
+    mirror = pool.mirror(kind, np.zeros(10))
+    mirror.preload()
+    mirror.preload()
+    empty = pool.mirror(kind, np.zeros(0))
+    empty.preload()
+    empty.store_all()
+    assert empty.fetch().size == 0
+    assert len(kind.made.copies) == 1
+
+
+class Bell:
+    """A watch that is asked at every look."""
+
+    interval_s = 0.0
+
+    def __init__(self, check):
+        self.check = check
+
+
+def test_a_wait_for_a_load_can_be_interrupted(kind, pool):
+    mirror = pool.mirror(kind, np.arange(10.0))
+    assert mirror.fetch(Bell(kind.made.complete)).tolist() == list(range(10))
+
+    def end():
+        raise DeviceError("the job has ended")
+
+    with pytest.raises(DeviceError, match="the job has ended"):
+        pool.mirror(kind, np.arange(10.0)).fetch(Bell(end))
+
+
+def test_the_program_may_overwrite_a_source_once_it_is_loaded(kind, pool):
+    mirror = pool.mirror(kind, np.zeros(10))
+    mirror.keep_source()
+    assert kind.made.followed == [], "nothing has been loaded"
+    mirror.preload()
+    mirror.keep_source()
+    assert kind.made.followed == [kind.made.copies[-1][-1]]
+
+
+def test_copies_on_the_device_need_a_way(kind, pool):
+    mirror = BlockMirror(pool, kind.made, np.zeros(3), np.zeros(3), 3, np.dtype(float))
+    with pytest.raises(BrokenInvariantError, match="without a way"):
+        mirror.capture()
+
+
+class Group:
+    """A group of devices; what it queues is done when the test says so."""
+
+    def __init__(self):
+        self.followed = []
+        self.end = Copying()
+
+    def current(self):
+        return contextlib.nullcontext()
+
+    def follow(self, mark):
+        self.followed.append(mark)
+
+    def queued(self):
+        return self.end
+
+
+class TestGroups:
+    def test_one_owner_has_the_devices(self, kind, pool):
+        mirror, one, other = pool.mirror(kind, np.zeros(3)), object(), object()
+        for _ in range(2):
+            assert mirror.port(one) == "Engine has no groups of devices"
+        assert "for other calls" in pool.mirror(kind, np.zeros(3)).port(other)
+
+    def test_an_array_is_reduced_in_its_own_memory_after_the_programs_work(self, kind, pool):
+        array, group = np.arange(3.0), Group()
+        mirror = pool.mirror(kind, array)
+        assert mirror.enter(group) is array and pool.grouped
+        assert group.followed == ["mark"] and kind.made.copies == []
+        mirror.leave(group)
+        mirror.finish()
+        assert kind.made.followed == [group.end], "the program's stream waits for the group"
+
+    def test_a_new_array_gets_the_elements_first(self, kind, pool):
+        source, target = np.arange(3.0), np.zeros(3)
+        assert pool.mirror(kind, source, target).enter(Group()) is target
+        assert target.tolist() == [0.0, 1.0, 2.0] and kind.made.copies == []
+
+    def test_elements_that_were_loaded_are_taken_from_the_host(self, kind, pool):
+        """The program may have overwritten the source since."""
+        source, target = np.arange(3.0), np.zeros(3)
+        mirror = pool.mirror(kind, source, target)
+        mirror.preload()
+        kind.made.complete()
+        source[:] = 9.0
+        assert mirror.enter(Group()) is target and target.tolist() == [0.0, 1.0, 2.0]
+        assert kind.made.followed == [kind.made.copies[-1][-1]], "the group waits for the copy"
+
+    def test_a_part_is_what_other_hosts_get(self, kind, pool):
+        array = np.arange(10.0)
+        part = pool.mirror(kind, array).part(array, 4, 7)
+        part.load(0, 24)
+        assert part.host.tolist() == [4.0, 5.0, 6.0]
+        part.host *= 2
+        part.store_all()
+        assert array[3:8].tolist() == [3.0, 8.0, 10.0, 12.0, 7.0]
+
+    def test_what_is_captured_does_not_change_any_more(self, kind, pool):
+        source, target = np.arange(3.0), np.zeros(3)
+        mirror = pool.mirror(kind, source, target)
+        mirror.capture()
+        source[:] = 9.0
+        mirror.load(0, 24)
+        assert mirror.host.tolist() == [0.0, 1.0, 2.0]

@@ -11,6 +11,7 @@ from ringcomm.collective.coded import CodedPlans
 from ringcomm.collective.coded_hosts import HostCodedExecution
 from ringcomm.collective.reduce import Kernel
 from ringcomm.dtypes import code_of
+from ringcomm.errors import MismatchError
 from ringcomm.ops import CODECS, Average, Sum
 from ringcomm.schedule.select import Selector
 from ringcomm.schedule.steps import even_bounds
@@ -128,3 +129,57 @@ def test_a_cut_link_is_an_error_or_harmless(link):
         errors = simulate_coded(3, data, seed=offset, faults=faults, host_index=[0, 0, 1, 1])
         assert all(error is None or isinstance(error, LinkClosed) for error in errors)
         assert offset > 3000 or any(errors), "the link carries more than that"
+
+
+def drive(executions):
+    """Advance all ranks in turn until each is done."""
+    waiting = list(executions)
+    for _ in range(1000):
+        waiting = [execution for execution in waiting if not execution.advance()]
+        if not waiting:
+            return
+    raise AssertionError(f"they wait for ever: {[execution.waiting_for() for execution in waiting]}")
+
+
+def armed(sites, checks=False):
+    """The executions of four ranks on two hosts, each called at its line, and their data."""
+    single = np.dtype(np.float32)
+    header = Header(0, 1, Collective.ALLREDUCE, Sum, code_of(single), NO_ROOT, LEAST, 0, codec=3)
+    executions, data = [], gradients(4, LEAST)
+    for rank, fabric in enumerate(memory_fabrics(4)):
+        plans = CodedPlans(fabric, Selector(rank, 4, host_index=[0, 0, 1, 1]))
+        execution = plans.execution(header, LEAST, Kernel(Sum, single, 4))
+        execution.headers.checks_sites = checks
+        assert execution.headers.checks_sites is checks
+        execution.arm(1, data[rank], None, sites[rank])
+        executions.append(execution)
+    return executions, data
+
+
+HERE, THERE = 5 << 32 | 7, 5 << 32 | 9
+"""Two lines of a program."""
+
+
+def test_what_was_exchanged_is_what_every_run_exchanges():
+    executions, data = armed([HERE] * 4)
+    assert [execution.exchanged() for execution in executions] != [item.volume() for item in executions]
+    drive(executions)
+    for execution in executions:
+        assert execution.exchanged() == execution.volume() and execution.moved_bytes > 0
+        assert execution.headers.other_sites == []
+        execution.disarm()
+    assert len({array.tobytes() for array in data}) == 1
+
+
+def test_calls_from_other_lines_are_found_in_every_stage():
+    executions, _ = armed([HERE, HERE, HERE, THERE])
+    drive(executions)
+    found = [set(execution.headers.other_sites) for execution in executions]
+    # Rank 3 shares a host with rank 2, and has the same place as rank 1.
+    assert found == [set(), {(3, HERE, THERE)}, {(3, HERE, THERE)}, {(1, THERE, HERE), (2, THERE, HERE)}]
+
+
+def test_or_are_an_error_if_that_is_asked_for():
+    executions, _ = armed([HERE, HERE, HERE, THERE], checks=True)
+    with pytest.raises(MismatchError, match="come from different lines"):
+        drive(executions)

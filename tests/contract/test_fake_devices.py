@@ -1,0 +1,270 @@
+"""Devices that exist only in tests, and groups of them: poison until a stream has come, and failures."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from ringcomm.arrays.kinds import kind_of
+from ringcomm.arrays.mirrors import StagingPool
+from ringcomm.errors import DeviceError
+from ringcomm.ops import Average, Max, Min, Product, Sum
+from ringcomm.testing import fake_device
+from ringcomm.testing.fake_device import FakeArray, FakeDevice, FakeEvent
+
+LIMIT_S = 60.0
+
+
+@pytest.fixture
+def gate():
+    """What a stream waits for until the test opens it."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def poisoned(memory):
+    return bool((np.asarray(memory).reshape(-1).view(np.uint8) == 0xFF).all())
+
+
+class TestStreams:
+    def test_an_array_is_poison_until_the_stream_has_come_there(self, gate):
+        with FakeDevice() as device:
+            device.main.put(lambda: gate.wait(LIMIT_S))
+            array = device.array([1.0, 2.0])
+            added = array.apply(lambda memory: np.add(memory, 1.0, out=memory))
+            assert added is array and poisoned(array.memory)
+            gate.set()
+            assert array.numpy().tolist() == [2.0, 3.0]
+            assert device.host_waits == 1
+            assert poisoned(device.empty((3,), "int32").memory)
+
+    def test_streams_do_not_wait_for_each_other_unless_they_are_told_to(self, gate):
+        with FakeDevice() as device:
+            first, other = device.main, device.stream()
+            event = first.put(lambda: gate.wait(LIMIT_S))
+            other.put().wait()
+            other.wait_event(event)
+            after = other.put()
+            assert not event.poll() and not after.poll()
+            gate.set()
+            after.wait()
+            assert event.poll() and after.elapsed_s() is not None
+
+    def test_each_thread_has_a_current_stream(self):
+        with FakeDevice() as device, ThreadPoolExecutor(1) as pool:
+            mine = device.stream()
+            device.use(mine)
+            assert device.current is mine
+            assert pool.submit(lambda: device.current).result() is device.main
+
+    def test_after_a_failure_nothing_more_is_done(self):
+        done = []
+        with FakeDevice() as device:
+            stream = device.stream()
+            stream.put(lambda: 1 / 0).wait()
+            event = stream.put(lambda: done.append(1))
+            event.wait()
+            with pytest.raises(DeviceError, match="a copy has failed: division by zero"):
+                event.poll()
+            with pytest.raises(DeviceError, match="division by zero"):
+                array = device.array([1.0])
+                device.use(stream)
+                array.numpy()
+        assert done == []
+
+    def test_what_is_queued_is_done_before_the_end_and_nothing_after_it(self):
+        done = []
+        with FakeDevice(seed=3, delay_s=0.001) as device:
+            for number in range(9):
+                device.main.put(lambda number=number: done.append(number))
+        assert done == list(range(9))
+        assert device.main.put(lambda: done.append(99)).poll() and len(done) == 9
+
+    def test_a_wait_has_a_limit(self, monkeypatch):
+        monkeypatch.setattr(fake_device, "_LONGEST_WAIT_S", 0.01)
+        with pytest.raises(DeviceError, match="did not come here within 0.01 s"):
+            FakeEvent().wait()
+
+
+class TestArrays:
+    def test_the_host_cannot_use_their_memory(self):
+        with FakeDevice() as device:
+            array = device.array(np.arange(6.0).reshape(2, 3))
+            assert (array.shape, array.dtype) == ((2, 3), np.dtype(float))
+            for use in (np.asarray, np.sum):
+                with pytest.raises(TypeError, match="cannot use the memory"):
+                    use(array)
+            assert array[1].reshape((3, 1)).numpy().tolist() == [[3.0], [4.0], [5.0]]
+
+    def test_those_that_are_not_in_c_order_are_copied_on_the_device(self):
+        with FakeDevice() as device:
+            array = device.array(np.arange(6.0).reshape(2, 3))
+            kind, turned = kind_of(array), FakeArray(device, array.memory.T)
+            flat, shares = kind.flat(turned)
+            assert not shares and flat.numpy().tolist() == [0, 3, 1, 4, 2, 5]
+            assert kind.flat(array)[1] and kind.on_device(array) and kind.mapped(flat) is None
+
+
+class TestCopies:
+    def mirror(self, device, count=1000):
+        array = device.array(np.arange(float(count)))
+        return array, StagingPool().mirror(kind_of(array), array.reshape((-1,)))
+
+    def test_blocks_and_arrays_are_poison_while_a_copy_is_on_its_way(self, gate):
+        with FakeDevice() as device:
+            array, mirror = self.mirror(device)
+            assert poisoned(mirror.host)
+            mirror.fetch()
+            device.main.put(lambda: gate.wait(LIMIT_S))
+            again = StagingPool().mirror(kind_of(array), array)
+            again.host[:] = 1.0
+            load = again.load(0, 4000)
+            assert poisoned(again.host[:500]) and (again.host[500:] == 1.0).all() and not load.poll()
+            gate.set()
+            load.wait()
+            assert again.host[:3].tolist() == [0.0, 1.0, 2.0]
+            assert (device.copies_out, device.bytes_out, device.blocks) == (2, 12000, 2)
+
+    def test_a_rate_makes_copies_slow(self):
+        with FakeDevice(byte_s=5e-6) as device:
+            _, mirror = self.mirror(device)
+            load = mirror.load(0, 8000)
+            load.wait()
+            assert load.elapsed_s() >= 0.03, "40 ms, less what it makes up for"
+
+    @pytest.mark.parametrize("fails", ["fail_out", "fail_in"])
+    def test_one_can_be_made_to_fail(self, fails):
+        with FakeDevice(**{fails: 2}) as device:
+            _, mirror = self.mirror(device)
+            for number in (1, 2):
+                if fails == "fail_out":
+                    copy = mirror.load(0, 80)
+                else:
+                    mirror.store(0, 80)
+                    copy = mirror._last_store
+                copy.wait()
+                if number == 1:
+                    assert copy.poll()
+            with pytest.raises(DeviceError, match="this copy was to fail"):
+                copy.poll()
+            mirror.release()
+
+    def test_a_device_is_alone_unless_it_has_a_way_into_groups(self):
+        with FakeDevice() as alone, FakeDevice(group_fails="") as device:
+            assert kind_of(alone.array([1])).engine(alone.array([1])).port() == (
+                "fake devices without a port are alone"
+            )
+            engine = kind_of(device.array([1])).engine(device.array([1]))
+            assert engine.port() is device.port and engine.mapped_slowdown(1, None) is None
+            mark = engine.mark()
+            assert engine.reached(mark) is mark
+
+
+def joined(devices, ticket=None):
+    """Every device joins a group with the others, as it does in a rank; the groups, or errors."""
+    ticket = devices[0].port.ticket() if ticket is None else ticket
+
+    def join(rank):
+        try:
+            return devices[rank].port.join(ticket, rank, len(devices))
+        except DeviceError as problem:
+            return str(problem)
+
+    with ThreadPoolExecutor(len(devices)) as pool:
+        return list(pool.map(join, range(len(devices))))
+
+
+@pytest.fixture
+def devices():
+    """Three of them, which can be in groups."""
+    made = [FakeDevice(number, group_fails="") for number in range(3)]
+    yield made
+    for device in made:
+        for group in device.port.groups:
+            group.abort()
+    for device in made:
+        device.close()
+
+
+def results(arrays):
+    return [array.numpy().tolist() for array in arrays]
+
+
+class TestGroups:
+    @pytest.mark.parametrize(
+        "op, expected", [(Sum, [3.0, 12.0]), (Average, [3.0, 12.0]), (Max, [2.0, 6.0]), (Min, [0.0, 2.0]),
+                         (Product, [0.0, 48.0])],
+    )  # fmt: skip
+    def test_all_reduce(self, devices, op, expected):
+        groups = joined(devices)
+        arrays = [device.array([float(rank), 2.0 * rank + 2.0]) for rank, device in enumerate(devices)]
+        for device, group, array in zip(devices, groups, arrays):
+            group.follow(device.main.put())
+            group.all_reduce(array, op)
+            device.main.wait_event(group.queued())
+        assert results(arrays) == [expected] * 3
+        assert [group.calls for group in groups] == [1] * 3
+
+    def test_chunks_are_reduced_and_gathered(self, devices):
+        groups, bounds = joined(devices), (0, 2, 4, 7)
+        arrays = [device.array(np.arange(7.0)) for device in devices]
+        for device, group, array in zip(devices, groups, arrays):
+            group.follow(device.main.put())
+            group.reduce_scatter(array, bounds, Sum)
+            device.main.wait_event(group.queued())
+        for rank, array in enumerate(arrays):
+            found, own = array.numpy(), slice(bounds[rank], bounds[rank + 1])
+            assert found[own].tolist() == (3 * np.arange(7.0))[own].tolist()
+            assert np.isnan(np.delete(found, own)).all(), "what a member does not hold is poison"
+        for device, group, array in zip(devices, groups, arrays):
+            with group.current():
+                array.apply(lambda memory: np.negative(memory, out=memory))
+            group.scale(array, 3, 2.0)
+            group.scale(array, 1, 1.0)
+            group.all_gather(array, bounds)
+            device.main.wait_event(group.queued())
+            assert device.current is device.main
+        assert results(arrays) == [(-2 * np.arange(7.0)).tolist()] * 3
+
+    def test_a_member_whose_peer_is_lost_waits_until_it_is_aborted(self, devices):
+        groups = joined(devices)
+        arrays = [device.array([1.0]) for device in devices]
+        for group, array in zip(groups[:2], arrays):
+            group.all_reduce(array, Sum)
+        ends = [group.queued() for group in groups[:2]]
+        groups[2].abort()
+        groups[2].abort()
+        assert [group.aborted for group in groups] == [False, False, True]
+        assert not any(end.poll() for end in ends)
+        for group, end in zip(groups[:2], ends):
+            group.abort()
+            end.wait()
+            with pytest.raises(DeviceError):
+                end.poll()
+
+    @pytest.mark.parametrize("fails", ["ticket", "join"])
+    def test_one_can_be_made_to_fail(self, fails):
+        for failing in (0, 1):
+            made = [FakeDevice(group_fails=fails if rank == failing else "") for rank in range(2)]
+            if fails == "ticket" and failing == 0:
+                with pytest.raises(DeviceError, match="this ticket was to fail"):
+                    made[0].port.ticket()
+            else:
+                found = joined(made)
+                if fails == "join":
+                    assert found[failing] == "this device was not to join"
+                    assert found[0] == "a member has failed" or failing == 0
+                else:
+                    assert not any(isinstance(group, str) for group in found)
+            for device in made:
+                for group in device.port.groups:
+                    group.abort()
+                device.close()
+
+    def test_devices_have_identities_of_their_own(self, devices):
+        assert len({device.port.identity for device in devices}) == 3
+        assert all(0 < device.port.identity < 1 << 62 for device in devices)

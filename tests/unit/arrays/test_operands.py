@@ -1,0 +1,222 @@
+"""Arrays on devices as arguments: what is copied when, and what the caller gets."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ringcomm.arrays import kinds
+from ringcomm.arrays.bridge import InPlace
+from ringcomm.arrays.mapped import MappedMirror
+from ringcomm.arrays.mirrors import StagingPool
+from ringcomm.arrays.operands import HostCopy, Operand, Rows, mirrors, submitted, to_device
+from ringcomm.collective.placement import LEAST_BYTES
+from ringcomm.errors import Misuse, UnsupportedDtypeError
+from tests.unit.arrays.copying import Copying, Engine, Kind
+
+
+class Array(np.ndarray):
+    """An array on a device, for the functions that find kinds by type."""
+
+
+def on_device(*values):
+    return np.array(values).view(Array)
+
+
+class Results(Kind):
+    """A kind whose library wraps results."""
+
+    def result(self, array, like):
+        return ("result", array, like)
+
+
+class Frozen(Kind):
+    def check_writable(self, value, what):
+        raise Misuse(f"{what}: immutable")
+
+
+class Mapped(Kind):
+    """A kind of arrays that the host can use where they are."""
+
+    def __init__(self, found):
+        super().__init__()
+        self.made = MappedEngine(found)
+
+    def mapped(self, flat):
+        return flat
+
+
+class MappedEngine(Engine):
+    def __init__(self, found):
+        super().__init__()
+        self.found = found
+        self.measured = 0
+
+    def mapped_slowdown(self, nbytes, measure):
+        self.measured += 1
+        return self.found
+
+    def reached(self, mark):
+        return Copying()
+
+
+@pytest.fixture
+def pool():
+    return StagingPool()
+
+
+@pytest.fixture
+def use(monkeypatch):
+    """Makes a kind known for :class:`Array`."""
+
+    def register(kind):
+        monkeypatch.setitem(kinds._BY_TYPE, Array, kind)
+        return kind.made
+
+    return register
+
+
+def doubled(operand):
+    """What a collective does: load, compute, store."""
+    operand.mirror.load(0, operand.mirror.nbytes)
+    operand.flat[:] *= 2
+    operand.mirror.store_all()
+    return operand
+
+
+class TestOperand:
+    def test_in_place_the_array_itself_is_overwritten(self, pool):
+        array = np.arange(6.0).reshape(2, 3)
+        operand = doubled(Operand(pool, Kind(), array, "allreduce_"))
+        assert (operand.shape, operand.count) == ((2, 3), 6) and operand.output is operand.on_device
+        assert operand.finish() is array
+        assert array.tolist() == [[0.0, 2.0, 4.0], [6.0, 8.0, 10.0]]
+
+    def test_an_array_that_is_not_in_c_order_gets_the_result_at_the_end(self, pool):
+        array = np.arange(6.0).reshape(2, 3).T
+        operand = doubled(Operand(pool, Kind(), array, "allreduce_"))
+        assert array[2, 1] == 5.0
+        assert operand.finish() is array and array[2, 1] == 10.0
+
+    def test_a_new_array_is_one_of_the_callers_library(self, pool):
+        kind, array = Results(), np.arange(6.0).reshape(2, 3)
+        name, result, like = doubled(Operand(pool, kind, array)).finish()
+        assert name == "result" and like is array
+        assert result.tolist() == [[0.0, 2.0, 4.0], [6.0, 8.0, 10.0]] and array[1, 2] == 5.0
+        operand = doubled(Operand(pool, kind, array))
+        assert operand.finish((3, 2))[1].shape == (3, 2)
+
+    def test_a_part_is_the_result_and_nothing_else_is_copied_back(self, pool):
+        kind, array = Kind(), np.arange(6.0)
+        operand = Operand(pool, kind, array, part=(2, 4))
+        operand.mirror.load(0, 48)
+        operand.mirror.store(16, 32)
+        assert operand.finish((1, 2)).tolist() == [[2.0, 3.0]]
+        assert [(name, start, stop) for name, start, stop, *_ in kind.made.copies] == [
+            ("out", 0, 48), ("in", 0, 16),
+        ]  # fmt: skip
+
+    def test_a_number_is_an_array_of_one_element(self, pool):
+        array = np.array(4.0)
+        operand = doubled(Operand(pool, Kind(), array, "allreduce_"))
+        assert (operand.shape, operand.count) == ((), 1)
+        assert operand.finish() is array and array == 8.0
+
+    def test_what_cannot_be_overwritten_or_sent_is_refused_before_anything_is_copied(self, pool):
+        with pytest.raises(Misuse, match="broadcast_: immutable"):
+            Operand(pool, Frozen(), np.zeros(3), "broadcast_")
+        kind = Frozen()
+        doubled(Operand(pool, kind, np.zeros(3)))  # a new array
+        with pytest.raises(UnsupportedDtypeError):
+            Operand(pool, kind, np.zeros(3, "M8[s]"))
+        assert len(kind.made.copies) == 2
+
+    @pytest.mark.parametrize("found, direct", [(1.0, True), (20.0, False), (None, False)])
+    def test_the_host_works_in_mapped_memory_where_that_is_quick(self, pool, found, direct):
+        kind, array = Mapped(found), np.arange(3.0)
+        for _ in range(2):
+            operand = Operand(pool, kind, array, "allreduce_")
+            assert isinstance(operand.mirror, MappedMirror) == direct
+            assert np.shares_memory(operand.flat, array) == direct
+        assert kind.made.measured == 1
+        assert not isinstance(Operand(pool, kind, array).mirror, MappedMirror), "the array must stay as it is"
+
+
+class TestSubmitted:
+    def test_arrays_in_host_memory_are_copied_or_used_in_place(self, pool):
+        array = np.arange(4.0).reshape(2, 2)
+        copy = submitted(pool, array)
+        assert isinstance(copy, HostCopy) and copy.mirror is None and copy.shape == (2, 2)
+        copy.flat[:] = 7.0
+        assert copy.finish().tolist() == [[7.0, 7.0], [7.0, 7.0]] and array[0, 1] == 1.0
+        target = submitted(pool, array, "allreduce_")
+        assert isinstance(target, InPlace) and np.shares_memory(target.flat, array)
+
+    def test_an_array_on_a_device_is_loaded_at_once(self, pool, use):
+        engine = use(Kind())
+        operand = submitted(pool, on_device(1.0, 2.0), "allreduce_")
+        assert len(engine.copies) == 1 and engine.followed == []
+        assert operand.flat.tolist() == [1.0, 2.0]
+
+    def test_the_caller_may_change_an_array_that_is_not_overwritten(self, pool, use):
+        engine = use(Kind())
+        submitted(pool, on_device(1.0, 2.0))
+        ((*_, load),) = engine.copies
+        assert engine.followed == [load], "the caller's stream waits until it is loaded"
+
+    def test_a_rank_that_only_receives_loads_nothing(self, pool, use):
+        engine = use(Kind())
+        submitted(pool, on_device(1.0), "broadcast_", read=False)
+        pool.grouped = True
+        submitted(pool, np.zeros(LEAST_BYTES // 8).view(Array), read=False)
+        assert engine.copies == []
+
+    def test_long_arrays_of_groups_are_not_loaded_in_advance(self, pool, use):
+        engine = use(Kind())
+        pool.grouped = True
+        array = np.ones(LEAST_BYTES // 8).view(Array)
+        submitted(pool, array, "allreduce_")
+        operand = submitted(pool, array)
+        assert engine.copies == [] and (np.asarray(operand.output) == 1.0).all(), "captured on the device"
+        submitted(pool, array[1:].copy())
+        assert len(engine.copies) >= 1, "a shorter one goes through host memory"
+
+
+class TestRows:
+    def test_of_an_array_in_host_memory(self, pool):
+        array = np.arange(4.0).reshape(2, 2)
+        rows = Rows(pool, array)
+        assert rows.mirror is None and rows.shape == (2, 2) and not np.shares_memory(rows.flat, array)
+        made = np.zeros((1, 2))
+        assert rows.deliver(made) is made
+
+    def test_of_an_array_on_a_device(self, pool, use):
+        kind = Results()
+        engine = use(kind)
+        array = on_device([1.0, 2.0], [3.0, 4.0])
+        rows = Rows(pool, array)
+        assert rows.shape == (2, 2) and rows.flat.tolist() == [1.0, 2.0, 3.0, 4.0]
+        assert engine.followed == [engine.copies[0][-1]], "the caller may change the array"
+        name, result, like = rows.deliver(np.array([[5.0, 6.0]]))
+        assert name == "result" and result.tolist() == [[5.0, 6.0]] and like is array
+        assert engine.copies[-1][0] == "in"
+
+    def test_elements_that_cannot_be_sent(self, pool, use):
+        engine = use(Kind())
+        with pytest.raises(UnsupportedDtypeError):
+            Rows(pool, np.zeros(3, "M8[s]").view(Array))
+        assert engine.copies == []
+
+
+def test_mirrors_of_a_request(pool):
+    operand, copy = Operand(pool, Kind(), np.zeros(3)), HostCopy(np.zeros(3))
+    assert mirrors([copy, operand]) == [None, operand.mirror]
+    assert not mirrors([copy, copy]) and not mirrors([])
+
+
+def test_an_array_of_the_host_goes_to_the_device_of_another(pool):
+    kind, like = Results(), np.zeros(1)
+    for array in (np.arange(6.0).reshape(2, 3), np.zeros((0, 3))):
+        name, result, found = to_device(pool, kind, array, like)
+        assert name == "result" and found is like
+        assert result.shape == array.shape and result.tolist() == array.tolist()

@@ -1,0 +1,140 @@
+"""Iterations over balanced batches on one rank: positions, weights, and samples without enough memory."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+
+import ringcomm as rc
+from ringcomm.balance.batches import PLACEHOLDERS, Balanced, BalancedBatches, balanced
+from ringcomm.config import Membership
+from ringcomm.errors import ConfigError
+from tests.unit.balance.job import Job
+
+
+def dealt(count=10, global_batch=4, **options):
+    return Balanced(count, global_batch, options.pop("seed", 1), context=Job(), **options)
+
+
+class TestEpochs:
+    def test_every_sample_is_dealt_once_and_epochs_follow_each_other(self):
+        data, epochs = dealt(), []
+        assert len(data) == 3 and data.global_batch == 4 and data.shares == (4,)
+        for epoch in range(2):
+            seen, weights = [], []
+            for mine in data:
+                assert data.epoch == epoch
+                weights.append(data.weight)
+                assert len(mine) == data.weight and mine.dtype.name == "int64"
+                seen += mine.tolist()
+            assert sorted(seen) == list(range(10)) and weights == [4, 4, 2]
+            epochs.append(seen)
+        assert epochs[0] != epochs[1], "shuffled anew"
+
+    def test_a_data_set_counts_as_its_length_and_may_stay_in_order(self):
+        data = dealt("abcde", 2, shuffle=False, drop_last=True)
+        assert [mine.tolist() for mine in data] == [[0, 1], [2, 3]]
+
+    def test_the_next_epoch_can_be_chosen(self):
+        data, same = dealt(), dealt()
+        data.set_epoch(5)
+        found = [mine.tolist() for mine in data]
+        same.pace.begin(5, 0)
+        assert data.epoch == 5 and found[0] == same.pace.take(5, 0).tolist()
+        list(data)
+        assert data.epoch == 6
+
+    def test_an_iteration_that_was_left_counts_no_more_steps(self):
+        data = dealt()
+        left = iter(data)
+        next(left)
+        next(left)
+        assert data.state_dict()["step"] == 1
+        again = iter(data)
+        next(again)
+        assert len(list(left)) == 1, "the rest of the first iteration"
+        assert (data.state_dict()["epoch"], data.state_dict()["step"]) == (0, 0)
+        assert len(list(again)) == 2 and data.state_dict()["epoch"] == 1
+
+
+class TestPositions:
+    def test_another_object_continues_where_one_was(self):
+        data, whole = dealt(), [mine.tolist() for mine in dealt()]
+        list(islice(data, 2))
+        position = data.state_dict()
+        assert position == {"epoch": 0, "step": 1, "seed": 1, "global_batch": 4, "count": 10}
+        other = dealt()
+        other.load_state_dict(position)
+        assert other.state_dict() == position
+        other.set_epoch(0)  # as training loops do, and the position stays
+        assert [mine.tolist() for mine in other] == whole[1:]
+        assert other.state_dict()["epoch"] == 1 and other.state_dict()["step"] == 0
+
+    def test_another_epoch_begins_at_its_first_batch(self):
+        data = dealt()
+        data.load_state_dict({**data.state_dict(), "step": 2})
+        data.set_epoch(3)
+        assert len(list(data)) == 3 and data.epoch == 3
+
+    def test_steps_of_all_epochs_count(self):
+        data = dealt()
+        list(data)
+        data.set_step(7)
+        assert (data.state_dict()["epoch"], data.state_dict()["step"]) == (2, 1)
+        assert len(list(data)) == 2
+
+    @pytest.mark.parametrize("name", ["seed", "global_batch", "count"])
+    def test_the_position_in_other_data_is_refused(self, name):
+        data = dealt()
+        with pytest.raises(ConfigError, match=f"one of {name}=99, not "):
+            data.load_state_dict({**data.state_dict(), name: 99})
+
+
+class TestBatchSampler:
+    def test_a_rank_without_samples_gets_some_of_weight_0(self):
+        job = Job(rank=1, size=2)
+        batches = BalancedBatches(10, 4, speeds=[1, 0], shuffle=False, context=job)
+        assert list(islice(batches, 1)) == [[0, 1]] and batches.weight == 0
+        assert PLACEHOLDERS == 2
+        job.rank = 0
+        assert list(islice(batches, 1)) == [[0, 1, 2, 3]] and batches.weight == 4
+
+    @pytest.mark.parametrize(
+        "problem",
+        [
+            MemoryError(),
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
+            RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate"),
+            type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory"),
+        ],
+        ids=["python", "cpu", "windows", "gpu"],
+    )
+    def test_a_share_that_does_not_fit_into_memory_has_weight_0(self, problem):
+        batches = BalancedBatches(20, 10, context=Job())
+        weights = []
+        for number, _ in enumerate(batches):
+            with batches.within_memory():
+                if number == 0:
+                    raise problem
+            weights.append(batches.weight)
+        assert weights == [0, 10] and batches.pace._most == 9
+
+    @pytest.mark.parametrize("problem", [RuntimeError("shapes do not match"), ValueError("no memory")])
+    def test_other_errors_are_the_programs(self, problem):
+        batches = BalancedBatches(20, 10, context=Job())
+        for _ in batches:
+            with pytest.raises(type(problem)) as caught, batches.within_memory():
+                raise problem
+            assert caught.value is problem and batches.weight == 10
+
+
+def test_the_function_deals_to_the_ranks_of_the_job():
+    rc.init(Membership())
+    try:
+        data = balanced(5, global_batch=2, shuffle=False)
+        assert [mine.tolist() for mine in data] == [[0, 1], [2, 3], [4]]
+        with pytest.raises(ConfigError, match="speeds="):
+            balanced(5, speeds=[1, 2])
+    finally:
+        rc.shutdown()

@@ -1,0 +1,291 @@
+"""What a rank measures of its steps and reports, and when shares change; on a clock of the test's own."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from ringcomm.balance import pace as module
+from ringcomm.balance.batches import Balanced
+from ringcomm.balance.deal import Deal
+from ringcomm.balance.pace import Pace, weight_of_steps
+from ringcomm.balance.probe import Probe
+from ringcomm.balance.replan import Change, Replanner
+from ringcomm.collective.codec_rates import CODECS, Rates
+from ringcomm.errors import ConfigError
+from ringcomm.ops import Average, Sum
+from tests.unit.balance.job import Job
+
+TOTAL = 16
+
+
+class Clock:
+    def __init__(self):
+        self.now_s = 0.0
+
+    def perf_counter(self):
+        return self.now_s
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(module, "time", made)
+    return made
+
+
+@pytest.fixture
+def lines(caplog):
+    """What is shown to the user."""
+    caplog.set_level(logging.WARNING, "ringcomm")
+    return lambda: [record.getMessage() for record in caplog.records]
+
+
+class Decisions:
+    """In place of a replanner: windows of two steps, and the changes of the test."""
+
+    window = 2
+
+    def __init__(self, *changes):
+        self.changes = list(changes)
+        self.decided = []
+
+    def decide(self, step, reports):
+        self.decided.append((step, reports))
+        return self.changes.pop(0) if self.changes else None
+
+
+def pace_of(job, *changes, steps=100, **options):
+    """A position at its beginning, and the decisions that will be made."""
+    made = Pace(Deal(TOTAL * steps, TOTAL, size=job.size, **options), job)
+    decisions = made.replanner = Decisions(*changes)
+    made.begin(0, 0)
+    return made, decisions
+
+
+def step(pace, job, clock, compute_s=0.4, waited_s=0.1):
+    clock.now_s += compute_s + waited_s
+    job.waited_s += waited_s
+    pace.take(pace.epoch, pace.step)
+    pace.step_done()
+
+
+class TestReports:
+    def test_of_seconds_with_and_without_waiting(self, clock):
+        job = Job(rank=1, size=2)
+        pace, decisions = pace_of(job)
+        for _ in range(3):
+            step(pace, job, clock)
+        ((name, row),) = job.asked
+        # The first step of an iteration has no beginning, so only the second was measured.
+        assert name == "ringcomm.balance.1.2" and row == pytest.approx([8, 0.4, 0.1, 1, 0])
+        ((number, reports),) = decisions.decided
+        assert number == 3 and [report.samples for report in reports] == [8, 8]
+        assert reports[0].compute_s == pytest.approx(0.4) and reports[0].most == 0
+
+    def test_of_how_far_a_loader_is_ahead(self, clock):
+        job = Job(size=2)
+        pace, _ = pace_of(job)
+        pace.take(0, 6)
+        for _ in range(2):
+            step(pace, job, clock)
+        assert job.asked[0][1][3] == 7
+
+    def test_a_rank_without_samples_has_measured_nothing(self, clock):
+        job = Job(rank=1, size=2)
+        pace, _ = pace_of(job)
+        pace.deal.change(0, (TOTAL, 0))
+        for _ in range(2):
+            step(pace, job, clock)
+        assert job.asked[0][1] == [0, 0.0, 0.0, 1, 0]
+
+    def test_a_step_without_memory_counts_nothing_but_its_size(self, clock):
+        job = Job(size=2)
+        pace, _ = pace_of(job)
+        step(pace, job, clock)
+        pace.lose()
+        assert pace.share(1) == 0 and pace.share(2) == 8
+        step(pace, job, clock)
+        assert job.asked[0][1] == [8, 0.0, 0.0, 1, 7]
+        pace.deal.change(10, (12, 4))
+        for _ in range(9):
+            step(pace, job, clock)
+        pace.lose()  # a larger share, of which nine tenths are more than did not fit before
+        step(pace, job, clock)
+        assert job.asked[-1][1][4] == 7 and pace.samples == 8 + 8 * 8 + 12
+
+    def test_a_short_global_batch_is_no_measurement(self, clock):
+        job = Job(size=2)
+        pace = Pace(Deal(TOTAL + 4, TOTAL, size=2), job)
+        pace.replanner = Decisions()
+        pace.begin(0, 0)
+        step(pace, job, clock)
+        step(pace, job, clock)
+        assert job.asked[0][1][:3] == [8, 0.0, 0.0] and pace.samples == 8 + 2
+
+
+class TestChanges:
+    def test_shares_change_at_the_step_that_all_ranks_agree_on(self, clock, lines):
+        for rank in (0, 1):
+            job = Job(rank=rank, size=2)
+            pace, _ = pace_of(job, Change(2, (12, 4), "jetson1 is slower"))
+            shares = []
+            for _ in range(8):
+                shares.append(pace.share(pace.step))
+                step(pace, job, clock)
+            assert shares == [8] * 5 + [(12, 4)[rank]] * 3, "the third step decides, the sixth is the first"
+            assert len(job.asked) == 2, "between the decision and the change nothing is measured"
+        assert lines() == ["jetson1 is slower"], "rank 0 says it"
+
+    def test_shares_stay_without_a_change(self, clock, lines):
+        job = Job(size=2)
+        pace, decisions = pace_of(job)
+        for _ in range(6):
+            step(pace, job, clock)
+        assert len(decisions.decided) == 2 and pace.share(6) == 8 and lines() == []
+
+    def test_for_some_frameworks_only_the_next_epoch_may_differ(self, clock):
+        job = Job(size=2)
+        pace, _ = pace_of(job, Change(2, (12, 4), "now"), steps=5)
+        pace.by_epoch = True
+        for _ in range(5):
+            step(pace, job, clock)
+        assert pace.deal.shares(0, 4) == (8, 8) and pace.deal.shares(1, 0) == (12, 4)
+
+
+class TestJobs:
+    def test_measured_speeds_need_several_ranks(self):
+        assert isinstance(Pace(Deal(96, 8, size=2), Job(size=2)).replanner, Replanner)
+        assert isinstance(Pace(Deal(96, 8, size=2), Job(size=2, advise=True)).replanner, Probe)
+        assert Pace(Deal(96, 8), Job()).replanner is None
+        assert Pace(Deal(96, 8, size=2, speeds=[2, 1]), Job(size=2)).replanner is None
+
+    def test_in_the_next_job_measuring_begins_anew_with_its_ranks(self, clock):
+        first, second = Job(size=2), Job(rank=2, size=3)
+        jobs = [first]
+        pace = Pace(Deal(TOTAL * 9, TOTAL, size=2), lambda: jobs[-1])
+        pace.replanner = Decisions()
+        pace.begin(0, 0)
+        for _ in range(2):
+            step(pace, first, clock)
+        assert len(first.asked) == 1
+        jobs.append(second)
+        pace.begin(0, 2)
+        assert second.balance_count == 1 and isinstance(pace.replanner, Replanner)
+        assert [pace.deal.size, pace.share(2), pace.step] == [3, 5, 2]
+        step(pace, second, clock)  # the handle of the first job is not waited for
+        assert second.asked == []
+
+
+class TestSteps:
+    def test_an_epoch_has_no_more_steps_than_global_batches(self):
+        pace, _ = pace_of(Job(size=2), steps=3)
+        for number in (-1, 3):
+            with pytest.raises(ConfigError, match=f"Step {number + 1} of an epoch of 3 global batches"):
+                pace.share(number)
+
+    def test_samples_are_those_of_this_epoch_or_at_its_beginning_of_the_last(self, clock):
+        job = Job(size=2)
+        pace, _ = pace_of(job, steps=2)
+        assert pace.samples == 0
+        step(pace, job, clock)
+        assert pace.samples == 8
+        step(pace, job, clock)
+        pace.begin(1, 0)
+        assert pace.samples == 16
+        step(pace, job, clock)
+        assert pace.samples == 8
+        pace.begin(2, 0)
+        pace.begin(2, 0)  # an epoch without a step keeps what is known
+        assert pace.samples == 8
+
+    @pytest.mark.parametrize(
+        "rank, size, total, warned", [(0, 2, 8, True), (1, 2, 8, False), (0, 1, 4, False), (0, 2, 16, False)]
+    )
+    def test_few_samples_for_batch_normalization_are_pointed_out_once(
+        self, rank, size, total, warned, clock, lines
+    ):
+        job = Job(rank=rank, size=size)
+        job.batch_norm = True
+        pace = Pace(Deal(100 * total, total, size=size), job)
+        pace.begin(0, 0)
+        for _ in range(3):
+            step(pace, job, clock)
+        assert len(lines()) == warned and all("only 4 samples per step" in line for line in lines())
+
+
+class TestCursors:
+    def test_without_batches_gradients_have_no_weights(self):
+        assert weight_of_steps(None, Sum, 3) is None
+
+    @pytest.mark.parametrize("op, passes", [(Sum, 1), (Average, 2)])
+    def test_weights_are_those_of_one_average(self, op, passes):
+        batches = Balanced(32, 8, context=Job())
+        with pytest.raises(ConfigError, match="op=Average and backward_passes_per_step=1"):
+            weight_of_steps(batches, op, passes)
+
+    def test_the_first_optimizer_counts_the_steps(self):
+        batches = Balanced(20, 8, context=Job())
+        first, second = weight_of_steps(batches, Average), weight_of_steps(batches, Average)
+        iterator = iter(batches)
+        weights = []
+        for _ in iterator:
+            weights.append((first.now(), second.now(), batches.weight))
+            second.submitted()
+            second.reduced()
+            assert batches.pace.step == len(weights) - 1
+            first.reduced()
+            assert batches.pace.step == len(weights)
+        assert weights == [(8.0, 8.0, 8), (8.0, 8.0, 8), (4.0, 4.0, 4)]
+        assert first.samples == second.samples == 20
+        with pytest.raises(ConfigError, match="Step 4 of an epoch of 3"):
+            first.now()
+
+    def test_tapes_share_the_one_that_counts(self):
+        batches = Balanced(20, 8, context=Job())
+        one = weight_of_steps(batches, Average, shared=True)
+        assert weight_of_steps(batches, Average, shared=True) is one
+        assert weight_of_steps(batches, Average) is not one and batches.pace.counted
+
+
+class TestAdvice:
+    def measured(self, job, clock, monkeypatch):
+        """Steps until all ranks have been measured, and the advice is there."""
+        monkeypatch.setattr(module, "measured_rates", lambda s: dict.fromkeys(CODECS, Rates(1e-9, 2e-9)))
+        pace = Pace(Deal(TOTAL * 500, TOTAL, size=job.size), job)
+        pace.begin(0, 0)
+        while not pace.ended and pace.step < 400:
+            step(pace, job, clock, 0.01 + 0.001 * pace.share(pace.step), 0.002)
+        return pace
+
+    @pytest.mark.parametrize(
+        "hosts, named", [(("desk", "jetson1"), "desk, jetson1"), (("desk", "desk"), "desk:0, desk:1")]
+    )
+    def test_machines_are_recommended_and_the_program_ends(self, hosts, named, clock, monkeypatch, lines):
+        job = Job(size=2, advise=True, hosts=hosts)
+        with pytest.raises(SystemExit) as ended:
+            self.measured(job, clock, monkeypatch)
+        assert ended.value.code == 0 and job.advised
+        assert any(named in line for line in lines()), lines()
+        assert job.asked[-1] == ("ringcomm.balance.codecs", [1e-9, 2e-9] * len(CODECS))
+
+    def test_another_thread_than_the_main_one_only_stops(self, clock, monkeypatch, lines):
+        """A training loop in a thread of the program asks ``ended`` itself."""
+        threads = SimpleNamespace(current_thread=lambda: "worker", main_thread=lambda: "main")
+        monkeypatch.setattr(module, "threading", threads)
+        job = Job(rank=1, size=2, advise=True)
+        pace = self.measured(job, clock, monkeypatch)
+        assert pace.ended and job.advised and pace.step < 400
+        assert lines() == [], "rank 0 says it"
+
+    def test_every_ranks_codecs_count(self, monkeypatch):
+        rates = {name: Rates(place + 1.0, place + 5.0) for place, name in enumerate(CODECS)}
+        monkeypatch.setattr(module, "measured_rates", lambda s: rates)
+        job = Job(size=2)
+        job.answer = lambda row, name: np.stack([row, 3 * row])
+        one, other = module._codec_rates(job)
+        assert one == rates and list(other) == list(CODECS)
+        assert other[CODECS[1]] == Rates(6.0, 18.0)

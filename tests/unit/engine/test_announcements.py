@@ -1,0 +1,89 @@
+"""Announcements of a ``ready`` message, one by one: their order, their weights, and what makes no sense."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringcomm.engine.announcements import Announced, announcements, no_weight_text, sum_of_weights
+from ringcomm.engine.cache import IssuedIds
+from ringcomm.engine.request import Key, Signature
+from ringcomm.ops import Collective, ReduceOp
+from ringcomm.wire.frames import NO_ROOT
+
+LINES = ["train.py:7", "train.py:9"]
+
+
+def signature(name, weighted=False):
+    kind, op = int(Collective.ALLREDUCE), int(ReduceOp.AVERAGE)
+    return Signature(name, 0, kind, op, NO_ROOT, ("float32",), ((4,),), weighted=weighted)
+
+
+def known(*signatures):
+    """The numbers of these signatures, from 1 in their order."""
+    ids = IssuedIds(2, 10)
+    for item in signatures:
+        ids.issue(item)
+    return ids
+
+
+def listed(ids=None, known_=(), short=(), fresh=(), weights=()):
+    return list(announcements(known_, short, fresh, weights, ids or known(), LINES))
+
+
+def test_known_short_and_new_operations_follow_each_other():
+    plain, weighed, new = signature("plain"), signature("weighed", True), signature("new", True)
+    found = listed(
+        known(plain, weighed), [1, 0, 0, 2, 0, 1], [[2, 3, 0, "AAAA"], [1, 4, 1, "BBBB"]],
+        [[list(new), 5, 1]], [0.5, 2, 0.0],
+    )  # fmt: skip
+    assert [(item.signature, item.number, item.site, item.weight, item.packed) for item in found] == [
+        (plain, 0, "train.py:7", 1.0, None),
+        (weighed, 0, "train.py:9", 0.5, None),
+        (weighed, 3, "train.py:7", 2.0, "AAAA"),
+        (plain, 4, "train.py:9", 1.0, "BBBB"),
+        (new, 5, "train.py:9", 0.0, None),
+    ]
+
+
+def test_an_empty_message_announces_nothing():
+    assert listed() == []
+
+
+@pytest.mark.parametrize(
+    "error, message",
+    [
+        (LookupError, {"known_": [7, 0, 0]}),  # a number that was not given
+        (LookupError, {"fresh": [[list(signature("x")), 0, 9]]}),  # a line that was not sent
+        (ValueError, {"fresh": [[list(signature("x"))[:-1], 0, 0]]}),
+        (TypeError, {"fresh": [[None, 0, 0]]}),
+        (ValueError, {"short": [[1, 0, 0]]}),
+    ],
+)
+def test_what_makes_no_sense(error, message):
+    with pytest.raises(error):
+        listed(known(signature("known")), **message)
+
+
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
+def test_what_is_no_weight(weight):
+    with pytest.raises(ValueError, match="a weight of"):
+        listed(fresh=[[list(signature("w", True)), 0, 0]], weights=[weight])
+
+
+def test_a_weight_that_is_missing():
+    with pytest.raises(ValueError, match="a weight is missing"):
+        listed(known(signature("w", True)), known_=[1, 0, 0, 1, 1, 0], weights=[1.0])
+
+
+def test_what_is_kept_of_an_operation_begins_with_its_first_announcement():
+    key = Key(0, "grad", 0)
+    made = Announced(key, 12.5)
+    assert (made.key, made.first_s, made.reported_s, made.last_s) == (key, 12.5, 12.5, 12.5)
+    assert made.signatures == made.sites == made.piggybacked == made.weights == {}
+
+
+def test_sums_do_not_depend_on_the_order_of_ranks():
+    weights = {0: 0.1, 1: 0.2, 2: 0.3}
+    assert sum_of_weights(weights) == sum_of_weights(dict(reversed(weights.items()))) == 0.6
+    assert sum_of_weights(dict.fromkeys(range(10), 0.1)) == 1.0
+    assert no_weight_text("allreduce 'x'").startswith("allreduce 'x': the weights of all ranks are 0")
