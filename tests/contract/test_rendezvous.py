@@ -31,9 +31,9 @@ from ringcomm.rendezvous import client, control, links, message_server
 from ringcomm.rendezvous.embedded import EmbeddedRendezvous
 from ringcomm.rendezvous.state import Phase
 from ringcomm.transport.accept import MOST_HALF_OPEN, REFUSALS_AT_ONCE, REFUSALS_PER_S
-from ringcomm.transport.connect import listen, place_here
-from ringcomm.wire.auth import Responder, job_digest
+from ringcomm.transport.connect import listen
 from ringcomm.wire.messages import MessageReader, body_of, encode, framed
+from tests.contract.fake_rendezvous import ABORT, GO, LINK, PROBE, FakeRendezvous
 from tests.contract.service import eventually, opened, together
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -217,55 +217,11 @@ def test_endless_timeouts_are_allowed(service):
 # ---- a rendezvous that misbehaves ------------------------------------------------------------
 
 
-class FakeRendezvous:
-    """Answers one rank with whatever the test sends."""
-
-    def __init__(self):
-        self.listener = listen("127.0.0.1")
-        self.listener.settimeout(10.0)
-        self.membership = Membership(2, (self.listener.getsockname()[:2],), b"k" * 32, "job", Slot(0, 0))
-        self.sock = None
-
-    def accept(self):
-        self.sock, _ = self.listener.accept()
-        responder = Responder(b"k" * 32, job_digest("job"), place=place_here(self.sock))
-        while not responder.done:
-            self.sock.sendall(responder.receive(self.sock.recv(responder.needs)))
-        self.session = responder.session
-
-    def read(self, kind):
-        reader = MessageReader(100_000, self.session)
-        while True:
-            for message in reader.feed(self.sock.recv(65536)):
-                assert message["type"] == kind
-                return
-
-    def send(self, *messages):
-        self.sock.sendall(b"".join(encode(message, self.session) for message in messages))
-
-    def close(self):
-        self.listener.close()
-        if self.sock is not None:
-            self.sock.close()
-
-
 @pytest.fixture
 def fake(no_leaks):
     fake = FakeRendezvous()
     yield fake
     fake.close()
-
-
-PROBE = {
-    "type": "probe",
-    "rank": 0,
-    "generation": 0,
-    "members": [{"rank": 0, "host": "here", "host_index": 0, "local_rank": 0, "pid": 1}],
-    "targets": [],
-}
-LINK = {"type": "link", "routes": []}
-GO = {"type": "go", "table": ""}
-ABORT = {"type": "abort", "kind": "lost", "text": "rank 1 died young", "rank": 1, "host": "there"}
 
 
 def start_with(fake, pool):
@@ -658,6 +614,23 @@ def test_rendezvous_as_a_program(served):
     assert server.returncode == 0, output + problems
     assert problems == ""
     assert output.splitlines()[-1] == "ended: every rank has left"
+
+
+def test_rendezvous_of_an_elastic_job_as_a_program(served):
+    server = served("-m", "ringcomm.rendezvous", "--min-np", "1", RINGCOMM_ELASTIC="1")
+    assert server.stdout.readline().startswith("rendezvous of an elastic job at 127.0.0.1:")
+    rank = served("-c", PROGRAM, RINGCOMM_ELASTIC="1")
+    output, problems = rank.communicate(timeout=60)
+    assert (rank.returncode, output) == (0, "result 0 0.0\n"), problems
+    output, problems = server.communicate(timeout=60)
+    assert (server.returncode, problems) == (0, ""), output
+    assert output.splitlines()[-1] == "ended: every rank has left"
+
+
+def test_rendezvous_of_an_elastic_job_without_ranks_is_no_rendezvous():
+    process = spawn("-m", "ringcomm.rendezvous", "--min-np", "0")
+    output, problems = process.communicate(timeout=60)
+    assert (process.returncode, output) == (2, "") and "must be at least 1" in problems
 
 
 def test_rendezvous_as_a_program_when_a_rank_fails(served):
