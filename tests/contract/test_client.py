@@ -109,6 +109,27 @@ def test_a_rank_dials_again_and_measures_when_it_is_asked_to(fake, joining):
         future.result(60.0)
 
 
+def test_a_start_from_the_request_to_the_go(fake, joining):
+    """Of the only rank that a rendezvous has: it has no links to build."""
+    _, future = joining()
+    fake.send({**PROBE, "generation": 5}, LINK)
+    assert fake.read("linked") == {"type": "linked", "links": []}
+    fake.send({"type": "go", "table": "the table of links"})
+    joined = future.result(60.0)
+    assert (joined.rank, joined.generation, joined.table) == (0, 5, "the table of links")
+    assert [peer.host for peer in joined.peers] == ["here"]
+    fake.close()  # so that its goodbye is not waited for
+    joined.control.leave("the test is over", True)
+    joined.channels.close()
+
+
+def test_a_message_that_no_rendezvous_sends_is_an_error(fake, joining):
+    _, future = joining()
+    fake.send({"type": "noted"})
+    with pytest.raises(StartupError, match="the rendezvous may not send 'noted'"):
+        future.result(60.0)
+
+
 @pytest.mark.parametrize(
     "messages",
     [
@@ -217,6 +238,14 @@ def test_an_address_that_does_not_change_is_given_up_after_a_while(no_leaks, ref
     assert "connection refused" in str(caught.value) and "--iface lo (RINGCOMM_IFACE)" in str(caught.value)
     assert str(caught.value).endswith(" Is the store an old one?")
     assert len(looked) > 1, "it has tried again"
+
+
+def test_a_launcher_serves_before_it_starts_ranks_so_a_refusal_is_not_waited_out(
+    no_leaks, refusing, monkeypatch
+):
+    monkeypatch.setattr(client, "_PATIENCE_S", 0.0)
+    with pytest.raises(StartTimeoutError, match="(?s)No answer from the rendezvous.*connection refused"):
+        join(membership_at(refusing, slot=Slot(0, 0)), SETTINGS)
 
 
 def test_a_rendezvous_of_another_job_may_be_about_to_be_replaced(service):

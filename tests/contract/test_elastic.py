@@ -23,6 +23,7 @@ from ringcomm.rendezvous.elastic_control import Resume
 from ringcomm.rendezvous.elastic_server import ElasticServer
 from ringcomm.transport.encryption import encryption_of
 from tests.contract.fake_rendezvous import ABORT, PROBE, FakeRendezvous
+from tests.contract.peer import Peer
 from tests.contract.service import eventually
 
 SETTINGS = Settings(spin_us=0.0, measure=False, start_timeout_s=20.0)
@@ -282,3 +283,10 @@ def test_how_a_member_ended_is_what_the_others_raise(job: Job) -> None:
     again = together(lambda item: item.restart(1), rest)
     assert total(again) == 2 and {item.generation for item in again} == {1}
     together(lambda item: item.close(), [*again, gone])
+
+
+def test_what_only_a_rendezvous_sends_ends_the_connection(job: Job) -> None:
+    peer = Peer(job.membership.rendezvous, job.membership.key, job.membership.job)
+    with peer.sock:
+        peer.send({"type": "go", "table": ""})
+        assert peer.read() == []

@@ -11,14 +11,15 @@ import pytest
 
 from ringcomm.errors import ProtocolError, StartupError
 from ringcomm.rendezvous import message_server
-from ringcomm.rendezvous.connect_server import reach
 from ringcomm.rendezvous.message_server import MessageServer
-from ringcomm.transport.reactor import Reactor
-from ringcomm.wire.auth import Claim, Purpose
-from ringcomm.wire.messages import MAX_MESSAGE_BYTES, MessageReader, encode
-from tests.contract.service import JOB, KEY, eventually
+from ringcomm.wire.auth import Purpose
+from tests.contract.peer import Peer
+from tests.contract.service import KEY, eventually
 
 NOTE = {"type": "note", "text": "hello"}
+LONG = {"type": "note", "text": "x" * 3_000_000}
+MANY = 8
+"""So many of them are more than the buffers of a connection hold."""
 
 
 class Server(MessageServer):
@@ -45,31 +46,6 @@ class Server(MessageServer):
         self.refused.append(text)
 
 
-class Client:
-    """A connection to the server."""
-
-    def __init__(self, endpoints, purpose=Purpose.CONTROL):
-        reactor = Reactor()
-        found = reach(reactor, endpoints, KEY, Claim(purpose, JOB), None, 30.0)
-        reactor.close()
-        assert found.sock is not None, found.tried
-        self.sock, self.session = found.sock, found.session
-        self.sock.settimeout(30.0)
-        self._reader = MessageReader(MAX_MESSAGE_BYTES, self.session)
-
-    def send(self, *messages):
-        self.sock.sendall(b"".join(encode(message, self.session) for message in messages))
-
-    def read(self):
-        """The messages up to the end of the connection."""
-        found = []
-        while True:
-            data = self.sock.recv(1 << 16)
-            if not data:
-                return found
-            found.extend(self._reader.feed(data))
-
-
 @pytest.fixture
 def server(no_leaks):
     server = Server()
@@ -84,7 +60,7 @@ def client(server):
     made = []
 
     def connect(*arguments):
-        made.append(Client(server.endpoints, *arguments))
+        made.append(Peer(server.endpoints, KEY, "job", *arguments))
         return made[-1]
 
     yield connect
@@ -130,19 +106,35 @@ def test_a_message_to_a_connection_that_has_ended_is_dropped(server, client):
 
 
 def test_a_connection_that_is_dropped_first_gets_all_that_was_sent(server, client):
-    """More than the buffers hold; what it sends itself is not read any more, and it is not lost."""
-    long = {"type": "note", "text": "x" * 3_000_000}
+    """What it sends itself is not read any more, and it is not lost."""
 
     def answer(number, message):
-        server.send_message(number, long)
+        for _ in range(MANY):
+            server.send_message(number, LONG)
         server.drop(number)
 
     server.answer = answer
     item = client()
     item.send(NOTE)
-    assert item.read() == [long]
+    assert eventually(lambda: ("note", 1) in server.events)
+    here(server, lambda: None)  # all is in the queue
+    assert item.read() == [LONG] * MANY
     assert server.events == [("arrived", 1), ("note", 1)]
     assert eventually(lambda: here(server, lambda: server.numbers) == [])
+
+
+def test_a_connection_that_is_dropped_for_what_it_has_sent_is_not_lost(server, client):
+    """The server has ended it by itself, and the rest of what has arrived is of no interest."""
+
+    def answer(number, message):
+        server.drop(number)
+        raise ProtocolError("this server takes no such message")
+
+    server.answer = answer
+    item = client()
+    item.send(NOTE, NOTE)
+    assert eventually(lambda: here(server, lambda: server.numbers) == [])
+    assert server.events == [("arrived", 1), ("note", 1)]
 
 
 def test_functions_are_called_in_the_servers_thread_after_some_time(server):
@@ -205,14 +197,17 @@ def test_a_message_to_a_peer_that_is_gone_is_no_error_of_the_server(server, clie
 
 
 def test_a_peer_with_another_purpose_is_turned_away_and_reported(server, client, monkeypatch):
-    monkeypatch.setattr(message_server, "_REFUSALS_EVERY_S", 0.01)
+    monkeypatch.setattr(message_server, "_REFUSALS_EVERY_S", 0.3)
     for _ in range(2):
         assert client(Purpose.DIRECT).read() == []
-        assert eventually(lambda: server.refused)
-    assert server.events == []
-    assert all("it dialled the test server for another purpose" in text for text in server.refused)
-    assert server.refused[0].startswith("refused 1 connection (mostly a rank: ")
-    assert server.refusals.total == 2
+    assert eventually(lambda: sum(int(text.split()[1]) for text in server.refused) == 2)
+    assert server.events == [] and server.refusals.total == 2
+    assert all("(mostly a rank: it dialled the test server for another purpose)" in x for x in server.refused)
+    assert "their rate is limited" not in server.refused[0]
+    server._acceptor.kept_waiting = True
+    assert client(Purpose.DIRECT).read() == []
+    assert eventually(lambda: server.refused[-1].endswith("so a new rank may have to wait for some seconds"))
+    assert not server._acceptor.kept_waiting
 
 
 # ---- start and end ---------------------------------------------------------------------------
@@ -232,6 +227,13 @@ def test_a_server_that_can_listen_nowhere_does_not_start(no_leaks):
     with pytest.raises(StartupError, match=r"The test server cannot listen anywhere: 192\.0\.2\.1: "):
         server.start()
     server.stop()
+
+
+def test_a_peer_that_does_not_read_cannot_keep_a_server_from_its_end(server, client):
+    item = client()
+    here(server, lambda: [server.send_message(1, LONG) for _ in range(MANY)])
+    server.stop()
+    assert server.numbers == [] and item.sock.recv(4) != b"", "what was sent before is there"
 
 
 def test_after_its_end_nothing_is_called_any_more(server):

@@ -5,50 +5,15 @@ from __future__ import annotations
 import pytest
 
 from ringcomm.config import Slot
-from ringcomm.rendezvous.connect_server import reach
 from ringcomm.rendezvous.state import Phase
-from ringcomm.transport.reactor import Reactor
 from ringcomm.version import __version__
-from ringcomm.wire.auth import Claim, Purpose, job_digest
-from ringcomm.wire.messages import MAX_MESSAGE_BYTES, MessageReader, encode
+from tests.contract.peer import Peer
 from tests.contract.service import eventually
 
 
-class Peer:
-    """A process of the job that sends what the test says."""
-
-    def __init__(self, job):
-        reactor = Reactor()
-        claim = Claim(Purpose.CONTROL, job_digest(job.job))
-        found = reach(reactor, job.endpoints, job.key, claim, None, 30.0)
-        reactor.close()
-        assert found.sock is not None, found.tried
-        self.sock, self.session = found.sock, found.session
-        self.sock.settimeout(30.0)
-        self._reader = MessageReader(MAX_MESSAGE_BYTES, self.session)
-
-    def send(self, **message):
-        self.sock.sendall(encode(message, self.session))
-
-    def next(self):
-        """The next messages; None if the connection is closed."""
-        while True:
-            data = self.sock.recv(1 << 16)
-            found = list(self._reader.feed(data)) if data else None
-            if found != []:
-                return found
-
-    def until(self, kind):
-        """The first message of this kind."""
-        while True:
-            for message in self.next():
-                if message["type"] == kind:
-                    return message
-
-    def join(self, local):
-        self.send(
-            type="join", version=__version__, hostname="here", pid=100 + local, addresses=[], slot=[0, local]
-        )
+def join(peer, local):
+    request = {"type": "join", "version": __version__, "hostname": "here", "pid": 100 + local}
+    peer.send({**request, "addresses": [], "slot": [0, local]})
 
 
 @pytest.fixture
@@ -57,7 +22,7 @@ def peer(service):
     made = []
 
     def connect():
-        made.append(Peer(connect.job))
+        made.append(Peer(connect.job.endpoints, connect.job.key, connect.job.job))
         return made[-1]
 
     connect.job = service(2)
@@ -70,17 +35,17 @@ def peer(service):
 def test_what_only_a_rendezvous_sends_ends_the_connection(peer, kind):
     message = {"type": kind, "table": ""}
     one, other = peer(), peer()
-    one.send(**message)
+    one.send(message)
     assert one.next() is None
-    other.join(0)
+    join(other, 0)
     assert eventually(lambda: peer.job.texts("joined") != []), "others are not concerned"
     assert peer.job.server.failure is None and peer.job.server.culprit == -1
 
 
 def test_a_rank_that_fails_is_the_culprit(peer):
     one, other = peer(), peer()
-    one.join(0)
-    other.join(1)
+    join(one, 0)
+    join(other, 1)
     assert (one.until("probe")["rank"], other.until("probe")["rank"]) == (0, 1)
     peer.job.server.process_exited(Slot(0, 1), "killed by SIGKILL", False)
     abort = one.until("abort")
@@ -93,8 +58,8 @@ def test_it_is_idle_when_no_rank_is_connected_but_those_that_wait_for_the_next_g
     server = peer.job.server
     assert server.wait_idle(0.0)
     one, other = peer(), peer()
-    one.join(0)
-    other.join(1)
+    join(one, 0)
+    join(other, 1)
     assert one.until("probe") and other.until("probe")
     assert not server.wait_idle(0.0)
     one.sock.close()
@@ -106,9 +71,9 @@ def test_entries_of_a_process_that_has_gone_are_not_waited_for(peer):
     """One waits for an entry and ends; the other one's wait is answered when it is posted."""
     gone, waiting, posting = peer(), peer(), peer()
     for item in (gone, waiting):
-        item.send(type="await", entry="group 1")
+        item.send({"type": "await", "entry": "group 1"})
     gone.sock.close()
     assert eventually(lambda: len(peer.job.server.numbers) == 2)
-    posting.send(type="post", entry="group 1", text="where it is")
+    posting.send({"type": "post", "entry": "group 1", "text": "where it is"})
     wanted = {"type": "entry", "entry": "group 1", "text": "where it is"}
     assert waiting.next() == [wanted]
