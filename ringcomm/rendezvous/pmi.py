@@ -73,6 +73,8 @@ class Pmi:
         try:
             os.write(self._descriptor, line.encode() + b"\n")
             answer = self._line(deadline).decode("ascii", "replace")
+        except StartTimeoutError:
+            raise  # It is an OSError as well.
         except OSError as problem:
             raise StartupError(f"mpirun's descriptor PMI_FD={self._descriptor} fails: {problem}.") from None
         words = dict(word.partition("=")[::2] for word in answer.split())

@@ -73,8 +73,6 @@ class Source:
     def _dialled(self, dial: Dial) -> None:
         if dial.sock is None:
             self._lost_one(f"{dial.address[0]}: {dial.reason}")
-        elif self._over or self._sock is not None:
-            dial.sock.close()
         else:
             sock, reader = dial.sock, MessageReader(MAX_MESSAGE_BYTES, dial.session)
             self._proven.append(sock)

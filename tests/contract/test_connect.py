@@ -269,3 +269,20 @@ def test_a_connection_to_itself_is_refused(reactor, monkeypatch):
         sock.bind(("127.0.0.1", 0))
         sock.connect(sock.getsockname())
         assert connect._connected_to_itself(sock)
+
+
+def test_ipv6_and_ipv4_are_listened_on_apart(reactor):
+    """The same port of both, so that each address is bound by itself."""
+    try:
+        listener = listen("::1")
+    except OSError as problem:
+        pytest.skip(f"no IPv6 here: {problem}")
+    door, ends = Door(reactor, listener), []
+    with pytest.raises(OSError, match="in use"):
+        listen("::1", port=door.address[1])
+    assert listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY) == 1
+    Dial(reactor, door.address, KEY, CLAIM, ends.append, 30.0)
+    door.turn_until(lambda: ends and door.arrived)
+    assert ends[0].sock.getpeername()[:2] == door.address
+    ends[0].sock.close()
+    door.close()

@@ -137,3 +137,14 @@ def test_the_server_is_chosen_without_names_that_do_not_resolve(monkeypatch):
 
     monkeypatch.setattr(module.socket, "getaddrinfo", unknown)
     assert _resolved("desk", 5000, Deadline(0.0)) == set()
+
+
+def test_a_server_with_another_key_is_told_from_one_that_is_silent(reactor, server, listener):
+    found = reach(reactor, [server], b"x" * 32, CLAIM, None, 30.0)
+    assert found.sock is None and not found.silent
+    where, reason = found.refused_by
+    assert where == f"127.0.0.1:{server[1]}" and "does not hold this job's key" in reason
+    assert found.tried == [f"  {where}: {reason}"]
+    found = reach(reactor, [listener.getsockname()], KEY, CLAIM, None, 0.05)
+    assert found.sock is None and found.silent and found.refused_by is None
+    assert found.tried == [f"  127.0.0.1:{listener.getsockname()[1]}: no answer within 0.05 s"]

@@ -14,14 +14,19 @@ import numpy as np
 import pytest
 
 import ringcomm as rc
+from ringcomm.certificate import make_certificate
 from ringcomm.config import Membership, Settings, Slot
 from ringcomm.context import Context
 from ringcomm.preparation import Preparation
-from ringcomm.rendezvous import channels, client
+from ringcomm.rendezvous import channels, client, elastic_client
 from ringcomm.rendezvous.actions import Notice
-from ringcomm.rendezvous.elastic_client import ElasticJoiner
+from ringcomm.rendezvous.elastic_client import ElasticJoiner, join_view
 from ringcomm.rendezvous.elastic_control import Resume
 from ringcomm.rendezvous.elastic_server import ElasticServer
+from ringcomm.transport.encryption import encryption_of
+from tests.contract.fake_rendezvous import ABORT, PROBE, FakeRendezvous
+from tests.contract.peer import Peer
+from tests.contract.service import eventually
 
 SETTINGS = Settings(spin_us=0.0, measure=False, start_timeout_s=20.0)
 
@@ -29,15 +34,16 @@ SETTINGS = Settings(spin_us=0.0, measure=False, start_timeout_s=20.0)
 class Job:
     """A server, and what its processes need."""
 
-    def __init__(self) -> None:
+    def __init__(self, certificate: str = "") -> None:
         self.notices: List[Notice] = []
         key = secrets.token_bytes(32)
         self.server = ElasticServer(
             key=key, job="threads", addresses=["127.0.0.1"], start_timeout_s=20.0, notify=self.notices.append,
-            min_size=1, launched=True,
+            min_size=1, launched=True, encryption=encryption_of(certificate),
         )  # fmt: skip
         self.membership = Membership(
-            rendezvous=tuple(self.server.start()), key=key, job="threads", elastic=True
+            rendezvous=tuple(self.server.start()), key=key, job="threads", elastic=True,
+            certificate=certificate,
         )
 
     def member(self, number: int) -> Membership:
@@ -190,3 +196,126 @@ def test_a_report_about_the_last_view_does_not_interrupt_the_next(
     joiner._handle({"type": "updated", "change": 2})
     assert joiner._changes == 2, "another process has come since"
     joiner.reactor.close()
+
+
+def test_views_of_a_job_that_encrypts() -> None:
+    job = Job(make_certificate())
+    try:
+        contexts = job.start(2)
+        assert total(contexts) == 2
+        again = together(lambda item: item.restart(1), contexts)
+        assert total(again) == 2
+        together(lambda item: item.close(), again)
+    finally:
+        job.server.stop()
+
+
+def test_an_excluded_member_ends_at_the_next_boundary_and_the_others_go_on(job: Job) -> None:
+    contexts = job.start(3)
+    out = next(item for item in contexts if item.membership is not None and item.membership.member == 1)
+    job.server.exclude(1, "its host was removed")
+    pause = threading.Event()
+    while not out.take_changes():
+        pause.wait(0.01)
+
+    def go_on(context: Context) -> Any:
+        try:
+            return context.restart(1)
+        except rc.ExcludedError as error:
+            return error.reason
+
+    results = together(go_on, contexts)
+    assert [item for item in results if isinstance(item, str)] == ["its host was removed"]
+    rest = [item for item in results if isinstance(item, Context)]
+    assert total(rest) == 2
+    together(lambda item: item.close(), rest)
+
+
+def test_a_process_that_no_launcher_has_announced_is_refused(job: Job) -> None:
+    with pytest.raises(rc.StartupError, match="was not started by this job's launcher"):
+        Context.start(replace(job.membership, member=7, host="here"), SETTINGS)
+
+
+def test_a_rendezvous_that_has_ended_before_a_view_is_dialled_in_vain(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "_PATIENCE_S", 0.0)
+    (alone,) = job.start(1)
+    joined = alone._joined
+    assert joined is not None
+    job.server.stop()
+    assert eventually(lambda: not joined.control.open)
+    with pytest.raises(rc.StartTimeoutError, match="No answer from the rendezvous"):
+        alone.restart(1)
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeRendezvous]:
+    made = FakeRendezvous()
+    yield made
+    made.close()
+
+
+def test_a_rendezvous_that_falls_silent_is_given_up(
+    fake: FakeRendezvous, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It pings processes that wait, so none of them waits for ever."""
+    monkeypatch.setattr(elastic_client, "DIAL_S", 0.1)
+    settings = replace(SETTINGS, dead_after_s=0.1)
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(join_view, replace(fake.membership, member=4), settings)
+        fake.accept()
+        request = fake.read("join")
+        assert (request["member"], request["epoch"], request["position"]) == (4, -1, 0)
+        fake.send({"type": "waiting", "member": 4})
+        with pytest.raises(rc.StartTimeoutError, match="The rendezvous has sent nothing for 0.2 s"):
+            future.result(timeout=60)
+
+
+def test_a_rendezvous_that_ends_while_a_member_waits_for_the_next_view(fake: FakeRendezvous) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(join_view, fake.membership, SETTINGS, Resume(member=4, epoch=0, position=3))
+        fake.accept()
+        request = fake.read("join")
+        assert (request["member"], request["epoch"], request["position"]) == (4, 0, 3)
+        fake.close()
+        with pytest.raises(rc.StartupError, match="No view after epoch 0 for this process. The rendezvous"):
+            future.result(timeout=60)
+
+
+def test_only_the_end_of_its_own_epoch_makes_a_process_ask_again(fake: FakeRendezvous) -> None:
+    """The end of an older one may still have been on its way."""
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(join_view, fake.membership, SETTINGS)
+        fake.accept()
+        assert "member" not in fake.read("join")
+        fake.send({"type": "waiting", "member": 9}, {**PROBE, "generation": 1}, {**ABORT, "epoch": 0})
+        fake.send({"type": "ping"})
+        assert fake.read("pong")
+        fake.send({**ABORT, "epoch": 1})
+        assert fake.read("join")["member"] == 9
+        fake.send({"type": "excluded", "reason": "its host was removed"})
+        with pytest.raises(rc.ExcludedError) as caught:
+            future.result(timeout=60)
+    assert caught.value.reason == "its host was removed"
+
+
+def test_how_a_member_ended_is_what_the_others_raise(job: Job) -> None:
+    """Then they go on without it."""
+    contexts = job.start(3)
+    (gone,) = [item for item in contexts if item.membership is not None and item.membership.member == 1]
+    rest = [item for item in contexts if item is not gone]
+    job.server.process_exited(1, "killed by SIGKILL", False)
+    for item in rest:
+        with pytest.raises(rc.PeerLostError, match="killed by SIGKILL"):
+            item.allreduce(np.ones(3))
+    again = together(lambda item: item.restart(1), rest)
+    assert total(again) == 2 and {item.generation for item in again} == {1}
+    together(lambda item: item.close(), [*again, gone])
+
+
+def test_what_only_a_rendezvous_sends_ends_the_connection(job: Job) -> None:
+    peer = Peer(job.membership.rendezvous, job.membership.key, job.membership.job)
+    with peer.sock:
+        peer.send({"type": "go", "table": ""})
+        assert peer.read() == []

@@ -172,3 +172,22 @@ def test_a_rank_that_dies_before_it_has_passed_the_list_on_is_named(service, mon
     for error in found[1:]:
         assert "rank 0 (host0) was lost" in str(error) and "killed by SIGKILL" in str(error)
     assert eventually(lambda: job.server.culprit == 0)
+
+
+def test_where_several_networks_connect_two_hosts_the_one_whose_share_they_are_measures(
+    service, monkeypatch, fetched
+):
+    networks = [Interface(f"eth{net}", f"127.0.0.{1 + net}", WIRED, 0) for net in range(2)]
+    monkeypatch.setattr(client.Joiner, "_interfaces", lambda joiner: list(networks))
+    measured, measure = [], links.LinkSetup.measure
+
+    def spy(self, pairs, report=None):
+        measured.extend((self.rank, pair["rank"], len(pair["wires"])) for pair in pairs)
+        measure(self, pairs, report)
+
+    monkeypatch.setattr(links.LinkSetup, "measure", spy)
+    check_start(job_of(service, monkeypatch, (3, (1, 1, 1, 1))))
+    assert {wires for *_, wires in measured} == {2}
+    pairs = [(min(pair), max(pair)) for *pair, _ in measured]
+    assert sorted(set(pairs)) == [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
+    assert fetched == []

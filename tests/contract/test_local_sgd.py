@@ -253,3 +253,35 @@ def test_wrong_arguments(options, words):
 def test_what_is_no_array():
     for error in errors_of(1, lambda context: LocalSGD([[1.0]], context=context)):
         assert "writable NumPy arrays" in str(error)
+
+
+def test_after_a_restart_the_past_has_no_effect():
+    """Such as after the members of the job have changed: the reduction that is running is forgotten."""
+
+    def work(context):
+        weights, local = train(context, 8, sync_every=4, overlap=2, compression="int8")
+        assert local.touched() and any(velocity.any() for velocity in local._velocities)
+        for weight in weights:
+            weight[...] = 1.5
+        local.restart()
+        state = local.state_dict()
+        assert local.steps == state["steps"] == 0
+        assert all((anchor == 1.5).all() for anchor in state["anchors"])
+        assert not any(array.any() for array in (*state["velocities"], *state["residuals"]))
+        local.synchronize()
+        return [float(weight.min()) for weight in weights]
+
+    assert run_ranks(2, work) == [[1.5, 1.5]] * 2
+
+
+def test_a_checkpoint_that_is_loaded_ends_the_reduction_that_is_running():
+    def work(context):
+        weights, local = train(context, 3, sync_every=4, overlap=1)
+        saved = local.state_dict()
+        local.step()
+        with pytest.raises(ConfigError, match="A reduction is running"):
+            local.state_dict()
+        local.load_state_dict(saved)
+        return local.steps, local.state_dict()["steps"]
+
+    assert run_ranks(2, work) == [(3, 3)] * 2

@@ -7,8 +7,12 @@ from contextlib import ExitStack
 
 import pytest
 
+from ringcomm.config import Membership
 from ringcomm.errors import StartTimeoutError, StartupError
+from ringcomm.rendezvous.message_server import MessageServer
 from ringcomm.rendezvous.posting import await_entry, post
+from ringcomm.wire.auth import Purpose
+from ringcomm.wire.messages import encode
 from tests.contract.relay import Relay
 from tests.contract.service import Service
 
@@ -54,3 +58,48 @@ def test_posting_does_not_disturb_a_job(service):
         assert await_entry(service.membership(1), "group 5", 20.0) == "x"
         assert [context.size for context in contexts] == [2, 2]
     assert service.server.wait_idle(5.0)
+
+
+class Odd(MessageServer):
+    """A program with the key that does not answer as a rendezvous does."""
+
+    def __init__(self, key, job, answer):
+        super().__init__(title="odd", key=key, job=job, purpose=Purpose.CONTROL, addresses=["127.0.0.1"])
+        self.answer = answer
+
+    def received(self, number, message):
+        self.answer(self, number, message)
+
+
+ANSWERS = (
+    (lambda odd, number, message: odd.drop(number), "it closed the connection"),
+    (lambda odd, number, message: odd.send_message(number, {"type": "ping"}), "it sent 'ping'"),
+)
+
+
+def test_a_rendezvous_that_does_not_answer_a_request_is_an_error(no_leaks):
+    for answer, words in ANSWERS:
+        odd = Odd(b"k" * 32, "job", answer)
+        membership = Membership(2, tuple(odd.start()), b"k" * 32, "job")
+        try:
+            with pytest.raises(StartupError, match=f"has ended during a request: {words}"):
+                post(membership, "group 6", "x", 20.0)
+        finally:
+            odd.stop()
+
+
+def test_an_answer_may_arrive_in_pieces(no_leaks):
+    """The reader has the beginning of a message when more comes."""
+
+    def answer(odd, number, message):
+        connection = odd._connections[number]
+        data = encode({"type": "entry", "entry": "group 7", "text": "where it is"}, connection.session)
+        for position in range(len(data)):
+            connection.sock.send(data[position : position + 1])
+
+    odd = Odd(b"k" * 32, "job", answer)
+    membership = Membership(2, tuple(odd.start()), b"k" * 32, "job")
+    try:
+        assert await_entry(membership, "group 7", 20.0) == "where it is"
+    finally:
+        odd.stop()

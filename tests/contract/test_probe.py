@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import socket
 
 import pytest
 
+from ringcomm.rendezvous import probing as probing_module
+from ringcomm.rendezvous.links import LinkSetup
 from ringcomm.rendezvous.probe import Probe
-from ringcomm.rendezvous.probing import Probing
-from ringcomm.transport.kinds import LOOPBACK, WIRED
+from ringcomm.rendezvous.probing import Probing, scopes_of
+from ringcomm.transport.kinds import LOOPBACK, VIRTUAL, WIRED
 from ringcomm.transport.nics import Interface, machine
 from ringcomm.transport.reactor import Reactor
 from ringcomm.wire.auth import Claim, Purpose, job_digest
@@ -114,3 +117,77 @@ def test_a_start_that_is_given_up_closes_its_probes(no_leaks):
                 pass
     assert not reported
     reactor.close()
+
+
+# ---- a round of probes -----------------------------------------------------------------------
+
+ETH = Interface("eth0", "127.0.0.1", WIRED, 8)
+
+
+@pytest.fixture
+def rounds(no_leaks, monkeypatch):
+    """`rounds(limit_s, *offers)`: the report about rank 1, which answers at the address `rounds.here`."""
+    monkeypatch.setattr(probing_module, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(probing_module, "_PATIENCE", 0.0)
+    reactor, made = Reactor(), []
+    rank = LinkSetup(reactor, [ETH], KEY, JOB, [].append)
+    rank.assign_rank(1, 1)
+
+    def run(limit_s, *offers, interfaces=(ETH,)):
+        reported = []
+        claim = Claim(Purpose.PROBE, JOB, 1, 0)
+        made.append(Probing(reactor, list(interfaces), KEY, claim, None, reported.append))
+        made[-1].begin([{"rank": 1, "machine": machine(), "addresses": list(offers)}], limit_s)
+
+        def turn():
+            reactor.run_once(0.01)
+            return reported
+
+        assert eventually(turn)
+        (attempts,) = reported
+        return attempts
+
+    (run.here,) = rank.offers()
+    yield run
+    for item in made:
+        item.close()
+    rank.close()
+    reactor.close()
+
+
+@pytest.fixture
+def silent():
+    """An address at which connections are made, and nothing is said."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address, port = server.getsockname()
+        yield {"address": address, "port": port, "iface": "eth7", "kind": WIRED}
+
+
+def test_once_every_host_has_answered_the_rest_is_not_waited_for(rounds, silent):
+    answered, slow = rounds(60.0, rounds.here, silent)
+    assert answered["why"] == "" and answered["local_iface"] == "eth0"
+    assert re.fullmatch(r"no answer within \d+\.\d s, while another address had answered", slow["why"])
+    assert not slow["too_slow"], "it is not dialled again: there is another way"
+
+
+def test_an_answer_on_a_virtual_interface_does_not_end_the_wait(rounds, silent):
+    """It may lead to a container of another host that has the same address."""
+    virtual = {**rounds.here, "kind": VIRTUAL}
+    answered, slow = rounds(0.3, virtual, silent)
+    assert answered["why"] == "" and answered["kind"] == VIRTUAL
+    assert slow["why"] == "no answer within 0.3 s" and slow["too_slow"]
+
+
+def test_where_there_is_nothing_to_dial_the_report_is_empty(rounds):
+    assert rounds(60.0) == []
+    assert rounds(60.0, {**rounds.here, "kind": LOOPBACK}) == []
+
+
+def test_a_link_local_address_is_dialled_by_every_interface_that_has_a_scope():
+    found = [
+        Interface("eth0", "fe80::1", WIRED, 64, scope=4), Interface("eth1", "fe80::2", WIRED, 64, scope=2),
+        Interface("eth1", "10.0.0.1", WIRED, 8), Interface("eth0", "fe80::3", WIRED, 64, scope=4),
+    ]  # fmt: skip
+    assert scopes_of("fe80::9", found) == [2, 4]
+    assert scopes_of("fd00::9", found) == scopes_of("10.0.0.9", found) == scopes_of("@name", found) == [0]
+    assert scopes_of("fe80::9", found[2:3]) == []

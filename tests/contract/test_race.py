@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import sys
 import time
@@ -221,3 +222,72 @@ def test_after_a_time_without_a_processor_it_reads_before_it_decides(mesh, monke
         mesh.reactor.run_once(1.0)
     race.close()
     assert len(results) == 1
+
+
+# ---- another end that does not keep to the rules ---------------------------------------------
+
+
+class Odd:
+    """An answering side that does as the test says once the connection is authenticated."""
+
+    def __init__(self, reactor, arrived):
+        self.reactor, self.socks = reactor, []
+        self.listener = listen("127.0.0.1", 0)
+        self.acceptor = Acceptor(reactor, [self.listener], KEY, JOB, self.arrived, lambda *why: None)
+        self._then = arrived
+
+    def arrived(self, sock, claim, session):
+        self.socks.append(sock)
+        self._then(self, sock, session)
+
+    @property
+    def wire(self):
+        return {"address": "127.0.0.1", "port": self.listener.getsockname()[1], "scope": 0}
+
+    def close(self):
+        self.acceptor.close()
+        for sock in self.socks:
+            sock.close()
+
+
+def say_nothing(odd, sock, session):
+    sock.shutdown(socket.SHUT_WR)
+
+
+def end_after_the_echo(odd, sock, session):
+    sock.send(encode({"type": "echo", "rank": 1}, session))
+    sock.shutdown(socket.SHUT_WR)
+
+
+def report(total, passed_us):
+    """When the measurement has begun, report so many bytes after so many microseconds."""
+
+    def arrived(odd, sock, session):
+        def asked():
+            odd.reactor.forget(sock)
+            sock.send(BLOCK.pack(total, passed_us, 0, 0, 0, 0))
+
+        sock.send(encode({"type": "echo", "rank": 1}, session))
+        odd.reactor.watch(sock, READ, asked)
+
+    return arrived
+
+
+RULES = (
+    (say_nothing, "it closed the connection"),
+    (end_after_the_echo, "it closed the connection"),
+    (report(LIMIT_BYTES + 1, 10), "it has received more than was sent"),
+    (report(0, 2 * 10**9), "it has received more than was sent"),
+)
+
+
+def test_a_wire_whose_other_end_breaks_the_rules_has_no_speed(mesh, caplog):
+    caplog.set_level(logging.INFO, "ringcomm.rendezvous")
+    good, _ = wires(mesh)
+    odd = [Odd(mesh.reactor, behaviour) for behaviour, _ in RULES]
+    *broken, speed = run(mesh, CLAIM, [*(item.wire for item in odd), good])
+    for item in odd:
+        item.close()
+    assert broken == [None] * len(odd) and speed > 0.0
+    said = [item.getMessage() for item in caplog.records if "could not be measured" in item.getMessage()]
+    assert sorted(said) == sorted(f"a wire to rank 1 could not be measured: {why}" for _, why in RULES)

@@ -31,12 +31,11 @@ from ringcomm.rendezvous import client, control, links, message_server
 from ringcomm.rendezvous.embedded import EmbeddedRendezvous
 from ringcomm.rendezvous.state import Phase
 from ringcomm.transport.accept import MOST_HALF_OPEN, REFUSALS_AT_ONCE, REFUSALS_PER_S
-from ringcomm.transport.connect import listen, place_here
-from ringcomm.wire.auth import Responder, job_digest
+from ringcomm.transport.connect import listen
 from ringcomm.wire.messages import MessageReader, body_of, encode, framed
+from tests.contract.fake_rendezvous import ABORT, GO, LINK, PROBE, FakeRendezvous
 from tests.contract.service import eventually, opened, together
 
-ROOT = Path(__file__).resolve().parents[2]
 GARBAGE = Path(__file__).with_name("garbage.py")
 
 
@@ -217,55 +216,11 @@ def test_endless_timeouts_are_allowed(service):
 # ---- a rendezvous that misbehaves ------------------------------------------------------------
 
 
-class FakeRendezvous:
-    """Answers one rank with whatever the test sends."""
-
-    def __init__(self):
-        self.listener = listen("127.0.0.1")
-        self.listener.settimeout(10.0)
-        self.membership = Membership(2, (self.listener.getsockname()[:2],), b"k" * 32, "job", Slot(0, 0))
-        self.sock = None
-
-    def accept(self):
-        self.sock, _ = self.listener.accept()
-        responder = Responder(b"k" * 32, job_digest("job"), place=place_here(self.sock))
-        while not responder.done:
-            self.sock.sendall(responder.receive(self.sock.recv(responder.needs)))
-        self.session = responder.session
-
-    def read(self, kind):
-        reader = MessageReader(100_000, self.session)
-        while True:
-            for message in reader.feed(self.sock.recv(65536)):
-                assert message["type"] == kind
-                return
-
-    def send(self, *messages):
-        self.sock.sendall(b"".join(encode(message, self.session) for message in messages))
-
-    def close(self):
-        self.listener.close()
-        if self.sock is not None:
-            self.sock.close()
-
-
 @pytest.fixture
 def fake(no_leaks):
     fake = FakeRendezvous()
     yield fake
     fake.close()
-
-
-PROBE = {
-    "type": "probe",
-    "rank": 0,
-    "generation": 0,
-    "members": [{"rank": 0, "host": "here", "host_index": 0, "local_rank": 0, "pid": 1}],
-    "targets": [],
-}
-LINK = {"type": "link", "routes": []}
-GO = {"type": "go", "table": ""}
-ABORT = {"type": "abort", "kind": "lost", "text": "rank 1 died young", "rank": 1, "host": "there"}
 
 
 def start_with(fake, pool):
@@ -601,98 +556,6 @@ def test_a_rank_serves_although_its_port_was_taken_for_a_while(no_leaks, monkeyp
             finally:
                 other.close()
             assert [rank.result() for rank in ranks] == [1.0, 1.0]
-
-
-PROGRAM = """
-import numpy as np, ringcomm as rc, sys
-rc.init()
-total = rc.allreduce(np.full(4, float(rc.rank())), op=rc.Sum)
-if len(sys.argv) > 1 and rc.rank() == 1:
-    raise ValueError("boom")
-total = rc.allreduce(total, op=rc.Max)
-print("result", rc.rank(), total[0])
-"""
-
-
-def spawn(*arguments, **variables):
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("RINGCOMM_")}
-    environ.update(PYTHONPATH=str(ROOT), **variables)
-    return subprocess.Popen(
-        [sys.executable, *arguments], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-@pytest.fixture
-def served(tmp_path, no_leaks):
-    """``python -m ringcomm.rendezvous`` for three ranks, and how to start those."""
-    key = tmp_path / "key"
-    key.write_text("5a" * 32)
-    key.chmod(0o600)
-    variables = {
-        "RINGCOMM_RENDEZVOUS": f"127.0.0.1:{free_port()}",
-        "RINGCOMM_SIZE": "3",
-        "RINGCOMM_KEY_FILE": str(key),
-        "RINGCOMM_START_TIMEOUT": "30",
-    }
-    processes = []
-
-    def start(*arguments, **more):
-        processes.append(spawn(*arguments, **variables, **more))
-        return processes[-1]
-
-    yield start
-    for process in processes:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
-
-
-def test_rendezvous_as_a_program(served):
-    server = served("-m", "ringcomm.rendezvous")
-    assert server.stdout.readline().startswith("rendezvous of 3 ranks at 127.0.0.1:")
-    ranks = [served("-c", PROGRAM, RINGCOMM_RANK=str(rank)) for rank in range(3)]
-    for rank, process in enumerate(ranks):
-        output, problems = process.communicate(timeout=60)
-        assert (process.returncode, output) == (0, f"result {rank} 3.0\n"), problems
-    output, problems = server.communicate(timeout=60)
-    assert server.returncode == 0, output + problems
-    assert problems == ""
-    assert output.splitlines()[-1] == "ended: every rank has left"
-
-
-def test_rendezvous_as_a_program_when_a_rank_fails(served):
-    server = served("-m", "ringcomm.rendezvous")
-    assert server.stdout.readline().startswith("rendezvous of 3 ranks at 127.0.0.1:")
-    ranks = [served("-c", PROGRAM, "fail", RINGCOMM_RANK=str(rank)) for rank in range(3)]
-    problems = [process.communicate(timeout=60)[1] for process in ranks]
-    assert "ValueError: boom" in problems[1]
-    for rank in (0, 2):
-        assert ranks[rank].returncode == 1
-        assert "ringcomm.errors.PeerLostError: rank 1 (" in problems[rank]
-        assert "boom" in problems[rank]
-    output, _ = server.communicate(timeout=60)
-    assert server.returncode == 1
-    assert "failed: rank 1 (" in output
-
-
-@pytest.mark.parametrize(
-    "variables, words",
-    [
-        ({"RINGCOMM_SIZE": "1"}, "two or more ranks"),
-        ({"RINGCOMM_SIZE": "2"}, "RINGCOMM_RENDEZVOUS, the address"),
-        ({"RINGCOMM_SIZE": "2", "RINGCOMM_RENDEZVOUS": "127.0.0.1:5000"}, "No key for this job"),
-        (
-            {"RINGCOMM_SIZE": "2", "RINGCOMM_RENDEZVOUS": "192.0.2.1:5000", "RINGCOMM_KEY": "ab" * 16},
-            "cannot listen anywhere: 192.0.2.1",
-        ),
-    ],
-)
-def test_rendezvous_as_a_program_with_nonsense(variables, words):
-    process = spawn("-m", "ringcomm.rendezvous", **variables)
-    output, problems = process.communicate(timeout=60)
-    assert (process.returncode, output) == (2, "")
-    assert words in problems
-    assert "Traceback" not in problems
 
 
 @pytest.mark.parametrize("encrypt", [False, True])

@@ -42,3 +42,19 @@ def test_the_error_for_the_caller_has_the_ranks_own_as_its_cause() -> None:
     assert isinstance(error.__cause__, KeyError)
     assert str(error).startswith("rank 1 on jetson2: KeyError: 'sample'")
     assert "KeyError" in error.traceback_text
+
+
+def test_the_outermost_frames_can_be_left_out_of_the_traceback() -> None:
+    def inner() -> None:
+        raise ValueError("broken")
+
+    def outer() -> None:
+        inner()
+
+    try:
+        outer()
+    except ValueError as error:
+        whole, part, none = (unpack(pack_error(error, skip))["traceback"] for skip in (0, 2, 99))
+    assert "in outer" in whole and "in inner" in whole
+    assert "in outer" not in part and "in inner" in part
+    assert "in inner" not in none and none.endswith("ValueError: broken\n")

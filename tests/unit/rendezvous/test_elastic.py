@@ -429,3 +429,130 @@ def test_a_loss_while_two_others_are_still_connecting_costs_neither_of_them():
     assert not job.dropped
     job.again(0, 1)
     assert job.members() == (0, 1)
+
+
+def test_a_process_with_another_version_is_refused():
+    job = Job()
+    job.join(0, version="9.9.9")
+    assert "host0 has ringcomm 9.9.9, but this job runs 1.2.3" in job.last(0)["reason"]
+    assert job.last(0)["type"] == "refused" and 0 in job.dropped
+
+
+@pytest.mark.parametrize("end", ["hang_up", "leave"])
+def test_a_process_that_ends_before_it_was_in_a_view_is_forgotten(end):
+    job = Job(min_size=2, start_size=2)
+    job.join(0)
+    getattr(job, end)(0)
+    job.join(1)
+    assert job.state.view.epoch == -1
+    job.join(2)
+    assert job.members() == (1, 2)
+
+
+def test_a_new_process_whose_end_its_launcher_reports_is_forgotten():
+    job = Job(launched=True).start(2)
+    job.expect(2)
+    job.join(2)
+    job.exit(2, "exit code 1")
+    job.again(0, 1)
+    assert job.members() == (0, 1) and not job.all("lost")
+
+
+def test_reports_about_connections_and_members_that_are_not_there_change_nothing():
+    job = Job(launched=True).start(2)
+    before = len(job.notices)
+    job.hang_up(99)
+    job.leave(99)
+    job.relay(99, {"type": "linked", "links": []})
+    job.take(job.state.answered(99, {"type": "pong", "heard": [], "silent": []}, job.now_s))
+    job.take(job.state.exclude(99, "its host was removed", job.now_s))
+    assert job.members() == (0, 1) and len(job.notices) == before
+
+
+def test_a_member_that_has_left_cannot_leave_again():
+    job = Job(launched=True).start(2)
+    job.leave(1)
+    sent = len(job.sent[0])
+    job.leave(1, ok=False)
+    job.again(0)
+    assert job.members() == (0,) and not job.all("lost") and len(job.sent[0]) > sent
+
+
+def test_a_new_process_that_is_excluded_ends_at_once():
+    job = Job(launched=True).start(1)
+    job.expect(1)
+    job.join(1)
+    job.take(job.state.exclude(1, "its host was removed", job.now_s))
+    assert job.last(1) == {"type": "excluded", "reason": "its host was removed"} and 1 in job.dropped
+    job.again(0)
+    assert job.members() == (0,)
+
+
+def test_a_member_that_is_excluded_after_it_has_asked_is_not_in_the_next_view():
+    job = Job(launched=True).start(2)
+    job.again(0)
+    job.take(job.state.exclude(0, "its host was removed", job.now_s))
+    job.again(1)
+    assert job.last(0)["type"] == "excluded" and job.members() == (1,)
+
+
+def test_a_member_may_ask_on_a_connection_of_its_own():
+    """Its old one is dropped: it is the same process."""
+    job = Job(launched=True).start(2)
+    job.join(5, member=0, position=1)
+    assert job.dropped == [0]
+    job.hang_up(0)
+    job.again(1)
+    assert job.members() == (0, 1) and job.state.view.epoch == 1 and not job.all("lost")
+    assert job.last(5)["type"] == "link"
+
+
+def test_a_first_view_that_never_has_enough_says_what_is_missing():
+    job = Job(launched=True, min_size=2, elastic_timeout_s=30.0)
+    job.expect(0)
+    job.expect(1, host="jetson1")
+    job.join(0)
+    job.state.refused_connections = "3 connections (mostly 10.0.0.9: no answer)"
+    job.pass_time(31.0, answering=(0,))
+    (failed,) = job.all("failed")
+    assert failed.text == (
+        "Not enough ranks within 30 s (--elastic-timeout): 1 of at least 2 ranks are ready; missing: "
+        "jetson1. The rendezvous turned away 3 connections (mostly 10.0.0.9: no answer)."
+    )
+    told = len(job.sent[0])
+    job.take(job.state.tick(job.now_s + 60.0))
+    assert len(job.sent[0]) == told, "nothing happens after that"
+
+
+def test_without_a_limit_a_process_may_leave_pings_unanswered_for_ever():
+    job = Job(min_size=2, start_size=2, elastic_timeout_s=1000.0)
+    message = join_message(dead_after=0.0, position="none")
+    job.take(job.state.joined(0, message, job.now_s))
+    job.pass_time(50.0)
+    assert [item["type"] for item in job.sent[0]].count("ping") >= 9
+    assert not job.dropped and not job.all("failed")
+    job.join(1)
+    assert job.members() == (0, 1)
+
+
+def test_a_member_that_stops_while_links_are_built_is_left_out():
+    job = Job(launched=True, min_size=1)
+    job.expect(0, 1)
+    job.join(0)
+    job.join(1)
+    assert job.members() == (0, 1)
+    job.pass_time(8.0, answering=(0,))
+    (lost,) = job.all("lost")
+    assert lost.detail["kind"] == "stalled" and lost.detail["member"] == 1 and job.dropped == [1]
+    job.again(0)
+    assert job.members() == (0,)
+
+
+def test_hosts_that_cannot_reach_each_other_at_the_start_end_the_job():
+    job = Job(min_size=2, start_size=2)
+    job.join(0, hostname="desk")
+    job.join(1, hostname="jetson1")
+    for connection in (0, 1):
+        job.relay(connection, {"type": "probed", "attempts": []})
+    (failed,) = job.all("failed")
+    assert failed.detail["kind"] == "no_route" and "desk and jetson1 cannot reach each other" in failed.text
