@@ -367,7 +367,7 @@ def _is_free(signum: int) -> bool:
     if signal.getsignal(signum) != signal.SIG_DFL:
         return False
     try:
-        status = Path("/proc/self/status").read_text()
+        status = Path("/proc/self/status").read_text("utf-8", "replace")  # its name may be cut anywhere
     except OSError:
         return True
     masks = [line.split()[1] for line in status.splitlines() if line.startswith(("SigCgt:", "SigIgn:"))]

@@ -17,13 +17,21 @@ from ..wire.messages import Message
 from .announcements import Announced, Announcement, announcements, no_weight_text, sum_of_weights
 from .cache import IssuedIds
 from .fusion import Member, by_need, plan_buckets
-from .mismatch import calls_text, last_seen_text, mismatch_text, ranks_text, whereabouts
+from .mismatch import (
+    calls_text,
+    deadlock_text,
+    last_seen_text,
+    mismatch_text,
+    ranks_text,
+    waiting_for_each_other,
+    whereabouts,
+)
 from .piggyback import settle
 from .request import MOST_SITES, Key, Signature
 
 DEADLOCK_S = 0.5
-"""How long all ranks must have waited for different things, with no thread left that could submit anything,
-before they are told so."""
+"""How long ranks must have waited for each other, with no thread left that could submit anything, before they
+are told so."""
 PATIENCE = 2.0
 """How many times ``stall_warning_s`` they must have waited if other threads live, which may still submit
 what is missing."""
@@ -105,6 +113,8 @@ class Coordinator:
         self._blocked: Dict[int, bool] = {}
         self._issued = 0  # responses
         self._changed_s = 0.0
+        self._looked_at = -1.0  # value of changed_s when deadlocks were last looked for
+        self._given_up_s: Optional[float] = None
         self.sites = CallSites(self.warnings.append, check_calls)
         self._lines: Dict[int, List[str]] = {}
         self._last: Dict[int, Tuple[Signature, Key, float]] = {}
@@ -306,9 +316,9 @@ class Coordinator:
         if self._ready:
             alarms.append(self._ready_since_s + self.tuning.cycle_s)
         if self._entries:
-            patience_s = self._deadlock_s()
-            if patience_s is not None:
-                alarms.append(self._changed_s + patience_s)
+            deadlock_at_s = self._deadlock_at_s()
+            if deadlock_at_s is not None:
+                alarms.append(deadlock_at_s)
             if self._stall_warning_s:
                 alarms.append(min(e.reported_s for e in self._entries.values()) + self._stall_warning_s)
             if self._stall_limit_s:
@@ -317,42 +327,38 @@ class Coordinator:
 
     # ---- what never becomes ready ------------------------------------------------------------
 
-    def _deadlock_s(self) -> Optional[float]:
-        """How long ranks may wait as they do now; None: one of them does not wait, so it may still come."""
-        if not self._blocked or self._ready:
+    def _stuck(self) -> Collection[int]:
+        """The ranks that wait for what only one of themselves could bring about: all, or some of them."""
+        if all(rank in self._blocked or rank in self._joined for rank in range(self._size)):
+            return range(self._size)
+        operations = [(entry.signatures, self._missing(entry)) for entry in self._entries.values()]
+        return waiting_for_each_other(self._blocked.keys() - self._joined.keys(), operations)
+
+    def _deadlock_at_s(self) -> Optional[float]:
+        """When to look for ranks that wait for each other; None: not before something has changed."""
+        if not self._blocked or self._ready or not self._entries:
             return None
-        if not all(rank in self._blocked or rank in self._joined for rank in range(self._size)):
-            return None
-        if all(self._blocked.values()):
-            return DEADLOCK_S
-        # Threads live that do not wait. Until then it is a stall like any other, and reported as one.
-        return PATIENCE * self._stall_warning_s if self._stall_warning_s and not self.paused else None
+        return self._changed_s + DEADLOCK_S if self._looked_at != self._changed_s else self._given_up_s
 
     def _look_for_deadlock(self, now_s: float) -> None:
-        """Fail everything if every rank waits for something that another one will never come to."""
-        patience_s = self._deadlock_s()
-        waited_s = now_s - self._changed_s
-        if not self._entries or patience_s is None or waited_s < patience_s:
+        """Fail what ranks wait for if none of them can go on before another one of them does."""
+        at_s = self._deadlock_at_s()
+        if at_s is None or now_s < at_s:
             return
-        signatures: Dict[int, Signature] = {}
-        sites: Dict[int, str] = {}
-        for entry in self._entries.values():
-            for rank, signature in entry.signatures.items():
-                signatures.setdefault(rank, signature)
-                sites.setdefault(rank, entry.sites[rank])
-        text = (
-            "Mismatched calls: every rank waits for something that the others have not called: "
-            f"{calls_text(signatures, sites, self._hosts)}."
-        )
-        busy = [rank for rank in sorted(self._blocked) if not self._blocked[rank]]
-        if busy:
-            text += (
-                f" (Other threads of {ranks_text(busy, self._hosts)} could still call it, but no thread has "
-                f"called anything for {waited_s:.0f} s, {PATIENCE:g} times RINGCOMM_STALL_WARNING.)"
-            )
-        for entry in self._entries.values():
+        stuck = self._stuck()
+        busy = [rank for rank in sorted(stuck) if not self._blocked.get(rank, True)]
+        # Threads live that do not wait. Until then it is a stall like any other, and reported as one.
+        patience_s = PATIENCE * (0.0 if self.paused else self._stall_warning_s) if busy else DEADLOCK_S
+        self._looked_at = self._changed_s
+        self._given_up_s = self._changed_s + patience_s if stuck and patience_s else None
+        if self._given_up_s is None or now_s < self._given_up_s:
+            return
+        failing = [entry for entry in self._entries.values() if not entry.signatures.keys().isdisjoint(stuck)]
+        calls = [(entry.signatures, entry.sites) for entry in failing]
+        text = deadlock_text(stuck, calls, self._hosts, busy, now_s - self._changed_s, PATIENCE)
+        for entry in failing:
             self._fail(entry, text)
-        self._entries.clear()
+            del self._entries[entry.key]
         self._blocked.clear()
 
     def _look_for_stalls(self, now_s: float) -> None:

@@ -6,7 +6,7 @@ Arrays are flat, contiguous and native here; shapes travel beside them. Every me
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
 
 from ..collective.call_sites import call_site
@@ -180,8 +180,12 @@ class Engine(EngineCore):
         self._thread.pause(reason)
         try:
             yield
-        finally:
-            self._thread.resume()
+        except BaseException:
+            # What ended the block is raised; a failure of the job is raised by the next call.
+            with suppress(RingcommError):
+                self._thread.resume()
+            raise
+        self._thread.resume()
 
     def add_process_set(self, ranks: Sequence[int]) -> int:
         """Make a group of ranks; every rank of the job must call it. Its number.

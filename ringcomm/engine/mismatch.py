@@ -1,9 +1,9 @@
-"""Texts for operations that ranks disagree about, or that some of them never come to."""
+"""Operations that ranks disagree about, or that some of them never come to, and texts about them."""
 
 from __future__ import annotations
 
 import re
-from typing import Dict, List, Mapping, Sequence, Tuple
+from typing import Collection, Dict, Iterable, List, Mapping, Sequence, Set, Tuple
 
 from ..ops import Collective
 from .request import Key, Signature
@@ -60,6 +60,64 @@ def calls_text(signatures: Mapping[int, Signature], sites: Mapping[int, str], ho
         name = f" named {signatures[rank].name!r}" if signatures[rank].name else ""
         alike.setdefault(f"{signatures[rank].describe()}{name}{site}", []).append(rank)
     return "; ".join(f"{ranks_text(ranks, hosts)}: {call}" for call, ranks in alike.items())
+
+
+def waiting_for_each_other(
+    blocked: Collection[int], operations: Iterable[Tuple[Collection[int], Collection[int]]]
+) -> Set[int]:
+    """The ranks of which none can go on before another one of them does.
+
+    Whatever one of them has announced lacks another one of them, so no other rank can release them.
+
+    Args:
+        blocked: ranks that wait in all their threads.
+        operations: of each incomplete one, the ranks that have announced it, and those that it lacks.
+    """
+    stuck = set(blocked)
+    waits = [(stuck.intersection(announced), stuck.intersection(lacks)) for announced, lacks in operations]
+    while True:
+        waiting = {rank for announced, _ in waits for rank in announced}
+        released = {rank for announced, lacks in waits if not lacks & stuck for rank in announced}
+        left = (stuck & waiting) - released
+        if left == stuck:
+            return stuck
+        stuck = left
+
+
+def deadlock_text(
+    stuck: Collection[int],
+    calls: Iterable[Tuple[Mapping[int, Signature], Mapping[int, str]]],
+    hosts: Sequence[str],
+    busy: Sequence[int],
+    waited_s: float,
+    patience: float,
+) -> str:
+    """What ranks are told that wait for each other.
+
+    Args:
+        stuck: those ranks.
+        calls: of each operation that fails, what ranks have submitted, and from where.
+        hosts: of every rank of the job.
+        busy: those of the ranks in which other threads do not wait.
+        waited_s: for how long nothing has been called.
+        patience: how many times the time until a warning that must be, if there are such ranks.
+    """
+    signatures: Dict[int, Signature] = {}
+    sites: Dict[int, str] = {}
+    for announced, places in calls:
+        for rank in announced.keys() - signatures.keys():
+            signatures[rank], sites[rank] = announced[rank], places[rank]
+    what = "every rank waits for something that the others have not called"
+    if len(stuck) < len(hosts):
+        some = ranks_text(sorted(stuck), hosts)
+        what = f"{some} wait for each other, each for something that another one of them has not called"
+    text = f"Mismatched calls: {what}: {calls_text(signatures, sites, hosts)}."
+    if busy:
+        text += (
+            f" (Other threads of {ranks_text(busy, hosts)} could still call it, but no thread has called "
+            f"anything for {waited_s:.0f} s, {patience:g} times RINGCOMM_STALL_WARNING.)"
+        )
+    return text
 
 
 _FRAME = re.compile(r'^ *File "(.*)", line (\d+), in ', re.MULTILINE)

@@ -172,9 +172,9 @@ class EngineThread:
 
     def resume(self) -> None:
         """Say that this rank is back."""
-        self._queue({"type": "resumed"})
         if self._state.history is not None:
             self._state.history.paused = ""
+        self._queue({"type": "resumed"})
 
     def _queue(self, message: Message) -> None:
         with self._state.lock:
@@ -264,11 +264,11 @@ class EngineThread:
         if os.getpid() != self._pid:
             raise used_in_fork(self.rank, self._pid)
         state = self._state
-        with state.lock:
-            state.waiters.enter(Wait(handle, timeout_s is not None))
-        told = False
-        began_s = self.waited.start()
-        try:
+        wait, told, began_s = Wait(handle, timeout_s is not None), False, 0.0
+        try:  # Ctrl-C may interrupt every one of these calls.
+            with state.lock:
+                state.waiters.enter(wait)
+            began_s = self.waited.start()
             if timeout_s is None and self._driving.acquire(blocking=False):
                 try:
                     told = self._drive(handle)
@@ -286,8 +286,9 @@ class EngineThread:
             raise
         finally:
             with state.lock:
-                self.waited.stop(began_s)
-                state.waiters.leave()
+                state.waiters.leave(wait)
+                if began_s:
+                    self.waited.stop(began_s)
                 unfinished = told and not handle.done()
                 if unfinished:
                     state.outbox.append({"type": "unblocked"})

@@ -55,12 +55,12 @@ class Waiters:
         """The calling thread begins to wait."""
         self._waits.setdefault(threading.get_ident(), []).append(wait)
 
-    def leave(self) -> None:
-        """The calling thread has waited."""
+    def leave(self, wait: Wait) -> None:
+        """The calling thread has waited, or was interrupted before it had begun to."""
         ident = threading.get_ident()
-        self._waits[ident].pop()
-        if not self._waits[ident]:
-            del self._waits[ident]
+        left = [other for other in self._waits.pop(ident, ()) if other is not wait]
+        if left:
+            self._waits[ident] = left
 
     def all_wait(self) -> bool:
         """Whether every thread that ever submitted anything, and still lives, waits for what is not done."""

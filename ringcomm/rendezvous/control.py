@@ -24,6 +24,7 @@ from ..errors import (
 from ..transport.base import Watch
 from ..wire.messages import Message, MessageReader, encode
 from ..wire.signing import Session
+from .link_table import ranges_of
 
 logger = logging.getLogger("ringcomm.rendezvous")
 
@@ -111,7 +112,7 @@ class ControlChannel(Watch):
     def _take(self, message: Message) -> None:
         if message["type"] == "ping":
             heard, silent = ([], []) if self.heard_and_silent is None else self.heard_and_silent()
-            self._send({"type": "pong", "heard": heard, "silent": silent})
+            self._send({"type": "pong", "heard": ranges_of(heard), "silent": ranges_of(silent)})
         elif message["type"] == "abort" and self.abort_error is None:
             self.abort_error = error_from(message)
             self._end_reads()

@@ -11,7 +11,7 @@ is at fault, and the root cause names the ranks that it connects.
 
 from __future__ import annotations
 
-from typing import Collection, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import Collection, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ..config import Slot
 from ..errors import MismatchError, interruption_text
@@ -72,6 +72,8 @@ _SILENT_KINDS = ("silent", "still", "cut off")
 _ABOUT_LINKS = ("lost", "closed", *_SILENT_KINDS)
 _FACTS = ("vanished", "interrupted")
 Pair = FrozenSet[int]
+Ranges = Sequence[Sequence[int]]
+"""Ranks as ranges, each its first and its last: nearly all ranks are one or two."""
 
 
 class RootCauseAnalysis:
@@ -82,7 +84,7 @@ class RootCauseAnalysis:
         self._mismatches: Dict[int, str] = {}
         self._mismatch_due_s = 0.0
         self._exits: Dict[Slot, Tuple[str, bool]] = {}
-        self._heartbeats: Dict[int, Tuple[Set[int], Set[int]]] = {}
+        self._heartbeats: Dict[int, Tuple[Ranges, Ranges]] = {}
 
     def forget_reports(self) -> None:
         """Start a new generation: drop all reports, but keep how processes ended."""
@@ -90,7 +92,7 @@ class RootCauseAnalysis:
         self._mismatches.clear()
         self._heartbeats.clear()
 
-    def answered(self, rank: int, heard: Iterable[int], silent: Iterable[int]) -> None:
+    def answered(self, rank: int, heard: Ranges, silent: Ranges) -> None:
         """Record which peers a rank has received heartbeats from. It is asked after every report.
 
         Args:
@@ -98,7 +100,7 @@ class RootCauseAnalysis:
             heard: peers from which it has received a heartbeat lately.
             silent: peers from which it has not.
         """
-        self._heartbeats[rank] = (set(heard), set(silent))
+        self._heartbeats[rank] = heard, silent
 
     def exited(self, slot: Slot, how: str, ok: bool) -> None:
         """Record how a process ended, as the launcher reports it."""
@@ -205,15 +207,17 @@ class RootCauseAnalysis:
         here = {rank for rank, member in members.items() if member.is_here}
         if lost not in self._heartbeats:
             silent = any(item.kind in _SILENT_KINDS for item in about)
-            if not silent or not any(lost in self._heartbeats[rank][0] for rank in self._heartbeats):
+            if not silent or not any(_covers(heard, lost) for heard, _ in self._heartbeats.values()):
                 return set()
         pairs = {
             frozenset((item.reporter, item.peer))
             for item in self._suspicions
             if item.kind in _ABOUT_LINKS and item.reporter != RENDEZVOUS
         }
+        most = max(here, default=-1)
         for rank, (_, unheard) in self._heartbeats.items():
-            pairs |= {frozenset((rank, peer)) for peer in unheard}
+            peers = (peer for first, last in unheard for peer in range(first, min(last, most) + 1))
+            pairs |= {frozenset((rank, peer)) for peer in peers}
         return {pair for pair in pairs if pair <= here}
 
     def _interruption(self, lost: int) -> Optional[Suspicion]:
@@ -319,6 +323,10 @@ def _cut(members: Mapping[int, Member], pairs: Set[Pair], why: str) -> RootCause
 def _names(members: Mapping[int, Member], ranks: List[int]) -> str:
     """The ranks as text, such as ``rank 1 (jetson1) and rank 2 (jetson2)``."""
     return " and ".join(members[rank].name() for rank in ranks)
+
+
+def _covers(ranges: Ranges, rank: int) -> bool:
+    return any(first <= rank <= last for first, last in ranges)
 
 
 def _grouped(texts: Mapping[int, str]) -> List[str]:

@@ -75,7 +75,7 @@ class JobPrediction:
     def _draw(self, found: Prediction, path: str) -> None:
         if path:
             try:
-                Path(path).write_text(found.svg())
+                Path(path).write_text(found.svg(), encoding="utf-8")
             except OSError as problem:
                 raise ConfigError(f"The figure {path} cannot be written: {problem.strerror}.") from None
 

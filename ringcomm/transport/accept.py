@@ -17,6 +17,9 @@ peer without the key may connect again and again while the ranks compute:
   instead of at once. Wake-ups are the larger part of the cost for ranks that compute, so a peer that
   sends a byte at a time causes one for several bytes.
 * A connection of another user of this machine to a Unix socket is closed unread.
+* A rank dials several addresses, or one several times, and keeps the first connection that is authenticated.
+  So a connection whose other end closes it after it has sent nothing, or has named this job, is not reported
+  as refused unless many fail. It costs tokens like any other.
 
 An authenticated connection costs no tokens. So ranks that connect at the same time, however many, do not
 wait; only while many connections are refused they may have to try again, which :class:`~.connect.Dial` does.
@@ -38,7 +41,7 @@ from ..wire.signing import Session
 from .connect import BACKLOG, check_user, place_here, trust
 from .rate_limit import TokenBucket
 from .reactor import READ, Reactor
-from .secure import Encryption, SecureSocket
+from .secure import ClosedEarly, Encryption, SecureSocket
 
 HANDSHAKE_S = 2.0
 MOST_HALF_OPEN = 128
@@ -77,6 +80,7 @@ class _HalfOpen:
         place = None if acceptor.forwarded else place_here(sock)
         self.responder = Responder(acceptor.key, acceptor.job, binding=binding, place=place)
         self.since_s = monotonic()
+        self._heard = False
 
     @property
     def named_job(self) -> bool:
@@ -95,14 +99,15 @@ class _HalfOpen:
             if isinstance(self.sock, SecureSocket) and not self.sock.handshake():
                 return
             while not self.responder.done:
-                data = self.sock.recv(self.responder.needs)
-                if not data:
-                    raise ProtocolError(_CLOSED)
-                answer = self.responder.receive(data)
+                answer = self.responder.receive(self._read(self.responder.needs))
                 if answer:
                     # A fresh connection's send buffer holds these few bytes; if not, it is no peer.
                     self.sock.send(answer)
         except (BlockingIOError, InterruptedError):
+            return
+        except (ClosedEarly, ConnectionResetError, BrokenPipeError) as problem:
+            reason = str(getattr(problem, "strerror", None) or problem).lower()
+            self.refuse(reason, given_up=self.named_job or not self._heard)
             return
         except (AuthenticationError, ProtocolError) as problem:
             self.refuse(str(problem), parting_answer(problem))
@@ -114,17 +119,21 @@ class _HalfOpen:
         self.acceptor.release(self)
         self.acceptor.arrived(self.sock, self.responder.claim, self.responder.session)
 
+    def _read(self, most: int) -> bytes:
+        data = self.sock.recv(most)
+        if not data:
+            raise ClosedEarly(_CLOSED)
+        self._heard = True
+        return data
+
     def _encrypt(self, encryption: Encryption) -> None:
         """Begin with TLS as soon as the other end is admitted."""
         while self._admission.needs:
-            data = self.sock.recv(self._admission.needs)
-            if not data:
-                raise ProtocolError(_CLOSED)
-            self._admission.receive(data)
+            self._admission.receive(self._read(self._admission.needs))
         self.sock = encryption.wrap(self.sock, accepted=True)
         self._encryption = None
 
-    def refuse(self, reason: str, answer: bytes = b"") -> None:
+    def refuse(self, reason: str, answer: bytes = b"", given_up: bool = False) -> None:
         self.acceptor.release(self)
         if answer:
             try:
@@ -137,7 +146,7 @@ class _HalfOpen:
             except OSError:
                 pass  # It is refused in any case; the reason need not arrive.
         self.sock.close()
-        self.acceptor.failed(self, reason)
+        self.acceptor.failed(self, reason, given_up)
 
 
 class Acceptor:
@@ -308,11 +317,19 @@ class Acceptor:
         if self._sweeping:
             self._reactor.after(HANDSHAKE_S / 4, self._sweep)
 
-    def failed(self, half_open: _HalfOpen, reason: str) -> None:
-        """A connection has been refused: take tokens for it."""
+    def failed(self, half_open: _HalfOpen, reason: str, given_up: bool) -> None:
+        """A connection has been refused: take tokens for it.
+
+        Args:
+            half_open: the connection.
+            reason: why.
+            given_up: whether the other end has closed it as a rank does that another connection has made it
+                superfluous to: that is reported only where many come.
+        """
         self._allowance.spend(half_open.costs)
         self._tolerated.spend(1)
-        self._refused(half_open.origin, reason)
+        if not given_up or self._many_refusals:
+            self._refused(half_open.origin, reason)
 
     def release(self, half_open: _HalfOpen) -> None:
         """Stop watching a connection: it is authenticated, or refused."""

@@ -9,7 +9,7 @@ import struct
 from typing import Any, Callable, List, Optional, Tuple
 
 from ..errors import AuthenticationError, ProtocolError
-from ..wire.auth import Admission, Claim, Initiator
+from ..wire.auth import Admission, Claim, Initiator, parting_answer
 from ..wire.place import NOWHERE, place_of
 from ..wire.signing import Session
 from .reactor import READ, WRITE, Reactor
@@ -230,6 +230,7 @@ class Dial:
             return
         except AuthenticationError as problem:
             self.refused_by_key = True
+            self._say_why(sock, parting_answer(problem))
             self.give_up(str(problem))
             return
         except ProtocolError as problem:
@@ -244,6 +245,14 @@ class Dial:
         self._over = True
         self.sock = sock
         self._finished(self)
+
+    def _say_why(self, sock: socket.socket, answer: bytes) -> None:
+        """Report to the responder that this end refuses it, and does not just prefer another connection."""
+        try:
+            if answer and self._greeted:
+                sock.send(answer)
+        except OSError:
+            pass  # It is refused in any case; the reason need not arrive.
 
     def give_up(self, reason: str) -> None:
         """End the attempt, if it has not ended; ``reason`` goes into the error texts."""

@@ -9,6 +9,12 @@ from __future__ import annotations
 import socket
 from abc import ABC, abstractmethod
 
+from ..errors import ProtocolError
+
+
+class ClosedEarly(ProtocolError):
+    """The other end has closed the connection before the handshake was over."""
+
 
 class SecureSocket(socket.socket):
     """A connected socket whose bytes are encrypted. It is used like any other, as far as ringcomm does.
@@ -30,6 +36,7 @@ class SecureSocket(socket.socket):
         Raises:
             AuthenticationError: the other end does not show this job's certificate, or does not encrypt.
             ProtocolError: it is not ringcomm.
+            ClosedEarly: it has closed the connection.
             OSError: the connection broke.
         """
         raise NotImplementedError

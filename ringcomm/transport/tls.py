@@ -23,7 +23,7 @@ from typing import Any, Iterable, Iterator, List, Tuple
 
 from ..errors import AuthenticationError, ConfigError, ProtocolError
 from ..wire.auth import MAGIC, UNENCRYPTED, plain_answer
-from .secure import Encryption, SecureSocket
+from .secure import ClosedEarly, Encryption, SecureSocket
 
 UNAUTHENTICATED_BYTES = 8 * 1024
 """What a connection may send before it has proven itself. A handshake takes two to three thousand bytes."""
@@ -160,7 +160,7 @@ class _TlsSocket(SecureSocket):
                 except BlockingIOError:
                     return False
                 if self._ended:
-                    raise ProtocolError("it closed the connection during the handshake")
+                    raise ClosedEarly("it closed the connection during the handshake")
                 self._look_for_plain_peers()
         return True
 

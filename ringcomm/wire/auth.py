@@ -51,6 +51,8 @@ _CHALLENGE = struct.Struct("!8sHH32s32s")
 _CHALLENGE_HEAD = struct.Struct("!8sHH")
 _PROOF_BYTES = 32
 _ZEROS = bytes(32)
+_NO_PROOF = bytes(_PROOF_BYTES)
+"""What an initiator sends instead of its proof if that of the responder is wrong."""
 
 Random = Callable[[int], bytes]
 
@@ -197,7 +199,7 @@ class Initiator:
         """Take at most :attr:`needs` bytes; return what to send (maybe nothing yet).
 
         Raises:
-            AuthenticationError: the other side does not hold this job's key.
+            AuthenticationError: the other side does not hold this job's key; see :func:`parting_answer`.
             ProtocolError: it is not ringcomm, or another version of it.
         """
         self._received += data
@@ -228,7 +230,7 @@ class Initiator:
         if status != _Status.ACCEPTED:
             raise ProtocolError(f"it answered with the unknown status {status}")
         if not hmac.compare_digest(proof, self._proof(b"responder", nonce)):
-            raise AuthenticationError(_OTHER_KEY)
+            raise _answered(AuthenticationError(_OTHER_KEY), _NO_PROOF)
         self._session = session_of(self._proof(b"session", nonce), True)
         self.done = True
         return self._proof(b"initiator", nonce)
@@ -357,7 +359,11 @@ class Responder:
 
 
 def _refusal(problem: Exception, status: _Status) -> Exception:
-    problem.answer = _CHALLENGE.pack(MAGIC, PROTOCOL_VERSION, status, _ZEROS, _ZEROS)  # type: ignore[attr-defined]
+    return _answered(problem, _CHALLENGE.pack(MAGIC, PROTOCOL_VERSION, status, _ZEROS, _ZEROS))
+
+
+def _answered(problem: Exception, answer: bytes) -> Exception:
+    problem.answer = answer  # type: ignore[attr-defined]
     return problem
 
 
@@ -373,6 +379,6 @@ def unencrypted_peer() -> Exception:
 
 
 def parting_answer(problem: Exception) -> bytes:
-    """The bytes that a responder sends to an initiator that it refuses: the reason, if there is one."""
+    """The bytes that a side sends to the other one, which it refuses: the reason, if there is one."""
     answer = getattr(problem, "answer", b"")
     return answer if isinstance(answer, bytes) else b""

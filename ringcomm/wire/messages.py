@@ -130,8 +130,11 @@ _ITEMS: Mapping[Tuple[str, str], Mapping[str, Tuple[type, ...]]] = {
     ("link", "routes"): {"peer": (int,), "dial": (bool,), "addresses": (list,), "iface": (str,)},
 }  # fmt: skip
 
-_RANKS = (("pong", "heard"), ("pong", "silent"), ("standing", "missing"), ("decided", "unreached"))
+_RANKS = (("standing", "missing"), ("decided", "unreached"))
 """Lists of ranks."""
+
+_RANGES = (("pong", "heard"), ("pong", "silent"))
+"""Lists of ranges of ranks: each its first and its last."""
 
 _ADDRESS = _ITEMS["join", "addresses"]
 _WHOLE = range(-(2**31), 2**31)
@@ -174,6 +177,8 @@ def validate(message: Any) -> Message:
     for name in wanted:
         if (kind, name) in _RANKS and not all(type(item) is int and item in _WHOLE for item in message[name]):
             raise ProtocolError(f"control message {kind!r}: field {name!r} is not a list of ranks")
+        if (kind, name) in _RANGES and not all(map(_is_range, message[name])):
+            raise ProtocolError(f"control message {kind!r}: field {name!r} is not a list of ranges of ranks")
         items = _ITEMS.get((str(kind), name))
         if items is not None:
             for item in message[name]:
@@ -187,6 +192,11 @@ def validate(message: Any) -> Message:
                     _check_fields(f"{where}, an address", address, _ADDRESS)
                     _check_address(where, address)
     return message
+
+
+def _is_range(item: Any) -> bool:
+    whole = isinstance(item, list) and len(item) == 2 and all(type(end) is int for end in item)
+    return whole and 0 <= item[0] <= item[1] and item[1] in _WHOLE
 
 
 def _check_fields(where: str, data: Any, wanted: Mapping[str, Tuple[type, ...]]) -> None:

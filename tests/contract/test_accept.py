@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import socket
 import struct
@@ -129,11 +130,10 @@ def test_an_answer_by_tls_counts_for_several(reactor):
         street = Street(reactor, stack, most=100, encrypt=True)
         for _ in range(3):
             street.peer(Admission.of(KEY) + HELLO).shutdown(socket.SHUT_WR)
-        street.door.turn_until(lambda: len(street.door.refused) == 3)
-        assert street.allowance.left == 100 - 3 * ENCRYPTED_COSTS
+        street.door.turn_until(lambda: street.allowance.left == 100 - 3 * ENCRYPTED_COSTS)
         street.peer(FORGED_PRELUDE)
         street.peer(b"\x16\x03\x01\x02").shutdown(socket.SHUT_WR)
-        street.door.turn_until(lambda: len(street.door.refused) == 5)
+        street.door.turn_until(lambda: len(street.door.refused) == 2)
         assert street.allowance.left == 100 - 3 * ENCRYPTED_COSTS - 2
 
 
@@ -143,10 +143,8 @@ def test_tls_is_not_answered_without_the_jobs_key(reactor):
         street = Street(reactor, stack, most=100, encrypt=True)
         copied = Admission.of(KEY)
         street.peer(copied + HELLO).shutdown(socket.SHUT_WR)
-        street.door.turn_until(lambda: len(street.door.refused) == 1)
-        assert street.allowance.left == 100 - ENCRYPTED_COSTS
+        street.door.turn_until(lambda: street.allowance.left == 100 - ENCRYPTED_COSTS)
         street.allowance.spend(-ENCRYPTED_COSTS)
-        street.door.refused.clear()
         others = [b"", Admission.of(b"x" * 32), spoiled(Admission.of(KEY)), copied]
         peers = [street.peer(other + HELLO) for other in others]
         street.door.turn_until(lambda: len(street.door.refused) == len(others))
@@ -315,6 +313,39 @@ def test_a_peer_that_leaves_half_way_is_refused_by_what_it_did(reactor):
             peer.close()
             street.door.turn_until(lambda street=street: len(street.door.refused) == 2)
             assert street.door.refused[1] == "connection reset by peer"
+
+
+@pytest.mark.parametrize("encrypt", [False, True], ids=["plain", "encrypted"])
+def test_connections_that_a_rank_gives_up_are_not_reported(reactor, encrypt):
+    """Of several that it has opened it keeps one; the others end before the handshake, or during it."""
+    with ExitStack() as stack:
+        street = Street(reactor, stack, most=100, encrypt=encrypt)
+        door, half_open = street.door, street.door.acceptor._half_open
+        for named, abrupt in itertools.product((False, True), repeat=2):
+            greeting = Initiator(KEY, CLAIM, place=place_of(*door.address)).greeting
+            peer = street.peer((Admission.of(KEY) + HELLO if encrypt else greeting) if named else b"")
+            door.turn_until(lambda named=named: [item for item in half_open if item.named_job == named])
+            if abrupt:
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                peer.close()
+            else:
+                peer.shutdown(socket.SHUT_WR)
+            door.turn_until(lambda: not half_open)
+        assert door.refused == []
+        assert street.allowance.left <= 100 - 4
+        street.peer(b"GET / HTTP/1.1\r\n\r\n")
+        door.turn_until(lambda: door.refused)
+        assert len(door.refused) == 1
+
+
+def test_where_many_give_up_that_is_reported(reactor):
+    """They may keep a rank waiting, and the log says why."""
+    with ExitStack() as stack:
+        street = Street(reactor, stack, most=1000)
+        for _ in range(300):
+            street.peer().close()
+        street.door.turn_until(lambda: street.door.refused)
+        assert set(street.door.refused) == {"it closed the connection before it had proven anything"}
 
 
 def test_a_program_that_does_not_encrypt_is_answered_in_plain_text(reactor):

@@ -122,7 +122,19 @@ def test_dial_that_is_not_accepted(door, change, reason, by_key):
     door.turn_until(lambda: ends and door.refused)
     assert (ends[0].sock, ends[0].refused_by_key) == (None, by_key)
     assert reason in ends[0].reason
+    assert reason in door.refused[0], "both ends report why"
     assert door.arrived == []
+
+
+def test_a_dial_that_is_given_up_during_the_handshake_is_not_reported(door):
+    """As when another endpoint has answered first: the text of a timeout does not count it as turned away."""
+    half_open = door.acceptor._half_open
+    dial = Dial(door.reactor, door.address, KEY, CLAIM, lambda ended: None, 5.0)
+    door.turn_until(lambda: any(item.named_job for item in half_open))
+    assert dial.sock is None
+    dial.give_up("another endpoint answered first")
+    door.turn_until(lambda: not half_open)
+    assert door.refused == door.arrived == []
 
 
 def test_dial_to_a_closed_port(reactor):

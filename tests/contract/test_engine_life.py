@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ringcomm.clock import Stopwatch
 from ringcomm.config import Settings
 from ringcomm.engine import thread as thread_module
 from ringcomm.engine.engine import Engine
@@ -200,6 +201,23 @@ def test_a_pause_is_recorded_as_long_as_it_lasts(size):
     assert run_ranks(size, work, settings=replace(PLAIN, flight_recorder=0)) == [(None, "")] * size
 
 
+@pytest.mark.parametrize("fails", [True, False], ids=["the block fails", "the block succeeds"])
+def test_a_pause_during_which_the_job_fails(fails):
+    """Its end does not hide why the block has failed; otherwise the program learns of the loss there."""
+    lost, problem = PeerLostError("rank 7 was lost", rank=7), OSError("no space left on device")
+
+    def work(context):
+        expected = OSError if fails else PeerLostError
+        with pytest.raises(expected) as caught, context.engine.pause("saving checkpoint"):
+            context.engine._thread._state.broken = lost
+            if fails:
+                raise problem
+        assert caught.value is problem if fails else str(caught.value) == str(lost)
+        return context.engine.history.paused
+
+    assert run_ranks(2, work, settings=replace(PLAIN, flight_recorder=4)) == ["", ""]
+
+
 def test_a_process_set_that_is_none_is_not_removed():
     def work(context):
         engine = context.engine
@@ -277,6 +295,43 @@ class TestInterrupts:
             run_ranks(2, work, "tcp", PLAIN)
         error, nothing = caught.value.errors
         assert nothing is None and isinstance(error, PeerLostError) and error.rank == 1
+
+    @pytest.mark.parametrize("where", ["enters", "starts"])
+    def test_where_a_wait_begins(self, where):
+        """No later call of this thread would end what it has announced, and no other rank could find out."""
+
+        def work(context):
+            context.engine.barrier("all are here").wait(LIMIT_S)
+            if context.rank == 0:
+                context.engine.barrier("never").wait(LIMIT_S)
+            thread = context.engine._thread
+            waiters = thread._state.waiters
+            handle = context.engine.allreduce([np.ones(3)], Sum, "x")
+            if where == "enters":
+                enter, waiters.enter = waiters.enter, interrupt
+            else:
+                thread.waited = Interrupted()
+            with pytest.raises(KeyboardInterrupt):
+                handle.wait()
+            assert not waiters
+            if where == "enters":
+                waiters.enter = enter
+            with pytest.raises(RingcommError):
+                context.engine.barrier("again")
+            return True
+
+        def interrupt(_):
+            raise KeyboardInterrupt
+
+        class Interrupted(Stopwatch):
+            def start(self):
+                raise KeyboardInterrupt
+
+        with pytest.raises(RankFailed) as caught:
+            run_ranks(2, work, "tcp", PLAIN)
+        error, nothing = caught.value.errors
+        assert nothing is None and isinstance(error, PeerLostError) and error.rank == 1
+        assert "interrupted (KeyboardInterrupt) in allreduce" in str(error)
 
     def test_between_the_parts_of_a_call(self):
         """No other rank could find out that the rest does not come."""

@@ -9,12 +9,16 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import pytest
 
+from ringcomm import flight_recorder
 from ringrun.agent import recorders as module
 from ringrun.agent.recorders import RECORD_LIMIT_BYTES, Recorders, catches_signal, process_facts, status_of
+
+COMM = Path("/proc/self/comm")
 
 RANK = """
 import faulthandler, os, signal, socket, sys, time
@@ -189,6 +193,17 @@ def test_a_line_without_an_end_is_not_kept(host: Host, monkeypatch: pytest.Monke
     host.until(lambda: len(lines) == 2)
     assert len(lines[0]) <= 1 << 16 and lines[1] == b'{"type":"record"}'
     host.recorders.ended(0)
+
+
+@pytest.mark.skipif(not COMM.exists(), reason="only Linux names processes there")
+def test_a_process_whose_name_is_cut_within_a_character() -> None:
+    """A script that is executed itself names its process; the system keeps 15 bytes of that."""
+    before = COMM.read_bytes()
+    try:
+        COMM.write_bytes(b"a" * 14 + "ü".encode())
+        assert isinstance(flight_recorder._is_free(signal.SIGUSR2), bool)
+    finally:
+        COMM.write_bytes(before)
 
 
 def test_what_the_system_reports() -> None:

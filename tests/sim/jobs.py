@@ -20,6 +20,7 @@ from ringcomm.engine.peer_channels import Limits, PeerChannels
 from ringcomm.errors import PeerLostError, PeerStalledError, RingcommError
 from ringcomm.ops import Collective
 from ringcomm.rendezvous.control import error_from
+from ringcomm.rendezvous.link_table import ranges_of
 from ringcomm.testing.faulty import Faults, FaultyFabric, Turns
 from ringcomm.transport.base import Fabric, Link, LinkClosed
 from ringcomm.transport.memory import memory_fabrics
@@ -168,7 +169,8 @@ class Rank:
         for message in arrived:
             if message["type"] == "ping":
                 heard, silent = self.peers.divided()
-                self.job.report(self.rank, {"type": "pong", "heard": heard, "silent": silent})
+                pong = {"type": "pong", "heard": ranges_of(heard), "silent": ranges_of(silent)}
+                self.job.report(self.rank, pong)
             elif message["type"] == "abort":
                 return self.end(error_from(message))
         if self.asking_until_s is not None:

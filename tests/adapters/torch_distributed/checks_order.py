@@ -288,3 +288,40 @@ def check_a_receive_without_a_send_ends(on: Ranks) -> None:
     on.together("ended")
     dist.barrier(group=group)
     dist.destroy_process_group(group)
+
+
+def check_messages_while_another_rank_is_in_a_collective(on: Ranks) -> None:
+    """Ranks 0 and 1 exchange messages, long ones too; the others wait for them in an all-reduce meanwhile."""
+    if on.size < 3:
+        return
+    for count in (1, 5_000, 3_000_000):
+        for waits in (False, True):
+            total = torch.ones(10)
+            if on.rank > 1:
+                work = [] if waits else [dist.all_reduce(total, async_op=True)]
+                thread = threading.Thread(target=_say_when_in_a_call, args=(on, f"{count} {waits}"))
+                thread.start()
+                if waits:
+                    dist.all_reduce(total)
+                for item in work:
+                    item.wait()
+                thread.join()
+            else:
+                on.together(f"{count} {waits}")
+                mine, other = torch.full((count,), float(on.rank)), torch.zeros(count)
+                if on.rank:
+                    dist.recv(other, 0)
+                    dist.send(mine, 0)
+                else:
+                    dist.send(mine, 1)
+                    dist.recv(other, 1)
+                assert bool((other == 1 - on.rank).all())
+                dist.all_reduce(total)
+            assert bool((total == on.size).all())
+
+
+def _say_when_in_a_call(on: Ranks, word: str) -> None:
+    progress = on.ring._ops.runner.progress
+    while not progress().doing:
+        time.sleep(0.001)
+    on.together(word)

@@ -14,7 +14,7 @@ from ringcomm.wire.frames import NO_OP, NO_ROOT
 from ringcomm.wire.messages import encode, validate
 
 HOSTS = ["desk", "jetson1", "jetson2"]
-SETS = {0: (0, 1, 2), 1: (0, 2)}
+SETS = {0: (0, 1, 2), 1: (0, 2), 2: (1, 2)}
 
 
 def sig(name: str = "", **changes: Any) -> Signature:
@@ -273,6 +273,39 @@ class TestWaiting:
         assert set(failures) == {"a", "b"}
         assert "rank 0 (desk): allreduce" in failures["a"] and "named 'b'" in failures["a"]
         assert job.responses() is None
+
+    def test_some_ranks_wait_for_each_other(self):
+        """Whatever the third one does, which is in a call in order, say; what it waits for may still come."""
+        job = Job(stall_warning_s=60, stall_limit_s=0)
+        one, other = (sig(f"message {name}", process_set=1) for name in "ab")
+        job.ready(0, one)
+        job.ready(2, other)
+        job.ready(1, sig("later"))
+        for rank in (0, 2):
+            job.send(rank, {"type": "blocked", "heard": 0, "for_good": True})
+        assert job.responses() is None
+        assert job.coordinator.next_alarm_s(job.now_s) == pytest.approx(DEADLOCK_S)
+        job.now_s += DEADLOCK_S
+        failures = dict(job.failures())
+        assert set(failures) == {"message a", "message b"}
+        assert "ranks 0 (desk) and 2 (jetson2) wait for each other" in failures["message a"]
+        assert "rank 0 (desk): allreduce" in failures["message b"]
+        job.ready(0, sig("later"))
+        job.ready(2, sig("later"))
+        assert job.run() == [["later"]]
+
+    def test_ranks_in_a_chain_wait_for_one_that_may_still_come(self):
+        job = Job(stall_warning_s=60, stall_limit_s=0)
+        job.ready(0, sig("message", process_set=1))
+        job.ready(2, sig("another message", process_set=2))
+        for rank in (0, 2):
+            job.send(rank, {"type": "blocked", "heard": 0, "for_good": True})
+        job.now_s += DEADLOCK_S
+        assert job.responses() is None
+        assert job.coordinator.next_alarm_s(job.now_s) == pytest.approx(60 - DEADLOCK_S), "the warning"
+        job.send(1, {"type": "blocked", "heard": 0, "for_good": True})  # it waits for something unknown here
+        job.now_s += DEADLOCK_S
+        assert len(job.failures()) == 2
 
     def test_a_rank_that_has_not_received_the_last_responses_may_come_yet(self):
         job = Job(stall_warning_s=0, stall_limit_s=0)

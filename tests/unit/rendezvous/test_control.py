@@ -131,7 +131,17 @@ class TestPing:
         rendezvous.send({"type": "ping"})
         channel.check()
         answers = [(message["heard"], message["silent"]) for message in rendezvous.read(2)]
-        assert answers == [([], []), ([0], [2])]
+        assert answers == [([], []), ([[0, 0]], [[2, 2]])]
+
+    def test_the_answer_of_one_of_a_thousand_ranks_is_short(self, ends):
+        """All of them answer at the same time, and one process reads what they say."""
+        channel, rendezvous = ends
+        channel.heard_and_silent = lambda: ([rank for rank in range(1000) if rank not in (1, 500)], [500])
+        rendezvous.send({"type": "ping"})
+        channel.check()
+        (answer,) = rendezvous.read()
+        assert (answer["heard"], answer["silent"]) == ([[0, 0], [2, 499], [501, 999]], [[500, 500]])
+        assert len(encode(answer)) < 100
 
 
 def answered(rendezvous: Rendezvous, answer: dict, found: list) -> threading.Thread:

@@ -10,6 +10,7 @@ from ringcomm.config import Slot
 from ringcomm.errors import ProtocolError
 from ringcomm.rendezvous.actions import Drop, Notice, Send, Timer
 from ringcomm.rendezvous.elastic import ADDED, REMOVED, ElasticRendezvous
+from ringcomm.rendezvous.link_table import ranges_of
 from ringcomm.rendezvous.next_view import Limits
 from ringcomm.rendezvous.server import HANDLERS
 from ringcomm.rendezvous.state import Rendezvous
@@ -381,7 +382,7 @@ def cut(job, first, second):
     for connection in (first, second):
         other = second if connection == first else first
         heard = [rank for rank in range(ranks) if rank not in (first, second)]
-        pong = {"type": "pong", "heard": heard, "silent": [other]}
+        pong = {"type": "pong", "heard": ranges_of(heard), "silent": ranges_of([other])}
         job.take(job.state.answered(connection, pong, job.now_s))
     job.pass_time(1.2, answering=())
 

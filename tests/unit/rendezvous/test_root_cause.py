@@ -8,6 +8,7 @@ import random
 import pytest
 
 from ringcomm.config import Slot
+from ringcomm.rendezvous.link_table import ranges_of
 from ringcomm.rendezvous.membership import Member
 from ringcomm.rendezvous.root_cause import (
     EVIDENCE_S,
@@ -245,7 +246,7 @@ def root_cause_of(members, suspicions, heartbeats):
     for item in suspicions:
         analysis.suspect(item)
     for rank, (heard, silent) in heartbeats.items():
-        analysis.answered(rank, heard, silent)
+        analysis.answered(rank, ranges_of(heard), ranges_of(silent))
     return analysis.due(members, 10.0)
 
 

@@ -226,12 +226,23 @@ def test_spoilt_streams_give_messages_or_a_protocol_error(seed):
 
 
 @pytest.mark.parametrize("item", [None, True, 1.0, "1", [1], {}, 2**40])
-@pytest.mark.parametrize("field", ["heard", "silent"])
-def test_lists_of_ranks_hold_nothing_else(field, item):
-    good = {"type": "pong", "heard": [0, 1], "silent": [2]}
+def test_lists_of_ranks_hold_nothing_else(item):
+    good = {"type": "decided", "attempts": [], "unreached": [2]}
     assert read(encode(good)) == [good]
-    with pytest.raises(ProtocolError, match=f"field '{field}' is not a list of ranks"):
-        read(encode({**good, field: [0, item]}))
+    with pytest.raises(ProtocolError, match="field 'unreached' is not a list of ranks"):
+        read(encode({**good, "unreached": [0, item]}))
+
+
+@pytest.mark.parametrize(
+    "item",
+    [None, 1, "12", {}, [], [1], [1, 2, 3], [2, 1], [-1, 1], [1, True], [0.0, 1], ["0", 1], [0, 2**40]],
+)
+@pytest.mark.parametrize("field", ["heard", "silent"])
+def test_lists_of_ranges_of_ranks_hold_nothing_else(field, item):
+    good = {"type": "pong", "heard": [[0, 1], [3, 3]], "silent": [[2, 2]]}
+    assert read(encode(good)) == [good]
+    with pytest.raises(ProtocolError, match=f"field '{field}' is not a list of ranges of ranks"):
+        read(encode({**good, field: [[0, 1], item]}))
 
 
 @pytest.mark.parametrize(
